@@ -1,0 +1,267 @@
+"""All messages between the two processes, and the words the engine's rooms share.
+
+Owns: the frames on the socketpair (msgspec structs, tagged, array-like), the step vocabulary and the `Runner` seam.
+Knows nothing of HTTP, llama.cpp or numpy.
+
+    front  ── Configure, Submit, Cancel ──▶  engine
+    front  ◀── Progress, Loaded, LoadFailed, Accepted, Refused, StepBegun, StepDone ──  engine
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal, NewType, Protocol
+
+import msgspec
+
+TokenId = NewType("TokenId", int)
+SlotId = NewType("SlotId", int)
+"""llama.cpp's seq_id: 0..parallel-1."""
+JobKey = NewType("JobKey", int)
+"""The front's internal number for a job, never reused; the client's job_id stays in the front."""
+
+StopReason = Literal["MAX_TOKENS", "EOS", "STOP_SEQUENCE"]
+FailureCode = Literal["VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED"]
+StepKind = Literal["prefill", "decode"]
+
+
+# ── what a job asks for ──────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """PROTOCOL.md 5. "Off" values: temperature 0 (argmax), top_p 1, top_k 0, repetition_penalty 1, min_p 0."""
+
+    seed: int
+    """u64; the draw at position i depends on (seed, i) only."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+
+
+class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
+    """Base of every frame; the tag is the class name."""
+
+
+# ── front → engine ───────────────────────────────────────────────────────────────────────────────
+
+
+class Configure(_Frame):
+    """The first frame: everything the engine needs to load. Sizes in tokens; 0 means "decide for me"."""
+
+    model_path: str
+    device: str
+    """auto | cpu | cuda[:N] | metal | vulkan[:N]"""
+    gpu_layers: str
+    """all | auto | a number"""
+    require_full_offload: bool
+    ctx_size: int
+    parallel: int
+    """0: the default, fewer where memory demands."""
+    batch_size: int
+    ubatch_size: int
+    threads: int
+    threads_batch: int
+    cache_type_k: str
+    cache_type_v: str
+    flash_attn: Literal["auto", "on", "off"]
+    max_tokens_in: int
+    """0: whatever fits the context."""
+
+
+class Submit(_Frame):
+    job: JobKey
+    prompt: str
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+
+
+class Cancel(_Frame):
+    """Leave before the next step; idempotent, unknown jobs are ignored."""
+
+    job: JobKey
+
+
+# ── engine → front ───────────────────────────────────────────────────────────────────────────────
+
+
+class Progress(_Frame):
+    """Load progress, 0..100; also the heartbeat while loading."""
+
+    percent: int
+
+
+class Loaded(_Frame):
+    """The model is in memory, warmed up, and steps can run."""
+
+    name: str
+    """general.name, else the file's stem."""
+    quant_kind: str
+    tokenizer_kind: str
+    vocab_size: int
+    context_length: int
+    """N of PROTOCOL.md 1: what one job may use, min(cells, trained length)."""
+    n_cells: int
+    parallel: int
+    resident: bool
+    backend: Literal["cpu", "cuda", "metal", "vulkan"]
+    device_index: int
+    device_name: str
+    memory_architecture: Literal["vram-only", "unified", "host"]
+    memory_bytes: int
+    """Weights + KV + compute buffers on the device, measured after the load."""
+    prefill_chunk: int
+
+
+class LoadFailed(_Frame):
+    """The engine exits after this frame. `code` is a StartupError's code."""
+
+    code: str
+    message: str
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+
+
+class Accepted(_Frame):
+    """Tokenised, fits, queued: the headers may leave."""
+
+    job: JobKey
+    prompt_tokens: int
+
+
+class Refused(_Frame):
+    """A 400 on field `prompt`; `constraint` is context_length(N), max_tokens_in(K) or non_empty."""
+
+    job: JobKey
+    constraint: str
+    message: str
+
+
+class StepBegun(_Frame):
+    """Sent before a step whenever the set of jobs in it changes: who is to blame if the engine dies."""
+
+    jobs: tuple[JobKey, ...]
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled token of a job. `text` is what may be shown now; often one token's text, sometimes empty."""
+
+    job: JobKey
+    text: str
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """A job's ordinary end, after its last Delta of the same frame."""
+
+    job: JobKey
+    reason: StopReason
+    stop: str | None = None
+    """The stop string that matched, as the request spelled it."""
+    is_context_full: bool = False
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True):
+    job: JobKey
+    code: FailureCode
+    message: str
+
+
+class StepDone(_Frame):
+    """One frame per step for all its jobs; also the heartbeat. Fields are applied in this order."""
+
+    started: tuple[JobKey, ...] = ()
+    """Jobs admitted to a slot since the last frame."""
+    deltas: tuple[Delta, ...] = ()
+    finished: tuple[Finished, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    kind: StepKind | None = None
+    """None: no decode ran, only the lists changed."""
+    cells_used: int = 0
+    sampled_at_s: float = 0.0
+    """time.monotonic() after sampling; the two processes share that clock."""
+
+
+Inbound = Configure | Submit | Cancel
+Outbound = Progress | Loaded | LoadFailed | Accepted | Refused | StepBegun | StepDone
+
+
+# ── inside the engine ────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A slot's part of a step: `tokens` go to positions [start, start + len(tokens)).
+
+    `sampling` is set when a token is to be drawn after the last of them; `generated` is then the job's
+    tokens so far (owned by the sequence, read during the step only).
+    """
+
+    slot: SlotId
+    start: int
+    tokens: Seq[TokenId]
+    sampling: Sampling | None = None
+    generated: Seq[TokenId] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One llama_decode: either prefill slices or one token per decoding slot, never mixed (stable shapes)."""
+
+    kind: StepKind
+    slices: tuple[Slice, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(piece.tokens) for piece in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a slot drew: the token, its raw bytes (control tokens: empty), and whether it ends generation."""
+
+    slot: SlotId
+    token: TokenId
+    piece: bytes
+    is_end: bool
+
+
+class Runner(Protocol):
+    """Runs steps. Two implementations: llama/runner.py and the tests' readable fake."""
+
+    def run(self, step: Step) -> list[Sampled]:
+        """Decode the step and draw a token for every slice that has `sampling`, in slice order.
+
+        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `trim` first.
+        Any other exception is fatal for the process.
+        """
+        ...
+
+    def trim(self, slot: SlotId, n_keep: int) -> None:
+        """Forget the slot's cells from position n_keep on; 0 empties it."""
+        ...
+
+    def request_abort(self) -> None:
+        """Ask a running step to stop early; from any thread. Has no effect on backends that cannot."""
+        ...
+
+    def forget_abort(self) -> None:
+        """Withdraw `request_abort`; called before each step."""
+        ...
+
+
+class StepFailed(Exception):
+    """Base of the outcomes of a step that did not happen."""
+
+
+class NoRoom(StepFailed):
+    """llama_decode 1: no cells for the batch."""
+
+
+class Aborted(StepFailed):
+    """llama_decode 2: stopped by request_abort."""
+
+
+class BadBatch(StepFailed):
+    """llama_decode -1: some slice is invalid."""

@@ -1,0 +1,137 @@
+"""Every error a user can meet, as one tree.
+
+WorkerError
+├── InvalidRequest · Unauthorized · DuplicateJob · DeadlineExceeded        the caller's side
+├── WorkerBusy · WorkerLoading · WorkerDraining · WorkerUnhealthy          the worker's state
+├── CudaError · VramOutOfMemory · InternalError                            the machine's side
+├── StartupError                                                           the process ends, exit 1
+│   ├── ModelNotFound · BadModelFile · ModelLoadFailed · InsufficientMemory
+│   ├── DownloadFailed · BindFailed · CallbackFailed · EngineCrashed
+└── UsageError                                                             the process ends, exit 2
+
+`code`, `http_status` and `retriable` are class attributes (PROTOCOL.md 3); errors are caught by type, never by text.
+"""
+
+from typing import ClassVar
+
+
+class WorkerError(Exception):
+    """An error with a stable code. `str(error)` is the one line a person reads."""
+
+    code: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    retriable: ClassVar[bool] = True
+    wording: ClassVar[str] = "{}"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(self.wording.format(message) if "{}" in self.wording else self.wording)
+
+
+class InvalidRequest(WorkerError):
+    code, http_status, retriable = "INVALID_REQUEST", 400, False
+    wording = "Invalid request: {}"
+
+
+class Unauthorized(WorkerError):
+    code, http_status, retriable = "UNAUTHORIZED", 401, False
+
+
+class DuplicateJob(WorkerError):
+    code, http_status, retriable = "DUPLICATE_JOB", 409, False
+
+
+class DeadlineExceeded(WorkerError):
+    code, http_status, retriable = "DEADLINE_EXCEEDED", 504, False
+
+
+class WorkerBusy(WorkerError):
+    """The queue is full. `retry_after_s` is what the measured throughput suggests."""
+
+    code, http_status, retriable = "WORKER_BUSY", 503, True
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class WorkerLoading(WorkerError):
+    code, http_status, retriable = "WORKER_LOADING", 503, True
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class WorkerDraining(WorkerError):
+    code, http_status, retriable = "WORKER_DRAINING", 503, True
+
+
+class WorkerUnhealthy(WorkerError):
+    code, http_status, retriable = "WORKER_UNHEALTHY", 503, False
+    wording = "Worker unhealthy: {}"
+
+
+class CudaError(WorkerError):
+    code, http_status, retriable = "CUDA_ERROR", 500, True
+    wording = "CUDA error: {}"
+
+
+class VramOutOfMemory(WorkerError):
+    code, http_status, retriable = "VRAM_OOM", 503, True
+
+
+class InternalError(WorkerError):
+    code, http_status, retriable = "INTERNAL", 500, True
+    wording = "Internal error: {}"
+
+
+class StartupError(WorkerError):
+    """The worker cannot start, or cannot go on: one line on stderr, exit 1."""
+
+    code, http_status, retriable = "WORKER_START_FAILED", 500, False
+
+
+class ModelNotFound(StartupError):
+    code = "MODEL_NOT_FOUND"
+
+
+class BadModelFile(StartupError):
+    """The GGUF does not satisfy PROTOCOL.md 7. The message says what, where and why."""
+
+    code = "MODEL_LOAD_FAILED"
+
+
+class ModelLoadFailed(StartupError):
+    code = "MODEL_LOAD_FAILED"
+
+
+class InsufficientMemory(StartupError):
+    code = "INSUFFICIENT_VRAM"
+
+    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class DownloadFailed(StartupError):
+    code = "MODEL_DOWNLOAD_FAILED"
+
+
+class BindFailed(StartupError):
+    code = "BIND_FAILED"
+
+
+class CallbackFailed(StartupError):
+    code = "CALLBACK_FAILED"
+    wording = "Pool manager callback failed: {}"
+
+
+class EngineCrashed(StartupError):
+    code = "ENGINE_CRASHED"
+
+
+class UsageError(WorkerError):
+    """A flag, an environment variable or a configuration key is wrong: one line on stderr, exit 2."""
+
+    code, http_status, retriable = "USAGE", 400, False

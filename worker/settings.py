@@ -1,0 +1,237 @@
+"""Every knob of `serve`, once: name, meaning, unit, range and default. Frozen after cli.py has read them.
+
+cli.py makes its options, the environment variables (`LLORCH_` + the name in upper case) and the config file's keys
+from this table, so that none can be forgotten. With cli.py the only reader of the environment.
+"""
+
+import os
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from platformdirs import user_cache_path
+
+from worker.errors import UsageError
+
+Group = Literal["Model", "Device and memory", "Jobs", "Network", "Operation"]
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+"""llama.cpp's KV cache types; the first three are not quantised."""
+
+MAX_SLOTS = 256
+"""LLAMA_MAX_SEQ in llama.cpp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """How a setting is spelled and checked. `env` is None where the rule LLORCH_NAME holds."""
+
+    help: str
+    group: Group
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] | None = None
+    pattern: str | None = None
+    env: str | None = None
+    metavar: str | None = None
+    shown_default: str | None = None
+
+
+def _knob(default: Any, help: str, group: Group, *, factory: Callable[[], Any] | None = None, **rest: Any) -> Any:
+    metadata = {"knob": Knob(help, group, **rest)}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _default_models_dir() -> Path:
+    return user_cache_path("llorch-worker") / "models"
+
+
+def _fresh_worker_id() -> str:
+    return f"worker-{uuid.uuid4()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `serve` runs with. `None` means "not given"; 0 in a size means "decide for me"."""
+
+    model: str | None = _knob(
+        None,
+        "A .gguf path, a name in models.toml, a file in --models-dir, or hf:org/repo[@rev][::file=name.gguf].",
+        "Model",
+        metavar="REF",
+        shown_default="required",
+    )
+    models_dir: Path = _knob(
+        None,
+        "Where named models are stored and bare file names are looked up.",
+        "Model",
+        factory=_default_models_dir,
+        metavar="DIR",
+        shown_default="user cache directory",
+    )
+    model_ref: str | None = _knob(
+        None, "Reported verbatim as model_ref.", "Model", metavar="REF", shown_default="--model"
+    )
+    catalog: Path | None = _knob(None, "Another models.toml.", "Model", metavar="FILE", shown_default="built in")
+
+    device: str | None = _knob(
+        None,
+        "auto, cpu, cuda[:N], metal, vulkan[:N]; a bare integer is a GPU index.",
+        "Device and memory",
+        pattern=r"auto|cpu|metal|(cuda|vulkan)(:\d{1,3})?|\d{1,3}",
+        metavar="DEVICE",
+        shown_default="auto",
+    )
+    gpu_layers: str = _knob(
+        "auto",
+        "Layers on the GPU: all, auto or a number.",
+        "Device and memory",
+        pattern=r"all|auto|\d{1,4}",
+        metavar="N|all|auto",
+    )
+    require_full_offload: bool = _knob(
+        False, "Refuse to start when a layer would stay off the device.", "Device and memory"
+    )
+    ctx_size: int = _knob(
+        0,
+        "Total KV cells shared by all jobs, in tokens.",
+        "Device and memory",
+        low=0,
+        high=2**31 - 1,
+        metavar="TOKENS",
+        shown_default="what memory allows, at most 16384",
+    )
+    batch_size: int = _knob(
+        2048, "Most tokens in one decode call (n_batch).", "Device and memory", low=1, high=2**20, metavar="TOKENS"
+    )
+    ubatch_size: int = _knob(
+        512, "Most tokens computed at once (n_ubatch).", "Device and memory", low=1, high=2**20, metavar="TOKENS"
+    )
+    threads: int = _knob(
+        0, "CPU threads for generating.", "Device and memory", low=0, high=1024, shown_default="the CPU quota"
+    )
+    threads_batch: int = _knob(
+        0, "CPU threads for reading prompts.", "Device and memory", low=0, high=1024, shown_default="--threads"
+    )
+    cache_type_k: str = _knob("f16", "Type of the K cache.", "Device and memory", choices=CACHE_TYPES)
+    cache_type_v: str = _knob(
+        "f16", "Type of the V cache; a quantised one needs flash attention.", "Device and memory", choices=CACHE_TYPES
+    )
+    flash_attn: str = _knob("auto", "Flash attention.", "Device and memory", choices=("auto", "on", "off"))
+
+    parallel: int = _knob(
+        0, "Jobs generating at once.", "Jobs", low=0, high=MAX_SLOTS, shown_default="8, fewer if memory demands"
+    )
+    max_queue: int = _knob(256, "Jobs waiting for a slot; beyond it WORKER_BUSY.", "Jobs", low=0, high=100_000)
+    max_tokens_out: int = _knob(
+        2048, "Largest max_tokens a request may ask for.", "Jobs", low=1, high=2**31 - 1, metavar="TOKENS"
+    )
+    max_tokens_in: int = _knob(
+        0, "Longest prompt.", "Jobs", low=0, high=2**31 - 1, metavar="TOKENS", shown_default="what fits the context"
+    )
+    inference_timeout_sec: float = _knob(
+        300.0, "Longest life of a job, from its arrival.", "Jobs", low=0.001, high=86_400 * 7, metavar="SECONDS"
+    )
+
+    host: str = _knob("127.0.0.1", "Address to bind.", "Network", metavar="ADDRESS")
+    port: int = _knob(8080, "Port to bind; 0 picks a free one.", "Network", low=0, high=65_535)
+    callback_url: str | None = _knob(
+        None,
+        "Full URL of the pool manager's ready callback.",
+        "Network",
+        pattern=r"https?://\S+",
+        metavar="URL",
+        shown_default="stand-alone",
+    )
+    advertise_url: str | None = _knob(
+        None,
+        "The uri to report to the pool manager.",
+        "Network",
+        pattern=r"https?://\S+",
+        metavar="URL",
+        shown_default="http://localhost:PORT",
+    )
+    api_key: str | None = _knob(
+        None,
+        "Bearer token clients must send; better given as LLORCH_API_TOKEN.",
+        "Network",
+        env="LLORCH_API_TOKEN",
+        metavar="TOKEN",
+        shown_default="none: open",
+    )
+    legacy_callback_body: bool = _knob(False, "Send the ready callback's three legacy fields only.", "Network")
+    sse_event_names: bool = _knob(False, "Write `event:` lines for old readers.", "Network")
+
+    worker_id: str = _knob(
+        None,
+        "1-256 of A-Z a-z 0-9 _ . : -",
+        "Operation",
+        factory=_fresh_worker_id,
+        pattern=r"[A-Za-z0-9_.:-]{1,256}",
+        metavar="ID",
+        shown_default="worker-<uuid4>",
+    )
+    shutdown_timeout_sec: float = _knob(
+        25.0, "How long a drain waits for accepted jobs.", "Operation", low=0, high=86_400, metavar="SECONDS"
+    )
+    watchdog_sec: float = _knob(
+        30.0,
+        "Least silence of a working engine that restarts it.",
+        "Operation",
+        low=0.1,
+        high=86_400,
+        metavar="SECONDS",
+    )
+    log_format: str | None = _knob(
+        None, "Log lines on stderr.", "Operation", choices=("json", "pretty"), shown_default="pretty on a terminal"
+    )
+
+    @property
+    def device_or_auto(self) -> str:
+        return self.device or "auto"
+
+    @property
+    def reported_model_ref(self) -> str:
+        return self.model_ref or self.model or ""
+
+
+def knobs() -> list[tuple[str, Any, Knob]]:
+    """(name, type, knob) of every setting, in the order of the table above."""
+    return [(f.name, f.type, f.metadata["knob"]) for f in fields(Settings)]
+
+
+def env_name(name: str, knob: Knob) -> str:
+    return knob.env or f"LLORCH_{name.upper()}"
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check(settings: Settings) -> Settings:
+    """Rules between settings, and patterns. Raises: UsageError with the flag, the value and what is allowed."""
+    for name, _, knob in knobs():
+        value = getattr(settings, name)
+        if knob.pattern and value is not None and not re.fullmatch(knob.pattern, str(value)):
+            shown = "" if name == "api_key" else f" {value!r}"
+            raise UsageError(f"{flag_name(name)}{shown} is not valid: {knob.help}")
+    if settings.api_key is not None and not settings.api_key.strip():
+        raise UsageError("the API token is empty: give LLORCH_API_TOKEN a value, or leave it out to serve without one")
+    if settings.api_key is not None and not settings.api_key.isascii():
+        raise UsageError("the API token has characters outside ASCII, which no HTTP header can carry")
+    if settings.cache_type_v not in CACHE_TYPES[:3] and settings.flash_attn == "off":
+        raise UsageError(
+            f"--cache-type-v {settings.cache_type_v} is quantised and needs flash attention: "
+            "use --flash-attn on or auto, or --cache-type-v f16"
+        )
+    return settings
+
+
+def environment() -> dict[str, str]:
+    """The process's environment; kept here so that no other module reads it."""
+    return dict(os.environ)
