@@ -47,7 +47,7 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=Tru
 # ── front → engine ───────────────────────────────────────────────────────────────────────────────
 
 
-class Configure(_Frame):
+class Configure(_Frame, frozen=True, kw_only=True):
     """The first frame: everything the engine needs to load. Sizes in tokens; 0 means "decide for me"."""
 
     model_path: str
@@ -70,7 +70,7 @@ class Configure(_Frame):
     """0: whatever fits the context."""
 
 
-class Submit(_Frame):
+class Submit(_Frame, frozen=True, kw_only=True):
     job: JobKey
     prompt: str
     max_tokens: int
@@ -78,7 +78,7 @@ class Submit(_Frame):
     stop: tuple[str, ...] = ()
 
 
-class Cancel(_Frame):
+class Cancel(_Frame, frozen=True, kw_only=True):
     """Leave before the next step; idempotent, unknown jobs are ignored."""
 
     job: JobKey
@@ -87,13 +87,13 @@ class Cancel(_Frame):
 # ── engine → front ───────────────────────────────────────────────────────────────────────────────
 
 
-class Progress(_Frame):
+class Progress(_Frame, frozen=True, kw_only=True):
     """Load progress, 0..100; also the heartbeat while loading."""
 
     percent: int
 
 
-class Loaded(_Frame):
+class Loaded(_Frame, frozen=True, kw_only=True):
     """The model is in memory, warmed up, and steps can run."""
 
     name: str
@@ -115,7 +115,7 @@ class Loaded(_Frame):
     prefill_chunk: int
 
 
-class LoadFailed(_Frame):
+class LoadFailed(_Frame, frozen=True, kw_only=True):
     """The engine exits after this frame. `code` is a StartupError's code."""
 
     code: str
@@ -124,14 +124,14 @@ class LoadFailed(_Frame):
     available_bytes: int | None = None
 
 
-class Accepted(_Frame):
+class Accepted(_Frame, frozen=True, kw_only=True):
     """Tokenised, fits, queued: the headers may leave."""
 
     job: JobKey
     prompt_tokens: int
 
 
-class Refused(_Frame):
+class Refused(_Frame, frozen=True, kw_only=True):
     """A 400 on field `prompt`; `constraint` is context_length(N), max_tokens_in(K) or non_empty."""
 
     job: JobKey
@@ -139,7 +139,7 @@ class Refused(_Frame):
     message: str
 
 
-class StepBegun(_Frame):
+class StepBegun(_Frame, frozen=True, kw_only=True):
     """Sent before a step whenever the set of jobs in it changes: who is to blame if the engine dies."""
 
     jobs: tuple[JobKey, ...]
@@ -168,7 +168,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
-class StepDone(_Frame):
+class StepDone(_Frame, frozen=True, kw_only=True):
     """One frame per step for all its jobs; also the heartbeat. Fields are applied in this order."""
 
     started: tuple[JobKey, ...] = ()
