@@ -1,13 +1,16 @@
-"""What all tests share: the default model, found where `make test` put it."""
+"""What all tests share: the real default model, where `make test` put it."""
 
 from pathlib import Path
 
 import pytest
 
+from worker.catalog import load_catalog
 from worker.settings import Settings
 
 
 @pytest.fixture(scope="session")
 def default_model() -> Path:
-    """The real default model, in the default models directory."""
-    return Settings().models_dir / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    """The default model's file, in the default models directory."""
+    path = Settings().models_dir / load_catalog(None).default.file
+    assert path.is_file(), f"{path} is missing: run `make model`"
+    return path

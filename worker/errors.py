@@ -128,7 +128,12 @@ class CallbackFailed(StartupError):
 
 
 class EngineCrashed(StartupError):
+    """The engine died at a bad moment or too often; the message ends with the library's last words."""
+
     code = "ENGINE_CRASHED"
+
+    def __init__(self, what: str, cause: str, last_words: str) -> None:
+        super().__init__(f"{what}: {cause}" + (f"; its last words: {last_words}" if last_words else ""))
 
 
 class UsageError(WorkerError):

@@ -1,43 +1,28 @@
-"""Every knob of `serve`, once: name, meaning, unit, range and default. Frozen after cli.py has read them.
+"""Every knob of `serve`, once: name, meaning, unit, range and default; and the rules a value must satisfy.
 
-cli.py makes its options, the environment variables (`LLORCH_` + the name in upper case) and the config file's keys
-from this table, so that none can be forgotten. With cli.py the only reader of the environment.
+cli.py makes its options, and precedence.py the environment variables (`LLORCH_` + the name in upper case) and the
+config file's keys, from this table, so that none can be forgotten. The only reader of the environment.
+Refuses to know how a value was spelled. Used once, before anything else runs; frozen afterwards.
 """
 
 import os
-import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, get_args
 
 from platformdirs import user_cache_path
 
 from worker.errors import UsageError
-
-Group = Literal["Model", "Device and memory", "Jobs", "Network", "Operation"]
+from worker.knob import Group, Knob, check_token, check_value
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """llama.cpp's KV cache types; the first three are not quantised."""
 
 MAX_SLOTS = 256
 """LLAMA_MAX_SEQ in llama.cpp."""
-
-
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """How a setting is spelled and checked. `env` is None where the rule LLORCH_NAME holds."""
-
-    help: str
-    group: Group
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] | None = None
-    pattern: str | None = None
-    env: str | None = None
-    metavar: str | None = None
-    shown_default: str | None = None
 
 
 def _knob(default: Any, help: str, group: Group, *, factory: Callable[[], Any] | None = None, **rest: Any) -> Any:
@@ -64,7 +49,7 @@ class Settings:
         "A .gguf path, a name in models.toml, a file in --models-dir, or hf:org/repo[@rev][::file=name.gguf].",
         "Model",
         metavar="REF",
-        shown_default="required",
+        shown_default="none",
     )
     models_dir: Path = _knob(
         None,
@@ -83,7 +68,7 @@ class Settings:
         None,
         "auto, cpu, cuda[:N], metal, vulkan[:N]; a bare integer is a GPU index.",
         "Device and memory",
-        pattern=r"auto|cpu|metal|(cuda|vulkan)(:\d{1,3})?|\d{1,3}",
+        pattern=r"auto|cpu|metal|(cuda|vulkan)(:[0-9]{1,3})?|[0-9]{1,3}",
         metavar="DEVICE",
         shown_default="auto",
     )
@@ -91,7 +76,7 @@ class Settings:
         "auto",
         "Layers on the GPU: all, auto or a number.",
         "Device and memory",
-        pattern=r"all|auto|\d{1,4}",
+        pattern=r"all|auto|[0-9]{1,4}",
         metavar="N|all|auto",
     )
     require_full_offload: bool = _knob(
@@ -118,9 +103,13 @@ class Settings:
     threads_batch: int = _knob(
         0, "CPU threads for reading prompts.", "Device and memory", low=0, high=1024, shown_default="--threads"
     )
-    cache_type_k: str = _knob("f16", "Type of the K cache.", "Device and memory", choices=CACHE_TYPES)
+    cache_type_k: str = _knob("f16", "Type of the K cache.", "Device and memory", choices=CACHE_TYPES, metavar="TYPE")
     cache_type_v: str = _knob(
-        "f16", "Type of the V cache; a quantised one needs flash attention.", "Device and memory", choices=CACHE_TYPES
+        "f16",
+        "Type of the V cache; a quantised one needs flash attention.",
+        "Device and memory",
+        choices=CACHE_TYPES,
+        metavar="TYPE",
     )
     flash_attn: str = _knob("auto", "Flash attention.", "Device and memory", choices=("auto", "on", "off"))
 
@@ -200,9 +189,14 @@ class Settings:
         return self.model_ref or self.model or ""
 
 
-def knobs() -> list[tuple[str, Any, Knob]]:
-    """(name, type, knob) of every setting, in the order of the table above."""
-    return [(f.name, f.type, f.metadata["knob"]) for f in fields(Settings)]
+def knobs() -> list[tuple[str, type, Knob]]:
+    """(name, type without its None, knob) of every setting, in the order of the table above."""
+    return [(f.name, _without_none(f.type), f.metadata["knob"]) for f in fields(Settings)]
+
+
+def _without_none(annotation: Any) -> type:
+    kind: type = get_args(annotation)[0] if isinstance(annotation, UnionType) else annotation
+    return kind
 
 
 def env_name(name: str, knob: Knob) -> str:
@@ -213,17 +207,20 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check(settings: Settings) -> Settings:
-    """Rules between settings, and patterns. Raises: UsageError with the flag, the value and what is allowed."""
+def check(settings: Settings, where: Mapping[str, str] | None = None) -> Settings:
+    """The settings again, when each value is within its knob and they go together.
+
+    `where` says by which words the user gave a value (`LLORCH_PORT`); without it the flag is named.
+    Raises: UsageError with the place, the value and what is allowed. A token is never part of the message.
+    """
+    places = where or {}
     for name, _, knob in knobs():
         value = getattr(settings, name)
-        if knob.pattern and value is not None and not re.fullmatch(knob.pattern, str(value)):
-            shown = "" if name == "api_key" else f" {value!r}"
-            raise UsageError(f"{flag_name(name)}{shown} is not valid: {knob.help}")
-    if settings.api_key is not None and not settings.api_key.strip():
-        raise UsageError("the API token is empty: give LLORCH_API_TOKEN a value, or leave it out to serve without one")
-    if settings.api_key is not None and not settings.api_key.isascii():
-        raise UsageError("the API token has characters outside ASCII, which no HTTP header can carry")
+        place = places.get(name, flag_name(name))
+        if name == "api_key":
+            check_token(value)
+        elif value is not None:
+            check_value(place, knob, value)
     if settings.cache_type_v not in CACHE_TYPES[:3] and settings.flash_attn == "off":
         raise UsageError(
             f"--cache-type-v {settings.cache_type_v} is quantised and needs flash attention: "

@@ -1,0 +1,52 @@
+# The two commands of the README are `make run` and `make test`; both need python3.11 with venv, g++ and make only.
+#
+#   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
+#   make check         format, lint, types, the tests that need no model: under a minute
+#   make test          everything, with the real default model and real processes
+#   make soak          1,000 jobs against one worker; minutes
+
+PYTHON ?= python3
+MODEL ?= smollm2-135m-instruct
+ARGS ?=
+
+BIN := .venv/bin
+.DEFAULT_GOAL := run
+.PHONY: run check test soak model format clean
+
+run: .venv/installed
+	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
+	@exec $(BIN)/llorch-worker --model $(MODEL) --log-format pretty $(ARGS)
+
+check: .venv/installed-dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not model and not process and not soak"
+
+test: .venv/installed-dev model
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: .venv/installed-dev model
+	$(BIN)/python -m pytest -m soak -s
+
+model: .venv/installed
+	@echo "==> the default model, for the tests"
+	@$(BIN)/llorch-worker models pull smollm2-135m-instruct
+
+format: .venv/installed-dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+.venv/installed: pyproject.toml constraints.txt
+	@echo "==> installing into .venv; the first time llama.cpp is built from source, which takes minutes"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	@echo "==> installing what the tests need"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

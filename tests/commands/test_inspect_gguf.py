@@ -1,0 +1,107 @@
+"""What `inspect` says about good files, bad files, and the default model."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gguf_files import Value, tiny_model, tiny_split
+from worker.card import read_card
+from worker.cli import run
+from worker.commands.inspect_gguf import Inspection, inspect_card
+
+
+def as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert run(["inspect", str(path), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json_has_every_field_of_the_inspection_in_its_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = as_json(tiny_model().write(tmp_path / "tiny.gguf"), capsys)
+    assert list(found) == [field.name for field in fields(Inspection)]
+    assert found["architecture"] == "llama"
+    assert found["context_length"] == 512
+    assert found["layers"] == 2
+    assert found["vocabulary"] == 8
+    assert found["tokenizer"] == "gguf-bpe"
+    assert found["license"] == "apache-2.0"
+
+
+@pytest.mark.parametrize(("template", "expected"), [("{{ messages }}", True), (None, False)])
+def test_the_chat_template_is_reported(
+    template: str | None, expected: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, Value | None] = {"tokenizer.chat_template": template}
+    path = tiny_model(changes).write(tmp_path / "tiny.gguf")
+    assert as_json(path, capsys)["has_chat_template"] is expected
+
+
+def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
+    card = read_card(tiny_model().write(tmp_path / "tiny.gguf"))
+    rows = inspect_card(card, available_bytes=0).tensor_types
+    assert sum(row.tensors for row in rows) == len(card.tensors)
+    assert sum(row.bytes for row in rows) == card.weights_bytes
+    assert sum(row.share for row in rows) == pytest.approx(1)
+
+
+def test_the_memory_estimate_adds_up_and_does_not_depend_on_this_machine(tmp_path: Path) -> None:
+    card = read_card(tiny_model().write(tmp_path / "tiny.gguf"))
+    poor, rich = inspect_card(card, available_bytes=0).memory, inspect_card(card, available_bytes=2**50).memory
+    assert poor.total_bytes == rich.total_bytes == poor.weights_bytes + poor.kv_bytes + poor.compute_bytes
+    assert (poor.available_bytes, rich.available_bytes) == (0, 2**50)
+    assert poor.kv_cells == 8 * 512
+
+
+def test_a_split_model_is_inspected_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(tiny_split(tmp_path)[0], capsys)
+    assert found["files"] == 3
+    assert found["tensor_types"][0]["tensors"] == 3
+
+
+def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(tiny_model().write(tmp_path / "tiny.gguf"))]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == [
+        *("file", "size", "architecture", "name", "quantisation", "licence", "context", "layers", "vocabulary"),
+        *("chat template", "F32", "weights", "KV cache", "compute buffers", "total", "available here"),
+    ]
+    assert ["chat template", "yes"] in rows
+    assert ["vocabulary", "8 tokens, gguf-bpe"] in rows
+    assert ["F32", "3", "1.3 kB", "100.0%"] in rows
+
+
+def test_a_name_in_the_file_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny_model({"general.name": "evil\x1b[2J\n[bold]x\u202e"}).write(tmp_path / "tiny.gguf")
+    assert run(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert r"evil\x1b[2J\n[bold]x\u202e" in shown
+    assert shown.replace("\n", "").replace("\t", "").isprintable()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a GGUF, though long enough for a header"])
+def test_a_bad_file_is_one_line_and_exit_1(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    assert run(["inspect", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"llorch-worker: error: {path}")
+    assert err.count("\n") == 1
+
+
+def test_the_default_model_is_described(default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(default_model, capsys)
+    assert found["quantisation"] == "Q4_1"
+    assert found["context_length"] == 8192
+    assert found["vocabulary"] == 49152
+    assert found["has_chat_template"] is True
+    assert [row["type"] for row in found["tensor_types"]] == ["Q4_1", "Q8_0", "F32"]
+    assert found["memory"]["weights_bytes"] < found["file_bytes"] == default_model.stat().st_size

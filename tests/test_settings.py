@@ -1,0 +1,158 @@
+"""The rules a value must satisfy, and that the table names every setting once."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.errors import UsageError
+from worker.knob import Knob
+from worker.settings import CACHE_TYPES, Settings, check, env_name, flag_name, knobs
+
+RANGED = [(name, kind, knob) for name, kind, knob in knobs() if knob.low is not None and knob.high is not None]
+
+
+def with_value(name: str, value: Any) -> Settings:
+    return replace(Settings(), **{name: value})
+
+
+def test_the_defaults_satisfy_their_own_rules() -> None:
+    assert check(Settings()).port == 8080
+
+
+def test_two_workers_get_different_ids() -> None:
+    assert Settings().worker_id != Settings().worker_id
+
+
+def test_every_setting_has_its_own_flag_variable_and_explanation() -> None:
+    table = knobs()
+    assert len({flag_name(name) for name, _, _ in table}) == len(table)
+    assert len({env_name(name, knob) for name, _, knob in table}) == len(table)
+    assert all(knob.help for _, _, knob in table)
+
+
+def test_every_number_has_a_range() -> None:
+    assert {name for name, kind, _ in knobs() if kind in (int, float)} == {name for name, _, _ in RANGED}
+
+
+def test_only_the_token_breaks_the_naming_rule() -> None:
+    assert [name for name, _, knob in knobs() if env_name(name, knob) != f"LLORCH_{name.upper()}"] == ["api_key"]
+
+
+@pytest.mark.parametrize(("name", "kind", "knob"), RANGED)
+def test_a_range_includes_both_its_ends_and_nothing_beyond(name: str, kind: type, knob: Knob) -> None:
+    assert knob.low is not None
+    assert knob.high is not None
+    for good in (knob.low, knob.high):
+        check(with_value(name, kind(good)))
+    for bad in (knob.low - 1, knob.high + 1, float("nan")):
+        with pytest.raises(UsageError) as raised:
+            check(with_value(name, bad))
+        assert flag_name(name) in str(raised.value)
+        assert knob.allowed in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", "auto"),
+        ("device", "cpu"),
+        ("device", "metal"),
+        ("device", "cuda"),
+        ("device", "cuda:15"),
+        ("device", "vulkan:0"),
+        ("device", "3"),
+        ("gpu_layers", "all"),
+        ("gpu_layers", "0"),
+        ("worker_id", "a"),
+        ("worker_id", "worker_1.2:3-4"),
+        ("worker_id", "x" * 256),
+        ("callback_url", "http://pool:9200/v2/internal/workers/ready"),
+        ("callback_url", "https://[::1]:9200/ready?x=1"),
+        ("advertise_url", "http://10.0.0.5:65535"),
+        ("api_key", "s3cret+/=~"),
+        ("model", "models/日本語　 x.gguf"),
+    ],
+)
+def test_good_values_pass(name: str, value: str) -> None:
+    assert getattr(check(with_value(name, value)), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", "tpu"),
+        ("device", "cuda:"),
+        ("device", "cuda:1000"),
+        ("device", "cpu:0"),
+        ("device", "-1"),
+        ("device", "cuda:\u0661"),
+        ("gpu_layers", "some"),
+        ("gpu_layers", "-1"),
+        ("worker_id", ""),
+        ("worker_id", "a b"),
+        ("worker_id", "worker/1"),
+        ("worker_id", "x" * 257),
+        ("callback_url", "pool:9200/ready"),
+        ("callback_url", "ftp://pool/ready"),
+        ("callback_url", "http:///ready"),
+        ("callback_url", "http://pool:65536/ready"),
+        ("callback_url", "http://pool:0/ready"),
+        ("callback_url", "http://[::1/ready"),
+        ("advertise_url", "http://a b"),
+        ("cache_type_k", "q2_k"),
+        ("flash_attn", "maybe"),
+        ("log_format", "xml"),
+        ("host", ""),
+        ("model", ""),
+        ("model", "a\0b"),
+        ("model", "a\nb"),
+        ("model", "\udcff.gguf"),
+        ("models_dir", Path("a\rb")),
+    ],
+)
+def test_bad_values_are_named_with_their_flag_in_one_line(name: str, value: Any) -> None:
+    with pytest.raises(UsageError) as raised:
+        check(with_value(name, value))
+    assert flag_name(name) in str(raised.value)
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("token", ["", " ", "\n", "tökén-secret", "secret\n", " secret", "sec\x00ret", "sec\ud800ret"])
+def test_a_token_no_header_can_carry_is_refused_and_never_shown(token: str) -> None:
+    with pytest.raises(UsageError, match="API token") as raised:
+        check(replace(Settings(), api_key=token))
+    assert "sec" not in str(raised.value)
+
+
+def test_a_value_is_called_by_the_words_the_user_gave_it_with() -> None:
+    with pytest.raises(UsageError, match=r"^LLORCH_PORT: 70000 is out of range; allowed is 0\.\.65535$"):
+        check(replace(Settings(), port=70_000), {"port": "LLORCH_PORT"})
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(UsageError) as raised:
+        check(replace(Settings(), device="x" * 100_000))
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@pytest.mark.parametrize("flash_attn", ["auto", "on", "off"])
+def test_a_quantised_v_cache_needs_flash_attention(cache_type: str, flash_attn: str) -> None:
+    settings = replace(Settings(), cache_type_v=cache_type, flash_attn=flash_attn)
+    if flash_attn == "off" and cache_type not in {"f32", "f16", "bf16"}:
+        with pytest.raises(UsageError, match="--flash-attn"):
+            check(settings)
+    else:
+        assert check(settings) is settings
+
+
+def test_the_k_cache_may_be_quantised_without_flash_attention() -> None:
+    settings = replace(Settings(), cache_type_k="q4_0", flash_attn="off")
+    assert check(settings) is settings
+
+
+def test_the_reported_model_ref_is_the_model_unless_another_is_given() -> None:
+    assert Settings(model="m").reported_model_ref == "m"
+    assert Settings(model="m", model_ref="hf:a/b").reported_model_ref == "hf:a/b"

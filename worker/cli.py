@@ -1,0 +1,251 @@
+"""The command line: argv to a command, and every mistake to one line on stderr.
+
+Owns: the commands, `serve`'s flags (made from settings.py's table), the help, the exit codes of what a user does wrong.
+Refuses to know: what the commands do; each is imported when it is called, so that `--help` stays fast.
+Runs on the main thread, before any other work.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click.exceptions import Exit, NoArgsIsHelpError
+
+from worker import __version__, legacy_flags
+from worker.errors import UsageError, WorkerError
+from worker.knob import Group, Knob
+from worker.precedence import settle
+from worker.settings import Settings, environment, flag_name, knobs
+
+PROGRAM = "llorch-worker"
+_BROKEN_PIPE = 141
+"""What a shell reports for a command that SIGPIPE ended."""
+_INTERRUPTED = 130
+
+_ABOUT = """\
+Serves one quantised GGUF model to a pool manager: streamed tokens, many jobs at once.
+
+Flags without a command mean `serve`; `llorch-worker serve --help` explains them all.
+"""
+
+_ABOUT_SERVE = """\
+Load a model and answer jobs until SIGTERM.
+
+The `listening` log line has the address; /readyz answers 200 once jobs are taken.
+"""
+
+_FOOTER = """\
+Examples:
+  llorch-worker --model smollm2-135m-instruct
+  llorch-worker --model ./model.gguf --port 0 --parallel 16 --device cuda:0
+  curl -N http://127.0.0.1:8080/execute -H 'content-type: application/json' \\
+    -d '{"job_id":"1","prompt":"The capital of France is","max_tokens":16}'
+
+Where a value comes from:
+  A flag, else the environment, else the config file, else the default.
+  Environment: LLORCH_ and the flag in capitals with _ for -, as in
+    LLORCH_CTX_SIZE=4096; a switch is 1, true, yes, on, 0, false, no or off.
+    Only --api-key differs: LLORCH_API_TOKEN. Empty means not given, but
+    an empty token is an error.
+  Config file: --config FILE or LLORCH_CONFIG; TOML, the flags as keys:
+    model = "smollm2-135m-instruct"
+    ctx-size = 4096
+
+Exit codes:
+  0  graceful end: SIGTERM, SIGINT or /shutdown
+  1  the worker could not start, or not go on
+  2  a flag, a variable or the config file is wrong
+"""
+
+_HELP_LAYOUT: dict[str, Any] = {"rich_help_config": {"footer_text": _FOOTER, "text_paragraph_linebreaks": "\n\n"}}
+
+_ELSEWHERE = {
+    "generate": ("worker.commands.generate:generate", "Answer one prompt in the terminal."),
+    "models": ("worker.commands.models:models", "List, fetch and verify the models known by name."),
+    "inspect": ("worker.commands.inspect_gguf:inspect", "Show what a GGUF file holds and the memory it needs."),
+    "devices": ("worker.commands.devices:devices", "Show the devices llama.cpp can use, with their memory."),
+}
+"""name → (module:attribute, one line of help)"""
+
+
+class CommandElsewhere(click.RichCommand):
+    """A command known by name and one line of help; its module is imported when it is called."""
+
+    def __init__(self, name: str, place: str, help: str) -> None:
+        super().__init__(name=name, help=help)
+        self._module, self._attribute = place.split(":")
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        command: click.Command = getattr(importlib.import_module(self._module), self._attribute)
+        extra.setdefault("rich_help_config", {"footer_text": None})  # ours is about serve; it would be inherited
+        return command.make_context(info_name, args, parent, **extra)
+
+
+class CommandLine(click.RichGroup):
+    """The group; what does not begin with a command is for `serve`, also nothing at all."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in {"--help", "--version"}):
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.commands)
+
+
+class _Text(click.ParamType[str]):
+    """An argument as it was typed, unless it is the next flag: `--model --port 0` has forgotten a value."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if ctx is not None and any(value in other.opts for other in ctx.command.params):
+            self.fail(f"a value is missing before {value}", param, ctx)
+        return value
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command's exit code; what went wrong is then one line on stderr."""
+    try:
+        code = _invoke(argv)
+        print(end="", flush=True)
+    except BrokenPipeError:
+        # The reader of a pipe left early (`| head`). Python flushes once more at exit, which must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    return code
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """The settings of `serve` from its arguments, the environment and the config file these name.
+
+    Raises: UsageError, or click's for an argument list that cannot be split into flags.
+    """
+    return read_settings(_serve_command().make_context(PROGRAM, list(argv)).params, environ)
+
+
+def read_settings(
+    params: Mapping[str, Any],
+    environ: Mapping[str, str],
+    default_model: Callable[[Path | None], str] | None = None,
+) -> Settings:
+    """Parsed options to settings, legacy spellings included.
+
+    `default_model` names the model where the user did not, given `--catalog`. Raises: UsageError, also without either.
+    """
+    given = {name: value for name, value in params.items() if value is not None}
+    device = legacy_flags.device_asked_for(
+        given.get("device"),
+        given.get("backend"),
+        {name: given[name] for name in legacy_flags.DEVICE_NUMBERS if name in given},
+    )
+    flags = {name: given[name] for name, _, _ in knobs() if name in given}
+    if device is not None:
+        flags["device"] = device
+    settings = settle(flags, given.get("config"), environ)
+    if settings.model is not None:
+        return settings
+    if default_model is None:
+        raise UsageError(f"no model: give --model REF, LLORCH_MODEL or a config file; see {PROGRAM} --help")
+    return replace(settings, model=default_model(settings.catalog))
+
+
+def setting_options(*groups: Group) -> list[click.Option]:
+    """An option for each setting of the groups, or of all when none is named; and `--config`."""
+    config = click.RichOption(
+        ["--config"],
+        type=_Text(),
+        metavar="FILE",
+        panel="Operation",
+        help="Read settings from this TOML file.",
+    )
+    return [*(_option(name, kind, knob) for name, kind, knob in knobs() if not groups or knob.group in groups), config]
+
+
+def _legacy_options() -> list[click.Option]:
+    values = (*legacy_flags.DEVICE_NUMBERS, "backend", *legacy_flags.IGNORED_VALUES)
+    return [
+        *(click.RichOption([flag_name(name)], type=_Text(), hidden=True) for name in values),
+        *(
+            click.RichOption([flag_name(name)], is_flag=True, default=None, hidden=True)
+            for name in legacy_flags.IGNORED_SWITCHES
+        ),
+    ]
+
+
+def _option(name: str, kind: type, knob: Knob) -> click.Option:
+    if kind is bool:
+        return click.RichOption([flag_name(name)], is_flag=True, default=None, panel=knob.group, help=knob.help)
+    default = getattr(Settings(), name)
+    words = [knob.shown_default or (f"{default:g}" if kind is float else str(default))]
+    metavar = knob.metavar or ("N" if kind is int else "|".join(knob.choices or ()))
+    if knob.allowed and (not knob.choices or knob.metavar):
+        words.insert(0, knob.allowed)
+    return click.RichOption(
+        [flag_name(name)],
+        type=_Text(),
+        metavar=metavar,
+        panel=knob.group,
+        help=f"{knob.help} [{'; default '.join(words)}]" if len(words) > 1 else f"{knob.help} [default {words[0]}]",
+    )
+
+
+def _command_line() -> click.RichGroup:
+    elsewhere = [CommandElsewhere(name, *described) for name, described in _ELSEWHERE.items()]
+    group = CommandLine(
+        name=PROGRAM,
+        commands=[_serve_command(), *elsewhere],
+        help=_ABOUT,
+        context_settings=_HELP_LAYOUT,
+    )
+    return click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")(group)
+
+
+def _serve_command() -> click.RichCommand:
+    return click.RichCommand(
+        name="serve",
+        callback=_serve,
+        options_metavar="--model REF [OPTIONS]",
+        params=[*setting_options(), *_legacy_options()],
+        help=_ABOUT_SERVE,
+        context_settings=_HELP_LAYOUT,
+    )
+
+
+def _serve(**params: Any) -> None:
+    settings = read_settings(params, environment())
+    from worker.serve import run as serve  # noqa: PLC0415 - heavy; help and usage errors come before it
+
+    raise SystemExit(serve(settings, ignored_flags=legacy_flags.ignored(params)))
+
+
+def _invoke(argv: Sequence[str]) -> int:
+    try:
+        command_line = _command_line()
+        with command_line.make_context(PROGRAM, list(argv)) as ctx:
+            command_line.invoke(ctx)
+    except Exit as left:
+        return left.exit_code
+    except NoArgsIsHelpError as error:
+        return _fail(f"a command is missing; see {error.ctx.command_path} --help", 2)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except WorkerError as error:
+        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    printable = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    print(f"{PROGRAM}: error: {printable}", file=sys.stderr)
+    return code

@@ -1,0 +1,165 @@
+"""`llorch-worker generate "prompt"`: one prompt answered in the terminal, by the same engine that `serve` uses.
+
+A front without HTTP: it starts an engine process, streams one job's text to stdout, and says on stderr how it ended.
+Never imports llama.cpp.
+"""
+
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import rich_click as click
+import uvloop
+from rich.console import Console
+
+from worker import logs
+from worker.card import read_card
+from worker.catalog import load_catalog, locate
+from worker.cli import read_settings, setting_options
+from worker.engine.contract import JobKey, Loaded, StepDone
+from worker.engine_client import EngineClient
+from worker.engine_setup import configure, engine_environment
+from worker.errors import StartupError, UsageError, WorkerError
+from worker.fetching import fetch_in_child
+from worker.job import Job, Surroundings, order_of
+from worker.metrics import Metrics
+from worker.progress import LoadProgress
+from worker.protocol.events import JSON_LINES_TYPES, choose_dialect
+from worker.protocol.request import ExecuteRequest
+from worker.protocol.rules import FieldsRefused, violations
+from worker.settings import Settings, environment
+
+_LONGEST_S = 86_400.0
+"""A terminal has Ctrl-C; no other limit is needed."""
+
+
+def _sampling_options(command: Any) -> Any:
+    for option in reversed(
+        [
+            click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to generate."),
+            click.option("--temperature", type=float, default=0.8, show_default=True, help="0 is greedy."),
+            click.option("--top-p", type=float, default=0.95, show_default=True, help="Nucleus; 1 is off."),
+            click.option("--top-k", type=int, default=0, show_default=True, help="Most likely tokens kept; 0 is off."),
+            click.option("--min-p", type=float, default=0.0, show_default=True, help="Of the best one's; 0 is off."),
+            click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="1 is off."),
+            click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Repeats an answer. [default random]"),
+            click.option("--stop", multiple=True, help="Text that ends the answer; up to four."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("generate")
+@click.argument("prompt")
+@_sampling_options
+def generate(prompt: str, **options: Any) -> None:
+    """Answer PROMPT in the terminal.
+
+    The text goes to stdout as it is made. PROMPT is raw model input: no chat template is applied.
+    Without --model the catalogue's default is used, and fetched the first time.
+    """
+    names = ExecuteRequest.__struct_fields__
+    asked = {name: value for name, value in options.items() if name in names}
+    request = ExecuteRequest(job_id="generate", prompt=prompt, **asked)
+    settings = read_settings(
+        {name: value for name, value in options.items() if name not in names},
+        environment(),
+        default_model=lambda catalog: load_catalog(catalog).default.name,
+    )
+    broken = violations(request, settings.max_tokens_out)
+    if broken:
+        raise UsageError(str(FieldsRefused(broken)))
+    logs.configure("pretty", settings.worker_id, level="warning")
+    raise SystemExit(uvloop.run(_answer(settings, request)))
+
+
+generate.params.extend(setting_options("Model", "Device and memory"))
+
+
+async def _answer(settings: Settings, request: ExecuteRequest) -> int:
+    terminal = _Terminal()
+    client = EngineClient(
+        configure(settings, await _model_file(settings)),
+        terminal,
+        environment=engine_environment(),
+        watchdog_s=settings.watchdog_sec,
+    )
+    try:
+        facts = await client.start()
+        return await _stream(client, facts, request)
+    finally:
+        await client.close()
+
+
+async def _model_file(settings: Settings) -> Path:
+    located = locate(settings.model or "", settings.models_dir, load_catalog(settings.catalog))
+    path = located.path if located.is_present else await fetch_in_child(settings)
+    read_card(path)
+    return path
+
+
+async def _stream(client: EngineClient, facts: Loaded, request: ExecuteRequest) -> int:
+    """Write the text as it comes; Ctrl-C cancels this coroutine, and closing the client ends the engine."""
+    now_s = time.monotonic()
+    order = order_of(
+        request,
+        seed=request.seed if request.seed is not None else secrets.randbits(64),
+        correlation_id="",
+        arrived_s=now_s,
+        expires_s=now_s + _LONGEST_S,
+    )
+    lines = choose_dialect(JSON_LINES_TYPES[0], sse_event_names=False)
+    around = Surroundings(dialect=lines, model=facts.name, vram_bytes=0, metrics=Metrics("generate"))
+    job = Job(JobKey(1), order, around, client.release)
+    client.submit(job)
+    await job.decided.wait()
+    if job.refusal is not None:
+        raise _NotAnsweredError(str(job.refusal))
+    while chunk := await job.next_chunk():
+        for line in chunk.splitlines():
+            _show(msgspec.json.decode(line))
+    seconds = max(job.decode_time_ms, 1) / 1000
+    summary = f"{job.tokens_sampled} tokens, {job.tokens_sampled / seconds:.1f} tokens/s, seed {order.sampling.seed}"
+    click.echo(f"\n[{summary}]", err=True)
+    return 0
+
+
+def _show(event: dict[str, Any]) -> None:
+    match event:
+        case {"type": "token", "t": text}:
+            sys.stdout.buffer.write(text.encode())
+            sys.stdout.buffer.flush()
+        case {"type": "error", "code": code, "message": message}:
+            raise _NotAnsweredError(f"{code}: {message}")
+
+
+class _NotAnsweredError(WorkerError):
+    """The engine would not, or could not, answer: one line, exit 1."""
+
+
+class _Terminal:
+    """The engine client's Observer for a person who waits."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self._progress = LoadProgress("pretty")
+
+    def on_progress(self, percent: int) -> None:
+        if self.console.is_terminal:
+            self._progress.show(percent)
+
+    def on_step(self, step: StepDone) -> None: ...
+
+    def on_engine_line(self, line: str) -> None: ...
+
+    def on_restarting(self, cause: str, last_words: str) -> None:
+        self.console.print(f"the engine was restarted: {cause} {last_words}", style="yellow")
+
+    def on_restarted(self, facts: Loaded) -> None: ...
+
+    def on_engine_failed(self, error: StartupError) -> None:
+        self.console.print(str(error), style="red")

@@ -1,0 +1,166 @@
+"""`llorch-worker inspect FILE`: what a GGUF holds, and the memory serving it takes.
+
+Owns: what is said about a file. Refuses to know: the format (card.py) and the arithmetic (memory.py).
+Runs in a short-lived process of its own; reads headers only and never loads llama.cpp.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import rich_click as click
+from rich.filesize import decimal
+
+from worker.card import ModelCard, read_card
+from worker.commands.tables import print_json, print_table
+from worker.host import available_memory_bytes
+from worker.memory import Plan, plan_memory
+from worker.settings import Settings
+
+_NO_LIMIT_BYTES = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    """The tensors of one type."""
+
+    type: str
+    tensors: int
+    bytes: int
+    share: float
+    """Of all weights, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An estimate for the default settings where memory is no limit. `available_bytes` is this machine's, now."""
+
+    weights_bytes: int
+    kv_bytes: int
+    kv_cells: int
+    compute_bytes: int
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is shown of one model, in the order of the output."""
+
+    path: str
+    files: int
+    file_bytes: int
+    gguf_version: int
+    architecture: str
+    name: str
+    quantisation: str
+    license: str | None
+    context_length: int
+    layers: int
+    embedding_length: int
+    vocabulary: int
+    tokenizer: str
+    has_chat_template: bool
+    tensor_types: tuple[TypeRow, ...]
+    memory: Memory
+
+
+@click.command
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of tables.")
+def inspect(file: Path, *, as_json: bool) -> None:
+    """Show what a GGUF FILE holds and the memory it needs.
+
+    The file is checked as `serve` checks it: a bad one is one line that says why, and exit 1.
+    """
+    inspection = inspect_card(read_card(file), available_memory_bytes())
+    if as_json:
+        print_json(inspection)
+        return
+    print_table(["", ""], _facts(inspection))
+    print_table(["tensor type", ">tensors", ">bytes", ">share"], [_type_cells(row) for row in inspection.tensor_types])
+    print_table(["estimated memory", ">bytes", ""], _memory_cells(inspection.memory))
+
+
+def inspect_card(card: ModelCard, available_bytes: int) -> Inspection:
+    """All that is shown of a model. `available_bytes` is compared with, it does not shrink the estimate."""
+    return Inspection(
+        path=str(card.path),
+        files=len(card.part_paths),
+        file_bytes=card.file_bytes,
+        gguf_version=card.version,
+        architecture=card.architecture,
+        name=card.name,
+        quantisation=card.quant_kind,
+        license=card.license,
+        context_length=card.context_length,
+        layers=card.block_count,
+        embedding_length=card.embedding_length,
+        vocabulary=card.vocab_size,
+        tokenizer=card.tokenizer_kind,
+        has_chat_template=card.has_chat_template,
+        tensor_types=_tensor_types(card),
+        memory=_memory(_default_plan(card), available_bytes),
+    )
+
+
+def _tensor_types(card: ModelCard) -> tuple[TypeRow, ...]:
+    counts = Counter(tensor.type_name for tensor in card.tensors)
+    return tuple(
+        TypeRow(type_name, counts[type_name], n_bytes, n_bytes / max(1, card.weights_bytes))
+        for type_name, n_bytes in card.bytes_by_type
+    )
+
+
+def _default_plan(card: ModelCard) -> Plan:
+    defaults = Settings()
+    return plan_memory(
+        card,
+        ctx_size=defaults.ctx_size,
+        parallel=defaults.parallel,
+        cache_type_k=defaults.cache_type_k,
+        cache_type_v=defaults.cache_type_v,
+        ubatch_size=defaults.ubatch_size,
+        available_bytes=_NO_LIMIT_BYTES,
+    )
+
+
+def _memory(plan: Plan, available_bytes: int) -> Memory:
+    return Memory(
+        weights_bytes=plan.weights_bytes,
+        kv_bytes=plan.kv_bytes,
+        kv_cells=plan.n_cells,
+        compute_bytes=plan.compute_bytes,
+        total_bytes=plan.total_bytes,
+        available_bytes=available_bytes,
+    )
+
+
+def _facts(inspection: Inspection) -> list[tuple[str, str]]:
+    parts = f" in {inspection.files} files" if inspection.files > 1 else ""
+    return [
+        ("file", inspection.path),
+        ("size", f"{decimal(inspection.file_bytes)}{parts}, GGUF version {inspection.gguf_version}"),
+        ("architecture", inspection.architecture),
+        ("name", inspection.name),
+        ("quantisation", inspection.quantisation),
+        ("licence", inspection.license or "not stated"),
+        ("context", f"{inspection.context_length} tokens"),
+        ("layers", f"{inspection.layers}, {inspection.embedding_length} wide"),
+        ("vocabulary", f"{inspection.vocabulary} tokens, {inspection.tokenizer}"),
+        ("chat template", "yes" if inspection.has_chat_template else "no"),
+    ]
+
+
+def _type_cells(row: TypeRow) -> tuple[str, str, str, str]:
+    return row.type, str(row.tensors), decimal(row.bytes), f"{row.share:.1%}"
+
+
+def _memory_cells(memory: Memory) -> list[tuple[str, str, str]]:
+    return [
+        ("weights", decimal(memory.weights_bytes), ""),
+        ("KV cache", decimal(memory.kv_bytes), f"{memory.kv_cells} cells"),
+        ("compute buffers", decimal(memory.compute_bytes), "about"),
+        ("total", decimal(memory.total_bytes), "with the default settings"),
+        ("available here", decimal(memory.available_bytes), "main memory, now"),
+    ]

@@ -1,0 +1,183 @@
+"""`llorch-worker models list|pull|path|verify`: the catalogue in the terminal.
+
+Owns: what is printed. Results go to stdout (`pull` and `path` print a path and nothing else), progress to stderr.
+Refuses to know: how a reference is read (catalog.py) or a file is fetched (download.py).
+Runs in a short-lived process of its own; `serve` starts `models pull` as a child to download.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import rich_click as click
+import stamina.instrumentation
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from worker.catalog import Catalog, Entry, load_catalog, locate, unknown_name, verify
+from worker.download import fetch
+from worker.errors import BadModelFile, ModelNotFound
+from worker.settings import Settings
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _where(command: _Command) -> _Command:
+    """The two options that all four commands share."""
+    models_dir = click.option(
+        "--models-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=lambda: Settings().models_dir,
+        envvar="LLORCH_MODELS_DIR",
+        show_default="user cache directory",
+        metavar="DIR",
+        help="Where named models are stored.",
+    )
+    catalog = click.option(
+        "--catalog",
+        type=click.Path(path_type=Path),
+        envvar="LLORCH_CATALOG",
+        show_default="built in",
+        metavar="FILE",
+        help="Another models.toml.",
+    )
+    return models_dir(catalog(command))
+
+
+@click.group("models")
+def models() -> None:
+    """List, download, find and check models.
+
+    A model is a name of the catalogue (`models list` shows them), hf:org/repo[@revision][::file=name.gguf], a file in
+    the models directory, or a path.
+    """
+
+
+@models.command("list")
+@_where
+def list_models(models_dir: Path, catalog: Path | None) -> None:
+    """Show the catalogue: name, size, licence, and whether the file is here.
+
+    Piped, it is one line per model with tabs between the four.
+    """
+    rows = [_row(entry, models_dir) for entry in load_catalog(catalog).entries]
+    if not sys.stdout.isatty():
+        for row in rows:
+            click.echo("\t".join(row))
+        return
+    table = Table("name", "size", "licence", "present")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+@models.command("pull")
+@click.argument("reference", metavar="MODEL")
+@_where
+def pull(reference: str, models_dir: Path, catalog: Path | None) -> None:
+    """Download MODEL unless it is here, check it, and print its path.
+
+    An interrupted download goes on where it stopped. HF_ENDPOINT, HF_HOME and HF_TOKEN are honoured.
+    """
+    located = locate(reference, models_dir, load_catalog(catalog))
+    stamina.instrumentation.set_on_retry_hooks([_say_retry])
+    path = located.path
+    if not located.is_present:
+        with _shown_progress(reference) as on_progress:
+            path = fetch(located, models_dir, on_progress)
+    click.echo(path.absolute())
+
+
+@models.command("path")
+@click.argument("reference", metavar="MODEL")
+@_where
+def print_path(reference: str, models_dir: Path, catalog: Path | None) -> None:
+    """Print where MODEL lies, and nothing else; exit 1 if it is not here."""
+    located = locate(reference, models_dir, load_catalog(catalog))
+    if not located.is_present:
+        raise ModelNotFound(f"{reference} is not in {models_dir}: get it with `llorch-worker models pull {reference}`")
+    click.echo(located.path.absolute())
+
+
+@models.command("verify")
+@click.argument("name", required=False)
+@_where
+def verify_models(name: str | None, models_dir: Path, catalog: Path | None) -> None:
+    """Compare the sha256 of one model, or of all that are here, with the catalogue; exit 1 where one differs."""
+    entries = _chosen(name, models_dir, load_catalog(catalog))
+    if not entries:
+        click.echo(f"no model of the catalogue is in {models_dir}", err=True)
+    wrong = [entry.file for entry in entries if not _report(entry, models_dir)]
+    if wrong:
+        raise BadModelFile(f"not the catalogue's files: {', '.join(wrong)} in {models_dir}; delete and pull them again")
+
+
+def _row(entry: Entry, models_dir: Path) -> tuple[str, str, str, str]:
+    path = models_dir / entry.file
+    is_present = path.is_file()
+    size_bytes = path.stat().st_size if is_present else entry.size_bytes
+    size = decimal(size_bytes) if size_bytes else "-"
+    return entry.name, size, entry.license, "yes" if is_present else "no"
+
+
+def _chosen(name: str | None, models_dir: Path, catalog: Catalog) -> list[Entry]:
+    if name is None:
+        return [entry for entry in catalog.entries if (models_dir / entry.file).is_file()]
+    entry = catalog.find(name)
+    if entry is None:
+        hint = unknown_name(name, [entry.name for entry in catalog.entries])
+        raise ModelNotFound(f"{name!r} is not in the catalogue, so no digest is known for it; {hint}")
+    if not (models_dir / entry.file).is_file():
+        raise ModelNotFound(f"{name} is not in {models_dir}: get it with `llorch-worker models pull {name}`")
+    return [entry]
+
+
+def _report(entry: Entry, models_dir: Path) -> bool:
+    try:
+        found = verify(entry, models_dir / entry.file)
+    except OSError as error:
+        raise BadModelFile(f"{models_dir / entry.file} cannot be read: {error.strerror}") from error
+    verdict = "ok" if found.matches else f"sha256 is {found.actual}, expected {found.expected}"
+    click.echo(f"{entry.name}: {verdict}")
+    return found.matches
+
+
+class _Quarters:
+    """Progress for a log: one line when a quarter is reached, again from the start for a next file."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._n_done = -1
+        self._last_bytes = 0
+
+    def __call__(self, done_bytes: int, total_bytes: int | None) -> None:
+        if done_bytes < self._last_bytes:
+            self._n_done = -1
+        self._last_bytes = done_bytes
+        n_done = min(4, 4 * done_bytes // total_bytes) if total_bytes else 0
+        if n_done > self._n_done:
+            self._n_done = n_done
+            of_total = f" of {decimal(total_bytes)}" if total_bytes else ""
+            click.echo(f"{self._name}: {25 * n_done} % ({decimal(done_bytes)}{of_total})", err=True)
+
+
+@contextmanager
+def _shown_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on a terminal, a few lines elsewhere; on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Quarters(name)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done_bytes, total_bytes: bar.update(task, completed=done_bytes, total=total_bytes)
+
+
+def _say_retry(details: stamina.instrumentation.RetryDetails) -> None:
+    reason = " ".join(str(details.caused_by).split()) or type(details.caused_by).__name__
+    click.echo(f"{reason}; trying again in {details.wait_for:.1f} s", err=True)

@@ -1,0 +1,41 @@
+"""How the commands print: tables for people, tab-separated lines for pipes, JSON for programs. All on stdout.
+
+Refuses to know: what is printed. A GGUF's own texts pass through here, so nothing in them may steer the terminal.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Rows under their columns. Into a pipe: one line per row, cells separated by tabs, no header.
+
+    Columns whose name begins with `>` are aligned to the right.
+    """
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(_printable(cell) for cell in row))
+        return
+    table = Table(box=SIMPLE_HEAD, show_header=any(columns))
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_printable(cell)) for cell in row))
+    Console().print(table)
+
+
+def print_json(value: object) -> None:
+    """A dataclass, or a list of them, as indented JSON."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
