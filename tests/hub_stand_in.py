@@ -1,0 +1,225 @@
+"""A loopback stand-in for the Hugging Face hub and for a plain web server, with faults on demand.
+
+Speaks what the real client asks: HEAD and GET /ORG/REPO/resolve/REV/FILE with the hub's headers, a redirect to a
+"CDN" on another host name (localhost, so that credentials must not follow), ranges, and a repository's list of files.
+`/files/NAME` and `/moved/NAME` are a plain server. A thread of the test's own process; stopped by the context manager.
+"""
+
+import hashlib
+import json
+import re
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "a" * 40
+PATIENCE_S = 30.0
+_RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+_INFO = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/revision/(?P<revision>[^/]+)")
+_RANGE = re.compile(r"bytes=(\d+)-")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as it came, in the order of arrival."""
+
+    method: str
+    path: str
+    range: str | None
+    authorization: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a repository answers to everything. `error_code` is the hub's X-Error-Code."""
+
+    status: int
+    error_code: str | None = None
+
+
+class HubStandIn:
+    """`with HubStandIn() as hub: hub.add("org/repo", "x.gguf", content); ... hub.url`."""
+
+    def __init__(self) -> None:
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.plain: dict[str, bytes] = {}
+        self.refusals: dict[str, Refusal] = {}
+        self.asked: list[Asked] = []
+        self.stated_sha256: str | None = None
+        """What the hub says of every file instead of the truth."""
+        self.cut_once_after: int | None = None
+        """The next body ends after this many bytes."""
+        self.wants_reset = False
+        """The cut is a TCP reset instead of a close."""
+        self.failures: list[int] = []
+        """Statuses of the next answers to GETs of plain files and CDN files."""
+        self.ignores_ranges = False
+        self.hides_length = False
+        self.gate_after: int | None = None
+        """Bodies pause after this many bytes until `gate` is set."""
+        self.gate = threading.Event()
+        self.at_gate = threading.Event()
+        self.n_body_bytes = 0
+        self._server = _Server(self)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def cdn_url(self) -> str:
+        return f"http://localhost:{self._server.server_port}/cdn"
+
+    def add(self, repo: str, file: str, content: bytes) -> None:
+        self.repos.setdefault(repo, {})[file] = content
+
+    def body_requests(self) -> list[Asked]:
+        """The requests that were for the bytes of a file."""
+        return [asked for asked in self.asked if asked.method == "GET" and asked.path.startswith(("/cdn/", "/files/"))]
+
+    def content_of(self, path: str) -> bytes | None:
+        """The bytes at a plain or CDN path."""
+        if path.startswith("/files/"):
+            return self.plain.get(path.removeprefix("/files/"))
+        repo, _, file = path.removeprefix("/cdn/").partition("//")
+        return self.repos.get(repo, {}).get(file)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.gate.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # server_close waits for them
+
+    def __init__(self, hub: HubStandIn) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hub = hub
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is what many tests are about."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent."""
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        hub = self.server.hub
+        hub.asked.append(Asked(self.command, path, self.headers["Range"], self.headers["Authorization"]))
+        if match := _INFO.fullmatch(path):
+            self._info(match["repo"])
+        elif path.startswith("/moved/"):
+            self._say(302, {"Location": f"/files/{path.removeprefix('/moved/')}"})
+        elif path.startswith(("/files/", "/cdn/")):
+            self._bytes(hub.content_of(path))
+        elif match := _RESOLVE.fullmatch(path):
+            self._resolve(match["repo"], match["revision"], match["file"])
+        else:
+            self._say(404)
+
+    def _resolve(self, repo: str, revision: str, file: str) -> None:
+        hub = self.server.hub
+        if self._is_refused(repo):
+            return
+        if revision not in ("main", COMMIT):
+            self._say(404, {"X-Error-Code": "RevisionNotFound"})
+            return
+        content = hub.repos[repo].get(file)
+        if content is None:
+            self._say(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            return
+        sha256 = hub.stated_sha256 or hashlib.sha256(content).hexdigest()
+        self._say(
+            302,
+            {
+                "Location": f"{hub.cdn_url}/{repo}//{file}?signature=secret",
+                "X-Repo-Commit": COMMIT,
+                "X-Linked-Size": str(len(content)),
+                "X-Linked-ETag": f'"{sha256}"',
+            },
+        )
+
+    def _info(self, repo: str) -> None:
+        if self._is_refused(repo):
+            return
+        siblings = [{"rfilename": file} for file in self.server.hub.repos[repo]]
+        info = {"id": repo, "sha": COMMIT, "siblings": siblings}
+        self._say(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
+
+    def _is_refused(self, repo: str) -> bool:
+        hub = self.server.hub
+        refusal = hub.refusals.get(repo) or (None if repo in hub.repos else Refusal(404, "RepoNotFound"))
+        if refusal is None:
+            return False
+        self._say(refusal.status, {"X-Error-Code": refusal.error_code} if refusal.error_code else {})
+        return True
+
+    def _bytes(self, content: bytes | None) -> None:
+        hub = self.server.hub
+        if hub.failures:
+            self._say(hub.failures.pop(0))
+            return
+        if content is None:
+            self._say(404)
+            return
+        match = None if hub.ignores_ranges else _RANGE.fullmatch(self.headers["Range"] or "")
+        start = int(match[1]) if match else 0
+        if match and start >= len(content):
+            self._say(416, {"Content-Range": f"bytes */{len(content)}"})
+            return
+        self.send_response(206 if match else 200)
+        if match:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if not hub.hides_length:
+            self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self._body(content[start:])
+
+    def _body(self, content: bytes) -> None:
+        hub = self.server.hub
+        cut, hub.cut_once_after = hub.cut_once_after, None
+        if hub.gate_after is not None:
+            self._send(content[: hub.gate_after])
+            hub.at_gate.set()
+            hub.gate.wait(PATIENCE_S)
+            content = content[hub.gate_after :]
+        self._send(content if cut is None else content[:cut])
+        if cut is not None and hub.wants_reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def _send(self, content: bytes) -> None:
+        self.wfile.write(content)
+        self.server.hub.n_body_bytes += len(content)
+
+    def _say(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
