@@ -1,0 +1,167 @@
+"""A plan never exceeds what is available, never shrinks what was asked for, and says what would fit instead."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.card import ModelCard, read_card
+from worker.errors import InsufficientMemory
+from worker.gguf_header import Tensor
+from worker.memory import CELL_STEP, DEFAULT_MAX_CELLS, DEFAULT_PARALLEL, Plan, kv_cell_bytes, plan_memory
+from worker.settings import CACHE_TYPES
+
+MIB = 2**20
+WEIGHTS_BYTES = 90 * MIB
+CELL_BYTES = 4 * 2 * (64 + 64) * 2
+"""4 layers, 2 KV heads, K and V of 64 numbers, f16."""
+
+
+def card(trained: int = 8192, heads_kv: tuple[int, ...] = (2, 2, 2, 2), key_length: int = 64) -> ModelCard:
+    return ModelCard(
+        path=Path("m.gguf"),
+        part_paths=(Path("m.gguf"),),
+        file_bytes=WEIGHTS_BYTES + 1000,
+        version=3,
+        architecture="llama",
+        name="m",
+        quant_kind="Q4_1",
+        context_length=trained,
+        block_count=len(heads_kv),
+        embedding_length=512,
+        head_counts_kv=heads_kv,
+        key_length=key_length,
+        value_length=64,
+        vocab_size=1000,
+        tokenizer_model="gpt2",
+        has_chat_template=True,
+        license=None,
+        tensors=(Tensor("all", (WEIGHTS_BYTES,), "I8", WEIGHTS_BYTES),),
+    )
+
+
+def plan(model: ModelCard, available_bytes: int, ctx_size: int = 0, parallel: int = 0, ubatch_size: int = 512) -> Plan:
+    return plan_memory(
+        model,
+        ctx_size=ctx_size,
+        parallel=parallel,
+        cache_type_k="f16",
+        cache_type_v="f16",
+        ubatch_size=ubatch_size,
+        available_bytes=available_bytes,
+    )
+
+
+def bytes_for(n_cells: int) -> int:
+    """Exactly what a plan of that many cells takes."""
+    return plan(card(), 1 << 50, ctx_size=n_cells).total_bytes
+
+
+def test_with_memory_to_spare_the_defaults_hold() -> None:
+    made = plan(card(), 1 << 40)
+    assert (made.n_cells, made.parallel, made.context_length) == (DEFAULT_MAX_CELLS, DEFAULT_PARALLEL, 8192)
+    assert (made.weights_bytes, made.kv_bytes) == (WEIGHTS_BYTES, DEFAULT_MAX_CELLS * CELL_BYTES)
+    assert made.total_bytes == made.weights_bytes + made.kv_bytes + made.compute_bytes
+
+
+@pytest.mark.parametrize(
+    ("trained", "parallel", "n_cells"),
+    [(512, 0, 8 * 512), (512, 2, 1024), (8192, 1, 8192), (1000, 1, 768), (100, 1, CELL_STEP), (131072, 0, 16384)],
+)
+def test_the_default_context_is_at_most_parallel_times_the_trained_length(
+    trained: int, parallel: int, n_cells: int
+) -> None:
+    made = plan(card(trained), 1 << 40, parallel=parallel)
+    assert made.n_cells == n_cells
+    assert made.context_length == min(n_cells, trained)
+
+
+def test_little_memory_shrinks_the_default_context_then_the_slots() -> None:
+    for n_cells, parallel in ((8192, 8), (2048, 8), (1024, 4), (512, 2), (256, 1)):
+        made = plan(card(), bytes_for(n_cells) + CELL_STEP * CELL_BYTES - 1)
+        assert (made.n_cells, made.parallel) == (n_cells, parallel)
+
+
+def test_asked_for_slots_are_kept_when_memory_is_little() -> None:
+    made = plan(card(), bytes_for(512), parallel=8)
+    assert (made.n_cells, made.parallel) == (512, 8)
+
+
+@pytest.mark.parametrize("ctx_size", [1, 100, 256, 300, 20_000, 100_000])
+def test_an_asked_for_context_is_kept_and_paid_for_as_llama_cpp_pads_it(ctx_size: int) -> None:
+    made = plan(card(), 1 << 40, ctx_size=ctx_size)
+    assert (made.n_cells, made.context_length, made.parallel) == (ctx_size, min(ctx_size, 8192), DEFAULT_PARALLEL)
+    padded = -(-ctx_size // CELL_STEP) * CELL_STEP
+    assert made.kv_bytes == padded * CELL_BYTES
+
+
+def test_an_asked_for_context_that_does_not_fit_is_refused_with_the_largest_that_would() -> None:
+    available = bytes_for(2048) + 5
+    with pytest.raises(InsufficientMemory) as caught:
+        plan(card(), available, ctx_size=4000)
+    line = str(caught.value)
+    assert "KV cache of 4000 cells" in line
+    assert line.endswith(f"{available / MIB:.0f} MiB available; the largest --ctx-size that fits is 2048")
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (bytes_for(4000), available)
+
+
+def test_a_model_that_does_not_fit_at_all_is_refused() -> None:
+    with pytest.raises(InsufficientMemory, match=r"weights 90 MiB.*no context fits"):
+        plan(card(), WEIGHTS_BYTES)
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    available=st.integers(WEIGHTS_BYTES, WEIGHTS_BYTES + 400 * MIB),
+    ctx_size=st.one_of(st.just(0), st.integers(1, 200_000)),
+    parallel=st.integers(0, 256),
+    trained=st.integers(1, 200_000),
+    ubatch_size=st.sampled_from([1, 64, 512, 2048]),
+)
+def test_a_plan_fits_or_its_advice_does(
+    available: int, ctx_size: int, parallel: int, trained: int, ubatch_size: int
+) -> None:
+    model = card(trained)
+    try:
+        made = plan(model, available, ctx_size, parallel, ubatch_size)
+    except InsufficientMemory as error:
+        advice = re.search(r"fits is (\d+)$", str(error))
+        largest = int(advice[1]) if advice else 0
+        with pytest.raises(InsufficientMemory):
+            plan(model, available, largest + 1, parallel, ubatch_size)
+        if not largest:
+            return
+        made = plan(model, available, largest, parallel, ubatch_size)
+    else:
+        assert made.n_cells == ctx_size or (not ctx_size and made.n_cells % CELL_STEP == 0)
+    assert made.total_bytes <= available
+    assert made.parallel == parallel or (not parallel and 1 <= made.parallel <= DEFAULT_PARALLEL)
+    assert made.context_length == min(made.n_cells, trained)
+
+
+def test_cells_cost_what_their_layers_and_types_take() -> None:
+    assert kv_cell_bytes(card(), "f16", "f16") == CELL_BYTES
+    assert kv_cell_bytes(card(), "f32", "f16") == CELL_BYTES * 3 // 2
+    assert kv_cell_bytes(card(), "q8_0", "q4_0") == 4 * 2 * (64 // 32) * (34 + 18)
+    assert kv_cell_bytes(card(heads_kv=(0, 2, 0, 4)), "f16", "f16") == 6 * (64 + 64) * 2
+    assert kv_cell_bytes(card(key_length=128), "f16", "f16") == 8 * (128 + 64) * 2
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+def test_every_cache_type_setting_has_a_size(name: str) -> None:
+    assert kv_cell_bytes(card(), name, name) > 0
+
+
+def test_a_model_without_attention_needs_no_cells() -> None:
+    made = plan(card(heads_kv=(0, 0)), bytes_for(256))
+    assert (made.n_cells, made.kv_bytes) == (DEFAULT_MAX_CELLS, 0)
+
+
+@pytest.mark.model
+def test_the_default_model_s_plan_has_llama_cpp_s_own_figures(default_model: Path) -> None:
+    """As llama.cpp reports them for 16,384 cells, 8 slots and flash attention: KV 360 MiB, compute 99.75 MiB."""
+    made = plan(read_card(default_model), 1 << 40)
+    assert made.kv_bytes == 360 * MIB
+    assert 99.75 * MIB <= made.compute_bytes <= 1.2 * 99.75 * MIB

@@ -1,0 +1,104 @@
+"""What this process may use of its machine: CPUs and memory, limits of containers included.
+
+Owns the reading of /proc and of cgroups, version 1, version 2 and both at once; a limit set on any ancestor counts.
+Knows nothing of models or settings. Reads a few small files, on whichever thread calls.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def cpu_quota(root: Path = ROOT) -> int:
+    """CPUs this process may use at once, at least 1: its affinity, or its cgroups' quota where that is less.
+
+    A quota of 2.5 CPUs gives 2: threads that meet at barriers stall when one of them is throttled.
+    """
+    quotas = [_v2_quota(folder) for folder in _cgroups(root, "")]
+    quotas += [_v1_quota(folder) for folder in _cgroups(root, "cpu")]
+    return max(1, min([_affinity(), *(int(quota) for quota in quotas if quota is not None)]))
+
+
+def available_memory_bytes(root: Path = ROOT) -> int:
+    """Memory this process can still take without swapping or being killed; page cache counts as free."""
+    rooms = [_cgroup_room(at, "memory.max", "memory.current", "inactive_file") for at in _cgroups(root, "")]
+    rooms += [
+        _cgroup_room(at, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        for at in _cgroups(root, "memory")
+    ]
+    return min([_system_room(root), *(room for room in rooms if room is not None)])
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's cgroup and its ancestors for a version 1 controller; "" stands for version 2.
+
+    In a container the path may be the host's and not exist here; its top is then the container's own cgroup.
+    """
+    mounts = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, names_and_path = line.partition(":")
+        names, _, path = names_and_path.partition(":")
+        if controller not in names.split(","):
+            continue
+        steps = [step for step in path.split("/") if step not in ("", "..")]
+        for top in (mounts / names, mounts / (controller or "unified")):
+            yield from (top.joinpath(*steps[:depth]) for depth in range(len(steps) + 1))
+
+
+def _v2_quota(folder: Path) -> float | None:
+    quota, _, period = _text(folder / "cpu.max").partition(" ")
+    return _ratio(_integer(quota), _integer(period))
+
+
+def _v1_quota(folder: Path) -> float | None:
+    return _ratio(_integer(_text(folder / "cpu.cfs_quota_us")), _integer(_text(folder / "cpu.cfs_period_us")))
+
+
+def _ratio(quota: int | None, period: int | None) -> float | None:
+    return quota / period if quota and period else None
+
+
+def _cgroup_room(folder: Path, limit_file: str, usage_file: str, reclaimable: str) -> int | None:
+    limit, usage = _integer(_text(folder / limit_file)), _integer(_text(folder / usage_file))
+    if limit is None or usage is None:
+        return None
+    return max(0, limit - usage + (_field(folder / "memory.stat", reclaimable) or 0))
+
+
+def _system_room(root: Path) -> int:
+    available_kib = _field(root / "proc/meminfo", "MemAvailable:")
+    if available_kib is not None:
+        return available_kib * 1024
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number after `name` at the beginning of a line."""
+    for line in _text(path).splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name:
+            return _integer(words[1])
+    return None
+
+
+def _integer(text: str) -> int | None:
+    """None where there is no number: nothing, `max`, or -1 for "no limit"."""
+    word = text.strip()
+    return int(word) if word.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    """Empty where the file is missing or unreadable: what cannot be read limits nothing."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

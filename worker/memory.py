@@ -1,0 +1,122 @@
+"""How much memory a model needs, and how large a context fits: card × settings → plan.
+
+Owns the arithmetic only; what is free is asked elsewhere (host.py, or the device), and after the load the measured
+figures replace these. Weights are exact, KV cells are what llama.cpp allocates for a unified cache without sliding
+windows, compute buffers are an estimate. Pure; runs in the engine before the load, and in `inspect`.
+"""
+
+from dataclasses import dataclass
+
+from worker.card import ModelCard
+from worker.errors import InsufficientMemory
+from worker.ggml_types import TYPES_BY_NAME
+
+DEFAULT_PARALLEL = 8
+DEFAULT_MAX_CELLS = 16_384
+CELL_STEP = 256
+"""llama.cpp pads its context to a multiple of this (llama-context.cpp)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be asked of llama.cpp, and the memory that takes."""
+
+    n_cells: int
+    """KV cells shared by all jobs; llama.cpp's context is this rounded up to CELL_STEP."""
+    parallel: int
+    trained_length: int
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    """An estimate; see `_compute_bytes`."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.compute_bytes
+
+    @property
+    def context_length(self) -> int:
+        """N of PROTOCOL.md 1: tokens one job may use."""
+        return min(self.n_cells, self.trained_length)
+
+
+def plan_memory(
+    card: ModelCard,
+    *,
+    ctx_size: int,
+    parallel: int,
+    cache_type_k: str,
+    cache_type_v: str,
+    ubatch_size: int,
+    available_bytes: int,
+) -> Plan:
+    """The plan for a model in `available_bytes`. `ctx_size` and `parallel` of 0 mean "decide for me".
+
+    An asked-for context is kept as it is, or refused. Otherwise as many cells as fit, in steps of CELL_STEP, up to
+    parallel × trained length and DEFAULT_MAX_CELLS; where memory is what limits them and `parallel` is free, there
+    are fewer slots, so that each can have CELL_STEP cells. Weights count in full, also when the file is mapped.
+
+    Raises: InsufficientMemory: with what is needed, what is there and the largest context that would fit.
+    """
+    slots = parallel or DEFAULT_PARALLEL
+    cell_bytes = kv_cell_bytes(card, cache_type_k, cache_type_v)
+    compute_bytes = _compute_bytes(card, slots, ubatch_size)
+    room = available_bytes - card.weights_bytes - compute_bytes
+    fitting = max(0, room) // max(1, CELL_STEP * cell_bytes) * CELL_STEP
+    wanted = ctx_size or _default_cells(card, slots)
+    n_cells = ctx_size or min(wanted, fitting) or CELL_STEP
+    plan = Plan(
+        n_cells=n_cells,
+        parallel=parallel or (slots if n_cells == wanted else min(slots, n_cells // CELL_STEP)),
+        trained_length=card.context_length,
+        weights_bytes=card.weights_bytes,
+        kv_bytes=_padded(n_cells) * cell_bytes,
+        compute_bytes=compute_bytes,
+    )
+    if plan.total_bytes > available_bytes:
+        raise _insufficient(plan, available_bytes, fitting)
+    return plan
+
+
+def kv_cell_bytes(card: ModelCard, cache_type_k: str, cache_type_v: str) -> int:
+    """Bytes of one KV cell over all layers: one token of one job."""
+    type_k, type_v = TYPES_BY_NAME[cache_type_k.upper()], TYPES_BY_NAME[cache_type_v.upper()]
+    return sum(
+        type_k.n_bytes(n_heads * card.key_length) + type_v.n_bytes(n_heads * card.value_length)
+        for n_heads in card.head_counts_kv
+    )
+
+
+def _default_cells(card: ModelCard, slots: int) -> int:
+    return max(CELL_STEP, min(slots * card.context_length, DEFAULT_MAX_CELLS) // CELL_STEP * CELL_STEP)
+
+
+def _padded(n_cells: int) -> int:
+    return -(-n_cells // CELL_STEP) * CELL_STEP
+
+
+def _compute_bytes(card: ModelCard, slots: int, ubatch_size: int) -> int:
+    """An estimate: float32 logits for each token of a micro-batch and each slot, and eight rows of activations.
+
+    With flash attention llama.cpp takes less (98 MiB for the default model, where this says 107); without it, attention
+    scores come on top, which grow with the context.
+    """
+    return 4 * (card.vocab_size * (ubatch_size + slots) + 8 * card.embedding_length * ubatch_size)
+
+
+def _insufficient(plan: Plan, available_bytes: int, fitting: int) -> InsufficientMemory:
+    if fitting:
+        advice = f"the largest --ctx-size that fits is {fitting}"
+    else:
+        advice = "no context fits: free memory, or choose a smaller model or --ubatch-size"
+    return InsufficientMemory(
+        f"not enough memory: {_mib(plan.total_bytes)} needed (weights {_mib(plan.weights_bytes)}, "
+        f"KV cache of {plan.n_cells} cells {_mib(plan.kv_bytes)}, compute about {_mib(plan.compute_bytes)}), "
+        f"{_mib(available_bytes)} available; {advice}",
+        needed_bytes=plan.total_bytes,
+        available_bytes=available_bytes,
+    )
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.0f} MiB"
