@@ -1,0 +1,211 @@
+"""TextStream against a reference that reads the whole text again after every push."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from worker.engine.text import TextStream
+
+LAW = settings(derandomize=True, deadline=None, max_examples=500)
+
+UNFINISHED = frozenset(
+    chr(point).encode()[:length]
+    for point in range(0x80, 0x110000, 0x40)
+    if not 0xD800 <= point < 0xE000
+    for length in range(1, len(chr(point).encode()))
+)
+"""Every proper prefix of every code point's bytes; the last byte spans 0x40 code points."""
+
+
+def finished_text(data: bytes) -> str:
+    """decode(replace) less the U+FFFD of a code point that the data ends inside."""
+    text = data.decode("utf-8", "replace")
+    return text[:-1] if any(data[-length:] in UNFINISHED for length in (1, 2, 3)) else text
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str] | None:
+    """(text before the stop, the stop), looking at ever longer beginnings of the text."""
+    for end in range(1, len(text) + 1):
+        for stop in stops:
+            if text[:end].endswith(stop):
+                return text[: end - len(stop)], stop
+    return None
+
+
+def n_undecided(text: str, stops: Sequence[str]) -> int:
+    """How long an end of the text is also the beginning of a stop."""
+    lengths = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    return max(lengths, default=0)
+
+
+def expected_so_far(data: bytes, stops: Sequence[str]) -> str:
+    text = finished_text(data)
+    found = first_stop(text, stops)
+    return found[0] if found else text[: len(text) - n_undecided(text, stops)]
+
+
+def pushes(stream: TextStream, pieces: Sequence[bytes]) -> list[str]:
+    return [stream.push(piece) for piece in pieces]
+
+
+def chunked(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[start:end] for start, end in pairwise(edges)]
+
+
+def check_against_the_reference(pieces: Sequence[bytes], stops: Sequence[str]) -> None:
+    """After every push exactly what is certain has been shown; after the flush, all of it."""
+    stream, shown, data = TextStream(stops), "", b""
+    for piece in pieces:
+        shown, data = shown + stream.push(piece), data + piece
+        assert shown == expected_so_far(data, stops)
+        found = first_stop(finished_text(data), stops)
+        assert stream.matched == (found[1] if found else None)
+    whole = finished_text(data)
+    found = first_stop(whole, stops)
+    assert shown + stream.flush() == (found[0] if found else whole)
+    assert stream.matched == (found[1] if found else None)
+
+
+awkward_bytes = st.lists(
+    st.sampled_from(b"A\x80\x8f\x90\x9f\xa0\xbf\xc0\xc2\xe0\xe4\xed\xef\xf0\xf4\xf5\xff"), max_size=12
+).map(bytes)
+any_bytes = st.one_of(st.binary(max_size=24), awkward_bytes, st.text(max_size=8).map(str.encode))
+any_cuts = st.lists(st.integers(0, 200), max_size=8)
+overlapping_stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
+
+
+# ── laws ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@LAW
+@given(any_bytes, any_cuts)
+@example(b"\xed\xa0", [1])
+@example(b"\xed\xa0\x80", [1, 2])
+@example(b"\xf0\x9f\x91A\xe4\xb8", [1, 2, 3, 4, 5])
+def test_any_chunking_of_any_bytes_gives_the_decoded_text(data: bytes, cuts: list[int]) -> None:
+    check_against_the_reference(chunked(data, cuts), [])
+
+
+@LAW
+@given(st.text("ab", max_size=40), any_cuts, overlapping_stops)
+@example("ab", [1], ["b", "ab"])
+@example("ab", [1], ["ab", "b"])
+@example("aaab", [1, 2, 3], ["aab"])
+@example("abaabab", [], ["ababab", "baabaa", "abab"])
+def test_overlapping_stops_never_leak_and_hold_back_no_more_than_they_must(
+    text: str, cuts: list[int], stops: list[str]
+) -> None:
+    check_against_the_reference(chunked(text.encode(), cuts), stops)
+
+
+@LAW
+@given(st.text("aé世👋", max_size=16), any_cuts, st.lists(st.text("aé世👋", min_size=1, max_size=3), max_size=4))
+def test_stops_of_many_bytes_match_across_any_split(text: str, cuts: list[int], stops: list[str]) -> None:
+    check_against_the_reference(chunked(text.encode(), cuts), stops)
+
+
+@LAW
+@given(any_bytes, any_cuts, st.lists(st.text("A\ufffd", min_size=1, max_size=3), max_size=4))
+@example(b"\xed\xa0", [1], ["\ufffd\ufffd"])
+@example(b"A\xe4\xb8", [1, 2], ["A\ufffd"])
+def test_stops_are_matched_on_the_replaced_text(data: bytes, cuts: list[int], stops: list[str]) -> None:
+    check_against_the_reference(chunked(data, cuts), stops)
+
+
+@LAW
+@given(st.text("ab", max_size=40), any_cuts, any_cuts, overlapping_stops)
+def test_the_chunking_changes_neither_the_text_nor_the_stop(
+    text: str, cuts: list[int], other_cuts: list[int], stops: list[str]
+) -> None:
+    one, other = TextStream(stops), TextStream(stops)
+    joined = ["".join(pushes(s, chunked(text.encode(), c))) for s, c in ((one, cuts), (other, other_cuts))]
+    assert joined[0] + one.flush() == joined[1] + other.flush()
+    assert one.matched == other.matched
+
+
+# ── vectors of the protocol notes ────────────────────────────────────────────────────────────────
+
+VECTORS = [
+    pytest.param([b"Hello, world!"], ["Hello, world!"], id="TV-251"),
+    pytest.param(["Hello 👋".encode()], ["Hello 👋"], id="TV-252"),
+    pytest.param([b"\xc3", b"\xb1"], ["", "ñ"], id="TV-253"),
+    pytest.param([b"\xe4\xb8", b"\x96"], ["", "世"], id="TV-254"),
+    pytest.param([b"\xf0\x9f", b"\x91\x8b"], ["", "👋"], id="TV-255"),
+    pytest.param([b"Hello ", b"\xf0\x9f", b"\x91\x8b", " 世界".encode()], ["Hello ", "", "👋", " 世界"], id="TV-256"),
+    pytest.param([], [], id="TV-257"),
+    pytest.param([b"\xf0\x9f"], [""], id="TV-258"),
+    pytest.param([b""], [""], id="TV-259"),
+    pytest.param(["Hello 世界 👋 Test".encode()], ["Hello 世界 👋 Test"], id="TV-260-mixed"),
+    pytest.param(["👋🌍🎉".encode()], ["👋🌍🎉"], id="TV-260-emoji"),
+]
+
+
+@pytest.mark.parametrize(("pieces", "shown"), VECTORS)
+def test_utf8_vectors(pieces: list[bytes], shown: list[str]) -> None:
+    """Each row also ends with nothing pending: the flush adds no text (for 258: no U+FFFD)."""
+    stream = TextStream([])
+    assert pushes(stream, pieces) == shown
+    assert stream.flush() == ""
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "shown", "matched"),
+    [
+        pytest.param(["\n\n"], ["Line 1", "\n", "\n"], ["Line 1", "", ""], "\n\n", id="TV-232"),
+        pytest.param(["END"], ["E", "N", "X"], ["", "", "ENX"], None, id="TV-233"),
+        pytest.param(["\n\n", "END"], ["E", "N", "D"], ["", "", ""], "END", id="TV-236"),
+    ],
+)
+def test_stop_vectors(stops: list[str], pieces: list[str], shown: list[str], matched: str | None) -> None:
+    stream = TextStream(stops)
+    assert pushes(stream, [piece.encode() for piece in pieces]) == shown
+    assert stream.matched == matched
+
+
+# ── examples that name the rules ─────────────────────────────────────────────────────────────────
+
+
+def test_nothing_follows_a_stop() -> None:
+    stream = TextStream(["END"])
+    assert pushes(stream, [b"one END two", b" three", b"END"]) == ["one ", "", ""]
+    assert stream.flush() == ""
+    assert stream.matched == "END"
+
+
+def test_held_text_that_was_no_stop_comes_with_the_flush() -> None:
+    stream = TextStream(["END"])
+    assert pushes(stream, [b"the EN"]) == ["the "]
+    assert stream.flush() == "EN"
+    assert stream.flush() == ""
+    assert stream.matched is None
+
+
+@pytest.mark.parametrize(("stops", "shown"), [(["b", "ab"], "xa"), (["ab", "b"], "x")])
+def test_of_stops_completed_together_the_first_in_the_request_wins(stops: list[str], shown: str) -> None:
+    stream = TextStream(stops)
+    assert "".join(pushes(stream, [b"x", b"a", b"b"])) == shown
+    assert stream.matched == stops[0]
+
+
+def test_the_stop_completed_first_wins_over_one_begun_earlier() -> None:
+    stream = TextStream(["abcd", "bc"])
+    assert "".join(pushes(stream, [b"ab", b"cd"])) == "a"
+    assert stream.matched == "bc"
+
+
+def test_an_unfinished_code_point_at_the_end_completes_no_stop() -> None:
+    stream = TextStream(["a\ufffd"])
+    assert pushes(stream, [b"a\xf0\x9f"]) == [""]
+    assert stream.flush() == "a"
+    assert stream.matched is None
+
+
+def test_a_long_repetitive_stop_is_found_in_a_long_repetitive_text() -> None:
+    stop = "a" * 99 + "b"
+    stream = TextStream([stop, "a" * 98 + "c"])
+    assert "".join(pushes(stream, [b"a"] * 5000 + [b"b"])) == "a" * 4901
+    assert stream.matched == stop

@@ -1,0 +1,110 @@
+"""From token bytes to text that may be shown: whole code points, and stop strings honoured.
+
+Owns what must wait: the bytes of an unfinished code point, and text that may yet become a stop string.
+Knows nothing of tokens, jobs or events. Runs on the engine's step thread, one TextStream per job.
+
+    all pushed bytes = [ shown for good )[ held: the longest that may begin a stop )[ unfinished code point )
+
+Every later match begins inside the held part, so text once shown is never part of a stop.
+"""
+
+import codecs
+from collections.abc import Sequence as Seq
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+_SURROGATE_HALF_FROM, _SURROGATE_HALF_BELOW = b"\xed\xa0", b"\xee"
+"""CPython's incremental decoder waits for a third byte after ED A0..BF, though no code point begins so (RFC 3629)."""
+
+
+class TextStream:
+    """The text of one job. Law: for any chunking, all that is returned, joined, is
+    decode(all bytes, "replace") less an unfinished code point at the very end, cut where the stop begins.
+
+    A stop ends the text at the first character that completes one; if that character completes several,
+    the first in the request is the one that matched (PROTOCOL.md 4).
+    """
+
+    def __init__(self, stops: Seq[str]) -> None:
+        """`stops` in the order of the request, none of them empty."""
+        self.matched: str | None = None
+        self._decoder = _Utf8Decoder("replace")
+        self._watches = tuple(_StopWatch(stop) for stop in stops)
+        self._held = ""
+
+    def push(self, piece: bytes) -> str:
+        """The text that may be shown now. The piece that completes a stop sets `matched`: then what precedes
+        the stop is returned, and nothing after it ever.
+        """
+        if self.matched is not None:
+            return ""
+        text = self._decode(piece)
+        for n_read, char in enumerate(text if self._watches else "", start=1):
+            self.matched = self._completed_by(char)
+            if self.matched is not None:
+                return self._cut_before_stop(text[:n_read], self.matched)
+        return self._hold_back(text)
+
+    def flush(self) -> str:
+        """End of generation: the held text, which turned out not to be a stop. An unfinished code point is dropped.
+
+        Nothing may be pushed afterwards.
+        """
+        self._decoder.reset()
+        held, self._held = self._held, ""
+        return held
+
+    def _decode(self, piece: bytes) -> str:
+        text = self._decoder.decode(piece)
+        pending, _ = self._decoder.getstate()
+        if _SURROGATE_HALF_FROM <= pending < _SURROGATE_HALF_BELOW:
+            text += self._decoder.decode(b"", final=True)
+        return text
+
+    def _completed_by(self, char: str) -> str | None:
+        completed = [watch.stop for watch in self._watches if watch.advance(char)]
+        return completed[0] if completed else None
+
+    def _cut_before_stop(self, text: str, stop: str) -> str:
+        text, self._held = self._held + text, ""
+        return text[: len(text) - len(stop)]
+
+    def _hold_back(self, text: str) -> str:
+        text = self._held + text
+        n_held = max((watch.n_matched for watch in self._watches), default=0)
+        edge = len(text) - n_held
+        self._held = text[edge:]
+        return text[:edge]
+
+
+class _StopWatch:
+    """How much of one stop string the text now ends with (Knuth, Morris, Pratt 1977).
+
+    `n_matched` is the length of the longest prefix of the stop that is a suffix of the text read so far.
+    """
+
+    def __init__(self, stop: str) -> None:
+        assert stop, "an empty stop string is refused at the door"
+        self.stop = stop
+        self.n_matched = 0
+        self._borders = _borders(stop)
+
+    def advance(self, char: str) -> bool:
+        """Read one character; True when it completes the stop. Amortised O(1); not to be called after True."""
+        self.n_matched = _extend(self.stop, self._borders, self.n_matched, char)
+        return self.n_matched == len(self.stop)
+
+
+def _borders(stop: str) -> list[int]:
+    """For each n, the length of the longest proper prefix of stop[:n] that is also its suffix (0 for n < 2)."""
+    borders = [0, 0]
+    for char in stop[1:]:
+        borders.append(_extend(stop, borders, borders[-1], char))
+    return borders
+
+
+def _extend(stop: str, borders: list[int], n_matched: int, char: str) -> int:
+    """The longest prefix of `stop` that ends a text whose longest was `n_matched` before `char` came."""
+    while n_matched and stop[n_matched] != char:
+        n_matched = borders[n_matched]
+    return n_matched + (stop[n_matched] == char)
