@@ -1,0 +1,205 @@
+"""A stream's bytes (vectors of the protocol notes, B.2; those of order and timing are tested with the jobs)."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.engine.contract import StopReason
+from worker.protocol.events import Dialect, choose_dialect
+
+SSE = choose_dialect(None, sse_event_names=False)
+NAMED_SSE = choose_dialect(None, sse_event_names=True)
+JSON_LINES = choose_dialect("application/jsonl", sse_event_names=False)
+
+
+def started(dialect: Dialect) -> bytes:
+    return dialect.started(
+        job_id="test-123",
+        model="Qwen2.5-0.5B",
+        started_at="2025-10-04T12:00:00Z",
+        seed=2**64 - 1,
+        prompt_tokens=7,
+        cached_tokens=0,
+    )
+
+
+def metrics(dialect: Dialect) -> bytes:
+    return dialect.metrics(
+        tokens_per_sec=42.5, vram_bytes=536_870_912, job_id="test-123", tokens_out=9, decode_time_ms=211
+    )
+
+
+def end(
+    tokens_out: int,
+    decode_time_ms: int,
+    reason: StopReason,
+    stop: str | None = None,
+    *,
+    dialect: Dialect = SSE,
+    context_full: bool = False,
+) -> bytes:
+    return dialect.end(
+        tokens_out=tokens_out,
+        decode_time_ms=decode_time_ms,
+        stop_reason=reason,
+        stop_sequence_matched=stop,
+        tokens_sampled=101,
+        prompt_tokens=7,
+        time_to_first_token_ms=12,
+        context_full=context_full,
+    )
+
+
+def error(dialect: Dialect) -> bytes:
+    return dialect.error(code="VRAM_OOM", message="Out of VRAM", retriable=False)
+
+
+def one_of_each(dialect: Dialect) -> dict[str, bytes]:
+    return {
+        "started": started(dialect),
+        "token": dialect.token("Hello", 5),
+        "metrics": metrics(dialect),
+        "end": end(100, 5000, "MAX_TOKENS", dialect=dialect),
+        "error": error(dialect),
+    }
+
+
+END_TAIL = ',"tokens_sampled":101,"prompt_tokens":7,"time_to_first_token_ms":12'
+
+
+@pytest.mark.parametrize(
+    ("frame", "legacy", "ours"),
+    [
+        pytest.param(
+            started(SSE),
+            '{"type":"started","job_id":"test-123","model":"Qwen2.5-0.5B","started_at":"2025-10-04T12:00:00Z"',
+            ',"seed":18446744073709551615,"prompt_tokens":7,"cached_tokens":0',
+            id="TV-101",
+        ),
+        pytest.param(SSE.token("Hello", 5), '{"type":"token","t":"Hello","i":5', "", id="TV-102"),
+        pytest.param(
+            metrics(SSE),
+            '{"type":"metrics","tokens_per_sec":42.5,"vram_bytes":536870912',
+            ',"job_id":"test-123","tokens_out":9,"decode_time_ms":211',
+            id="TV-103",
+        ),
+        pytest.param(
+            end(100, 5000, "MAX_TOKENS"),
+            '{"type":"end","tokens_out":100,"decode_time_ms":5000,"stop_reason":"MAX_TOKENS"',
+            END_TAIL,
+            id="TV-104",
+        ),
+        pytest.param(
+            error(SSE), '{"type":"error","code":"VRAM_OOM","message":"Out of VRAM"', ',"retriable":false', id="TV-105"
+        ),
+        pytest.param(
+            end(25, 750, "STOP_SEQUENCE", "\n\n"),
+            '{"type":"end","tokens_out":25,"decode_time_ms":750,"stop_reason":"STOP_SEQUENCE"'
+            ',"stop_sequence_matched":"\\n\\n"',
+            END_TAIL,
+            id="TV-106",
+        ),
+        pytest.param(
+            end(100, 2000, "MAX_TOKENS", context_full=True),
+            '{"type":"end","tokens_out":100,"decode_time_ms":2000,"stop_reason":"MAX_TOKENS"',
+            END_TAIL + ',"context_full":true',
+            id="TV-107-context-full",
+        ),
+        pytest.param(
+            end(0, 0, "EOS"), '{"type":"end","tokens_out":0,"decode_time_ms":0,"stop_reason":"EOS"', END_TAIL, id="eos"
+        ),
+        pytest.param(SSE.token("👋🌍", 0), '{"type":"token","t":"👋🌍","i":0', "", id="TV-108"),
+        pytest.param(SSE.token("世界", 0), '{"type":"token","t":"世界","i":0', "", id="TV-109"),
+        pytest.param(SSE.token("x" * 1000, 0), f'{{"type":"token","t":"{"x" * 1000}","i":0', "", id="TV-125"),
+        pytest.param(SSE.token("a\r\nb\n", 0), '{"type":"token","t":"a\\r\\nb\\n","i":0', "", id="TV-132"),
+        pytest.param(SSE.token("a\u2028\u0085b", 0), '{"type":"token","t":"a\u2028\u0085b","i":0', "", id="separators"),
+    ],
+)
+def test_events_are_the_legacy_ones_with_our_keys_appended(frame: bytes, legacy: str, ours: str) -> None:
+    assert frame == f"data: {legacy}{ours}}}\n\n".encode()
+
+
+@pytest.mark.parametrize("texts", [pytest.param(["Hello", " 世界", "🌍", "مرحبا", "Привет"], id="TV-110")])
+def test_tokens_read_back_in_order(texts: list[str]) -> None:
+    frames = [SSE.token(text, index) for index, text in enumerate(texts)]
+    events = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
+    assert events == [{"type": "token", "t": text, "i": index} for index, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("started", id="TV-112a"),
+        pytest.param("token", id="TV-112b"),
+        pytest.param("end", id="TV-112c"),
+        pytest.param("metrics", id="TV-112d"),
+        pytest.param("error", id="TV-112e"),
+    ],
+)
+def test_framings_differ_in_nothing_but_the_frame(name: str) -> None:
+    line = one_of_each(JSON_LINES)[name]
+    payload = line.removesuffix(b"\n")
+    assert line == payload + b"\n"
+    assert json.loads(payload)["type"] == name
+    assert one_of_each(SSE)[name] == b"data: " + payload + b"\n\n"
+    assert one_of_each(NAMED_SSE)[name] == b"event: " + name.encode() + b"\ndata: " + payload + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        pytest.param(None, "text/event-stream", id="TV-122"),
+        ("", "text/event-stream"),
+        ("*/*", "text/event-stream"),
+        ("text/*, application/json", "text/event-stream"),
+        ("application/json", "text/event-stream"),
+        ("text/event-stream", "text/event-stream"),
+        ("application/jsonl", "application/jsonl"),
+        ("application/x-ndjson", "application/x-ndjson"),
+        (" Application/X-NDJSON ; q=0.5 , */*", "application/x-ndjson"),
+        ("*/*, application/jsonl", "application/jsonl"),
+        ("application/x-ndjson, application/jsonl", "application/x-ndjson"),
+        ("application/x-ndjson;q=0.5, application/jsonl", "application/jsonl"),
+        ("text/event-stream, application/jsonl", "text/event-stream"),
+        ("text/event-stream;q=0.1, application/jsonl;charset=utf-8; Q=0.2", "application/jsonl"),
+        ("application/jsonl;q=0", "text/event-stream"),
+        ("application/jsonl;q=0.000, */*", "text/event-stream"),
+        ("application/jsonl;q=nan", "application/jsonl"),
+        (",;,;q=1", "text/event-stream"),
+    ],
+)
+@pytest.mark.parametrize("sse_event_names", [False, True])
+def test_accept_chooses_the_framing(accept: str | None, media_type: str, sse_event_names: bool) -> None:
+    dialect = choose_dialect(accept, sse_event_names=sse_event_names)
+    assert dialect.media_type == media_type
+    is_named = sse_event_names and media_type == "text/event-stream"
+    assert dialect.token("a", 0).startswith(b"event: token\n") is is_named
+
+
+# ── laws ─────────────────────────────────────────────────────────────────────────────────────────
+
+texts = st.text(min_size=1)
+
+
+@given(texts, st.integers(0, 2**32 - 1), st.sampled_from([SSE, NAMED_SSE, JSON_LINES]))
+@settings(derandomize=True, deadline=None)
+def test_any_text_survives_a_token_frame_which_stays_one_line(text: str, index: int, dialect: Dialect) -> None:
+    frame = dialect.token(text, index)
+    body = frame.removesuffix(dialect.tail).removeprefix(dialect.leads["token"])
+    assert b"\n" not in body
+    assert b"\r" not in body
+    assert json.loads(body) == {"type": "token", "t": text, "i": index}
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"], exclude_characters='"\\')))
+@settings(derandomize=True, deadline=None)
+def test_what_json_need_not_escape_is_sent_as_raw_utf8(text: str) -> None:
+    assert f'"t":"{text}"'.encode() in SSE.token(text, 0)
+
+
+@given(st.text())
+@settings(derandomize=True, deadline=None)
+def test_any_accept_header_gets_a_framing(accept: str) -> None:
+    assert choose_dialect(accept, sse_event_names=False).media_type

@@ -1,0 +1,51 @@
+"""Request headers the protocol gives a meaning to: text → value (PROTOCOL.md 3).
+
+Refuses to know: HTTP frameworks, the time of day (a deadline is compared elsewhere). `Accept` is events.py's.
+Pure but for the fresh UUIDs; runs on the front's event loop.
+"""
+
+import re
+import uuid
+from datetime import UTC, datetime
+
+from worker.errors import InvalidRequest
+
+_UUID_FORM = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+"""Any version: what counts is that it can be logged and echoed as it stands."""
+
+_EPOCH_MS = re.compile(r"[0-9]{1,15}")
+"""Fifteen digits end in the year 33658; more is a mistake, nanoseconds for instance."""
+
+_JSON_TYPE = re.compile(r"application/([^\s/]+\+)?json", re.IGNORECASE)
+
+_MAX_SHOWN_CHARACTERS = 40
+
+
+def correlation_id(value: str | None) -> str:
+    """The X-Correlation-ID of a request: the client's when it has the form of a UUID, else a fresh UUIDv4."""
+    kept = (value or "").strip()
+    return kept if _UUID_FORM.fullmatch(kept) else str(uuid.uuid4())
+
+
+def parse_deadline(value: str) -> float:
+    """X-Deadline in epoch seconds, from epoch milliseconds or ISO-8601; without an offset that is UTC.
+
+    Raises: InvalidRequest.
+    """
+    text = value.strip()
+    if _EPOCH_MS.fullmatch(text):
+        return int(text) / 1000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        shown = repr(text[:_MAX_SHOWN_CHARACTERS])
+        raise InvalidRequest(
+            f"X-Deadline {shown} is not a time; send epoch milliseconds (at most 15 digits) or ISO-8601"
+        ) from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def is_json_content_type(value: str | None) -> bool:
+    """True for application/json and application/*+json, with any parameters."""
+    media_type = (value or "").split(";", 1)[0].strip()
+    return _JSON_TYPE.fullmatch(media_type) is not None
