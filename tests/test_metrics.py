@@ -1,0 +1,164 @@
+"""The series of PROTOCOL.md 8: names, types, labels, and what moves them."""
+
+import pytest
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.samples import Sample
+
+from worker.metrics import Metrics
+
+WORKER = {"worker_id"}
+
+PROTOCOL_SERIES = {
+    "worker_vram_bytes": ("gauge", WORKER),
+    "worker_memory_bytes": ("gauge", WORKER),
+    "worker_requests_total": ("counter", WORKER | {"outcome"}),
+    "worker_tokens_in_total": ("counter", WORKER),
+    "worker_tokens_generated_total": ("counter", WORKER),
+    "worker_inference_duration_ms": ("histogram", WORKER),
+    "worker_uptime_seconds": ("gauge", WORKER),
+    "worker_time_to_first_token_seconds": ("histogram", WORKER),
+    "worker_inter_token_latency_seconds": ("histogram", WORKER),
+    "worker_queue_time_seconds": ("histogram", WORKER),
+    "worker_queue_depth": ("gauge", WORKER),
+    "worker_requests_running": ("gauge", WORKER),
+    "worker_kv_cells_used": ("gauge", WORKER),
+    "worker_kv_cells_total": ("gauge", WORKER),
+    "worker_prefix_tokens_reused_total": ("counter", WORKER),
+    "worker_preemptions_total": ("counter", WORKER),
+    "worker_engine_restarts_total": ("counter", WORKER),
+}
+OWN_SERIES = {"worker_steps_total": ("counter", WORKER | {"kind"})}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("w-1", clock=lambda: 100.0)
+
+
+def text(metrics: Metrics, accept: str | None = None) -> str:
+    return metrics.render(accept)[0].decode()
+
+
+def samples(metrics: Metrics) -> list[Sample]:
+    return [sample for family in parser.text_string_to_metric_families(text(metrics)) for sample in family.samples]
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    (found,) = [s.value for s in samples(metrics) if s.name == name and s.labels == {"worker_id": "w-1", **labels}]
+    return found
+
+
+def types(rendered: str) -> dict[str, str]:
+    return dict(line.split()[2:4] for line in rendered.splitlines() if line.startswith("# TYPE "))
+
+
+def test_every_series_exists_from_the_start_with_its_type(metrics: Metrics) -> None:
+    assert types(text(metrics)) == {name: kind for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()}
+
+
+@pytest.mark.parametrize(("name", "kind", "labels"), [(n, *rest) for n, rest in (PROTOCOL_SERIES | OWN_SERIES).items()])
+def test_every_sample_is_zero_at_the_start_and_has_exactly_its_labels(
+    metrics: Metrics, name: str, kind: str, labels: set[str]
+) -> None:
+    own = [s for s in samples(metrics) if s.name in (name, f"{name}_bucket", f"{name}_sum", f"{name}_count")]
+    assert {s.value for s in own} == {0.0}
+    assert {frozenset(set(s.labels) - {"le"}) for s in own} == {frozenset(labels)}
+    assert {s.labels["worker_id"] for s in own} == {"w-1"}
+    expected = {f"{name}_bucket", f"{name}_sum", f"{name}_count"} if kind == "histogram" else {name}
+    assert {s.name for s in own} == expected
+
+
+def test_all_outcomes_exist_at_zero(metrics: Metrics) -> None:
+    outcomes = {s.labels["outcome"] for s in samples(metrics) if s.name == "worker_requests_total"}
+    assert outcomes == {"success", "error", "cancelled", "timeout", "rejected"}
+
+
+@pytest.mark.parametrize("accept", [None, "application/openmetrics-text"])
+def test_no_series_tells_when_it_was_created(metrics: Metrics, accept: str | None) -> None:
+    assert "_created" not in text(metrics, accept)
+
+
+def test_uptime_is_read_from_the_clock_at_every_scrape() -> None:
+    now = [100.0]
+    metrics = Metrics("w-1", clock=lambda: now[0])
+    now[0] = 107.5
+    assert value(metrics, "worker_uptime_seconds") == 7.5
+
+
+def test_a_finished_job_counts_by_outcome_with_its_tokens_and_duration(metrics: Metrics) -> None:
+    metrics.finished("success", tokens_in=5, tokens_generated=32, duration_ms=1200.0)
+    metrics.finished("timeout", tokens_in=3, tokens_generated=0, duration_ms=300_000.0)
+    assert value(metrics, "worker_requests_total", outcome="success") == 1
+    assert value(metrics, "worker_requests_total", outcome="timeout") == 1
+    assert value(metrics, "worker_tokens_in_total") == 8
+    assert value(metrics, "worker_tokens_generated_total") == 32
+    assert value(metrics, "worker_inference_duration_ms_count") == 2
+    assert value(metrics, "worker_inference_duration_ms_sum") == 301_200
+
+
+def test_a_rejected_request_or_job_counts_and_has_no_duration(metrics: Metrics) -> None:
+    metrics.rejected()
+    metrics.finished("rejected", tokens_in=0, tokens_generated=0, duration_ms=5.0)
+    assert value(metrics, "worker_requests_total", outcome="rejected") == 2
+    assert value(metrics, "worker_inference_duration_ms_count") == 0
+
+
+def test_what_the_front_measures_lands_in_its_histogram(metrics: Metrics) -> None:
+    metrics.started(queued_s=0.2)
+    metrics.first_token(waited_s=0.3)
+    metrics.next_token(gap_s=0.02)
+    metrics.next_token(gap_s=0.03)
+    assert value(metrics, "worker_queue_time_seconds_sum") == 0.2
+    assert value(metrics, "worker_time_to_first_token_seconds_sum") == 0.3
+    assert value(metrics, "worker_inter_token_latency_seconds_count") == 2
+    assert value(metrics, "worker_inter_token_latency_seconds_bucket", le="0.02") == 1
+
+
+def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> None:
+    metrics.loaded(vram_bytes=8_000_000_000, memory_bytes=9_000_000_000, n_cells=4096)
+    metrics.load(queue_depth=3, running=8)
+    metrics.load(queue_depth=2, running=8)
+    metrics.step("prefill", cells_used=64)
+    metrics.step("decode", cells_used=65)
+    metrics.step(None, cells_used=0)
+    metrics.engine_restarted()
+    shown = {s.name: s.value for s in samples(metrics) if set(s.labels) == WORKER}
+    assert shown["worker_vram_bytes"] == 8_000_000_000
+    assert shown["worker_memory_bytes"] == 9_000_000_000
+    assert shown["worker_kv_cells_total"] == 4096
+    assert (shown["worker_queue_depth"], shown["worker_requests_running"]) == (2, 8)
+    assert shown["worker_kv_cells_used"] == 0
+    assert shown["worker_engine_restarts_total"] == 1
+    assert (
+        value(metrics, "worker_steps_total", kind="prefill") == value(metrics, "worker_steps_total", kind="decode") == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [None, "", "*/*", "text/plain;version=0.0.4", "text/html", "application/openmetrics-text;version=x", ";;="],
+)
+def test_without_a_wish_the_format_is_text_0_0_4(metrics: Metrics, accept: str | None) -> None:
+    body, content_type = metrics.render(accept)
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert body.endswith(b"\n")
+
+
+def test_prometheus_gets_openmetrics_when_it_asks(metrics: Metrics) -> None:
+    accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
+    body, content_type = metrics.render(accept)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    families = openmetrics_parser.text_string_to_metric_families(body.decode())  # type: ignore[no-untyped-call]  # theirs
+    names = {family.name for family in families}
+    assert names == {
+        name.removesuffix("_total") if kind == "counter" else name
+        for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()
+    }
+
+
+def test_two_workers_in_one_process_do_not_meet() -> None:
+    first, second = Metrics("w-1"), Metrics("w-2")
+    first.rejected()
+    assert 'worker_requests_total{outcome="rejected",worker_id="w-2"} 0.0' in text(second)
+    assert "w-1" not in text(second)

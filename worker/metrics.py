@@ -1,0 +1,132 @@
+"""The worker's Prometheus series (PROTOCOL.md 8), all of them there from the start, at zero.
+
+Owns: names, types, labels, buckets, and a registry of its own. Methods are named for what happened.
+Refuses to know: jobs, requests and HTTP; label values are closed sets, never a job_id.
+Called on the front's event loop.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
+
+from worker.engine.contract import StepKind
+
+Outcome = Literal["success", "error", "cancelled", "timeout", "rejected"]
+
+_DURATION_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000)
+"""From a one-token answer on a GPU to beyond the default time-out of 300 s; about 2.2 times apart."""
+
+_FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""A cached prefix on a GPU answers in milliseconds, a long prompt behind a queue on a CPU in tens of seconds."""
+
+_INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Narrow from 10 to 150 ms, where reading speed and `--itl-target-ms` lie; seconds are a stall."""
+
+_QUEUE_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""At once, or as long as a job may live: 300 s by default."""
+
+
+class Metrics:
+    """What /metrics shows. `clock` gives seconds and never goes back."""
+
+    def __init__(self, worker_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        # No time stamp beside each series; the library only has a switch for the whole process.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library's one gap
+        self._registry = CollectorRegistry()
+        self._worker_id = worker_id
+
+        self._vram_bytes = self._gauge("worker_vram_bytes", "Device memory this worker holds; 0 on a CPU.")
+        self._memory_bytes = self._gauge("worker_memory_bytes", "Memory for weights, KV cache and compute buffers.")
+        self._queue_depth = self._gauge("worker_queue_depth", "Accepted jobs that wait for a slot.")
+        self._running = self._gauge("worker_requests_running", "Jobs in a slot.")
+        self._cells_used = self._gauge("worker_kv_cells_used", "KV cells in use.")
+        self._cells_total = self._gauge("worker_kv_cells_total", "KV cells there are.")
+        started_s = clock()
+        self._gauge("worker_uptime_seconds", "Time since start.").set_function(lambda: clock() - started_s)
+
+        requests = Counter(
+            "worker_requests_total", "Requests by how they ended.", ("worker_id", "outcome"), registry=self._registry
+        )
+        self._requests = {outcome: requests.labels(worker_id, outcome) for outcome in get_args(Outcome)}
+        self._tokens_in = self._counter("worker_tokens_in_total", "Prompt tokens of accepted jobs that have ended.")
+        self._tokens_generated = self._counter("worker_tokens_generated_total", "Tokens drawn.")
+        self._engine_restarts = self._counter(
+            "worker_engine_restarts_total", "Engine processes that had to be replaced."
+        )
+        steps = Counter("worker_steps_total", "Decode calls by kind.", ("worker_id", "kind"), registry=self._registry)
+        self._steps = {kind: steps.labels(worker_id, kind) for kind in get_args(StepKind)}
+        self._counter("worker_prefix_tokens_reused_total", "Prompt tokens found in the KV cache.")
+        self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
+
+        self._duration_ms = self._histogram(
+            "worker_inference_duration_ms", "From a job's arrival to its end, in milliseconds.", _DURATION_MS
+        )
+        self._first_token_s = self._histogram(
+            "worker_time_to_first_token_seconds", "From a job's arrival to its first token.", _FIRST_TOKEN_S
+        )
+        self._inter_token_s = self._histogram(
+            "worker_inter_token_latency_seconds", "From one token of a job to its next.", _INTER_TOKEN_S
+        )
+        self._queue_s = self._histogram("worker_queue_time_seconds", "From a job's arrival to its slot.", _QUEUE_S)
+
+    def loaded(self, *, vram_bytes: int, memory_bytes: int, n_cells: int) -> None:
+        self._vram_bytes.set(vram_bytes)
+        self._memory_bytes.set(memory_bytes)
+        self._cells_total.set(n_cells)
+
+    def load(self, *, queue_depth: int, running: int) -> None:
+        """How busy the worker is now."""
+        self._queue_depth.set(queue_depth)
+        self._running.set(running)
+
+    def step(self, kind: StepKind | None, *, cells_used: int) -> None:
+        """The engine reported; `kind` is None when no decode ran."""
+        if kind is not None:
+            self._steps[kind].inc()
+        self._cells_used.set(cells_used)
+
+    def started(self, *, queued_s: float) -> None:
+        """A job got its slot."""
+        self._queue_s.observe(queued_s)
+
+    def first_token(self, *, waited_s: float) -> None:
+        self._first_token_s.observe(waited_s)
+
+    def next_token(self, *, gap_s: float) -> None:
+        self._inter_token_s.observe(gap_s)
+
+    def finished(self, outcome: Outcome, *, tokens_in: int, tokens_generated: int, duration_ms: float) -> None:
+        """A job ended, however it did; one that was rejected has no duration."""
+        self._requests[outcome].inc()
+        self._tokens_in.inc(tokens_in)
+        self._tokens_generated.inc(tokens_generated)
+        if outcome != "rejected":
+            self._duration_ms.observe(duration_ms)
+
+    def rejected(self) -> None:
+        """A request was refused before it became a job."""
+        self._requests["rejected"].inc()
+
+    def engine_restarted(self) -> None:
+        self._engine_restarts.inc()
+
+    def render(self, accept: str | None) -> tuple[bytes, str]:
+        """(body, content type): Prometheus text 0.0.4, or what the Accept header asks for, such as OpenMetrics."""
+        try:
+            encode, content_type = exposition.choose_encoder(accept or "")
+        except (TypeError, ValueError):  # a version in the header that is not a number
+            encode, content_type = exposition.choose_encoder("")
+        return encode(self._registry), content_type
+
+    def _gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(name, help, ("worker_id",), registry=self._registry).labels(self._worker_id)
+
+    def _counter(self, name: str, help: str) -> Counter:
+        return Counter(name, help, ("worker_id",), registry=self._registry).labels(self._worker_id)
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(name, help, ("worker_id",), registry=self._registry, buckets=buckets)
+        return histogram.labels(self._worker_id)

@@ -1,0 +1,153 @@
+"""The ready callback: tells the pool manager, once, that this worker serves.
+
+Owns: the POST, what counts as success, what is tried again and for how long (PROTOCOL.md 2).
+Refuses to know: what the body says (worker/protocol writes it), and what a failure means to the worker (serve.py).
+Runs on the front's event loop.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterable, Callable
+from http import HTTPStatus
+from typing import Final
+
+import httpx2
+import stamina
+
+from worker.errors import CallbackFailed
+
+BUDGET_S: Final = 60.0
+"""From the first attempt on; PROTOCOL.md 2."""
+
+ATTEMPT_TIMEOUT_S: Final = 5.0
+"""For one whole attempt, not for each read of it; PROTOCOL.md 2."""
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S, _JITTER_S = 0.2, 5.0, 0.5
+"""Doubling waits: a receiver that restarts is found quickly, one that stays away is asked about 15 times."""
+
+_TEST_MODE_MARK = "localhost:9999"
+_NOT_FOR_LOGS = re.compile(r"(?<=//)[^/?#]*@|[?#].*")
+"""User, password, query and fragment of a URL: where credentials live."""
+
+
+class _NoSuccessYet(CallbackFailed):
+    """A failure that may pass: no connection, no answer in time, or a 5xx."""
+
+
+def is_test_mode(url: str) -> bool:
+    """True for a URL that means "log it, call nobody" (PROTOCOL.md 2)."""
+    return _TEST_MODE_MARK in url
+
+
+async def announce(
+    url: str,
+    body: bytes,
+    *,
+    token: str | None = None,
+    budget_s: float = BUDGET_S,
+    attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
+) -> None:
+    """Post `body` (JSON) to `url`, verbatim, until it is answered with a 2xx. May be cancelled at any time.
+
+    Proxy variables and redirects are ignored. Raises: CallbackFailed at once for a 3xx, a 4xx or an unusable URL,
+    and with the last failure when `budget_s` is used up.
+    """
+    _check(url)
+    # Reading the certificate store takes about 20 ms: not on the loop.
+    tls = await asyncio.to_thread(httpx2.create_ssl_context, trust_env=False)
+    failure = CallbackFailed(f"no answer from {_shown(url)} within {budget_s:g} s")
+    try:
+        async with (
+            asyncio.timeout(budget_s),
+            httpx2.AsyncClient(verify=tls, trust_env=False, timeout=None, auth=_bearer(token)) as client,
+        ):
+            async for attempt in _attempts():
+                with attempt:
+                    try:
+                        await _post(client, url, body, attempt_timeout_s)
+                    except _NoSuccessYet as error:
+                        failure = error
+                        raise
+    except TimeoutError:
+        raise failure from None
+
+
+def _check(url: str) -> None:
+    """Refuses here what the client would only trip over while connecting, after retries or with a foreign error."""
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise CallbackFailed(f"{_shown(url)!r} is not a URL: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise CallbackFailed(f"{_shown(url)!r} is not a URL of the form http://host:port/path")
+    if parsed.port is not None and not 1 <= parsed.port <= 65_535:
+        raise CallbackFailed(f"{_shown(url)!r} has port {parsed.port}; ports are 1 to 65535")
+
+
+def _attempts() -> AsyncIterable[stamina.Attempt]:
+    return stamina.retry_context(
+        on=_NoSuccessYet,
+        attempts=None,
+        timeout=None,  # the caller's asyncio.timeout also bounds a wait and an attempt under way
+        wait_initial=_FIRST_WAIT_S,
+        wait_max=_LONGEST_WAIT_S,
+        wait_jitter=_JITTER_S,
+    )
+
+
+async def _post(client: httpx2.AsyncClient, url: str, body: bytes, timeout_s: float) -> None:
+    """One attempt. The answer's body is never read: only the status counts."""
+    headers = {"Content-Type": "application/json"}
+    where = _shown(url)
+    try:
+        async with asyncio.timeout(timeout_s), client.stream("POST", url, content=body, headers=headers) as response:
+            status = response.status_code
+    except TimeoutError:
+        raise _NoSuccessYet(f"no answer from {where} within {timeout_s:g} s") from None
+    except httpx2.LocalProtocolError:
+        # The library's text quotes the header, and with it the token.
+        raise CallbackFailed("the API token holds characters that no HTTP header can carry") from None
+    except httpx2.TransportError as error:
+        raise _NoSuccessYet(f"no answer from {where}: {_root_cause(error)}") from error
+    _judge(status, where)
+
+
+def _judge(status: int, where: str) -> None:
+    if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+        return
+    phrase = httpx2.codes.get_reason_phrase(status)
+    answer = f"{status} {phrase} from {where}" if phrase else f"{status} from {where}"
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise _NoSuccessYet(answer)
+    if status < HTTPStatus.BAD_REQUEST:
+        raise CallbackFailed(f"{answer}: redirects are not followed, give the final URL")
+    raise CallbackFailed(answer)
+
+
+def _bearer(token: str | None) -> Callable[[httpx2.Request], httpx2.Request] | None:
+    """The token as httpx2's auth hook, which also wins over a user and password in the URL."""
+    if token is None:
+        return None
+
+    def add(request: httpx2.Request) -> httpx2.Request:
+        request.headers["Authorization"] = f"Bearer {token}"
+        return request
+
+    return add
+
+
+def _root_cause(error: Exception) -> str:
+    """What the system said: the libraries above it say no more than "all connection attempts failed"."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, BaseExceptionGroup):  # one per address of the host
+            link = link.exceptions[0]
+        if isinstance(link, OSError) and link.errno is not None:
+            return os.strerror(link.errno) if isinstance(link, ConnectionError) else str(link)
+        link = link.__cause__ or link.__context__
+    return str(error) or type(error).__name__
+
+
+def _shown(url: str) -> str:
+    return _NOT_FOR_LOGS.sub("", url)
