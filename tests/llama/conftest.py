@@ -1,0 +1,70 @@
+"""One real model for all tests of the room; contexts are cheap and made per test."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.llama.tiny import write_tiny
+from worker.engine.contract import Sampling, Slice, SlotId, TokenId
+from worker.llama.context import Context
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
+from worker.llama.runner import LlamaRunner
+
+GREEDY = Sampling(seed=0, temperature=0.0)
+
+MakeContext = Callable[..., Context]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    model: Model
+    percents: list[int]
+
+
+@pytest.fixture(scope="session")
+def loaded(default_model: Path) -> Iterator[Loaded]:
+    percents: list[int] = []
+    cpu = choose_device("cpu", devices())
+    with Model.load(default_model, device=cpu, n_gpu_layers=0, on_progress=percents.append) as model:
+        yield Loaded(model, percents)
+
+
+@pytest.fixture
+def model(loaded: Loaded) -> Model:
+    return loaded.model
+
+
+@pytest.fixture
+def make_context(model: Model) -> Iterator[MakeContext]:
+    """A context of two slots and 512 cells unless told otherwise; closed after the test."""
+    made: list[Context] = []
+
+    def make(on: Model = model, **changes: int | str) -> Context:
+        sizes: dict[str, int | str] = {"n_ctx": 512, "n_batch": 128, "n_ubatch": 64, "n_seq_max": 2}
+        threads: dict[str, int | str] = {"n_threads": 1, "n_threads_batch": 1}
+        made.append(Context(on, **{**sizes, **threads, **changes}))  # type: ignore[arg-type]  # mixed on purpose
+        return made[-1]
+
+    yield make
+    for context in made:
+        context.close()
+
+
+@pytest.fixture
+def runner(model: Model, make_context: MakeContext) -> LlamaRunner:
+    return LlamaRunner(model, make_context())
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Model]:
+    cpu = choose_device("cpu", devices())
+    path = write_tiny(tmp_path / "tiny.gguf")
+    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        yield model
+
+
+def slice_of(slot: int, start: int, tokens: list[TokenId], sampling: Sampling | None = GREEDY) -> Slice:
+    return Slice(SlotId(slot), start, tokens, sampling)

@@ -1,0 +1,57 @@
+"""Lines as the library writes them (its own wording, from its sources for backends that are not in this build)."""
+
+import pytest
+
+from worker.llama.buffers import Buffer, LogLine, Watch
+
+
+def watched(*texts: str, level: str = "info") -> Watch:
+    watch = Watch()
+    for text in texts:
+        watch.take(LogLine(level, text))  # type: ignore[arg-type]  # a parameter of the test
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("text", "buffer"),
+    [
+        ("load_tensors:   CPU_Mapped model buffer size =    92.10 MiB", Buffer("CPU_Mapped", "model", 96573850)),
+        ("llama_kv_cache:      CUDA0 KV buffer size =  1024.00 MiB", Buffer("CUDA0", "KV", 2**30)),
+        ("llama_context:  CUDA_Host  output buffer size =     1.50 MiB", Buffer("CUDA_Host", "output", 1572864)),
+        ("sched_reserve:       MTL0 compute buffer size =     0.25 MiB", Buffer("MTL0", "compute", 2**18)),
+        ("llama_memory_recurrent:    Vulkan0 RS buffer size =     1.00 MiB", Buffer("Vulkan0", "RS", 2**20)),
+    ],
+)
+def test_a_buffer_line_is_measured(text: str, buffer: Buffer) -> None:
+    assert watched(text).sizes.buffers == (buffer,)
+
+
+def test_the_line_at_the_end_of_a_context_is_not_counted_again() -> None:
+    text = "~llama_context:        CPU compute buffer size is  14.0117 MiB, matches expectation of  14.0117 MiB"
+    assert watched(text).sizes.buffers == ()
+
+
+def test_a_device_has_its_own_buffers_and_no_others() -> None:
+    names = ("CUDA1", "CUDA1_Split", "CUDA10", "CUDA_Host", "CPU")
+    sizes = watched(*(f"load_tensors: {name} model buffer size = 1.00 MiB" for name in names)).sizes
+    assert sizes.on_device("CUDA1") == 2 * 2**20
+    assert sizes.total_bytes == 5 * 2**20
+    assert (sizes + sizes).of_kind("model") == 10 * 2**20
+
+
+def test_offloaded_layers_are_counted() -> None:
+    watch = watched("load_tensors: offloaded 12/33 layers to GPU")
+    assert (watch.n_offloaded, watch.n_layers) == (12, 33)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 123456",
+        "alloc_tensor_range: failed to allocate CUDA0 buffer of size 123456",
+    ],
+)
+def test_a_failed_allocation_says_its_size(text: str) -> None:
+    watch = watched(text, level="error")
+    assert watch.needed_bytes == 123456
+    assert watch.last_error == text

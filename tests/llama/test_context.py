@@ -1,0 +1,316 @@
+"""The decode call and the gate in front of it, on the real library."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.llama.conftest import GREEDY, MakeContext, slice_of
+from tests.llama.tiny import write_tiny
+from worker.engine.contract import Aborted, BadBatch, NoRoom, Slice, SlotId, TokenId
+from worker.errors import ModelLoadFailed
+from worker.llama.context import CACHE_TYPES, Context
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
+
+TEXT = "The first prime numbers are 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41 and 43; the next one after them is"
+
+
+@pytest.fixture
+def tokens(model: Model) -> list[TokenId]:
+    return model.tokenize(TEXT)
+
+
+@pytest.fixture
+def context(make_context: MakeContext) -> Context:
+    return make_context()
+
+
+def best(context: Context, slices: list[Slice]) -> list[int]:
+    return [int(context.logits(index).argmax()) for index in context.decode(slices)]
+
+
+def fill(context: Context, slot: int, n_tokens: int) -> None:
+    """Give a slot cells, at most a batch at a time."""
+    for begin in range(0, n_tokens, context.n_batch):
+        context.decode([slice_of(slot, begin, [TokenId(5)] * min(context.n_batch, n_tokens - begin), None)])
+
+
+pytestmark = pytest.mark.model
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_prompt_in_chunks_continues_as_in_one(context: Context, tokens: list[TokenId]) -> None:
+    [whole] = best(context, [slice_of(0, 0, tokens)])
+    for begin in range(0, len(tokens) - 7, 7):
+        context.decode([slice_of(1, begin, tokens[begin : begin + 7], None)])
+    held = context.n_cells(SlotId(1))
+    assert best(context, [slice_of(1, held, tokens[held:])]) == [whole]
+
+
+def test_a_neighbour_changes_nothing(context: Context, tokens: list[TokenId], model: Model) -> None:
+    other = model.tokenize("Once upon a time")
+    alone = best(context, [slice_of(0, 0, tokens)])
+    alone += best(context, [slice_of(1, 0, other)])
+    context.clear()
+    assert best(context, [slice_of(0, 0, tokens), slice_of(1, 0, other)]) == alone
+
+
+def test_trimmed_and_continued_is_as_fresh(context: Context, tokens: list[TokenId], model: Model) -> None:
+    other = model.tokenize(" and so on, for ever and ever")
+    context.decode([slice_of(0, 0, tokens[:10], None)])
+    context.decode([slice_of(0, 10, other, None)])
+    context.trim(SlotId(0), 10)
+    assert context.n_cells(SlotId(0)) == 10
+    assert best(context, [slice_of(0, 10, tokens[10:])]) == best(context, [slice_of(1, 0, tokens)])
+
+
+def test_logits_are_a_read_only_row_of_the_vocabulary(context: Context, tokens: list[TokenId], model: Model) -> None:
+    assert context.decode([slice_of(0, 0, tokens), slice_of(1, 0, tokens, None)]) == [len(tokens) - 1]
+    row = context.logits(len(tokens) - 1)
+    assert row.shape == (model.n_vocab,)
+    assert row.dtype == np.float32
+    assert np.isfinite(row).all()
+    with pytest.raises(ValueError, match="read-only"):
+        row[0] = 0.0
+
+
+@pytest.mark.parametrize("name", sorted(CACHE_TYPES))
+def test_every_cache_type_decodes(make_context: MakeContext, tokens: list[TokenId], name: str) -> None:
+    context = make_context(type_k=name, type_v=name)
+    assert len(best(context, [slice_of(0, 0, tokens)])) == 1
+
+
+# ── the gate ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        ([], "a batch of 0 tokens"),
+        ([slice_of(0, 0, [])], "a batch of 0 tokens"),
+        ([slice_of(0, 0, [TokenId(5)]), slice_of(1, 0, [])], "without tokens"),
+        ([slice_of(0, 0, [TokenId(5)] * 129)], "a batch of 129 tokens; 1 to 128"),
+        ([slice_of(0, 0, [TokenId(5)] * 65), slice_of(1, 0, [TokenId(5)] * 64)], "a batch of 129 tokens"),
+        ([slice_of(2, 0, [TokenId(5)])], "slot 2; there are 2"),
+        ([slice_of(-1, 0, [TokenId(5)])], "slot -1"),
+        ([slice_of(0, 0, [TokenId(-1)])], "outside the vocabulary of 49152"),
+        ([slice_of(0, 0, [TokenId(5), TokenId(49152)])], "outside the vocabulary"),
+        ([slice_of(0, 0, [TokenId(2**70)])], "outside the vocabulary"),
+        ([slice_of(0, 1, [TokenId(5)])], "position 1 does not follow its 0 cells"),
+        ([slice_of(0, -1, [TokenId(5)])], "position -1"),
+        ([slice_of(0, 0, [TokenId(5)]), slice_of(0, 1, [TokenId(5)])], "twice"),
+    ],
+)
+def test_a_bad_batch_is_refused_and_leaves_no_trace(context: Context, slices: list[Slice], message: str) -> None:
+    with pytest.raises(BadBatch, match=message):
+        context.decode(slices)
+    assert context.n_cells_used == 0
+    context.decode([slice_of(0, 0, [TokenId(5)])])
+
+
+def test_positions_follow_what_a_slot_holds(context: Context) -> None:
+    fill(context, 0, 3)
+    for start in (0, 2, 4):
+        with pytest.raises(BadBatch, match="does not follow its 3 cells"):
+            context.decode([slice_of(0, start, [TokenId(5)])])
+
+
+@pytest.mark.parametrize("index", [-1, 0, 3, 1000])
+def test_logits_that_were_not_asked_for_are_refused(context: Context, index: int) -> None:
+    context.decode([slice_of(0, 0, [TokenId(5)] * 2)])
+    with pytest.raises(ValueError, match="no logits"):
+        context.logits(index)
+
+
+def test_logits_die_with_a_decode_that_fails(context: Context) -> None:
+    [index] = context.decode([slice_of(0, 0, [TokenId(5)])])
+    fill(context, 1, 3)
+    with pytest.raises(ValueError, match="no logits"):
+        context.logits(index)
+
+
+@pytest.mark.parametrize(("slot", "n_keep"), [(2, 0), (-1, 0), (10**6, 0), (0, -1)])
+def test_a_bad_trim_is_refused(context: Context, slot: int, n_keep: int) -> None:
+    with pytest.raises(ValueError, match=r"slot|keep"):
+        context.trim(SlotId(slot), n_keep)
+
+
+def test_trimming_beyond_the_end_changes_nothing(context: Context) -> None:
+    fill(context, 0, 3)
+    context.trim(SlotId(0), 3)
+    context.trim(SlotId(0), 99)
+    assert context.n_cells(SlotId(0)) == 3
+    context.trim(SlotId(0), 0)
+    context.trim(SlotId(0), 0)
+    assert context.n_cells_used == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_seq_max": 0},
+        {"n_seq_max": 257},
+        {"n_ctx": 0},
+        {"n_ctx": 2**31 - 1},
+        {"n_batch": 0},
+        {"n_ubatch": 0},
+        {"n_threads": 0},
+        {"n_threads_batch": 513},
+    ],
+)
+def test_sizes_out_of_range_are_refused(make_context: MakeContext, changes: dict[str, int]) -> None:
+    with pytest.raises(ModelLoadFailed, match="not possible"):
+        make_context(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_batch": 1, "n_seq_max": 8},
+        {"n_batch": 4, "n_ubatch": 1, "n_seq_max": 8},
+        {"n_ubatch": 3, "n_seq_max": 8},
+        {"n_ctx": 1, "n_batch": 10**6, "n_ubatch": 10**6},
+    ],
+)
+def test_odd_sizes_work(make_context: MakeContext, tiny: Model, changes: dict[str, int]) -> None:
+    """Among them a batch smaller than the slots, which would abort."""
+    context = make_context(tiny, **changes)
+    slices = [slice_of(slot, 0, [TokenId(5)]) for slot in range(context.n_seq_max)]
+    assert len(best(context, slices)) == context.n_seq_max
+
+
+def test_the_library_says_why_a_context_cannot_be(make_context: MakeContext) -> None:
+    with pytest.raises(ModelLoadFailed, match="quantized V cache requires flash_attn"):
+        make_context(type_v="q8_0", flash_attn="off")
+
+
+def test_a_model_that_does_not_generate_is_refused(tmp_path: Path, make_context: MakeContext) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", **{"attention.causal": False})
+    cpu = choose_device("cpu", devices())
+    model = Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None)
+    with model, pytest.raises(ModelLoadFailed, match="does not generate text"):
+        make_context(model)
+
+
+def test_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """In a process that may have 2 GiB: elsewhere the system might promise any amount, and keep no promise."""
+    script = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from worker.errors import InsufficientMemory\n"
+        "from worker.llama.context import Context\n"
+        "from worker.llama.devices import choose_device, devices\n"
+        "from worker.llama.model import Model\n"
+        "cpu = choose_device('cpu', devices())\n"
+        "model = Model.load(Path(sys.argv[1]), device=cpu, n_gpu_layers=0, on_progress=lambda _: None)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
+        "try:\n"
+        "    Context(model, n_ctx=2**25, n_batch=8, n_ubatch=8, n_seq_max=1, n_threads=1, n_threads_batch=1)\n"
+        "except InsufficientMemory as error:\n"
+        "    print(error.needed_bytes)\n"
+    )
+    path = write_tiny(tmp_path / "tiny.gguf")
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, timeout=60, check=True)
+    assert int(done.stdout) == 2**25 * 128
+
+
+# ── full, aborted, closed ────────────────────────────────────────────────────────────────────────
+
+
+def test_without_room_nothing_is_kept(make_context: MakeContext) -> None:
+    context = make_context(n_ctx=256)
+    fill(context, 0, 200)
+    with pytest.raises(NoRoom, match="200 of 256 cells"):
+        context.decode([slice_of(1, 0, [TokenId(5)] * 57)])
+    assert context.n_cells(SlotId(1)) == 0
+    context.decode([slice_of(1, 0, [TokenId(5)] * 56)])
+    context.trim(SlotId(0), 0)
+    fill(context, 0, 200)
+    assert context.n_cells_used == 256
+
+
+def test_an_abort_stops_a_decode_that_runs(make_context: MakeContext, tokens: list[TokenId]) -> None:
+    """The flag is raised from another thread while the library computes; the slot then goes on as if new."""
+    context = make_context(n_ctx=2048, n_batch=2048)
+    [expected] = best(context, [slice_of(1, 0, tokens)])
+    context.clear()
+    begun = threading.Event()
+
+    def raise_flag() -> None:
+        begun.wait()
+        context.request_abort()
+
+    raiser = threading.Thread(target=raise_flag)
+    raiser.start()
+    begun.set()
+    with pytest.raises(Aborted):
+        context.decode([slice_of(0, 0, [TokenId(5)] * 2000, None)])
+    raiser.join()
+    context.forget_abort()
+    held = context.n_cells(SlotId(0))
+    assert held < 2000
+    assert held % context.n_ubatch == 0
+    context.trim(SlotId(0), 0)
+    assert best(context, [slice_of(0, 0, tokens)]) == [expected]
+
+
+def test_what_an_abort_keeps_can_be_continued(context: Context, tokens: list[TokenId]) -> None:
+    [expected] = best(context, [slice_of(1, 0, tokens)])
+    context.decode([slice_of(0, 0, tokens[:5], None)])
+    context.request_abort()
+    with pytest.raises(Aborted):
+        context.decode([slice_of(0, 5, tokens[5:])])
+    context.forget_abort()
+    held = context.n_cells(SlotId(0))
+    assert 5 <= held < len(tokens)
+    assert best(context, [slice_of(0, held, tokens[held:])]) == [expected]
+
+
+def test_a_context_belongs_to_one_thread(context: Context) -> None:
+    fill(context, 0, 1)
+    caught: list[BaseException] = []
+
+    def intrude() -> None:
+        try:
+            fill(context, 1, 1)
+        except AssertionError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=intrude)
+    thread.start()
+    thread.join()
+    assert "thread of its first decode" in str(caught[0])
+
+
+def test_a_closed_context_refuses_and_closes_again(context: Context) -> None:
+    context.decode([Slice(SlotId(0), 0, [TokenId(5)], GREEDY)])
+    context.close()
+    context.close()
+    with pytest.raises(ValueError, match="closed"):
+        context.decode([slice_of(0, 1, [TokenId(5)])])
+    with pytest.raises(ValueError, match="closed"):
+        context.trim(SlotId(0), 0)
+    with pytest.raises(ValueError, match="no logits"):
+        context.logits(0)
+
+
+def test_a_model_closes_its_contexts_first(tiny: Model, make_context: MakeContext) -> None:
+    context = make_context(tiny)
+    tiny.close()
+    with pytest.raises(ValueError, match="closed"):
+        context.decode([slice_of(0, 0, [TokenId(5)])])
+
+
+def test_the_buffers_of_a_context_are_measured(make_context: MakeContext) -> None:
+    """30 layers × 3 KV heads × 64 numbers, K and V, two bytes each: 23,040 bytes a cell."""
+    sizes = make_context(n_ctx=1024).sizes
+    assert sizes.of_kind("KV") == pytest.approx(1024 * 23_040, rel=0.01)
+    assert sizes.of_kind("compute") > 0
+    assert sizes.of_kind("output") > 0
+    assert sizes.on_device("CPU") == sizes.total_bytes

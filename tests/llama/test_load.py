@@ -1,0 +1,174 @@
+"""The whole composition on the real model, and the arithmetic of layers on made-up devices."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.llama.conftest import GREEDY, MakeContext
+from tests.llama.tiny import write_tiny
+from worker.card import read_card
+from worker.engine.contract import Configure, Slice, SlotId, Step
+from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
+from worker.llama.buffers import LogLine
+from worker.llama.devices import Device
+from worker.llama.library import open_library
+from worker.llama.load import ALL_LAYERS, layers_on_gpu, load_model, load_runner, plan_for
+from worker.llama.model import Model
+from worker.llama.runner import LlamaRunner
+from worker.memory import Plan, plan_memory
+
+GIB = 2**30
+
+
+def configuration(path: Path, **changes: object) -> Configure:
+    facts: dict[str, object] = {
+        "device": "cpu",
+        "gpu_layers": "auto",
+        "require_full_offload": False,
+        "ctx_size": 700,
+        "parallel": 2,
+        "batch_size": 2048,
+        "ubatch_size": 64,
+        "threads": 1,
+        "threads_batch": 1,
+        "cache_type_k": "f16",
+        "cache_type_v": "f16",
+        "flash_attn": "auto",
+        "max_tokens_in": 0,
+    }
+    return Configure(model_path=str(path), **{**facts, **changes})  # type: ignore[arg-type]  # mixed on purpose
+
+
+@pytest.mark.model
+def test_a_model_is_loaded_measured_and_empty(default_model: Path, model: Model, make_context: MakeContext) -> None:
+    lines: list[LogLine] = []
+    percents: list[int] = []
+    try:
+        loaded = load_runner(configuration(default_model), percents.append, lines.append)
+    finally:
+        open_library().on_log = None
+    facts, runner = loaded.facts, loaded.runner
+    card = read_card(default_model)
+    assert (facts.name, facts.quant_kind, facts.vocab_size) == (card.name, card.quant_kind, card.vocab_size)
+    assert (facts.n_cells, facts.context_length, facts.parallel) == (700, 700, 2)
+    assert (facts.backend, facts.device_index, facts.memory_architecture, facts.resident) == ("cpu", 0, "host", True)
+    assert facts.prefill_chunk in (16, 32, 64)
+    assert percents[-1] == 100
+    assert any("buffer size" in line.text for line in lines)
+    # Weights and 768 cells (700 padded) of 23,040 bytes, and some compute buffers.
+    least_bytes = card.weights_bytes + 768 * 23_040
+    assert least_bytes < facts.memory_bytes < least_bytes + 64 * 2**20
+    assert runner.context.n_cells_used == 0
+    # The warm-up changes no answer: bit for bit what a context gives that never saw one.
+    prompt = loaded.model.tokenize("The capital of France is")
+    fresh = LlamaRunner(model, make_context(n_ctx=768, n_batch=768, n_ubatch=64))
+    step = Step("prefill", (Slice(SlotId(0), 0, prompt, GREEDY),))
+    assert runner.run(step) == fresh.run(step)
+    index = len(prompt) - 1
+    assert (runner.context.logits(index) == fresh.context.logits(index)).all()
+    runner.close()
+    runner.close()
+
+
+def test_a_given_chunk_is_kept(tmp_path: Path) -> None:
+    loaded = load_runner(configuration(write_tiny(tmp_path / "tiny.gguf"), prefill_chunk=48), lambda _: None)
+    assert loaded.facts.prefill_chunk == 48
+    loaded.runner.close()
+
+
+def test_small_batches_do_not_stop_the_warm_up(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    loaded = load_runner(configuration(path, batch_size=1, ubatch_size=1, ctx_size=1), lambda _: None)
+    assert loaded.facts.prefill_chunk == 16
+    assert loaded.facts.n_cells == 1
+    loaded.runner.close()
+
+
+def test_the_engine_gets_a_runner_and_the_librarys_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        loaded = load_model(configuration(write_tiny(tmp_path / "tiny.gguf")), lambda _: None)
+    finally:
+        open_library().on_log = None
+    assert isinstance(loaded.runner, LlamaRunner)
+    assert loaded.tokenize("a")[0] == 1
+    assert loaded.facts.context_length == 64
+    assert "llama.cpp: llama_context: n_ctx_seq (768) > n_ctx_train (64)" in capsys.readouterr().err
+    loaded.runner.close()
+
+
+def test_a_bad_file_is_refused_before_the_library_sees_it(tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(BadModelFile):
+        load_runner(configuration(path), lambda _: None)
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadFailed, match="--device 7 is not there"):
+        load_runner(configuration(write_tiny(tmp_path / "tiny.gguf"), device="7"), lambda _: None)
+
+
+def test_a_context_beyond_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InsufficientMemory):
+        load_runner(configuration(write_tiny(tmp_path / "tiny.gguf"), ctx_size=2**31 - 257), lambda _: None)
+
+
+# ── layers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def gpu(free_bytes: int) -> Device:
+    return Device("CUDA0", "a GPU", "gpu", "cuda", 0, free_bytes, 80 * GIB, 0)
+
+
+CPU = Device("CPU", "a CPU", "cpu", "cpu", 0, GIB, GIB, 1)
+
+
+def plan(weights_bytes: int, kv_bytes: int, compute_bytes: int) -> Plan:
+    return Plan(
+        n_cells=256,
+        parallel=1,
+        trained_length=256,
+        weights_bytes=weights_bytes,
+        kv_bytes=kv_bytes,
+        compute_bytes=compute_bytes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "n_layers"),
+    [
+        ("all", gpu(0), ALL_LAYERS),
+        ("auto", gpu(11 * GIB), ALL_LAYERS),
+        ("auto", gpu(11 * GIB - 1), 9),
+        ("auto", gpu(6 * GIB), 5),
+        ("auto", gpu(GIB // 2), 0),
+        ("7", gpu(11 * GIB), 7),
+        ("0", gpu(11 * GIB), 0),
+        ("all", CPU, 0),
+        ("auto", CPU, 0),
+        ("7", CPU, 0),
+    ],
+)
+def test_as_many_layers_go_to_the_gpu_as_fit(asked: str, device: Device, n_layers: int) -> None:
+    """Ten layers of 1 GiB and 1 GiB of compute buffers."""
+    assert layers_on_gpu(asked, device, plan(8 * GIB, 2 * GIB, GIB), 10) == n_layers
+
+
+def test_full_offload_is_planned_in_the_devices_memory_alone(tmp_path: Path) -> None:
+    card = read_card(write_tiny(tmp_path / "tiny.gguf"))
+    small = gpu(free_bytes=1000)
+    for changes in ({"gpu_layers": "all"}, {"require_full_offload": True}):
+        with pytest.raises(InsufficientMemory):
+            plan_for(configuration(card.path, **changes), card, small)
+    for gpu_layers in ("auto", "1"):
+        assert plan_for(configuration(card.path, gpu_layers=gpu_layers), card, small).n_cells == 700
+    with pytest.raises(InsufficientMemory):
+        plan_memory(
+            card,
+            ctx_size=700,
+            parallel=2,
+            cache_type_k="f16",
+            cache_type_v="f16",
+            ubatch_size=64,
+            available_bytes=small.free_bytes,
+        )

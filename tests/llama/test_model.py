@@ -1,0 +1,133 @@
+"""The vocabulary and the facts of a real model, and of a tiny one where the real one has no such case."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.llama.conftest import Loaded
+from tests.llama.tiny import BOS, END, LONG_PIECE, TOKENS, write_tiny
+from worker.card import read_card
+from worker.engine.contract import TokenId
+from worker.errors import ModelLoadFailed
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
+
+CPU = choose_device("cpu", devices())
+
+NO_TOKEN = "\x04\x06\x13\x14\x16\x1d"
+"""The default model's vocabulary lacks these bytes, and those that begin code points from U+40000 on."""
+
+
+def text_of(model: Model, tokens: list[TokenId]) -> str:
+    return b"".join(model.piece(token) for token in tokens).decode()
+
+
+@pytest.mark.model
+def test_progress_rises_to_100_and_never_repeats(loaded: Loaded) -> None:
+    assert loaded.percents == sorted(set(loaded.percents))
+    assert loaded.percents[-1] == 100
+    assert loaded.percents[0] >= 0
+
+
+@pytest.mark.model
+def test_the_facts_agree_with_the_card(model: Model, default_model: Path) -> None:
+    card = read_card(default_model)
+    assert model.n_vocab == card.vocab_size
+    assert model.n_ctx_train == card.context_length
+    assert model.size_bytes == card.weights_bytes
+    assert model.meta("general.architecture") == card.architecture
+    assert model.has_chat_template == card.has_chat_template
+    assert model.meta("no.such.key") is None
+    assert model.description
+
+
+@pytest.mark.model
+def test_the_weights_are_measured(model: Model, default_model: Path) -> None:
+    """The library prints hundredths of a MiB, and maps the tensors with the padding between them."""
+    weights_bytes = read_card(default_model).weights_bytes
+    assert model.sizes.of_kind("model") == pytest.approx(weights_bytes, rel=0.01)
+
+
+@pytest.mark.model
+def test_special_tokens_in_a_prompt_are_parsed(model: Model) -> None:
+    tokens = model.tokenize("<|im_start|>user\nHi<|im_end|>")
+    assert tokens[0] == 1
+    assert tokens[-1] == 2
+    assert text_of(model, tokens) == "user\nHi"
+
+
+@pytest.mark.model
+def test_every_token_has_a_piece_and_control_tokens_an_empty_one(model: Model) -> None:
+    pieces = [model.piece(TokenId(token)) for token in range(model.n_vocab)]
+    assert pieces[1] == pieces[2] == b""
+    assert sum(piece == b"" for piece in pieces) < 50
+
+
+@pytest.mark.model
+def test_the_end_tokens_are_the_vocabularys_own(model: Model) -> None:
+    ends = [token for token in range(model.n_vocab) if model.is_end(TokenId(token))]
+    assert ends == [0, 2, 4]
+
+
+@pytest.mark.model
+@settings(derandomize=True, deadline=None)
+@given(text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters=NO_TOKEN, max_codepoint=0x3FFFF)))
+def test_the_pieces_of_a_text_are_the_text(loaded: Loaded, text: str) -> None:
+    """Any text of bytes that the vocabulary has, NUL included."""
+    assert text_of(loaded.model, loaded.model.tokenize(text)) == text
+
+
+@pytest.mark.model
+def test_a_long_text_is_one_text(model: Model) -> None:
+    text = "naïve 🎈 \0 Ελλάδα " * 1500
+    assert text_of(model, model.tokenize(text)) == text
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("token", [-1, 49152, 2**31])
+def test_a_token_outside_the_vocabulary_is_refused(model: Model, token: int) -> None:
+    with pytest.raises(ValueError, match="vocabulary"):
+        model.piece(TokenId(token))
+    with pytest.raises(ValueError, match="vocabulary"):
+        model.is_end(TokenId(token))
+
+
+@pytest.mark.parametrize("text", ["a", "", "<s>a", "<s>", "</s>", "<s><s>a"])
+def test_bos_comes_first_and_never_twice(tiny: Model, text: str) -> None:
+    """Two that the prompt itself has are its own."""
+    tokens = tiny.tokenize(text)
+    assert tokens[0] == BOS
+    assert tokens.count(TokenId(BOS)) == max(1, text.count("<s>"))
+
+
+def test_no_bos_where_the_metadata_says_so(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", has_bos=False)
+    with Model.load(path, device=CPU, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        assert BOS not in model.tokenize("a")
+        assert model.tokenize("<s>a")[0] == BOS
+
+
+def test_a_piece_may_be_long(tiny: Model) -> None:
+    assert tiny.piece(TokenId(TOKENS.index(LONG_PIECE))) == LONG_PIECE.encode()
+
+
+def test_bytes_are_raw(tiny: Model) -> None:
+    assert [tiny.piece(TokenId(3 + byte)) for byte in (0, 10, 255)] == [b"\0", b"\n", b"\xff"]
+    assert tiny.is_end(TokenId(END))
+
+
+def test_a_file_the_library_refuses_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(b"GGUF and nothing else")
+    with pytest.raises(ModelLoadFailed, match=r"bad\.gguf: cannot be loaded: \w+"):
+        Model.load(path, device=CPU, n_gpu_layers=0, on_progress=lambda _: None)
+
+
+def test_a_closed_model_refuses_and_closes_again(tiny: Model) -> None:
+    tiny.close()
+    tiny.close()
+    for use in (lambda: tiny.tokenize("a"), lambda: tiny.piece(TokenId(1)), lambda: tiny.n_ctx_train):
+        with pytest.raises(ValueError, match="closed"):
+            use()

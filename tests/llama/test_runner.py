@@ -1,0 +1,111 @@
+"""Steps on the real library: what the engine relies on."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.llama.conftest import GREEDY, MakeContext, slice_of
+from tests.llama.tiny import write_tiny
+from worker.engine.contract import BadBatch, NoRoom, Sampled, Sampling, Slice, SlotId, Step, TokenId
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
+from worker.llama.runner import LlamaRunner, batches
+
+CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def generate(
+    runner: LlamaRunner, prompts: list[str], n_tokens: int, sampling: Sampling = GREEDY
+) -> list[list[Sampled]]:
+    """The prompts side by side, a slot each; greedy by default."""
+    tokens = [runner.model.tokenize(prompt) for prompt in prompts]
+    drawn: list[list[Sampled]] = [[] for _ in prompts]
+    for slot, prompt in enumerate(tokens):
+        drawn[slot] += runner.run(Step("prefill", (slice_of(slot, 0, prompt, sampling),)))
+    for _ in range(n_tokens - 1):
+        slices = []
+        for slot, prompt in enumerate(tokens):
+            generated = [sampled.token for sampled in drawn[slot]]
+            start = len(prompt) + len(generated) - 1
+            slices.append(Slice(SlotId(slot), start, generated[-1:], sampling, generated))
+        for sampled in runner.run(Step("decode", tuple(slices))):
+            drawn[sampled.slot].append(sampled)
+    for slot in range(len(prompts)):
+        runner.trim(SlotId(slot), 0)
+    return drawn
+
+
+@pytest.mark.model
+def test_a_chat_ends_by_itself(runner: LlamaRunner) -> None:
+    [drawn] = generate(runner, [CHAT], 15)
+    ends = [sampled.is_end for sampled in drawn]
+    assert any(ends)
+    answer = b"".join(sampled.piece for sampled in drawn[: ends.index(True)]).decode()
+    assert "Red" in answer
+    assert drawn[ends.index(True)].piece == b""
+
+
+@pytest.mark.model
+def test_alone_and_beside_another_a_job_draws_the_same(runner: LlamaRunner) -> None:
+    sampling = Sampling(seed=7, temperature=0.8, top_p=0.95)
+    prompts = [CHAT, "Once upon a time"]
+    alone = [generate(runner, [prompt], 12, sampling)[0] for prompt in prompts]
+    beside = generate(runner, prompts, 12, sampling)
+    for one, other in zip(alone, beside, strict=True):
+        assert [sampled.token for sampled in one] == [sampled.token for sampled in other]
+
+
+@pytest.mark.model
+def test_a_step_larger_than_a_batch_draws_the_same(runner: LlamaRunner, make_context: MakeContext) -> None:
+    small = LlamaRunner(runner.model, make_context(n_batch=5, n_ubatch=5))
+    prompt = runner.model.tokenize(CHAT * 3)
+    other = prompt[3:20]
+    step = Step("prefill", (slice_of(0, 0, prompt), slice_of(1, 0, other)))
+    assert small.run(step) == runner.run(step)
+    assert small.context.n_cells(SlotId(0)) == len(prompt)
+    assert small.context.n_cells(SlotId(1)) == len(other)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [(slice_of(1, 0, [TokenId(5)] * 200), NoRoom), (slice_of(1, 3, [TokenId(5)]), BadBatch)],
+)
+def test_a_step_that_fails_in_its_second_batch_keeps_nothing(
+    model: Model, make_context: MakeContext, last: Slice, error: type[Exception]
+) -> None:
+    runner = LlamaRunner(model, make_context(n_ctx=256, n_batch=64))
+    runner.run(Step("prefill", (slice_of(0, 0, [TokenId(5)] * 10, None),)))
+    with pytest.raises(error):
+        runner.run(Step("prefill", (slice_of(0, 10, [TokenId(5)] * 64, None), last)))
+    assert runner.context.n_cells(SlotId(0)) == 10
+    assert runner.context.n_cells(SlotId(1)) == 0
+
+
+def test_logits_that_are_not_numbers_are_that_slots_error(tmp_path: Path, make_context: MakeContext) -> None:
+    path = write_tiny(tmp_path / "nan.gguf", weight=float("nan"))
+    cpu = choose_device("cpu", devices())
+    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        runner = LlamaRunner(model, make_context(model))
+        [one, two] = runner.run(Step("prefill", (slice_of(0, 0, [TokenId(5)]), slice_of(1, 0, [TokenId(6)]))))
+    assert one.error is not None
+    assert "NaN" in one.error
+    assert (one.slot, two.slot) == (0, 1)
+
+
+@settings(derandomize=True, deadline=None)
+@given(lengths=st.lists(st.integers(1, 20), max_size=6), n_batch=st.integers(1, 16))
+def test_batches_hold_every_token_once_and_in_place(lengths: list[int], n_batch: int) -> None:
+    slices = [slice_of(slot, 100, [TokenId(i) for i in range(n)]) for slot, n in enumerate(lengths)]
+    cut = list(batches(slices, n_batch))
+    for batch in cut:
+        assert sum(len(part.tokens) for part in batch) <= n_batch
+        assert len({part.slot for part in batch}) == len(batch)
+    parts = [part for batch in cut for part in batch]
+    for piece in slices:
+        own = [part for part in parts if part.slot == piece.slot]
+        assert [token for part in own for token in part.tokens] == piece.tokens
+        assert [part.start - 100 for part in own] == [part.tokens[0] for part in own]
+        assert [part.sampling is not None for part in own] == [False] * (len(own) - 1) + [True]

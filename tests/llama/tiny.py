@@ -1,0 +1,60 @@
+"""A model llama.cpp really loads, in milliseconds: one block, a SentencePiece vocabulary, weights all alike."""
+
+import struct
+from pathlib import Path
+
+from tests.gguf_files import GgufFile, TensorRow, Typed, Value
+
+UNKNOWN, NORMAL, CONTROL, BYTE = 2, 1, 3, 6
+"""llama_token_type (llama.h)."""
+
+LONG_PIECE = "x" * 300
+TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", LONG_PIECE]
+TYPES = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * 3]
+BOS, END = 1, 2
+
+N_EMBD, N_HEAD, N_FF = 32, 4, 32
+
+
+def write_tiny(path: Path, *, has_bos: bool = True, weight: float = 0.0, **changes: Value) -> Path:
+    """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `changes`: llama.* keys."""
+    metadata: dict[str, Value] = {
+        "general.architecture": "llama",
+        "general.name": "Tiny",
+        "llama.block_count": 1,
+        "llama.context_length": 64,
+        "llama.embedding_length": N_EMBD,
+        "llama.feed_forward_length": N_FF,
+        "llama.attention.head_count": N_HEAD,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.scores": Typed("f32", [0.0] * len(TOKENS)),
+        "tokenizer.ggml.token_type": TYPES,
+        "tokenizer.ggml.bos_token_id": BOS,
+        "tokenizer.ggml.eos_token_id": END,
+        "tokenizer.ggml.add_bos_token": has_bos,
+        **{f"llama.{key}": value for key, value in changes.items()},
+    }
+    shapes = {
+        "token_embd": (N_EMBD, len(TOKENS)),
+        "output_norm": (N_EMBD,),
+        "blk.0.attn_norm": (N_EMBD,),
+        "blk.0.attn_q": (N_EMBD, N_EMBD),
+        "blk.0.attn_k": (N_EMBD, N_EMBD),
+        "blk.0.attn_v": (N_EMBD, N_EMBD),
+        "blk.0.attn_output": (N_EMBD, N_EMBD),
+        "blk.0.ffn_norm": (N_EMBD,),
+        "blk.0.ffn_gate": (N_EMBD, N_FF),
+        "blk.0.ffn_up": (N_EMBD, N_FF),
+        "blk.0.ffn_down": (N_FF, N_EMBD),
+    }
+    rows = [TensorRow(f"{name}.weight", dims, 4 * _product(dims)) for name, dims in shapes.items()]
+    file = GgufFile(metadata, rows)
+    n_weights = sum(row.n_bytes for row in rows) // 4
+    path.write_bytes(file.to_bytes()[: -4 * n_weights] + struct.pack("<f", weight) * n_weights)
+    return path
+
+
+def _product(dims: tuple[int, ...]) -> int:
+    return dims[0] if len(dims) == 1 else dims[0] * dims[1]

@@ -1,0 +1,53 @@
+"""The input arrays of llama_decode, allocated once per context.
+
+Owns the memory the llama_batch struct points at; its arguments have passed the context's gate. The step thread's.
+"""
+
+import ctypes
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from llama_cpp import llama_cpp as capi
+
+from worker.engine.contract import Slice
+
+_Int32s = ctypes.POINTER(ctypes.c_int32)
+
+
+class Batch:
+    """The arrays of one llama_batch, owned by numpy and filled in place; the struct only points at them.
+
+    Not llama_batch_init: that allocates every seq_id apart, which cannot be filled in one go.
+    """
+
+    def __init__(self, n_batch: int) -> None:
+        self._token = np.zeros(n_batch, dtype=np.int32)
+        self._pos = np.zeros(n_batch, dtype=np.int32)
+        self._n_seq_id = np.ones(n_batch, dtype=np.int32)
+        self._seq_id = np.zeros(n_batch, dtype=np.int32)
+        self._logits = np.zeros(n_batch, dtype=np.int8)
+        addresses = self._seq_id.ctypes.data + self._seq_id.itemsize * np.arange(n_batch, dtype=np.uintp)
+        self._seq_ids = np.append(addresses, np.uintp(0))
+        self.struct = capi.llama_batch()
+        self.struct.token = self._token.ctypes.data_as(_Int32s)
+        self.struct.pos = self._pos.ctypes.data_as(_Int32s)
+        self.struct.n_seq_id = self._n_seq_id.ctypes.data_as(_Int32s)
+        self.struct.seq_id = self._seq_ids.ctypes.data_as(ctypes.POINTER(_Int32s))
+        self.struct.logits = self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+
+    def fill(self, slices: Seq[Slice]) -> list[int]:
+        """Write checked slices; the batch indexes at which logits are asked for."""
+        begin = 0
+        indexes = []
+        for piece in slices:
+            end = begin + len(piece.tokens)
+            self._token[begin:end] = piece.tokens
+            self._pos[begin:end] = np.arange(piece.start, piece.start + len(piece.tokens))
+            self._seq_id[begin:end] = piece.slot
+            self._logits[begin:end] = 0
+            if piece.sampling is not None:
+                self._logits[end - 1] = 1
+                indexes.append(end - 1)
+            begin = end
+        self.struct.n_tokens = begin
+        return indexes

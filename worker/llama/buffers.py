@@ -1,0 +1,82 @@
+"""What llama.cpp's own log says while it loads: buffer sizes, layers offloaded, the last error.
+
+Owns the wording of those lines (the C API has no other way to ask) and nothing else: no ctypes here. Fed on whatever
+thread loads. tests/llama compares it with the real library, so that a change of wording fails loudly.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+Level = Literal["debug", "info", "warning", "error"]
+
+_BUFFER = re.compile(r"^\w+: +(?P<name>\S+) +(?P<kind>\S.*?) buffer size = +(?P<mib>[\d.]+) MiB")
+_OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
+_ALLOCATION_FAILED = re.compile(r"failed to allocate (?:\S+ )?buffer of size (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One whole line of the library's, without its newline."""
+
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    name: str
+    """ggml's buffer type: CPU, CPU_Mapped, CUDA0, CUDA_Host, MTL0_Private, Vulkan0, …"""
+    kind: str
+    """model | KV | RS | compute | output | …"""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSizes:
+    """Measured memory, to the hundredth of a MiB that the library prints."""
+
+    buffers: tuple[Buffer, ...] = ()
+
+    def __add__(self, other: "BufferSizes") -> "BufferSizes":
+        return BufferSizes(self.buffers + other.buffers)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(buffer.size_bytes for buffer in self.buffers)
+
+    def of_kind(self, kind: str) -> int:
+        """Bytes of one kind, wherever they lie."""
+        return sum(buffer.size_bytes for buffer in self.buffers if buffer.kind == kind)
+
+    def on_device(self, name: str) -> int:
+        """Bytes in the buffers of the device of that name (CUDA0 has CUDA0 and CUDA0_Split, but not CUDA_Host)."""
+        return sum(b.size_bytes for b in self.buffers if b.name == name or b.name.startswith(name + "_"))
+
+
+@dataclass(slots=True)
+class Watch:
+    """What was said between the begin and the end of one call."""
+
+    _buffers: list[Buffer] = field(default_factory=list)
+    last_error: str | None = None
+    needed_bytes: int | None = None
+    """Size of the allocation that failed, if one did."""
+    n_offloaded: int = 0
+    n_layers: int = 0
+    """With the output layer; 0 where the build has no GPU backend and says nothing."""
+
+    @property
+    def sizes(self) -> BufferSizes:
+        return BufferSizes(tuple(self._buffers))
+
+    def take(self, line: LogLine) -> None:
+        if line.level == "error":
+            self.last_error = line.text
+        if match := _BUFFER.match(line.text):
+            size_bytes = round(float(match["mib"]) * 2**20)
+            self._buffers.append(Buffer(match["name"], match["kind"], size_bytes))
+        elif match := _OFFLOADED.search(line.text):
+            self.n_offloaded, self.n_layers = int(match[1]), int(match[2])
+        elif match := _ALLOCATION_FAILED.search(line.text):
+            self.needed_bytes = int(match[1])

@@ -1,0 +1,267 @@
+"""One llama_context: the KV memory of all slots and the decode call.
+
+Owns the handle, the batch arrays, the count of cells per slot, and the one gate that every argument passes: many wrong
+ones would abort the process (a batch over n_batch, a seq_id or token out of range, logits that were not asked for).
+Knows nothing of jobs or sampling. One thread at a time, recorded by the first decode; `request_abort` from any.
+"""
+
+import ctypes
+import threading
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from llama_cpp import llama_cpp as capi
+from numpy.typing import NDArray
+
+from worker.engine.contract import Aborted, BadBatch, NoRoom, Slice, SlotId
+from worker.errors import ModelLoadFailed
+from worker.llama.batch import Batch
+from worker.llama.library import load_failure, open_library
+from worker.llama.model import Model
+
+CELL_STEP = 256
+"""llama.cpp pads n_ctx to a multiple of this (llama-context.cpp)."""
+MAX_THREADS = 512
+"""GGML_MAX_N_THREADS."""
+MAX_SLOTS = 256
+"""LLAMA_MAX_SEQ."""
+
+CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
+"""ggml_type numbers (ggml.h)."""
+
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+"""llama_flash_attn_type (llama.h)."""
+
+Logits = NDArray[np.float32]
+
+
+class Context:
+    """KV memory of `n_ctx` cells shared by `n_seq_max` slots. Closed by its model at the latest."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_batch: int,
+        n_ubatch: int,
+        n_seq_max: int,
+        n_threads: int,
+        n_threads_batch: int,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        flash_attn: str = "auto",
+    ) -> None:
+        """`n_ctx` in cells, padded to CELL_STEP; `n_batch` is raised to `n_seq_max` where it is less.
+
+        Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_init_from_model.
+        """
+        _check_range("cells", n_ctx, 2**31 - CELL_STEP)
+        _check_range("batch size", n_batch, 2**31 - 1)
+        _check_range("micro-batch size", n_ubatch, 2**31 - 1)
+        _check_range("slots", n_seq_max, MAX_SLOTS)
+        _check_range("threads", n_threads, MAX_THREADS)
+        _check_range("threads for prompts", n_threads_batch, MAX_THREADS)
+        params = capi.llama_context_default_params()
+        # Padded here already: the library would cut n_batch to n_ctx before it pads.
+        params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
+        # A slot draws once a step: llama.cpp aborts when n_batch is less than the slots, and reserves n_batch rows of
+        # logits (98 MiB where 14 do, for a vocabulary of 49k) when n_outputs_max is not said.
+        params.n_batch = max(n_batch, n_seq_max)
+        params.n_outputs_max = n_seq_max
+        params.n_ubatch = n_ubatch
+        params.n_seq_max = n_seq_max
+        params.n_threads = n_threads
+        params.n_threads_batch = n_threads_batch
+        params.type_k = CACHE_TYPES[type_k]
+        params.type_v = CACHE_TYPES[type_v]
+        params.flash_attn_type = FLASH_ATTENTION[flash_attn]
+        params.kv_unified = True
+        self._model = model
+        self._handle: int | None = None
+        self._owner: int | None = None
+        self._open(params)
+        self._batch = Batch(self.n_batch)
+        self._n_cells = [0] * self.n_seq_max
+        self._outputs: frozenset[int] = frozenset()
+        self._set_abort_flag()
+
+    def _open(self, params: object) -> None:
+        with open_library().watch() as watch:
+            handle = capi.llama_init_from_model(self._model.handle, params)
+        if not handle:
+            raise load_failure("the context cannot be made", watch, self._model.device.free_bytes)
+        self._handle = handle
+        self._model.close_before(self.close)
+        self._memory = capi.llama_get_memory(handle)
+        if self._memory is None or not capi.llama_get_causal_attn(handle):
+            self.close()
+            raise ModelLoadFailed(
+                "the model does not generate text from left to right (an embedding or diffusion model)"
+            )
+        self.sizes = watch.sizes
+        self.n_ctx = int(capi.llama_n_ctx(handle))
+        self.n_batch = int(capi.llama_n_batch(handle))
+        self.n_ubatch = int(capi.llama_n_ubatch(handle))
+        self.n_seq_max = int(capi.llama_n_seq_max(handle))
+
+    def _set_abort_flag(self) -> None:
+        """A flag without the interpreter lock: strlen of "" is 0, go on; of "\\x01" it is 1, stop.
+
+        A Python callback would be called some 500 times a token. Backends other than these two do not ask.
+        """
+        self._flag = ctypes.create_string_buffer(2)
+        self._abort_callback = ctypes.cast(ctypes.CDLL(None).strlen, capi.ggml_abort_callback)
+        if self._model.device.backend in ("cpu", "metal") and self._model.can_rewind:
+            flag = ctypes.cast(self._flag, ctypes.c_void_p)
+            capi.llama_set_abort_callback(self._handle, self._abort_callback, flag)
+
+    # ── decoding ─────────────────────────────────────────────────────────────────────────────────
+
+    def decode(self, slices: Seq[Slice]) -> list[int]:
+        """Compute one batch; the batch indexes whose `logits` can be read, one per slice with `sampling`, in order.
+
+        Raises: BadBatch, NoRoom: nothing was kept. Aborted: the slots keep a part (`n_cells` says how much).
+        RuntimeError: the library is in an unknown state. Source: llama_decode.
+        """
+        self._check_thread()
+        self._check_slices(slices)
+        self._outputs = frozenset()
+        indexes = self._batch.fill(slices)
+        code = int(capi.llama_decode(self._open_handle, self._batch.struct))
+        if code != 0:
+            self._raise_for(code, slices)
+        for piece in slices:
+            self._n_cells[piece.slot] += len(piece.tokens)
+        self._outputs = frozenset(indexes)
+        return indexes
+
+    def logits(self, index: int) -> Logits:
+        """float32[n_vocab], a read-only view into the library's memory, valid until the next decode.
+
+        Raises: ValueError for an index the last decode did not return.
+        """
+        if index not in self._outputs:
+            raise ValueError(f"batch index {index} has no logits; the last decode has them at {sorted(self._outputs)}")
+        pointer = capi.llama_get_logits_ith(self._open_handle, index)
+        # NULL is a falsy pointer object here, not None.
+        if not pointer:
+            raise RuntimeError(f"llama.cpp has no logits for batch index {index}")
+        view: Logits = np.ctypeslib.as_array(pointer, shape=(self._model.n_vocab,))
+        view.flags.writeable = False
+        return view
+
+    def _check_slices(self, slices: Seq[Slice]) -> None:
+        """The gate. Raises: BadBatch."""
+        n_tokens = sum(len(piece.tokens) for piece in slices)
+        if not 1 <= n_tokens <= self.n_batch:
+            raise BadBatch(f"a batch of {n_tokens} tokens; 1 to {self.n_batch} are possible")
+        slots = [piece.slot for piece in slices]
+        if len(set(slots)) < len(slots):
+            raise BadBatch(f"a slot appears twice in one batch: {slots}")
+        for piece in slices:
+            self._check_slice(piece)
+
+    def _check_slice(self, piece: Slice) -> None:
+        n_vocab = self._model.n_vocab
+        if not 0 <= piece.slot < self.n_seq_max:
+            raise BadBatch(f"slot {piece.slot}; there are {self.n_seq_max}")
+        if not piece.tokens:
+            raise BadBatch(f"slot {piece.slot}: a slice without tokens")
+        if min(piece.tokens) < 0 or max(piece.tokens) >= n_vocab:
+            raise BadBatch(f"slot {piece.slot}: a token outside the vocabulary of {n_vocab}")
+        if piece.start != self._n_cells[piece.slot]:
+            held = self._n_cells[piece.slot]
+            raise BadBatch(f"slot {piece.slot}: position {piece.start} does not follow its {held} cells")
+
+    def _raise_for(self, code: int, slices: Seq[Slice]) -> None:
+        match code:
+            case 1:
+                raise NoRoom(f"{sum(self._n_cells)} of {self.n_ctx} cells are used; no room for the batch")
+            case 2:
+                for piece in slices:
+                    last = int(capi.llama_memory_seq_pos_max(self._memory, piece.slot))
+                    self._n_cells[piece.slot] = last + 1
+                raise Aborted("the step was stopped")
+            case -1:
+                raise BadBatch("llama_decode refuses the batch")
+            case _:
+                raise RuntimeError(f"llama_decode failed with code {code}")
+
+    # ── slot memory ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def n_cells_used(self) -> int:
+        return sum(self._n_cells)
+
+    def n_cells(self, slot: SlotId) -> int:
+        """Positions [0, n_cells) of the slot are computed."""
+        self._check_slot(slot)
+        return self._n_cells[slot]
+
+    def trim(self, slot: SlotId, n_keep: int) -> None:
+        """Forget the slot's cells from position `n_keep` on; 0 empties it, which always works.
+
+        Raises: ValueError for arguments out of range. RuntimeError where the model's memory cannot forget a part.
+        Source: llama_memory_seq_rm.
+        """
+        self._check_thread()
+        self._check_slot(slot)
+        if n_keep < 0:
+            raise ValueError(f"cannot keep {n_keep} cells")
+        if n_keep >= self._n_cells[slot]:
+            return
+        if not capi.llama_memory_seq_rm(self._memory_of_open, slot, n_keep, -1):
+            raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
+        self._n_cells[slot] = n_keep
+
+    def clear(self) -> None:
+        """Empty all slots, so that the next decode finds the memory as new. Source: llama_memory_clear."""
+        self._check_thread()
+        capi.llama_memory_clear(self._memory_of_open, False)
+        self._n_cells = [0] * self.n_seq_max
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.n_seq_max:
+            raise ValueError(f"slot {slot}; there are {self.n_seq_max}")
+
+    # ── abort, thread, end ───────────────────────────────────────────────────────────────────────
+
+    def request_abort(self) -> None:
+        """Stop the running decode within a few graph nodes, and every later one until `forget_abort`; any thread.
+
+        Without effect where the backend does not ask, or where the model could not be rewound afterwards.
+        """
+        self._flag[0] = b"\x01"
+
+    def forget_abort(self) -> None:
+        self._flag[0] = b"\x00"
+
+    def close(self) -> None:
+        """Free the library's context. Idempotent; views of logits are dead from here on."""
+        if self._handle is not None:
+            capi.llama_free(self._handle)
+            self._handle = None
+            self._outputs = frozenset()
+
+    @property
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise ValueError("the context is closed")
+        return self._handle
+
+    @property
+    def _memory_of_open(self) -> object:
+        assert self._open_handle
+        return self._memory
+
+    def _check_thread(self) -> None:
+        me = threading.get_ident()
+        if self._owner is None:
+            self._owner = me
+        assert self._owner == me, "a context belongs to the thread of its first decode"
+
+
+def _check_range(what: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise ModelLoadFailed(f"{value} {what} are not possible: 1 to {most}")

@@ -1,0 +1,132 @@
+"""llama.cpp as a process-wide thing: checked, initialised once, its log and its last words caught.
+
+Owns the version and struct-size check, the log callback and the abort callback. Knows nothing of models.
+The library's state is global to the process, and so is the one `Library`; open it before anything else in this room.
+Callbacks run on whatever thread the library logs from; they take no locks and do not raise.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import llama_cpp
+from llama_cpp import _ggml
+from llama_cpp import llama_cpp as capi
+
+from worker.errors import InsufficientMemory, ModelLoadFailed
+from worker.llama.buffers import Level, LogLine, Watch
+
+PINNED_VERSION = "0.3.36"
+"""Of llama-cpp-python, as in pyproject.toml: names, layouts and log lines of the library drift between releases."""
+
+STRUCT_SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
+"""sizeof() in the C headers of that version, 64 bit."""
+
+_LEVELS: dict[int, Level] = {0: "info", 1: "debug", 2: "info", 3: "warning", 4: "error"}
+_CONTINUED = 5
+"""ggml_log_level in ggml.h; a level-5 text continues the line before it."""
+
+_AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+OnLog = Callable[[LogLine], None]
+
+
+class Library:
+    """Made by `open_library` alone. `on_log` gets every whole line; it must not raise."""
+
+    def __init__(self) -> None:
+        self.on_log: OnLog | None = None
+        self._watches: list[Watch] = []
+        self._level: Level = "info"
+        self._partial = b""
+        # Stored, because the library calls them for as long as the process lives.
+        self._log_callback = capi.llama_log_callback(self.take)
+        self._abort_callback = _AbortCallback(_print_last_words)
+        capi.llama_log_set(self._log_callback, None)
+        ggml_function("ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)(self._abort_callback)
+        capi.llama_backend_init()
+
+    @contextmanager
+    def watch(self) -> Iterator[Watch]:
+        """Collect what the library says about memory and errors until the block ends."""
+        watch = Watch()
+        self._watches.append(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.remove(watch)
+
+    def take(self, level: int, text: bytes, _: object) -> None:
+        """A ggml_log_callback: texts with or without a newline become whole lines."""
+        if level != _CONTINUED:
+            self._end_line()
+            self._level = _LEVELS.get(level, "info")
+        self._partial += text
+        if text.endswith(b"\n"):
+            self._end_line()
+
+    def _end_line(self) -> None:
+        text = " ".join(self._partial.decode("utf-8", "replace").splitlines())
+        self._partial = b""
+        if not text:
+            return
+        line = LogLine(self._level, text)
+        for watch in self._watches:
+            watch.take(line)
+        if self.on_log is not None:
+            self.on_log(line)
+
+
+def open_library(on_log: OnLog | None = None) -> Library:
+    """The process's one Library, initialised by the first call. A given `on_log` replaces the one before.
+
+    Raises: ModelLoadFailed when the installed binding is not the one this program was written against.
+    """
+    library = _open_once()
+    if on_log is not None:
+        library.on_log = on_log
+    return library
+
+
+@functools.cache
+def _open_once() -> Library:
+    check_binding(
+        llama_cpp.__version__,
+        {name: ctypes.sizeof(getattr(capi, name)) for name in STRUCT_SIZES},
+    )
+    return Library()
+
+
+def check_binding(version: str, sizes: dict[str, int]) -> None:
+    """Refuse another version or layout, which would corrupt memory instead of failing. Raises: ModelLoadFailed."""
+    remedy = f"install it again with: pip install llama-cpp-python=={PINNED_VERSION}"
+    if version != PINNED_VERSION:
+        raise ModelLoadFailed(f"llama-cpp-python is {version}, but {PINNED_VERSION} is needed; {remedy}")
+    for name, size in STRUCT_SIZES.items():
+        if sizes[name] != size:
+            raise ModelLoadFailed(f"llama-cpp-python: {name} has {sizes[name]} bytes, not {size}; {remedy}")
+
+
+def load_failure(what: str, watch: Watch, free_bytes: int) -> ModelLoadFailed | InsufficientMemory:
+    """The error for a NULL from the library, with its own last error line. `free_bytes`: of the device asked."""
+    said = watch.last_error or "the library gave no reason"
+    if watch.needed_bytes is None:
+        return ModelLoadFailed(f"{what}: {said}")
+    return InsufficientMemory(
+        f"{what}: no memory for {watch.needed_bytes} bytes ({said})",
+        needed_bytes=watch.needed_bytes,
+        available_bytes=free_bytes,
+    )
+
+
+def ggml_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A function of ggml, which the binding loads but does not describe. Any: ctypes types have no common one."""
+    return ctypes.CFUNCTYPE(result, *arguments)((name, _ggml.libggml))
+
+
+def _print_last_words(message: bytes) -> None:
+    """Called just before abort(): straight to the descriptor, because nothing is flushed after it."""
+    os.write(2, b"llama.cpp aborts: " + message + b"\n")

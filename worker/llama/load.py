@@ -1,0 +1,198 @@
+"""From a configuration to a model that runs: library → device → card → plan → weights → context → warm-up → facts.
+
+Composition only; every step's knowledge lies in its own module. Runs on the thread that will run the steps.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from worker.card import ModelCard, read_card
+from worker.engine.contract import Configure, Loaded, LoadedModel, Sampling, Slice, SlotId, Step, TokenId
+from worker.errors import InsufficientMemory, ModelLoadFailed
+from worker.host import available_memory_bytes, cpu_quota
+from worker.llama.buffers import LogLine
+from worker.llama.context import Context
+from worker.llama.devices import Backend, Device, choose_device, devices
+from worker.llama.library import OnLog, open_library
+from worker.llama.model import Model
+from worker.llama.runner import LlamaRunner
+from worker.memory import Plan, plan_memory
+
+LEAST_CHUNK, MOST_CHUNK = 16, 512
+CHUNK_TARGET_S = 0.150
+"""How long a prefill step may hold up the jobs that are generating (ARCHITECTURE.md)."""
+
+ALL_LAYERS = -1
+"""llama.h: a negative n_gpu_layers means all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRunner:
+    """A runner, warm and empty, and what is to be reported of it. Closing the runner frees everything."""
+
+    runner: LlamaRunner
+    model: Model
+    facts: Loaded
+
+
+def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
+    """What the engine process calls; the library's warnings and errors go to stderr, which the front reads."""
+    loaded = load_runner(config, on_progress, _to_stderr)
+    return LoadedModel(loaded.runner, loaded.model.tokenize, loaded.facts)
+
+
+def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: OnLog | None = None) -> LoadedRunner:
+    """Load, measure and warm up. `on_progress`: whole percents of the weights.
+
+    Raises: ModelNotFound, BadModelFile, ModelLoadFailed, InsufficientMemory; everything is freed then.
+    """
+    open_library(on_log)
+    device = choose_device(config.device, devices())
+    card = read_card(Path(config.model_path))
+    plan = plan_for(config, card, device)
+    n_gpu_layers = layers_on_gpu(config.gpu_layers, device, plan, card.block_count + 1)
+    with ExitStack() as undo:
+        model = undo.enter_context(
+            Model.load(card.path, device=device, n_gpu_layers=n_gpu_layers, on_progress=on_progress)
+        )
+        if config.require_full_offload:
+            _check_offload(model)
+        runner = LlamaRunner(model, _context(config, model, plan))
+        chunk = warm_up(runner, config.prefill_chunk)
+        undo.pop_all()
+    return LoadedRunner(runner, model, _facts(card, plan, runner, chunk))
+
+
+# ── memory and layers ────────────────────────────────────────────────────────────────────────────
+
+
+def plan_for(config: Configure, card: ModelCard, device: Device) -> Plan:
+    """The plan for the device's memory; with `auto` layers, host memory counts too when the device's is not enough.
+
+    Raises: InsufficientMemory.
+    """
+    if not device.is_gpu or config.gpu_layers == "all" or config.require_full_offload:
+        return _plan(config, card, device.free_bytes)
+    both_bytes = device.free_bytes + available_memory_bytes()
+    if config.gpu_layers != "auto":
+        return _plan(config, card, both_bytes)
+    try:
+        return _plan(config, card, device.free_bytes)
+    except InsufficientMemory:
+        return _plan(config, card, both_bytes)
+
+
+def _plan(config: Configure, card: ModelCard, available_bytes: int) -> Plan:
+    return plan_memory(
+        card,
+        ctx_size=config.ctx_size,
+        parallel=config.parallel,
+        cache_type_k=config.cache_type_k,
+        cache_type_v=config.cache_type_v,
+        ubatch_size=config.ubatch_size,
+        available_bytes=available_bytes,
+    )
+
+
+def layers_on_gpu(asked: str, device: Device, plan: Plan, n_layers: int) -> int:
+    """`all`, `auto` or a number → n_gpu_layers for the library; `n_layers` counts the output layer.
+
+    `auto`: all where the plan fits, else as many as fit if every layer were of the same size.
+    """
+    if not device.is_gpu:
+        return 0
+    if asked == "all" or (asked == "auto" and plan.total_bytes <= device.free_bytes):
+        return ALL_LAYERS
+    if asked != "auto":
+        return int(asked)
+    room = max(0, device.free_bytes - plan.compute_bytes)
+    return min(n_layers, room * n_layers // (plan.weights_bytes + plan.kv_bytes))
+
+
+def _check_offload(model: Model) -> None:
+    if model.n_offloaded < model.n_layers:
+        raise ModelLoadFailed(
+            f"only {model.n_offloaded} of {model.n_layers} layers are on {model.device.name}: "
+            "use --gpu-layers all, a smaller model, or leave --require-full-offload out"
+        )
+
+
+def _context(config: Configure, model: Model, plan: Plan) -> Context:
+    n_threads = config.threads or cpu_quota()
+    return Context(
+        model,
+        n_ctx=plan.n_cells,
+        n_batch=config.batch_size,
+        n_ubatch=config.ubatch_size,
+        n_seq_max=plan.parallel,
+        n_threads=n_threads,
+        n_threads_batch=config.threads_batch or n_threads,
+        type_k=config.cache_type_k,
+        type_v=config.cache_type_v,
+        flash_attn=config.flash_attn,
+    )
+
+
+# ── warm-up ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def warm_up(runner: LlamaRunner, chunk: int) -> int:
+    """Touch weights and buffers, choose the prefill chunk unless one is given, and leave the memory as new.
+
+    The chunk is the largest power of two in 16..512 (and within a micro-batch) whose step takes under CHUNK_TARGET_S.
+    Sizes are tried upwards, each up to three times, because another process's moment must not shape all our steps.
+    """
+    _time_prefill(runner, LEAST_CHUNK)
+    if chunk:
+        return chunk
+    size = chunk = LEAST_CHUNK
+    while size <= min(MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx):
+        if all(_time_prefill(runner, size) > CHUNK_TARGET_S for _ in range(3)):
+            break
+        chunk, size = size, size * 2
+    return chunk
+
+
+def _time_prefill(runner: LlamaRunner, n_tokens: int) -> float:
+    """Seconds of one prefill step in empty memory. A token is drawn, because only that waits for a GPU to finish."""
+    tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_tokens)]
+    began = time.perf_counter()
+    runner.run(Step("prefill", (Slice(SlotId(0), 0, tokens, Sampling(seed=0, temperature=0.0)),)))
+    elapsed = time.perf_counter() - began
+    runner.context.clear()
+    return elapsed
+
+
+# ── facts ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _facts(card: ModelCard, plan: Plan, runner: LlamaRunner, chunk: int) -> Loaded:
+    model, device = runner.model, runner.model.device
+    sizes = model.sizes + runner.context.sizes
+    return Loaded(
+        name=card.name,
+        quant_kind=card.quant_kind,
+        tokenizer_kind=card.tokenizer_kind,
+        vocab_size=model.n_vocab,
+        context_length=plan.context_length,
+        n_cells=plan.n_cells,
+        parallel=plan.parallel,
+        resident=model.n_offloaded == model.n_layers,
+        backend=cast(Backend, device.backend),  # choose_device gives no other
+        device_index=device.index,
+        device_name=device.description,
+        memory_architecture=device.memory_architecture,
+        memory_bytes=sizes.on_device(device.name) if device.is_gpu else sizes.total_bytes,
+        prefill_chunk=chunk,
+    )
+
+
+def _to_stderr(line: LogLine) -> None:
+    if line.level in ("warning", "error"):
+        sys.stderr.write(f"llama.cpp: {line.text}\n")
+        sys.stderr.flush()

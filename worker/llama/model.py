@@ -1,0 +1,202 @@
+"""One model in memory: its weights, its vocabulary, its metadata.
+
+Owns the llama_model handle and closes the contexts made from it. Knows nothing of decoding.
+`tokenize`, `piece` and `is_end` are safe on any thread, also while another decodes; load and close are not.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from llama_cpp import llama_cpp as capi
+
+from worker.engine.contract import TokenId
+from worker.errors import ModelLoadFailed
+from worker.llama.buffers import BufferSizes, Watch
+from worker.llama.devices import Device, device_handle
+from worker.llama.library import load_failure, open_library
+
+_PIECE_BYTES = 64
+"""Most pieces are shorter; a longer one costs a second call."""
+
+
+class Model:
+    """Made by `Model.load`. After `close` every method raises ValueError."""
+
+    def __init__(self, handle: int, device: Device, watch: Watch) -> None:
+        self._handle: int | None = handle
+        self._closing = ExitStack()
+        self._closing.callback(self._free)
+        self._vocab = capi.llama_model_get_vocab(handle)
+        self.device = device
+        self.sizes: BufferSizes = watch.sizes
+        self.n_offloaded = watch.n_offloaded
+        self.n_layers = watch.n_layers
+        """As Watch has them: 0 of 0 where the build has no GPU backend."""
+        self.n_vocab = int(capi.llama_vocab_n_tokens(self._vocab))
+        self._bos = int(capi.llama_vocab_bos(self._vocab))
+        self._has_bos = bool(capi.llama_vocab_get_add_bos(self._vocab)) and self._bos >= 0
+
+    @classmethod
+    def load(cls, path: Path, *, device: Device, n_gpu_layers: int, on_progress: Callable[[int], None]) -> Self:
+        """Map the weights and put `n_gpu_layers` of them (output layer included; negative: all) on `device`.
+
+        `on_progress` gets whole percents, rising, each at most once, ending in 100; it must not raise.
+        Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_model_load_from_file.
+        """
+        library = open_library()
+        params = capi.llama_model_default_params()
+        gpus = [] if device.kind == "cpu" else [device_handle(device)]
+        # NULL-terminated; an empty list keeps every GPU out of it. Both must outlive the call.
+        device_list = (ctypes.c_void_p * (len(gpus) + 1))(*gpus, None)
+        progress = capi.llama_progress_callback(_percents(on_progress))
+        params.devices = ctypes.cast(device_list, ctypes.c_void_p)
+        params.split_mode = capi.LLAMA_SPLIT_MODE_NONE
+        params.n_gpu_layers = n_gpu_layers if gpus else 0
+        params.progress_callback = progress
+        with library.watch() as watch:
+            handle = capi.llama_model_load_from_file(os.fsencode(path), params)
+        if not handle:
+            raise load_failure(f"{path}: cannot be loaded", watch, device.free_bytes)
+        model = cls(handle, device, watch)
+        if not model.has_text:
+            model.close()
+            raise ModelLoadFailed(f"{path}: only models that read and write text without an encoder can be served")
+        return model
+
+    # ── facts ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def handle(self) -> int:
+        """For this room only."""
+        if self._handle is None:
+            raise ValueError("the model is closed")
+        return self._handle
+
+    @property
+    def n_ctx_train(self) -> int:
+        return int(capi.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors."""
+        return int(capi.llama_model_size(self.handle))
+
+    @property
+    def description(self) -> str:
+        """The library's, such as "llama 256M Q4_1"."""
+        return self._read_text(lambda *buffer: capi.llama_model_desc(self.handle, *buffer)) or ""
+
+    @property
+    def has_text(self) -> bool:
+        """A decoder with a vocabulary and no encoder; to tokenise without a vocabulary would abort."""
+        has_vocab = capi.llama_vocab_type(self._vocab) != capi.LLAMA_VOCAB_TYPE_NONE
+        has_decoder = capi.llama_model_has_decoder(self.handle)
+        return bool(has_vocab and has_decoder and not capi.llama_model_has_encoder(self.handle))
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether the end of a sequence can be forgotten alone; recurrent state cannot be unwound."""
+        return not (capi.llama_model_is_recurrent(self.handle) or capi.llama_model_is_hybrid(self.handle))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return capi.llama_model_chat_template(self.handle, None) is not None
+
+    def meta(self, key: str) -> str | None:
+        """A metadata value as text; None where the file has no such key. Source: llama_model_meta_val_str."""
+        name = key.encode()
+        return self._read_text(lambda *buffer: capi.llama_model_meta_val_str(self.handle, name, *buffer))
+
+    # ── text ─────────────────────────────────────────────────────────────────────────────────────
+
+    def tokenize(self, text: str) -> list[TokenId]:
+        """Raw model input: special tokens in it are parsed; BOS comes first where the metadata says so, never twice."""
+        data = text.encode()
+        tokens = self._tokenize(data, len(data) + 1)
+        if self._has_bos and tokens[:1] != [self._bos]:
+            tokens.insert(0, TokenId(self._bos))
+        return tokens
+
+    def _tokenize(self, data: bytes, n_max: int) -> list[TokenId]:
+        buffer = (capi.llama_token * n_max)()
+        vocab = self._open_vocab()
+        n = int(capi.llama_tokenize(vocab, data, len(data), buffer, n_max, False, True))
+        return self._tokenize(data, -n) if n < 0 else buffer[:n]
+
+    def piece(self, token: TokenId) -> bytes:
+        """The token's raw bytes, which need not be whole characters; a control token has none.
+
+        Raises: ValueError for an id outside the vocabulary (the library would abort).
+        """
+        self._check(token)
+        return self._piece(token, _PIECE_BYTES)
+
+    def _piece(self, token: int, n_max: int) -> bytes:
+        buffer = ctypes.create_string_buffer(n_max)
+        n = int(capi.llama_token_to_piece(self._open_vocab(), token, buffer, n_max, 0, False))
+        return self._piece(token, -n) if n < 0 else buffer.raw[:n]
+
+    def is_end(self, token: TokenId) -> bool:
+        """Whether the token ends generation, by the vocabulary (EOS, EOT and their like). Raises: as `piece`."""
+        self._check(token)
+        return bool(capi.llama_vocab_is_eog(self._open_vocab(), token))
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.n_vocab:
+            raise ValueError(f"token {token} is outside the vocabulary of {self.n_vocab}")
+
+    def _open_vocab(self) -> Any:
+        """The vocabulary, which lives and dies with the model. Any: an opaque pointer."""
+        if self._handle is None:
+            raise ValueError("the model is closed")
+        return self._vocab
+
+    @staticmethod
+    def _read_text(call: Callable[[Any, int], int]) -> str | None:
+        """Text from a function that behaves as snprintf; None for a negative result."""
+        n = call(ctypes.create_string_buffer(1), 1)
+        if n < 0:
+            return None
+        buffer = ctypes.create_string_buffer(n + 1)
+        call(buffer, n + 1)
+        return buffer.value.decode("utf-8", "replace")
+
+    # ── end ──────────────────────────────────────────────────────────────────────────────────────
+
+    def close_before(self, close: Callable[[], None]) -> None:
+        """Have `close` called before the model is freed: what was made from it goes first, newest first."""
+        self._closing.callback(close)
+
+    def close(self) -> None:
+        """Free the contexts made from the model, then the model. Idempotent."""
+        self._closing.close()
+
+    def _free(self) -> None:
+        capi.llama_model_free(self.handle)
+        self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _percents(on_progress: Callable[[int], None]) -> Callable[[float, object], bool]:
+    reported = -1
+
+    def report(progress: float, _: object) -> bool:
+        nonlocal reported
+        percent = int(progress * 100)
+        if percent > reported:
+            reported = percent
+            on_progress(percent)
+        # False would cancel the load.
+        return True
+
+    return report
