@@ -7,6 +7,7 @@ Knows nothing of HTTP, llama.cpp or numpy.
     front  ◀── Progress, Loaded, LoadFailed, Accepted, Refused, StepBegun, StepDone ──  engine
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, NewType, Protocol
@@ -65,9 +66,12 @@ class Configure(_Frame, frozen=True, kw_only=True):
     threads_batch: int
     cache_type_k: str
     cache_type_v: str
-    flash_attn: Literal["auto", "on", "off"]
+    flash_attn: str
+    """auto | on | off"""
     max_tokens_in: int
     """0: whatever fits the context."""
+    prefill_chunk: int = 0
+    """0: measured at warm-up. A restarted engine is given its predecessor's, so that its steps have the same shapes."""
 
 
 class Submit(_Frame, frozen=True, kw_only=True):
@@ -225,6 +229,8 @@ class Sampled:
     token: TokenId
     piece: bytes
     is_end: bool
+    error: str | None = None
+    """Why nothing could be drawn (logits that are not numbers); the token means nothing then."""
 
 
 class Runner(Protocol):
@@ -265,3 +271,16 @@ class Aborted(StepFailed):
 
 class BadBatch(StepFailed):
     """llama_decode -1: some slice is invalid."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What loading gives: steps, tokens, and the facts to report."""
+
+    runner: Runner
+    tokenize: Callable[[str], list[TokenId]]
+    facts: Loaded
+
+
+Load = Callable[[Configure, Callable[[int], None]], LoadedModel]
+"""(config, on_progress(percent)) → a model ready to run. Raises: StartupError."""

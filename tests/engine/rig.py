@@ -1,0 +1,230 @@
+"""An engine on the fake backend, with a witness in the front's place that checks the laws at every frame and step."""
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Literal
+
+from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alone
+from worker.engine.contract import (
+    Failed,
+    Finished,
+    JobKey,
+    Outbound,
+    Sampling,
+    Step,
+    StepBegun,
+    StepDone,
+    StepKind,
+    TokenId,
+)
+from worker.engine.loop import Engine
+from worker.engine.sequence import Sequence, State
+
+MAX_STEPS = 5_000
+Misfortune = Literal["no room", "abort"]
+
+
+@dataclass(slots=True)
+class Story:
+    """What the front hears of one job."""
+
+    is_started: bool = False
+    is_cancelled: bool = False
+    texts: list[str] = field(default_factory=list)
+    end: Finished | Failed | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None or self.is_cancelled
+
+
+class Rig:
+    """Job keys count up from 0 in the order of arrival."""
+
+    def __init__(
+        self,
+        model: ToyModel | None = None,
+        *,
+        n_slots: int = 8,
+        chunk: int = 8,
+        context_length: int = 100,
+        n_cells: int = 800,
+    ) -> None:
+        self.model = model or ToyModel()
+        self.runner = FakeRunner(self.model, n_slots=n_slots, n_cells=n_cells, chunk=chunk)
+        self.runner.before_run = self._at_run
+        self.context_length = context_length
+        self.engine = Engine(
+            self.runner,
+            n_slots=n_slots,
+            n_cells=n_cells,
+            context_length=context_length,
+            chunk=chunk,
+            emit=self._hear,
+            clock=lambda: float(len(self.frames)),
+        )
+        self.requests: list[Request] = []
+        self.stories: list[Story] = []
+        self.frames: list[Outbound] = []
+        self.kinds: list[StepKind] = []
+        """One for each step that ran, however often it was split."""
+        self.started: list[JobKey] = []
+        self.next_misfortune: Misfortune | None = None
+        self.without_room: set[JobKey] = set()
+        """Jobs that the cache's refusal was to cost: the newest of their step."""
+        self._announced: tuple[JobKey, ...] = ()
+        self._prefill_due: dict[JobKey, int] = {}
+        """job → the number of steps by which its prompt is to be computed"""
+        self._is_first_run_of_step = True
+
+    # ── doing ────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, request: Request) -> JobKey:
+        job = JobKey(len(self.requests))
+        self.requests.append(request)
+        self.stories.append(Story())
+        prompt = [TokenId(token) for token in request.prompt]
+        self.engine.submit(job, prompt, request.max_tokens, Sampling(seed=request.seed), request.stop)
+        return job
+
+    def cancel(self, job: JobKey) -> None:
+        story = self.stories[job]
+        story.is_cancelled = story.end is None
+        self.engine.cancel(job)
+        self.check()
+
+    def step(self) -> None:
+        self._is_first_run_of_step = True
+        self.engine.step()
+        assert self.engine.step_jobs == frozenset()
+        self.check()
+
+    def run_until_idle(self) -> None:
+        for _ in range(MAX_STEPS):
+            if self.engine.is_idle:
+                break
+            self.step()
+        assert self.engine.is_idle, "nothing may be left waiting"
+        assert self.runner.n_cells_used == 0, "an idle engine holds nothing"
+
+    def outcome(self, job: JobKey) -> Outcome:
+        return alone(self.model, self.requests[job], self.context_length)
+
+    # ── the laws on what is told ─────────────────────────────────────────────────────────────────
+
+    def _hear(self, frame: Outbound) -> None:
+        self.frames.append(frame)
+        match frame:
+            case StepBegun(jobs=jobs):
+                assert jobs != self._announced, "only a change is announced"
+                self._announced = jobs
+            case StepDone():
+                self._hear_step_done(frame)
+            case _:
+                raise AssertionError(f"the loop does not send {frame}")
+
+    def _hear_step_done(self, frame: StepDone) -> None:
+        for job in frame.started:
+            assert not self.stories[job].is_started
+            self.stories[job].is_started = True
+            self.started.append(job)
+            self._prefill_due[job] = len(self.kinds) + 2 * self._n_chunks_ahead()
+        for delta in frame.deltas:
+            self._running_story(delta.job).texts.append(delta.text)
+        for end in frame.finished + frame.failed:
+            self._running_story(end.job).end = end
+        assert frame.cells_used == self.runner.n_cells_used
+
+    def _running_story(self, job: JobKey) -> Story:
+        story = self.stories[job]
+        assert story.is_started, "started comes before anything else of a job"
+        assert not story.is_over, "nothing comes after a job's end"
+        return story
+
+    def _n_chunks_ahead(self) -> int:
+        """Prefill steps until everything that has a slot is computed, one slice each at worst."""
+        prefilling = [one for one in self.engine.scheduler.running.values() if one.state is State.PREFILL]
+        return sum(ceil((len(one.prompt) - one.n_computed) / self.runner.chunk) for one in prefilling)
+
+    # ── the laws at the moment a step runs ───────────────────────────────────────────────────────
+
+    def _at_run(self, step: Step) -> None:
+        running = self.engine.scheduler.running
+        jobs = tuple(running[piece.slot].job for piece in step.slices)
+        if self._is_first_run_of_step:
+            self._is_first_run_of_step = False
+            self._check_turns(step.kind)
+            assert self._announced == jobs, "the front knows whom to blame"
+            assert self.engine.step_jobs == frozenset(jobs)
+        assert set(jobs) <= set(self._announced)
+        self._let_it_happen(jobs)
+
+    def _check_turns(self, kind: StepKind) -> None:
+        """Neither prefill nor decode goes twice in a row while the other has work: nobody starves."""
+        if self.kinds and self.kinds[-1] == kind:
+            other = State.DECODE if kind == "prefill" else State.PREFILL
+            assert not any(sequence.state is other for sequence in self.engine.scheduler.running.values())
+        self.kinds.append(kind)
+
+    def _let_it_happen(self, jobs: tuple[JobKey, ...]) -> None:
+        """A failure costs a prompt at most its own turn and the decode step before the next."""
+        if self.next_misfortune is None:
+            return
+        if self.next_misfortune == "abort":
+            self.runner.request_abort()
+        else:
+            self.runner.has_room = False
+            self.without_room.add(max(jobs))
+        self.next_misfortune = None
+        self._prefill_due = {job: due + 2 for job, due in self._prefill_due.items()}
+
+    # ── the laws between steps ───────────────────────────────────────────────────────────────────
+
+    def check(self) -> None:
+        scheduler = self.engine.scheduler
+        running = scheduler.running
+        assert sorted([*scheduler.free_slots, *running]) == list(range(len(self.runner.held)))
+        reserved = sum(sequence.n_reserved for sequence in running.values())
+        assert scheduler.n_free_cells + reserved == scheduler.n_cells
+        for slot in scheduler.free_slots:
+            assert not self.runner.held[slot], "a free slot holds nothing"
+        for sequence in running.values():
+            self._check_running(sequence)
+        waiting = [sequence.job for sequence in scheduler.waiting]
+        assert self.started + waiting == sorted(self.started + waiting), "first come, first served"
+        over = sum(story.is_over for story in self.stories)
+        assert over + len(running) + len(waiting) == len(self.stories), "every job is somewhere"
+
+    def _check_running(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        tokens = sequence.prompt + sequence.generated
+        assert self.runner.held[sequence.slot] == tokens[: sequence.n_computed], "no token lost, doubled or leaked"
+        assert len(self.stories[sequence.job].texts) == len(sequence.generated), "one Delta per sampled token"
+        if sequence.state is State.PREFILL:
+            assert len(self.kinds) < self._prefill_due[sequence.job], "the prompt waits longer than its turn"
+
+    def check_story(self, job: JobKey) -> None:
+        """What was heard of the job is what it gives alone, or the part of it that its early end left."""
+        story, expected = self.stories[job], self.outcome(job)
+        assert expected.text.startswith(story.text)
+        if story.is_cancelled:
+            assert story.end is None
+        elif job in self.without_room:
+            assert isinstance(story.end, Failed)
+            assert story.end.code == "VRAM_OOM"
+        elif expected.end == "INFERENCE_FAILED":
+            assert isinstance(story.end, Failed)
+            assert (story.end.code, len(story.texts)) == (expected.end, expected.n_drawn)
+        else:
+            assert isinstance(story.end, Finished)
+            assert (story.text, len(story.texts)) == (expected.text, expected.n_drawn)
+            said = (story.end.reason, story.end.stop, story.end.is_context_full)
+            assert said == (expected.end, expected.stop, expected.is_context_full)
+
+    def check_stories(self) -> None:
+        for job in range(len(self.stories)):
+            self.check_story(JobKey(job))

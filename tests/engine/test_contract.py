@@ -1,0 +1,189 @@
+"""Every frame survives the way through worker/frames.py, and no decoder takes the other direction's."""
+
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.engine.contract import (
+    Accepted,
+    Cancel,
+    Configure,
+    Delta,
+    Failed,
+    FailureCode,
+    Finished,
+    Inbound,
+    JobKey,
+    Loaded,
+    LoadFailed,
+    Outbound,
+    Progress,
+    Refused,
+    Sampling,
+    Slice,
+    SlotId,
+    Step,
+    StepBegun,
+    StepDone,
+    StopReason,
+    Submit,
+    TokenId,
+)
+from worker.frames import FrameBuffer, encode_frame, inbound_decoder, outbound_decoder
+
+LAW = settings(derandomize=True, deadline=None, max_examples=60)
+
+TEXT = st.text(max_size=20)
+SIZE = st.integers(0, 2**63 - 1)
+NUMBER = st.floats(allow_nan=False)
+U64 = st.integers(0, 2**64 - 1)
+JOB = st.integers(0, 2**63 - 1).map(JobKey)
+
+
+def several(items: st.SearchStrategy[msgspec.Struct]) -> st.SearchStrategy[tuple[msgspec.Struct, ...]]:
+    return st.lists(items, max_size=4).map(tuple)
+
+
+JOBS = st.lists(JOB, max_size=4).map(tuple)
+SAMPLINGS = st.builds(
+    Sampling,
+    seed=U64,
+    temperature=NUMBER,
+    top_p=NUMBER,
+    top_k=st.integers(0, 2**32 - 1),
+    repetition_penalty=NUMBER,
+    min_p=NUMBER,
+)
+DELTAS = st.builds(Delta, JOB, TEXT)
+FINISHED = st.builds(Finished, JOB, st.sampled_from(get_args(StopReason)), st.none() | TEXT, st.booleans())
+FAILED = st.builds(Failed, JOB, st.sampled_from(get_args(FailureCode)), TEXT)
+
+INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
+    Configure: st.builds(
+        Configure,
+        model_path=TEXT,
+        device=TEXT,
+        gpu_layers=TEXT,
+        require_full_offload=st.booleans(),
+        ctx_size=SIZE,
+        parallel=SIZE,
+        batch_size=SIZE,
+        ubatch_size=SIZE,
+        threads=SIZE,
+        threads_batch=SIZE,
+        cache_type_k=TEXT,
+        cache_type_v=TEXT,
+        flash_attn=TEXT,
+        max_tokens_in=SIZE,
+        prefill_chunk=SIZE,
+    ),
+    Submit: st.builds(
+        Submit,
+        job=JOB,
+        prompt=TEXT,
+        max_tokens=SIZE,
+        sampling=SAMPLINGS,
+        stop=st.lists(TEXT, max_size=4).map(tuple),
+    ),
+    Cancel: st.builds(Cancel, job=JOB),
+}
+OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
+    Progress: st.builds(Progress, percent=st.integers(0, 100)),
+    Loaded: st.builds(
+        Loaded,
+        name=TEXT,
+        quant_kind=TEXT,
+        tokenizer_kind=TEXT,
+        vocab_size=SIZE,
+        context_length=SIZE,
+        n_cells=SIZE,
+        parallel=SIZE,
+        resident=st.booleans(),
+        backend=st.sampled_from(("cpu", "cuda", "metal", "vulkan")),
+        device_index=SIZE,
+        device_name=TEXT,
+        memory_architecture=st.sampled_from(("vram-only", "unified", "host")),
+        memory_bytes=SIZE,
+        prefill_chunk=SIZE,
+    ),
+    LoadFailed: st.builds(
+        LoadFailed, code=TEXT, message=TEXT, needed_bytes=st.none() | SIZE, available_bytes=st.none() | SIZE
+    ),
+    Accepted: st.builds(Accepted, job=JOB, prompt_tokens=SIZE),
+    Refused: st.builds(Refused, job=JOB, constraint=TEXT, message=TEXT),
+    StepBegun: st.builds(StepBegun, jobs=JOBS),
+    StepDone: st.builds(
+        StepDone,
+        started=JOBS,
+        deltas=several(DELTAS),
+        finished=several(FINISHED),
+        failed=several(FAILED),
+        kind=st.sampled_from((None, "prefill", "decode")),
+        cells_used=SIZE,
+        sampled_at_s=NUMBER,
+    ),
+}
+
+
+def body_of(message: Inbound | Outbound) -> bytes:
+    ((_, body),) = FrameBuffer().feed(encode_frame(1, message))
+    return body
+
+
+def test_every_frame_of_the_contract_is_in_the_tables() -> None:
+    assert set(INBOUND) == set(get_args(Inbound))
+    assert set(OUTBOUND) == set(get_args(Outbound))
+
+
+@LAW
+@given(message=st.sampled_from(list(INBOUND)).flatmap(INBOUND.__getitem__))
+def test_what_the_front_sends_is_what_the_engine_reads(message: Inbound) -> None:
+    read = inbound_decoder.decode(body_of(message))
+    assert read == message
+    assert type(read) is type(message)
+
+
+@LAW
+@given(message=st.sampled_from(list(OUTBOUND)).flatmap(OUTBOUND.__getitem__))
+def test_what_the_engine_sends_is_what_the_front_reads(message: Outbound) -> None:
+    read = outbound_decoder.decode(body_of(message))
+    assert read == message
+    assert type(read) is type(message)
+
+
+@pytest.mark.parametrize("kind", INBOUND)
+def test_the_front_does_not_read_its_own_frames(kind: type) -> None:
+    @settings(LAW, max_examples=5)
+    @given(message=INBOUND[kind])
+    def is_refused(message: Inbound) -> None:
+        with pytest.raises(msgspec.ValidationError):
+            outbound_decoder.decode(body_of(message))
+
+    is_refused()
+
+
+@pytest.mark.parametrize("kind", OUTBOUND)
+def test_the_engine_does_not_read_its_own_frames(kind: type) -> None:
+    @settings(LAW, max_examples=5)
+    @given(message=OUTBOUND[kind])
+    def is_refused(message: Outbound) -> None:
+        with pytest.raises(msgspec.ValidationError):
+            inbound_decoder.decode(body_of(message))
+
+    is_refused()
+
+
+@LAW
+@given(message=st.sampled_from(list(INBOUND)).flatmap(INBOUND.__getitem__))
+def test_frames_are_values_equal_ones_are_one_key(message: Inbound) -> None:
+    again = inbound_decoder.decode(body_of(message))
+    assert len({message, again}) == 1
+
+
+def test_a_step_counts_the_tokens_of_all_its_slices() -> None:
+    token = TokenId(1)
+    step = Step("prefill", (Slice(SlotId(0), 0, (token,) * 3), Slice(SlotId(1), 5, (token,) * 2)))
+    assert step.n_tokens == 5

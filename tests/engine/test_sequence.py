@@ -1,0 +1,123 @@
+"""A sequence's states, and how its tokens are cut into slices."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.engine.contract import JobKey, Sampling, Slice, SlotId, TokenId
+from worker.engine.sequence import LEGAL_MOVES, Sequence, State
+from worker.engine.text import TextStream
+
+LAW = settings(derandomize=True, deadline=None, max_examples=200)
+SAMPLING = Sampling(seed=7)
+
+DRAWN = {
+    (State.WAITING, State.PREFILL),
+    (State.PREFILL, State.DECODE),
+    (State.WAITING, State.DONE),
+    (State.PREFILL, State.DONE),
+    (State.DECODE, State.DONE),
+}
+"""The arrows of the module's drawing."""
+
+
+def sequence(n_prompt: int, max_tokens: int = 4, slot: int | None = 0) -> Sequence:
+    prompt = [TokenId(100 + i) for i in range(n_prompt)]
+    made = Sequence(JobKey(1), prompt, max_tokens, SAMPLING, TextStream(()))
+    made.slot = None if slot is None else SlotId(slot)
+    return made
+
+
+def prefill_slices(made: Sequence, chunk: int) -> list[Slice]:
+    """All slices of the prompt, each computed before the next is asked for."""
+    slices = []
+    while made.n_computed < len(made.prompt):
+        slices.append(made.prefill_slice(chunk))
+        made.n_computed += len(slices[-1].tokens)
+    return slices
+
+
+@pytest.mark.parametrize(("before", "after"), sorted(DRAWN, key=str))
+def test_every_drawn_move_is_legal(before: State, after: State) -> None:
+    made = sequence(1)
+    made.state = before
+    made.move(after)
+    assert made.state is after
+
+
+@pytest.mark.parametrize("before", State)
+@pytest.mark.parametrize("after", State)
+def test_a_move_that_is_not_drawn_is_refused_and_changes_nothing(before: State, after: State) -> None:
+    if (before, after) in DRAWN:
+        return
+    made = sequence(1)
+    made.state = before
+    with pytest.raises(AssertionError, match=f"{before.name} -> {after.name}"):
+        made.move(after)
+    assert made.state is before
+
+
+def test_every_state_has_its_row_and_done_is_the_only_end() -> None:
+    assert set(LEGAL_MOVES) == set(State)
+    assert [state for state, moves in LEGAL_MOVES.items() if not moves] == [State.DONE]
+
+
+@LAW
+@given(n_prompt=st.integers(1, 100), chunk=st.integers(1, 40))
+def test_the_prompts_slices_are_the_prompt_each_token_once_and_in_place(n_prompt: int, chunk: int) -> None:
+    made = sequence(n_prompt)
+    slices = prefill_slices(made, chunk)
+    assert [token for piece in slices for token in piece.tokens] == made.prompt
+    assert slices[0].start == 0
+    assert all(after.start == before.start + len(before.tokens) for before, after in pairwise(slices))
+
+
+@LAW
+@given(n_prompt=st.integers(1, 100), chunk=st.integers(1, 40), n_computed=st.integers(0, 99))
+def test_chunk_edges_lie_at_absolute_multiples_wherever_prefill_begins(
+    n_prompt: int, chunk: int, n_computed: int
+) -> None:
+    """A prompt whose beginning is there already is cut at the same places as one that is computed from its start."""
+    made = sequence(n_prompt)
+    made.n_computed = min(n_computed, n_prompt - 1)
+    slices = prefill_slices(made, chunk)
+    assert all(piece.start % chunk == 0 for piece in slices[1:])
+    assert all(len(piece.tokens) <= chunk for piece in slices)
+
+
+@LAW
+@given(n_prompt=st.integers(1, 100), chunk=st.integers(1, 40))
+def test_only_the_prompts_last_token_draws(n_prompt: int, chunk: int) -> None:
+    slices = prefill_slices(sequence(n_prompt), chunk)
+    assert [piece.sampling for piece in slices] == [None] * (len(slices) - 1) + [SAMPLING]
+
+
+def test_a_decode_slice_is_the_newest_token_at_the_next_position_with_all_tokens_so_far() -> None:
+    made = sequence(3, slot=5)
+    made.n_computed, made.generated = 4, [TokenId(8), TokenId(9)]
+    piece = made.decode_slice()
+    assert (piece.slot, piece.start, list(piece.tokens)) == (5, 4, [9])
+    assert (piece.sampling, list(piece.generated)) == (SAMPLING, [8, 9])
+
+
+def test_cells_are_reserved_for_the_prompt_and_every_token_it_may_draw() -> None:
+    assert sequence(10, max_tokens=5).n_reserved == 15
+
+
+def test_a_sequence_is_out_of_tokens_exactly_when_it_has_drawn_max_tokens() -> None:
+    made = sequence(1, max_tokens=2)
+    was_out = []
+    for token in (3, 4):
+        was_out.append(made.is_out_of_tokens)
+        made.generated.append(TokenId(token))
+    assert [*was_out, made.is_out_of_tokens] == [False, False, True]
+
+
+def test_without_a_slot_there_is_no_slice() -> None:
+    waiting = sequence(3, slot=None)
+    with pytest.raises(AssertionError):
+        waiting.prefill_slice(8)
+    with pytest.raises(AssertionError):
+        waiting.decode_slice()

@@ -1,0 +1,255 @@
+"""A real worker process for tests: started, watched through its log, talked to over real sockets, always stopped."""
+
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx2
+import psutil
+
+PATIENCE_S = 120.0
+"""The safety stop of every wait; no test's verdict depends on it being short."""
+
+Event = dict[str, Any]
+
+R0: Event = {
+    "job_id": "test-job-123",
+    "prompt": "Hello, world!",
+    "max_tokens": 100,
+    "temperature": 0.7,
+    "seed": 42,
+    "top_p": 1.0,
+    "top_k": 0,
+    "repetition_penalty": 1.0,
+    "stop": [],
+    "min_p": 0.0,
+}
+"""The reference request of the protocol's test vectors."""
+
+
+class WorkerProcess:
+    """`python -m worker` with JSON logs. Use as a context manager; `ready()` waits until jobs are taken."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        command: Sequence[str] = (sys.executable, "-m", "worker"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._argv = [*command, *arguments, "--log-format", "json"]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")}
+        self._environment = {**kept, **(environment or {})}
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.log: list[Event] = []
+        self.stderr: list[str] = []
+
+    def __enter__(self) -> "WorkerProcess":
+        self.process = subprocess.Popen(
+            self._argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self._environment
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        children = self._children()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.process.stdout.close()
+        self.process.stderr.close()
+        _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
+        assert not alive, f"children outlived the worker: {alive}"
+
+    def _children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for raw in self.process.stderr:
+            self._lines.put(raw.decode())
+        self._lines.put(None)
+
+    # ── the log ──────────────────────────────────────────────────────────────────────────────────
+
+    def wait_for(self, event: str, **fields: object) -> Event:
+        """The next log line of that event, with those fields. Fails when the process ends first."""
+        while True:
+            line = self._lines.get(timeout=PATIENCE_S)
+            if line is None:
+                raise AssertionError(f"the worker ended before {event!r}; it said: {''.join(self.stderr)}")
+            self._note(line)
+            entry = self.log[-1] if self.log else {}
+            if entry.get("event") == event and fields.items() <= entry.items():
+                return entry
+
+    def _note(self, line: str) -> None:
+        self.stderr.append(line)
+        try:
+            self.log.append(json.loads(line))
+        except ValueError:
+            self.log.append({"event": "", "line": line})
+
+    def listening(self) -> "WorkerProcess":
+        self.url: str = self.wait_for("listening")["url"]
+        match = re.fullmatch(r"http://(.+):(\d+)", self.url)
+        assert match is not None
+        self.port = int(match[2])
+        return self
+
+    def ready(self) -> "WorkerProcess":
+        self.listening()
+        self.wait_for("ready")
+        return self
+
+    # ── the process ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The engine process of the moment."""
+        (engine,) = (child for child in self._children() if "engine" in " ".join(child.cmdline()))
+        return engine
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def exit_code(self) -> int:
+        """Wait for the end; the rest of the log is then in `log`."""
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        while (line := self._lines.get(timeout=PATIENCE_S)) is not None:
+            self._note(line)
+        self._lines.put(None)
+        return code
+
+    # ── HTTP ─────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def client(self, **options: Any) -> Iterator[httpx2.Client]:
+        with httpx2.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False, **options) as client:
+            yield client
+
+    def get(self, path: str, **options: Any) -> httpx2.Response:
+        with self.client() as client:
+            return client.get(path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx2.Response:
+        with self.client() as client:
+            return client.post(path, **options)
+
+    def health(self) -> Event:
+        body: Event = self.get("/health").json()
+        return body
+
+    def metrics(self) -> dict[str, float]:
+        """Samples without their worker_id label: name, or name{other="label"}."""
+        samples = {}
+        for line in self.get("/metrics").text.splitlines():
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                name = re.sub(r'worker_id="[^"]*",?', "", name).replace(",}", "}").replace("{}", "")
+                samples[name] = float(value)
+        return samples
+
+    def stream(self, **request: Any) -> "Stream":
+        """Start a job; read it as events come. Use as a context manager."""
+        return Stream(self.url, {"job_id": f"job-{next(_numbers)}", "max_tokens": 16, "temperature": 0.0, **request})
+
+    def run(self, **request: Any) -> list[Event]:
+        """A whole job: all its events."""
+        with self.stream(**request) as stream:
+            return list(stream)
+
+    def text(self, **request: Any) -> str:
+        return text_of(self.run(**request))
+
+    def connect(self) -> socket.socket:
+        """A bare connection, for exchanges no client library would make."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+
+
+def _count() -> Iterator[int]:
+    number = 0
+    while True:
+        number += 1
+        yield number
+
+
+_numbers = _count()
+
+
+class Stream:
+    """One /execute exchange, event by event."""
+
+    def __init__(self, url: str, request: Event, headers: Mapping[str, str] | None = None) -> None:
+        self.job_id: str = request["job_id"]
+        self._client = httpx2.Client(timeout=PATIENCE_S, trust_env=False)
+        self._exchange = self._client.stream("POST", f"{url}/execute", json=request, headers=headers)
+
+    def __enter__(self) -> "Stream":
+        self.response = self._exchange.__enter__()
+        self._lines = self.response.iter_lines()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exchange.__exit__(kind, error, trace)
+        self._client.close()
+
+    def __iter__(self) -> Iterator[Event]:
+        if self.response.status_code != httpx2.codes.OK:
+            raise AssertionError(f"{self.response.status_code}: {self.response.read().decode()}")
+        for line in self._lines:
+            if line.startswith("data: "):
+                yield json.loads(line.removeprefix("data: "))
+
+    def until(self, kind: str) -> list[Event]:
+        """Events up to and with the first of that type."""
+        seen = []
+        for event in self:
+            seen.append(event)
+            if event["type"] == kind:
+                return seen
+        raise AssertionError(f"the stream ended without {kind}: {seen}")
+
+
+def text_of(events: Sequence[Event]) -> str:
+    return "".join(event["t"] for event in events if event["type"] == "token")
+
+
+def check_order(events: Sequence[Event]) -> None:
+    """started first, tokens numbered 0, 1, 2, …, exactly one terminal event, last."""
+    kinds = [event["type"] for event in events]
+    assert kinds[0] == "started", kinds
+    assert kinds[-1] in {"end", "error"}, kinds
+    assert all(kind in {"token", "metrics"} for kind in kinds[1:-1]), kinds
+    indexes = [event["i"] for event in events if event["type"] == "token"]
+    assert indexes == list(range(len(indexes)))
+    if kinds[-1] == "end":
+        assert events[-1]["tokens_out"] == len(indexes)
+
+
+def serve_default(model: Path, *arguments: str, **options: Any) -> WorkerProcess:
+    """A worker on the real default model, small and with two threads, on a free port."""
+    return WorkerProcess("--model", str(model), "--port", "0", "--threads", "2", *arguments, **options)

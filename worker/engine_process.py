@@ -1,0 +1,255 @@
+"""The engine process: llama.cpp behind one socket. Composition root of runner, intake and loop.
+
+Three threads. Main loads the model and then runs steps; the intake thread reads the socket, tokenises and answers
+Accepted or Refused at once, also while a step runs; a writer thread exists only for a front that reads slowly.
+The process lives in its own session, ignores SIGTERM and SIGINT (the front decides), and exits when its socket closes.
+"""
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass
+
+from worker.engine.contract import (
+    Accepted,
+    Cancel,
+    Configure,
+    Inbound,
+    JobKey,
+    Load,
+    LoadedModel,
+    LoadFailed,
+    Outbound,
+    Progress,
+    Submit,
+    TokenId,
+)
+from worker.engine.intake import examine
+from worker.engine.loop import Engine
+from worker.errors import InsufficientMemory, StartupError
+from worker.frames import FrameBuffer, encode_frame, inbound_decoder
+
+MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
+"""PROTOCOL.md 6: with this much unread the front is dead."""
+
+_READ_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """An accepted job on its way from the intake thread to the step thread."""
+
+    submit: Submit
+    prompt: list[TokenId]
+
+
+class Outbox:
+    """Frames to the front, in order, from two threads, without ever waiting for it.
+
+    A frame goes straight to the socket while that takes it; what it does not take waits for the writer thread.
+    """
+
+    def __init__(self, sock: socket.socket, generation: int) -> None:
+        self._sock = sock
+        self._generation = generation
+        self._waiting: deque[bytes] = deque()
+        self._n_waiting_bytes = 0
+        self._changed = threading.Condition()
+        threading.Thread(target=self._write, name="writer", daemon=True).start()
+
+    def send(self, message: Outbound) -> None:
+        frame = encode_frame(self._generation, message)
+        with self._changed:
+            if not self._waiting:
+                frame = frame[self._send_now(frame) :]
+            if not frame:
+                return
+            self._waiting.append(frame)
+            self._n_waiting_bytes += len(frame)
+            if self._n_waiting_bytes > MAX_OUTSTANDING_BYTES:
+                leave(f"the front has left {self._n_waiting_bytes} bytes unread")
+            self._changed.notify()
+
+    def _send_now(self, frame: bytes) -> int:
+        try:
+            return self._sock.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return leave("the front is gone")
+
+    def _write(self) -> None:
+        """Empty what the socket did not take at once. The frame being sent stays first, so that none overtakes it."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                frame = self._waiting[0]
+            try:
+                self._sock.sendall(frame)
+            except OSError:
+                leave("the front is gone")
+            with self._changed:
+                self._waiting.popleft()
+                self._n_waiting_bytes -= len(frame)
+
+
+class Intake:
+    """Reads the socket on its own thread; the first frame configures, the others are jobs and cancels."""
+
+    def __init__(self, sock: socket.socket, outbox: Outbox) -> None:
+        self._sock = sock
+        self._outbox = outbox
+        self._model: LoadedModel | None = None
+        self._max_tokens_in = 0
+        self._engine: Engine | None = None
+        self._cancelled: set[JobKey] = set()
+        self.inbox: queue.SimpleQueue[Inbound | Queued] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="intake", daemon=True).start()
+
+    def serve(self, config: Configure, model: LoadedModel, engine: Engine) -> None:
+        """From now on jobs are taken; called before Loaded is sent, and the front submits nothing earlier."""
+        self._max_tokens_in = config.max_tokens_in
+        self._engine = engine
+        self._model = model
+
+    def _read(self) -> None:
+        buffer = FrameBuffer()
+        try:
+            while data := self._sock.recv(_READ_BYTES):
+                for _, body in buffer.feed(data):
+                    self._take(inbound_decoder.decode(body))
+        except OSError:
+            pass
+        except Exception:  # noqa: BLE001 - top of a thread: whatever it is, it ends the process, once, with its story
+            die()
+        leave("the front closed the socket")
+
+    def _take(self, message: Inbound) -> None:
+        match message:
+            case Submit():
+                self._tokenize(message)
+            case Cancel():
+                self.inbox.put(message)
+                self._abort_if_nobody_waits(message.job)
+            case Configure():
+                self.inbox.put(message)
+
+    def _tokenize(self, submit: Submit) -> None:
+        assert self._model is not None
+        prompt = self._model.tokenize(submit.prompt)
+        answer = examine(
+            submit,
+            prompt,
+            context_length=self._model.facts.context_length,
+            max_tokens_in=self._max_tokens_in,
+        )
+        self._outbox.send(answer)
+        if isinstance(answer, Accepted):
+            self.inbox.put(Queued(submit, prompt))
+
+    def _abort_if_nobody_waits(self, job: JobKey) -> None:
+        """Stop the running step when each of its jobs is cancelled; a mistake costs one repeated step (loop.py)."""
+        assert self._engine is not None
+        assert self._model is not None
+        running = self._engine.step_jobs
+        self._cancelled = (self._cancelled | {job}) & running
+        if running and self._cancelled == running:
+            self._model.runner.request_abort()
+
+
+def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
+    """Load, report, and run steps until the socket closes. Returns only when loading failed."""
+    outbox = Outbox(sock, generation)
+    intake = Intake(sock, outbox)
+    config = intake.inbox.get()
+    assert isinstance(config, Configure)
+    try:
+        model = load(config, lambda percent: outbox.send(Progress(percent=percent)))
+    except StartupError as error:
+        outbox.send(_load_failed(error))
+        return
+    engine = Engine(
+        model.runner,
+        n_slots=model.facts.parallel,
+        n_cells=model.facts.n_cells,
+        context_length=model.facts.context_length,
+        chunk=model.facts.prefill_chunk,
+        emit=outbox.send,
+        clock=time.monotonic,
+    )
+    intake.serve(config, model, engine)
+    outbox.send(model.facts)
+    while True:
+        _drain(intake.inbox, engine)
+        engine.step()
+
+
+def _drain(inbox: "queue.SimpleQueue[Inbound | Queued]", engine: Engine) -> None:
+    """Take all messages that are there; wait for one when there is nothing to compute."""
+    if engine.is_idle:
+        _apply(inbox.get(), engine)
+    while True:
+        try:
+            _apply(inbox.get_nowait(), engine)
+        except queue.Empty:
+            return
+
+
+def _apply(message: Inbound | Queued, engine: Engine) -> None:
+    match message:
+        case Queued(submit, prompt):
+            engine.submit(submit.job, prompt, submit.max_tokens, submit.sampling, submit.stop)
+        case Cancel(job=job):
+            engine.cancel(job)
+
+
+def _load_failed(error: StartupError) -> LoadFailed:
+    if isinstance(error, InsufficientMemory):
+        return LoadFailed(
+            code=error.code,
+            message=str(error),
+            needed_bytes=error.needed_bytes,
+            available_bytes=error.available_bytes,
+        )
+    return LoadFailed(code=error.code, message=str(error))
+
+
+def leave(reason: str) -> int:
+    """End the process now, from any thread: nobody is left to answer to."""
+    try:
+        sys.stderr.write(f"engine: {reason}; leaving\n")
+        sys.stderr.flush()
+    finally:  # a killed front has closed the pipe's other end too
+        os._exit(0)
+
+
+def die() -> None:
+    """End the process after an exception nothing can recover from; the front reads the last words."""
+    try:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def main(load: Load) -> None:
+    """`python -m worker.engine_process FD GENERATION`; FD is the engine's end of the socketpair."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        run_engine(sock, int(sys.argv[2]), load)
+    except Exception:  # noqa: BLE001 - top of the engine loop (house rule 18): the process ends, the front goes on
+        die()
+
+
+if __name__ == "__main__":
+    from worker.llama.load import load_model
+
+    main(load_model)

@@ -1,0 +1,290 @@
+"""The front: one worker's state, its jobs, and the order of its refusals (PROTOCOL.md 3, 4 and 6).
+
+Runs on the front's event loop and never waits for the engine: health and refusals come from cached state.
+web/ turns its methods into HTTP, serve.py starts and ends it.
+"""
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from worker.engine.contract import JobKey, Loaded, StepDone
+from worker.engine_client import EngineClient, EngineState
+from worker.errors import (
+    DeadlineExceeded,
+    DuplicateJob,
+    StartupError,
+    WorkerBusy,
+    WorkerDraining,
+    WorkerLoading,
+    WorkerUnhealthy,
+)
+from worker.job import Job, Order, Surroundings, order_of
+from worker.logs import get_logger
+from worker.metrics import Metrics
+from worker.phase import READY_WORDS, Phase
+from worker.progress import LoadProgress
+from worker.protocol.bodies import HealthBody, ReadyBody
+from worker.protocol.events import Dialect
+from worker.protocol.headers import parse_deadline
+from worker.protocol.request import ExecuteRequest
+from worker.settings import Settings
+
+log = get_logger()
+
+LOADING_RETRY_S = 5
+MAX_RETRY_AFTER_S = 600
+
+
+class Front:
+    """Also the engine client's Observer."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.jobs: dict[str, Job] = {}
+        """In flight, by the client's job_id."""
+        self.unwatched = asyncio.Event()
+        """No response is being written; after a drain clients get a moment to read their last events."""
+        self.unwatched.set()
+        self._n_streams = 0
+        self.drain_requested = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.fatal: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
+        self._client: EngineClient | None = None
+        self._progress = LoadProgress(settings.log_format)
+        self._is_open = False
+        self._is_draining = False
+        self._is_failed = False
+        self._started_s = time.monotonic()
+        self._n_jobs = 0
+        self._mean_job_s = 1.0
+        self._timers: dict[JobKey, asyncio.TimerHandle] = {}
+        self._restarted = asyncio.Event()
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def phase(self) -> Phase:
+        if self._is_failed:
+            return Phase.FAILED
+        if self._is_draining:
+            return Phase.DRAINING
+        if not self._is_open or self._client is None:
+            return Phase.STARTING
+        return Phase.READY if self._client.state is EngineState.RUNNING else Phase.RESTARTING
+
+    @property
+    def facts(self) -> Loaded | None:
+        return self._client.facts if self._client is not None else None
+
+    @property
+    def vram_bytes(self) -> int:
+        """Memory on the device; 0 on a CPU, where `memory_bytes` has the figure."""
+        facts = self.facts
+        return facts.memory_bytes if facts is not None and facts.backend != "cpu" else 0
+
+    @property
+    def n_running(self) -> int:
+        return sum(job.is_running for job in self.jobs.values())
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self.jobs) - self.n_running
+
+    def open(self, client: EngineClient) -> None:
+        """The model is loaded and warm: health, readiness and /execute open together."""
+        self._client = client
+        facts = self.facts
+        assert facts is not None
+        self._is_open = True
+        self.metrics.loaded(vram_bytes=self.vram_bytes, memory_bytes=facts.memory_bytes, n_cells=facts.n_cells)
+
+    def drain(self) -> None:
+        """New work is refused from now on; accepted jobs go on. Idempotent."""
+        self._is_draining = True
+
+    def end_all(self, message: str) -> None:
+        """Give every job in flight its terminal event."""
+        for job in list(self.jobs.values()):
+            job.fail("CANCELLED", message)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around the writing of a response."""
+        self._n_streams += 1
+        self.unwatched.clear()
+        try:
+            yield
+        finally:
+            self._n_streams -= 1
+            if not self._n_streams:
+                self.unwatched.set()
+
+    def health(self) -> HealthBody:
+        facts = self.facts
+        return HealthBody(
+            status="healthy" if self.phase in {Phase.READY, Phase.DRAINING} else "unhealthy",
+            vram_bytes=self.vram_bytes,
+            worker_id=self.settings.worker_id,
+            state=self.phase.name.lower(),
+            model=facts.name if facts else None,
+            model_ref=self.settings.reported_model_ref,
+            quant_kind=facts.quant_kind if facts else None,
+            resident=facts.resident if facts else False,
+            vram_bytes_used=self.vram_bytes,
+            memory_bytes=facts.memory_bytes if facts else 0,
+            tokenizer_kind=facts.tokenizer_kind if facts else None,
+            vocab_size=facts.vocab_size if facts else None,
+            context_length=facts.context_length if facts else None,
+            uptime_seconds=int(time.monotonic() - self._started_s),
+            slots_total=facts.parallel if facts else 0,
+            slots_busy=self.n_running,
+            queue_depth=self.n_waiting,
+        )
+
+    def readiness(self) -> ReadyBody:
+        phase = self.phase
+        state = "busy" if phase is Phase.READY and self.jobs else READY_WORDS[phase]
+        is_loaded = phase in {Phase.READY, Phase.DRAINING}
+        return ReadyBody(ready=phase is Phase.READY, state=state, model_loaded=is_loaded)
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
+
+    def open_job(self, request: ExecuteRequest, dialect: Dialect, deadline: str | None, correlation_id: str) -> Job:
+        """Admit a valid request. Raises: WorkerError in PROTOCOL.md 3's order: state, deadline, duplicate, busy."""
+        arrived_s = time.monotonic()
+        facts = self._check_state()
+        expires_s = arrived_s + self.settings.inference_timeout_sec
+        if deadline is not None:
+            left_s = parse_deadline(deadline) - time.time()
+            if left_s <= 0:
+                raise DeadlineExceeded(f"X-Deadline passed {-left_s:.3f} s before the request arrived")
+            expires_s = min(expires_s, arrived_s + left_s)
+        if request.job_id in self.jobs:
+            raise DuplicateJob("a job with this job_id is in flight; wait for its terminal event or choose another id")
+        self._check_room(facts)
+        order = order_of(
+            request,
+            seed=request.seed if request.seed is not None else secrets.randbits(64),
+            correlation_id=correlation_id,
+            arrived_s=arrived_s,
+            expires_s=expires_s,
+        )
+        return self._begin(order, dialect, facts)
+
+    def cancel(self, job_id: str) -> None:
+        """End a job whatever it is doing; unknown ids are fine."""
+        if job := self.jobs.get(job_id):
+            job.fail("CANCELLED", "Job cancelled by client request")
+
+    def _check_state(self) -> Loaded:
+        facts = self.facts
+        match self.phase:
+            case Phase.READY:
+                assert facts is not None
+                return facts
+            case Phase.STARTING:
+                raise WorkerLoading("the model is still loading", LOADING_RETRY_S)
+            case Phase.RESTARTING:
+                raise WorkerLoading("the engine is being restarted", LOADING_RETRY_S)
+            case Phase.DRAINING:
+                raise WorkerDraining("the worker is shutting down and takes no new jobs")
+            case Phase.FAILED:
+                raise WorkerUnhealthy("the engine could not be kept alive")
+
+    def _check_room(self, facts: Loaded) -> None:
+        if len(self.jobs) < facts.parallel + self.settings.max_queue:
+            return
+        seconds = math.ceil(self._mean_job_s * (self.n_waiting + 1) / facts.parallel)
+        raise WorkerBusy(
+            f"{facts.parallel} jobs are running and {self.settings.max_queue} waiting; try again later",
+            min(max(1, seconds), MAX_RETRY_AFTER_S),
+        )
+
+    def _begin(self, order: Order, dialect: Dialect, facts: Loaded) -> Job:
+        assert self._client is not None
+        self._n_jobs += 1
+        around = Surroundings(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics)
+        job = Job(JobKey(self._n_jobs), order, around, self._on_job_end)
+        self.jobs[order.job_id] = job
+        self.idle.clear()
+        self._timers[job.key] = asyncio.get_running_loop().call_later(
+            order.expires_s - time.monotonic(), job.fail, "TIMEOUT", "the job's time is up"
+        )
+        log.info("execute_start", job_id=order.job_id, correlation_id=order.correlation_id)
+        self._client.submit(job)
+        self._count()
+        return job
+
+    def _on_job_end(self, job: Job) -> None:
+        """The one place where a job leaves, whatever ended it."""
+        del self.jobs[job.order.job_id]
+        self._timers.pop(job.key).cancel()
+        assert self._client is not None
+        self._client.release(job)
+        lifetime_s = time.monotonic() - job.order.arrived_s
+        if job.outcome == "success":
+            self._mean_job_s += 0.1 * (lifetime_s - self._mean_job_s)
+        self._record(job, lifetime_s)
+        self._count()
+        if not self.jobs:
+            self.idle.set()
+
+    def _record(self, job: Job, lifetime_s: float) -> None:
+        assert job.outcome is not None
+        self.metrics.finished(
+            job.outcome,
+            tokens_in=job.prompt_tokens,
+            tokens_generated=job.tokens_sampled,
+            duration_ms=lifetime_s * 1000,
+        )
+        log.info(
+            "execute_end",
+            job_id=job.order.job_id,
+            correlation_id=job.order.correlation_id,
+            model_ref=self.settings.reported_model_ref,
+            outcome=job.outcome,
+            code=job.failure,
+            tokens_in=job.prompt_tokens,
+            tokens_out=job.tokens_out,
+            decode_time_ms=job.decode_time_ms,
+        )
+
+    def _count(self) -> None:
+        self.metrics.load(queue_depth=self.n_waiting, running=self.n_running)
+
+    # ── the engine client's Observer ─────────────────────────────────────────────────────────────
+
+    def on_progress(self, percent: int) -> None:
+        self._progress.show(percent)
+
+    def on_step(self, step: StepDone) -> None:
+        self.metrics.step(step.kind, cells_used=step.cells_used)
+        self._count()
+
+    def on_engine_line(self, line: str) -> None:
+        log.debug("engine", line=line)
+
+    def on_restarting(self, cause: str, last_words: str) -> None:
+        self._progress = LoadProgress(self.settings.log_format)
+        self.metrics.engine_restarted()
+        log.error("engine_restarted", cause=cause, last_words=last_words, jobs=len(self.jobs))
+
+    def on_restarted(self, facts: Loaded) -> None:
+        log.info("model_load_complete", model_ref=self.settings.reported_model_ref, memory_bytes=facts.memory_bytes)
+        self._restarted.set()
+
+    def on_engine_failed(self, error: StartupError) -> None:
+        self._is_failed = True
+        if not self.fatal.done():
+            self.fatal.set_result(error)
+
+    async def next_restart(self) -> None:
+        """Wait until an engine that died has been replaced."""
+        await self._restarted.wait()
+        self._restarted.clear()

@@ -1,0 +1,37 @@
+"""How far loading is: a bar for a person at a terminal, `model_load_progress` lines for everybody else."""
+
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from worker.logs import get_logger, is_pretty
+
+log = get_logger()
+
+LOG_EVERY_PERCENT = 25
+
+
+class LoadProgress:
+    """Tell it whole percents; it starts with the first and ends with 100."""
+
+    def __init__(self, log_format: str | None) -> None:
+        self._next_percent = 0
+        self._bar: Progress | None = None
+        if is_pretty(log_format) and sys.stderr.isatty():
+            columns = (TextColumn("loading the model"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self._bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("load", total=100)
+
+    def show(self, percent: int) -> None:
+        if self._bar is not None:
+            self._draw(self._bar, percent)
+        elif percent >= self._next_percent:
+            self._next_percent = percent - percent % LOG_EVERY_PERCENT + LOG_EVERY_PERCENT
+            log.info("model_load_progress", percent=percent)
+
+    def _draw(self, bar: Progress, percent: int) -> None:
+        bar.start()
+        bar.update(self._task, completed=percent)
+        if percent >= 100:
+            bar.stop()

@@ -1,0 +1,264 @@
+"""The front process, from settings to exit code: resolve, bind, load, open, call back, serve, drain.
+
+Composition root of the front; PROTOCOL.md 2 gives the order. Never imports llama.cpp.
+"""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+import msgspec
+import uvloop
+
+from worker import logs
+from worker.card import read_card
+from worker.catalog import Located, load_catalog, locate
+from worker.engine_client import ENGINE_COMMAND, EngineClient
+from worker.engine_setup import configure, engine_environment
+from worker.errors import CallbackFailed, InsufficientMemory, StartupError
+from worker.fetching import fetch_in_child
+from worker.front import Front
+from worker.metrics import Metrics
+from worker.pool import announce, is_test_mode
+from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
+from worker.settings import Settings
+from worker.web.server import allow_open_files, bound_socket, served, url_of
+
+log = logs.get_logger()
+
+T = TypeVar("T")
+
+FAREWELL_S = 5.0
+"""After the last job has its terminal event: how long clients may take to read it."""
+
+
+class Stopped(Exception):
+    """A signal or /shutdown came before the worker was ready: nothing was promised, exit 0."""
+
+
+def run(
+    settings: Settings, *, ignored_flags: tuple[str, ...] = (), engine_command: Sequence[str] = ENGINE_COMMAND
+) -> int:
+    """Serve until told to stop. Returns the exit code: 0 graceful, 1 start-up or fatal error."""
+    logs.configure(settings.log_format, settings.worker_id)
+    return uvloop.run(_run(settings, ignored_flags, engine_command))
+
+
+async def _run(settings: Settings, ignored_flags: tuple[str, ...], engine_command: Sequence[str]) -> int:
+    return await Service(settings, engine_command).run(ignored_flags)
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first asks for a drain, the second ends it, more change nothing."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        # Not loop.add_signal_handler: it puts the default back when the loop closes, and a late signal would kill us.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._arrived)
+
+    def _arrived(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+class Service:
+    """One worker's life, told from top to bottom in `_live`."""
+
+    def __init__(self, settings: Settings, engine_command: Sequence[str]) -> None:
+        self._settings = settings
+        self._engine_command = engine_command
+        self._signals = Signals()
+
+    async def run(self, ignored_flags: tuple[str, ...]) -> int:
+        log.info("startup", model_ref=self._settings.reported_model_ref, device=self._settings.device_or_auto)
+        if ignored_flags:
+            log.warning("startup", ignored_flags=list(ignored_flags))
+        try:
+            code = await self._live()
+        except Stopped:
+            code = 0
+        except StartupError as error:
+            self._report(error)
+            code = 1
+        log.info("shutdown", exit_code=code)
+        return code
+
+    async def _live(self) -> int:
+        located = locate(self._settings.model or "", self._settings.models_dir, load_catalog(self._settings.catalog))
+        if located.is_present:
+            read_card(located.path)
+        allow_open_files()
+        front = Front(self._settings, Metrics(self._settings.worker_id))
+        with bound_socket(self._settings.host, self._settings.port) as sock:
+            _report_listening(sock)
+            async with served(front, sock), self._engine(front, located) as client:
+                front.open(client)
+                _report_ready(front, sock, self._settings)
+                return await self._serve(front, sock.getsockname()[1])
+
+    @asynccontextmanager
+    async def _engine(self, front: Front, located: Located) -> AsyncIterator[EngineClient]:
+        """The model file made sure of, and an engine that has loaded it."""
+        path = located.path
+        if not located.is_present:
+            path = await self._unless_stopped(front, fetch_in_child(self._settings))
+            read_card(path)
+        client = EngineClient(
+            configure(self._settings, path),
+            front,
+            environment=engine_environment(),
+            watchdog_s=self._settings.watchdog_sec,
+            command=self._engine_command,
+        )
+        log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(path))
+        try:
+            facts = await self._unless_stopped(front, client.start())
+            log.info("model_load_complete", model=facts.name, memory_bytes=facts.memory_bytes)
+            yield client
+        finally:
+            await client.close()
+
+    async def _unless_stopped(self, front: Front, work: Coroutine[None, None, T]) -> T:
+        """Do the work, or raise Stopped when a signal or /shutdown comes first."""
+        task = asyncio.create_task(work)
+        await _first_of(task, self._signals.first, front.drain_requested)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+            raise Stopped
+        return task.result()
+
+    # ── ready, until told otherwise ──────────────────────────────────────────────────────────────
+
+    async def _serve(self, front: Front, port: int) -> int:
+        """Announce, serve, drain. Raises: CallbackFailed, EngineCrashed once everybody has been told."""
+        announcing = asyncio.create_task(self._announce(front, port))
+        await _first_of(announcing, front.fatal, self._signals.first, front.drain_requested)
+        failure = announcing.exception() if announcing.done() else None
+        announcing.cancel()
+        code = await self._drain(front)
+        if front.fatal.done():
+            raise front.fatal.result()
+        if failure is not None:
+            raise failure
+        return code
+
+    async def _announce(self, front: Front, port: int) -> None:
+        """The ready callback, and again after each engine restart; never returns by itself."""
+        url = self._settings.callback_url
+        if url is not None and is_test_mode(url):
+            log.info("callback_sent", skipped="test mode", url=url)
+        elif url is not None:
+            await self._call_back(front, url, port)
+            while True:
+                await front.next_restart()
+                try:
+                    await self._call_back(front, url, port)
+                except CallbackFailed as error:
+                    log.warning("callback_sent", code=error.code, message=str(error))
+        await asyncio.get_running_loop().create_future()
+
+    async def _call_back(self, front: Front, url: str, port: int) -> None:
+        body = _callback_body(self._settings, front, port)
+        await announce(url, body, token=self._settings.api_key)
+        log.info("callback_sent", url=url)
+
+    async def _drain(self, front: Front) -> int:
+        """Let accepted jobs finish within the time-out; end the rest. Returns the exit code."""
+        front.drain()
+        log.info("shutdown", jobs=len(front.jobs), timeout_s=self._settings.shutdown_timeout_sec)
+        await _first_of(front.idle, self._signals.second, front.fatal, timeout_s=self._settings.shutdown_timeout_sec)
+        front.end_all("the worker is shutting down")
+        await _first_of(front.unwatched, timeout_s=FAREWELL_S)
+        return 1 if self._signals.second.is_set() else 0
+
+    def _report(self, error: StartupError) -> None:
+        memory = {}
+        if isinstance(error, InsufficientMemory):
+            memory = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
+        log.error(
+            "error",
+            code=error.code,
+            message=str(error),
+            device=self._settings.device_or_auto,
+            model=self._settings.model,
+            **memory,
+        )
+
+
+# ── pieces ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _first_of(*waits: asyncio.Future[Any] | asyncio.Event, timeout_s: float | None = None) -> None:
+    """Wait for the first of futures and events, or the time-out. The futures go on; they are their owners'."""
+    own = [asyncio.create_task(wait.wait()) for wait in waits if isinstance(wait, asyncio.Event)]
+    futures = [wait for wait in waits if not isinstance(wait, asyncio.Event)]
+    try:
+        await asyncio.wait([*own, *futures], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in own:
+            task.cancel()
+
+
+def _callback_body(settings: Settings, front: Front, port: int) -> bytes:
+    facts = front.facts
+    assert facts is not None
+    uri = settings.advertise_url or f"http://localhost:{port}"
+    if settings.legacy_callback_body:
+        legacy = LegacyReadyCallback(worker_id=settings.worker_id, vram_bytes=front.vram_bytes, uri=uri)
+        return msgspec.json.encode(legacy)
+    return msgspec.json.encode(
+        ReadyCallback(
+            worker_id=settings.worker_id,
+            vram_bytes=front.vram_bytes,
+            uri=uri,
+            model_ref=settings.reported_model_ref,
+            memory_bytes=facts.memory_bytes,
+            memory_architecture=facts.memory_architecture,
+            url=uri,
+            backend=facts.backend,
+            device=facts.device_index,
+        )
+    )
+
+
+def _report_listening(sock: socket.socket) -> None:
+    host, port = sock.getsockname()[:2]
+    log.info("listening", host=host, port=port, url=url_of(sock))
+
+
+def _report_ready(front: Front, sock: socket.socket, settings: Settings) -> None:
+    facts = front.facts
+    assert facts is not None
+    log.info(
+        "ready",
+        model=facts.name,
+        model_ref=settings.reported_model_ref,
+        device=facts.device_name,
+        context_length=facts.context_length,
+        slots=facts.parallel,
+        memory_bytes=facts.memory_bytes,
+        prefill_chunk=facts.prefill_chunk,
+    )
+    if logs.is_pretty(settings.log_format):
+        sys.stderr.write(_example(sock, needs_token=settings.api_key is not None))
+
+
+def _example(sock: socket.socket, *, needs_token: bool) -> str:
+    """A line to paste into another terminal."""
+    body = json.dumps({"job_id": "try-1", "prompt": "The capital of France is", "max_tokens": 32, "temperature": 0})
+    token = ' -H "authorization: Bearer $LLORCH_API_TOKEN"' if needs_token else ""
+    url = url_of(sock).replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - shown, not bound
+    return f"\nTry it:\n  curl -N {url}/execute -H 'content-type: application/json'{token} -d '{body}'\n\n"

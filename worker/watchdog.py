@@ -1,0 +1,83 @@
+"""Notices an engine that has gone silent while it should be working (PROTOCOL.md 6).
+
+Silence counts only while the front's own loop turns: a front that was stopped itself must not blame its engine.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+LOAD_SILENCE_S = 300.0
+STEPS_OF_SILENCE = 10
+"""A silent engine is wedged after this many of its longest steps, if that is more than the floor."""
+
+
+class Watchdog:
+    """`kill(cause)` is called once per silence. Heartbeats are all frames; each step and load progress sends one."""
+
+    def __init__(self, kill: Callable[[str], None], *, floor_s: float) -> None:
+        self._kill = kill
+        self._floor_s = floor_s
+        self._tick_s = min(1.0, floor_s / 10)
+        self._silence_s = 0.0
+        self._heard_at_s = time.monotonic()
+        self._longest_step_s = 0.0
+        self._is_loading = True
+        self._task: asyncio.Task[None] | None = None
+        self._is_working = False
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the engine owes a sign of life; silence counts from the moment it does."""
+        return self._is_working
+
+    @is_working.setter
+    def is_working(self, working: bool) -> None:
+        if working and not self._is_working:
+            self._hear()
+        self._is_working = working
+
+    @property
+    def limit_s(self) -> float:
+        if self._is_loading:
+            return LOAD_SILENCE_S
+        return max(self._floor_s, STEPS_OF_SILENCE * self._longest_step_s)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def expect_load(self) -> None:
+        self._is_loading = True
+        self._hear()
+
+    def loaded(self) -> None:
+        self._is_loading = False
+        self._hear()
+
+    def heartbeat(self) -> None:
+        if self._is_working and not self._is_loading:
+            self._longest_step_s = max(self._longest_step_s, self._silence_s)
+        self._hear()
+
+    def _hear(self) -> None:
+        self._silence_s = 0.0
+        self._heard_at_s = time.monotonic()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            self._tick()
+
+    def _tick(self) -> None:
+        """Add the time since the last tick, but never more than the loop can have been awake for."""
+        now = time.monotonic()
+        self._silence_s += min(now - self._heard_at_s, 2 * self._tick_s)
+        self._heard_at_s = now
+        if (self._is_loading or self._is_working) and self._silence_s > self.limit_s:
+            silence_s = self._silence_s
+            self._hear()
+            self._kill(f"no sign of life for {silence_s:.1f} s")

@@ -1,0 +1,203 @@
+"""The routes of PROTOCOL.md 3: decode, call the front, encode. No rule of the worker's own lives here.
+
+Runs on the front's event loop; nothing here waits but for the client.
+"""
+
+from typing import Any
+
+import msgspec
+from litestar import HttpMethod, Litestar, Request, Response, post, route
+from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+
+from worker import __version__
+from worker.errors import InternalError, WorkerBusy, WorkerError, WorkerLoading
+from worker.front import Front
+from worker.logs import get_logger
+from worker.phase import Phase
+from worker.protocol.bodies import CancelBody, encode_error, shutdown_body
+from worker.protocol.events import choose_dialect
+from worker.protocol.headers import is_json_content_type
+from worker.protocol.request import BodyRejected, ExecuteRequest, parse_cancel, parse_execute
+from worker.protocol.rules import FieldsRefused, encode_violations, violations
+from worker.web.connection import is_crowded
+from worker.web.edge import Edge
+from worker.web.streaming import JobStream
+
+log = get_logger()
+
+MAX_BODY_BYTES = 2 * 1024 * 1024
+
+AnyRequest = Request[Any, Any, Any]
+
+_GET = [HttpMethod.GET, HttpMethod.HEAD]
+_TEXT = "text/plain"
+
+
+def create_app(front: Front) -> ASGIApp:
+    """The whole HTTP side of the worker as one ASGI application."""
+    app = Litestar(
+        route_handlers=[*_state_routes(front), _execute_route(front), *_control_routes(front)],
+        exception_handlers={
+            WorkerError: lambda _, error: render_error(error),
+            HTTPException: lambda _, error: _render_http_error(error),
+            Exception: lambda _, error: _render_unexpected(error),
+        },
+        openapi_config=OpenAPIConfig(
+            title="llorch-worker", version=__version__, path="/openapi", render_plugins=[JsonRenderPlugin()]
+        ),
+        request_max_body_size=MAX_BODY_BYTES,
+        logging_config=None,
+    )
+    return Edge(app, front.settings.api_key)
+
+
+# ── routes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _state_routes(front: Front) -> list[Any]:
+    @route(["/health", "/v1/health"], http_method=_GET, sync_to_thread=False)
+    def health() -> Response[bytes]:
+        """Cached state; 503 only before the first ready."""
+        return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
+
+    @route("/v1/ready", http_method=_GET, sync_to_thread=False)
+    def ready() -> Response[bytes]:
+        return _json(front.readiness())
+
+    @route("/readyz", http_method=_GET, sync_to_thread=False)
+    def readyz() -> Response[bytes]:
+        """Ready to take jobs; ignores the length of the queue."""
+        return _text("ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503)
+
+    @route("/livez", http_method=_GET, sync_to_thread=False)
+    def livez() -> Response[bytes]:
+        """The front's own loop turns; a worker about to exit is not alive."""
+        is_live = front.phase is not Phase.FAILED
+        return _text("alive" if is_live else "failed", 200 if is_live else 503)
+
+    @route("/metrics", http_method=_GET, sync_to_thread=False)
+    def metrics(request: AnyRequest) -> Response[bytes]:
+        body, content_type = front.metrics.render(request.headers.get("accept"))
+        return Response(body, headers={"content-type": content_type})
+
+    return [health, ready, readyz, livez, metrics]
+
+
+class _ExecuteOperation(Operation):
+    """The request body is decoded by protocol/, so the schema is stated here."""
+
+    def __post_init__(self) -> None:
+        schema = msgspec.json.schema(ExecuteRequest)["$defs"]["ExecuteRequest"]
+        body = Schema(**{key: schema[key] for key in ("type", "properties", "required")})
+        self.request_body = RequestBody(content={"application/json": OpenAPIMediaType(schema=body)}, required=True)
+
+
+def _execute_route(front: Front) -> Any:
+    @post("/execute", status_code=200, operation_class=_ExecuteOperation)
+    async def execute(request: AnyRequest) -> ASGIResponse:
+        """Stream a job's tokens as server-sent events, or as JSON lines where Accept asks for them."""
+        try:
+            parsed = parse_execute(await _json_body(request))
+            if broken := violations(parsed, front.settings.max_tokens_out):
+                raise FieldsRefused(broken)
+            if is_crowded(request.scope):
+                raise WorkerBusy("too many connections are open; try again later", retry_after_s=1)
+            job = front.open_job(
+                parsed,
+                choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names),
+                request.headers.get("x-deadline"),
+                request.scope["state"]["correlation_id"],
+            )
+        except (WorkerError, HTTPException):
+            front.metrics.rejected()
+            raise
+        return JobStream(front, job, render_error)
+
+    return execute
+
+
+def _control_routes(front: Front) -> list[Any]:
+    @post("/cancel", status_code=202)
+    async def cancel(request: AnyRequest) -> Response[bytes]:
+        """End a job; idempotent, also for unknown ids."""
+        return _cancel(front, parse_cancel(await _json_body(request)).job_id)
+
+    @post("/cancel/{job_id:str}", status_code=202, sync_to_thread=False)
+    def cancel_by_path(job_id: str) -> Response[bytes]:
+        return _cancel(front, job_id)
+
+    @post(["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"], status_code=202, sync_to_thread=False)
+    def shutdown() -> Response[bytes]:
+        """Drain and exit, as SIGTERM does."""
+        front.drain_requested.set()
+        front.drain()
+        return _json(shutdown_body(front.settings.shutdown_timeout_sec), 202)
+
+    return [cancel, cancel_by_path, shutdown]
+
+
+def _cancel(front: Front, job_id: str) -> Response[bytes]:
+    front.cancel(job_id)
+    return _json(CancelBody(job_id=job_id), 202)
+
+
+async def _json_body(request: AnyRequest) -> bytes:
+    """Raises: HTTPException 415 or 413, before and while the body is read."""
+    if not is_json_content_type(request.headers.get("content-type")):
+        raise HTTPException(status_code=415, detail="Expected request with `Content-Type: application/json`")
+    return await request.body()
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def render_error(error: Exception) -> Response[bytes]:
+    """A WorkerError as PROTOCOL.md 3 words it."""
+    match error:
+        case BodyRejected():
+            return _text(str(error), error.http_status)
+        case FieldsRefused(errors=errors):
+            return _json_bytes(encode_violations(errors), error.http_status)
+        case WorkerBusy() | WorkerLoading():
+            return _json_bytes(encode_error(error), error.http_status, {"retry-after": str(error.retry_after_s)})
+        case WorkerError():
+            return _json_bytes(encode_error(error), error.http_status)
+        case _:
+            return _render_unexpected(error)
+
+
+def _render_http_error(error: HTTPException) -> Response[bytes]:
+    """What Litestar itself refuses: unknown paths, methods, and bodies too large."""
+    match error:
+        case MethodNotAllowedException():
+            offered = (error.headers or {}).get("allow", "").split(", ")
+            allowed = ",".join(sorted(set(offered) - {"OPTIONS"}))
+            return Response(b"", status_code=405, media_type=_TEXT, headers={"allow": allowed})
+        case HTTPException(status_code=413):
+            return _text("Failed to buffer the request body: length limit exceeded", 413)
+        case HTTPException(status_code=404):
+            return Response(b"", status_code=404, media_type=_TEXT)
+        case _:
+            return _text(error.detail, error.status_code)
+
+
+def _render_unexpected(error: Exception) -> Response[bytes]:
+    log.error("error", code=InternalError.code, exc_info=error)
+    return _json_bytes(encode_error(InternalError("the request could not be answered; the log has the cause")), 500)
+
+
+def _json(body: msgspec.Struct, status: int = 200) -> Response[bytes]:
+    return _json_bytes(msgspec.json.encode(body), status)
+
+
+def _json_bytes(body: bytes, status: int, headers: dict[str, str] | None = None) -> Response[bytes]:
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def _text(body: str, status: int) -> Response[bytes]:
+    return Response(body.encode(), status_code=status, media_type=_TEXT)

@@ -1,0 +1,71 @@
+"""One HTTP connection: what uvicorn leaves out. Limits on connections and on the time a request may take to arrive."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_CONNECTIONS = 1024
+RESERVED_CONNECTIONS = 16
+"""Kept for health, cancel and metrics: with fewer free, /execute is answered WORKER_BUSY."""
+
+HEADERS_TIMEOUT_S = 10.0
+BODY_TIMEOUT_S = 60.0
+"""For a whole body of at most 2 MiB, once the headers are complete."""
+
+_EXTENSION = "llorch.connection"
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """uvicorn's protocol with a bound on every wait for the client."""
+
+    _arrival_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._allow(HEADERS_TIMEOUT_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {_EXTENSION: {"connection": self}}
+        self._allow(HEADERS_TIMEOUT_S)
+
+    def on_headers_complete(self) -> None:
+        self._allow(BODY_TIMEOUT_S)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._arrived()
+        super().on_message_complete()
+
+    def _allow(self, seconds: float) -> None:
+        self._arrived()
+        self._arrival_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _arrived(self) -> None:
+        if self._arrival_timer is not None:
+            self._arrival_timer.cancel()
+            self._arrival_timer = None
+
+
+def is_crowded(scope: Mapping[str, Any]) -> bool:
+    """Whether only the reserved connections are left."""
+    return len(_connection(scope).connections) > MAX_CONNECTIONS - RESERVED_CONNECTIONS
+
+
+def abort_connection(scope: Mapping[str, Any]) -> None:
+    """Drop a connection whose client does not read; closing it would wait for the client again."""
+    _connection(scope).transport.abort()
+
+
+def _connection(scope: Mapping[str, Any]) -> BoundedConnection:
+    connection: BoundedConnection = scope["extensions"][_EXTENSION]["connection"]
+    return connection

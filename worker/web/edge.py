@@ -1,0 +1,70 @@
+"""What surrounds every route: the correlation id on each response, and the bearer token before anything is read."""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+import structlog
+from litestar.datastructures import MutableScopeHeaders
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from worker.errors import Unauthorized
+from worker.protocol.bodies import encode_error
+from worker.protocol.headers import correlation_id
+
+CORRELATION_HEADER = b"x-correlation-id"
+
+OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz"})
+"""Everything else needs the token, unknown paths included."""
+
+
+class Edge:
+    """Outermost ASGI application. `api_key` None means that every route is open."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+        self._app = app
+        self._key_digest = None if api_key is None else _digest(api_key.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        correlation = correlation_id(_header(scope["headers"], CORRELATION_HEADER))
+        scope["state"]["correlation_id"] = correlation
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableScopeHeaders(message)["X-Correlation-ID"] = correlation
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(correlation_id=correlation):
+            if self._is_allowed(scope):
+                await self._app(scope, receive, send_with_id)
+            else:
+                await _send_unauthorized(send_with_id)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        if self._key_digest is None or scope["path"] in OPEN_PATHS:
+            return True
+        scheme, _, token = (_header(scope["headers"], b"authorization") or "").partition(" ")
+        # Digests have one length, so the comparison tells nothing about the token's.
+        is_same = hmac.compare_digest(_digest(token.strip().encode("latin-1")), self._key_digest)
+        return is_same and scheme.lower() == "bearer"
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in headers if key == name), None)
+
+
+async def _send_unauthorized(send: Send) -> None:
+    body = encode_error(
+        Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token")
+    )
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"www-authenticate", b"Bearer"),
+    ]
+    await send({"type": "http.response.start", "status": Unauthorized.http_status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,71 @@
+"""The listening socket and uvicorn on it, for as long as a `with` lasts. Signals and exit codes are serve.py's."""
+
+import asyncio
+import resource
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+
+from worker.errors import BindFailed
+from worker.front import Front
+from worker.web.app import create_app
+from worker.web.connection import BoundedConnection
+
+MIN_OPEN_FILES = 4096
+"""1,024 connections, the engine and the log need more than the usual soft limit of 1,024."""
+
+
+@contextmanager
+def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket; requests wait in its backlog until uvicorn takes them. Raises: BindFailed."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise BindFailed(f"Failed to bind to {host}:{port}: {error.strerror or error}") from error
+    with sock:
+        yield sock
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: uvicorn would close the listener, and a draining worker still answers."""
+        yield
+
+
+@asynccontextmanager
+async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
+    config = uvicorn.Config(
+        create_app(front),
+        http=BoundedConnection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def allow_open_files(wanted: int = MIN_OPEN_FILES) -> None:
+    """Raise the soft limit as far as the hard one allows; a lower one only means fewer connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    goal = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < goal:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

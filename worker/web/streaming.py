@@ -1,0 +1,88 @@
+"""The response that streams a job and always lets go of it.
+
+Litestar's own streams do not close what they opened when the client leaves during a blocked send; this one ends the
+job in a `finally`, bounds every send, and notices a disconnect while it waits for the engine.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from litestar import Request, Response
+from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
+
+from worker.front import Front
+from worker.job import Job
+from worker.web.connection import abort_connection
+
+SEND_TIMEOUT_S = 30.0
+"""PROTOCOL.md 6: a send without progress for this long cancels the job."""
+
+CHUNKS_PER_TURN = 32
+"""A send that does not block does not yield either; after this many the loop serves others."""
+
+
+class JobStream(ASGIResponse):
+    """Headers leave once the engine has accepted the job; a refusal becomes `render_error`'s answer instead."""
+
+    def __init__(self, front: Front, job: Job, render_error: Callable[[Exception], Response[bytes]]) -> None:
+        super().__init__(
+            media_type=job.dialect.media_type,
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+        del self.headers["content-length"]
+        self._front = front
+        self._job = job
+        self._render_error = render_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the exchange next to a watch for the client's leaving; whichever ends first ends the other."""
+        with self._front.watched():
+            await self._converse(scope, receive, send)
+
+    async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = asyncio.create_task(self._exchange(scope, receive, send))
+        departure = asyncio.create_task(_wait_for_departure(receive))
+        try:
+            await asyncio.wait({exchange, departure}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._job.fail("CANCELLED", "the client went away")
+            for task in (exchange, departure):
+                task.cancel()
+            await asyncio.wait({exchange, departure})
+        if not exchange.cancelled():
+            exchange.result()
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._job.decided.wait()
+        if self._job.refusal is not None:
+            answer = self._render_error(self._job.refusal)
+            request = Request[Any, Any, Any](scope, receive, send)
+            await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S) as bound:
+                await self.start_response(send)
+                await self._send_chunks(send, bound)
+        except TimeoutError:
+            abort_connection(scope)
+
+    async def _send_chunks(self, send: Send, bound: asyncio.Timeout) -> None:
+        loop = asyncio.get_running_loop()
+        n_sent = 0
+        while True:
+            bound.reschedule(None)
+            chunk = await self._job.next_chunk()
+            bound.reschedule(loop.time() + SEND_TIMEOUT_S)
+            await send({"type": "http.response.body", "body": chunk, "more_body": bool(chunk)})
+            if not chunk:
+                return
+            n_sent += 1
+            if n_sent % CHUNKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+
+async def _wait_for_departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
