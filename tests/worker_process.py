@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -142,6 +143,15 @@ class WorkerProcess:
         self._lines.put(None)
         return code
 
+    def failure(self) -> Event:
+        """Wait for an end with exit 1; the log's one error line. Nothing but log lines was written."""
+        code = self.exit_code()
+        errors = [entry for entry in self.log if entry.get("level") == "error"]
+        assert code == 1, (code, self.stderr)
+        assert len(errors) == 1, self.stderr
+        assert all(entry["event"] for entry in self.log), self.stderr
+        return errors[0]
+
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
@@ -232,6 +242,14 @@ class Stream:
             if event["type"] == kind:
                 return seen
         raise AssertionError(f"the stream ended without {kind}: {seen}")
+
+
+def eventually(predicate: Callable[[], object]) -> None:
+    """Ask again until the answer is true: the one place where tests pause, for state that nothing announces."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not predicate():
+        assert time.monotonic() < give_up_s, "it never came true"
+        time.sleep(0.02)
 
 
 def text_of(events: Sequence[Event]) -> str:

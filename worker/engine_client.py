@@ -11,7 +11,7 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from worker.engine.contract import (
     Accepted,
     Cancel,
     Configure,
+    Inbound,
     JobKey,
     Loaded,
     LoadFailed,
@@ -30,7 +31,7 @@ from worker.engine.contract import (
     StepBegun,
     StepDone,
 )
-from worker.engine_link import EngineLink
+from worker.engine_link import EngineLink, LinkOwner
 from worker.engine_setup import load_error
 from worker.errors import EngineCrashed, StartupError
 from worker.job import Job, StreamCode
@@ -65,6 +66,22 @@ class Observer(Protocol):
     def on_engine_failed(self, error: StartupError) -> None: ...
 
 
+class Link(Protocol):
+    """One engine of a generation: EngineLink, and the tests' engine that is no process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, message: Inbound) -> None: ...
+
+    def kill(self, cause: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[Link]]
+
+
 class EngineClient:
     """Call `start` once; then `submit` and `release` until `close`."""
 
@@ -76,13 +93,17 @@ class EngineClient:
         environment: Mapping[str, str],
         watchdog_s: float,
         command: Sequence[str] = ENGINE_COMMAND,
+        spawn: Spawn = EngineLink.spawn,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._observer = observer
         self._environment = environment
         self._command = command
-        self._watchdog = Watchdog(self._kill, floor_s=watchdog_s)
-        self._link: EngineLink | None = None
+        self._spawn_link = spawn
+        self._clock = clock
+        self._watchdog = Watchdog(self._kill, floor_s=watchdog_s, clock=clock)
+        self._link: Link | None = None
         self._generation = 0
         self._first_load: asyncio.Future[Loaded] | None = None
         self._load_failure: StartupError | None = None
@@ -123,7 +144,11 @@ class EngineClient:
         self._generation += 1
         self._load_failure = None
         self._watchdog.expect_load()
-        link = await EngineLink.spawn(self._command, self._generation, self, self._environment)
+        try:
+            link = await self._spawn_link(self._command, self._generation, self, self._environment)
+        except OSError as error:
+            self.on_exit(self._generation, f"it could not be started: {error}", "")
+            return
         self._link = link
         link.send(self._config)
 
@@ -184,7 +209,7 @@ class EngineClient:
     # ── what the engine says (LinkOwner) ─────────────────────────────────────────────────────────
 
     def on_message(self, generation: int, message: Outbound) -> None:
-        if generation != self._generation:
+        if generation != self._generation or self.state is EngineState.CLOSED:
             return
         self._watchdog.heartbeat()
         match message:
@@ -257,7 +282,7 @@ class EngineClient:
             self._give_up(self._load_failure or EngineCrashed(what, cause, last_words))
             return
         if not self._judge():
-            self._deaths.add(time.monotonic())
+            self._deaths.add(self._clock())
         if self._deaths.are_too_many:
             what = f"the engine died {MAX_DEATHS} times without finishing a job"
             self._give_up(EngineCrashed(what, cause, last_words))
@@ -268,8 +293,9 @@ class EngineClient:
 
     def _judge(self) -> bool:
         """Apply the verdict to each job; True when a culprit was found and ended."""
-        suspects = {*self._step_jobs, *list(self._undecided)[:1]}
-        verdict = judge(self._in_flight.values(), has_run=self._has_run, suspects=suspects)
+        failing = {*self._step_jobs, *list(self._undecided)[:1]}
+        not_yet_tried = {job.key for job in self._suspects}
+        verdict = judge(self._in_flight.values(), present=failing | self._has_run, suspects=failing | not_yet_tried)
         for job in verdict.interrupted:
             self._end(job, "ENGINE_RESTARTED", "the engine was restarted while this job was generating")
         for job in verdict.culprits:
@@ -282,6 +308,7 @@ class EngineClient:
         self._undecided.clear()
         self._has_run.clear()
         self._step_jobs = ()
+        self._watchdog.is_working = bool(self._in_flight)
         return bool(verdict.culprits)
 
     def _end(self, job: Job, code: StreamCode, message: str) -> None:

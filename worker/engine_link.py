@@ -54,23 +54,26 @@ class EngineLink(asyncio.Protocol):
     async def spawn(
         cls, command: Sequence[str], generation: int, owner: LinkOwner, environment: Mapping[str, str]
     ) -> "EngineLink":
-        """Start the engine in its own session, so that a terminal's Ctrl-C reaches the front only."""
+        """Start the engine in its own session, so that a terminal's Ctrl-C reaches the front only. Raises: OSError."""
         link = cls(generation, owner)
         ours, theirs = socket.socketpair()
-        with theirs:
-            link._process = await asyncio.create_subprocess_exec(
-                *command,
-                str(theirs.fileno()),
-                str(generation),
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=PIPE,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=dict(environment),
-            )
-        ours.setblocking(False)
-        await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
+        with contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            with theirs:
+                link._process = await asyncio.create_subprocess_exec(
+                    *command,
+                    str(theirs.fileno()),
+                    str(generation),
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    stderr=PIPE,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env=dict(environment),
+                )
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
+            undo.pop_all()
         link._watching = asyncio.create_task(link._watch(link._process))
         return link
 
@@ -111,6 +114,8 @@ class EngineLink(asyncio.Protocol):
             for generation, body in self._buffer.feed(data):
                 self._owner.on_message(generation, outbound_decoder.decode(body))
         except ValueError as error:  # msgspec's decoding errors are ValueErrors too
+            assert self._transport is not None
+            self._transport.abort()  # nothing it sends is believed from here on
             self.kill(f"it sent a frame that cannot be read: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature

@@ -155,8 +155,19 @@ class Front:
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
 
-    def open_job(self, request: ExecuteRequest, dialect: Dialect, deadline: str | None, correlation_id: str) -> Job:
-        """Admit a valid request. Raises: WorkerError in PROTOCOL.md 3's order: state, deadline, duplicate, busy."""
+    def open_job(
+        self,
+        request: ExecuteRequest,
+        dialect: Dialect,
+        deadline: str | None,
+        correlation_id: str,
+        *,
+        is_crowded: bool,
+    ) -> Job:
+        """Admit a valid request; `is_crowded` when only the reserved connections are left.
+
+        Raises: WorkerError in PROTOCOL.md 3's order: state, deadline, duplicate, busy.
+        """
         arrived_s = time.monotonic()
         facts = self._check_state()
         expires_s = arrived_s + self.settings.inference_timeout_sec
@@ -167,6 +178,8 @@ class Front:
             expires_s = min(expires_s, arrived_s + left_s)
         if request.job_id in self.jobs:
             raise DuplicateJob("a job with this job_id is in flight; wait for its terminal event or choose another id")
+        if is_crowded:
+            raise WorkerBusy("too many connections are open; try again later", retry_after_s=1)
         self._check_room(facts)
         order = order_of(
             request,

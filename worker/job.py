@@ -285,6 +285,8 @@ class Job:
         self._n_buffered_bytes = sum(len(event) for event in self._events)
 
     def _end(self, outcome: Outcome) -> None:
+        if self.is_ended:  # queueing the end event was itself too much for the buffer
+            return
         self.outcome = outcome
         self.decided.set()
         self._woken.set()

@@ -34,6 +34,8 @@ log = logs.get_logger()
 
 T = TypeVar("T")
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 FAREWELL_S = 5.0
 """After the last job has its terminal event: how long clients may take to read it."""
 
@@ -62,8 +64,13 @@ class Signals:
         self.second = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         # Not loop.add_signal_handler: it puts the default back when the loop closes, and a late signal would kill us.
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
+
+    def ignore_more(self) -> None:
+        """The exit code is decided. Python puts the default back as it ends, and a late signal would replace the code."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         if not self._loop.is_closed():
@@ -92,6 +99,7 @@ class Service:
         except StartupError as error:
             self._report(error)
             code = 1
+        self._signals.ignore_more()
         log.info("shutdown", exit_code=code)
         return code
 

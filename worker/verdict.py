@@ -42,16 +42,19 @@ class Verdict:
     culprits: list[Job] = field(default_factory=list)
     """Were running at two deaths."""
     suspects: list[Job] = field(default_factory=list)
-    """Were in the failing step, or being tokenised: run again one at a time, before anything else."""
+    """Were in the failing step, or being tokenised: run again one at a time, before anything else.
+
+    They stay suspects until their turn has come, or two poison jobs in one step would take an innocent one with them.
+    """
     bystanders: list[Job] = field(default_factory=list)
     """Run again with the others."""
 
 
-def judge(jobs: Iterable[Job], *, has_run: AbstractSet[JobKey], suspects: AbstractSet[JobKey]) -> Verdict:
-    """Sort the jobs in flight. `has_run`: those that were in any step of the engine that died."""
+def judge(jobs: Iterable[Job], *, present: AbstractSet[JobKey], suspects: AbstractSet[JobKey]) -> Verdict:
+    """Sort the jobs in flight. `present`: those that the engine that died had run or was tokenising."""
     verdict = Verdict()
     for job in jobs:
-        job.n_deaths += job.key in has_run or job.key in suspects
+        job.n_deaths += job.key in present
         if job.has_sent_token:
             verdict.interrupted.append(job)
         elif job.n_deaths >= DEATHS_OF_A_CULPRIT:

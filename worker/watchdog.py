@@ -15,12 +15,15 @@ STEPS_OF_SILENCE = 10
 class Watchdog:
     """`kill(cause)` is called once per silence. Heartbeats are all frames; each step and load progress sends one."""
 
-    def __init__(self, kill: Callable[[str], None], *, floor_s: float) -> None:
+    def __init__(
+        self, kill: Callable[[str], None], *, floor_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._kill = kill
         self._floor_s = floor_s
-        self._tick_s = min(1.0, floor_s / 10)
+        self._clock = clock
+        self.tick_s = min(1.0, floor_s / 10)
         self._silence_s = 0.0
-        self._heard_at_s = time.monotonic()
+        self._heard_at_s = clock()
         self._longest_step_s = 0.0
         self._is_loading = True
         self._task: asyncio.Task[None] | None = None
@@ -65,17 +68,17 @@ class Watchdog:
 
     def _hear(self) -> None:
         self._silence_s = 0.0
-        self._heard_at_s = time.monotonic()
+        self._heard_at_s = self._clock()
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._tick_s)
-            self._tick()
+            await asyncio.sleep(self.tick_s)
+            self.tick()
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         """Add the time since the last tick, but never more than the loop can have been awake for."""
-        now = time.monotonic()
-        self._silence_s += min(now - self._heard_at_s, 2 * self._tick_s)
+        now = self._clock()
+        self._silence_s += min(now - self._heard_at_s, 2 * self.tick_s)
         self._heard_at_s = now
         if (self._is_loading or self._is_working) and self._silence_s > self.limit_s:
             silence_s = self._silence_s

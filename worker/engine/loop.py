@@ -80,6 +80,8 @@ class Engine:
         sequence = self.scheduler.find(job)
         if sequence is not None:
             self._release(sequence)
+            # There may be no next step to report the cells by.
+            self._emit(StepDone(cells_used=self.scheduler.n_cells_used, sampled_at_s=self._clock()))
 
     def step(self) -> None:
         """Admit, run one step, and emit what came of it. Does nothing when there is nothing to do."""

@@ -5,7 +5,8 @@ Pure and single-threaded (the step thread). Knows neither the runner nor the tex
 Policy. Admission is first-come: the head of the queue gets the lowest free slot once its cells (prompt + max_tokens)
 are free, and nobody passes it. A step is either prefill or decode, because decode steps of one shape reuse the compute
 graph. While both kinds have work they alternate, so a long prompt costs the others one chunk per token, and decoding
-never holds a prompt up. A prefill step carries at most `chunk` tokens; chunk edges lie at absolute multiples of it.
+never holds a prompt up. A prefill step carries one prompt's next chunk, or several short ones together; chunk edges
+lie at absolute multiples of `chunk`.
 """
 
 from collections import deque
@@ -13,6 +14,10 @@ from heapq import heapify, heappop, heappush
 
 from worker.engine.contract import JobKey, SlotId, Step, StepKind
 from worker.engine.sequence import Sequence, State
+
+MOST_SHARED = 32
+"""Tokens of a step that several prompts share. From 64 rows on, llama.cpp's CPU attention is another kernel with other
+rounding: a prompt's answer must not depend on whose prompt came along."""
 
 
 class Scheduler:
@@ -83,12 +88,13 @@ class Scheduler:
         return step
 
     def _prefill(self, prefilling: list[Sequence]) -> Step:
-        budget = self._chunk
-        slices = []
-        for sequence in prefilling:
-            piece = sequence.prefill_slice(self._chunk)
-            if len(piece.tokens) > budget:
+        """The oldest prompt's next chunk; prompts behind it come along while the step stays small."""
+        first, *others = (sequence.prefill_slice(self._chunk) for sequence in prefilling)
+        slices = [first]
+        room = min(self._chunk, MOST_SHARED) - len(first.tokens)
+        for piece in others:
+            room -= len(piece.tokens)
+            if room < 0:
                 break
-            budget -= len(piece.tokens)
             slices.append(piece)
         return Step("prefill", tuple(slices))

@@ -14,6 +14,9 @@ _BUFFER = re.compile(r"^\w+: +(?P<name>\S+) +(?P<kind>\S.*?) buffer size = +(?P<
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 _ALLOCATION_FAILED = re.compile(r"failed to allocate (?:\S+ )?buffer of size (\d+)")
 
+_NO_REASON = ": failed to load model"
+"""The very last line of a load that failed; the reason is in the one before."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
@@ -71,7 +74,7 @@ class Watch:
         return BufferSizes(tuple(self._buffers))
 
     def take(self, line: LogLine) -> None:
-        if line.level == "error":
+        if line.level == "error" and not line.text.endswith(_NO_REASON):
             self.last_error = line.text
         if match := _BUFFER.match(line.text):
             size_bytes = round(float(match["mib"]) * 2**20)

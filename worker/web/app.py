@@ -6,7 +6,7 @@ Runs on the front's event loop; nothing here waits but for the client.
 from typing import Any
 
 import msgspec
-from litestar import HttpMethod, Litestar, Request, Response, post, route
+from litestar import Litestar, Request, Response, Router, get, post
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -34,7 +34,6 @@ MAX_BODY_BYTES = 2 * 1024 * 1024
 
 AnyRequest = Request[Any, Any, Any]
 
-_GET = [HttpMethod.GET, HttpMethod.HEAD]
 _TEXT = "text/plain"
 
 
@@ -48,7 +47,10 @@ def create_app(front: Front) -> ASGIApp:
             Exception: lambda _, error: _render_unexpected(error),
         },
         openapi_config=OpenAPIConfig(
-            title="llorch-worker", version=__version__, path="/openapi", render_plugins=[JsonRenderPlugin()]
+            title="llorch-worker",
+            version=__version__,
+            render_plugins=[JsonRenderPlugin()],
+            openapi_router=Router("/openapi", route_handlers=[], include_in_schema=False, after_request=_without_page),
         ),
         request_max_body_size=MAX_BODY_BYTES,
         logging_config=None,
@@ -60,27 +62,27 @@ def create_app(front: Front) -> ASGIApp:
 
 
 def _state_routes(front: Front) -> list[Any]:
-    @route(["/health", "/v1/health"], http_method=_GET, sync_to_thread=False)
+    @get(["/health", "/v1/health"], sync_to_thread=False)
     def health() -> Response[bytes]:
         """Cached state; 503 only before the first ready."""
         return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
 
-    @route("/v1/ready", http_method=_GET, sync_to_thread=False)
+    @get("/v1/ready", sync_to_thread=False)
     def ready() -> Response[bytes]:
         return _json(front.readiness())
 
-    @route("/readyz", http_method=_GET, sync_to_thread=False)
+    @get("/readyz", sync_to_thread=False)
     def readyz() -> Response[bytes]:
         """Ready to take jobs; ignores the length of the queue."""
         return _text("ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503)
 
-    @route("/livez", http_method=_GET, sync_to_thread=False)
+    @get("/livez", sync_to_thread=False)
     def livez() -> Response[bytes]:
         """The front's own loop turns; a worker about to exit is not alive."""
         is_live = front.phase is not Phase.FAILED
         return _text("alive" if is_live else "failed", 200 if is_live else 503)
 
-    @route("/metrics", http_method=_GET, sync_to_thread=False)
+    @get("/metrics", sync_to_thread=False)
     def metrics(request: AnyRequest) -> Response[bytes]:
         body, content_type = front.metrics.render(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
@@ -105,13 +107,12 @@ def _execute_route(front: Front) -> Any:
             parsed = parse_execute(await _json_body(request))
             if broken := violations(parsed, front.settings.max_tokens_out):
                 raise FieldsRefused(broken)
-            if is_crowded(request.scope):
-                raise WorkerBusy("too many connections are open; try again later", retry_after_s=1)
             job = front.open_job(
                 parsed,
                 choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names),
                 request.headers.get("x-deadline"),
                 request.scope["state"]["correlation_id"],
+                is_crowded=is_crowded(request.scope),
             )
         except (WorkerError, HTTPException):
             front.metrics.rejected()
@@ -153,6 +154,11 @@ async def _json_body(request: AnyRequest) -> bytes:
     return await request.body()
 
 
+def _without_page(response: Response[Any]) -> Response[Any]:
+    """Litestar has a page for unknown paths below its OpenAPI document; ours are empty everywhere."""
+    return Response(b"", status_code=404, media_type=_TEXT) if response.status_code == 404 else response
+
+
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -176,7 +182,7 @@ def _render_http_error(error: HTTPException) -> Response[bytes]:
     match error:
         case MethodNotAllowedException():
             offered = (error.headers or {}).get("allow", "").split(", ")
-            allowed = ",".join(sorted(set(offered) - {"OPTIONS"}))
+            allowed = "GET,HEAD" if "GET" in offered else "POST"
             return Response(b"", status_code=405, media_type=_TEXT, headers={"allow": allowed})
         case HTTPException(status_code=413):
             return _text("Failed to buffer the request body: length limit exceeded", 413)

@@ -6,6 +6,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from worker.protocol.headers import correlation_id
+
 MAX_CONNECTIONS = 1024
 RESERVED_CONNECTIONS = 16
 """Kept for health, cancel and metrics: with fewer free, /execute is answered WORKER_BUSY."""
@@ -14,6 +16,15 @@ HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 """For a whole body of at most 2 MiB, once the headers are complete."""
 
+MAX_OVERHEAD_BYTES = 64 * 1024
+"""What may arrive that is not body: request line, headers, blank lines, chunk framing, trailers.
+
+The parser copies a growing header with every read: tens of megabytes of one would stop the loop for seconds.
+"""
+
+_FRAMING_PER_BODY_BYTE = 8
+"""A chunk of one byte comes in six."""
+
 _EXTENSION = "llorch.connection"
 
 
@@ -21,6 +32,7 @@ class BoundedConnection(HttpToolsProtocol):
     """uvicorn's protocol with a bound on every wait for the client."""
 
     _arrival_timer: asyncio.TimerHandle | None = None
+    _n_overhead_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
@@ -33,6 +45,15 @@ class BoundedConnection(HttpToolsProtocol):
         self._arrived()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        self._n_overhead_bytes += len(data)
+        super().data_received(data)
+        if self._n_overhead_bytes > MAX_OVERHEAD_BYTES:
+            self.transport.abort()
+        elif self._n_overhead_bytes and self._is_idle and self._arrival_timer is None:
+            # Blank lines between requests: uvicorn has just taken back its own timer for idle connections.
+            self._allow(HEADERS_TIMEOUT_S)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {_EXTENSION: {"connection": self}}
@@ -42,9 +63,29 @@ class BoundedConnection(HttpToolsProtocol):
         self._allow(BODY_TIMEOUT_S)
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._n_overhead_bytes = max(0, self._n_overhead_bytes - _FRAMING_PER_BODY_BYTE * len(body))
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._n_overhead_bytes = 0
         self._arrived()
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's, with the id that every response carries, and never into the middle of a stream."""
+        if self._is_idle:
+            head = (
+                "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+                f"x-correlation-id: {correlation_id(None)}\r\ncontent-length: {len(msg)}\r\n\r\n"
+            )
+            self.transport.write((head + msg).encode("ascii"))
+        self.transport.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        """No response is owed."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _allow(self, seconds: float) -> None:
         self._arrived()

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import structlog
 from litestar.datastructures import MutableScopeHeaders
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Method, Receive, Scope, Send
 
 from worker.errors import Unauthorized
 from worker.protocol.bodies import encode_error
@@ -16,6 +17,10 @@ CORRELATION_HEADER = b"x-correlation-id"
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz"})
 """Everything else needs the token, unknown paths included."""
+
+
+_ROUTED_AS: dict[str, Method] = {"HEAD": "GET", "OPTIONS": "TRACE"}
+"""HEAD works where GET does, uvicorn leaves its body out. OPTIONS, which Litestar would answer, is not offered."""
 
 
 class Edge:
@@ -36,7 +41,7 @@ class Edge:
 
         with structlog.contextvars.bound_contextvars(correlation_id=correlation):
             if self._is_allowed(scope):
-                await self._app(scope, receive, send_with_id)
+                await self._app(_as_routed(scope), receive, send_with_id)
             else:
                 await _send_unauthorized(send_with_id)
 
@@ -47,6 +52,13 @@ class Edge:
         # Digests have one length, so the comparison tells nothing about the token's.
         is_same = hmac.compare_digest(_digest(token.strip().encode("latin-1")), self._key_digest)
         return is_same and scheme.lower() == "bearer"
+
+
+def _as_routed(scope: Scope) -> Scope:
+    assert scope["type"] == ScopeType.HTTP
+    routed = scope.copy()
+    routed["method"] = _ROUTED_AS.get(scope["method"], scope["method"])
+    return routed
 
 
 def _digest(token: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """The listening socket and uvicorn on it, for as long as a `with` lasts. Signals and exit codes are serve.py's."""
 
 import asyncio
+import os
 import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -23,8 +24,8 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        raise BindFailed(f"Failed to bind to {host}:{port}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        raise BindFailed(f"Failed to bind to {_authority(host, port)}: {_reason(error)}") from error
     with sock:
         yield sock
 
@@ -68,4 +69,17 @@ def allow_open_files(wanted: int = MIN_OPEN_FILES) -> None:
 
 def url_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{_authority(host, port)}"
+
+
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    match error:
+        case socket.gaierror():
+            return str(error.strerror)
+        case OSError(errno=int(code)):
+            return os.strerror(code)  # create_server's text names the address once more
+    return str(error)

@@ -1,0 +1,82 @@
+"""`make soak`: a worker stays the same worker after a thousand jobs, a third of them abandoned."""
+
+import random
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.worker_process import WorkerProcess, check_order, eventually, serve_default
+
+pytestmark = [pytest.mark.soak, pytest.mark.process, pytest.mark.model, pytest.mark.timeout(3600)]
+
+N_JOBS = 1000
+N_SETTLED = 200
+AT_ONCE = 12
+MAX_GROWTH_BYTES = 10 * 1024 * 1024
+
+WORDS = ["sea", "hill", "lamp", "river", "stone", "glass", "bread", "cloud", "winter", "garden", "letter", "mirror"]
+
+
+def run_one(worker: WorkerProcess, number: int) -> str:
+    """A short job; every third is cancelled or abandoned at a random moment. Returns how it ended."""
+    rng = random.Random(number)
+    request = {
+        "job_id": f"soak-{number}",
+        "prompt": " ".join(rng.choices(WORDS, k=rng.randrange(1, 60))),
+        "max_tokens": rng.randrange(1, 24),
+        "temperature": rng.choice([0.0, 0.8]),
+        "seed": number,
+        "stop": rng.choice([[], ["the", "\n\n"]]),
+    }
+    fate = rng.choice(["cancel", "disconnect"]) if number % 3 == 0 else "finish"
+    n_before = rng.randrange(0, 12)
+    with worker.stream(**request) as stream:
+        events = []
+        for event in stream:
+            events.append(event)
+            if fate == "disconnect" and len(events) > n_before:
+                return "disconnected"
+            if fate == "cancel" and len(events) == n_before + 1:
+                worker.post(f"/cancel/{request['job_id']}")
+    check_order(events)
+    return str(events[-1].get("code", "end"))
+
+
+def resident_bytes(worker: WorkerProcess) -> int:
+    return sum(psutil.Process(pid).memory_info().rss for pid in (worker.process.pid, worker.engine.pid))
+
+
+def test_a_thousand_jobs_leave_no_trace(default_model: Path) -> None:
+    with serve_default(default_model, "--ctx-size", "4096") as worker:
+        worker.ready()
+        ends: Counter[str] = Counter()
+        done = threading.Lock()
+
+        def job(number: int) -> None:
+            end = run_one(worker, number)
+            with done:
+                ends[end] += 1
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(job, range(N_SETTLED)))
+            eventually(lambda: worker.health()["slots_busy"] == 0)
+            settled_bytes = resident_bytes(worker)
+            list(pool.map(job, range(N_SETTLED, N_JOBS)))
+        eventually(lambda: worker.health()["slots_busy"] == 0)
+        growth_bytes = resident_bytes(worker) - settled_bytes
+        eventually(lambda: worker.metrics()["worker_kv_cells_used"] == 0)
+        series = worker.metrics()
+        outcomes = {name: count for name, count in series.items() if name.startswith("worker_requests_total")}
+        sys.stdout.write(f"\nends {dict(ends)}; outcomes {outcomes}; growth {growth_bytes / 2**20:.1f} MiB\n")
+        assert sum(outcomes.values()) == N_JOBS
+        assert set(ends) <= {"end", "CANCELLED", "disconnected"}
+        assert series["worker_queue_depth"] == series["worker_requests_running"] == 0
+        assert series["worker_engine_restarts_total"] == 0
+        assert growth_bytes <= MAX_GROWTH_BYTES
+        worker.terminate()
+        assert worker.exit_code() == 0
