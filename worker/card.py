@@ -64,6 +64,7 @@ class ModelCard:
     """Tokens the model was trained on."""
     block_count: int
     embedding_length: int
+    head_counts: tuple[int, ...]
     head_counts_kv: tuple[int, ...]
     """KV heads per layer; 0 in layers without attention."""
     key_length: int
@@ -190,6 +191,7 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
         context_length=metadata.number(f"{architecture}.context_length", MAX_CONTEXT),
         block_count=block_count,
         embedding_length=embedding_length,
+        head_counts=heads,
         head_counts_kv=heads_kv,
         key_length=metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length),
         value_length=metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length),

@@ -28,7 +28,7 @@ class Plan:
     weights_bytes: int
     kv_bytes: int
     compute_bytes: int
-    """An estimate; see `_compute_bytes`."""
+    """An estimate; see the two functions that make it."""
 
     @property
     def total_bytes(self) -> int:
@@ -48,6 +48,7 @@ def plan_memory(
     cache_type_k: str,
     cache_type_v: str,
     ubatch_size: int,
+    has_flash_attention: bool,
     available_bytes: int,
 ) -> Plan:
     """The plan for a model in `available_bytes`. `ctx_size` and `parallel` of 0 mean "decide for me".
@@ -59,10 +60,11 @@ def plan_memory(
     Raises: InsufficientMemory: with what is needed, what is there and the largest context that would fit.
     """
     slots = parallel or DEFAULT_PARALLEL
-    cell_bytes = kv_cell_bytes(card, cache_type_k, cache_type_v)
-    compute_bytes = _compute_bytes(card, slots, ubatch_size)
-    room = available_bytes - card.weights_bytes - compute_bytes
-    fitting = max(0, room) // max(1, CELL_STEP * cell_bytes) * CELL_STEP
+    kv_bytes = kv_cell_bytes(card, cache_type_k, cache_type_v)
+    scores_bytes = _scores_bytes(card, ubatch_size, has_flash_attention=has_flash_attention)
+    activations_bytes = _activations_bytes(card, slots, ubatch_size)
+    room = available_bytes - card.weights_bytes - activations_bytes
+    fitting = max(0, room) // (CELL_STEP * (kv_bytes + scores_bytes)) * CELL_STEP
     wanted = ctx_size or _default_cells(card, slots)
     n_cells = ctx_size or min(wanted, fitting) or CELL_STEP
     plan = Plan(
@@ -70,8 +72,8 @@ def plan_memory(
         parallel=parallel or (slots if n_cells == wanted else min(slots, n_cells // CELL_STEP)),
         trained_length=card.context_length,
         weights_bytes=card.weights_bytes,
-        kv_bytes=_padded(n_cells) * cell_bytes,
-        compute_bytes=compute_bytes,
+        kv_bytes=_padded(n_cells) * kv_bytes,
+        compute_bytes=activations_bytes + _padded(n_cells) * scores_bytes,
     )
     if plan.total_bytes > available_bytes:
         raise _insufficient(plan, available_bytes, fitting)
@@ -95,13 +97,16 @@ def _padded(n_cells: int) -> int:
     return -(-n_cells // CELL_STEP) * CELL_STEP
 
 
-def _compute_bytes(card: ModelCard, slots: int, ubatch_size: int) -> int:
-    """An estimate: float32 logits for each token of a micro-batch and each slot, and eight rows of activations.
+def _activations_bytes(card: ModelCard, slots: int, ubatch_size: int) -> int:
+    """An estimate: a row of float32 logits per slot, computed and kept, and eight rows of activations per token."""
+    return 4 * (2 * card.vocab_size * slots + 8 * card.embedding_length * ubatch_size)
 
-    With flash attention llama.cpp takes less (98 MiB for the default model, where this says 107); without it, attention
-    scores come on top, which grow with the context.
-    """
-    return 4 * (card.vocab_size * (ubatch_size + slots) + 8 * card.embedding_length * ubatch_size)
+
+def _scores_bytes(card: ModelCard, ubatch_size: int, *, has_flash_attention: bool) -> int:
+    """Per cell, an estimate: the mask of a micro-batch; without flash attention also a layer's scores, in float32."""
+    if has_flash_attention:
+        return 2 * ubatch_size
+    return 4 * ubatch_size * (1 + max(card.head_counts, default=0))
 
 
 def _insufficient(plan: Plan, available_bytes: int, fitting: int) -> InsufficientMemory:

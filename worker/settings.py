@@ -98,10 +98,10 @@ class Settings:
         512, "Most tokens computed at once (n_ubatch).", "Device and memory", low=1, high=2**20, metavar="TOKENS"
     )
     threads: int = _knob(
-        0, "CPU threads for generating.", "Device and memory", low=0, high=1024, shown_default="the CPU quota"
+        0, "CPU threads for generating.", "Device and memory", low=0, high=512, shown_default="the CPU quota"
     )
     threads_batch: int = _knob(
-        0, "CPU threads for reading prompts.", "Device and memory", low=0, high=1024, shown_default="--threads"
+        0, "CPU threads for reading prompts.", "Device and memory", low=0, high=512, shown_default="--threads"
     )
     cache_type_k: str = _knob("f16", "Type of the K cache.", "Device and memory", choices=CACHE_TYPES, metavar="TYPE")
     cache_type_v: str = _knob(

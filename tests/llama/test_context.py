@@ -1,19 +1,13 @@
 """The decode call and the gate in front of it, on the real library."""
 
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
-from tests.llama.tiny import write_tiny
 from worker.engine.contract import Aborted, BadBatch, NoRoom, Slice, SlotId, TokenId
-from worker.errors import ModelLoadFailed
 from worker.llama.context import CACHE_TYPES, Context
-from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 
 TEXT = "The first prime numbers are 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41 and 43; the next one after them is"
@@ -151,75 +145,6 @@ def test_trimming_beyond_the_end_changes_nothing(context: Context) -> None:
     assert context.n_cells_used == 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"n_seq_max": 0},
-        {"n_seq_max": 257},
-        {"n_ctx": 0},
-        {"n_ctx": 2**31 - 1},
-        {"n_batch": 0},
-        {"n_ubatch": 0},
-        {"n_threads": 0},
-        {"n_threads_batch": 513},
-    ],
-)
-def test_sizes_out_of_range_are_refused(make_context: MakeContext, changes: dict[str, int]) -> None:
-    with pytest.raises(ModelLoadFailed, match="not possible"):
-        make_context(**changes)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"n_batch": 1, "n_seq_max": 8},
-        {"n_batch": 4, "n_ubatch": 1, "n_seq_max": 8},
-        {"n_ubatch": 3, "n_seq_max": 8},
-        {"n_ctx": 1, "n_batch": 10**6, "n_ubatch": 10**6},
-    ],
-)
-def test_odd_sizes_work(make_context: MakeContext, tiny: Model, changes: dict[str, int]) -> None:
-    """Among them a batch smaller than the slots, which would abort."""
-    context = make_context(tiny, **changes)
-    slices = [slice_of(slot, 0, [TokenId(5)]) for slot in range(context.n_seq_max)]
-    assert len(best(context, slices)) == context.n_seq_max
-
-
-def test_the_library_says_why_a_context_cannot_be(make_context: MakeContext) -> None:
-    with pytest.raises(ModelLoadFailed, match="quantized V cache requires flash_attn"):
-        make_context(type_v="q8_0", flash_attn="off")
-
-
-def test_a_model_that_does_not_generate_is_refused(tmp_path: Path, make_context: MakeContext) -> None:
-    path = write_tiny(tmp_path / "tiny.gguf", **{"attention.causal": False})
-    cpu = choose_device("cpu", devices())
-    model = Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None)
-    with model, pytest.raises(ModelLoadFailed, match="does not generate text"):
-        make_context(model)
-
-
-def test_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """In a process that may have 2 GiB: elsewhere the system might promise any amount, and keep no promise."""
-    script = (
-        "import resource, sys\n"
-        "from pathlib import Path\n"
-        "from worker.errors import InsufficientMemory\n"
-        "from worker.llama.context import Context\n"
-        "from worker.llama.devices import choose_device, devices\n"
-        "from worker.llama.model import Model\n"
-        "cpu = choose_device('cpu', devices())\n"
-        "model = Model.load(Path(sys.argv[1]), device=cpu, n_gpu_layers=0, on_progress=lambda _: None)\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
-        "try:\n"
-        "    Context(model, n_ctx=2**25, n_batch=8, n_ubatch=8, n_seq_max=1, n_threads=1, n_threads_batch=1)\n"
-        "except InsufficientMemory as error:\n"
-        "    print(error.needed_bytes)\n"
-    )
-    path = write_tiny(tmp_path / "tiny.gguf")
-    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, timeout=60, check=True)
-    assert int(done.stdout) == 2**25 * 128
-
-
 # ── full, aborted, closed ────────────────────────────────────────────────────────────────────────
 
 
@@ -305,12 +230,3 @@ def test_a_model_closes_its_contexts_first(tiny: Model, make_context: MakeContex
     tiny.close()
     with pytest.raises(ValueError, match="closed"):
         context.decode([slice_of(0, 0, [TokenId(5)])])
-
-
-def test_the_buffers_of_a_context_are_measured(make_context: MakeContext) -> None:
-    """30 layers × 3 KV heads × 64 numbers, K and V, two bytes each: 23,040 bytes a cell."""
-    sizes = make_context(n_ctx=1024).sizes
-    assert sizes.of_kind("KV") == pytest.approx(1024 * 23_040, rel=0.01)
-    assert sizes.of_kind("compute") > 0
-    assert sizes.of_kind("output") > 0
-    assert sizes.on_device("CPU") == sizes.total_bytes

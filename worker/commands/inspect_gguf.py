@@ -121,6 +121,7 @@ def _default_plan(card: ModelCard) -> Plan:
         cache_type_k=defaults.cache_type_k,
         cache_type_v=defaults.cache_type_v,
         ubatch_size=defaults.ubatch_size,
+        has_flash_attention=defaults.flash_attn != "off",
         available_bytes=_NO_LIMIT_BYTES,
     )
 

@@ -27,6 +27,9 @@ LEAST_CHUNK, MOST_CHUNK = 16, 512
 CHUNK_TARGET_S = 0.150
 """How long a prefill step may hold up the jobs that are generating (ARCHITECTURE.md)."""
 
+HOST_SHARE = 0.9
+"""Of the host's available memory; the rest is left to the front and to everything else that grows."""
+
 ALL_LAYERS = -1
 """llama.h: a negative n_gpu_layers means all."""
 
@@ -76,9 +79,11 @@ def plan_for(config: Configure, card: ModelCard, device: Device) -> Plan:
 
     Raises: InsufficientMemory.
     """
-    if not device.is_gpu or config.gpu_layers == "all" or config.require_full_offload:
+    if not device.is_gpu:
+        return _plan(config, card, int(device.free_bytes * HOST_SHARE))
+    if config.gpu_layers == "all" or config.require_full_offload:
         return _plan(config, card, device.free_bytes)
-    both_bytes = device.free_bytes + available_memory_bytes()
+    both_bytes = device.free_bytes + int(available_memory_bytes() * HOST_SHARE)
     if config.gpu_layers != "auto":
         return _plan(config, card, both_bytes)
     try:
@@ -95,6 +100,7 @@ def _plan(config: Configure, card: ModelCard, available_bytes: int) -> Plan:
         cache_type_k=config.cache_type_k,
         cache_type_v=config.cache_type_v,
         ubatch_size=config.ubatch_size,
+        has_flash_attention=config.flash_attn != "off",
         available_bytes=available_bytes,
     )
 
