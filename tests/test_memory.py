@@ -176,7 +176,7 @@ def test_a_model_without_attention_needs_no_cells() -> None:
 def test_the_default_model_s_plan_has_llama_cpp_s_own_figures(
     default_model: Path, *, has_flash_attention: bool, compute_mib: float
 ) -> None:
-    """As llama.cpp reports them for 16,384 cells and 8 slots: KV 360 MiB, and compute within an estimate's tolerance."""
+    """As llama.cpp reports them for 16,384 cells and 8 slots: KV 360 MiB, compute within an estimate's tolerance."""
     made = plan(read_card(default_model), 1 << 40, has_flash_attention=has_flash_attention)
     assert made.kv_bytes == 360 * MIB
     assert 0.8 * compute_mib * MIB <= made.compute_bytes <= 1.3 * compute_mib * MIB

@@ -116,6 +116,8 @@ class EngineClient:
         """Not submitted yet: no engine, or suspects run first."""
         self._suspects: deque[Job] = deque()
         self._alone: Job | None = None
+        self._submitted: set[JobKey] = set()
+        """What this generation's engine knows of."""
         self._undecided: dict[JobKey, Job] = {}
         """With the intake thread, which takes them in this order."""
         self._has_run: set[JobKey] = set()
@@ -172,11 +174,12 @@ class EngineClient:
         """A job has its terminal event: the engine may forget it, and the next may go. Idempotent."""
         if self._in_flight.pop(job.key, None) is None:
             return
-        if self._link is not None and job.key not in {held.key for held in self._held}:
+        if self._link is not None and job.key in self._submitted:
             self._link.send(Cancel(job=job.key))
         self._settle(job.key)
 
     def _settle(self, key: JobKey) -> None:
+        self._submitted.discard(key)
         self._undecided.pop(key, None)
         self._has_run.discard(key)
         self._watchdog.is_working = bool(self._in_flight)
@@ -202,6 +205,7 @@ class EngineClient:
 
     def _send(self, job: Job) -> None:
         assert self._link is not None
+        self._submitted.add(job.key)
         self._undecided[job.key] = job
         self._watchdog.is_working = True
         self._link.send(job.submission)
@@ -294,7 +298,7 @@ class EngineClient:
     def _judge(self) -> bool:
         """Apply the verdict to each job; True when a culprit was found and ended."""
         failing = {*self._step_jobs, *list(self._undecided)[:1]}
-        not_yet_tried = {job.key for job in self._suspects}
+        not_yet_tried = {job.key for job in (self._alone, *self._suspects) if job is not None}
         verdict = judge(self._in_flight.values(), present=failing | self._has_run, suspects=failing | not_yet_tried)
         for job in verdict.interrupted:
             self._end(job, "ENGINE_RESTARTED", "the engine was restarted while this job was generating")
@@ -305,6 +309,7 @@ class EngineClient:
         self._suspects = deque(verdict.suspects)
         self._held = deque(verdict.bystanders)
         self._alone = None
+        self._submitted.clear()
         self._undecided.clear()
         self._has_run.clear()
         self._step_jobs = ()

@@ -128,7 +128,7 @@ class Intake:
             pass
         except Exception:  # noqa: BLE001 - top of a thread: whatever it is, it ends the process, once, with its story
             die()
-        leave("the front closed the socket")
+        leave("")
 
     def _take(self, message: Inbound) -> None:
         match message:
@@ -221,10 +221,11 @@ def _load_failed(error: StartupError) -> LoadFailed:
 
 
 def leave(reason: str) -> int:
-    """End the process now, from any thread: nobody is left to answer to."""
+    """End the process now, from any thread: nobody is left to answer to. An empty reason is the expected one."""
     try:
-        sys.stderr.write(f"engine: {reason}; leaving\n")
-        sys.stderr.flush()
+        if reason:
+            sys.stderr.write(f"engine: {reason}; leaving\n")
+            sys.stderr.flush()
     finally:  # a killed front has closed the pipe's other end too
         os._exit(0)
 

@@ -147,6 +147,11 @@ class Front:
             queue_depth=self.n_waiting,
         )
 
+    def scrape(self, accept: str | None) -> tuple[bytes, str]:
+        """/metrics: (body, content type). What is counted per job is counted now, not at every step."""
+        self.metrics.load(queue_depth=self.n_waiting, running=self.n_running)
+        return self.metrics.render(accept)
+
     def readiness(self) -> ReadyBody:
         phase = self.phase
         state = "busy" if phase is Phase.READY and self.jobs else READY_WORDS[phase]
@@ -231,7 +236,6 @@ class Front:
         )
         log.info("execute_start", job_id=order.job_id, correlation_id=order.correlation_id)
         self._client.submit(job)
-        self._count()
         return job
 
     def _on_job_end(self, job: Job) -> None:
@@ -244,7 +248,6 @@ class Front:
         if job.outcome == "success":
             self._mean_job_s += 0.1 * (lifetime_s - self._mean_job_s)
         self._record(job, lifetime_s)
-        self._count()
         if not self.jobs:
             self.idle.set()
 
@@ -268,9 +271,6 @@ class Front:
             decode_time_ms=job.decode_time_ms,
         )
 
-    def _count(self) -> None:
-        self.metrics.load(queue_depth=self.n_waiting, running=self.n_running)
-
     # ── the engine client's Observer ─────────────────────────────────────────────────────────────
 
     def on_progress(self, percent: int) -> None:
@@ -278,10 +278,9 @@ class Front:
 
     def on_step(self, step: StepDone) -> None:
         self.metrics.step(step.kind, cells_used=step.cells_used)
-        self._count()
 
     def on_engine_line(self, line: str) -> None:
-        log.debug("engine", line=line)
+        log.info("engine_said", line=line)
 
     def on_restarting(self, cause: str, last_words: str) -> None:
         self._progress = LoadProgress(self.settings.log_format)

@@ -68,7 +68,7 @@ class Signals:
             signal.signal(number, self._handle)
 
     def ignore_more(self) -> None:
-        """The exit code is decided. Python puts the default back as it ends, and a late signal would replace the code."""
+        """The exit code is decided. Python restores the defaults as it ends; a late signal would replace the code."""
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 

@@ -38,8 +38,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ToyModel:
-    """Draws by checksum. Some tokens are special: `ends` end the job, `undrawable` are drawn from logits that are not
-    numbers, and `poison` cannot be decoded.
+    """Draws by checksum. Some tokens are special: `ends` end the job (their bytes are not text), `undrawable` are drawn
+    from logits that are not numbers, and `poison` cannot be decoded.
     """
 
     ends: frozenset[int] = frozenset()
@@ -50,8 +50,7 @@ class ToyModel:
         token = TokenId(crc32(repr((seed, list(held))).encode()) % N_VOCAB)
         if token in self.undrawable:
             return Sampled(slot, TokenId(0), b"", is_end=False, error="the logits are not numbers")
-        is_end = token in self.ends
-        return Sampled(slot, token, b"" if is_end else piece(token), is_end)
+        return Sampled(slot, token, piece(token), is_end=token in self.ends)
 
 
 def piece(token: int) -> bytes:

@@ -74,6 +74,8 @@ class Rig:
         """One for each step that ran, however often it was split."""
         self.started: list[JobKey] = []
         self.next_misfortune: Misfortune | None = None
+        self.n_cells_told = 0
+        """What the front believes is in use."""
         self.without_room: set[JobKey] = set()
         """Jobs that the cache's refusal was to cost: the newest of their step."""
         self._announced: tuple[JobKey, ...] = ()
@@ -137,7 +139,7 @@ class Rig:
             self._running_story(delta.job).texts.append(delta.text)
         for end in frame.finished + frame.failed:
             self._running_story(end.job).end = end
-        assert frame.cells_used == self.runner.n_cells_used
+        self.n_cells_told = frame.cells_used
 
     def _running_story(self, job: JobKey) -> Story:
         story = self.stories[job]
@@ -190,6 +192,7 @@ class Rig:
         assert sorted([*scheduler.free_slots, *running]) == list(range(len(self.runner.held)))
         reserved = sum(sequence.n_reserved for sequence in running.values())
         assert scheduler.n_free_cells + reserved == scheduler.n_cells
+        assert self.n_cells_told == self.runner.n_cells_used, "the front knows how full the cache is"
         for slot in scheduler.free_slots:
             assert not self.runner.held[slot], "a free slot holds nothing"
         for sequence in running.values():

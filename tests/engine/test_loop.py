@@ -1,94 +1,14 @@
-"""The engine's laws on the fake backend: whatever arrives, is cancelled or fails, in whatever order.
+"""What the engine does with jobs, cancels, failing steps and frames, one behaviour at a time.
 
-Each step and frame is checked by the rig (rig.py) as it happens; what a test itself says comes on top.
+Every step and frame is also checked by the rig (rig.py) as it happens; test_loop_laws.py leaves the order to chance.
 """
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
-
-from tests.engine.fake_runner import N_VOCAB, Request, ToyModel
+from tests.engine.fake_runner import Request, ToyModel
 from tests.engine.rig import Rig
 from worker.engine.contract import Failed, Finished, JobKey, StepBegun, StepDone
 
-LAW = settings(derandomize=True, deadline=None, max_examples=400, stateful_step_count=40)
-
-ENDS, UNDRAWABLE, POISON = 1, 2, 3
-TROUBLED = ToyModel(ends=frozenset({ENDS}), undrawable=frozenset({UNDRAWABLE}), poison=frozenset({POISON}))
+UNDRAWABLE, POISON = 2, 3
 POISONOUS = ToyModel(poison=frozenset({POISON}))
-
-CHUNKS = (1, 2, 4, 8)
-STOPS = ("a", "bb", "cab", "dda", "aab")
-
-HARMLESS = st.integers(POISON + 1, N_VOCAB - 1)
-PROMPTS = st.lists(HARMLESS, min_size=1, max_size=3 * max(CHUNKS)).map(tuple)
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    prompt = draw(PROMPTS)
-    if draw(st.integers(0, 9)) == 0:
-        prompt = (*prompt, POISON)
-    stop = draw(st.lists(st.sampled_from(STOPS), max_size=2, unique=True))
-    return Request(prompt, draw(st.integers(1, 12)), tuple(stop), seed=draw(st.integers(0, 3)))
-
-
-class Anything(RuleBasedStateMachine):
-    """Random arrivals, cancels at every stage and failures, on few slots and cells."""
-
-    rig: Rig
-
-    @initialize(n_slots=st.integers(1, 4), n_spare_cells=st.integers(0, 60), chunk=st.sampled_from(CHUNKS))
-    def load(self, n_slots: int, n_spare_cells: int, chunk: int) -> None:
-        self.rig = Rig(TROUBLED, n_slots=n_slots, chunk=chunk, context_length=30, n_cells=30 + n_spare_cells)
-
-    @rule(request=requests())
-    def arrive(self, request: Request) -> None:
-        self.rig.submit(request)
-
-    @precondition(lambda self: self.rig.stories)
-    @rule(pick=st.integers(0, 1000))
-    def cancel(self, pick: int) -> None:
-        """Waiting, in prefill, decoding or ended long ago."""
-        self.rig.cancel(JobKey(pick % len(self.rig.stories)))
-
-    @rule(n_steps=st.integers(1, 8))
-    def go_on(self, n_steps: int) -> None:
-        for _ in range(n_steps):
-            self.rig.step()
-
-    @rule(n_kept=st.integers(0, 10))
-    def abort_the_next_step(self, n_kept: int) -> None:
-        self.rig.next_misfortune = "abort"
-        self.rig.runner.n_kept_at_abort = n_kept
-
-    @rule()
-    def refuse_the_next_step_its_cells(self) -> None:
-        self.rig.next_misfortune = "no room"
-
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        self.rig.check()
-
-    def teardown(self) -> None:
-        """Also where Hypothesis has stopped early: what was accepted must come to its end."""
-        if hasattr(self, "rig"):
-            self.rig.run_until_idle()
-            self.rig.check_stories()
-
-
-def test_whatever_happens_every_job_ends_once_with_the_output_it_has_alone() -> None:
-    run_state_machine_as_test(Anything, settings=LAW)
-
-
-# ── many jobs ────────────────────────────────────────────────────────────────────────────────────
 
 
 def request(start: int, n_prompt: int = 4, max_tokens: int = 32, stop: tuple[str, ...] = ()) -> Request:
@@ -185,6 +105,22 @@ def test_a_token_whose_logits_are_not_numbers_costs_its_own_job_alone() -> None:
     assert {end.code for end in failed} == {"INFERENCE_FAILED"}
 
 
+def test_text_held_back_for_a_stop_is_shown_when_the_job_ends_otherwise() -> None:
+    whole = rig_with(request(0, max_tokens=9))
+    whole.run_until_idle()
+    text = whole.stories[0].text
+    rig = rig_with(request(0, max_tokens=9, stop=(text[-3:] + "never",)))
+    rig.run_until_idle()
+    assert rig.stories[0].text == text
+
+
+def test_a_job_that_stops_before_the_contexts_end_does_not_call_it_full() -> None:
+    rig = rig_with(request(0, max_tokens=500, stop=("a",)))
+    rig.run_until_idle()
+    end = rig.stories[0].end
+    assert end == Finished(JobKey(0), "STOP_SEQUENCE", "a", is_context_full=False)
+
+
 # ── cancels ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -235,6 +171,8 @@ def test_one_poisoned_prompt_fails_alone_and_the_others_do_not_notice() -> None:
     for culprit in range(8):
         prompts = [(POISON,) if i == culprit else (10 + i,) for i in range(8)]
         rig = rig_with(*(Request(prompt, max_tokens=6) for prompt in prompts), model=POISONOUS)
+        rig.step()
+        assert [len(story.texts) for story in rig.stories] == [int(i != culprit) for i in range(8)]
         rig.run_until_idle()
         rig.check_stories()
         end = rig.stories[culprit].end
@@ -266,13 +204,13 @@ def test_a_cache_without_room_costs_the_newest_job_of_the_step() -> None:
 
 def test_an_aborted_step_is_run_again_as_if_it_had_not_been() -> None:
     for n_kept in range(6):
-        rig = rig_with(*(request(i, max_tokens=5) for i in range(3)))
+        rig = rig_with(*(request(i, n_prompt=2, max_tokens=5) for i in range(3)))
         rig.runner.n_kept_at_abort = n_kept
-        while not rig.engine.is_idle:
-            rig.next_misfortune = "abort" if len(rig.kinds) % 2 else None
+        for n_steps in range(10):
+            rig.next_misfortune = "abort" if n_steps % 2 == 0 else None
             rig.step()
+        assert rig.engine.is_idle
         rig.check_stories()
-        assert len(rig.kinds) > 2 * 5 - 2
 
 
 def test_an_abort_asked_for_between_steps_touches_no_step() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.contract import JobKey, Sampling, SlotId, Step, TokenId
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduler import MOST_SHARED, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 
@@ -129,6 +129,21 @@ def test_a_prompt_that_does_not_fit_the_rest_of_the_chunk_is_not_passed() -> Non
     assert slots(next_computed(scheduler)) == [0]
 
 
+def test_prompts_share_a_step_only_while_it_stays_small() -> None:
+    half = MOST_SHARED // 2
+    together = scheduler_of(waiting(0, half), waiting(1, half), chunk=4 * MOST_SHARED)
+    assert slots(next_computed(together)) == [0, 1]
+    too_many = scheduler_of(waiting(0, half), waiting(1, half + 1), chunk=4 * MOST_SHARED)
+    assert slots(next_computed(too_many)) == [0]
+
+
+def test_a_chunk_too_large_to_share_runs_as_it_does_alone() -> None:
+    n_prompt = 2 * MOST_SHARED
+    scheduler = scheduler_of(waiting(0, n_prompt), waiting(1, 1), chunk=4 * MOST_SHARED)
+    step = next_computed(scheduler)
+    assert (slots(step), step.n_tokens) == ([0], n_prompt)
+
+
 def test_a_long_prompt_costs_the_others_one_chunk_per_token() -> None:
     scheduler = scheduler_of(waiting(0, 4, max_tokens=20), chunk=8)
     next_computed(scheduler)
@@ -163,16 +178,17 @@ def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admissio
 
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────
 
+PROMPT_LENGTHS = st.integers(1, 6) | st.integers(1, 90)
 Lengths = tuple[int, int]
 """prompt, max_tokens"""
 
 
 @LAW
 @given(
-    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 10)), max_size=12),
+    lengths=st.lists(st.tuples(PROMPT_LENGTHS, st.integers(1, 10)), max_size=12),
     n_slots=st.integers(1, 5),
-    n_spare_cells=st.integers(0, 80),
-    chunk=st.sampled_from((1, 4, 8)),
+    n_spare_cells=st.integers(0, 200),
+    chunk=st.sampled_from((1, 4, 8, 64)),
     removals=st.dictionaries(st.integers(0, 40), st.integers(0, 11), max_size=4),
 )
 def test_slots_and_cells_are_conserved_and_all_work_is_done_in_turn(
@@ -180,7 +196,7 @@ def test_slots_and_cells_are_conserved_and_all_work_is_done_in_turn(
 ) -> None:
     """`removals` says which job is cancelled before which step."""
     sequences = [waiting(job, *length) for job, length in enumerate(lengths)]
-    scheduler = scheduler_of(*sequences, n_slots=n_slots, n_cells=40 + n_spare_cells, chunk=chunk)
+    scheduler = scheduler_of(*sequences, n_slots=n_slots, n_cells=100 + n_spare_cells, chunk=chunk)
     admitted: list[int] = []
     n_steps = 0
     while not scheduler.is_idle:
@@ -200,7 +216,7 @@ def test_slots_and_cells_are_conserved_and_all_work_is_done_in_turn(
 
 
 def check_step(scheduler: Scheduler, step: Step, chunk: int) -> None:
-    """Everything that decodes decodes; a prefill step is the oldest prompts, as many as the chunk has room for."""
+    """Everything that decodes decodes; a prefill step is the oldest prompts, as many as may share it."""
     state = State.PREFILL if step.kind == "prefill" else State.DECODE
     able = [slot for slot, sequence in scheduler.running.items() if sequence.state is state]
     n_slices = len(step.slices)
@@ -208,10 +224,11 @@ def check_step(scheduler: Scheduler, step: Step, chunk: int) -> None:
     if step.kind == "decode":
         assert n_slices == len(able)
         return
-    assert 0 < step.n_tokens <= chunk
+    most = min(chunk, MOST_SHARED)
+    assert 0 < step.n_tokens <= (chunk if n_slices == 1 else most)
     if n_slices < len(able):
         left_out = scheduler.running[able[n_slices]].prefill_slice(chunk)
-        assert step.n_tokens + len(left_out.tokens) > chunk
+        assert step.n_tokens + len(left_out.tokens) > most
 
 
 def check_conserved(scheduler: Scheduler, n_slots: int) -> None:

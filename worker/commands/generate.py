@@ -122,9 +122,9 @@ async def _stream(client: EngineClient, facts: Loaded, request: ExecuteRequest) 
     while chunk := await job.next_chunk():
         for line in chunk.splitlines():
             _show(msgspec.json.decode(line))
-    seconds = max(job.decode_time_ms, 1) / 1000
-    summary = f"{job.tokens_sampled} tokens, {job.tokens_sampled / seconds:.1f} tokens/s, seed {order.sampling.seed}"
-    click.echo(f"\n[{summary}]", err=True)
+    # The time is from the first token to the last: one interval less than tokens.
+    rate = f", {1000 * (job.tokens_sampled - 1) / job.decode_time_ms:.1f} tokens/s" if job.decode_time_ms else ""
+    click.echo(f"\n[{job.tokens_sampled} tokens{rate}, seed {order.sampling.seed}]", err=True)
     return 0
 
 

@@ -3,6 +3,7 @@
 Runs on the front's event loop; nothing here waits but for the client.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -84,12 +85,13 @@ def _state_routes(front: Front) -> list[Any]:
 
     @get("/metrics", sync_to_thread=False)
     def metrics(request: AnyRequest) -> Response[bytes]:
-        body, content_type = front.metrics.render(request.headers.get("accept"))
+        body, content_type = front.scrape(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
 
     return [health, ready, readyz, livez, metrics]
 
 
+@dataclass  # Operation is one, and has no __post_init__ to override
 class _ExecuteOperation(Operation):
     """The request body is decoded by protocol/, so the schema is stated here."""
 

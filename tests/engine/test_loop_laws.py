@@ -1,0 +1,103 @@
+"""The engine's laws under chance: random arrivals, cancels at every stage, failing steps, and too few slots and cells.
+
+The laws themselves stand in the rig (rig.py), which checks each step and frame as it happens.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.engine.fake_runner import N_VOCAB, Request, ToyModel
+from tests.engine.rig import Rig
+from worker.engine.contract import JobKey
+
+LAW = settings(derandomize=True, deadline=None, max_examples=250, stateful_step_count=40, report_multiple_bugs=False)
+
+ENDS, UNDRAWABLE, POISON = 1, 2, 3
+TROUBLED = ToyModel(ends=frozenset({ENDS}), undrawable=frozenset({UNDRAWABLE}), poison=frozenset({POISON}))
+
+CHUNKS = (2, 4, 8)
+STOPS: tuple[tuple[str, ...], ...] = ((), (), ("bb",), ("cab", "a"), ("dda", "aab"))
+LENGTHS = st.integers(1, 4) | st.integers(1, 3 * max(CHUNKS))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """A prompt is told by its length and a number, not token by token: a failing example then shrinks in seconds."""
+    n_prompt, start = draw(LENGTHS), draw(st.integers(0, 20))
+    prompt = tuple(POISON + 1 + (start + i * i) % (N_VOCAB - POISON - 1) for i in range(n_prompt))
+    if draw(st.integers(0, 9)) == 9:
+        prompt = (*prompt, POISON)
+    stop = draw(st.sampled_from(STOPS))
+    return Request(prompt, draw(st.integers(1, 24)), stop, seed=draw(st.integers(0, 3)))
+
+
+class Anything(RuleBasedStateMachine):
+    """Random arrivals, cancels at every stage and failures, on few slots and cells."""
+
+    rig: Rig
+
+    @initialize(
+        n_slots=st.integers(1, 6), n_spare_cells=st.sampled_from((0, 20, 60, 200)), chunk=st.sampled_from(CHUNKS)
+    )
+    def load(self, n_slots: int, n_spare_cells: int, chunk: int) -> None:
+        self.rig = Rig(TROUBLED, n_slots=n_slots, chunk=chunk, context_length=40, n_cells=40 + n_spare_cells)
+
+    @rule(wanted=st.lists(requests(), min_size=1, max_size=4))
+    def arrive(self, wanted: list[Request]) -> None:
+        for request in wanted:
+            self.rig.submit(request)
+
+    @precondition(lambda self: not self.rig.engine.is_idle)
+    @rule(n_steps=st.integers(1, 20))
+    def go_on(self, n_steps: int) -> None:
+        for _ in range(n_steps):
+            self.rig.step()
+
+    @precondition(lambda self: not self.rig.engine.is_idle)
+    @rule(n_steps=st.integers(0, 12), from_oldest=st.integers(0, 7))
+    def go_on_and_cancel_one(self, n_steps: int, from_oldest: int) -> None:
+        """Waiting, in prefill or decoding."""
+        self.go_on(n_steps)
+        alive = [JobKey(job) for job, story in enumerate(self.rig.stories) if not story.is_over]
+        if alive:
+            self.rig.cancel(alive[from_oldest % len(alive)])
+
+    @precondition(lambda self: self.rig.stories)
+    @rule(job=st.integers(0, 9))
+    def cancel_whatever_became_of_it(self, job: int) -> None:
+        self.rig.cancel(JobKey(job % len(self.rig.stories)))
+
+    @precondition(lambda self: not self.rig.engine.is_idle)
+    @rule(n_steps=st.integers(0, 12), n_kept=st.integers(0, 8))
+    def go_on_and_abort_a_step(self, n_steps: int, n_kept: int) -> None:
+        self.go_on(n_steps)
+        self.rig.runner.n_kept_at_abort = n_kept
+        self.rig.next_misfortune = "abort"
+
+    @precondition(lambda self: not self.rig.engine.is_idle)
+    @rule(n_steps=st.integers(0, 12))
+    def go_on_and_refuse_a_step_its_cells(self, n_steps: int) -> None:
+        self.go_on(n_steps)
+        self.rig.next_misfortune = "no room"
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.rig.check()
+
+    def teardown(self) -> None:
+        """Also where Hypothesis has stopped early: what was accepted must come to its end."""
+        if hasattr(self, "rig"):
+            self.rig.run_until_idle()
+            self.rig.check_stories()
+
+
+def test_whatever_happens_every_job_ends_once_with_the_output_it_has_alone() -> None:
+    run_state_machine_as_test(Anything, settings=LAW)

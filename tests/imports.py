@@ -1,0 +1,119 @@
+"""What the modules of worker/ import and call, read from their source without running it."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import resolve_name
+from pathlib import Path
+
+import worker
+
+ROOT = Path(worker.__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One module; `name` is dotted, a package is named without `__init__`."""
+
+    name: str
+    package: str
+    text: str
+    tree: ast.Module
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Every module of worker/."""
+    return tuple(_read(path) for path in sorted(ROOT.rglob("*.py")))
+
+
+def source(text: str, name: str = "worker.example", package: str = "worker") -> Source:
+    return Source(name, package, text, ast.parse(text))
+
+
+def _read(path: Path) -> Source:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    package = ".".join(parts[:-1])
+    name = package if parts[-1] == "__init__" else ".".join(parts)
+    return source(path.read_text(encoding="utf-8"), name, package)
+
+
+def imports(module: Source) -> set[str]:
+    """Dotted names of all it imports, at the top or inside a function, and their packages.
+
+    `from a import b` counts as a.b too, since b may be a module.
+    """
+    return {parent for name in _imported(module) for parent in _with_parents(name)}
+
+
+def _imported(module: Source) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), module.package)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+
+
+def is_in(name: str, room: str) -> bool:
+    """Whether a dotted name is the room or lies inside it."""
+    return f"{name}.".startswith(f"{room}.")
+
+
+def is_in_any(name: str, rooms: tuple[str, ...]) -> bool:
+    return any(is_in(name, room) for room in rooms)
+
+
+def reachable(*roots: str) -> set[str]:
+    """The roots and everything they import, directly or not. Only modules of worker/ are followed."""
+    graph = {module.name: imports(module) for module in sources()}
+    seen: set[str] = set()
+    ahead = list(roots)
+    while ahead:
+        name = ahead.pop()
+        if name not in seen:
+            seen.add(name)
+            ahead += graph.get(name, ())
+    return seen
+
+
+def calls(module: Source, function: str) -> list[int]:
+    """Lines that call a function by its bare name."""
+    return [
+        node.lineno
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function
+    ]
+
+
+def uses(module: Source, owner: str, *members: str) -> list[int]:
+    """Lines that use a member of a module, as `owner.member` or imported by name."""
+    attributes = [
+        node.lineno
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == owner
+        and node.attr in members
+    ]
+    by_name = [
+        node.lineno
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom)
+        and node.module == owner
+        and any(alias.name in members for alias in node.names)
+    ]
+    return attributes + by_name
+
+
+def functions(module: Source) -> Iterator[tuple[str, int]]:
+    """(name, lines from `def` to its end) of every function and method."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            yield node.name, node.end_lineno - node.lineno + 1

@@ -1,0 +1,232 @@
+"""The rooms of docs/architecture.md as tables: who may import what, checked by walking the source of worker/.
+
+A new rule is a new line in a table. tests/imports.py reads the source.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.imports import calls, functions, imports, is_in, is_in_any, reachable, source, sources, uses
+
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "ctypes": ("worker.llama",),
+    "llama_cpp": ("worker.llama",),
+    "torch": ("worker.parity.reference",),
+    "transformers": ("worker.parity.reference",),
+    "litestar": ("worker.web",),
+    "uvicorn": ("worker.web", "worker.serve"),
+    "gguf": ("worker.commands", "worker.parity"),
+    "numpy": ("worker.sampling", "worker.llama", "worker.parity"),
+}
+"""A package and the only rooms that import it."""
+
+PURE_ROOMS = ("worker.engine", "worker.sampling")
+
+IMPURE: dict[str, tuple[str, ...]] = {
+    "C": ("ctypes", "cffi", "mmap"),
+    "HTTP": ("http", "urllib", "httpx2", "litestar", "uvicorn", "asyncio"),
+    "files": ("pathlib", "io", "os", "shutil", "tempfile", "glob"),
+    "sockets": ("socket", "select", "selectors", "ssl"),
+    "clock": ("time", "datetime"),
+    "chance": ("random", "secrets", "uuid"),
+    "threads": ("threading", "queue", "concurrent", "multiprocessing", "signal"),
+    "processes": ("subprocess", "sys"),
+    "logs": ("logging", "structlog"),
+}
+"""What a pure room does without: it is given what it needs, so that tests run it in milliseconds."""
+
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "worker.errors": (),
+    "worker.engine": ("worker.engine", "worker.errors"),
+    "worker.engine.contract": (),
+    "worker.sampling": ("worker.sampling", "worker.engine.contract"),
+    "worker.protocol": ("worker.protocol", "worker.engine.contract", "worker.errors"),
+    "worker.frames": ("worker.engine.contract",),
+}
+"""A room, and all of the worker it may import."""
+
+NEVER_IMPORT: dict[str, tuple[str, ...]] = {
+    "worker.web": ("worker.llama", "worker.sampling", "worker.engine_process", "worker.commands"),
+    "worker.llama": ("worker.web", "worker.protocol", "worker.serve", "worker.front", "worker.commands"),
+    "worker.engine_process": ("worker.web", "worker.protocol", "worker.front", "worker.settings"),
+}
+"""A room, and the rooms it never meets."""
+
+FRONT = ("worker.serve", "worker.commands.generate")
+"""Where the front process begins."""
+
+NOT_IN_THE_FRONT = ("worker.llama", "worker.engine_process", "llama_cpp", "ctypes", "gguf", "torch", "transformers")
+
+READS_THE_ENVIRONMENT = ("worker.settings", "worker.cli", "worker.precedence", "worker.__main__")
+PRINTS = ("worker.cli", "worker.commands")
+IMPORTS_BY_NAME = ("worker.cli",)
+"""A module named by a string escapes every table here."""
+
+MAX_MODULE_LINES = 300
+MAX_FUNCTION_LINES = 60
+
+
+def offenders(forbidden: str, allowed: tuple[str, ...]) -> list[str]:
+    return [module.name for module in sources() if forbidden in imports(module) and not is_in_any(module.name, allowed)]
+
+
+# ── rule 1: the front never loads llama.cpp ──────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("root", FRONT)
+@pytest.mark.parametrize("forbidden", NOT_IN_THE_FRONT)
+def test_the_front_never_reaches_what_can_crash_it(root: str, forbidden: str) -> None:
+    """Also through imports inside functions, which run later or never."""
+    assert root in {module.name for module in sources()}
+    assert [name for name in reachable(root) if is_in(name, forbidden)] == []
+
+
+@pytest.mark.parametrize("root", FRONT)
+def test_the_front_when_it_runs_has_not_loaded_llama_cpp(root: str) -> None:
+    """What the source cannot show: a dependency that loads it for us. They may load ctypes; we may not."""
+    script = f"import sys, {root}; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    loaded = found.stdout.split()
+    assert root in loaded
+    library = tuple(name for name in NOT_IN_THE_FRONT if name != "ctypes")
+    assert [name for name in loaded if is_in_any(name, library)] == []
+
+
+# ── rule 2: every foreign package has its room ───────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_a_package_is_imported_only_in_its_room(package: str) -> None:
+    assert offenders(package, ONLY_IN[package]) == []
+
+
+# ── rule 3: the engine and the samplers are pure ─────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("room", PURE_ROOMS)
+@pytest.mark.parametrize("effect", IMPURE)
+def test_a_pure_room_has_no(effect: str, room: str) -> None:
+    found = {
+        module.name: sorted(imports(module).intersection(IMPURE[effect]))
+        for module in sources()
+        if is_in(module.name, room)
+    }
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("room", PURE_ROOMS)
+def test_a_pure_room_opens_no_file_and_asks_nobody(room: str) -> None:
+    inside = [module for module in sources() if is_in(module.name, room)]
+    assert [module.name for module in inside for name in ("open", "print", "input") if calls(module, name)] == []
+
+
+# ── layers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_lower_room_imports_nothing_above_it(room: str) -> None:
+    packages = {module.package for module in sources()}
+    modules = {module.name for module in sources()} - packages
+    found = {
+        (module.name, name)
+        for module in sources()
+        if is_in(module.name, room)
+        for name in imports(module) & modules
+        if not is_in_any(name, MAY_IMPORT[room])
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("room", NEVER_IMPORT)
+def test_rooms_that_never_meet_do_not_import_each_other(room: str) -> None:
+    found = {
+        (module.name, name)
+        for module in sources()
+        if is_in(module.name, room)
+        for name in imports(module)
+        if is_in_any(name, NEVER_IMPORT[room])
+    }
+    assert found == set()
+
+
+# ── habits ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_the_command_line_reads_the_environment() -> None:
+    readers = {
+        module.name: lines
+        for module in sources()
+        if (lines := uses(module, "os", "environ", "environb", "getenv", "getenvb"))
+        and not is_in_any(module.name, READS_THE_ENVIRONMENT)
+    }
+    assert readers == {}
+
+
+def test_only_the_command_line_prints() -> None:
+    printers = {
+        module.name: lines
+        for module in sources()
+        if (lines := calls(module, "print")) and not is_in_any(module.name, PRINTS)
+    }
+    assert printers == {}
+
+
+def test_only_the_command_line_imports_a_module_by_its_name() -> None:
+    found = [
+        module.name
+        for module in sources()
+        if uses(module, "importlib", "import_module")
+        or calls(module, "__import__")
+        or uses(module, "runpy", "run_module")
+    ]
+    assert [name for name in found if name not in IMPORTS_BY_NAME] == []
+
+
+def test_no_module_is_longer_than_its_subject() -> None:
+    lengths = {module.name: len(module.text.splitlines()) for module in sources()}
+    assert {name: n_lines for name, n_lines in lengths.items() if n_lines > MAX_MODULE_LINES} == {}
+
+
+def test_no_function_is_longer_than_a_page() -> None:
+    lengths = {f"{module.name}.{name}": n_lines for module in sources() for name, n_lines in functions(module)}
+    assert {name: n_lines for name, n_lines in lengths.items() if n_lines > MAX_FUNCTION_LINES} == {}
+
+
+# ── the walk itself ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import ctypes", "ctypes"),
+        ("import ctypes.util as cu", "ctypes"),
+        ("from ctypes import c_int", "ctypes"),
+        ("def f():\n    import ctypes", "ctypes"),
+        ("try:\n    pass\nfinally:\n    from ctypes.util import find_library", "ctypes"),
+        ("from worker.llama import model", "worker.llama.model"),
+        ("from worker import llama", "worker.llama"),
+        ("from . import llama", "worker.llama"),
+        ("from .llama.model import Model", "worker.llama.model"),
+    ],
+)
+def test_the_walk_finds_an_import_however_it_is_written(text: str, found: str) -> None:
+    assert found in imports(source(text))
+
+
+def test_the_walk_finds_what_is_used_and_called() -> None:
+    module = source("import os\nfrom os import getenv\nx = os.environ['A']\nprint(x)\nconsole.print(x)\n")
+    assert uses(module, "os", "environ", "getenv") == [3, 2]
+    assert calls(module, "print") == [4]
+
+
+def test_the_walk_knows_a_room_from_a_name_that_begins_like_it() -> None:
+    assert is_in("worker.engine.loop", "worker.engine")
+    assert is_in("worker.engine", "worker.engine")
+    assert not is_in("worker.engine_client", "worker.engine")
+
+
+def test_the_walk_follows_imports_to_their_end() -> None:
+    assert {"worker.engine.contract", "worker.engine.text", "worker.engine.sequence"} <= reachable("worker.engine.loop")
+    assert "worker.llama.model" in reachable("worker.commands.devices", "worker.llama.runner")
