@@ -181,6 +181,11 @@ class WorkerProcess:
                 samples[name] = float(value)
         return samples
 
+    def is_idle(self) -> bool:
+        """No job runs or waits, and every KV cell is free."""
+        health = self.health()
+        return health["slots_busy"] == health["queue_depth"] == self.metrics()["worker_kv_cells_used"] == 0
+
     def stream(self, **request: Any) -> "Stream":
         """Start a job; read it as events come. Use as a context manager."""
         return Stream(self.url, {"job_id": f"job-{next(_numbers)}", "max_tokens": 16, "temperature": 0.0, **request})

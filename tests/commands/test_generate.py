@@ -1,0 +1,192 @@
+"""`llorch-worker generate`: one prompt, answered in the terminal by a real engine process."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.gguf_files import tiny_model
+from tests.worker_process import PATIENCE_S, eventually
+
+pytestmark = pytest.mark.process
+
+FRANCE = "The capital of France is"
+STORY = "Once upon a time, in a small village by the sea, there lived"
+COMMAND = (sys.executable, "-m", "worker", "generate")
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")}
+
+
+def generate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+def answer(*arguments: str) -> str:
+    """What a successful run wrote to stdout."""
+    result = generate(*arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def complaint(result: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line a failed run wrote, and it wrote nothing else."""
+    assert (result.returncode, result.stdout) == (code, ""), result.stderr
+    assert result.stderr.startswith("llorch-worker: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.model
+def test_the_text_goes_to_stdout_and_a_summary_to_stderr(default_model: Path) -> None:
+    """Without --model the catalogue's default answers, with the same greedy text."""
+    greedy = (FRANCE, "--max-tokens", "8", "--temperature", "0")
+    result = generate(*greedy, "--model", str(default_model))
+    assert (result.returncode, result.stdout[:7]) == (0, " Paris."), result.stderr
+    assert re.fullmatch(r"\n\[8 tokens, [\d.]+ tokens/s, seed \d+\]\n", result.stderr)
+    assert answer(*greedy) == result.stdout
+
+
+@pytest.mark.model
+def test_the_seed_of_the_summary_gives_the_same_text_again(default_model: Path) -> None:
+    drawn = (STORY, "--model", str(default_model), "--max-tokens", "12", "--temperature", "1")
+    first = generate(*drawn)
+    match = re.search(r"seed (\d+)", first.stderr)
+    assert match is not None, first.stderr
+    assert answer(*drawn, "--seed", match[1]) == first.stdout
+    assert answer(*drawn, "--seed", str((int(match[1]) + 1) % 2**64)) != first.stdout
+
+
+@pytest.mark.model
+def test_a_stop_string_ends_the_text_before_it(default_model: Path) -> None:
+    flags = ("--model", str(default_model), "--max-tokens", "8", "--temperature", "0")
+    assert answer(FRANCE, *flags, "--stop", "Paris", "--stop", "London") == " "
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.model
+def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(default_model: Path) -> None:
+    result = generate("word " * 100, "--model", str(default_model), "--ctx-size", "32")
+    line = complaint(result, 1)
+    assert "101 tokens" in line
+    assert "32" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--temperature", "3"], "temperature"),
+        (["--seed", "-1"], "--seed"),
+        (["--stop", ""], "stop"),
+        (["--device", "toaster"], "--device"),
+        (["--port", "1"], "--port"),
+    ],
+)
+def test_a_bad_flag_is_one_line_and_exit_2(arguments: list[str], named: str) -> None:
+    assert named in complaint(generate("Hi", *arguments), 2)
+
+
+def test_a_prompt_is_required() -> None:
+    assert "PROMPT" in complaint(generate(), 2)
+
+
+def test_a_model_that_cannot_be_used_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    absent, broken = tmp_path / "absent.gguf", tmp_path / "broken.gguf"
+    broken.write_bytes(tiny_model().to_bytes()[:-1])
+    for path in (absent, broken):
+        assert str(path) in complaint(generate("Hi", "--model", str(path)), 1)
+
+
+def test_what_only_llama_cpp_refuses_is_one_line_with_its_reason(tmp_path: Path) -> None:
+    path = tiny_model().write(tmp_path / "tiny.gguf")
+    assert "key not found in model" in complaint(generate("Hi", "--model", str(path)), 1)
+
+
+# ── interruptions ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT, and what they start inherits that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def endless(model: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run of far more tokens than any test waits for; afterwards its engine is gone."""
+    flags = ["--model", str(model), "--max-tokens", "2048", "--temperature", "0"]
+    with subprocess.Popen(
+        [*COMMAND, STORY, *flags], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        eventually(lambda: engines_of(process))
+        (engine,) = engines_of(process)
+        try:
+            yield process
+            process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+    eventually(lambda: not engine.is_running())
+
+
+def engines_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children()
+    return [child for child in children if "worker.engine_process" in child.cmdline()]
+
+
+def read_first_text(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b" "
+
+
+def stderr_of(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("_ctrl_c_is_heard")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_answer_and_leaves_no_engine(number: signal.Signals, code: int, default_model: Path) -> None:
+    with endless(default_model) as process:
+        read_first_text(process)
+        process.send_signal(number)
+        assert stderr_of(process) == b""
+    assert process.returncode == code
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("_ctrl_c_is_heard")
+def test_ctrl_c_while_loading_leaves_no_engine(default_model: Path) -> None:
+    with endless(default_model) as process:
+        process.send_signal(signal.SIGINT)
+        assert stderr_of(process) == b""
+    assert process.returncode == 130
+
+
+@pytest.mark.model
+def test_a_reader_that_leaves_early_ends_the_answer_and_leaves_no_engine(default_model: Path) -> None:
+    with endless(default_model) as process:
+        read_first_text(process)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert stderr_of(process) == b""
+    assert process.returncode == 141

@@ -1,0 +1,237 @@
+"""From the command line to the first job: the order of events, what is open when, and what prevents a start.
+
+The engine of these workers loads its model when the test opens a gate (tests/gated_engine.py).
+"""
+
+import itertools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.gated_engine import front_command
+from tests.gguf_files import tiny_model
+from tests.receiver import Receiver
+from tests.worker_process import Event, WorkerProcess, serve_default
+
+pytestmark = pytest.mark.process
+
+JOB = {"job_id": "early", "prompt": "Hello", "max_tokens": 1}
+ABSENT_DEVICE = "cuda" if sys.platform == "darwin" else "metal"
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A file that passes our checks; behind a closed gate nobody asks for more."""
+    return tiny_model().write(tmp_path / "tiny.gguf")
+
+
+# ── a start that succeeds ────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Story:
+    """One start, watched from outside."""
+
+    while_loading: dict[str, httpx2.Response]
+    n_early_callbacks: int
+    glimpses: list[list[int]]
+    """Statuses of /health, /readyz and /execute, asked in turn from a changing first, until all were open."""
+    log: list[Event]
+
+
+@pytest.fixture(scope="module")
+def story(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    gate = tmp_path_factory.mktemp("story") / "gate"
+    os.mkfifo(gate)
+    flags = ["--model", str(default_model), "--port", "0", "--threads", "2", "--worker-id", "w-1"]
+    with (
+        Receiver() as receiver,
+        WorkerProcess(*flags, "--callback-url", receiver.url, command=front_command(gate)) as worker,
+    ):
+        worker.listening().wait_for("model_load_progress", percent=0)
+        with worker.client() as client:
+            while_loading = ask_everything(client)
+            n_early_callbacks = len(receiver.requests())
+            gate.write_bytes(b"")
+            glimpses = watch_opening(client)
+        worker.wait_for("callback_sent")
+        worker.terminate()
+        assert worker.exit_code() == 0
+        yield Story(while_loading, n_early_callbacks, glimpses, worker.log)
+
+
+def ask_everything(client: httpx2.Client) -> dict[str, httpx2.Response]:
+    paths = ("/health", "/v1/health", "/readyz", "/livez", "/v1/ready", "/metrics")
+    answers = {path: client.get(path) for path in paths}
+    return {**answers, "/execute": client.post("/execute", json=JOB), "/cancel": client.post("/cancel/early")}
+
+
+def watch_opening(client: httpx2.Client) -> list[list[int]]:
+    doors: list[Callable[[], httpx2.Response]] = [
+        lambda: client.get("/health"),
+        lambda: client.get("/readyz"),
+        lambda: client.post("/execute", json=JOB),
+    ]
+    glimpses = [[503]]
+    for first in itertools.cycle(range(3)):
+        if 503 not in glimpses[-1]:
+            break
+        glimpses.append([door().status_code for door in (*doors[first:], *doors[:first])])
+    return glimpses
+
+
+@pytest.mark.model
+def test_while_loading_the_worker_lives_but_is_not_ready(story: Story) -> None:
+    answers = story.while_loading
+    health = answers["/health"].json()
+    assert (answers["/health"].status_code, health["status"], health["state"]) == (503, "unhealthy", "starting")
+    assert answers["/v1/health"].status_code == 503
+    assert (answers["/readyz"].status_code, answers["/livez"].status_code) == (503, 200)
+    assert answers["/v1/ready"].json() == {"ready": False, "state": "loading", "model_loaded": False}
+    assert (answers["/metrics"].status_code, answers["/cancel"].status_code) == (200, 202)
+
+
+@pytest.mark.model
+def test_while_loading_a_job_is_refused_and_may_be_sent_again(story: Story) -> None:
+    refusal = story.while_loading["/execute"]
+    assert refusal.status_code == 503
+    assert (refusal.json()["code"], refusal.json()["retriable"]) == ("WORKER_LOADING", True)
+    assert int(refusal.headers["retry-after"]) > 0
+
+
+@pytest.mark.model
+def test_health_readyz_and_execute_open_together(story: Story) -> None:
+    """Whichever is asked first: once one is open, all asked after it are."""
+    assert {status for glimpse in story.glimpses for status in glimpse} == {200, 503}
+    for glimpse in story.glimpses:
+        assert glimpse == sorted(glimpse, reverse=True)
+
+
+@pytest.mark.model
+def test_the_log_tells_the_start_in_order(story: Story) -> None:
+    told = [entry["event"] for entry in story.log if not entry["event"].startswith(("execute_", "engine_"))]
+    assert [event for event, _ in itertools.groupby(told)] == [
+        "startup",
+        "listening",
+        "model_load_start",
+        "model_load_progress",
+        "model_load_complete",
+        "ready",
+        "callback_sent",
+        "shutdown",
+    ]
+    percents = [entry["percent"] for entry in story.log if entry["event"] == "model_load_progress"]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
+    assert {entry["worker_id"] for entry in story.log} == {"w-1"}
+
+
+@pytest.mark.model
+def test_the_callback_waits_for_the_model(story: Story) -> None:
+    assert story.n_early_callbacks == 0
+
+
+# ── binding ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("host", "shown", "reached_at"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "0.0.0.0", "127.0.0.1"),  # noqa: S104 - the vector asks for it
+        ("::1", "[::1]", "[::1]"),
+    ],
+)
+def test_275_every_kind_of_address_is_bound_and_a_free_port_reported(
+    host: str, shown: str, reached_at: str, gate: Path, tiny: Path
+) -> None:
+    if host == "::1" and not has_ipv6_loopback():
+        pytest.skip("this machine has no IPv6 loopback address")
+    with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0", command=front_command(gate)) as worker:
+        listening = worker.wait_for("listening")
+        port = listening["port"]
+        assert (listening["host"], listening["url"]) == (host, f"http://{shown}:{port}")
+        assert httpx2.get(f"http://{reached_at}:{port}/livez", trust_env=False).status_code == 200
+        worker.terminate()
+        assert worker.exit_code() == 0
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_272_a_port_in_use_is_one_clear_line_before_the_engine_starts(tiny: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with WorkerProcess("--model", str(tiny), "--port", str(port)) as worker:
+            line = worker.failure()
+    assert line["code"] == "BIND_FAILED"
+    assert line["message"] == f"Failed to bind to 127.0.0.1:{port}: Address already in use"
+    assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "2001:db8::1", "a..b"])
+def test_an_address_that_is_not_ours_is_one_clear_line(host: str, tiny: Path) -> None:
+    with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0") as worker:
+        line = worker.failure()
+    shown = f"[{host}]" if ":" in host else host
+    assert line["message"].startswith(f"Failed to bind to {shown}:0: ")
+    assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
+
+
+# ── what keeps a worker from starting ────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("reference", ["no-such-model", "/no/such/model.gguf", "hf:not-a-reference"])
+def test_a_model_that_nothing_names_is_one_line_and_exit_1(reference: str) -> None:
+    with WorkerProcess("--model", reference, "--port", "0") as worker:
+        line = worker.failure()
+    assert (line["code"], line["model"]) == ("MODEL_NOT_FOUND", reference)
+    assert reference in line["message"]
+    assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
+
+
+@pytest.mark.model
+def test_a_context_that_memory_cannot_hold_is_refused_with_both_figures(default_model: Path) -> None:
+    with serve_default(default_model, "--ctx-size", str(2**31 - 1)) as worker:
+        line = worker.failure()
+    assert (line["code"], line["device"], line["model"]) == ("INSUFFICIENT_VRAM", "auto", str(default_model))
+    assert line["needed_bytes"] > line["available_bytes"] > 0
+    assert "--ctx-size" in line["message"]
+    assert "ready" not in {entry["event"] for entry in worker.log}
+
+
+@pytest.mark.model
+def test_a_device_that_is_not_there_is_refused_with_what_there_is(default_model: Path) -> None:
+    with serve_default(default_model, "--device", ABSENT_DEVICE) as worker:
+        line = worker.failure()
+    assert (line["code"], line["device"], line["model"]) == ("MODEL_LOAD_FAILED", ABSENT_DEVICE, str(default_model))
+    assert f"--device {ABSENT_DEVICE} is not there" in line["message"]
+    assert "cpu:0" in line["message"]
+
+
+def test_an_engine_that_dies_while_loading_is_a_start_up_error(gate: Path, tiny: Path) -> None:
+    with WorkerProcess("--model", str(tiny), "--port", "0", command=front_command(gate)) as worker:
+        worker.wait_for("model_load_progress")
+        worker.engine.send_signal(signal.SIGKILL)
+        line = worker.failure()
+    assert line["code"] == "ENGINE_CRASHED"
+    assert "SIGKILL" in line["message"]
