@@ -9,7 +9,7 @@ usage: scripts/download_model.sh NAME [DIR]
   NAME  a name of models.toml, or hf:org/repo[@revision][::file=name.gguf]
   DIR   where to store it; the default is LLORCH_MODELS_DIR, else the user's cache directory
 
-An interrupted download goes on where it stopped. The path is printed on stdout, progress on stderr.
+An interrupted download from the hub or a URL goes on where it stopped. The path is printed on stdout, progress on stderr.
 HF_ENDPOINT, HF_HOME, HF_TOKEN and pip's own settings are honoured.
 TEXT
 }

@@ -141,6 +141,11 @@ def test_an_empty_token_never_opens_the_worker(token: str, tmp_path: Path) -> No
             parse(argv, environ)
 
 
+def test_the_token_under_the_flag_s_own_name_is_refused_instead_of_serving_without_one() -> None:
+    with pytest.raises(UsageError, match="use LLORCH_API_TOKEN"):
+        parse(MODEL, {"LLORCH_API_KEY": "secret"})
+
+
 def test_a_variable_that_a_flag_overrides_is_not_read() -> None:
     """Kubernetes sets LLORCH_PORT to a URL for a service named `llorch`."""
     assert parse([*MODEL, "--port", "9"], {"LLORCH_PORT": "tcp://10.0.0.1:80"}).port == 9

@@ -184,7 +184,7 @@ class WorkerProcess:
     def is_idle(self) -> bool:
         """No job runs or waits, and every KV cell is free."""
         health = self.health()
-        return health["slots_busy"] == health["queue_depth"] == self.metrics()["worker_kv_cells_used"] == 0
+        return not any((health["slots_busy"], health["queue_depth"], self.metrics()["worker_kv_cells_used"]))
 
     def stream(self, **request: Any) -> "Stream":
         """Start a job; read it as events come. Use as a context manager."""
@@ -223,7 +223,7 @@ class Stream:
 
     def __enter__(self) -> "Stream":
         self.response = self._exchange.__enter__()
-        self._lines = self.response.iter_lines()
+        self._lines = _lines_of(self.response)
         return self
 
     def __exit__(
@@ -255,6 +255,14 @@ def eventually(predicate: Callable[[], object]) -> None:
     while not predicate():
         assert time.monotonic() < give_up_s, "it never came true"
         time.sleep(0.02)
+
+
+def _lines_of(response: httpx2.Response) -> Iterator[str]:
+    """httpx2's own also ends a line at U+2028 and its like, which JSON leaves as they are."""
+    rest = b""
+    for data in response.iter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode() for line in lines)
 
 
 def text_of(events: Sequence[Event]) -> str:

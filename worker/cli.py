@@ -120,6 +120,9 @@ def run(argv: Sequence[str]) -> int:
         # The reader of a pipe left early (`| head`). Python flushes once more at exit, which must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
     return code
 
 

@@ -10,19 +10,18 @@ died; knows nothing of HTTP. `Observer` hears what the rest of the front must kn
 import asyncio
 import sys
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
 import msgspec
 
+from worker.dispatch import Dispatch
 from worker.engine.contract import (
     Accepted,
     Cancel,
     Configure,
     Inbound,
-    JobKey,
     Loaded,
     LoadFailed,
     Outbound,
@@ -30,12 +29,13 @@ from worker.engine.contract import (
     Refused,
     StepBegun,
     StepDone,
+    Submit,
 )
 from worker.engine_link import EngineLink, LinkOwner
 from worker.engine_setup import load_error
 from worker.errors import EngineCrashed, StartupError
-from worker.job import Job, StreamCode
-from worker.verdict import MAX_DEATHS, Deaths, judge
+from worker.job import Job
+from worker.verdict import MAX_DEATHS, Deaths
 from worker.watchdog import Watchdog
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.engine_process")
@@ -110,18 +110,7 @@ class EngineClient:
         self._spawning: asyncio.Task[None] | None = None
         self.state = EngineState.LOADING
         self.facts: Loaded | None = None
-        self._in_flight: dict[JobKey, Job] = {}
-        """Every job without its terminal event, in order of arrival."""
-        self._held: deque[Job] = deque()
-        """Not submitted yet: no engine, or suspects run first."""
-        self._suspects: deque[Job] = deque()
-        self._alone: Job | None = None
-        self._submitted: set[JobKey] = set()
-        """What this generation's engine knows of."""
-        self._undecided: dict[JobKey, Job] = {}
-        """With the intake thread, which takes them in this order."""
-        self._has_run: set[JobKey] = set()
-        self._step_jobs: tuple[JobKey, ...] = ()
+        self._jobs = Dispatch(self._send)
         self._deaths = Deaths()
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
@@ -158,64 +147,44 @@ class EngineClient:
         if self._link is not None:
             self._link.kill(cause)
 
-    @property
-    def engine_pid(self) -> int | None:
-        return self._link.pid if self._link is not None else None
-
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, job: Job) -> None:
         """Take responsibility for a job until its terminal event."""
-        self._in_flight[job.key] = job
-        self._held.append(job)
-        self._pump()
+        self._jobs.submit(job)
+        self._watchdog.is_working = self._jobs.are_in_flight
 
     def release(self, job: Job) -> None:
-        """A job has its terminal event: the engine may forget it, and the next may go. Idempotent."""
-        if self._in_flight.pop(job.key, None) is None:
-            return
-        if self._link is not None and job.key in self._submitted:
-            self._link.send(Cancel(job=job.key))
-        self._settle(job.key)
+        """A job has its terminal event, whoever gave it. Idempotent."""
+        self._jobs.release(job)
+        self._watchdog.is_working = self._jobs.are_in_flight
 
-    def _settle(self, key: JobKey) -> None:
-        self._submitted.discard(key)
-        self._undecided.pop(key, None)
-        self._has_run.discard(key)
-        self._watchdog.is_working = bool(self._in_flight)
-        self._pump()
+    @property
+    def n_leaving(self) -> int:
+        """Ended jobs that still take room in the engine's intake."""
+        return self._jobs.n_leaving
 
-    def _pump(self) -> None:
-        """Submit what may be submitted: suspects one at a time, before anything else."""
-        if self.state is not EngineState.RUNNING:
-            return
-        if self._alone is not None and not self._alone.is_ended:
-            return
-        self._alone = None
-        while self._suspects:
-            job = self._suspects.popleft()
-            if not job.is_ended:
-                self._alone = job
-                self._send(job)
-                return
-        while self._held:
-            job = self._held.popleft()
-            if not job.is_ended:
-                self._send(job)
-
-    def _send(self, job: Job) -> None:
-        assert self._link is not None
-        self._submitted.add(job.key)
-        self._undecided[job.key] = job
-        self._watchdog.is_working = True
-        self._link.send(job.submission)
+    def _send(self, message: Submit | Cancel) -> None:
+        if self._link is not None:
+            self._link.send(message)
 
     # ── what the engine says (LinkOwner) ─────────────────────────────────────────────────────────
 
     def on_message(self, generation: int, message: Outbound) -> None:
         if generation != self._generation or self.state is EngineState.CLOSED:
             return
-        self._watchdog.heartbeat()
+        match message:
+            case Accepted(job=key, prompt_tokens=prompt_tokens):
+                self._jobs.accepted(key, prompt_tokens)
+            case Refused():
+                self._jobs.refused(message)
+            case Progress() | Loaded() | LoadFailed() | StepBegun() | StepDone():
+                # The intake thread's answers say nothing of the thread that loads and steps.
+                self._watchdog.heartbeat()
+                self._hear(message)
+        self._watchdog.is_working = self._jobs.are_in_flight
+
+    def _hear(self, message: Progress | Loaded | LoadFailed | StepBegun | StepDone) -> None:
         match message:
             case Progress(percent=percent):
                 self._observer.on_progress(percent)
@@ -223,18 +192,13 @@ class EngineClient:
                 self._loaded(message)
             case LoadFailed():
                 self._load_failure = load_error(message)
-            case Accepted(job=key, prompt_tokens=prompt_tokens):
-                if job := self._undecided.pop(key, None):
-                    job.accept(prompt_tokens)
-            case Refused(job=key):
-                if job := self._leave(key):
-                    job.refuse(message)
-                    self._settle(key)
             case StepBegun(jobs=jobs):
-                self._step_jobs = jobs
-                self._has_run.update(jobs)
+                self._jobs.step_begun(jobs)
             case StepDone():
-                self._step_done(message)
+                if message.finished:
+                    self._deaths.clear()
+                self._jobs.step_done(message)
+                self._observer.on_step(message)
 
     def on_line(self, line: str) -> None:
         self._observer.on_engine_line(line)
@@ -252,79 +216,33 @@ class EngineClient:
             self._first_load.set_result(facts)
         else:
             self._observer.on_restarted(facts)
-        self._pump()
-
-    def _step_done(self, step: StepDone) -> None:
-        for key in step.started:
-            if job := self._in_flight.get(key):
-                job.start()
-        for delta in step.deltas:
-            if job := self._in_flight.get(delta.job):
-                job.delta(delta.text, step.sampled_at_s)
-        for finished in step.finished:
-            if job := self._leave(finished.job):
-                self._deaths.clear()
-                job.finish(finished)
-                self._settle(finished.job)
-        for failed in step.failed:
-            if job := self._leave(failed.job):
-                job.fail(failed.code, failed.message)
-                self._settle(failed.job)
-        self._observer.on_step(step)
-
-    def _leave(self, key: JobKey) -> Job | None:
-        """The engine has forgotten this job: no Cancel is owed for it."""
-        return self._in_flight.pop(key, None)
+        self._jobs.open_gate()
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
     def on_exit(self, generation: int, cause: str, last_words: str) -> None:
         if generation != self._generation or self.state is EngineState.CLOSED:
             return
+        cause = str(self._load_failure or cause)
         if self.state is EngineState.LOADING:
             what = "the engine died while loading the model"
             self._give_up(self._load_failure or EngineCrashed(what, cause, last_words))
             return
-        if not self._judge():
+        if not self._jobs.close_gate():
             self._deaths.add(self._clock())
+        self._watchdog.is_working = self._jobs.are_in_flight
         if self._deaths.are_too_many:
             what = f"the engine died {MAX_DEATHS} times without finishing a job"
             self._give_up(EngineCrashed(what, cause, last_words))
             return
         self.state = EngineState.RESTARTING
-        self._observer.on_restarting(str(self._load_failure or cause), last_words)
+        self._observer.on_restarting(cause, last_words)
         self._spawning = asyncio.create_task(self._spawn())
-
-    def _judge(self) -> bool:
-        """Apply the verdict to each job; True when a culprit was found and ended."""
-        failing = {*self._step_jobs, *list(self._undecided)[:1]}
-        not_yet_tried = {job.key for job in (self._alone, *self._suspects) if job is not None}
-        verdict = judge(self._in_flight.values(), present=failing | self._has_run, suspects=failing | not_yet_tried)
-        for job in verdict.interrupted:
-            self._end(job, "ENGINE_RESTARTED", "the engine was restarted while this job was generating")
-        for job in verdict.culprits:
-            self._end(job, "INFERENCE_FAILED", "the engine died twice while running this job")
-        for job in (*verdict.suspects, *verdict.bystanders):
-            job.rewind()
-        self._suspects = deque(verdict.suspects)
-        self._held = deque(verdict.bystanders)
-        self._alone = None
-        self._submitted.clear()
-        self._undecided.clear()
-        self._has_run.clear()
-        self._step_jobs = ()
-        self._watchdog.is_working = bool(self._in_flight)
-        return bool(verdict.culprits)
-
-    def _end(self, job: Job, code: StreamCode, message: str) -> None:
-        del self._in_flight[job.key]
-        job.fail(code, message)
 
     def _give_up(self, error: StartupError) -> None:
         self.state = EngineState.FAILED
         self._watchdog.stop()
-        for job in list(self._in_flight.values()):
-            self._end(job, "INFERENCE_FAILED", "the engine could not be kept alive")
+        self._jobs.end_all("INFERENCE_FAILED", "the engine could not be kept alive")
         if self._first_load is not None and not self._first_load.done():
             self._first_load.set_exception(error)
         else:

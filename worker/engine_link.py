@@ -7,7 +7,6 @@ is engine_client.py's.
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -90,8 +89,9 @@ class EngineLink(asyncio.Protocol):
     def kill(self, cause: str) -> None:
         """SIGKILL, which also ends a stopped process. `cause` is what on_exit reports."""
         self._kill_cause = self._kill_cause or cause
+        assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            self._process.kill()
 
     async def close(self) -> None:
         """Orderly end: close the socket, wait for the exit, kill if it does not come. Idempotent."""
@@ -111,12 +111,14 @@ class EngineLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for generation, body in self._buffer.feed(data):
-                self._owner.on_message(generation, outbound_decoder.decode(body))
+            frames = [(number, outbound_decoder.decode(body)) for number, body in self._buffer.feed(data)]
         except ValueError as error:  # msgspec's decoding errors are ValueErrors too
             assert self._transport is not None
             self._transport.abort()  # nothing it sends is believed from here on
             self.kill(f"it sent a frame that cannot be read: {error}")
+            return
+        for generation, message in frames:
+            self._owner.on_message(generation, message)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._socket_closed.set()

@@ -1,10 +1,11 @@
 """The engine process: llama.cpp behind one socket. Composition root of runner, intake and loop.
 
 Three threads. Main loads the model and then runs steps; the intake thread reads the socket, tokenises and answers
-Accepted or Refused at once, also while a step runs; a writer thread exists only for a front that reads slowly.
+Accepted or Refused at once, also while a step runs; the writer thread works only for a front that reads slowly.
 The process lives in its own session, ignores SIGTERM and SIGINT (the front decides), and exits when its socket closes.
 """
 
+import faulthandler
 import os
 import queue
 import signal
@@ -241,11 +242,13 @@ def die() -> None:
 
 def main(load: Load) -> None:
     """`python -m worker.engine_process FD GENERATION`; FD is the engine's end of the socketpair."""
+    faulthandler.enable()  # a segmentation fault has no other last words
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         run_engine(sock, int(sys.argv[2]), load)
+        leave("")  # the load failed and was reported; nothing may hold the exit up
     except Exception:  # noqa: BLE001 - top of the engine loop (house rule 18): the process ends, the front goes on
         die()
 

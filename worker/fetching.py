@@ -12,6 +12,9 @@ from worker.settings import Settings
 
 log = get_logger()
 
+_LONGEST_LINE = 1024 * 1024
+_END_TIMEOUT_S = 5.0
+
 
 async def fetch_in_child(settings: Settings) -> Path:
     """`models pull` of the settings' model. Its progress goes to the terminal, or line by line to the log.
@@ -20,18 +23,30 @@ async def fetch_in_child(settings: Settings) -> Path:
     """
     log.info("model_load_start", model_ref=settings.reported_model_ref, phase="download")
     child = await asyncio.create_subprocess_exec(
-        *_command(settings), stdin=DEVNULL, stdout=PIPE, stderr=None if sys.stderr.isatty() else PIPE
+        *_command(settings),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=None if sys.stderr.isatty() else PIPE,
+        limit=_LONGEST_LINE,
     )
     try:
         path, last_line = await asyncio.gather(_path_of(child), _relay(child))
         code = await child.wait()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.terminate()
-        await child.wait()
+        await _end(child)
     if code != 0:
         raise DownloadFailed(last_line or f"{settings.model} could not be fetched; the lines above say why")
     return path
+
+
+async def _end(child: Process) -> None:
+    """Ask, wait a little, then insist."""
+    for ask in (child.terminate, child.kill):
+        with contextlib.suppress(ProcessLookupError):
+            ask()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(child.wait(), _END_TIMEOUT_S)
+            return
 
 
 def _command(settings: Settings) -> list[str]:

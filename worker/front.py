@@ -5,12 +5,11 @@ web/ turns its methods into HTTP, serve.py starts and ends it.
 """
 
 import asyncio
-import math
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from worker.account import Account
 from worker.engine.contract import JobKey, Loaded, StepDone
 from worker.engine_client import EngineClient, EngineState
 from worker.errors import (
@@ -22,9 +21,10 @@ from worker.errors import (
     WorkerLoading,
     WorkerUnhealthy,
 )
-from worker.job import Job, Order, Surroundings, order_of
+from worker.job import Job
 from worker.logs import get_logger
 from worker.metrics import Metrics
+from worker.order import Order, Surroundings, order_of
 from worker.phase import READY_WORDS, Phase
 from worker.progress import LoadProgress
 from worker.protocol.bodies import HealthBody, ReadyBody
@@ -36,7 +36,6 @@ from worker.settings import Settings
 log = get_logger()
 
 LOADING_RETRY_S = 5
-MAX_RETRY_AFTER_S = 600
 
 
 class Front:
@@ -62,7 +61,7 @@ class Front:
         self._is_failed = False
         self._started_s = time.monotonic()
         self._n_jobs = 0
-        self._mean_job_s = 1.0
+        self._account = Account(settings, metrics)
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._restarted = asyncio.Event()
 
@@ -103,6 +102,10 @@ class Front:
         assert facts is not None
         self._is_open = True
         self.metrics.loaded(vram_bytes=self.vram_bytes, memory_bytes=facts.memory_bytes, n_cells=facts.n_cells)
+
+    def load_ended(self) -> None:
+        """Loaded or not: nothing more will be shown of it. Idempotent."""
+        self._progress.close()
 
     def drain(self) -> None:
         """New work is refused from now on; accepted jobs go on. Idempotent."""
@@ -155,7 +158,7 @@ class Front:
     def readiness(self) -> ReadyBody:
         phase = self.phase
         state = "busy" if phase is Phase.READY and self.jobs else READY_WORDS[phase]
-        is_loaded = phase in {Phase.READY, Phase.DRAINING}
+        is_loaded = self.facts is not None and phase in {Phase.READY, Phase.DRAINING}
         return ReadyBody(ready=phase is Phase.READY, state=state, model_loaded=is_loaded)
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
@@ -188,7 +191,6 @@ class Front:
         self._check_room(facts)
         order = order_of(
             request,
-            seed=request.seed if request.seed is not None else secrets.randbits(64),
             correlation_id=correlation_id,
             arrived_s=arrived_s,
             expires_s=expires_s,
@@ -216,12 +218,12 @@ class Front:
                 raise WorkerUnhealthy("the engine could not be kept alive")
 
     def _check_room(self, facts: Loaded) -> None:
-        if len(self.jobs) < facts.parallel + self.settings.max_queue:
+        assert self._client is not None
+        if len(self.jobs) + self._client.n_leaving < facts.parallel + self.settings.max_queue:
             return
-        seconds = math.ceil(self._mean_job_s * (self.n_waiting + 1) / facts.parallel)
         raise WorkerBusy(
             f"{facts.parallel} jobs are running and {self.settings.max_queue} waiting; try again later",
-            min(max(1, seconds), MAX_RETRY_AFTER_S),
+            self._account.throughput.wait_s(n_waiting=self.n_waiting, n_slots=facts.parallel),
         )
 
     def _begin(self, order: Order, dialect: Dialect, facts: Loaded) -> Job:
@@ -234,7 +236,7 @@ class Front:
         self._timers[job.key] = asyncio.get_running_loop().call_later(
             order.expires_s - time.monotonic(), job.fail, "TIMEOUT", "the job's time is up"
         )
-        log.info("execute_start", job_id=order.job_id, correlation_id=order.correlation_id)
+        self._account.began(job, facts)
         self._client.submit(job)
         return job
 
@@ -244,32 +246,9 @@ class Front:
         self._timers.pop(job.key).cancel()
         assert self._client is not None
         self._client.release(job)
-        lifetime_s = time.monotonic() - job.order.arrived_s
-        if job.outcome == "success":
-            self._mean_job_s += 0.1 * (lifetime_s - self._mean_job_s)
-        self._record(job, lifetime_s)
+        self._account.ended(job, self.facts)
         if not self.jobs:
             self.idle.set()
-
-    def _record(self, job: Job, lifetime_s: float) -> None:
-        assert job.outcome is not None
-        self.metrics.finished(
-            job.outcome,
-            tokens_in=job.prompt_tokens,
-            tokens_generated=job.tokens_sampled,
-            duration_ms=lifetime_s * 1000,
-        )
-        log.info(
-            "execute_end",
-            job_id=job.order.job_id,
-            correlation_id=job.order.correlation_id,
-            model_ref=self.settings.reported_model_ref,
-            outcome=job.outcome,
-            code=job.failure,
-            tokens_in=job.prompt_tokens,
-            tokens_out=job.tokens_out,
-            decode_time_ms=job.decode_time_ms,
-        )
 
     # ── the engine client's Observer ─────────────────────────────────────────────────────────────
 
@@ -280,12 +259,20 @@ class Front:
         self.metrics.step(step.kind, cells_used=step.cells_used)
 
     def on_engine_line(self, line: str) -> None:
-        log.info("engine_said", line=line)
+        log.debug("engine", line=line)
 
     def on_restarting(self, cause: str, last_words: str) -> None:
+        self._progress.close()
         self._progress = LoadProgress(self.settings.log_format)
         self.metrics.engine_restarted()
-        log.error("engine_restarted", cause=cause, last_words=last_words, jobs=len(self.jobs))
+        self.metrics.step(None, cells_used=0)
+        log.error(
+            "engine_restarted",
+            cause=cause,
+            last_words=last_words,
+            jobs=len(self.jobs),
+            model_ref=self.settings.reported_model_ref,
+        )
 
     def on_restarted(self, facts: Loaded) -> None:
         log.info("model_load_complete", model_ref=self.settings.reported_model_ref, memory_bytes=facts.memory_bytes)

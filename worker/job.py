@@ -9,15 +9,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from worker.engine.contract import Finished, JobKey, Refused, Sampling, Submit
+from worker.engine.contract import Finished, JobKey, Refused, Submit
 from worker.errors import DeadlineExceeded, WorkerError
-from worker.metrics import Metrics, Outcome
-from worker.protocol.events import Dialect
-from worker.protocol.request import ExecuteRequest
+from worker.metrics import Outcome
+from worker.order import Order, Surroundings
 from worker.protocol.rules import FieldsRefused, prompt_violation
 
 StreamCode = Literal[
@@ -43,53 +41,6 @@ MAX_CHUNK_BYTES = 64 * 1024
 METRICS_EVERY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What the client asked for, checked, with its seed drawn."""
-
-    job_id: str
-    prompt: str
-    max_tokens: int
-    sampling: Sampling
-    stop: tuple[str, ...]
-    correlation_id: str
-    arrived_s: float
-    """time.monotonic() at arrival; all limits count from here."""
-    expires_s: float
-    """When the job's time is up: the earlier of --inference-timeout-sec and X-Deadline."""
-
-
-def order_of(request: ExecuteRequest, *, seed: int, correlation_id: str, arrived_s: float, expires_s: float) -> Order:
-    """The order of a valid request; `seed` is the request's own, or the one drawn for it."""
-    return Order(
-        job_id=request.job_id,
-        prompt=request.prompt,
-        max_tokens=request.max_tokens,
-        sampling=Sampling(
-            seed=seed,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            repetition_penalty=request.repetition_penalty,
-            min_p=request.min_p,
-        ),
-        stop=request.stop,
-        correlation_id=correlation_id,
-        arrived_s=arrived_s,
-        expires_s=expires_s,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What every job's events and counters need of the worker."""
-
-    dialect: Dialect
-    model: str
-    vram_bytes: int
-    metrics: Metrics
-
-
 class Job:
     """`on_end(job)` is called once, synchronously, when the terminal event has been queued."""
 
@@ -110,6 +61,7 @@ class Job:
         self._around = around
         self._on_end = on_end
         self._started_event: bytes | None = None
+        self._slot_since_s: float | None = None
         self._first_sampled_s: float | None = None
         self._last_sampled_s = 0.0
         self._metrics_sent_s = 0.0
@@ -126,7 +78,12 @@ class Job:
     @property
     def is_running(self) -> bool:
         """Holds a slot, as far as the front knows."""
-        return self._started_event is not None and not self.is_ended
+        return self._slot_since_s is not None and not self.is_ended
+
+    @property
+    def service_s(self) -> float:
+        """How long it has had its slot."""
+        return 0.0 if self._slot_since_s is None else time.monotonic() - self._slot_since_s
 
     @property
     def has_sent_token(self) -> bool:
@@ -155,24 +112,21 @@ class Job:
         self.decided.set()
 
     def refuse(self, refused: Refused) -> None:
-        if not self.is_ended:
+        """The prompt does not fit; too late for a 400 when it is a job's second run, on an engine of another shape."""
+        if self.decided.is_set():
+            self.fail("INVALID_REQUEST", refused.message)
+        elif not self.is_ended:
             self.refusal = FieldsRefused([prompt_violation(refused.constraint, refused.message)])
             self._end("rejected")
 
     def start(self) -> None:
         """A slot is theirs. A job that runs again after an engine death does not start twice."""
-        if self.is_ended or self._started_event is not None:
+        if self.is_ended:
             return
-        self._around.metrics.started(queued_s=time.monotonic() - self.order.arrived_s)
-        self._started_event = self.dialect.started(
-            job_id=self.order.job_id,
-            model=self._around.model,
-            started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            seed=self.order.sampling.seed,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=0,
-        )
-        self._push(self._started_event)
+        self._slot_since_s = time.monotonic()
+        if self._started_event is None:
+            self._around.metrics.started(queued_s=self._slot_since_s - self.order.arrived_s)
+            self._push_started()
 
     def delta(self, text: str, sampled_at_s: float) -> None:
         """One token was drawn; `text` is what it lets us show."""
@@ -206,6 +160,7 @@ class Job:
     def rewind(self) -> None:
         """The engine died before any text was sent: the job will run again from its beginning."""
         assert not self.has_sent_token
+        self._slot_since_s = None
         self.tokens_sampled = 0
         self._first_sampled_s = None
 
@@ -217,16 +172,11 @@ class Job:
         if code == "TIMEOUT" and not self.decided.is_set():
             self.refusal = DeadlineExceeded(message)
         else:
-            self.start()
+            if self._started_event is None:
+                self._push_started()
             self._forget_unsent_tokens()
             self._push(self.dialect.error(code=code, message=message, retriable=RETRIABLE[code]))
         self._end(_OUTCOMES.get(code, "error"))
-
-    def reject(self, refusal: WorkerError) -> None:
-        """End before the headers left, with an error of the worker's own."""
-        if not self.is_ended:
-            self.refusal = refusal
-            self._end("rejected")
 
     # ── what the client takes ────────────────────────────────────────────────────────────────────
 
@@ -269,6 +219,17 @@ class Job:
     def _time_to_first_token_ms(self) -> int:
         assert self._first_sampled_s is not None
         return round((self._first_sampled_s - self.order.arrived_s) * 1000)
+
+    def _push_started(self) -> None:
+        self._started_event = self.dialect.started(
+            job_id=self.order.job_id,
+            model=self._around.model,
+            started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            seed=self.order.sampling.seed,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=0,
+        )
+        self._push(self._started_event)
 
     def _push(self, event: bytes) -> None:
         if self.is_ended:

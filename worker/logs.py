@@ -35,11 +35,10 @@ Event = Literal[
     "execute_start",
     "execute_end",
     "engine_restarted",
-    "engine_said",
     "error",
     "shutdown",
 ]
-"""PROTOCOL.md 8, and what the engine writes to its stderr. Free words are for debug lines only."""
+"""PROTOCOL.md 8. Free words are for debug lines only."""
 
 Level = Literal["debug", "info", "warning", "error"]
 

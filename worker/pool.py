@@ -56,7 +56,7 @@ async def announce(
     _check(url)
     # Reading the certificate store takes about 20 ms: not on the loop.
     tls = await asyncio.to_thread(httpx2.create_ssl_context, trust_env=False)
-    failure = CallbackFailed(f"no answer from {_shown(url)} within {budget_s:g} s")
+    failure = CallbackFailed(f"no answer from {shown_url(url)} within {budget_s:g} s")
     try:
         async with (
             asyncio.timeout(budget_s),
@@ -78,11 +78,11 @@ def _check(url: str) -> None:
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise CallbackFailed(f"{_shown(url)!r} is not a URL: {error}") from error
+        raise CallbackFailed(f"{shown_url(url)!r} is not a URL: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise CallbackFailed(f"{_shown(url)!r} is not a URL of the form http://host:port/path")
+        raise CallbackFailed(f"{shown_url(url)!r} is not a URL of the form http://host:port/path")
     if parsed.port is not None and not 1 <= parsed.port <= 65_535:
-        raise CallbackFailed(f"{_shown(url)!r} has port {parsed.port}; ports are 1 to 65535")
+        raise CallbackFailed(f"{shown_url(url)!r} has port {parsed.port}; ports are 1 to 65535")
 
 
 def _attempts() -> AsyncIterable[stamina.Attempt]:
@@ -99,7 +99,7 @@ def _attempts() -> AsyncIterable[stamina.Attempt]:
 async def _post(client: httpx2.AsyncClient, url: str, body: bytes, timeout_s: float) -> None:
     """One attempt. The answer's body is never read: only the status counts."""
     headers = {"Content-Type": "application/json"}
-    where = _shown(url)
+    where = shown_url(url)
     try:
         async with asyncio.timeout(timeout_s), client.stream("POST", url, content=body, headers=headers) as response:
             status = response.status_code
@@ -149,5 +149,5 @@ def _root_cause(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _shown(url: str) -> str:
+def shown_url(url: str) -> str:
     return _NOT_FOR_LOGS.sub("", url)

@@ -18,6 +18,7 @@ from worker.knob import Knob, shown
 from worker.settings import Settings, check, env_name, flag_name, knobs
 
 CONFIG_ENV = "LLORCH_CONFIG"
+_NOT_THE_TOKEN = "LLORCH_API_KEY"  # noqa: S105 - the name a user would expect of --api-key
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -38,6 +39,8 @@ def settle(flags: Mapping[str, str | bool], config: str | None, environ: Mapping
 
     Raises: UsageError, naming the flag, the variable or the file and key.
     """
+    if environ.get(_NOT_THE_TOKEN):
+        raise UsageError(f"{_NOT_THE_TOKEN} is not read, and without a token every route is open: use LLORCH_API_TOKEN")
     path = config if config is not None else environ.get(CONFIG_ENV)
     from_file = dict(_config_file(path)) if path else {}
     given = {

@@ -30,6 +30,11 @@ class LoadProgress:
             self._next_percent = percent - percent % LOG_EVERY_PERCENT + LOG_EVERY_PERCENT
             log.info("model_load_progress", percent=percent)
 
+    def close(self) -> None:
+        """Take the bar away and give the terminal its cursor back, however the load ended. Idempotent."""
+        if self._bar is not None:
+            self._bar.stop()
+
     def _draw(self, bar: Progress, percent: int) -> None:
         bar.start()
         bar.update(self._task, completed=percent)

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from worker.errors import CallbackFailed, InsufficientMemory, StartupError
 from worker.fetching import fetch_in_child
 from worker.front import Front
 from worker.metrics import Metrics
-from worker.pool import announce, is_test_mode
+from worker.pool import announce, is_test_mode, shown_url
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
 from worker.settings import Settings
 from worker.web.server import allow_open_files, bound_socket, served, url_of
@@ -87,6 +88,7 @@ class Service:
         self._settings = settings
         self._engine_command = engine_command
         self._signals = Signals()
+        self._model_path: Path | None = None
 
     async def run(self, ignored_flags: tuple[str, ...]) -> int:
         log.info("startup", model_ref=self._settings.reported_model_ref, device=self._settings.device_or_auto)
@@ -105,6 +107,7 @@ class Service:
 
     async def _live(self) -> int:
         located = locate(self._settings.model or "", self._settings.models_dir, load_catalog(self._settings.catalog))
+        self._model_path = located.path
         if located.is_present:
             read_card(located.path)
         allow_open_files()
@@ -132,7 +135,10 @@ class Service:
         )
         log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(path))
         try:
-            facts = await self._unless_stopped(front, client.start())
+            try:
+                facts = await self._unless_stopped(front, client.start())
+            finally:
+                front.load_ended()
             log.info("model_load_complete", model=facts.name, memory_bytes=facts.memory_bytes)
             yield client
         finally:
@@ -167,7 +173,7 @@ class Service:
         """The ready callback, and again after each engine restart; never returns by itself."""
         url = self._settings.callback_url
         if url is not None and is_test_mode(url):
-            log.info("callback_sent", skipped="test mode", url=url)
+            log.info("callback_sent", skipped="test mode", url=shown_url(url))
         elif url is not None:
             await self._call_back(front, url, port)
             while True:
@@ -181,7 +187,7 @@ class Service:
     async def _call_back(self, front: Front, url: str, port: int) -> None:
         body = _callback_body(self._settings, front, port)
         await announce(url, body, token=self._settings.api_key)
-        log.info("callback_sent", url=url)
+        log.info("callback_sent", url=shown_url(url))
 
     async def _drain(self, front: Front) -> int:
         """Let accepted jobs finish within the time-out; end the rest. Returns the exit code."""
@@ -202,6 +208,7 @@ class Service:
             message=str(error),
             device=self._settings.device_or_auto,
             model=self._settings.model,
+            model_path=str(self._model_path or ""),
             **memory,
         )
 

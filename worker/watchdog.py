@@ -13,7 +13,7 @@ STEPS_OF_SILENCE = 10
 
 
 class Watchdog:
-    """`kill(cause)` is called once per silence. Heartbeats are all frames; each step and load progress sends one."""
+    """`kill(cause)` is called once per silence. A heartbeat is a frame of the thread that loads and steps."""
 
     def __init__(
         self, kill: Callable[[str], None], *, floor_s: float, clock: Callable[[], float] = time.monotonic

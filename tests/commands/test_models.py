@@ -158,3 +158,10 @@ def test_every_command_has_help() -> None:
         result = run(name, "--help")
         assert result.exit_code == 0
         assert "--models-dir" in result.stdout
+
+
+def test_pull_refuses_another_file_under_the_catalogue_s_name(models_dir: Path) -> None:
+    assert run("pull", "good").exit_code == 0
+    refused = run("pull", "changed")
+    assert isinstance(refused.exception, BadModelFile)
+    assert str(refused.exception).endswith("; delete it")

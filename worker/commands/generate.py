@@ -4,7 +4,6 @@ A front without HTTP: it starts an engine process, streams one job's text to std
 Never imports llama.cpp.
 """
 
-import secrets
 import sys
 import time
 from pathlib import Path
@@ -24,8 +23,9 @@ from worker.engine_client import EngineClient
 from worker.engine_setup import configure, engine_environment
 from worker.errors import StartupError, UsageError, WorkerError
 from worker.fetching import fetch_in_child
-from worker.job import Job, Surroundings, order_of
+from worker.job import Job
 from worker.metrics import Metrics
+from worker.order import Surroundings, order_of
 from worker.progress import LoadProgress
 from worker.protocol.events import JSON_LINES_TYPES, choose_dialect
 from worker.protocol.request import ExecuteRequest
@@ -62,6 +62,8 @@ def generate(prompt: str, **options: Any) -> None:
     The text goes to stdout as it is made. PROMPT is raw model input: no chat template is applied.
     Without --model the catalogue's default is used, and fetched the first time.
     """
+    if not _is_utf8(prompt):
+        raise UsageError("the prompt is not UTF-8")
     names = ExecuteRequest.__struct_fields__
     asked = {name: value for name, value in options.items() if name in names}
     request = ExecuteRequest(job_id="generate", prompt=prompt, **asked)
@@ -80,6 +82,11 @@ def generate(prompt: str, **options: Any) -> None:
 generate.params.extend(setting_options("Model", "Device and memory"))
 
 
+def _is_utf8(text: str) -> bool:
+    """Arguments that are not carry lone surrogates."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 async def _answer(settings: Settings, request: ExecuteRequest) -> int:
     terminal = _Terminal()
     client = EngineClient(
@@ -92,6 +99,7 @@ async def _answer(settings: Settings, request: ExecuteRequest) -> int:
         facts = await client.start()
         return await _stream(client, facts, request)
     finally:
+        terminal.load_ended()
         await client.close()
 
 
@@ -107,7 +115,6 @@ async def _stream(client: EngineClient, facts: Loaded, request: ExecuteRequest) 
     now_s = time.monotonic()
     order = order_of(
         request,
-        seed=request.seed if request.seed is not None else secrets.randbits(64),
         correlation_id="",
         arrived_s=now_s,
         expires_s=now_s + _LONGEST_S,
@@ -151,6 +158,9 @@ class _Terminal:
     def on_progress(self, percent: int) -> None:
         if self.console.is_terminal:
             self._progress.show(percent)
+
+    def load_ended(self) -> None:
+        self._progress.close()
 
     def on_step(self, step: StepDone) -> None: ...
 

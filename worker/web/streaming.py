@@ -14,7 +14,7 @@ from litestar.types import Receive, Scope, Send
 
 from worker.front import Front
 from worker.job import Job
-from worker.web.connection import abort_connection
+from worker.web.connection import abort_connection, wait_until_taken
 
 SEND_TIMEOUT_S = 30.0
 """PROTOCOL.md 6: a send without progress for this long cancels the job."""
@@ -27,9 +27,13 @@ class JobStream(ASGIResponse):
     """Headers leave once the engine has accepted the job; a refusal becomes `render_error`'s answer instead."""
 
     def __init__(self, front: Front, job: Job, render_error: Callable[[Exception], Response[bytes]]) -> None:
+        # The media type as a header: ASGIResponse would add a charset to it.
         super().__init__(
-            media_type=job.dialect.media_type,
-            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+            headers={
+                "content-type": job.dialect.media_type,
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+            }
         )
         del self.headers["content-length"]
         self._front = front
@@ -64,20 +68,22 @@ class JobStream(ASGIResponse):
         try:
             async with asyncio.timeout(SEND_TIMEOUT_S) as bound:
                 await self.start_response(send)
-                await self._send_chunks(send, bound)
+                await self._send_chunks(scope, send, bound)
         except TimeoutError:
             abort_connection(scope)
 
-    async def _send_chunks(self, send: Send, bound: asyncio.Timeout) -> None:
+    async def _send_chunks(self, scope: Scope, send: Send, bound: asyncio.Timeout) -> None:
+        """Take from the job only what can leave at once: tokens still with it are dropped by a cancel."""
         loop = asyncio.get_running_loop()
         n_sent = 0
         while True:
             bound.reschedule(None)
             chunk = await self._job.next_chunk()
-            bound.reschedule(loop.time() + SEND_TIMEOUT_S)
             await send({"type": "http.response.body", "body": chunk, "more_body": bool(chunk)})
             if not chunk:
                 return
+            bound.reschedule(loop.time() + SEND_TIMEOUT_S)
+            await wait_until_taken(scope)
             n_sent += 1
             if n_sent % CHUNKS_PER_TURN == 0:
                 await asyncio.sleep(0)

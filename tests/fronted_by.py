@@ -1,0 +1,19 @@
+"""A real worker in front of another engine: `python -m tests.fronted_by MODULE --model … [options of serve]`.
+
+MODULE is run as `python -m MODULE FD GENERATION` in the engine's place.
+"""
+
+import os
+import sys
+
+from worker.cli import parse
+from worker.serve import run
+
+
+def main() -> None:
+    module, *arguments = sys.argv[1:]
+    raise SystemExit(run(parse(arguments, os.environ), engine_command=(sys.executable, "-m", module)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Whatever happens to the engine, the front answers for every job (PROTOCOL.md 6, "Engine death")."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.crashing_engine import DIES_LOADING, LAST_LINE, marker
+from tests.crashing_worker import QUESTION, CrashingWorker, check_interrupted, crashing_worker
+from tests.worker_process import PATIENCE_S, check_order, text_of
+from worker.logs import LAST_WORDS_BYTES
+
+pytestmark = [pytest.mark.model, pytest.mark.process]
+
+DEATHS = {
+    "batch over n_batch": ("SIGABRT", "n_tokens_all <= cparams.n_batch"),
+    "sample without output": ("SIGABRT", "logits != nullptr"),
+    "chain that selects nothing": ("SIGABRT", "cur_p.selected >= 0"),
+    "sequence out of range": ("SIGABRT", "seq_id >= 0"),
+    "piece out of vocabulary": ("SIGABRT", "std::out_of_range"),
+    "accept of forbidden token": ("SIGABRT", "Unexpected empty grammar stack"),
+    "grammar trigger no regex": ("SIGABRT", "std::regex_error"),
+    "null sampler": ("SIGSEGV", ""),
+    "null context": ("SIGSEGV", ""),
+    "nested grammar": ("SIGSEGV", ""),
+    "garbage to the front": ("a frame that cannot be read", ""),
+}
+"""kind → (part of the cause, part of the last words); most are llama.cpp's own asserts and exceptions."""
+
+
+@pytest.fixture(scope="module")
+def crashing(default_model: Path) -> Iterator[CrashingWorker]:
+    """Three slots; one front for all tests of this module that it survives."""
+    with crashing_worker(default_model, "--parallel", "3") as crashing:
+        crashing.worker.ready()
+        yield crashing
+
+
+@pytest.fixture(scope="module")
+def answer(crashing: CrashingWorker) -> str:
+    """The first engine's."""
+    return crashing.answer()
+
+
+# ── a job that kills the engine every time ───────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", DEATHS)
+def test_a_job_that_kills_the_engine_costs_nobody_else_a_job(kind: str, crashing: CrashingWorker, answer: str) -> None:
+    """Beside it: a job that has sent a token, one in the same prefill step, one that waits for a slot."""
+    worker, gates = crashing.worker, crashing.gates
+    n_restarts = crashing.n_restarts
+    gates.shut("crash")
+    with ExitStack() as jobs:
+        streaming = jobs.enter_context(crashing.streaming_job())
+        poison = jobs.enter_context(worker.stream(prompt=f"{marker(kind)}Hello"))
+        neighbour = jobs.enter_context(worker.stream(prompt=QUESTION, max_tokens=8, temperature=1.0))
+        waiting = jobs.enter_context(worker.stream(prompt=QUESTION, max_tokens=8))
+        gates.open("decode")
+        begun = neighbour.until("started")
+        gates.open("crash")
+        first, second = crashing.replaced(), crashing.replaced()
+        check_interrupted(list(streaming))
+        poisoned, whole, waited = list(poison), begun + list(neighbour), list(waiting)
+    cause, last_words = DEATHS[kind]
+    for death in (first, second):
+        assert cause in death["cause"]
+        assert last_words in death["last_words"]
+    for events in (poisoned, whole, waited):
+        check_order(events)
+    assert (poisoned[-1]["code"], poisoned[-1]["retriable"]) == ("INFERENCE_FAILED", False)
+    again = worker.text(prompt=QUESTION, max_tokens=8, temperature=1.0, seed=begun[0]["seed"])
+    assert text_of(whole) == again, "the seed was drawn once, for both runs"
+    assert text_of(waited) == crashing.answer() == answer
+    assert crashing.n_restarts == n_restarts + 2
+    assert worker.health()["status"] == "healthy"
+
+
+# ── deaths from outside ──────────────────────────────────────────────────────────────────────────
+
+
+def test_an_engine_killed_from_outside_costs_only_the_job_that_streamed(crashing: CrashingWorker, answer: str) -> None:
+    with crashing.streaming_job() as streaming, crashing.worker.stream(prompt=QUESTION, max_tokens=8) as queued:
+        crashing.worker.engine.kill()
+        death = crashing.replaced()
+        check_interrupted(list(streaming))
+        events = list(queued)
+    check_order(events)
+    assert text_of(events) == answer
+    assert "SIGKILL" in death["cause"]
+
+
+def test_an_engine_killed_while_idle_is_replaced(crashing: CrashingWorker, answer: str) -> None:
+    crashing.worker.engine.kill()
+    assert crashing.replaced()["jobs"] == 0
+    assert crashing.answer() == answer
+
+
+def test_while_the_engine_is_replaced_the_worker_lives_but_takes_no_jobs(crashing: CrashingWorker) -> None:
+    worker = crashing.worker
+    crashing.gates.shut("load")
+    worker.engine.kill()
+    worker.wait_for("engine_restarted")
+    health = worker.get("/health")
+    assert (health.status_code, health.json()["status"], health.json()["state"]) == (200, "unhealthy", "restarting")
+    assert worker.get("/v1/ready").json() == {"ready": False, "state": "loading", "model_loaded": False}
+    assert worker.get("/readyz").status_code == 503
+    assert worker.get("/livez").status_code == 200
+    refusal = worker.post("/execute", json={"job_id": "early", "prompt": QUESTION, "max_tokens": 1})
+    assert (refusal.status_code, refusal.json()["code"]) == (503, "WORKER_LOADING")
+    assert int(refusal.headers["retry-after"]) > 0
+    crashing.gates.open("load")
+    worker.wait_for("model_load_complete")
+    assert worker.get("/readyz").status_code == 200
+
+
+def test_signals_to_the_engine_change_nothing(crashing: CrashingWorker) -> None:
+    """A service manager signals every process of the group; what a signal means is the front's business."""
+    engine, n_restarts = crashing.worker.engine, crashing.n_restarts
+    for number in (signal.SIGTERM, signal.SIGINT):
+        engine.send_signal(number)
+    crashing.answer()
+    assert crashing.worker.engine == engine
+    assert crashing.n_restarts == n_restarts
+
+
+def test_a_job_cancelled_between_two_engines_is_not_run_again(crashing: CrashingWorker) -> None:
+    worker = crashing.worker
+    with crashing.streaming_job() as streaming, worker.stream(prompt=QUESTION) as queued:
+        crashing.gates.shut("load")
+        worker.engine.kill()
+        worker.wait_for("engine_restarted")
+        worker.post(f"/cancel/{queued.job_id}")
+        events = list(queued)
+        check_interrupted(list(streaming))
+    crashing.gates.open("load")
+    worker.wait_for("model_load_complete")
+    check_order(events)
+    assert events[-1]["code"] == "CANCELLED"
+
+
+# ── an engine that misbehaves without dying ──────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["frames of the past", "flood of words"])
+def test_frames_of_the_past_and_floods_of_words_change_nothing(
+    kind: str, crashing: CrashingWorker, answer: str
+) -> None:
+    """The flood is far more than a pipe holds: the step ends because the front always reads it."""
+    n_restarts = crashing.n_restarts
+    events = crashing.worker.run(prompt=f"{marker(kind)}{QUESTION}", max_tokens=8)
+    check_order(events)
+    assert (events[-1]["type"], events[-1]["tokens_sampled"]) == ("end", 8)
+    assert crashing.answer() == answer
+    assert crashing.n_restarts == n_restarts
+
+
+# ── the worker's own end ─────────────────────────────────────────────────────────────────────────
+
+
+def test_five_deaths_without_a_finished_job_between_them_end_the_worker(default_model: Path) -> None:
+    """Eight, of which four came before a finished job, do not."""
+    with crashing_worker(default_model) as crashing:
+        worker = crashing.worker.ready()
+        _kill_while_idle(crashing, 4)
+        crashing.answer()
+        _kill_while_idle(crashing, 4)
+        assert worker.health()["status"] == "healthy"
+        crashing.gates.shut("crash")
+        with ExitStack() as jobs:
+            streaming = jobs.enter_context(crashing.streaming_job())
+            last_straw = jobs.enter_context(worker.stream(prompt=f"{marker('sequence out of range')}Hello"))
+            waiting = jobs.enter_context(worker.stream(prompt=QUESTION))
+            crashing.gates.open("decode", "crash")
+            check_interrupted(list(streaming))
+            for job in (last_straw, waiting):
+                events = list(job)
+                check_order(events)
+                assert events[-1]["code"] == "INFERENCE_FAILED"
+        assert worker.exit_code() == 1
+        (error,) = (line for line in worker.log if line["event"] == "error")
+        assert error["code"] == "ENGINE_CRASHED"
+        assert "5 times" in error["message"]
+        assert "seq_id >= 0" in error["message"], "the library's last words"
+
+
+def _kill_while_idle(crashing: CrashingWorker, n_times: int) -> None:
+    for _ in range(n_times):
+        crashing.worker.engine.kill()
+        crashing.replaced()
+
+
+def test_an_engine_that_dies_while_loading_ends_the_worker_with_its_last_words(default_model: Path) -> None:
+    with crashing_worker(default_model, **{DIES_LOADING: "1"}) as crashing:
+        assert crashing.worker.exit_code() == 1
+        (error,) = (line for line in crashing.worker.log if line["event"] == "error")
+        assert "SIGABRT" in error["message"]
+        words = error["message"].partition("its last words: ")[2]
+        assert words.endswith(LAST_LINE)
+        assert len(words.replace(" | ", "\n").encode()) <= LAST_WORDS_BYTES
+
+
+def test_a_job_outlives_a_death_during_the_drain(default_model: Path) -> None:
+    with crashing_worker(default_model) as crashing:
+        worker = crashing.worker.ready()
+        with crashing.streaming_job() as streaming, worker.stream(prompt=QUESTION, max_tokens=8) as queued:
+            worker.terminate()
+            worker.wait_for("shutdown")
+            worker.engine.kill()
+            check_interrupted(list(streaming))
+            events = list(queued)
+        check_order(events)
+        assert events[-1]["type"] == "end"
+        assert worker.exit_code() == 0
+
+
+def test_an_engine_leaves_with_a_killed_front_even_from_a_step_that_never_ends(default_model: Path) -> None:
+    with crashing_worker(default_model) as crashing:
+        crashing.worker.ready()
+        with crashing.streaming_job():
+            engine = crashing.worker.engine
+            crashing.worker.process.kill()
+            psutil.wait_procs([engine], timeout=PATIENCE_S)
+            assert not engine.is_running()

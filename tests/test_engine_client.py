@@ -1,0 +1,214 @@
+"""The front's handle on the engine: how it begins, whom it believes, when its watchdog barks.
+
+What a death means for jobs: tests/test_engine_deaths.py; under any order of events: tests/test_engine_client_laws.py.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.rehearsal import CONFIG, FACTS, WATCHDOG_S, Stage, rehearse
+from worker.engine.contract import Cancel, Configure, Failed, LoadFailed, Outbound, Progress, Refused, StepDone
+from worker.engine_client import EngineClient, EngineState
+from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def failed_start(happen: Callable[[Stage], None]) -> StartupError:
+    """What `start` raises when this happens to the first engine before its model is loaded."""
+
+    async def play() -> StartupError:
+        stage = Stage()
+        starting = asyncio.create_task(stage.client.start())
+        await asyncio.sleep(0)
+        happen(stage)
+        with pytest.raises(StartupError) as raised:
+            await starting
+        assert stage.failure is None, "told once"
+        await stage.client.close()
+        return raised.value
+
+    return asyncio.run(play())
+
+
+def exit_after(*messages: Outbound) -> Callable[[Stage], None]:
+    def happen(stage: Stage) -> None:
+        for message in messages:
+            stage.say(message)
+        stage.client.on_exit(1, "it exited with code 0", "words")
+
+    return happen
+
+
+def test_an_engine_that_cannot_load_gives_its_own_reason() -> None:
+    error = failed_start(exit_after(Progress(percent=3), LoadFailed(code="MODEL_LOAD_FAILED", message="no tensors")))
+    assert isinstance(error, ModelLoadFailed)
+    assert str(error) == str(ModelLoadFailed("no tensors"))
+
+
+def test_a_lack_of_memory_keeps_its_figures() -> None:
+    failed = LoadFailed(code="INSUFFICIENT_VRAM", message="too big", needed_bytes=8, available_bytes=4)
+    error = failed_start(exit_after(failed))
+    assert isinstance(error, InsufficientMemory)
+    assert (error.needed_bytes, error.available_bytes) == (8, 4)
+
+
+def test_an_engine_that_dies_while_loading_is_not_replaced() -> None:
+    error = failed_start(exit_after(Progress(percent=50)))
+    assert isinstance(error, EngineCrashed)
+    assert "exited with code 0" in str(error)
+    assert str(error).endswith("words")
+
+
+def test_an_engine_command_that_cannot_be_started_is_an_error_of_one_line() -> None:
+    async def play() -> None:
+        client = EngineClient(CONFIG, Stage(), environment={}, watchdog_s=30, command=("/no/such/engine",))
+        with pytest.raises(EngineCrashed, match=r"could not be started: .*No such file"):
+            await client.start()
+        await client.close()
+
+    asyncio.run(play())
+
+
+def test_a_successor_is_told_the_shape_of_the_first_engine() -> None:
+    """Memory may look different by then, but accepted jobs must still fit."""
+
+    async def play(stage: Stage) -> None:
+        await stage.die_and_reload()
+        first, second = (engine.sent[0] for engine in stage.engines)
+        assert first == CONFIG
+        assert isinstance(second, Configure)
+        assert (second.ctx_size, second.parallel) == (FACTS.n_cells, FACTS.parallel)
+        assert second.prefill_chunk == FACTS.prefill_chunk
+        assert stage.n_restarted == 1
+
+    rehearse(play)
+
+
+# ── frames ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_an_older_engine_says_is_dropped_and_its_end_is_no_death() -> None:
+    async def play(stage: Stage) -> None:
+        await stage.die_and_reload()
+        job = stage.submit()
+        stage.client.on_message(1, Refused(job=job, constraint="non_empty", message="no"))
+        stage.client.on_message(1, StepDone(started=(job,), failed=(Failed(job, "VRAM_OOM", "no"),)))
+        stage.client.on_exit(1, "it was ended by SIGKILL", "")
+        assert not stage.jobs[job].is_ended
+        assert not stage.jobs[job].is_running
+        assert stage.client.state is EngineState.RUNNING
+        assert len(stage.deaths) == 1
+
+    rehearse(play)
+
+
+def test_a_closed_client_hears_nothing_more() -> None:
+    async def play(stage: Stage) -> None:
+        await stage.die()
+        await stage.client.close()
+        stage.say(FACTS)
+        stage.client.on_exit(stage.engine.generation, "it exited with code 0", "")
+        assert stage.client.state is EngineState.CLOSED
+        assert (len(stage.deaths), stage.n_restarted) == (1, 0)
+
+    rehearse(play)
+
+
+def test_a_job_that_ends_in_the_front_is_cancelled_in_the_engine_once() -> None:
+    async def play(stage: Stage) -> None:
+        job = stage.submit()
+        stage.accept(job)
+        stage.jobs[job].fail("CANCELLED", "enough")
+        stage.client.release(stage.jobs[job])
+        assert stage.engine.sent.count(Cancel(job=job)) == 1
+
+    rehearse(play)
+
+
+def test_a_job_that_ended_in_the_engine_is_not_cancelled_there() -> None:
+    async def play(stage: Stage) -> None:
+        finished, failed, refused = stage.submit(), stage.submit(), stage.submit()
+        stage.accept(finished, failed)
+        stage.say(Refused(job=refused, constraint="context_length(8)", message="too long"))
+        stage.begin(finished, failed)
+        stage.finish(finished)
+        stage.say(StepDone(failed=(Failed(failed, "INFERENCE_FAILED", "no"),)))
+        assert sorted(stage.ended) == [finished, failed, refused]
+        assert not [message for message in stage.engine.sent if isinstance(message, Cancel)]
+
+    rehearse(play)
+
+
+# ── the watchdog's view ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", ["never worked", "finished", "cancelled", "interrupted by a death"])
+def test_an_engine_without_work_is_never_killed(how: str) -> None:
+    async def play(stage: Stage) -> None:
+        if how != "never worked":
+            await _let_a_job_end(stage, how)
+        stage.let_time_pass(10 * WATCHDOG_S)
+        assert stage.engine.killed_for is None
+
+    rehearse(play)
+
+
+async def _let_a_job_end(stage: Stage, how: str) -> None:
+    job = stage.submit()
+    stage.accept(job)
+    stage.begin(job)
+    stage.draw(job)
+    if how == "finished":
+        stage.finish(job)
+    elif how == "cancelled":
+        stage.jobs[job].fail("CANCELLED", "enough")
+    else:
+        await stage.die_and_reload()
+
+
+@pytest.mark.parametrize("after", ["a submission", "a death"])
+def test_an_engine_that_owes_an_answer_and_is_silent_is_killed(after: str) -> None:
+    async def play(stage: Stage) -> None:
+        stage.let_time_pass(10 * WATCHDOG_S)
+        stage.submit()
+        if after == "a death":
+            await stage.die_and_reload()
+        stage.let_time_pass(WATCHDOG_S - 2)
+        assert stage.engine.killed_for is None
+        stage.let_time_pass(4)
+        assert stage.engine.killed_for is not None
+        assert "no sign of life" in stage.engine.killed_for
+
+    rehearse(play)
+
+
+def test_answers_of_the_intake_thread_do_not_hide_a_step_that_hangs() -> None:
+    async def play(stage: Stage) -> None:
+        stuck = stage.submit()
+        stage.accept(stuck)
+        stage.begin(stuck)
+        for _ in range(4):
+            stage.let_time_pass(WATCHDOG_S / 3)
+            stage.accept(stage.submit())
+        assert stage.engine.killed_for is not None
+
+    rehearse(play)
+
+
+# ── room in the engine ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_cancelled_before_its_answer_takes_room_until_the_engine_answers() -> None:
+    async def play(stage: Stage) -> None:
+        hasty, patient = stage.submit(), stage.submit()
+        assert stage.client.n_leaving == 0
+        stage.jobs[hasty].fail("CANCELLED", "changed its mind")
+        assert stage.client.n_leaving == 1
+        stage.accept(hasty, patient)
+        assert stage.client.n_leaving == 0
+        assert stage.jobs[patient].decided.is_set()
+
+    rehearse(play)

@@ -1,0 +1,23 @@
+"""What the tests of the HTTP side share: one worker on the real model, and a client that keeps nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.worker_process import WorkerProcess, serve_default
+
+
+@pytest.fixture(scope="package")
+def worker(default_model: Path) -> Iterator[WorkerProcess]:
+    """For every test that leaves the worker as it found it."""
+    with serve_default(default_model, "--parallel", "4", "--ctx-size", "4096") as worker:
+        yield worker.ready()
+
+
+@pytest.fixture(scope="package")
+def client(worker: WorkerProcess) -> Iterator[httpx2.Client]:
+    """A fresh connection for every request: an idle one may be closed just as it is used again."""
+    with worker.client(limits=httpx2.Limits(max_keepalive_connections=0)) as client:
+        yield client

@@ -1,0 +1,180 @@
+"""Clients that leave or stop reading at any stage of a job: it ends, its slot and cells are free (PROTOCOL.md 6)."""
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.web import impatient_worker
+from tests.web.wire import LONG_PROMPT, dribble, post_json, read_to_end, read_until, request_of
+from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default
+
+pytestmark = [pytest.mark.process, pytest.mark.model]
+
+TOKEN = b'"type":"token"'
+STARTED = b'"type":"started"'
+
+HUGE_ID = "j" * 1_900_000
+"""Comes back in `started` and `metrics`: more than a socket's buffers hold, in one event."""
+
+
+@pytest.fixture(scope="module")
+def single(default_model: Path) -> Iterator[WorkerProcess]:
+    """One slot: the second job waits."""
+    with serve_default(default_model, "--parallel", "1", "--ctx-size", "4096") as worker:
+        yield worker.ready()
+
+
+@pytest.fixture(autouse=True)
+def the_next_job_works(single: WorkerProcess) -> Iterator[None]:
+    """What every test here ends with."""
+    yield
+    eventually(single.is_idle)
+    check_order(single.run(prompt="Hello", max_tokens=2))
+
+
+def counted(worker: WorkerProcess, outcome: str) -> float:
+    return worker.metrics()[f'worker_requests_total{{outcome="{outcome}"}}']
+
+
+def decode_steps(worker: WorkerProcess) -> float:
+    return worker.metrics()['worker_steps_total{kind="decode"}']
+
+
+def close(sock: socket.socket) -> None:
+    sock.close()
+
+
+def reset(sock: socket.socket) -> None:
+    """The way of a client that is killed with unread data."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    sock.close()
+
+
+def half_close(sock: socket.socket) -> None:
+    sock.shutdown(socket.SHUT_WR)
+    assert STARTED not in read_to_end(sock)
+
+
+@pytest.mark.parametrize("leave", [close, reset])
+def test_a_client_that_leaves_while_its_job_waits(
+    single: WorkerProcess, leave: Callable[[socket.socket], None]
+) -> None:
+    with Stream(single.url, request_of("runs")) as running:
+        running.until("token")
+        with single.connect() as sock:
+            sock.sendall(post_json("/execute", request_of("waits")))
+            read_until(sock, b"\r\n\r\n")
+            assert single.health()["queue_depth"] == 1
+            leave(sock)
+            eventually(lambda: single.health()["queue_depth"] == 0)
+        running.until("token")
+
+
+def test_a_client_that_leaves_before_its_job_is_even_read(single: WorkerProcess) -> None:
+    """The engine stands still, so nobody has said yet whether the prompt fits."""
+    engine = single.engine
+    engine.suspend()
+    try:
+        with single.connect() as sock:
+            sock.sendall(post_json("/execute", request_of("undecided")))
+            eventually(lambda: single.health()["queue_depth"] == 1)
+        eventually(lambda: single.health()["queue_depth"] == 0)
+    finally:
+        engine.resume()
+
+
+@pytest.mark.parametrize("leave", [close, reset])
+def test_a_client_that_leaves_during_prefill(single: WorkerProcess, leave: Callable[[socket.socket], None]) -> None:
+    """The prompt is not computed to its end: no decode step follows."""
+    before = decode_steps(single)
+    with single.connect() as sock:
+        sock.sendall(post_json("/execute", request_of("prefills", prompt=LONG_PROMPT)))
+        read_until(sock, STARTED)
+        eventually(lambda: single.metrics()["worker_kv_cells_used"] > 0)
+        leave(sock)
+    eventually(single.is_idle)
+    assert decode_steps(single) == before
+
+
+@pytest.mark.parametrize("leave", [close, reset, half_close])
+def test_a_client_that_leaves_while_its_job_decodes(
+    single: WorkerProcess, leave: Callable[[socket.socket], None]
+) -> None:
+    """TV-280."""
+    cancelled = counted(single, "cancelled")
+    with single.connect() as sock:
+        sock.sendall(post_json("/execute", request_of("decodes")))
+        read_until(sock, TOKEN)
+        leave(sock)
+    eventually(single.is_idle)
+    assert counted(single, "cancelled") == cancelled + 1
+
+
+@pytest.mark.parametrize("leave", [close, reset])
+def test_a_client_that_leaves_during_a_blocked_send(
+    single: WorkerProcess, leave: Callable[[socket.socket], None]
+) -> None:
+    """Its first event is larger than all buffers between the two, and it has read none of it."""
+    cancelled, steps = counted(single, "cancelled"), decode_steps(single)
+    with dribble(single) as sock:
+        sock.sendall(post_json("/execute", request_of(HUGE_ID)))
+        eventually(lambda: decode_steps(single) > steps + 3)
+        leave(sock)
+    eventually(single.is_idle)
+    assert counted(single, "cancelled") == cancelled + 1
+
+
+def test_a_client_that_does_not_read_holds_no_more_than_four_mebibytes(single: WorkerProcess) -> None:
+    """Its job ends then; when it reads again it learns why, after what was already on its way."""
+    cancelled = counted(single, "cancelled")
+    with dribble(single) as sock:
+        sock.sendall(post_json("/execute", request_of(HUGE_ID)))
+        eventually(lambda: counted(single, "cancelled") == cancelled + 1)
+        eventually(single.is_idle)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 1024 * 1024)
+        received = read_until(sock, b"0\r\n\r\n")
+    assert received.count(STARTED) == 1
+    assert TOKEN not in received
+    assert b'"code":"CANCELLED","message":"the client is more than 4194304 bytes behind"' in received
+
+
+def test_a_send_without_progress_ends_the_job(default_model: Path) -> None:
+    """After 30 s; here after 2. The client neither reads nor leaves."""
+    command = (sys.executable, impatient_worker.__file__)
+    with serve_default(default_model, "--ctx-size", "2048", command=command) as worker:
+        with dribble(worker.ready()) as sock:
+            # Too little for the four mebibytes: only the time-out can end it before its last token.
+            sock.sendall(post_json("/execute", request_of("j" * 400_000)))
+            eventually(lambda: counted(worker, "cancelled") == 1)
+            eventually(worker.is_idle)
+        assert counted(worker, "success") == 0
+        check_order(worker.run(prompt="Hello", max_tokens=2))
+
+
+def test_an_answer_nobody_reads_costs_nobody_anything(single: WorkerProcess) -> None:
+    """A short one fits the buffers: the job just ends."""
+    done = counted(single, "success")
+    with single.connect() as sock:
+        sock.sendall(post_json("/execute", request_of("unread", max_tokens=4)))
+        eventually(lambda: counted(single, "success") == done + 1)
+
+
+def test_a_half_sent_body_is_no_job(single: WorkerProcess) -> None:
+    done = {outcome: counted(single, outcome) for outcome in ("success", "error", "cancelled")}
+    for end in (20, -1):
+        with single.connect() as sock:
+            sock.sendall(post_json("/execute", request_of("half"))[:end])
+    with suppress(httpx2.TransportError):
+        single.post("/execute", content=iter(_breaks_off()), headers={"content-type": "application/json"})
+    assert {outcome: counted(single, outcome) for outcome in done} == done
+    assert (single.health()["slots_busy"], single.health()["queue_depth"]) == (0, 0)
+
+
+def _breaks_off() -> Iterator[bytes]:
+    yield b'{"job_id":'
+    raise httpx2.WriteError("the client fails in the middle of its body")

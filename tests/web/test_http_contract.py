@@ -1,0 +1,286 @@
+"""Routes, methods, statuses, bodies and headers of PROTOCOL.md 3, over real sockets."""
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import msgspec
+import pytest
+
+from tests.protocol.vectors import R0
+from tests.web.wire import JSON, exchange, head, post_json, read_answer, request_of
+from tests.worker_process import Stream, WorkerProcess, eventually, serve_default
+from worker.protocol.request import ExecuteRequest
+
+pytestmark = [pytest.mark.process, pytest.mark.model]
+
+TEXT = "text/plain; charset=utf-8"
+MAX_BODY_BYTES = 2 * 1024 * 1024
+
+ASKED = {
+    "/health": JSON,
+    "/v1/health": JSON,
+    "/v1/ready": JSON,
+    "/livez": TEXT,
+    "/readyz": TEXT,
+    "/metrics": "text/plain; version=0.0.4; charset=utf-8",
+    "/openapi/openapi.json": "application/vnd.oai.openapi+json",
+}
+"""What is read, with its content type."""
+
+ORDERED = ("/execute", "/cancel", "/cancel/some-job", "/shutdown", "/v1/shutdown", "/v1/admin/shutdown")
+"""What is told to do something."""
+
+OTHER_METHODS = ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+HEALTH_KEYS = (
+    *("status", "vram_bytes", "worker_id", "state", "model", "model_ref", "quant_kind", "resident"),
+    *("vram_bytes_used", "memory_bytes", "tokenizer_kind", "vocab_size", "context_length", "capabilities"),
+    *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth"),
+)
+
+
+# ── routes and methods ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("path", "content_type"), ASKED.items())
+def test_what_is_read_answers_get_and_head_alike(client: httpx2.Client, path: str, content_type: str) -> None:
+    got, headed = client.get(path), client.head(path)
+    assert (got.status_code, headed.status_code) == (200, 200)
+    assert got.headers["content-type"] == headed.headers["content-type"] == content_type
+    assert int(got.headers["content-length"]) == len(got.content) > 0
+    assert int(headed.headers["content-length"]) > 0
+    assert headed.content == b""
+
+
+@pytest.mark.parametrize("method", ["POST", *OTHER_METHODS])
+@pytest.mark.parametrize("path", ASKED)
+def test_what_is_read_takes_no_other_method(client: httpx2.Client, path: str, method: str) -> None:
+    """TV-074."""
+    response = client.request(method, path)
+    assert (response.status_code, response.headers["allow"], response.content) == (405, "GET,HEAD", b"")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", *OTHER_METHODS])
+@pytest.mark.parametrize("path", ORDERED)
+def test_what_is_ordered_is_posted(client: httpx2.Client, path: str, method: str) -> None:
+    """TV-073."""
+    response = client.request(method, path)
+    assert (response.status_code, response.headers["allow"], response.content) == (405, "POST", b"")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD", "OPTIONS"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/inference", "/v1/inference/x", "/v1/infer", "/v1/jobs", "/v1/jobs/x", "/v1/loading/progress", "/info"),
+        *("/nope", "/", "/v1/execute", "/execute/x", "/cancel/a/b", "/healthz", "/schema"),
+    ],
+)
+def test_what_is_not_spoken_is_404_and_empty(client: httpx2.Client, path: str, method: str) -> None:
+    """TV-075."""
+    response = client.request(method, path)
+    assert (response.status_code, response.content) == (404, b"")
+
+
+def test_unknown_documents_beside_the_openapi_one_are_404_and_empty(client: httpx2.Client) -> None:
+    response = client.get("/openapi/swagger")
+    assert (response.status_code, response.content) == (404, b"")
+
+
+@pytest.mark.parametrize("path", ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"])
+def test_shutdown_is_answered_and_ends_the_worker(default_model: Path, path: str) -> None:
+    with serve_default(default_model, "--shutdown-timeout-sec", "7") as worker:
+        response = worker.listening().post(path)
+        assert (response.status_code, response.headers["content-type"]) == (202, JSON)
+        assert response.content == b'{"status":"shutting_down","timeout_seconds":7}'
+        assert worker.exit_code() == 0
+
+
+# ── state ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess, default_model: Path) -> None:
+    """TV-144, TV-145."""
+    eventually(worker.is_idle)
+    health = worker.health()
+    assert tuple(health) == HEALTH_KEYS
+    assert health | {"worker_id": "", "model": "", "memory_bytes": 0, "uptime_seconds": 0} == {
+        "status": "healthy",
+        "vram_bytes": 0,
+        "worker_id": "",
+        "state": "ready",
+        "model": "",
+        "model_ref": str(default_model),
+        "quant_kind": "Q4_1",
+        "resident": True,
+        "vram_bytes_used": 0,
+        "memory_bytes": 0,
+        "tokenizer_kind": "gguf-bpe",
+        "vocab_size": 49152,
+        "context_length": 4096,
+        "capabilities": ["text-gen"],
+        "protocol": "sse",
+        "uptime_seconds": 0,
+        "slots_total": 4,
+        "slots_busy": 0,
+        "queue_depth": 0,
+    }
+    assert health["model"]
+    assert health["memory_bytes"] > default_model.stat().st_size
+    assert worker.get("/v1/health").json() | {"uptime_seconds": 0} == health | {"uptime_seconds": 0}
+
+
+def test_many_may_ask_for_health_at_once(worker: WorkerProcess) -> None:
+    """TV-146."""
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda _: worker.get("/health"), range(10)))
+    assert [answer.status_code for answer in answers] == [200] * 10
+
+
+def test_health_does_not_wait_for_an_engine_that_is_stopped_in_a_step(worker: WorkerProcess) -> None:
+    """TV-147, made strict: an answer that needed the engine would never come."""
+    with Stream(worker.url, request_of("health-meanwhile")) as stream:
+        stream.until("token")
+        engine = worker.engine
+        engine.suspend()
+        try:
+            assert worker.health()["slots_busy"] == 1
+            assert worker.get("/v1/ready").json() == {"ready": True, "state": "busy", "model_loaded": True}
+            assert worker.get("/readyz").status_code == worker.get("/metrics").status_code == 200
+        finally:
+            engine.resume()
+    assert worker.get("/livez").text == "alive"
+
+
+def test_ready_is_three_keys_in_order(worker: WorkerProcess, client: httpx2.Client) -> None:
+    eventually(worker.is_idle)
+    assert client.get("/v1/ready").content == b'{"ready":true,"state":"idle","model_loaded":true}'
+
+
+def test_the_openapi_document_names_every_route_and_every_field(client: httpx2.Client) -> None:
+    paths = client.get("/openapi/openapi.json").json()["paths"]
+    routes = {path: sorted(operations) for path, operations in paths.items()}
+    documented = {*ASKED, *ORDERED} - {"/openapi/openapi.json", "/cancel/some-job"} | {"/cancel/{job_id}"}
+    assert routes == {path: ["get"] if path in ASKED else ["post"] for path in documented}
+    schema = paths["/execute"]["post"]["requestBody"]["content"][JSON]["schema"]
+    assert set(schema["properties"]) == set(R0) == {field.name for field in msgspec.structs.fields(ExecuteRequest)}
+    assert set(schema["required"]) == {"job_id", "prompt", "max_tokens"}
+
+
+# ── size of a body ───────────────────────────────────────────────────────────────────────────────
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+
+
+@pytest.mark.parametrize("path", ["/execute", "/cancel"])
+@pytest.mark.parametrize(("n_bytes", "status"), [(MAX_BODY_BYTES, 400), (MAX_BODY_BYTES + 1, 413)])
+def test_a_body_may_have_two_mebibytes_and_no_byte_more(
+    worker: WorkerProcess, path: str, n_bytes: int, status: int
+) -> None:
+    """TV-076. Blanks pass the size check and are then found not to be JSON."""
+    body = b" " * n_bytes
+    whole = head("POST", path, content_type=JSON, content_length=n_bytes) + body
+    pieces = head("POST", path, content_type=JSON, transfer_encoding="chunked") + chunked(body, 50_000)
+    for request in (whole, pieces):
+        answer = exchange(worker, request)
+        assert (answer.status, answer.headers["content-type"]) == (status, TEXT)
+        assert answer.body.startswith(b"Failed to ")
+        assert uuid.UUID(answer.headers["x-correlation-id"]).version == 4
+        assert answer.body.startswith(b"Failed to buffer the request body: length limit exceeded") == (status == 413)
+
+
+def test_an_announced_length_that_is_too_large_is_refused_before_the_body_comes(worker: WorkerProcess) -> None:
+    assert exchange(worker, head("POST", "/execute", content_type=JSON, content_length=10**12)).status == 413
+
+
+def test_a_body_in_chunks_of_one_byte_is_a_body(worker: WorkerProcess) -> None:
+    body = post_json("/execute", R0 | {"max_tokens": 1}).partition(b"\r\n\r\n")[2]
+    request = head("POST", "/execute", content_type=JSON, transfer_encoding="chunked") + chunked(body, 1)
+    assert exchange(worker, request).status == 200
+
+
+def test_a_client_that_expects_100_continue_gets_it_before_its_body(worker: WorkerProcess) -> None:
+    request = post_json("/execute", R0 | {"max_tokens": 1}, expect="100-continue")
+    front, _, body = request.partition(b"\r\n\r\n")
+    with worker.connect() as sock:
+        sock.sendall(front + b"\r\n\r\n")
+        assert sock.recv(1024).startswith(b"HTTP/1.1 100 ")
+        sock.sendall(body)
+        assert read_answer(sock).status == 200
+
+
+# ── correlation ──────────────────────────────────────────────────────────────────────────────────
+
+KNOWN = "550e8400-e29b-41d4-a716-446655440000"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(KNOWN, id="TV-171"),
+        pytest.param(f"  {KNOWN} ", id="TV-181"),
+        pytest.param(KNOWN.upper(), id="case"),
+    ],
+)
+def test_a_correlation_id_in_uuid_form_is_kept(worker: WorkerProcess, sent: str) -> None:
+    assert exchange(worker, head("GET", "/health", x_correlation_id=sent)).headers["x-correlation-id"] == sent.strip()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param("invalid-id-with-special-chars!@#$", id="TV-173"),
+        pytest.param("", id="TV-174"),
+        pytest.param("a" * 1000, id="TV-175"),
+        pytest.param("test@#$%^&*()", id="TV-176"),
+        pytest.param("550e8400e29b41d4a716446655440000", id="TV-178"),
+        pytest.param("550e8400-e29b-41d4-a716-44665544000g", id="TV-179"),
+        pytest.param("550e8400", id="TV-180a"),
+        pytest.param("not-a-uuid", id="TV-180b"),
+        pytest.param("123", id="TV-180c"),
+        pytest.param("@#$%", id="TV-180d"),
+        pytest.param(f"{KNOWN}, {KNOWN}", id="two"),
+    ],
+)
+def test_any_other_correlation_id_is_replaced(worker: WorkerProcess, sent: str) -> None:
+    given = exchange(worker, head("GET", "/health", x_correlation_id=sent)).headers["x-correlation-id"]
+    assert uuid.UUID(given).version == 4
+    assert given != sent
+
+
+def test_requests_without_a_correlation_id_get_different_ones(client: httpx2.Client) -> None:
+    """TV-172, TV-177."""
+    ids = {client.get("/health").headers["x-correlation-id"] for _ in range(3)}
+    assert len(ids) == 3
+    assert {uuid.UUID(given).version for given in ids} == {4}
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (("GET", "/health"), 200),
+        (("GET", "/nope"), 404),
+        (("POST", "/health"), 405),
+        (("POST", "/execute"), 415),
+        (("POST", "/cancel/unknown"), 202),
+    ],
+)
+def test_every_answer_carries_the_correlation_id(
+    worker: WorkerProcess, request_line: tuple[str, str], status: int
+) -> None:
+    answer = exchange(worker, head(*request_line, x_correlation_id=KNOWN, content_length=0))
+    assert (answer.status, answer.headers["x-correlation-id"]) == (status, KNOWN)
+
+
+@pytest.mark.parametrize(("max_tokens", "status"), [(1, 200), (0, 400), ("1", 422)])
+def test_streams_and_refused_jobs_carry_the_correlation_id(
+    worker: WorkerProcess, max_tokens: object, status: int
+) -> None:
+    """TV-182, TV-183."""
+    answer = exchange(worker, post_json("/execute", R0 | {"max_tokens": max_tokens}, x_correlation_id=KNOWN))
+    assert (answer.status, answer.headers["x-correlation-id"]) == (status, KNOWN)

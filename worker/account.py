@@ -1,0 +1,57 @@
+"""What is counted and logged of each job: its beginning, its end, and how fast jobs leave.
+
+On the front's event loop; knows jobs as they are, changes none.
+"""
+
+import time
+
+from worker.engine.contract import Loaded
+from worker.job import Job
+from worker.logs import get_logger
+from worker.metrics import Metrics
+from worker.settings import Settings
+from worker.throughput import Throughput
+
+log = get_logger()
+
+MAX_LOGGED_ID = 256
+"""Characters of a client's job_id in a log line; nothing else bounds it."""
+
+
+class Account:
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._model_ref = settings.reported_model_ref
+        self._metrics = metrics
+        self.throughput = Throughput()
+
+    def began(self, job: Job, facts: Loaded | None) -> None:
+        log.info("execute_start", **self._fields(job, facts))
+
+    def ended(self, job: Job, facts: Loaded | None) -> None:
+        """One canonical line and the counters of a job that has its outcome."""
+        assert job.outcome is not None
+        if job.outcome == "success":
+            self.throughput.finished(job.service_s)
+        self._metrics.finished(
+            job.outcome,
+            tokens_in=job.prompt_tokens,
+            tokens_generated=job.tokens_sampled,
+            duration_ms=(time.monotonic() - job.order.arrived_s) * 1000,
+        )
+        log.info(
+            "execute_end",
+            **self._fields(job, facts),
+            outcome=job.outcome,
+            code=job.failure,
+            tokens_in=job.prompt_tokens,
+            tokens_out=job.tokens_out,
+            decode_time_ms=job.decode_time_ms,
+        )
+
+    def _fields(self, job: Job, facts: Loaded | None) -> dict[str, object]:
+        return {
+            "job_id": job.order.job_id[:MAX_LOGGED_ID],
+            "correlation_id": job.order.correlation_id,
+            "model_ref": self._model_ref,
+            "device": facts.device_name if facts is not None else None,
+        }
