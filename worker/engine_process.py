@@ -5,7 +5,6 @@ Accepted or Refused at once, also while a step runs; the writer thread works onl
 The process lives in its own session, ignores SIGTERM and SIGINT (the front decides), and exits when its socket closes.
 """
 
-import faulthandler
 import os
 import queue
 import signal
@@ -242,7 +241,6 @@ def die() -> None:
 
 def main(load: Load) -> None:
     """`python -m worker.engine_process FD GENERATION`; FD is the engine's end of the socketpair."""
-    faulthandler.enable()  # a segmentation fault has no other last words
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))

@@ -16,7 +16,7 @@ from tests.worker_process import Stream, WorkerProcess, check_order
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
-EVENT_STREAM = "text/event-stream; charset=utf-8"
+EVENT_STREAM = "text/event-stream"
 TEXT = "text/plain; charset=utf-8"
 
 Test = Callable[..., None]
