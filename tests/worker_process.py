@@ -24,20 +24,6 @@ PATIENCE_S = 120.0
 
 Event = dict[str, Any]
 
-R0: Event = {
-    "job_id": "test-job-123",
-    "prompt": "Hello, world!",
-    "max_tokens": 100,
-    "temperature": 0.7,
-    "seed": 42,
-    "top_p": 1.0,
-    "top_k": 0,
-    "repetition_penalty": 1.0,
-    "stop": [],
-    "min_p": 0.0,
-}
-"""The reference request of the protocol's test vectors."""
-
 
 class WorkerProcess:
     """`python -m worker` with JSON logs. Use as a context manager; `ready()` waits until jobs are taken."""

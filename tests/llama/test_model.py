@@ -35,12 +35,6 @@ def test_progress_rises_to_100_and_never_repeats(loaded: Loaded) -> None:
 def test_the_facts_agree_with_the_card(model: Model, default_model: Path) -> None:
     card = read_card(default_model)
     assert model.n_vocab == card.vocab_size
-    assert model.n_ctx_train == card.context_length
-    assert model.size_bytes == card.weights_bytes
-    assert model.meta("general.architecture") == card.architecture
-    assert model.has_chat_template == card.has_chat_template
-    assert model.meta("no.such.key") is None
-    assert model.description
 
 
 @pytest.mark.model
@@ -128,6 +122,6 @@ def test_a_file_the_library_refuses_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_closed_model_refuses_and_closes_again(tiny: Model) -> None:
     tiny.close()
     tiny.close()
-    for use in (lambda: tiny.tokenize("a"), lambda: tiny.piece(TokenId(1)), lambda: tiny.n_ctx_train):
+    for use in (lambda: tiny.tokenize("a"), lambda: tiny.piece(TokenId(1)), lambda: tiny.is_end(TokenId(1))):
         with pytest.raises(ValueError, match="closed"):
             use()

@@ -18,9 +18,8 @@ from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
 from worker.llama.library import load_failure, open_library
 from worker.llama.model import Model
+from worker.memory import CELL_STEP
 
-CELL_STEP = 256
-"""llama.cpp pads n_ctx to a multiple of this (llama-context.cpp)."""
 MAX_THREADS = 512
 """GGML_MAX_N_THREADS."""
 MAX_SLOTS = 256

@@ -78,20 +78,6 @@ class Model:
         return self._handle
 
     @property
-    def n_ctx_train(self) -> int:
-        return int(capi.llama_model_n_ctx_train(self.handle))
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all tensors."""
-        return int(capi.llama_model_size(self.handle))
-
-    @property
-    def description(self) -> str:
-        """The library's, such as "llama 256M Q4_1"."""
-        return self._read_text(lambda *buffer: capi.llama_model_desc(self.handle, *buffer)) or ""
-
-    @property
     def has_text(self) -> bool:
         """A decoder with a vocabulary and no encoder; to tokenise without a vocabulary would abort."""
         has_vocab = capi.llama_vocab_type(self._vocab) != capi.LLAMA_VOCAB_TYPE_NONE
@@ -102,15 +88,6 @@ class Model:
     def can_rewind(self) -> bool:
         """Whether the end of a sequence can be forgotten alone; recurrent state cannot be unwound."""
         return not (capi.llama_model_is_recurrent(self.handle) or capi.llama_model_is_hybrid(self.handle))
-
-    @property
-    def has_chat_template(self) -> bool:
-        return capi.llama_model_chat_template(self.handle, None) is not None
-
-    def meta(self, key: str) -> str | None:
-        """A metadata value as text; None where the file has no such key. Source: llama_model_meta_val_str."""
-        name = key.encode()
-        return self._read_text(lambda *buffer: capi.llama_model_meta_val_str(self.handle, name, *buffer))
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,16 +132,6 @@ class Model:
         if self._handle is None:
             raise ValueError("the model is closed")
         return self._vocab
-
-    @staticmethod
-    def _read_text(call: Callable[[Any, int], int]) -> str | None:
-        """Text from a function that behaves as snprintf; None for a negative result."""
-        n = call(ctypes.create_string_buffer(1), 1)
-        if n < 0:
-            return None
-        buffer = ctypes.create_string_buffer(n + 1)
-        call(buffer, n + 1)
-        return buffer.value.decode("utf-8", "replace")
 
     # ── end ──────────────────────────────────────────────────────────────────────────────────────
 
