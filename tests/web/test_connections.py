@@ -258,6 +258,16 @@ def test_pipelined_requests_are_answered_in_order(worker: WorkerProcess) -> None
     assert received.count(b'"type":"started"') == received.count(b'"type":"end"') == 2
 
 
+def test_garbage_behind_a_pipelined_request_does_not_get_into_the_stream_before_it(worker: WorkerProcess) -> None:
+    with worker.connect() as sock:
+        sock.sendall(post_json("/execute", request_of("streaming", max_tokens=200)))
+        received = sock.recv(65536)
+        sock.sendall(HEALTH + b"\x00 garbage\r\n\r\n")
+        received += read_to_end(sock)
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"400 Bad Request" not in received
+
+
 def test_a_connection_serves_one_job_after_the_other(worker: WorkerProcess) -> None:
     with worker.client() as client:
         for _ in range(3):

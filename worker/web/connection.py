@@ -86,7 +86,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's, with the id that every response carries, and never into the middle of a stream."""
-        if self._is_idle or not self.cycle.response_started:
+        if self._is_idle or not (self.cycle.response_started or self.pipeline):
             head = (
                 "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
                 f"x-correlation-id: {correlation_id(None)}\r\ncontent-length: {len(msg)}\r\n\r\n"
