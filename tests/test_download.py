@@ -24,6 +24,8 @@ from worker.catalog import UrlSource
 from worker.download import fetch
 from worker.errors import DownloadFailed
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def hub() -> Iterator[HubStandIn]:
@@ -99,7 +101,6 @@ def test_whole_partial_file_needs_no_further_byte(
     assert hub.n_body_bytes == 0
 
 
-@pytest.mark.process
 def test_second_pull_of_one_model_waits_and_finds_the_file(hub: HubStandIn, puller: Puller) -> None:
     hub.gate_after = len(CONTENT) // 2
     with puller.start("pull", REFERENCE) as first:
@@ -114,7 +115,6 @@ def test_second_pull_of_one_model_waits_and_finds_the_file(hub: HubStandIn, pull
     assert hub.n_body_bytes == len(CONTENT)
 
 
-@pytest.mark.process
 def test_full_disk_is_one_line_and_what_arrived_is_kept(hub: HubStandIn, puller: Puller) -> None:
     """A file-size limit of the operating system: the write itself fails in the middle."""
     limited = ("sh", "-c", 'ulimit -f 2000 && exec "$@"', "sh")
@@ -124,7 +124,6 @@ def test_full_disk_is_one_line_and_what_arrived_is_kept(hub: HubStandIn, puller:
     assert pulled(puller.pull()).read_bytes() == CONTENT
 
 
-@pytest.mark.process
 def test_disk_that_fills_up_unforeseen_is_one_line(hub: HubStandIn, puller: Puller) -> None:
     """A real file system of 1 MB; the catalogue and the server give no length that could be checked beforehand."""
     mounted = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")

