@@ -18,7 +18,7 @@ from tests.engine.fake_runner import N_VOCAB, Request, ToyModel
 from tests.engine.rig import Rig
 from worker.engine.contract import JobKey
 
-LAW = settings(derandomize=True, deadline=None, max_examples=150, stateful_step_count=40, report_multiple_bugs=False)
+LAW = settings(derandomize=True, deadline=None, max_examples=250, stateful_step_count=40, report_multiple_bugs=False)
 
 ENDS, UNDRAWABLE, POISON = 1, 2, 3
 TROUBLED = ToyModel(ends=frozenset({ENDS}), undrawable=frozenset({UNDRAWABLE}), poison=frozenset({POISON}))
