@@ -249,7 +249,7 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
         os.abort()
     loaded = load_model(config, on_progress)
     assert isinstance(loaded.runner, LlamaRunner)
-    return LoadedModel(CrashingRunner(loaded.runner, gates), loaded.tokenize, loaded.facts)
+    return LoadedModel(CrashingRunner(loaded.runner, gates), loaded.tokenize, loaded.constrain, loaded.facts)
 
 
 if __name__ == "__main__":

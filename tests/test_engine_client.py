@@ -9,7 +9,17 @@ from collections.abc import Callable
 import pytest
 
 from tests.rehearsal import CONFIG, FACTS, WATCHDOG_S, Stage, rehearse
-from worker.engine.contract import Cancel, Configure, Failed, LoadFailed, Outbound, Progress, Refused, StepDone
+from worker.engine.contract import (
+    Cancel,
+    Configure,
+    Failed,
+    LoadFailed,
+    Outbound,
+    Progress,
+    Refused,
+    StepDone,
+    Violation,
+)
 from worker.engine_client import EngineClient, EngineState
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError
 
@@ -94,7 +104,7 @@ def test_what_an_older_engine_says_is_dropped_and_its_end_is_no_death() -> None:
     async def play(stage: Stage) -> None:
         await stage.die_and_reload()
         job = stage.submit()
-        stage.client.on_message(1, Refused(job=job, constraint="non_empty", message="no"))
+        stage.client.on_message(1, Refused(job=job, violations=(Violation("prompt", "non_empty", "no"),)))
         stage.client.on_message(1, StepDone(started=(job,), failed=(Failed(job, "VRAM_OOM", "no"),)))
         stage.client.on_exit(1, "it was ended by SIGKILL", "")
         assert not stage.jobs[job].is_ended
@@ -132,7 +142,7 @@ def test_a_job_that_ended_in_the_engine_is_not_cancelled_there() -> None:
     async def play(stage: Stage) -> None:
         finished, failed, refused = stage.submit(), stage.submit(), stage.submit()
         stage.accept(finished, failed)
-        stage.say(Refused(job=refused, constraint="context_length(8)", message="too long"))
+        stage.say(Refused(job=refused, violations=(Violation("prompt", "context_length(8)", "too long"),)))
         stage.begin(finished, failed)
         stage.finish(finished)
         stage.say(StepDone(failed=(Failed(failed, "INFERENCE_FAILED", "no"),)))

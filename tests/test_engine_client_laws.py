@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.rehearsal import FACTS, Stage, rehearse
 from tests.worker_process import check_order
-from worker.engine.contract import Failed, Inbound, JobKey, Refused, StepDone, Submit
+from worker.engine.contract import Failed, Inbound, JobKey, Refused, StepDone, Submit, Violation
 from worker.engine_client import EngineState
 from worker.verdict import DEATHS_OF_A_CULPRIT
 
@@ -86,7 +86,7 @@ class Improvisation:
     def _answer(self, key: JobKey, *, is_refusing: bool) -> None:
         if is_refusing and not self.stage.jobs[key].decided.is_set():
             self.stage.engine.forget(key)
-            self.stage.say(Refused(job=key, constraint="non_empty", message="no"))
+            self.stage.say(Refused(job=key, violations=(Violation("prompt", "non_empty", "no"),)))
         else:
             self.accepted.append(key)
             self.stage.accept(key)

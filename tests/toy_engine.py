@@ -43,7 +43,7 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     runner = RUNNERS[config.model_path](
         ToyModel(), n_slots=FACTS.parallel, n_cells=FACTS.n_cells, chunk=FACTS.prefill_chunk
     )
-    return LoadedModel(runner, tokenize, FACTS)
+    return LoadedModel(runner, tokenize, lambda _: None, FACTS)
 
 
 def tokenize(text: str) -> list[TokenId]:

@@ -85,7 +85,7 @@ class Dispatch:
                 job.start()
         for delta in step.deltas:
             if job := self._in_flight.get(delta.job):
-                job.delta(delta.text, step.sampled_at_s)
+                job.delta(delta.text, delta.logprob, step.sampled_at_s)
         for finished in step.finished:
             if job := self._leave(finished.job):
                 job.finish(finished)

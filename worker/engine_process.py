@@ -20,6 +20,7 @@ from worker.engine.contract import (
     Accepted,
     Cancel,
     Configure,
+    Constraint,
     Inbound,
     JobKey,
     Load,
@@ -27,10 +28,12 @@ from worker.engine.contract import (
     LoadFailed,
     Outbound,
     Progress,
+    Refused,
     Submit,
     TokenId,
+    Violation,
 )
-from worker.engine.intake import examine
+from worker.engine.intake import prompt_violation
 from worker.engine.loop import Engine
 from worker.errors import InsufficientMemory, StartupError
 from worker.frames import FrameBuffer, encode_frame, inbound_decoder
@@ -47,6 +50,7 @@ class Queued:
 
     submit: Submit
     prompt: list[TokenId]
+    constraint: Constraint | None
 
 
 class Outbox:
@@ -133,25 +137,31 @@ class Intake:
     def _take(self, message: Inbound) -> None:
         match message:
             case Submit():
-                self._tokenize(message)
+                self._examine(message)
             case Cancel():
                 self.inbox.put(message)
                 self._abort_if_nobody_waits(message.job)
             case Configure():
                 self.inbox.put(message)
 
-    def _tokenize(self, submit: Submit) -> None:
+    def _examine(self, submit: Submit) -> None:
+        """Tokens and a constraint, or a 400 with all that is wrong."""
         assert self._model is not None
         prompt = self._model.tokenize(submit.prompt)
-        answer = examine(
-            submit,
-            prompt,
-            context_length=self._model.facts.context_length,
-            max_tokens_in=self._max_tokens_in,
+        too_long = prompt_violation(
+            len(prompt), context_length=self._model.facts.context_length, max_tokens_in=self._max_tokens_in
         )
-        self._outbox.send(answer)
-        if isinstance(answer, Accepted):
-            self.inbox.put(Queued(submit, prompt))
+        constraint = self._model.constrain(submit)
+        if isinstance(constraint, Violation):
+            broken = (too_long, constraint) if too_long is not None else (constraint,)
+            self._outbox.send(Refused(job=submit.job, violations=broken))
+        elif too_long is not None:
+            if constraint is not None:
+                constraint.close()
+            self._outbox.send(Refused(job=submit.job, violations=(too_long,)))
+        else:
+            self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt)))
+            self.inbox.put(Queued(submit, prompt, constraint))
 
     def _abort_if_nobody_waits(self, job: JobKey) -> None:
         """Stop the running step when each of its jobs is cancelled; a mistake costs one repeated step (loop.py)."""
@@ -203,8 +213,8 @@ def _drain(inbox: "queue.SimpleQueue[Inbound | Queued]", engine: Engine) -> None
 
 def _apply(message: Inbound | Queued, engine: Engine) -> None:
     match message:
-        case Queued(submit, prompt):
-            engine.submit(submit.job, prompt, submit.max_tokens, submit.sampling, submit.stop)
+        case Queued(submit, prompt, constraint):
+            engine.submit(submit.job, prompt, submit.max_tokens, submit.sampling, submit.stop, constraint)
         case Cancel(job=job):
             engine.cancel(job)
 

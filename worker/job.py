@@ -12,11 +12,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
-from worker.engine.contract import Finished, JobKey, Refused, Submit
+from worker.engine.contract import Finished, JobKey, Logprob, Refused, Submit
 from worker.errors import DeadlineExceeded, WorkerError
 from worker.metrics import Outcome
 from worker.order import Order, Surroundings
-from worker.protocol.rules import FieldsRefused, prompt_violation
+from worker.protocol.rules import FieldsRefused, field_error
 
 StreamCode = Literal[
     "CANCELLED", "TIMEOUT", "VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED", "ENGINE_RESTARTED"
@@ -65,6 +65,8 @@ class Job:
         self._first_sampled_s: float | None = None
         self._last_sampled_s = 0.0
         self._metrics_sent_s = 0.0
+        self._logprobs: list[Logprob] = []
+        """Of the sampled tokens that no token event has covered yet."""
         self._events: deque[bytes] = deque()
         self._n_buffered_bytes = 0
         self._woken = asyncio.Event()
@@ -103,6 +105,8 @@ class Job:
             max_tokens=self.order.max_tokens,
             sampling=self.order.sampling,
             stop=self.order.stop,
+            grammar=self.order.grammar,
+            json_schema=self.order.json_schema,
         )
 
     # ── what the engine says ─────────────────────────────────────────────────────────────────────
@@ -112,11 +116,12 @@ class Job:
         self.decided.set()
 
     def refuse(self, refused: Refused) -> None:
-        """The prompt does not fit; too late for a 400 when it is a job's second run, on an engine of another shape."""
+        """The engine cannot take it; too late for a 400 when it is a job's second run, on an engine of another shape."""
+        refusal = FieldsRefused([field_error(violation) for violation in refused.violations])
         if self.decided.is_set():
-            self.fail("INVALID_REQUEST", refused.message)
+            self.fail("INVALID_REQUEST", str(refusal))
         elif not self.is_ended:
-            self.refusal = FieldsRefused([prompt_violation(refused.constraint, refused.message)])
+            self.refusal = refusal
             self._end("rejected")
 
     def start(self) -> None:
@@ -128,13 +133,16 @@ class Job:
             self._around.metrics.started(queued_s=self._slot_since_s - self.order.arrived_s)
             self._push_started()
 
-    def delta(self, text: str, sampled_at_s: float) -> None:
-        """One token was drawn; `text` is what it lets us show."""
+    def delta(self, text: str, logprob: Logprob | None, sampled_at_s: float) -> None:
+        """One token was drawn; `text` is what it lets us show, together with the tokens before it that showed nothing."""
         if self.is_ended:
             return
         self._count_sampled(sampled_at_s)
+        if logprob is not None:
+            self._logprobs.append(logprob)
         if text:
-            self._push(self.dialect.token(text, self.tokens_out))
+            self._push(self.dialect.token(text, self.tokens_out, self._logprobs))
+            self._logprobs.clear()
             self.tokens_out += 1
         if sampled_at_s - self._metrics_sent_s >= METRICS_EVERY_S:
             self._metrics_sent_s = sampled_at_s
@@ -162,6 +170,7 @@ class Job:
         assert not self.has_sent_token
         self._slot_since_s = None
         self.tokens_sampled = 0
+        self._logprobs.clear()
         self._first_sampled_s = None
 
     def fail(self, code: StreamCode, message: str) -> None:

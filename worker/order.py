@@ -18,6 +18,9 @@ class Order:
     max_tokens: int
     sampling: Sampling
     stop: tuple[str, ...]
+    grammar: str | None
+    json_schema: str | None
+    """As JSON text."""
     correlation_id: str
     arrived_s: float
     """time.monotonic() at arrival; all limits count from here."""
@@ -40,6 +43,8 @@ def order_of(request: ExecuteRequest, *, correlation_id: str, arrived_s: float, 
             min_p=request.min_p,
         ),
         stop=request.stop,
+        grammar=None,
+        json_schema=None,
         correlation_id=correlation_id,
         arrived_s=arrived_s,
         expires_s=expires_s,

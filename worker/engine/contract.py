@@ -30,15 +30,41 @@ StepKind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """PROTOCOL.md 5. "Off" values: temperature 0 (argmax), top_p 1, top_k 0, repetition_penalty 1, min_p 0."""
+    """How tokens are drawn; docs/sampling.md has every formula. Each default but temperature's is its field's off value.
+
+    Order: bias and bans, temperature, repetition, frequency, presence and DRY penalties, top_n_sigma, top_k, typical_p,
+    top_p, min_p, xtc, draw. Penalties look at the last `repeat_last_n` generated tokens, never at the prompt.
+    """
 
     seed: int
     """u64; the draw at position i depends on (seed, i) only."""
     temperature: float = 1.0
+    """Below 1e-6: argmax after the penalties."""
     top_p: float = 1.0
     top_k: int = 0
     repetition_penalty: float = 1.0
     min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = -1
+    """-1: all generated tokens; 0: none."""
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    """Added to the raw logits; -inf is a ban. Ids are distinct and in the vocabulary."""
+    ignore_eos: bool = False
+    """Ban the vocabulary's end-of-generation tokens."""
+    min_tokens: int = 0
+    """Ban them, and `stop_token_ids`, until so many tokens were generated."""
+    stop_token_ids: tuple[TokenId, ...] = ()
+    """Each ends the job when it is drawn, as STOP_SEQUENCE; its text is not shown."""
+    logprobs: int | None = None
+    """Report each sampled token's log-probability and so many of the most probable ones; None: nothing."""
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -80,6 +106,10 @@ class Submit(_Frame, frozen=True, kw_only=True):
     max_tokens: int
     sampling: Sampling
     stop: tuple[str, ...] = ()
+    grammar: str | None = None
+    """GBNF with a `root`. At most one of these two."""
+    json_schema: str | None = None
+    """A JSON schema as JSON text, already found to be of a kind we honour (protocol/json_schema.py)."""
 
 
 class Cancel(_Frame, frozen=True, kw_only=True):
@@ -135,12 +165,19 @@ class Accepted(_Frame, frozen=True, kw_only=True):
     prompt_tokens: int
 
 
-class Refused(_Frame, frozen=True, kw_only=True):
-    """A 400 on field `prompt`; `constraint` is context_length(N), max_tokens_in(K) or non_empty."""
+class Violation(msgspec.Struct, frozen=True, array_like=True):
+    """A rule of PROTOCOL.md 4 that only the engine can check: context_length(N), max_tokens_in(K), a grammar's syntax."""
 
-    job: JobKey
+    field: Literal["prompt", "grammar", "json_schema"]
     constraint: str
     message: str
+
+
+class Refused(_Frame, frozen=True, kw_only=True):
+    """A 400 with all that is wrong, at least one violation."""
+
+    job: JobKey
+    violations: tuple[Violation, ...]
 
 
 class StepBegun(_Frame, frozen=True, kw_only=True):
@@ -149,11 +186,27 @@ class StepBegun(_Frame, frozen=True, kw_only=True):
     jobs: tuple[JobKey, ...]
 
 
+class TopToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token, its own text (which need not be whole characters: U+FFFD stands for the rest), ln of its probability."""
+
+    text: str
+    id: TokenId
+    logprob: float
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """A sampled token under the softmax of the raw logits, and the most probable tokens, best first."""
+
+    token: TopToken
+    top: tuple[TopToken, ...]
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """One sampled token of a job. `text` is what may be shown now; often one token's text, sometimes empty."""
 
     job: JobKey
     text: str
+    logprob: Logprob | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -194,12 +247,24 @@ Outbound = Progress | Loaded | LoadFailed | Accepted | Refused | StepBegun | Ste
 # ── inside the engine ────────────────────────────────────────────────────────────────────────────
 
 
+class Constraint(Protocol):
+    """A grammar at one point of one job's text. Who holds it closes it; the runner knows what else it can do."""
+
+    def accept(self, token: TokenId) -> None:
+        """Go on by a token that was drawn under this constraint and does not end the job."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds. Idempotent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A slot's part of a step: `tokens` go to positions [start, start + len(tokens)).
 
     `sampling` is set when a token is to be drawn after the last of them; `generated` is then the job's
-    tokens so far (owned by the sequence, read during the step only).
+    tokens so far (owned by the sequence, read during the step only), and `constraint` filters the draw.
     """
 
     slot: SlotId
@@ -207,6 +272,7 @@ class Slice:
     tokens: Seq[TokenId]
     sampling: Sampling | None = None
     generated: Seq[TokenId] = ()
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +297,7 @@ class Sampled:
     is_end: bool
     error: str | None = None
     """Why nothing could be drawn (logits that are not numbers); the token means nothing then."""
+    logprob: Logprob | None = None
 
 
 class Runner(Protocol):
@@ -275,10 +342,12 @@ class BadBatch(StepFailed):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What loading gives: steps, tokens, and the facts to report."""
+    """What loading gives: steps, tokens, constraints, and the facts to report."""
 
     runner: Runner
     tokenize: Callable[[str], list[TokenId]]
+    constrain: Callable[[Submit], Constraint | Violation | None]
+    """A fresh constraint for a job that asks for one, or why there is none. Called on the intake thread."""
     facts: Loaded
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from worker.engine.contract import (
     Aborted,
     BadBatch,
+    Constraint,
     Delta,
     Failed,
     FailureCode,
@@ -67,12 +68,22 @@ class Engine:
         return self.scheduler.is_idle
 
     def submit(
-        self, job: JobKey, prompt: list[TokenId], max_tokens: int, sampling: Sampling, stop: Seq[str] = ()
+        self,
+        job: JobKey,
+        prompt: list[TokenId],
+        max_tokens: int,
+        sampling: Sampling,
+        stop: Seq[str] = (),
+        constraint: Constraint | None = None,
     ) -> None:
-        """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length. max_tokens is cut to the room left."""
+        """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length. max_tokens is cut to the room left.
+
+        The constraint is ours from here on.
+        """
         room = self._context_length - len(prompt)
+        text = TextStream(stop)
         self.scheduler.add(
-            Sequence(job, prompt, min(max_tokens, room), sampling, TextStream(stop), is_cut=max_tokens > room)
+            Sequence(job, prompt, min(max_tokens, room), sampling, text, constraint, is_cut=max_tokens > room)
         )
 
     def cancel(self, job: JobKey) -> None:
@@ -158,20 +169,23 @@ class Engine:
             self._fail(sequence, "INFERENCE_FAILED", sampled.error)
             return
         sequence.generated.append(sampled.token)
-        text = "" if sampled.is_end else sequence.text.push(sampled.piece)
-        reason = self._stop_reason(sequence, is_end=sampled.is_end)
+        is_stop_token = sampled.token in sequence.sampling.stop_token_ids
+        text = "" if sampled.is_end or is_stop_token else sequence.text.push(sampled.piece)
+        reason = self._stop_reason(sequence, is_end=sampled.is_end, is_stop_token=is_stop_token)
         if reason is not None:
             text += sequence.text.flush()
-        self._deltas.append(Delta(sequence.job, text))
+        elif sequence.constraint is not None:
+            sequence.constraint.accept(sampled.token)
+        self._deltas.append(Delta(sequence.job, text, sampled.logprob))
         if reason is not None:
             self._finish(sequence, reason)
 
     @staticmethod
-    def _stop_reason(sequence: Sequence, *, is_end: bool) -> StopReason | None:
-        """A stop string completed by the last allowed token is a stop."""
+    def _stop_reason(sequence: Sequence, *, is_end: bool, is_stop_token: bool) -> StopReason | None:
+        """A stop completed by the last allowed token is a stop."""
         if is_end:
             return "EOS"
-        if sequence.text.matched is not None:
+        if is_stop_token or sequence.text.matched is not None:
             return "STOP_SEQUENCE"
         return "MAX_TOKENS" if sequence.is_out_of_tokens else None
 
@@ -187,6 +201,8 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         slot: SlotId | None = sequence.slot
         self.scheduler.remove(sequence)
+        if sequence.constraint is not None:
+            sequence.constraint.close()
         if slot is not None:
             self._runner.trim(slot, 0)
 

@@ -10,7 +10,7 @@ Owned by the step thread. Knows nothing of the decode call, the clock or other s
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from worker.engine.contract import JobKey, Sampling, Slice, SlotId, TokenId
+from worker.engine.contract import Constraint, JobKey, Sampling, Slice, SlotId, TokenId
 from worker.engine.text import TextStream
 
 
@@ -38,6 +38,7 @@ class Sequence:
     max_tokens: int
     sampling: Sampling
     text: TextStream
+    constraint: Constraint | None = None
     is_cut: bool = False
     state: State = State.WAITING
     slot: SlotId | None = None
@@ -64,8 +65,10 @@ class Sequence:
         assert self.slot is not None
         end = min((self.n_computed // chunk + 1) * chunk, len(self.prompt))
         draws = self.sampling if end == len(self.prompt) else None
-        return Slice(self.slot, self.n_computed, self.prompt[self.n_computed : end], draws, self.generated)
+        return Slice(
+            self.slot, self.n_computed, self.prompt[self.n_computed : end], draws, self.generated, self.constraint
+        )
 
     def decode_slice(self) -> Slice:
         assert self.slot is not None
-        return Slice(self.slot, self.n_computed, (self.generated[-1],), self.sampling, self.generated)
+        return Slice(self.slot, self.n_computed, (self.generated[-1],), self.sampling, self.generated, self.constraint)

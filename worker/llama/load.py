@@ -18,6 +18,7 @@ from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
 from worker.llama.context import Context
 from worker.llama.devices import Backend, Device, choose_device, devices
+from worker.llama.grammar import Grammars
 from worker.llama.library import OnLog, open_library
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
@@ -46,7 +47,7 @@ class LoadedRunner:
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     """What the engine process calls; the library's warnings and errors go to stderr, which the front reads."""
     loaded = load_runner(config, on_progress, _to_stderr)
-    return LoadedModel(loaded.runner, loaded.model.tokenize, loaded.facts)
+    return LoadedModel(loaded.runner, loaded.model.tokenize, Grammars(loaded.model).constrain, loaded.facts)
 
 
 def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: OnLog | None = None) -> LoadedRunner:

@@ -5,13 +5,13 @@ Pure; runs on the front's event loop. `token` is the hot one.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from worker.engine.contract import StopReason
+from worker.engine.contract import Logprob, StopReason
 
 EVENT_TYPES: Final = ("started", "token", "metrics", "end", "error")
 SSE_TYPE: Final = "text/event-stream"
@@ -32,6 +32,22 @@ class _Started(_Event, frozen=True, kw_only=True, tag="started"):
     seed: int
     prompt_tokens: int
     cached_tokens: int
+
+
+class _TopToken(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    id: int
+    logprob: float
+
+
+class _SampledToken(_TopToken, frozen=True, kw_only=True):
+    top: list[_TopToken]
+
+
+class _Token(_Event, frozen=True, kw_only=True, tag="token"):
+    t: str
+    i: int
+    logprobs: list[_SampledToken]
 
 
 class _Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
@@ -62,6 +78,12 @@ class _Error(_Event, frozen=True, kw_only=True, tag="error"):
 _encoder = msgspec.json.Encoder()
 
 
+def _sampled(entry: Logprob) -> _SampledToken:
+    top = [_TopToken(token=other.text, id=other.id, logprob=other.logprob) for other in entry.top]
+    token = entry.token
+    return _SampledToken(token=token.text, id=token.id, logprob=token.logprob, top=top)
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One framing. Each method gives the bytes of one event, complete with its framing."""
@@ -85,8 +107,12 @@ class Dialect:
         )
         return self._frame("started", event)
 
-    def token(self, text: str, index: int) -> bytes:
-        """Some text, not empty and without lone surrogates; `index` counts 0, 1, 2, …"""
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = ()) -> bytes:
+        """Some text, not empty and without lone surrogates; `index` counts 0, 1, 2, …; `logprobs` where asked for: of
+        each sampled token that no event before this one covers.
+        """
+        if logprobs:
+            return self._frame("token", _Token(t=text, i=index, logprobs=[_sampled(entry) for entry in logprobs]))
         return b'%b{"type":"token","t":%b,"i":%d}%b' % (self.leads["token"], _encoder.encode(text), index, self.tail)
 
     def metrics(

@@ -10,6 +10,7 @@ from math import isinf
 
 import msgspec
 
+from worker.engine.contract import Violation
 from worker.errors import InvalidRequest
 from worker.protocol.request import ExecuteRequest, narrow
 
@@ -64,9 +65,9 @@ def violations(request: ExecuteRequest, max_tokens_out: int) -> list[FieldError]
     ]
 
 
-def prompt_violation(constraint: str, message: str) -> FieldError:
-    """What only the engine can find out about a prompt: context_length(N), max_tokens_in(K)."""
-    return FieldError(field="prompt", constraint=constraint, message=message)
+def field_error(violation: Violation) -> FieldError:
+    """What only the engine could find out: context_length(N), max_tokens_in(K), a grammar's syntax."""
+    return FieldError(field=violation.field, constraint=violation.constraint, message=violation.message)
 
 
 def encode_violations(errors: list[FieldError]) -> bytes:
@@ -95,10 +96,10 @@ def _job_id(job_id: str) -> Iterator[FieldError]:
 def _prompt(prompt: str) -> Iterator[FieldError]:
     constraint = f"length(1..={MAX_PROMPT_CHARACTERS})"
     if not prompt:
-        yield prompt_violation(constraint, "prompt must not be empty")
+        yield FieldError(field="prompt", constraint=constraint, message="prompt must not be empty")
     elif len(prompt) > MAX_PROMPT_CHARACTERS:
         text = f"prompt must be at most {MAX_PROMPT_CHARACTERS} characters (got {len(prompt)})"
-        yield prompt_violation(constraint, text)
+        yield FieldError(field="prompt", constraint=constraint, message=text)
 
 
 def _max_tokens(max_tokens: int, most: int) -> Iterator[FieldError]:
