@@ -146,10 +146,3 @@ def test_a_chat_prompt_ends_by_itself_with_the_models_own_end_token(worker: Work
     assert events[-1]["stop_reason"] == "EOS"
     assert "Paris" in text_of(events)
     assert "<|im_end|>" not in text_of(events)
-
-
-def test_a_missing_seed_is_drawn_and_reported_and_repeats_the_answer(worker: WorkerProcess) -> None:
-    first, second = (worker.run(prompt=STORY, max_tokens=8, temperature=1.0) for _ in range(2))
-    assert first[0]["seed"] != second[0]["seed"]
-    again = worker.run(prompt=STORY, max_tokens=8, temperature=1.0, seed=first[0]["seed"])
-    assert text_of(again) == text_of(first)

@@ -116,7 +116,7 @@ class Job:
         self.decided.set()
 
     def refuse(self, refused: Refused) -> None:
-        """The engine cannot take it; too late for a 400 when it is a job's second run, on an engine of another shape."""
+        """The engine cannot take it; too late for a 400 when it is a job's second run, on another engine."""
         refusal = FieldsRefused([field_error(violation) for violation in refused.violations])
         if self.decided.is_set():
             self.fail("INVALID_REQUEST", str(refusal))
@@ -134,7 +134,7 @@ class Job:
             self._push_started()
 
     def delta(self, text: str, logprob: Logprob | None, sampled_at_s: float) -> None:
-        """One token was drawn; `text` is what it lets us show, together with the tokens before it that showed nothing."""
+        """One token was drawn; `text` is what it lets us show, with that of the tokens before it that was held back."""
         if self.is_ended:
             return
         self._count_sampled(sampled_at_s)

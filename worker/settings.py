@@ -103,7 +103,13 @@ class Settings:
     threads_batch: int = _knob(
         0, "CPU threads for reading prompts.", "Device and memory", low=0, high=512, shown_default="--threads"
     )
-    cache_type_k: str = _knob("f16", "Type of the K cache.", "Device and memory", choices=CACHE_TYPES, metavar="TYPE")
+    cache_type_k: str = _knob(
+        "auto",
+        "Type of the K cache; auto is f16, on a CPU bf16, which makes answers independent of the company.",
+        "Device and memory",
+        choices=("auto", *CACHE_TYPES),
+        metavar="TYPE",
+    )
     cache_type_v: str = _knob(
         "f16",
         "Type of the V cache; a quantised one needs flash attention.",

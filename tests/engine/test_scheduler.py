@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.contract import JobKey, Sampling, SlotId, Step, TokenId
-from worker.engine.scheduler import MOST_SHARED, Scheduler
+from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 
@@ -129,21 +129,6 @@ def test_a_prompt_that_does_not_fit_the_rest_of_the_chunk_is_not_passed() -> Non
     assert slots(next_computed(scheduler)) == [0]
 
 
-def test_prompts_share_a_step_only_while_it_stays_small() -> None:
-    half = MOST_SHARED // 2
-    together = scheduler_of(waiting(0, half), waiting(1, half), chunk=4 * MOST_SHARED)
-    assert slots(next_computed(together)) == [0, 1]
-    too_many = scheduler_of(waiting(0, half), waiting(1, half + 1), chunk=4 * MOST_SHARED)
-    assert slots(next_computed(too_many)) == [0]
-
-
-def test_a_chunk_too_large_to_share_runs_as_it_does_alone() -> None:
-    n_prompt = 2 * MOST_SHARED
-    scheduler = scheduler_of(waiting(0, n_prompt), waiting(1, 1), chunk=4 * MOST_SHARED)
-    step = next_computed(scheduler)
-    assert (slots(step), step.n_tokens) == ([0], n_prompt)
-
-
 def test_a_long_prompt_costs_the_others_one_chunk_per_token() -> None:
     scheduler = scheduler_of(waiting(0, 4, max_tokens=20), chunk=8)
     next_computed(scheduler)
@@ -224,11 +209,10 @@ def check_step(scheduler: Scheduler, step: Step, chunk: int) -> None:
     if step.kind == "decode":
         assert n_slices == len(able)
         return
-    most = min(chunk, MOST_SHARED)
-    assert 0 < step.n_tokens <= (chunk if n_slices == 1 else most)
+    assert 0 < step.n_tokens <= chunk
     if n_slices < len(able):
         left_out = scheduler.running[able[n_slices]].prefill_slice(chunk)
-        assert step.n_tokens + len(left_out.tokens) > most
+        assert step.n_tokens + len(left_out.tokens) > chunk
 
 
 def check_conserved(scheduler: Scheduler, n_slots: int) -> None:

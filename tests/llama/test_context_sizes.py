@@ -46,8 +46,8 @@ def test_sizes_out_of_range_are_refused(make_context: MakeContext, changes: dict
 def test_odd_sizes_work(make_context: MakeContext, tiny: Model, changes: dict[str, int]) -> None:
     """Among them a batch smaller than the slots, which would abort."""
     context = make_context(tiny, **changes)
-    slices = [slice_of(slot, 0, [TokenId(5)]) for slot in range(context.n_seq_max)]
-    assert len(context.decode(slices)) == context.n_seq_max
+    slices = [slice_of(slot, 0, [TokenId(5)]) for slot in range(context.n_slots)]
+    assert len(context.decode(slices)) == context.n_slots
 
 
 def test_the_library_says_why_a_context_cannot_be(make_context: MakeContext) -> None:

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from worker.card import ModelCard, read_card
 from worker.commands.tables import print_json, print_table
 from worker.host import available_memory_bytes
-from worker.memory import Plan, plan_memory
+from worker.memory import Plan, k_type, plan_memory
 from worker.settings import Settings
 
 _NO_LIMIT_BYTES = 2**63
@@ -118,7 +118,7 @@ def _default_plan(card: ModelCard) -> Plan:
         card,
         ctx_size=defaults.ctx_size,
         parallel=defaults.parallel,
-        cache_type_k=defaults.cache_type_k,
+        cache_type_k=k_type(defaults.cache_type_k, is_on_gpu=False, flash_attn=defaults.flash_attn),
         cache_type_v=defaults.cache_type_v,
         ubatch_size=defaults.ubatch_size,
         has_flash_attention=defaults.flash_attn != "off",

@@ -30,7 +30,7 @@ StepKind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; docs/sampling.md has every formula. Each default but temperature's is its field's off value.
+    """How tokens are drawn; docs/sampling.md has every formula. Defaults but temperature's are off values.
 
     Order: bias and bans, temperature, repetition, frequency, presence and DRY penalties, top_n_sigma, top_k, typical_p,
     top_p, min_p, xtc, draw. Penalties look at the last `repeat_last_n` generated tokens, never at the prompt.
@@ -166,7 +166,7 @@ class Accepted(_Frame, frozen=True, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True, array_like=True):
-    """A rule of PROTOCOL.md 4 that only the engine can check: context_length(N), max_tokens_in(K), a grammar's syntax."""
+    """A broken rule that only the engine can see: context_length(N), max_tokens_in(K), a grammar's syntax."""
 
     field: Literal["prompt", "grammar", "json_schema"]
     constraint: str

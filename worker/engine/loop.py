@@ -74,6 +74,7 @@ class Engine:
         max_tokens: int,
         sampling: Sampling,
         stop: Seq[str] = (),
+        *,
         constraint: Constraint | None = None,
     ) -> None:
         """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length. max_tokens is cut to the room left.

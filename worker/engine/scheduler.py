@@ -15,10 +15,6 @@ from heapq import heapify, heappop, heappush
 from worker.engine.contract import JobKey, SlotId, Step, StepKind
 from worker.engine.sequence import Sequence, State
 
-MOST_SHARED = 32
-"""Tokens of a step that several prompts share. From 64 rows on, llama.cpp's CPU attention is another kernel with other
-rounding: a prompt's answer must not depend on whose prompt came along."""
-
 
 class Scheduler:
     def __init__(self, *, n_slots: int, n_cells: int, chunk: int) -> None:
@@ -88,10 +84,10 @@ class Scheduler:
         return step
 
     def _prefill(self, prefilling: list[Sequence]) -> Step:
-        """The oldest prompt's next chunk; prompts behind it come along while the step stays small."""
+        """The oldest prompt's next chunk; prompts behind it come along while the step stays within one chunk."""
         first, *others = (sequence.prefill_slice(self._chunk) for sequence in prefilling)
         slices = [first]
-        room = min(self._chunk, MOST_SHARED) - len(first.tokens)
+        room = self._chunk - len(first.tokens)
         for piece in others:
             room -= len(piece.tokens)
             if room < 0:

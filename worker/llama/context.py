@@ -1,6 +1,6 @@
 """One llama_context: the KV memory of all slots and the decode call.
 
-Owns the handle, the batch arrays, the count of cells per slot, and the one gate that every argument passes: many wrong
+Owns the handle, the batch arrays, and the one gate that every argument passes: many wrong
 ones would abort the process (a batch over n_batch, a seq_id or token out of range, logits that were not asked for).
 Knows nothing of jobs or sampling. One thread at a time, recorded by the first decode; `request_abort` from any.
 """
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from worker.engine.contract import Aborted, BadBatch, NoRoom, Slice, SlotId
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
+from worker.llama.cells import Cells
 from worker.llama.library import load_failure, open_library
 from worker.llama.model import Model
 from worker.memory import CELL_STEP
@@ -66,10 +67,11 @@ class Context:
         params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
         # A slot draws once a step: llama.cpp aborts when n_batch is less than the slots, and reserves n_batch rows of
         # logits (98 MiB where 14 do, for a vocabulary of 49k) when n_outputs_max is not said.
-        params.n_batch = max(n_batch, n_seq_max)
-        params.n_outputs_max = n_seq_max
+        is_ordered = n_seq_max < MAX_SLOTS and has_cell_order(model)
+        params.n_batch = max(n_batch, n_seq_max + 1)
+        params.n_outputs_max = n_seq_max + 1
         params.n_ubatch = n_ubatch
-        params.n_seq_max = n_seq_max
+        params.n_seq_max = n_seq_max + is_ordered
         params.n_threads = n_threads
         params.n_threads_batch = n_threads_batch
         params.type_k = CACHE_TYPES[type_k]
@@ -80,8 +82,9 @@ class Context:
         self._handle: int | None = None
         self._owner: int | None = None
         self._open(params)
+        self.n_slots = n_seq_max
+        self._cells = Cells(self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, is_ordered=is_ordered)
         self._batch = Batch(self.n_batch)
-        self._n_cells = [0] * self.n_seq_max
         self._outputs: frozenset[int] = frozenset()
         self._set_abort_flag()
 
@@ -92,8 +95,7 @@ class Context:
             raise load_failure("the context cannot be made", watch, self._model.device.free_bytes)
         self._handle = handle
         self._model.close_before(self.close)
-        self._memory = capi.llama_get_memory(handle)
-        if self._memory is None or not capi.llama_get_causal_attn(handle):
+        if capi.llama_get_memory(handle) is None or not capi.llama_get_causal_attn(handle):
             self.close()
             raise ModelLoadFailed(
                 "the model does not generate text from left to right (an embedding or diffusion model)"
@@ -102,7 +104,6 @@ class Context:
         self.n_ctx = int(capi.llama_n_ctx(handle))
         self.n_batch = int(capi.llama_n_batch(handle))
         self.n_ubatch = int(capi.llama_n_ubatch(handle))
-        self.n_seq_max = int(capi.llama_n_seq_max(handle))
 
     def _set_abort_flag(self) -> None:
         """A flag without the interpreter lock: strlen of "" is 0, go on; of "\\x01" it is 1, stop.
@@ -125,13 +126,14 @@ class Context:
         """
         self._check_thread()
         self._check_slices(slices)
+        self._cells.make_room(sum(len(piece.tokens) for piece in slices))
         self._outputs = frozenset()
         indexes = self._batch.fill(slices)
         code = int(capi.llama_decode(self._open_handle, self._batch.struct))
         if code != 0:
             self._raise_for(code, slices)
         for piece in slices:
-            self._n_cells[piece.slot] += len(piece.tokens)
+            self._cells.add(piece.slot, len(piece.tokens))
         self._outputs = frozenset(indexes)
         return indexes
 
@@ -163,24 +165,23 @@ class Context:
 
     def _check_slice(self, piece: Slice) -> None:
         n_vocab = self._model.n_vocab
-        if not 0 <= piece.slot < self.n_seq_max:
-            raise BadBatch(f"slot {piece.slot}; there are {self.n_seq_max}")
+        if not 0 <= piece.slot < self.n_slots:
+            raise BadBatch(f"slot {piece.slot}; there are {self.n_slots}")
         if not piece.tokens:
             raise BadBatch(f"slot {piece.slot}: a slice without tokens")
         if min(piece.tokens) < 0 or max(piece.tokens) >= n_vocab:
             raise BadBatch(f"slot {piece.slot}: a token outside the vocabulary of {n_vocab}")
-        if piece.start != self._n_cells[piece.slot]:
-            held = self._n_cells[piece.slot]
+        held = self._cells.n_held(piece.slot)
+        if piece.start != held:
             raise BadBatch(f"slot {piece.slot}: position {piece.start} does not follow its {held} cells")
 
     def _raise_for(self, code: int, slices: Seq[Slice]) -> None:
         match code:
             case 1:
-                raise NoRoom(f"{sum(self._n_cells)} of {self.n_ctx} cells are used; no room for the batch")
+                raise NoRoom(f"{self.n_cells_used} of {self.n_ctx} cells are used; no room for the batch")
             case 2:
                 for piece in slices:
-                    last = int(capi.llama_memory_seq_pos_max(self._memory, piece.slot))
-                    self._n_cells[piece.slot] = last + 1
+                    self._cells.recount(piece.slot)
                 raise Aborted("the step was stopped")
             case -1:
                 raise BadBatch("llama_decode refuses the batch")
@@ -191,38 +192,32 @@ class Context:
 
     @property
     def n_cells_used(self) -> int:
-        return sum(self._n_cells)
+        return self._cells.n_held_by_all
 
     def n_cells(self, slot: SlotId) -> int:
         """Positions [0, n_cells) of the slot are computed."""
         self._check_slot(slot)
-        return self._n_cells[slot]
+        return self._cells.n_held(slot)
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         """Forget the slot's cells from position `n_keep` on; 0 empties it, which always works.
 
         Raises: ValueError for arguments out of range. RuntimeError where the model's memory cannot forget a part.
-        Source: llama_memory_seq_rm.
         """
         self._check_thread()
         self._check_slot(slot)
         if n_keep < 0:
             raise ValueError(f"cannot keep {n_keep} cells")
-        if n_keep >= self._n_cells[slot]:
-            return
-        if not capi.llama_memory_seq_rm(self._memory_of_open, slot, n_keep, -1):
-            raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
-        self._n_cells[slot] = n_keep
+        self._open_cells.trim(slot, n_keep)
 
     def clear(self) -> None:
-        """Empty all slots, so that the next decode finds the memory as new. Source: llama_memory_clear."""
+        """Empty all slots, so that the next decode finds the memory as new."""
         self._check_thread()
-        capi.llama_memory_clear(self._memory_of_open, False)
-        self._n_cells = [0] * self.n_seq_max
+        self._open_cells.clear()
 
     def _check_slot(self, slot: int) -> None:
-        if not 0 <= slot < self.n_seq_max:
-            raise ValueError(f"slot {slot}; there are {self.n_seq_max}")
+        if not 0 <= slot < self.n_slots:
+            raise ValueError(f"slot {slot}; there are {self.n_slots}")
 
     # ── abort, thread, end ───────────────────────────────────────────────────────────────────────
 
@@ -250,15 +245,23 @@ class Context:
         return self._handle
 
     @property
-    def _memory_of_open(self) -> object:
+    def _open_cells(self) -> Cells:
         assert self._open_handle
-        return self._memory
+        return self._cells
 
     def _check_thread(self) -> None:
         me = threading.get_ident()
         if self._owner is None:
             self._owner = me
         assert self._owner == me, "a context belongs to the thread of its first decode"
+
+
+def has_cell_order(model: Model) -> bool:
+    """Whether the order of a sequence's cells decides its last bits, and can be kept: on a CPU, with memory of the
+    ordinary kind (a sliding window reuses its cells, recurrent state has none).
+    """
+    is_plain = model.can_rewind and capi.llama_model_n_swa(model.handle) == 0
+    return is_plain and model.device.backend == "cpu"
 
 
 def _check_range(what: str, value: int, most: int) -> None:

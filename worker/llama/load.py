@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from worker.card import ModelCard, read_card
 from worker.engine.contract import Configure, Loaded, LoadedModel, Sampling, Slice, SlotId, Step, TokenId
 from worker.errors import InsufficientMemory, ModelLoadFailed
@@ -22,7 +24,7 @@ from worker.llama.grammar import Grammars
 from worker.llama.library import OnLog, open_library
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.memory import Plan, plan_memory
+from worker.memory import Plan, k_type, plan_memory
 
 LEAST_CHUNK, MOST_CHUNK = 16, 512
 CHUNK_TARGET_S = 0.150
@@ -57,6 +59,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     """
     open_library(on_log)
     device = choose_device(config.device, devices())
+    cache_type_k = k_type(config.cache_type_k, is_on_gpu=device.is_gpu, flash_attn=config.flash_attn)
+    config = msgspec.structs.replace(config, cache_type_k=cache_type_k)
     card = read_card(Path(config.model_path))
     plan = plan_for(config, card, device)
     n_gpu_layers = layers_on_gpu(config.gpu_layers, device, plan, card.block_count + 1)

@@ -1,0 +1,95 @@
+"""Seeds: the same request gives the same tokens alone, beside others, and after a restart; over real processes."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.worker_process import Event, WorkerProcess, eventually, serve_default, text_of
+
+pytestmark = [pytest.mark.process, pytest.mark.model]
+
+LONG = "The fisherman mended his nets while the gulls cried over the harbour and the tide went out. " * 16
+"""More than 256 cells: from there on llama.cpp has another attention kernel for a row that is alone."""
+
+HAIKU = "<|im_start|>user\nWrite a haiku about the sea.<|im_end|>\n<|im_start|>assistant\n"
+
+REQUESTS: tuple[Event, ...] = (
+    {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0.0},
+    {"prompt": HAIKU, "max_tokens": 40, "temperature": 0.8, "seed": 0},
+    {"prompt": LONG, "max_tokens": 24, "temperature": 0.8, "seed": 2**64 - 1, "top_p": 0.95},
+    {"prompt": LONG[: len(LONG) // 2], "max_tokens": 24, "temperature": 0.0, "repetition_penalty": 1.1},
+)
+
+
+@pytest.fixture(scope="module")
+def worker(default_model: Path) -> Iterator[WorkerProcess]:
+    with serve_default(default_model, "--ctx-size", "2048") as worker:
+        yield worker.ready()
+
+
+@pytest.fixture(scope="module")
+def alone(worker: WorkerProcess) -> list[str]:
+    return answers(worker)
+
+
+def answers(worker: WorkerProcess) -> list[str]:
+    return [worker.text(**request) for request in REQUESTS]
+
+
+def test_the_same_seed_writes_the_same_haiku_and_another_seed_another(worker: WorkerProcess) -> None:
+    haiku = [worker.text(prompt=HAIKU, max_tokens=32, temperature=0.8, seed=seed) for seed in (42, 42, 43)]
+    assert haiku[0] == haiku[1]
+    assert haiku[2] not in ("", haiku[0])
+
+
+def test_each_answer_beside_others_that_come_and_go_is_the_one_alone(worker: WorkerProcess, alone: list[str]) -> None:
+    """Neighbours of every kind: reading a prompt, generating, ending, given up while they stream."""
+    numbers = count()
+    for request, expected in zip(REQUESTS, alone, strict=True):
+        with ExitStack() as neighbours:
+            for n_words in (5, 60, 200):
+                other = {"prompt": f"{next(numbers)} " + "word " * n_words, "max_tokens": 100, "temperature": 1.0}
+                stream = neighbours.enter_context(worker.stream(**other))
+                stream.until("started")
+            with worker.stream(**request) as stream:
+                begun = stream.until("token")
+                neighbours.pop_all().close()
+                with worker.stream(prompt="Another one comes", max_tokens=8) as late:
+                    assert text_of([*begun, *stream]) == expected
+                    assert text_of(list(late))
+        eventually(worker.is_idle)
+
+
+def test_all_requests_at_once_answer_as_alone(worker: WorkerProcess, alone: list[str]) -> None:
+    with ExitStack() as open_streams:
+        streams = [open_streams.enter_context(worker.stream(**request)) for request in REQUESTS]
+        assert [text_of(list(stream)) for stream in streams] == alone
+
+
+def test_answers_are_the_same_after_an_engine_restart(worker: WorkerProcess, alone: list[str]) -> None:
+    worker.engine.kill()
+    worker.wait_for("engine_restarted")
+    eventually(lambda: worker.get("/readyz").status_code == 200)
+    assert answers(worker) == alone
+
+
+def test_answers_are_the_same_from_another_worker_of_another_shape(default_model: Path, alone: list[str]) -> None:
+    with serve_default(default_model, "--ctx-size", "4096", "--parallel", "2", "--ubatch-size", "64") as other:
+        assert answers(other.ready()) == alone
+
+
+def test_a_missing_seed_is_drawn_and_reported_and_repeats_the_answer(worker: WorkerProcess) -> None:
+    first, second = (worker.run(prompt=HAIKU, max_tokens=12) for _ in range(2))
+    assert first[0]["seed"] != second[0]["seed"]
+    again = worker.run(prompt=HAIKU, max_tokens=12, seed=first[0]["seed"])
+    assert text_of(again) == text_of(first)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
+def test_every_u64_is_an_ordinary_seed(worker: WorkerProcess, seed: int) -> None:
+    events = worker.run(prompt=HAIKU, max_tokens=8, seed=seed)
+    assert events[0]["seed"] == seed
+    assert text_of(events) == worker.text(prompt=HAIKU, max_tokens=8, seed=seed)
