@@ -2,7 +2,7 @@
 #
 #   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
 #   make check         format, lint, types, the tests that need no model: under a minute
-#   make test          everything, with the real default model and real processes
+#   make test          everything, with the real default model, llama.cpp's test vocabularies and real processes
 #   make soak          1,000 jobs against one worker; minutes
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ ARGS ?=
 
 BIN := .venv/bin
 .DEFAULT_GOAL := run
-.PHONY: run check test soak model format clean
+.PHONY: run check test soak model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -23,7 +23,7 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m "not model and not process and not soak"
 
-test: .venv/installed-dev model
+test: .venv/installed-dev model vocabularies
 	$(BIN)/python -m pytest -m "not soak"
 
 soak: .venv/installed-dev model
@@ -32,6 +32,9 @@ soak: .venv/installed-dev model
 model: .venv/installed
 	@echo "==> the default model, for the tests"
 	@$(BIN)/llorch-worker models pull smollm2-135m-instruct
+
+vocabularies: .venv/installed
+	@$(BIN)/python -m tests.vocabularies
 
 format: .venv/installed-dev
 	$(BIN)/ruff format
@@ -49,4 +52,4 @@ format: .venv/installed-dev
 	@touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .vocabularies .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -21,18 +21,8 @@ from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
-from worker.engine.contract import (
-    Configure,
-    Finished,
-    JobKey,
-    LoadedModel,
-    Sampled,
-    Slice,
-    SlotId,
-    Step,
-    StepDone,
-    TokenId,
-)
+from worker.engine.backend import LoadedModel, Sampled, Slice, Step
+from worker.engine.contract import Configure, Finished, JobKey, SlotId, StepDone, TokenId
 from worker.engine_process import main
 from worker.frames import encode_frame
 from worker.llama.load import load_model
@@ -228,7 +218,7 @@ class CrashingRunner:
 
     def _raw(self) -> Raw:
         model, context = self._runner.model, self._runner.context
-        return Raw(context._open_handle, model._open_vocab(), context.n_batch)
+        return Raw(context.handle, model.vocab, context.n_batch)
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         self._runner.trim(slot, n_keep)

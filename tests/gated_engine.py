@@ -13,7 +13,8 @@ from pathlib import Path
 
 from worker import engine_process
 from worker.cli import parse
-from worker.engine.contract import Configure, LoadedModel
+from worker.engine.backend import LoadedModel
+from worker.engine.contract import Configure
 from worker.serve import run
 
 

@@ -179,6 +179,8 @@ class Stage:
             max_tokens=100,
             sampling=Sampling(seed=key),
             stop=(),
+            grammar=None,
+            json_schema=None,
             correlation_id="",
             arrived_s=0.0,
             expires_s=1e9,

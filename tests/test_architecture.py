@@ -59,6 +59,9 @@ FRONT = ("worker.serve", "worker.commands.generate")
 
 NOT_IN_THE_FRONT = ("worker.llama", "worker.engine_process", "llama_cpp", "ctypes", "gguf", "torch", "transformers")
 
+MEASURES = ("worker.llama.chain", "worker.llama.logit_rows", "worker.llama.sampling_costs")
+"""For `bench` and the tests: llama.cpp's own sampler chains, and the clock."""
+
 READS_THE_ENVIRONMENT = ("worker.settings", "worker.cli", "worker.precedence", "worker.__main__")
 PRINTS = ("worker.cli", "worker.commands")
 IMPORTS_BY_NAME = ("worker.cli",)
@@ -120,6 +123,15 @@ def test_a_pure_room_has_no(effect: str, room: str) -> None:
 def test_a_pure_room_opens_no_file_and_asks_nobody(room: str) -> None:
     inside = [module for module in sources() if is_in(module.name, room)]
     assert [module.name for module in inside for name in ("open", "print", "input") if calls(module, name)] == []
+
+
+# ── what only measures is not served ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("peer", MEASURES)
+def test_the_engine_never_reaches_what_it_is_measured_against(peer: str) -> None:
+    assert peer in {module.name for module in sources()}
+    assert peer not in reachable("worker.engine_process")
 
 
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from worker.legacy_flags import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNO
 from worker.settings import flag_name, knobs
 
 MODEL = ["--model", "m.gguf"]
-COMMANDS = ["serve", "generate", "models", "inspect", "devices"]
+COMMANDS = ["serve", "generate", "models", "inspect", "devices", "bench"]
 
 
 COLOURS = {"FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH"}

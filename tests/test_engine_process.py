@@ -135,7 +135,8 @@ def test_a_prompt_that_does_not_fit_is_refused() -> None:
     with toy_engine(TOY) as engine:
         engine.next(Loaded)
         engine.send(job(1, prompt="x" * 1024))
-        assert engine.next(Refused).constraint == "context_length(1024)"
+        (violation,) = engine.next(Refused).violations
+        assert violation.constraint == "context_length(1024)"
 
 
 def test_signals_to_the_process_group_are_the_fronts_business() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.worker_process import Event, WorkerProcess, check_order, serve_default, text_of
-from worker.engine.contract import Configure, Sampling, Slice, SlotId, Step
+from worker.engine.backend import Slice, Step
+from worker.engine.contract import Configure, Sampling, SlotId
 from worker.engine_setup import configure
 from worker.llama.load import load_runner
 from worker.settings import Settings

@@ -9,7 +9,7 @@ from worker.verdict import DEATHS_WINDOW_S, MAX_DEATHS, Deaths, judge
 def test_every_job_is_sorted_once_in_order_of_arrival() -> None:
     async def play(stage: Stage) -> None:
         sent, ran_before, failing, also_failing, untried, queued = (stage.jobs[stage.submit()] for _ in range(6))
-        sent.delta("text", 0.0)
+        sent.delta("text", None, 0.0)
         ran_before.n_deaths = 1
         present = {job.key for job in (sent, ran_before, failing, also_failing)}
         suspects = {failing.key, also_failing.key, untried.key}

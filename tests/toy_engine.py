@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from tests.engine.fake_runner import N_VOCAB, FakeRunner, ToyModel
 from tests.rehearsal import FACTS
-from worker.engine.contract import Configure, LoadedModel, Sampled, Step, TokenId
+from worker.engine.backend import LoadedModel, Sampled, Step
+from worker.engine.contract import Configure, TokenId
 from worker.engine_process import main
 from worker.errors import InsufficientMemory, ModelLoadFailed
 

@@ -16,15 +16,13 @@ import traceback
 from collections import deque
 from dataclasses import dataclass
 
+from worker.engine.backend import Constraint, Load, LoadedModel
 from worker.engine.contract import (
     Accepted,
     Cancel,
     Configure,
-    Constraint,
     Inbound,
     JobKey,
-    Load,
-    LoadedModel,
     LoadFailed,
     Outbound,
     Progress,

@@ -16,7 +16,7 @@ from worker.engine.contract import Finished, JobKey, Logprob, Refused, Submit
 from worker.errors import DeadlineExceeded, WorkerError
 from worker.metrics import Outcome
 from worker.order import Order, Surroundings
-from worker.protocol.rules import FieldsRefused, field_error
+from worker.protocol.field_errors import FieldsRefused, field_error
 
 StreamCode = Literal[
     "CANCELLED", "TIMEOUT", "VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED", "ENGINE_RESTARTED"

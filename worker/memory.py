@@ -85,7 +85,7 @@ def k_type(asked: str, *, is_on_gpu: bool, flash_attn: str) -> str:
 
     ggml's CPU attention has three ways to sum, chosen by the rows and cells of a whole step; with K and V of two types
     one of them is left, and a row's result no longer depends on its company. bf16 costs 0 to 5 % of a step, no memory,
-    and on f16 weights a mean KL divergence of 6e-5. Source: ggml_compute_forward_flash_attn_ext_f16 in ggml-cpu/ops.cpp.
+    and on f16 weights a mean KL divergence of 6e-5. Source: ggml_compute_forward_flash_attn_ext_f16 (ggml-cpu/ops.cpp).
     """
     if asked != "auto":
         return asked

@@ -2,10 +2,13 @@
 
 import secrets
 from dataclasses import dataclass
+from math import inf
 
-from worker.engine.contract import Sampling
+from worker.engine.contract import Sampling, TokenId
 from worker.metrics import Metrics
 from worker.protocol.events import Dialect
+from worker.protocol.json_schema import plain_schema
+from worker.protocol.own_rules import MAX_BIAS
 from worker.protocol.request import ExecuteRequest
 
 
@@ -20,7 +23,7 @@ class Order:
     stop: tuple[str, ...]
     grammar: str | None
     json_schema: str | None
-    """As JSON text."""
+    """As JSON text, plain (protocol/json_schema.py)."""
     correlation_id: str
     arrived_s: float
     """time.monotonic() at arrival; all limits count from here."""
@@ -34,21 +37,45 @@ def order_of(request: ExecuteRequest, *, correlation_id: str, arrived_s: float, 
         job_id=request.job_id,
         prompt=request.prompt,
         max_tokens=request.max_tokens,
-        sampling=Sampling(
-            seed=request.seed if request.seed is not None else secrets.randbits(64),
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            repetition_penalty=request.repetition_penalty,
-            min_p=request.min_p,
-        ),
+        sampling=_sampling_of(request),
         stop=request.stop,
-        grammar=None,
-        json_schema=None,
+        grammar=request.grammar,
+        json_schema=plain_schema(request.json_schema) if request.json_schema is not None else None,
         correlation_id=correlation_id,
         arrived_s=arrived_s,
         expires_s=expires_s,
     )
+
+
+def _sampling_of(request: ExecuteRequest) -> Sampling:
+    return Sampling(
+        seed=request.seed if request.seed is not None else secrets.randbits(64),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        repetition_penalty=request.repetition_penalty,
+        min_p=request.min_p,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        repeat_last_n=request.repeat_last_n,
+        typical_p=request.typical_p,
+        top_n_sigma=request.top_n_sigma,
+        xtc_probability=request.xtc_probability,
+        xtc_threshold=request.xtc_threshold,
+        dry_multiplier=request.dry_multiplier,
+        dry_base=request.dry_base,
+        dry_allowed_length=request.dry_allowed_length,
+        logit_bias=tuple((TokenId(int(token)), _bias(value)) for token, value in request.logit_bias.items()),
+        ignore_eos=request.ignore_eos,
+        min_tokens=request.min_tokens,
+        stop_token_ids=tuple(map(TokenId, request.stop_token_ids)),
+        logprobs=request.logprobs,
+    )
+
+
+def _bias(value: float) -> float:
+    """The lowest is no large bias but a ban."""
+    return -inf if value == -MAX_BIAS else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,20 +9,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from zlib import crc32
 
-from worker.engine.contract import (
-    Aborted,
-    BadBatch,
-    FailureCode,
-    NoRoom,
-    Sampled,
-    Sampling,
-    Slice,
-    SlotId,
-    Step,
-    StepKind,
-    StopReason,
-    TokenId,
-)
+from worker.engine.backend import Aborted, BadBatch, NoRoom, Sampled, Slice, Step
+from worker.engine.contract import FailureCode, Sampling, SlotId, StepKind, StopReason, TokenId
 
 N_VOCAB = 64
 LETTERS = b"abcd"

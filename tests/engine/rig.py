@@ -5,18 +5,8 @@ from math import ceil
 from typing import Literal
 
 from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alone
-from worker.engine.contract import (
-    Failed,
-    Finished,
-    JobKey,
-    Outbound,
-    Sampling,
-    Step,
-    StepBegun,
-    StepDone,
-    StepKind,
-    TokenId,
-)
+from worker.engine.backend import Step
+from worker.engine.contract import Failed, Finished, JobKey, Outbound, Sampling, StepBegun, StepDone, StepKind, TokenId
 from worker.engine.loop import Engine
 from worker.engine.sequence import Sequence, State
 

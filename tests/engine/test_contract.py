@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.engine.backend import Slice, Step
 from worker.engine.contract import (
     Accepted,
     Cancel,
@@ -19,18 +20,19 @@ from worker.engine.contract import (
     JobKey,
     Loaded,
     LoadFailed,
+    Logprob,
     Outbound,
     Progress,
     Refused,
     Sampling,
-    Slice,
     SlotId,
-    Step,
     StepBegun,
     StepDone,
     StopReason,
     Submit,
     TokenId,
+    TopToken,
+    Violation,
 )
 from worker.frames import FrameBuffer, encode_frame, inbound_decoder, outbound_decoder
 
@@ -41,6 +43,7 @@ SIZE = st.integers(0, 2**63 - 1)
 NUMBER = st.floats(allow_nan=False)
 U64 = st.integers(0, 2**64 - 1)
 JOB = st.integers(0, 2**63 - 1).map(JobKey)
+TOKEN = st.integers(0, 2**31 - 1).map(TokenId)
 
 
 def several(items: st.SearchStrategy[msgspec.Struct]) -> st.SearchStrategy[tuple[msgspec.Struct, ...]]:
@@ -56,8 +59,26 @@ SAMPLINGS = st.builds(
     top_k=st.integers(0, 2**32 - 1),
     repetition_penalty=NUMBER,
     min_p=NUMBER,
+    frequency_penalty=NUMBER,
+    presence_penalty=NUMBER,
+    repeat_last_n=st.integers(-1, 2**31 - 1),
+    typical_p=NUMBER,
+    top_n_sigma=NUMBER,
+    xtc_probability=NUMBER,
+    xtc_threshold=NUMBER,
+    dry_multiplier=NUMBER,
+    dry_base=NUMBER,
+    dry_allowed_length=SIZE,
+    logit_bias=st.lists(st.tuples(TOKEN, NUMBER), max_size=4).map(tuple),
+    ignore_eos=st.booleans(),
+    min_tokens=SIZE,
+    stop_token_ids=st.lists(TOKEN, max_size=4).map(tuple),
+    logprobs=st.none() | SIZE,
 )
-DELTAS = st.builds(Delta, JOB, TEXT)
+TOPS = st.builds(TopToken, TEXT, TOKEN, NUMBER)
+LOGPROBS = st.builds(Logprob, TOPS, several(TOPS))
+DELTAS = st.builds(Delta, JOB, TEXT, st.none() | LOGPROBS)
+VIOLATIONS = st.builds(Violation, st.sampled_from(("prompt", "grammar", "json_schema")), TEXT, TEXT)
 FINISHED = st.builds(Finished, JOB, st.sampled_from(get_args(StopReason)), st.none() | TEXT, st.booleans())
 FAILED = st.builds(Failed, JOB, st.sampled_from(get_args(FailureCode)), TEXT)
 
@@ -87,6 +108,8 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
         max_tokens=SIZE,
         sampling=SAMPLINGS,
         stop=st.lists(TEXT, max_size=4).map(tuple),
+        grammar=st.none() | TEXT,
+        json_schema=st.none() | TEXT,
     ),
     Cancel: st.builds(Cancel, job=JOB),
 }
@@ -113,7 +136,7 @@ OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
         LoadFailed, code=TEXT, message=TEXT, needed_bytes=st.none() | SIZE, available_bytes=st.none() | SIZE
     ),
     Accepted: st.builds(Accepted, job=JOB, prompt_tokens=SIZE),
-    Refused: st.builds(Refused, job=JOB, constraint=TEXT, message=TEXT),
+    Refused: st.builds(Refused, job=JOB, violations=several(VIOLATIONS)),
     StepBegun: st.builds(StepBegun, jobs=JOBS),
     StepDone: st.builds(
         StepDone,

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.contract import JobKey, Sampling, SlotId, Step, TokenId
+from worker.engine.backend import Step
+from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.contract import JobKey, Sampling, Slice, SlotId, TokenId
+from worker.engine.backend import Slice
+from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
 from worker.engine.sequence import LEGAL_MOVES, Sequence, State
 from worker.engine.text import TextStream
 

@@ -1,80 +1,26 @@
-"""TextStream against a reference that reads the whole text again after every push."""
+"""TextStream against a reference that reads the whole text again after every push (text_reference.py)."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.engine.text_reference import any_cuts, check_against_the_reference, chunked, finished_text, stops_cut_from
 from worker.engine.text import TextStream
 
 LAW = settings(derandomize=True, deadline=None, max_examples=500)
-
-UNFINISHED = frozenset(
-    chr(point).encode()[:length]
-    for point in range(0x80, 0x110000, 0x40)
-    if not 0xD800 <= point < 0xE000
-    for length in range(1, len(chr(point).encode()))
-)
-"""Every proper prefix of every code point's bytes; the last byte spans 0x40 code points."""
-
-
-def finished_text(data: bytes) -> str:
-    """decode(replace) less the U+FFFD of a code point that the data ends inside."""
-    text = data.decode("utf-8", "replace")
-    return text[:-1] if any(data[-length:] in UNFINISHED for length in (1, 2, 3)) else text
-
-
-def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str] | None:
-    """(text before the stop, the stop), looking at ever longer beginnings of the text."""
-    for end in range(1, len(text) + 1):
-        for stop in stops:
-            if text[:end].endswith(stop):
-                return text[: end - len(stop)], stop
-    return None
-
-
-def n_undecided(text: str, stops: Sequence[str]) -> int:
-    """How long an end of the text is also the beginning of a stop."""
-    lengths = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
-    return max(lengths, default=0)
-
-
-def expected_so_far(data: bytes, stops: Sequence[str]) -> str:
-    text = finished_text(data)
-    found = first_stop(text, stops)
-    return found[0] if found else text[: len(text) - n_undecided(text, stops)]
+LAW_WITH_DRAWN_STOPS = settings(LAW, max_examples=200)
 
 
 def pushes(stream: TextStream, pieces: Sequence[bytes]) -> list[str]:
     return [stream.push(piece) for piece in pieces]
 
 
-def chunked(data: bytes, cuts: Sequence[int]) -> list[bytes]:
-    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[start:end] for start, end in pairwise(edges)]
-
-
-def check_against_the_reference(pieces: Sequence[bytes], stops: Sequence[str]) -> None:
-    """After every push exactly what is certain has been shown; after the flush, all of it."""
-    stream, shown, data = TextStream(stops), "", b""
-    for piece in pieces:
-        shown, data = shown + stream.push(piece), data + piece
-        assert shown == expected_so_far(data, stops)
-        found = first_stop(finished_text(data), stops)
-        assert stream.matched == (found[1] if found else None)
-    whole = finished_text(data)
-    found = first_stop(whole, stops)
-    assert shown + stream.flush() == (found[0] if found else whole)
-    assert stream.matched == (found[1] if found else None)
-
-
 awkward_bytes = st.lists(
     st.sampled_from(b"A\x80\x8f\x90\x9f\xa0\xbf\xc0\xc2\xe0\xe4\xed\xef\xf0\xf4\xf5\xff"), max_size=12
 ).map(bytes)
 any_bytes = st.one_of(st.binary(max_size=24), awkward_bytes, st.text(max_size=8).map(str.encode))
-any_cuts = st.lists(st.integers(0, 200), max_size=8)
 overlapping_stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
 
@@ -112,8 +58,33 @@ def test_stops_of_many_bytes_match_across_any_split(text: str, cuts: list[int], 
 @given(any_bytes, any_cuts, st.lists(st.text("A\ufffd", min_size=1, max_size=3), max_size=4))
 @example(b"\xed\xa0", [1], ["\ufffd\ufffd"])
 @example(b"A\xe4\xb8", [1, 2], ["A\ufffd"])
+@example(b"A\xe4\xb8A", [1, 2, 3], ["\ufffdA"])
+@example(b"\xf0\x9f\xf0\x9f\x91\x8b", [1, 2, 3, 4, 5], ["\ufffd👋"])
+@example(b"\xed\xa0\x80", [1, 2], ["\ufffd\ufffd\ufffd"])
 def test_stops_are_matched_on_the_replaced_text(data: bytes, cuts: list[int], stops: list[str]) -> None:
     check_against_the_reference(chunked(data, cuts), stops)
+
+
+@LAW_WITH_DRAWN_STOPS
+@given(st.one_of(any_bytes, st.text(max_size=60).map(str.encode)), any_cuts, st.data())
+def test_stops_cut_from_any_text_end_it(data: bytes, cuts: list[int], draw: st.DataObject) -> None:
+    check_against_the_reference(chunked(data, cuts), draw.draw(stops_cut_from(finished_text(data)), label="stops"))
+
+
+@LAW_WITH_DRAWN_STOPS
+@given(st.one_of(st.text("aé👋", max_size=40), st.text(max_size=40)), any_cuts, st.data())
+def test_nothing_of_a_stop_leaks_and_nothing_before_it_is_lost(text: str, cuts: list[int], draw: st.DataObject) -> None:
+    """The rule in its own words, without the reference."""
+    stops = draw.draw(stops_cut_from(text), label="stops")
+    stream = TextStream(stops)
+    shown = "".join(pushes(stream, chunked(text.encode(), cuts))) + stream.flush()
+    if stream.matched is None:
+        assert shown == text
+        assert not any(stop in text for stop in stops)
+    else:
+        assert text.startswith(shown + stream.matched)
+        assert not any(stop in (shown + stream.matched)[:-1] for stop in stops)
+        assert next(stop for stop in stops if (shown + stream.matched).endswith(stop)) == stream.matched
 
 
 @LAW

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.llama.tiny import write_tiny
-from worker.engine.contract import Sampling, Slice, SlotId, TokenId
+from worker.engine.backend import Slice
+from worker.engine.contract import Sampling, SlotId, TokenId
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
+from worker.llama.grammar import Grammars
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 
@@ -64,6 +66,20 @@ def tiny(tmp_path: Path) -> Iterator[Model]:
     path = write_tiny(tmp_path / "tiny.gguf")
     with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
         yield model
+
+
+@pytest.fixture(scope="session")
+def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """The tiny model again, for tests that only ask about its vocabulary."""
+    cpu = choose_device("cpu", devices())
+    path = write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def grammars(bytewise: Model) -> Grammars:
+    return Grammars(bytewise)
 
 
 def slice_of(slot: int, start: int, tokens: list[TokenId], sampling: Sampling | None = GREEDY) -> Slice:

@@ -7,7 +7,8 @@ import pytest
 from tests.llama.conftest import GREEDY, MakeContext
 from tests.llama.tiny import write_tiny
 from worker.card import read_card
-from worker.engine.contract import Configure, Slice, SlotId, Step
+from worker.engine.backend import Slice, Step
+from worker.engine.contract import Configure, SlotId
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.llama.buffers import LogLine
 from worker.llama.devices import Device

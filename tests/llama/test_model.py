@@ -61,8 +61,15 @@ def test_every_token_has_a_piece_and_control_tokens_an_empty_one(model: Model) -
 
 @pytest.mark.model
 def test_the_end_tokens_are_the_vocabularys_own(model: Model) -> None:
-    ends = [token for token in range(model.n_vocab) if model.is_end(TokenId(token))]
-    assert ends == [0, 2, 4]
+    assert model.ends.tolist() == [0, 2, 4]
+    assert [token for token in range(model.n_vocab) if model.is_end(TokenId(token))] == [0, 2, 4]
+
+
+@pytest.mark.model
+def test_a_text_may_be_one_token(model: Model) -> None:
+    assert model.token_of("<|im_start|>") == 1
+    assert model.token_of("") is None
+    assert model.token_of("certainly more than one") is None
 
 
 @pytest.mark.model

@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import write_tiny
-from worker.engine.contract import BadBatch, NoRoom, Sampled, Sampling, Slice, SlotId, Step, TokenId
+from worker.engine.backend import BadBatch, NoRoom, Sampled, Slice, Step
+from worker.engine.contract import JobKey, Sampling, SlotId, Submit, TokenId, TopToken
 from worker.llama.devices import choose_device, devices
+from worker.llama.grammar import Grammar, Grammars
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner, batches
 
@@ -93,6 +96,92 @@ def test_logits_that_are_not_numbers_are_that_slots_error(tmp_path: Path, make_c
     assert one.error is not None
     assert "NaN" in one.error
     assert (one.slot, two.slot) == (0, 1)
+
+
+# ── grammars and log-probabilities ───────────────────────────────────────────────────────────────
+
+
+def grammar_of(model: Model, gbnf: str) -> Grammar:
+    constraint = Grammars(model).constrain(
+        Submit(job=JobKey(0), prompt="", max_tokens=9, sampling=GREEDY, grammar=gbnf)
+    )
+    assert isinstance(constraint, Grammar)
+    return constraint
+
+
+def draw(runner: LlamaRunner, prompt: str, grammar: Grammar, n_most: int = 20) -> list[Sampled]:
+    """Greedy, until an end or an error; the grammar is closed and the slot empty then."""
+    tokens = runner.model.tokenize(prompt)
+    step = Step("prefill", (Slice(SlotId(0), 0, tokens, GREEDY, (), grammar),))
+    drawn: list[Sampled] = []
+    while len(drawn) < n_most:
+        drawn += runner.run(step)
+        if drawn[-1].is_end or drawn[-1].error is not None:
+            break
+        generated = [sampled.token for sampled in drawn]
+        grammar.accept(generated[-1])
+        start = len(tokens) + len(generated) - 1
+        step = Step("decode", (Slice(SlotId(0), start, generated[-1:], GREEDY, generated, grammar),))
+    grammar.close()
+    runner.trim(SlotId(0), 0)
+    return drawn
+
+
+@pytest.mark.model
+def test_a_grammar_filters_the_draw_and_ends_the_answer(runner: LlamaRunner) -> None:
+    drawn = draw(runner, CHAT, grammar_of(runner.model, 'root ::= "[" [0-9]{2} "]"'))
+    assert b"".join(sampled.piece for sampled in drawn).startswith(b"[")
+    assert [sampled.is_end for sampled in drawn] == [False] * (len(drawn) - 1) + [True]
+
+
+@pytest.mark.model
+def test_a_grammar_that_the_model_follows_changes_no_token(runner: LlamaRunner) -> None:
+    [free] = generate(runner, [CHAT], 10)
+    assert draw(runner, CHAT, grammar_of(runner.model, r"root ::= [^\x00]*"), 10) == free
+
+
+def test_a_complete_text_ends_where_the_vocabulary_has_no_end_token(tmp_path: Path, make_context: MakeContext) -> None:
+    cpu = choose_device("cpu", devices())
+    path = write_tiny(tmp_path / "endless.gguf", has_end=False)
+    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        runner = LlamaRunner(model, make_context(model))
+        drawn = draw(runner, "a", grammar_of(model, 'root ::= "a" "a"'))
+        assert model.ends.size == 0
+    assert [(sampled.piece, sampled.is_end) for sampled in drawn] == [(b"a", False), (b"a", False), (b"", True)]
+
+
+def test_a_text_the_vocabulary_cannot_go_on_is_that_slots_error(tiny: Model, make_context: MakeContext) -> None:
+    """NUL is never text."""
+    runner = LlamaRunner(tiny, make_context(tiny))
+    [sampled] = draw(runner, "a", grammar_of(tiny, r'root ::= "\x00"'))
+    assert sampled.error is not None
+    assert "token" in sampled.error
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("n_top", [0, 5])
+def test_log_probabilities_are_those_of_the_raw_logits(runner: LlamaRunner, n_top: int) -> None:
+    sampling = Sampling(seed=3, temperature=1.7, repetition_penalty=1.5, top_k=40, logprobs=n_top)
+    tokens = runner.model.tokenize(CHAT)
+    [sampled] = runner.run(Step("prefill", (slice_of(0, 0, tokens, sampling),)))
+    logits = runner.context.logits(len(tokens) - 1).astype(np.float64)
+    expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    assert sampled.logprob is not None
+    token = sampled.logprob.token
+    assert token == TopToken(sampled.piece.decode(), sampled.token, token.logprob)
+    assert token.logprob == pytest.approx(expected[sampled.token])
+    best = np.argsort(-expected, kind="stable")[:n_top]
+    assert [top.id for top in sampled.logprob.top] == best.tolist()
+    assert [top.logprob for top in sampled.logprob.top] == pytest.approx(expected[best].tolist())
+
+
+@pytest.mark.model
+def test_without_being_asked_there_are_no_log_probabilities(runner: LlamaRunner) -> None:
+    [sampled] = runner.run(Step("prefill", (slice_of(0, 0, runner.model.tokenize(CHAT)),)))
+    assert sampled.logprob is None
+
+
+# ── batches ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @settings(derandomize=True, deadline=None)

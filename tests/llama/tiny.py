@@ -16,8 +16,13 @@ BOS, END = 1, 2
 N_EMBD, N_HEAD, N_FF = 32, 4, 32
 
 
-def write_tiny(path: Path, *, has_bos: bool = True, weight: float = 0.0, **changes: Value) -> Path:
-    """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `changes`: llama.* keys."""
+def write_tiny(
+    path: Path, *, has_bos: bool = True, has_end: bool = True, weight: float = 0.0, **changes: Value
+) -> Path:
+    """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `changes`: llama.* keys.
+
+    Without an end the vocabulary is RWKV's, to which llama.cpp adds no end token of its own, and has no "</s>".
+    """
     metadata: dict[str, Value] = {
         "general.architecture": "llama",
         "general.name": "Tiny",
@@ -27,12 +32,12 @@ def write_tiny(path: Path, *, has_bos: bool = True, weight: float = 0.0, **chang
         "llama.feed_forward_length": N_FF,
         "llama.attention.head_count": N_HEAD,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.model": "llama" if has_end else "rwkv",
+        "tokenizer.ggml.tokens": [token if has_end or token != "</s>" else "<2>" for token in TOKENS],
         "tokenizer.ggml.scores": Typed("f32", [0.0] * len(TOKENS)),
         "tokenizer.ggml.token_type": TYPES,
         "tokenizer.ggml.bos_token_id": BOS,
-        "tokenizer.ggml.eos_token_id": END,
+        **({"tokenizer.ggml.eos_token_id": END} if has_end else {}),
         "tokenizer.ggml.add_bos_token": has_bos,
         **{f"llama.{key}": value for key, value in changes.items()},
     }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.contract import StopReason
+from worker.engine.contract import Logprob, StopReason, TokenId, TopToken
 from worker.protocol.events import Dialect, choose_dialect
 
 SSE = choose_dialect(None, sse_event_names=False)
@@ -121,6 +121,28 @@ def test_events_are_the_legacy_ones_with_our_keys_appended(frame: bytes, legacy:
     assert frame == f"data: {legacy}{ours}}}\n\n".encode()
 
 
+def top(text: str, token: int, logprob: float) -> TopToken:
+    return TopToken(text, TokenId(token), logprob)
+
+
+def test_a_token_event_ends_in_the_logprobs_of_the_tokens_it_covers() -> None:
+    hidden = Logprob(top("", 2, -3.5), ())
+    shown = Logprob(top("Hé", 7, -0.25), (top("Hé", 7, -0.25), top("\ufffd", 9, -1.5)))
+    assert (
+        SSE.token("Hé", 5, [hidden, shown])
+        == (
+            'data: {"type":"token","t":"Hé","i":5,"logprobs":['
+            '{"token":"","id":2,"logprob":-3.5,"top":[]},'
+            '{"token":"Hé","id":7,"logprob":-0.25,"top":['
+            '{"token":"Hé","id":7,"logprob":-0.25},{"token":"\ufffd","id":9,"logprob":-1.5}]}]}\n\n'
+        ).encode()
+    )
+
+
+def test_a_token_event_without_logprobs_has_no_such_key() -> None:
+    assert SSE.token("a", 0, []) == SSE.token("a", 0) == b'data: {"type":"token","t":"a","i":0}\n\n'
+
+
 @pytest.mark.parametrize("texts", [pytest.param(["Hello", " 世界", "🌍", "مرحبا", "Привет"], id="TV-110")])
 def test_tokens_read_back_in_order(texts: list[str]) -> None:
     frames = [SSE.token(text, index) for index, text in enumerate(texts)]
@@ -191,6 +213,24 @@ def test_any_text_survives_a_token_frame_which_stays_one_line(text: str, index: 
     assert b"\n" not in body
     assert b"\r" not in body
     assert json.loads(body) == {"type": "token", "t": text, "i": index}
+
+
+top_tokens = st.builds(
+    TopToken, st.text(), st.integers(0, 2**31).map(TokenId), st.floats(max_value=0, allow_infinity=False)
+)
+
+
+@given(texts, st.lists(st.builds(Logprob, top_tokens, st.lists(top_tokens).map(tuple)), min_size=1))
+@settings(derandomize=True, deadline=None)
+def test_logprobs_read_back_as_they_are_in_their_order(text: str, entries: list[Logprob]) -> None:
+    event = json.loads(JSON_LINES.token(text, 0, entries))
+    assert list(event) == ["type", "t", "i", "logprobs"]
+    for said, entry in zip(event["logprobs"], entries, strict=True):
+        assert list(said) == ["token", "id", "logprob", "top"]
+        assert (said["token"], said["id"], said["logprob"]) == (entry.token.text, entry.token.id, entry.token.logprob)
+        assert [(other["token"], other["id"], other["logprob"]) for other in said["top"]] == [
+            (other.text, other.id, other.logprob) for other in entry.top
+        ]
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"], exclude_characters='"\\')))

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import Philox
 
 from worker.sampling.draw import uniform
 
@@ -31,6 +32,22 @@ def test_the_number_depends_on_seed_and_position_only(seed: int, position: int) 
     uniform(seed ^ 1, position + 1)
     assert uniform(seed, position) == first
     assert 0.0 <= first < 1.0
+
+
+@settings(derandomize=True, deadline=None)
+@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**63))
+def test_lanes_are_the_words_of_one_block_as_numpy_computes_it(seed: int, position: int) -> None:
+    words = Philox(key=seed, counter=position).random_raw(4)
+    assert [uniform(seed, position, lane) for lane in range(4)] == [(int(word) >> 11) / 2**53 for word in words]
+    assert uniform(seed, position) == uniform(seed, position, lane=0)
+
+
+@pytest.mark.parametrize("lanes", [(0, 1), (0, 2), (1, 2)])
+def test_lanes_are_independent(lanes: tuple[int, int]) -> None:
+    """Pairs fill a grid of 4 x 5 cells evenly."""
+    first, second = lanes
+    pairs = ((uniform(5, position, first), uniform(5, position, second)) for position in range(4000))
+    assert chi_square([(int(a * 4) + b) / 4 for a, b in pairs]) < CRITICAL
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])

@@ -165,8 +165,19 @@ def test_the_openapi_document_names_every_route_and_every_field(client: httpx2.C
     documented = {*ASKED, *ORDERED} - {"/openapi/openapi.json", "/cancel/some-job"} | {"/cancel/{job_id}"}
     assert routes == {path: ["get"] if path in ASKED else ["post"] for path in documented}
     schema = paths["/execute"]["post"]["requestBody"]["content"][JSON]["schema"]
-    assert set(schema["properties"]) == set(R0) == {field.name for field in msgspec.structs.fields(ExecuteRequest)}
+    names = [field.name for field in msgspec.structs.fields(ExecuteRequest)]
+    assert set(R0) < set(schema["properties"]) == set(names)
     assert set(schema["required"]) == {"job_id", "prompt", "max_tokens"}
+    assert all(schema["properties"][name]["description"] for name in names)
+
+
+def test_the_openapi_document_says_what_a_field_may_hold_and_what_logprobs_look_like(client: httpx2.Client) -> None:
+    execute = client.get("/openapi/openapi.json").json()["paths"]["/execute"]["post"]
+    fields = execute["requestBody"]["content"][JSON]["schema"]["properties"]
+    assert fields["dry_base"].items() >= {"type": "number", "minimum": 1, "maximum": 16, "default": 1.75}.items()
+    assert fields["xtc_threshold"]["default"] == 0.1
+    assert fields["stop_token_ids"]["maxItems"] == 64
+    assert '{"token","id","logprob","top":[{"token","id","logprob"}]}' in execute["responses"]["200"]["description"]
 
 
 # ── size of a body ───────────────────────────────────────────────────────────────────────────────

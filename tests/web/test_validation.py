@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.protocol import test_request, test_rules
+from tests.protocol import test_own_fields, test_own_rules, test_request, test_rules
 from tests.protocol.vectors import R0, body_of, without
 from tests.web.wire import JSON, events_in
 from tests.worker_process import Stream, WorkerProcess, check_order
@@ -25,7 +25,7 @@ Test = Callable[..., None]
 def rows_of(test: Test, *, leave_out: tuple[str, ...] = ()) -> list[Any]:
     """The parameters another test is given."""
     (mark,) = (mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize")
-    return [row for row in mark.args[1] if row.id not in leave_out]
+    return [row for row in mark.args[1] if getattr(row, "id", None) not in leave_out]
 
 
 def execute(client: httpx2.Client, body: bytes, content_type: str = JSON) -> httpx2.Response:
@@ -91,7 +91,39 @@ def test_broken_rules_come_back_byte_for_byte_and_nothing_is_streamed(
     assert response.content == test_rules.errors(*entries)
 
 
-@pytest.mark.parametrize(("field", "literal"), rows_of(test_request.test_wrong_type_is_422_and_names_the_field))
+@pytest.mark.parametrize(("sent", "expected"), rows_of(test_own_rules.test_a_broken_rule_is_told_in_these_words))
+def test_broken_rules_of_our_own_fields_come_back_the_same_way(
+    client: httpx2.Client, sent: dict[str, Any], expected: str
+) -> None:
+    """Token ids are held to the loaded model's vocabulary, which is as large as the table's."""
+    response = execute(client, body_of(R0 | sent))
+    assert (response.status_code, response.headers["content-type"]) == (400, JSON)
+    assert response.content == test_rules.errors(expected)
+
+
+def test_the_first_token_id_behind_the_vocabulary_is_refused(worker: WorkerProcess, client: httpx2.Client) -> None:
+    n_vocab = worker.get("/health").json()["vocab_size"]
+    sent = {"max_tokens": 1, "logit_bias": {str(n_vocab - 1): 0}, "stop_token_ids": [n_vocab - 1]}
+    assert execute(client, body_of(R0 | sent)).status_code == 200
+    sent = {"logit_bias": {str(n_vocab): 0}, "stop_token_ids": [n_vocab]}
+    fields = [error["field"] for error in execute(client, body_of(R0 | sent)).json()["errors"]]
+    assert fields == ["logit_bias", "stop_token_ids"]
+
+
+def test_a_large_body_is_held_to_the_same_rules(client: httpx2.Client) -> None:
+    """It is read on a thread of its own."""
+    schema = {"title": "x" * 60_000, "properties": {"a": {"not": {}}}}
+    response = execute(client, body_of(R0 | {"max_tokens": 0, "json_schema": schema}))
+    assert [error["field"] for error in response.json()["errors"]] == ["max_tokens", "json_schema"]
+
+
+@pytest.mark.parametrize(
+    ("field", "literal"),
+    [
+        *rows_of(test_request.test_wrong_type_is_422_and_names_the_field),
+        *rows_of(test_own_fields.test_wrong_type_is_422_and_names_the_field),
+    ],
+)
 def test_a_wrong_type_is_422(client: httpx2.Client, field: str, literal: str) -> None:
     response = execute(client, test_request.raw_body(field, literal))
     assert (response.status_code, response.headers["content-type"]) == (422, TEXT)

@@ -28,8 +28,9 @@ from worker.metrics import Metrics
 from worker.order import Surroundings, order_of
 from worker.progress import LoadProgress
 from worker.protocol.events import JSON_LINES_TYPES, choose_dialect
+from worker.protocol.field_errors import FieldsRefused
 from worker.protocol.request import ExecuteRequest
-from worker.protocol.rules import FieldsRefused, violations
+from worker.protocol.rules import violations
 from worker.settings import Settings, environment
 
 _LONGEST_S = 86_400.0
@@ -72,7 +73,7 @@ def generate(prompt: str, **options: Any) -> None:
         environment(),
         default_model=lambda catalog: load_catalog(catalog).default.name,
     )
-    broken = violations(request, settings.max_tokens_out)
+    broken = violations(request, settings.max_tokens_out, vocab_size=None)
     if broken:
         raise UsageError(str(FieldsRefused(broken)))
     logs.configure("pretty", settings.worker_id, level="warning")

@@ -1,16 +1,14 @@
-"""All messages between the two processes, and the words the engine's rooms share.
+"""All messages between the two processes, and the words they are made of.
 
-Owns: the frames on the socketpair (msgspec structs, tagged, array-like), the step vocabulary and the `Runner` seam.
+Owns: the frames on the socketpair (msgspec structs, tagged, array-like).
 Knows nothing of HTTP, llama.cpp or numpy.
 
     front  ── Configure, Submit, Cancel ──▶  engine
     front  ◀── Progress, Loaded, LoadFailed, Accepted, Refused, StepBegun, StepDone ──  engine
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal, NewType, Protocol
+from typing import Literal, NewType
 
 import msgspec
 
@@ -242,114 +240,3 @@ class StepDone(_Frame, frozen=True, kw_only=True):
 
 Inbound = Configure | Submit | Cancel
 Outbound = Progress | Loaded | LoadFailed | Accepted | Refused | StepBegun | StepDone
-
-
-# ── inside the engine ────────────────────────────────────────────────────────────────────────────
-
-
-class Constraint(Protocol):
-    """A grammar at one point of one job's text. Who holds it closes it; the runner knows what else it can do."""
-
-    def accept(self, token: TokenId) -> None:
-        """Go on by a token that was drawn under this constraint and does not end the job."""
-        ...
-
-    def close(self) -> None:
-        """Free what it holds. Idempotent."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A slot's part of a step: `tokens` go to positions [start, start + len(tokens)).
-
-    `sampling` is set when a token is to be drawn after the last of them; `generated` is then the job's
-    tokens so far (owned by the sequence, read during the step only), and `constraint` filters the draw.
-    """
-
-    slot: SlotId
-    start: int
-    tokens: Seq[TokenId]
-    sampling: Sampling | None = None
-    generated: Seq[TokenId] = ()
-    constraint: Constraint | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One llama_decode: either prefill slices or one token per decoding slot, never mixed (stable shapes)."""
-
-    kind: StepKind
-    slices: tuple[Slice, ...]
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(len(piece.tokens) for piece in self.slices)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a slot drew: the token, its raw bytes (control tokens: empty), and whether it ends generation."""
-
-    slot: SlotId
-    token: TokenId
-    piece: bytes
-    is_end: bool
-    error: str | None = None
-    """Why nothing could be drawn (logits that are not numbers); the token means nothing then."""
-    logprob: Logprob | None = None
-
-
-class Runner(Protocol):
-    """Runs steps. Two implementations: llama/runner.py and the tests' readable fake."""
-
-    def run(self, step: Step) -> list[Sampled]:
-        """Decode the step and draw a token for every slice that has `sampling`, in slice order.
-
-        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `trim` first.
-        Any other exception is fatal for the process.
-        """
-        ...
-
-    def trim(self, slot: SlotId, n_keep: int) -> None:
-        """Forget the slot's cells from position n_keep on; 0 empties it."""
-        ...
-
-    def request_abort(self) -> None:
-        """Ask a running step to stop early; from any thread. Has no effect on backends that cannot."""
-        ...
-
-    def forget_abort(self) -> None:
-        """Withdraw `request_abort`; called before each step."""
-        ...
-
-
-class StepFailed(Exception):
-    """Base of the outcomes of a step that did not happen."""
-
-
-class NoRoom(StepFailed):
-    """llama_decode 1: no cells for the batch."""
-
-
-class Aborted(StepFailed):
-    """llama_decode 2: stopped by request_abort."""
-
-
-class BadBatch(StepFailed):
-    """llama_decode -1: some slice is invalid."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """What loading gives: steps, tokens, constraints, and the facts to report."""
-
-    runner: Runner
-    tokenize: Callable[[str], list[TokenId]]
-    constrain: Callable[[Submit], Constraint | Violation | None]
-    """A fresh constraint for a job that asks for one, or why there is none. Called on the intake thread."""
-    facts: Loaded
-
-
-Load = Callable[[Configure, Callable[[int], None]], LoadedModel]
-"""(config, on_progress(percent)) → a model ready to run. Raises: StartupError."""

@@ -7,22 +7,16 @@ Finished, Failed or cancelled.
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from worker.engine.backend import Aborted, BadBatch, Constraint, NoRoom, Runner, Sampled, Step
 from worker.engine.contract import (
-    Aborted,
-    BadBatch,
-    Constraint,
     Delta,
     Failed,
     FailureCode,
     Finished,
     JobKey,
-    NoRoom,
     Outbound,
-    Runner,
-    Sampled,
     Sampling,
     SlotId,
-    Step,
     StepBegun,
     StepDone,
     StopReason,

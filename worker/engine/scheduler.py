@@ -12,7 +12,8 @@ lie at absolute multiples of `chunk`.
 from collections import deque
 from heapq import heapify, heappop, heappush
 
-from worker.engine.contract import JobKey, SlotId, Step, StepKind
+from worker.engine.backend import Step
+from worker.engine.contract import JobKey, SlotId, StepKind
 from worker.engine.sequence import Sequence, State
 
 

@@ -10,7 +10,8 @@ Owned by the step thread. Knows nothing of the decode call, the clock or other s
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from worker.engine.contract import Constraint, JobKey, Sampling, Slice, SlotId, TokenId
+from worker.engine.backend import Constraint, Slice
+from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
 from worker.engine.text import TextStream
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from llama_cpp import llama_cpp as capi
 
-from worker.engine.contract import Slice
+from worker.engine.backend import Slice
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
 

@@ -13,7 +13,8 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.contract import Aborted, BadBatch, NoRoom, Slice, SlotId
+from worker.engine.backend import Aborted, BadBatch, NoRoom, Slice
+from worker.engine.contract import SlotId
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
 from worker.llama.cells import Cells
@@ -129,7 +130,7 @@ class Context:
         self._cells.make_room(sum(len(piece.tokens) for piece in slices))
         self._outputs = frozenset()
         indexes = self._batch.fill(slices)
-        code = int(capi.llama_decode(self._open_handle, self._batch.struct))
+        code = int(capi.llama_decode(self.handle, self._batch.struct))
         if code != 0:
             self._raise_for(code, slices)
         for piece in slices:
@@ -138,18 +139,18 @@ class Context:
         return indexes
 
     def logits(self, index: int) -> Logits:
-        """float32[n_vocab], a read-only view into the library's memory, valid until the next decode.
+        """float32[n_vocab], a view into the library's memory, valid until the next decode; nobody writes into it.
 
+        It is not marked as read-only, because numpy's argmax copies what it may not write.
         Raises: ValueError for an index the last decode did not return.
         """
         if index not in self._outputs:
             raise ValueError(f"batch index {index} has no logits; the last decode has them at {sorted(self._outputs)}")
-        pointer = capi.llama_get_logits_ith(self._open_handle, index)
+        pointer = capi.llama_get_logits_ith(self.handle, index)
         # NULL is a falsy pointer object here, not None.
         if not pointer:
             raise RuntimeError(f"llama.cpp has no logits for batch index {index}")
         view: Logits = np.ctypeslib.as_array(pointer, shape=(self._model.n_vocab,))
-        view.flags.writeable = False
         return view
 
     def _check_slices(self, slices: Seq[Slice]) -> None:
@@ -239,14 +240,15 @@ class Context:
             self._outputs = frozenset()
 
     @property
-    def _open_handle(self) -> int:
+    def handle(self) -> int:
+        """For this room only."""
         if self._handle is None:
             raise ValueError("the context is closed")
         return self._handle
 
     @property
     def _open_cells(self) -> Cells:
-        assert self._open_handle
+        assert self.handle
         return self._cells
 
     def _check_thread(self) -> None:

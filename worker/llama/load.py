@@ -14,7 +14,8 @@ from typing import cast
 import msgspec
 
 from worker.card import ModelCard, read_card
-from worker.engine.contract import Configure, Loaded, LoadedModel, Sampling, Slice, SlotId, Step, TokenId
+from worker.engine.backend import LoadedModel, Slice, Step
+from worker.engine.contract import Configure, Loaded, Sampling, SlotId, TokenId
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine

@@ -1,10 +1,12 @@
 """One model in memory: its weights, its vocabulary, its metadata.
 
 Owns the llama_model handle and closes the contexts made from it. Knows nothing of decoding.
-`tokenize`, `piece` and `is_end` are safe on any thread, also while another decodes; load and close are not.
+What it says of the vocabulary (`tokenize`, `piece`, `ends`, …) is safe on any thread, also while another decodes; load
+and close are not.
 """
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,7 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from llama_cpp import llama_cpp as capi
+from numpy.typing import NDArray
 
 from worker.engine.contract import TokenId
 from worker.errors import ModelLoadFailed
@@ -78,6 +82,17 @@ class Model:
         return self._handle
 
     @property
+    def is_open(self) -> bool:
+        return self._handle is not None
+
+    @property
+    def vocab(self) -> Any:
+        """For this room only: the vocabulary, which lives and dies with the model. Any: an opaque pointer."""
+        if self._handle is None:
+            raise ValueError("the model is closed")
+        return self._vocab
+
+    @property
     def has_text(self) -> bool:
         """A decoder with a vocabulary and no encoder; to tokenise without a vocabulary would abort."""
         has_vocab = capi.llama_vocab_type(self._vocab) != capi.LLAMA_VOCAB_TYPE_NONE
@@ -101,12 +116,11 @@ class Model:
 
     def _tokenize(self, data: bytes, n_max: int) -> list[TokenId]:
         buffer = (capi.llama_token * n_max)()
-        vocab = self._open_vocab()
-        n = int(capi.llama_tokenize(vocab, data, len(data), buffer, n_max, False, True))
+        n = int(capi.llama_tokenize(self.vocab, data, len(data), buffer, n_max, False, True))
         return self._tokenize(data, -n) if n < 0 else buffer[:n]
 
     def piece(self, token: TokenId) -> bytes:
-        """The token's raw bytes, which need not be whole characters; a control token has none.
+        """The token's raw bytes, which need not be whole characters; a control, unknown or unused token has none.
 
         Raises: ValueError for an id outside the vocabulary (the library would abort).
         """
@@ -115,23 +129,30 @@ class Model:
 
     def _piece(self, token: int, n_max: int) -> bytes:
         buffer = ctypes.create_string_buffer(n_max)
-        n = int(capi.llama_token_to_piece(self._open_vocab(), token, buffer, n_max, 0, False))
+        n = int(capi.llama_token_to_piece(self.vocab, token, buffer, n_max, 0, False))
         return self._piece(token, -n) if n < 0 else buffer.raw[:n]
 
     def is_end(self, token: TokenId) -> bool:
         """Whether the token ends generation, by the vocabulary (EOS, EOT and their like). Raises: as `piece`."""
         self._check(token)
-        return bool(capi.llama_vocab_is_eog(self._open_vocab(), token))
+        return bool(capi.llama_vocab_is_eog(self.vocab, token))
+
+    @functools.cached_property
+    def ends(self) -> NDArray[np.intp]:
+        """The ids of all tokens that end generation, ascending; asked once, some tens of milliseconds."""
+        vocab = self.vocab
+        ends = [token for token in range(self.n_vocab) if capi.llama_vocab_is_eog(vocab, token)]
+        return np.array(ends, dtype=np.intp)
+
+    def token_of(self, text: str) -> TokenId | None:
+        """The one token a text is, special tokens included; None where it is none or several."""
+        data = text.encode()
+        tokens = self._tokenize(data, len(data) + 1)
+        return tokens[0] if len(tokens) == 1 else None
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.n_vocab:
             raise ValueError(f"token {token} is outside the vocabulary of {self.n_vocab}")
-
-    def _open_vocab(self) -> Any:
-        """The vocabulary, which lives and dies with the model. Any: an opaque pointer."""
-        if self._handle is None:
-            raise ValueError("the model is closed")
-        return self._vocab
 
     # ── end ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from worker.engine.contract import BadBatch, NoRoom, Sampled, Sampling, Slice, SlotId, Step, TokenId
-from worker.llama.context import Context
+from worker.engine.backend import BadBatch, NoRoom, Sampled, Slice, Step
+from worker.engine.contract import Logprob, Sampling, SlotId, TokenId, TopToken
+from worker.llama.context import Context, Logits
+from worker.llama.grammar import Grammar
 from worker.llama.model import Model
+from worker.sampling.logprobs import log_probabilities
+from worker.sampling.row import NoToken
 from worker.sampling.sample import sample
 
 
 class LlamaRunner:
-    """The engine's Runner (contract.py) on a real model."""
+    """The engine's Runner (backend.py) on a real model."""
 
     def __init__(self, model: Model, context: Context) -> None:
         self.model = model
@@ -54,12 +58,28 @@ class LlamaRunner:
 
     def _draw(self, piece: Slice, sampling: Sampling, index: int) -> Sampled:
         logits = self.context.logits(index)
+        grammar = piece.constraint
+        assert grammar is None or isinstance(grammar, Grammar), "grammar.py makes them all"
         try:
-            token = TokenId(sample(logits, sampling, piece.generated))
+            token = sample(logits, sampling, piece.generated, self.model.ends, grammar)
         except ValueError as error:
+            if isinstance(error, NoToken) and grammar is not None and self._is_at_its_end(grammar):
+                return Sampled(piece.slot, TokenId(0), b"", is_end=True)
             # Logits that are not numbers are this slot's misfortune; its neighbours' are their own.
             return Sampled(piece.slot, TokenId(0), b"", is_end=False, error=str(error))
-        return Sampled(piece.slot, token, self.model.piece(token), self.model.is_end(token))
+        logprob = None if sampling.logprobs is None else self._logprob(logits, token, sampling.logprobs)
+        return Sampled(piece.slot, token, self.model.piece(token), self.model.is_end(token), logprob=logprob)
+
+    def _is_at_its_end(self, grammar: Grammar) -> bool:
+        """Whether the vocabulary has no token that could say so, and no other may come."""
+        return not self.model.ends.size and not grammar.allowed().any()
+
+    def _logprob(self, logits: Logits, token: TokenId, n_top: int) -> Logprob:
+        logprob, top = log_probabilities(logits, token, n_top)
+        return Logprob(self._top_token(token, logprob), tuple(self._top_token(TokenId(i), at) for i, at in top))
+
+    def _top_token(self, token: TokenId, logprob: float) -> TopToken:
+        return TopToken(self.model.piece(token).decode(errors="replace"), token, logprob)
 
 
 def batches(slices: Seq[Slice], n_batch: int) -> Iterator[Seq[Slice]]:

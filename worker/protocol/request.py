@@ -1,19 +1,23 @@
 """Bodies in: bytes → `ExecuteRequest` or `CancelRequest`, or the text/plain refusal legacy clients know.
 
-Owns: the fields of PROTOCOL.md 4, their types and defaults, what counts as JSON and what as the wrong shape.
-Refuses to know: whether values are in range (rules.py), HTTP, the engine. Pure; runs on the front's event loop.
+Owns: the fields of PROTOCOL.md 4, then our own, their types and defaults, what counts as JSON and what as wrong shape.
+Refuses to know: whether values are in range (rules.py, own_rules.py), HTTP. Pure; runs on the front's event loop.
 """
 
 import struct
+from collections.abc import Callable
 from functools import cache
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 
 from worker.errors import WorkerError
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 U64_MAX = 2**64 - 1
+
+_ZERO_TO_ONE = {"minimum": 0, "maximum": 1}
 
 _NUMBER_STARTS = b"-0123456789"
 
@@ -35,19 +39,104 @@ class WrongShape(BodyRejected):
     wording = "Failed to deserialize the JSON body into the target type: {}"
 
 
-class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `POST /execute`. Floats hold f32 values, possibly infinite; ranges are rules.py's business."""
+def narrow(value: float) -> float:
+    """The nearest f32, as Rust's `as f32` gives it: what is too large becomes an infinity."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
 
-    job_id: str
-    prompt: str
-    max_tokens: U32
-    temperature: float = 1.0
-    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    top_p: float = 1.0
-    top_k: U32 = 0
-    repetition_penalty: float = 1.0
-    stop: tuple[str, ...] = ()
-    min_p: float = 0.0
+
+def _doc(description: str, **bounds: int) -> msgspec.Meta:
+    """What request_schema.py tells of a field. The bounds are told there only: breaking one is a 400, not a 422."""
+    return msgspec.Meta(description=description, extra_json_schema=bounds or None)
+
+
+class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `POST /execute`. Floats hold f32 values, possibly infinite; ranges are the rules' business."""
+
+    job_id: Annotated[str, _doc("The client's name for the job; unique among those in flight.", minLength=1)]
+    prompt: Annotated[
+        str, _doc("Raw model input: special tokens are parsed, no template is applied.", minLength=1, maxLength=32_768)
+    ]
+    max_tokens: Annotated[
+        U32, _doc("Most tokens to generate; the upper limit is --max-tokens-out. Cut to the context's room.", minimum=1)
+    ]
+    temperature: Annotated[
+        float, _doc("Divides the logits; 0 takes the most probable token.", minimum=0, maximum=2)
+    ] = 1.0
+    seed: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)] | None,
+        _doc("Repeats an answer; null draws one, which `started` reports.", maximum=U64_MAX),
+    ] = None
+    top_p: Annotated[float, _doc("Keep the fewest tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)] = 1.0
+    top_k: Annotated[U32, _doc("Keep so many of the most probable tokens; 0 is off.")] = 0
+    repetition_penalty: Annotated[
+        float, _doc("Above 1 makes tokens generated before less probable; 1 is off.", minimum=0, maximum=2)
+    ] = 1.0
+    stop: Annotated[
+        tuple[str, ...], _doc("Texts that end the answer and are not shown; each 1 to 100 bytes.", maxItems=4)
+    ] = ()
+    min_p: Annotated[
+        float, _doc("Keep tokens with at least this share of the best one's probability; 0 is off.", **_ZERO_TO_ONE)
+    ] = 0.0
+    logprobs: Annotated[
+        U32 | None,
+        _doc("Report each token's log-probability and so many of the most probable ones; null is off.", maximum=20),
+    ] = None
+    frequency_penalty: Annotated[
+        float, _doc("Taken off a token's logit for each time it was generated; 0 is off.", minimum=-2, maximum=2)
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, _doc("Taken off the logit of every token generated before; 0 is off.", minimum=-2, maximum=2)
+    ] = 0.0
+    repeat_last_n: Annotated[
+        I32, _doc("How many generated tokens all penalties look at; -1 is all of them, 0 none.", minimum=-1)
+    ] = -1
+    typical_p: Annotated[
+        float, _doc("Keep the most typical tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)
+    ] = 1.0
+    top_n_sigma: Annotated[
+        float,
+        _doc("Keep logits within so many standard deviations of the best; 0 is off.", minimum=0, maximum=100),
+    ] = 0.0
+    xtc_probability: Annotated[
+        float, _doc("How often the most probable tokens are left out (XTC); 0 is off.", **_ZERO_TO_ONE)
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float, _doc("XTC leaves out all tokens at least so probable but the last; above 0.5 none.", **_ZERO_TO_ONE)
+    ] = narrow(0.1)
+    dry_multiplier: Annotated[
+        float, _doc("Strength of the penalty on repeated sequences (DRY); 0 is off.", minimum=0, maximum=100)
+    ] = 0.0
+    dry_base: Annotated[
+        float, _doc("DRY grows by this factor for each token a sequence is longer.", minimum=1, maximum=16)
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        U32, _doc("The longest repeated sequence that DRY leaves alone, in tokens.", minimum=1, maximum=2048)
+    ] = 2
+    logit_bias: Annotated[
+        dict[str, float],
+        _doc(
+            "Token ids in decimal, and what is added to their logits: -100 to 100; -100 is a ban.", maxProperties=1024
+        ),
+    ] = {}
+    ignore_eos: Annotated[
+        bool, _doc("Go on to max_tokens: end tokens are never drawn. Not with grammar or json_schema.")
+    ] = False
+    min_tokens: Annotated[
+        U32, _doc("Draw no end token and none of stop_token_ids before so many tokens; at most max_tokens.")
+    ] = 0
+    stop_token_ids: Annotated[
+        tuple[U32, ...], _doc("Tokens that end the answer as a stop does and are not shown.", maxItems=64)
+    ] = ()
+    grammar: Annotated[
+        str | None, _doc("GBNF with a rule `root` that the whole text follows; at most 65536 bytes, 64 levels deep.")
+    ] = None
+    json_schema: Annotated[
+        dict[str, Any] | bool | None,
+        _doc("The text is JSON that this schema allows; at most 65536 bytes, 64 levels deep. Not with grammar."),
+    ] = None
 
     def __post_init__(self) -> None:
         # msgspec's own bounds end at 2**63 - 1.
@@ -71,26 +160,19 @@ def parse_cancel(body: bytes) -> CancelRequest:
     return _parse(body, CancelRequest)
 
 
-def narrow(value: float) -> float:
-    """The nearest f32, as Rust's `as f32` gives it: what is too large becomes an infinity."""
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
-
-
 Shape = TypeVar("Shape", bound=msgspec.Struct)
+Read = Callable[[bytes], object]
 
 
 def _parse(body: bytes, shape: type[Shape]) -> Shape:
-    decoders = _decoders(shape)
+    readers = _readers(shape)
     values: dict[str, object] = {}
     for member, raw in _members(body).items():
         name = member.text
         if name in values:
             raise WrongShape(f"duplicate field `{name}`")
-        if name in decoders:
-            values[name] = _value(name, bytes(raw), decoders[name])
+        if name in readers:
+            values[name] = _value(name, bytes(raw), readers[name])
     for field in msgspec.structs.fields(shape):
         if field.required and field.name not in values:
             raise WrongShape(f"missing field `{field.name}`")
@@ -100,18 +182,43 @@ def _parse(body: bytes, shape: type[Shape]) -> Shape:
         raise WrongShape(str(error)) from error
 
 
-@cache
-def _decoders(shape: type[msgspec.Struct]) -> dict[str, msgspec.json.Decoder[object]]:
-    return {field.name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(shape)}
-
-
-def _value(name: str, raw: bytes, decoder: msgspec.json.Decoder[object]) -> object:
-    if decoder.type is float and raw[0] in _NUMBER_STARTS:
-        return narrow(float(raw))  # unlike msgspec's, never out of range
+def _value(name: str, raw: bytes, read: Read) -> object:
     try:
-        return decoder.decode(raw)
+        return read(raw)
     except msgspec.ValidationError as error:
         raise WrongShape(f"{name}: {error}") from error
+    except RecursionError as error:
+        raise MalformedJson("nested too deeply") from error
+
+
+@cache
+def _readers(shape: type[msgspec.Struct]) -> dict[str, Read]:
+    return {field.name: _reader(field.type) for field in msgspec.structs.fields(shape)}
+
+
+def _reader(wanted: Any) -> Read:
+    bare = get_args(wanted)[0] if get_origin(wanted) is Annotated else wanted
+    if bare is float:
+        return _number
+    return _numbers if bare == dict[str, float] else msgspec.json.Decoder(wanted).decode
+
+
+_float = msgspec.json.Decoder(float)
+
+
+def _number(raw: bytes) -> float:
+    if raw[0] in _NUMBER_STARTS:
+        return narrow(float(raw))  # unlike msgspec's, never out of range
+    return _float.decode(raw)
+
+
+def _numbers(raw: bytes) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    for member, number in _entries.decode(raw).items():
+        if member.text in numbers:
+            raise msgspec.ValidationError("a name is given twice")
+        numbers[member.text] = _number(bytes(number))
+    return numbers
 
 
 class _Name:
@@ -132,6 +239,7 @@ def _as_name(_type: type, text: str) -> _Name:
     return _Name(text) if text in _KNOWN else _UNKNOWN
 
 
+_entries = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=lambda _type, text: _Name(text))
 _document = msgspec.json.Decoder(msgspec.Raw)
 _object = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=_as_name)
 

@@ -1,112 +1,119 @@
-"""From a row of logits to a token: the samplers of PROTOCOL.md 5, in that order, and the draw.
+"""From a row of logits to a token: the request's settings in their order, and the draw.
 
-Owns the arithmetic of sampling. Knows nothing of slots, steps or llama.cpp: a row, a Sampling and the job's own
-tokens come in, a token goes out. Pure; runs on the engine's step thread. Arithmetic is float64 throughout, so that
-neither a temperature of 1e-6 nor a penalty of 1e-6 can overflow a float32 logit.
+Owns that order, and which way is taken: the cheap one (pool.py, unranked.py) wherever it gives the same answer as
+ranking all tokens (ranked.py). Knows nothing of slots, steps or llama.cpp: a row, a Sampling and the job's own tokens
+come in, a token goes out. Pure; runs on the engine's step thread. Scores are float64, so that neither a temperature of
+1e-6 nor a penalty of 1e-6 can overflow a float32 logit.
 """
 
-import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worker.engine.contract import Sampling, TokenId
-from worker.sampling.draw import uniform
+from worker.sampling import ranked, unranked
+from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
+from worker.sampling.draw import FILTERED_LANE, TOKEN_LANE, XTC_LANE, uniform
+from worker.sampling.filter import Filter, masked
+from worker.sampling.pool import Pool, covering, settled, whole
+from worker.sampling.row import NoToken, Row, row_of
+from worker.sampling.unranked import Undecided
 
 _GREEDY_BELOW = 1e-6
 """PROTOCOL.md 5: a lower temperature means argmax."""
-_LEAST_PENALTY = 1e-6
-"""PROTOCOL.md 5: penalty 0 acts as this; used as a floor, so that a smaller penalty is never a stronger one."""
-
-Ids = NDArray[np.intp]
-Logits = NDArray[np.float32]
-Reals = NDArray[np.float64]
 
 
-def sample(logits: Logits, sampling: Sampling, generated: Seq[int]) -> TokenId:
+def sample(
+    logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids = NO_IDS, filter: Filter | None = None
+) -> TokenId:
     """The job's next token.
 
     `logits`: float32[n_vocab], a view that is only read. `generated`: the job's tokens so far, without the prompt;
-    their number is the position of the draw.
-    Raises: ValueError when no distribution exists (a NaN, a +inf, or nothing but -inf).
+    their number is the position of the draw. `ends`: the vocabulary's end-of-generation ids. `filter`: a token that it
+    refuses is drawn again, with an independent number, among those that it allows.
+    Raises: ValueError when no distribution exists (a NaN, a +inf, or no token that is possible, unbanned and allowed).
     """
-    if sampling.temperature < _GREEDY_BELOW:
-        return TokenId(_most_likely(logits, sampling, generated))
-    ids, probs = candidates(logits, sampling, generated)
-    cumulative = np.cumsum(probs)
-    # u < 1 keeps the target below the last sum, and side="right" passes over candidates of probability 0.
-    target = uniform(sampling.seed, len(generated)) * cumulative[-1]
-    return TokenId(int(ids[np.searchsorted(cumulative, target, side="right")]))
+    token = _drawn(logits, sampling, generated, ends, TOKEN_LANE)
+    if filter is None or filter.allows(token):
+        return TokenId(token)
+    return TokenId(_drawn_allowed(masked(logits, filter), sampling, generated, ends))
 
 
-def candidates(logits: Logits, sampling: Sampling, generated: Seq[int]) -> tuple[Ids, Reals]:
+def candidates(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids = NO_IDS) -> tuple[Ids, Reals]:
     """The tokens that can be drawn and their probabilities (sum 1), most probable first, ties by lower id.
 
     Arguments and errors as for `sample`. A logit of -inf is no candidate; at temperature 0 there is exactly one.
+    XTC acts here whenever it acts for this seed and position.
     """
     if sampling.temperature < _GREEDY_BELOW:
-        return np.array([_most_likely(logits, sampling, generated)], dtype=np.intp), np.ones(1)
-    scores = logits.astype(np.float64)
-    if sampling.temperature != 1.0:
-        scores /= sampling.temperature
-    _penalise(scores, sampling.repetition_penalty, generated)
-    _check_highest(float(scores.max()))
-    ids = _ranked(scores)
-    if sampling.top_k:
-        ids = ids[: sampling.top_k]
-    probs = _softmax(scores[ids])
-    if sampling.top_p < 1.0:
-        probs = _nucleus(probs, sampling.top_p)
-    if sampling.min_p > 0.0:
-        probs = probs[probs >= sampling.min_p * probs[0]]
-    return ids[: len(probs)], probs / probs.sum()
+        return np.array([_most_likely(logits, sampling, generated, ends)], dtype=np.intp), np.ones(1)
+    row = row_of(logits, sampling, generated, ends, sampling.temperature)
+    return _ranked(row, sampling, len(generated))
 
 
-def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int]) -> int:
-    """argmax after the penalty; numpy's takes the lowest id of equals, and a NaN before all others."""
-    scores: Logits | Reals = logits
-    if sampling.repetition_penalty != 1.0:
-        scores = logits.astype(np.float64)
-        _penalise(scores, sampling.repetition_penalty, generated)
-    best = int(np.argmax(scores))
-    _check_highest(float(scores[best]))
+def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, lane: int) -> int:
+    if sampling.temperature < _GREEDY_BELOW:
+        return _most_likely(logits, sampling, generated, ends)
+    row = row_of(logits, sampling, generated, ends, sampling.temperature)
+    number = uniform(sampling.seed, len(generated), lane)
+    if not _xtc_acts(sampling, len(generated)):
+        for pool in _pools(row, sampling, number):
+            with suppress(Undecided):
+                return unranked.drawn(_truncated(pool, sampling), number)
+    ids, probs = _ranked(row, sampling, len(generated))
+    cumulative = np.cumsum(probs)
+    # number < 1 keeps the target below the last sum, and side="right" passes over candidates of probability 0.
+    return int(ids[np.searchsorted(cumulative, number * cumulative[-1], side="right")])
+
+
+def _drawn_allowed(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
+    """Draw again from a filtered row; without min_tokens' ban where that leaves nothing."""
+    for settings in (sampling, replace(sampling, min_tokens=0)):
+        with suppress(NoToken):
+            return _drawn(logits, settings, generated, ends, FILTERED_LANE)
+    raise NoToken("cannot sample: the grammar allows no token that is possible and not banned")
+
+
+def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
+    """argmax after the penalties; numpy's takes the lowest id of equals, and a NaN before all others."""
+    row = row_of(logits, sampling, generated, ends, temperature=1.0)
+    scores = row.all_scores() if row.touched.size else logits
+    best = int(scores.argmax())
+    row.check(float(scores[best]))
     return best
 
 
-def _penalise(scores: Reals, penalty: float, generated: Seq[int]) -> None:
-    """Make each distinct generated token less likely (penalty > 1) or more likely (< 1), in place."""
-    if penalty == 1.0:
-        return
-    penalty = max(penalty, _LEAST_PENALTY)
-    seen = np.fromiter(set(generated), dtype=np.intp)
-    before = scores[seen]
-    scores[seen] = np.where(before > 0.0, before / penalty, before * penalty)
+def _xtc_acts(sampling: Sampling, position: int) -> bool:
+    return sampling.xtc_probability > 0.0 and uniform(sampling.seed, position, XTC_LANE) < sampling.xtc_probability
 
 
-def _check_highest(highest: float) -> None:
-    """One look is enough: max and argmax prefer NaN to +inf to finite values to -inf."""
-    if math.isnan(highest):
-        raise ValueError("cannot sample: the logits contain NaN; the model's computation failed for this job")
-    if highest == math.inf:
-        raise ValueError("cannot sample: the logits contain +inf; the model's computation failed for this job")
-    if highest == -math.inf:
-        raise ValueError("cannot sample: every logit is -inf, so no token is possible")
+def _pools(row: Row, sampling: Sampling, number: float) -> Iterator[Pool]:
+    """What a draw with `number` needs of the row: first by a quick sum of the rest, then by an exact one."""
+    share = sampling.top_p
+    if share >= 1.0 and sampling.min_p == 0.0:
+        share = number
+    pool = covering(row, sampling, share)
+    yield pool
+    if pool.rest:
+        yield settled(pool, row)
 
 
-def _ranked(scores: Reals) -> Ids:
-    """Ids of the possible tokens, highest score first. Scores, not probabilities: those may round to equals."""
-    ids = np.argsort(-scores, kind="stable")
-    return ids[: np.count_nonzero(scores > -np.inf)]
+def _truncated(pool: Pool, sampling: Sampling) -> Pool:
+    return unranked.truncated(pool, sampling.typical_p, sampling.top_p, sampling.min_p)
 
 
-def _softmax(ranked: Reals) -> Reals:
-    weights: Reals = np.exp(ranked - ranked[0])
-    weights /= weights.sum()
-    return weights
+def _ranked(row: Row, sampling: Sampling, position: int) -> tuple[Ids, Reals]:
+    ids, scores = _ranked_before_xtc(row, sampling)
+    if _xtc_acts(sampling, position):
+        ids, scores = ranked.without_top_choices(ids, scores, sampling.xtc_threshold)
+    return ids, ranked.softmax(scores)
 
 
-def _nucleus(probs: Reals, top_p: float) -> Reals:
-    """The shortest prefix whose sum is at least `top_p`, and at least one."""
-    n_short = int(np.searchsorted(np.cumsum(probs), top_p, side="left"))
-    return probs[: n_short + 1]
+def _ranked_before_xtc(row: Row, sampling: Sampling) -> tuple[Ids, Reals]:
+    for pool in _pools(row, sampling, 1.0):
+        with suppress(Undecided):
+            return ranked.ranked(_truncated(pool, sampling))
+    return ranked.truncated(*ranked.ranked(whole(row, sampling)), sampling)

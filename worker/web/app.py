@@ -23,9 +23,11 @@ from worker.logs import get_logger
 from worker.phase import Phase
 from worker.protocol.bodies import CancelBody, encode_error, shutdown_body
 from worker.protocol.events import choose_dialect
+from worker.protocol.field_errors import FieldsRefused, encode_violations
 from worker.protocol.headers import is_json_content_type
 from worker.protocol.request import BodyRejected, ExecuteRequest, parse_cancel, parse_execute
-from worker.protocol.rules import FieldsRefused, encode_violations, violations
+from worker.protocol.request_schema import request_schema
+from worker.protocol.rules import violations
 from worker.web.connection import is_crowded
 from worker.web.edge import Edge
 from worker.web.streaming import JobStream
@@ -33,11 +35,17 @@ from worker.web.streaming import JobStream
 log = get_logger()
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
-LARGE_BODY_BYTES = 256 * 1024
+LARGE_BODY_BYTES = 32 * 1024
 
 AnyRequest = Request[Any, Any, Any]
 
 _TEXT = "text/plain"
+_STREAM = (
+    "The job's events: `started`, then `token` and `metrics`, at last `end` or `error`. A `token` event is "
+    '{"type":"token","t":TEXT,"i":INDEX}. For a request with `logprobs` it ends in "logprobs", a list with one entry '
+    'per sampled token it covers: {"token","id","logprob","top":[{"token","id","logprob"}]}, natural logarithms under '
+    "the softmax of the raw logits, the most probable first in `top`. Tokens without text come with the next that has."
+)
 
 
 def create_app(front: Front) -> ASGIApp:
@@ -98,23 +106,21 @@ class _ExecuteOperation(Operation):
     """The request body is decoded by protocol/, so the schema is stated here."""
 
     def __post_init__(self) -> None:
-        schema = msgspec.json.schema(ExecuteRequest)["$defs"]["ExecuteRequest"]
-        body = Schema(**{key: schema[key] for key in ("type", "properties", "required")})
+        body = Schema(**request_schema())
         self.request_body = RequestBody(content={"application/json": OpenAPIMediaType(schema=body)}, required=True)
 
 
 def _execute_route(front: Front) -> Any:
-    @post("/execute", status_code=200, operation_class=_ExecuteOperation)
+    @post("/execute", status_code=200, operation_class=_ExecuteOperation, response_description=_STREAM)
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines where Accept asks for them."""
         try:
             body = await _json_body(request)
-            # A large body of very many members takes tens of milliseconds: not on the loop.
-            parsed = parse_execute(body) if len(body) < LARGE_BODY_BYTES else await to_thread(parse_execute, body)
-            if broken := violations(parsed, front.settings.max_tokens_out):
-                raise FieldsRefused(broken)
+            # A large body of very many members, or a schema's, takes tens of milliseconds: not on the loop.
+            is_small = len(body) < LARGE_BODY_BYTES
+            asked = _read_execute(body, front) if is_small else await to_thread(_read_execute, body, front)
             job = front.open_job(
-                parsed,
+                asked,
                 choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names),
                 request.headers.get("x-deadline"),
                 request.scope["state"]["correlation_id"],
@@ -126,6 +132,15 @@ def _execute_route(front: Front) -> Any:
         return JobStream(front, job, render_error)
 
     return execute
+
+
+def _read_execute(body: bytes, front: Front) -> ExecuteRequest:
+    """Raises: BodyRejected, FieldsRefused."""
+    request = parse_execute(body)
+    vocab_size = front.facts.vocab_size if front.facts is not None else None
+    if broken := violations(request, front.settings.max_tokens_out, vocab_size):
+        raise FieldsRefused(broken)
+    return request
 
 
 def _control_routes(front: Front) -> list[Any]:

@@ -1,0 +1,299 @@
+"""The rules of our own fields, and how all rules come together."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.protocol.test_rules import MAX_TOKENS_OUT, entry, errors
+from tests.protocol.vectors import R0, body_of
+from worker.protocol.field_errors import MAX_ERRORS, FieldError, encode_violations
+from worker.protocol.own_rules import MAX_BIASES
+from worker.protocol.request import ExecuteRequest, narrow, parse_execute
+from worker.protocol.request_schema import request_schema
+from worker.protocol.rules import violations
+
+VOCAB = 49_152
+GRAMMAR = 'root ::= "a"'
+
+
+def broken(sent: dict[str, Any], vocab_size: int | None = VOCAB) -> list[FieldError]:
+    return violations(parse_execute(body_of(R0 | sent)), MAX_TOKENS_OUT, vocab_size)
+
+
+def out_of(field: str, constraint: str, bound: str, value: str) -> str:
+    return entry(field, constraint, f"{field} must be {bound} (got {value})", value)
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"logprobs": 21}, out_of("logprobs", "range(0..=20)", "at most 20", "21")),
+        ({"frequency_penalty": -2.1}, out_of("frequency_penalty", "range(-2.0..=2.0)", "at least -2.0", "-2.1")),
+        ({"presence_penalty": 3}, out_of("presence_penalty", "range(-2.0..=2.0)", "at most 2.0", "3")),
+        ({"repeat_last_n": -2}, out_of("repeat_last_n", "range(-1..)", "at least -1", "-2")),
+        ({"typical_p": 1.5}, out_of("typical_p", "range(0.0..=1.0)", "at most 1.0", "1.5")),
+        ({"top_n_sigma": 101}, out_of("top_n_sigma", "range(0.0..=100.0)", "at most 100.0", "101")),
+        ({"xtc_probability": -1}, out_of("xtc_probability", "range(0.0..=1.0)", "at least 0.0", "-1")),
+        ({"xtc_threshold": 2}, out_of("xtc_threshold", "range(0.0..=1.0)", "at most 1.0", "2")),
+        ({"dry_multiplier": 1e39}, out_of("dry_multiplier", "range(0.0..=100.0)", "at most 100.0", "inf")),
+        ({"dry_base": 0.5}, out_of("dry_base", "range(1.0..=16.0)", "at least 1.0", "0.5")),
+        ({"dry_allowed_length": 0}, out_of("dry_allowed_length", "range(1..=2048)", "at least 1", "0")),
+        ({"min_tokens": 101}, out_of("min_tokens", "range(0..=100)", "at most 100", "101")),
+        (
+            {"logit_bias": {"7": 0, "49152": 1}},
+            entry(
+                "logit_bias",
+                "vocabulary(49152)",
+                "logit_bias entry 1 must be a token id below 49152 (got 49152)",
+                "49152",
+            ),
+        ),
+        (
+            {"logit_bias": {"007": 0}},
+            entry("logit_bias", "token_id", "logit_bias entry 0 must be named by a token id in decimal"),
+        ),
+        (
+            {"logit_bias": {"7": -100.5}},
+            entry(
+                "logit_bias",
+                "range(-100.0..=100.0)",
+                "logit_bias entry 0 must be at least -100.0 (got -100.5)",
+                "-100.5",
+            ),
+        ),
+        (
+            {"stop_token_ids": [0, 50000]},
+            entry(
+                "stop_token_ids",
+                "vocabulary(49152)",
+                "stop_token_ids entry 1 must be a token id below 49152 (got 50000)",
+                "50000",
+            ),
+        ),
+        (
+            {"stop_token_ids": list(range(65))},
+            entry("stop_token_ids", "max_count(64)", "stop_token_ids must have at most 64 entries (got 65)", "65"),
+        ),
+        (
+            {"ignore_eos": True, "grammar": GRAMMAR},
+            entry(
+                "ignore_eos",
+                "exclusive(grammar)",
+                "ignore_eos cannot go with grammar, which says where the text ends; send one of them",
+            ),
+        ),
+        (
+            {"ignore_eos": True, "json_schema": {}},
+            entry(
+                "ignore_eos",
+                "exclusive(json_schema)",
+                "ignore_eos cannot go with json_schema, which says where the text ends; send one of them",
+            ),
+        ),
+        ({"grammar": " \n"}, entry("grammar", "non_empty", "grammar must not be blank")),
+        (
+            {"json_schema": {}, "grammar": GRAMMAR},
+            entry("json_schema", "exclusive(grammar)", "json_schema cannot go with grammar; send one of them"),
+        ),
+        (
+            {"json_schema": {"not": {}}},
+            entry("json_schema", "supported", "json_schema #/not is not supported; leave it out"),
+        ),
+    ],
+)
+def test_a_broken_rule_is_told_in_these_words(sent: dict[str, Any], expected: str) -> None:
+    assert encode_violations(broken(sent)) == errors(expected)
+
+
+def test_token_ids_are_not_held_to_a_vocabulary_nobody_knows_yet() -> None:
+    sent = {"logit_bias": {"9999999999": 1}, "stop_token_ids": [2**32 - 1]}
+    assert broken(sent, vocab_size=None) == []
+    assert {error.constraint for error in broken(sent, vocab_size=8)} == {"vocabulary(8)"}
+
+
+@pytest.mark.parametrize("key", ["", "-1", "+1", "1.0", "0x1", "01", " 1", "1\n", "٣", "1" * 11, "a" * 100_000])
+def test_a_token_id_has_one_spelling(key: str) -> None:
+    (error,) = broken({"logit_bias": {key: 1}}, vocab_size=None)
+    assert error == FieldError(
+        field="logit_bias",
+        constraint="token_id",
+        message="logit_bias entry 0 must be named by a token id in decimal",
+    )
+
+
+def test_a_max_tokens_out_of_range_does_not_make_min_tokens_wrong() -> None:
+    assert [error.field for error in broken({"max_tokens": 0, "min_tokens": 5})] == ["max_tokens"]
+    assert [error.field for error in broken({"max_tokens": 4096, "min_tokens": 2049})] == ["max_tokens", "min_tokens"]
+
+
+def test_the_answer_to_a_flood_stays_small() -> None:
+    biases = {f"x{i}": 1000 for i in range(100_000)}
+    found = broken({"logit_bias": biases, "stop_token_ids": [2**32 - 1] * 100_000})
+    assert len(found) == 2 * (1 + MAX_ERRORS)
+    schema: dict[str, Any] = {"properties": {f"p{i}": {"not": {}} for i in range(1000)}}
+    assert len(broken({"json_schema": schema})) == MAX_ERRORS
+    assert len(broken({"logit_bias": {str(i): 0 for i in range(MAX_BIASES)}})) == 0
+
+
+# ── what is documented ───────────────────────────────────────────────────────────────────────────
+
+BOUNDED = {
+    name: schema
+    for name, schema in request_schema()["properties"].items()
+    if schema.keys() & {"minimum", "maximum"} and name not in {"max_tokens", "min_tokens", "top_k", "seed"}
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_the_documented_bounds_are_those_of_the_rules(name: str) -> None:
+    schema = BOUNDED[name]
+    step = 0.5 if schema.get("type") == "number" else 1
+    for bound, beyond in (("minimum", -step), ("maximum", step)):
+        if bound in schema and abs(schema[bound]) < 2**31 - 1:
+            assert broken({name: schema[bound]}) == []
+            assert [error.field for error in broken({name: schema[bound] + beyond})] == [name]
+
+
+@pytest.mark.parametrize("name", ExecuteRequest.__struct_fields__)
+def test_every_field_has_a_description_and_a_default_or_is_required(name: str) -> None:
+    schema = request_schema()
+    assert len(schema["properties"][name]["description"]) > 20
+    assert ("default" in schema["properties"][name]) != (name in schema["required"])
+
+
+def test_documented_defaults_are_what_an_absent_field_means() -> None:
+    request = parse_execute(body_of({"job_id": "a", "prompt": "b", "max_tokens": 1}))
+    for name, schema in request_schema()["properties"].items():
+        if "default" in schema:
+            default = schema["default"]
+            assert (narrow(default) if isinstance(default, float) else default) == getattr(request, name)
+
+
+# ── laws ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def f32(least: float, most: float) -> st.SearchStrategy[float]:
+    return st.floats(narrow(least), narrow(most), width=32)
+
+
+token_ids = st.integers(0, VOCAB - 1)
+VALID: dict[str, st.SearchStrategy[Any]] = {
+    "job_id": st.text(min_size=1, max_size=5),
+    "prompt": st.text(min_size=1, max_size=5),
+    "max_tokens": st.integers(10, MAX_TOKENS_OUT),
+    "temperature": f32(0, 2),
+    "top_p": f32(0, 1),
+    "top_k": st.integers(0, 2**32 - 1),
+    "repetition_penalty": f32(0, 2),
+    "stop": st.lists(st.text("ab世", min_size=1, max_size=33), max_size=4),
+    "min_p": f32(0, 1),
+    "logprobs": st.none() | st.integers(0, 20),
+    "frequency_penalty": f32(-2, 2),
+    "presence_penalty": f32(-2, 2),
+    "repeat_last_n": st.integers(-1, 2**31 - 1),
+    "typical_p": f32(0, 1),
+    "top_n_sigma": f32(0, 100),
+    "xtc_probability": f32(0, 1),
+    "xtc_threshold": f32(0, 1),
+    "dry_multiplier": f32(0, 100),
+    "dry_base": f32(1, 16),
+    "dry_allowed_length": st.integers(1, 2048),
+    "logit_bias": st.dictionaries(token_ids.map(str), f32(-100, 100), max_size=5),
+    "ignore_eos": st.just(False),
+    "min_tokens": st.integers(0, 10),
+    "stop_token_ids": st.lists(token_ids, max_size=64),
+    "grammar": st.none() | st.just(GRAMMAR),
+    "json_schema": st.none() | st.sampled_from([{}, {"type": "object"}, True]),
+}
+BROKEN: dict[str, st.SearchStrategy[Any]] = {
+    "job_id": st.just(""),
+    "prompt": st.sampled_from(["", "x" * 32_769]),
+    "max_tokens": st.just(0) | st.integers(MAX_TOKENS_OUT + 1, 2**32 - 1),
+    "temperature": f32(2.001, 1e30) | f32(-1e30, -0.001),
+    "top_p": f32(1.001, 9) | f32(-9, -0.001),
+    "repetition_penalty": f32(2.001, 9) | f32(-9, -0.001),
+    "stop": st.sampled_from([[""], list("abcde"), ["x" * 101]]),
+    "min_p": f32(1.001, 9) | f32(-9, -0.001),
+    "logprobs": st.integers(21, 2**32 - 1),
+    "frequency_penalty": f32(2.001, 9) | f32(-9, -2.001),
+    "presence_penalty": f32(2.001, 9) | f32(-9, -2.001),
+    "repeat_last_n": st.integers(-(2**31), -2),
+    "typical_p": f32(1.001, 9) | f32(-9, -0.001),
+    "top_n_sigma": f32(100.1, 1e9) | f32(-9, -0.001),
+    "xtc_probability": f32(1.001, 9) | f32(-9, -0.001),
+    "xtc_threshold": f32(1.001, 9) | f32(-9, -0.001),
+    "dry_multiplier": f32(100.1, 1e9) | f32(-9, -0.001),
+    "dry_base": f32(16.01, 1e9) | f32(-9, 0.99),
+    "dry_allowed_length": st.just(0) | st.integers(2049, 2**32 - 1),
+    "logit_bias": st.sampled_from([{"x": 0}, {str(VOCAB): 0}, {"1": 100.5}, {str(i): 0 for i in range(1025)}]),
+    "min_tokens": st.integers(MAX_TOKENS_OUT + 1, 2**32 - 1),
+    "stop_token_ids": st.sampled_from([[VOCAB], [0] * 65]),
+    "grammar": st.sampled_from(["", "\t", "(" * 65, "x" * 65_537, "root ::= \0"]),
+    "json_schema": st.sampled_from([False, {"not": {}}, {"$ref": "#/x"}, {"title": "x" * 65_537}]),
+}
+TABLE = [name for name in ExecuteRequest.__struct_fields__ if name in BROKEN]
+REQUIRED = ("job_id", "prompt", "max_tokens")
+valid_requests = st.fixed_dictionaries(
+    {name: VALID[name] for name in REQUIRED},
+    optional={name: values for name, values in VALID.items() if name not in REQUIRED},
+)
+
+
+def broken_values(names: set[str]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({name: BROKEN[name] for name in sorted(names)})
+
+
+def without_both(sent: dict[str, Any], keep: str = "grammar") -> dict[str, Any]:
+    """A grammar and a schema in one request would be one error more."""
+    left_out = "json_schema" if keep == "grammar" else "grammar"
+    return {name: value for name, value in sent.items() if name != left_out or sent.get(keep) is None}
+
+
+def test_the_laws_leave_out_no_field() -> None:
+    every = set(ExecuteRequest.__struct_fields__)
+    assert every - set(VALID) == {"seed"}
+    assert every - set(BROKEN) == {"seed", "top_k", "ignore_eos"}
+
+
+@given(valid_requests)
+@settings(derandomize=True, deadline=None)
+def test_a_request_within_all_ranges_breaks_no_rule(sent: dict[str, Any]) -> None:
+    assert violations(parse_execute(body_of(without_both(sent))), MAX_TOKENS_OUT, VOCAB) == []
+
+
+@given(valid_requests, st.sets(st.sampled_from(TABLE), min_size=1).flatmap(broken_values))
+@settings(derandomize=True, deadline=None, max_examples=300)
+def test_broken_fields_are_told_each_and_no_other_in_the_order_of_the_table(
+    sent: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    if not {"grammar", "json_schema"} <= wrong.keys():
+        sent = without_both(sent | wrong, keep="json_schema" if "json_schema" in wrong else "grammar")
+    found = violations(parse_execute(body_of(sent | wrong)), MAX_TOKENS_OUT, VOCAB)
+    fields = [error.field for error in found]
+    assert list(dict.fromkeys(fields)) == [name for name in TABLE if name in wrong]
+    assert fields == sorted(fields, key=TABLE.index)
+
+
+secrets = st.text("#$%&", min_size=3, max_size=40)
+
+
+@given(secrets, st.sampled_from(["grammar", "json_schema", "schema_value"]))
+@settings(derandomize=True, deadline=None)
+def test_grammar_and_schema_texts_are_never_echoed(secret: str, where: str) -> None:
+    """But for the way to a part of a schema, which names it."""
+    sent: dict[str, dict[str, Any]] = {
+        "grammar": {"grammar": "(" * 65 + json.dumps(secret)},
+        "json_schema": {"json_schema": {"pattern": secret + "(", "type": secret, "$ref": secret}},
+        "schema_value": {"json_schema": {"type": "integer", "enum": [secret], "required": [secret], "format": secret}},
+    }
+    found = broken(sent[where])
+    assert found
+    for error in found:
+        assert secret not in error.message
+        assert error.value is None

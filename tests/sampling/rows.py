@@ -1,0 +1,28 @@
+"""Rows by hand, and what is left of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.engine.contract import Sampling
+from worker.sampling.arrays import NO_IDS
+from worker.sampling.sample import candidates
+
+Row = NDArray[np.float32]
+
+
+def row(*logits: float) -> Row:
+    values = np.array(logits, dtype=np.float32)
+    values.flags.writeable = False
+    return values
+
+
+def ids_of(
+    logits: Row, sampling: Sampling, generated: Sequence[int] = (), ends: NDArray[np.intp] = NO_IDS
+) -> list[int]:
+    return [int(token) for token in candidates(logits, sampling, generated, ends)[0]]
+
+
+def probs_of(logits: Row, sampling: Sampling, generated: Sequence[int] = ()) -> list[float]:
+    return [float(prob) for prob in candidates(logits, sampling, generated)[1]]

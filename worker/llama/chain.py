@@ -1,0 +1,155 @@
+"""llama.cpp's own sampler chains: the peer that our samplers are timed and checked against.
+
+Owns a chain's handle and the array of candidates it works on. Not on the serving path: `bench` and the tests use it.
+Knows nothing of requests. A chain belongs to one thread.
+"""
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from llama_cpp import llama_cpp as capi
+from numpy.typing import NDArray
+
+from worker.engine.contract import TokenId
+from worker.llama.context import Context
+from worker.llama.library import open_library
+
+Stage = Callable[[], Any]
+"""Makes one sampler, which the chain then owns: a llama_sampler_init_* with its arguments. Any: an opaque pointer."""
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""llama_token_data (llama.h)."""
+_RANDOM_SEED = 2**32 - 1
+"""LLAMA_DEFAULT_SEED: draws another one."""
+
+Logits = NDArray[np.float32]
+
+
+def greedy() -> Any:
+    """The stage that selects the highest logit. Source: llama_sampler_init_greedy."""
+    return capi.llama_sampler_init_greedy()
+
+
+def temp(temperature: float) -> Stage:
+    """Divide the logits. Raises: ValueError unless it is above 0 (the library would take 0 for greedy)."""
+    if not 0.0 < temperature < math.inf:
+        raise ValueError(f"temperature {temperature} is not possible: it must be above 0")
+    return functools.partial(capi.llama_sampler_init_temp, temperature)
+
+
+def top_p(share: float) -> Stage:
+    """Keep the nucleus, at least one token. Raises: ValueError outside 0..1."""
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"top_p {share} is not possible: 0 to 1")
+    return functools.partial(capi.llama_sampler_init_top_p, share, 1)
+
+
+def dist(seed: int) -> Stage:
+    """Draw from what is left. Raises: ValueError for a seed that is no u32 or that the library takes for "random"."""
+    if not 0 <= seed < _RANDOM_SEED:
+        raise ValueError(f"seed {seed} is not possible: 0 to {_RANDOM_SEED - 1}")
+    return functools.partial(capi.llama_sampler_init_dist, seed)
+
+
+class Chain:
+    """The stages in their order, for logits of `n_vocab` tokens. After `close` every method raises ValueError."""
+
+    def __init__(self, n_vocab: int, stages: Seq[Stage], selection: Stage | None = None) -> None:
+        """`selection`: the last stage, `greedy` or a `dist`; without one the chain can only `apply`.
+
+        Raises: ValueError for an empty vocabulary or a stage that makes no sampler.
+        """
+        if n_vocab < 1:
+            raise ValueError(f"a vocabulary of {n_vocab} tokens is not possible: at least 1")
+        open_library()
+        self._selects = selection is not None
+        self._handle: Any = capi.llama_sampler_chain_init(capi.llama_sampler_chain_default_params())
+        try:
+            for stage in (*stages, selection) if selection is not None else stages:
+                self._add(stage())
+        except BaseException:
+            self.close()
+            raise
+        self._all_ids = np.arange(n_vocab, dtype=np.int32)
+        candidates = np.zeros(n_vocab, _CANDIDATE)
+        self._ids, self._logits = candidates["id"], candidates["logit"]
+        # The pointer keeps the array alive.
+        self._data = candidates.ctypes.data_as(capi.llama_token_data_p)
+        self._array = capi.llama_token_data_array()
+
+    def _add(self, sampler: Any) -> None:
+        # NULL is a falsy pointer object here, not None; in a chain it would crash the process.
+        if not sampler:
+            raise ValueError("llama.cpp has made no sampler of a stage's arguments")
+        capi.llama_sampler_chain_add(self._handle, sampler)
+
+    def sample(self, logits: Logits) -> TokenId:
+        """The token the chain selects, which it then accepts: what `sample_output` does, for any row of logits.
+
+        `logits`: float32[n_vocab], only read. They hold no NaN: the library's sort would leave its array, and to look
+        for one here would be timed as the library's own work. Raises: ValueError for another shape or type, and for a
+        chain without a selection.
+        """
+        self._check_selects()
+        left = self.apply(logits)
+        token = TokenId(left.data[left.selected].id)
+        self.accept(token)
+        return token
+
+    def sample_output(self, context: Context, index: int) -> TokenId:
+        """The same for a row of the context's last decode, all of it in the library.
+
+        `index`: one that this decode returned; for another the process would abort. Raises: ValueError for a chain
+        without a selection. Source: llama_sampler_sample.
+        """
+        self._check_selects()
+        return TokenId(capi.llama_sampler_sample(self.handle, context.handle, index))
+
+    def apply(self, logits: Logits) -> Any:
+        """The llama_token_data_array after all stages, valid until the next call; for this room only.
+
+        Arguments as for `sample`, which says what they must not hold. Raises: ValueError for another shape or type.
+        Source: llama_sampler_apply.
+        """
+        handle = self.handle
+        if logits.dtype != self._logits.dtype or logits.shape != self._logits.shape:
+            raise ValueError(f"logits are {logits.dtype}{list(logits.shape)}, not float32[{len(self._logits)}]")
+        # As llama_sampler_sample does for every token; the stages before have sorted the ids.
+        self._ids[:] = self._all_ids
+        self._logits[:] = logits
+        array = self._array
+        array.data, array.size, array.selected, array.sorted = self._data, len(self._ids), -1, False
+        capi.llama_sampler_apply(handle, ctypes.byref(array))
+        return array
+
+    def accept(self, token: TokenId) -> None:
+        """Tell the stages which token was taken; penalties look back on it. Source: llama_sampler_accept."""
+        capi.llama_sampler_accept(self.handle, token)
+
+    def close(self) -> None:
+        """Free the chain and its samplers. Idempotent."""
+        if self._handle is not None:
+            capi.llama_sampler_free(self._handle)
+            self._handle = None
+
+    def _check_selects(self) -> None:
+        if not self._selects:
+            raise ValueError("the chain has no selection: give it greedy or a dist")
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            raise ValueError("the chain is closed")
+        return self._handle
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

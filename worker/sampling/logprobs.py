@@ -1,0 +1,39 @@
+"""What a sampled token was worth to the model itself: log-probabilities of the raw logits.
+
+Owns the log-softmax and the list of the most probable tokens. Knows nothing of settings, text or the wire. Pure; the
+step thread.
+"""
+
+import math
+
+import numpy as np
+
+from worker.sampling.arrays import Ids, Logits
+from worker.sampling.pool import some_highest
+
+
+def log_probabilities(logits: Logits, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
+    """ln of the token's probability, and the `n_top` most probable (id, ln): highest logit first, ties by lower id.
+
+    `logits`: float32[n_vocab], only read; before bias, bans, temperature and penalties. A token of logit -inf has -inf
+    and is never listed, so the list may be shorter. Arithmetic is float64. Raises: ValueError as `sample`.
+    """
+    highest = float(logits.max())
+    if not math.isfinite(highest):
+        raise ValueError(f"no log-probabilities: the highest logit is {highest}; the model's computation failed")
+    weights = logits.astype(np.float64)
+    weights -= highest
+    log_sum = math.log(np.exp(weights, out=weights).sum())
+
+    def logprob(token: int) -> float:
+        # The order of subtractions matters: log_sum is nothing beside a logit of 1e30.
+        return (float(logits[token]) - highest) - log_sum
+
+    return logprob(token), [(int(top), logprob(top)) for top in _top(logits, n_top)]
+
+
+def _top(logits: Logits, n_top: int) -> Ids:
+    if n_top == 0:
+        return np.empty(0, dtype=np.intp)
+    some = some_highest(logits, n_top)
+    return some[np.argsort(-logits[some], kind="stable")[:n_top]]

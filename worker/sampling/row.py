@@ -1,0 +1,98 @@
+"""A row of logits as a request sees it: biased, banned, divided by the temperature, penalised.
+
+Only a few tokens are touched by more than the temperature. They are kept apart with their scores, so that the row
+itself can stay float32 and untouched. Owns that split. Knows nothing of what is cut or drawn. Pure; the step thread.
+"""
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker.engine.contract import Sampling
+from worker.sampling import penalties
+from worker.sampling.arrays import NO_IDS, NO_REALS, Ids, Logits, Reals
+
+
+class NoToken(ValueError):
+    """No token is possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Every token's score: the logit over the temperature in float64, except for the touched ones."""
+
+    logits: Logits
+    """float32[n_vocab], only read."""
+    temperature: float
+    touched: Ids
+    """Distinct, ascending."""
+    scores: Reals
+    """The touched tokens' scores; -inf is a ban."""
+
+    def bulk(self) -> Logits:
+        """The logits with -inf at the touched tokens."""
+        if not self.touched.size:
+            return self.logits
+        bulk = self.logits.copy()
+        bulk[self.touched] = -np.inf
+        return bulk
+
+    def all_scores(self) -> Reals:
+        """float64[n_vocab]: every token's score."""
+        scores = self.logits.astype(np.float64)
+        if self.temperature != 1.0:
+            scores /= self.temperature
+        scores[self.touched] = self.scores
+        return scores
+
+    def check(self, highest: float) -> None:
+        """Refuse a row whose highest score is no number; max and argmax prefer NaN to +inf to numbers to -inf.
+
+        Raises: ValueError; NoToken when the highest is -inf.
+        """
+        if -np.inf < highest < np.inf:
+            return
+        if highest == np.inf:
+            raise ValueError("cannot sample: the logits contain +inf; the model's computation failed for this job")
+        if highest != -np.inf:
+            raise ValueError("cannot sample: the logits contain NaN; the model's computation failed for this job")
+        if self.logits.max() == -np.inf:
+            raise NoToken("cannot sample: every logit is -inf, so no token is possible")
+        raise NoToken("cannot sample: logit_bias, ignore_eos and min_tokens together ban every possible token")
+
+
+def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, temperature: float) -> Row:
+    """The row after bias and bans, min_tokens, temperature, and the penalties, in this order.
+
+    `ends`: the vocabulary's end-of-generation ids. `temperature`: positive, in place of the request's.
+    """
+    banned = _banned(sampling, len(generated), ends)
+    tokens = penalties.window(sampling, generated)
+    if not (sampling.logit_bias or banned.size or tokens):
+        return Row(logits, temperature, NO_IDS, NO_REALS)
+    counts = Counter(tokens)
+    biased = np.array([token for token, _ in sampling.logit_bias], dtype=np.intp)
+    touched = np.unique(np.concatenate([biased, banned, np.fromiter(counts, dtype=np.intp)]))
+    scores = logits[touched].astype(np.float64)
+    _add_bias(scores, np.searchsorted(touched, biased), sampling)
+    scores[np.searchsorted(touched, banned)] = -np.inf
+    if temperature != 1.0:
+        scores /= temperature
+    if tokens:
+        penalties.penalise(touched, scores, sampling, tokens, counts)
+    return Row(logits, temperature, touched, scores)
+
+
+def _banned(sampling: Sampling, n_generated: int, ends: Ids) -> Ids:
+    if n_generated < sampling.min_tokens:
+        return np.concatenate([ends, np.array(sampling.stop_token_ids, dtype=np.intp)])
+    return ends if sampling.ignore_eos else NO_IDS
+
+
+def _add_bias(scores: Reals, places: Ids, sampling: Sampling) -> None:
+    bias = np.array([value for _, value in sampling.logit_bias], dtype=np.float64)
+    is_ban = bias == -np.inf
+    scores[places[~is_ban]] += bias[~is_ban]
+    scores[places[is_ban]] = -np.inf
