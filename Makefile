@@ -21,7 +21,7 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not model and not process and not soak"
+	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not soak"
 
 test: .venv/installed-dev model vocabularies
 	$(BIN)/python -m pytest -m "not soak"

@@ -18,15 +18,21 @@ from worker.sampling.row import Row
 _F32_SLACK = 1e-5
 """Bounds the relative error of a float32 sum of float32 weights: exp's argument, rounded three times, is off by 7e-6
 where it is above -40 (weights below that are less than float64's rounding of a total), exp by 3e-7, the sum by 2e-6."""
+_F32_SUM = 3e-6
+"""Of that, what is a share of the whole sum: numpy adds pairwise, in chains of some 40 additions at most."""
 _ROUNDING = 2.0**-52
 """Times the number of terms: bounds by how much two float64 sums of the same weights can differ."""
 _N_OTHER_ROUNDINGS = 16
 """Of exp, of a division, of a product; counted like terms."""
-_EAGERNESS = (64.0, 8.0, 0.5)
+_EAGERNESS = (56.0, 28.0, 6.0, 0.5)
 """The weights to cut at, as multiples of the one that always leaves enough; most rows need only the first."""
 _F32_ROUNDING = 2.0**-22
 _LEAST_LOGIT = float(np.finfo(np.float32).min)
 _LEAST_SCORE = float(np.finfo(np.float64).min)
+_LOG2_E = 1.0 / math.log(2.0)
+_LEAST_EXPONENT, _MOST_EXPONENT = -20.0, 80.0
+"""Of 2, for the highest weight: then the sum of any vocabulary is finite in float32, what is lost at its other end is
+2^-100 of it, and an exponent's rounding stays within _F32_SLACK."""
 _SAMPLE = 1024
 """How many values tell where the highest lie."""
 
@@ -75,15 +81,15 @@ def covering(row: Row, sampling: Sampling, share: float) -> Pool:
     highest = float(bulk.max())
     if not math.isfinite(highest):
         return whole(row, sampling)
-    weights = _estimates(bulk, highest, row.temperature)
-    total = float(weights.sum())
+    shift = _shift(highest, row.temperature)
+    total = float(_estimates(bulk, shift, row.temperature).sum())
     lowest = _lowest_needed(row, highest, sampling.min_p)
-    for cut in _cuts(row, highest, (1.0 - share) * total / len(weights), lowest):
+    for cut in _cuts(row, highest, shift, (1.0 - share) * total / len(bulk), lowest):
         ids = (bulk >= cut).nonzero()[0]
-        if cut > lowest and float(weights[ids].sum()) < share * total:
+        held = float(_estimates(bulk.take(ids), shift, row.temperature).sum())
+        if cut > lowest and held < share * total:
             continue
-        weights[ids] = 0.0
-        pool = _pool(row, ids, cut, float(weights.sum()), highest)
+        pool = _pool(row, ids, cut, _Rest(max(total - held, 0.0), total, shift))
         if cut == lowest or pool.held - pool.error >= share * pool.total:
             return pool
         break
@@ -138,55 +144,73 @@ def settled(pool: Pool, row: Row) -> Pool:
 # ── from scores to a pool ────────────────────────────────────────────────────────────────────────
 
 
-def _pool(row: Row, ids: Ids, cut: float = -math.inf, rest: float = 0.0, rest_highest: float = 0.0) -> Pool:
-    """The untouched tokens `ids`, ascending, and the touched ones of the same scores: those of logits from `cut` on.
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Untouched tokens that are not in a pool, by a float32 sum."""
 
-    `rest`: the weight of all other untouched tokens, against the logit `rest_highest`, by a float32 sum.
-    """
-    scores = row.logits[ids].astype(np.float64)
+    weight: float = 0.0
+    """Against the logit `shift`, as `total` is."""
+    total: float = 0.0
+    """Of all untouched tokens: the sum's own error is a share of this."""
+    shift: float = 0.0
+
+
+_NOTHING = _Rest()
+
+
+def _pool(row: Row, ids: Ids, cut: float = -math.inf, rest: _Rest = _NOTHING) -> Pool:
+    """The untouched tokens `ids`, ascending, and the touched ones of the same scores: those of logits from `cut` on."""
+    scores = row.logits.take(ids).astype(np.float64)
     if row.temperature != 1.0:
         scores /= row.temperature
     if not row.touched.size:
-        return _of(row, ids, scores, rest, rest_highest)
+        return _of(row, ids, scores, rest)
     is_low = row.scores < max(cut / row.temperature, _LEAST_SCORE)
     ids = np.concatenate([ids, row.touched[~is_low]])
     order = ids.argsort(kind="stable")
     scores = np.concatenate([scores, row.scores[~is_low]])[order]
-    pool = _of(row, ids[order], scores, rest, rest_highest)
+    pool = _of(row, ids[order], scores, rest)
     return replace(pool, rest=pool.rest + float(np.exp(row.scores[is_low] - scores.max()).sum()))
 
 
-def _of(row: Row, ids: Ids, scores: Reals, rest: float = 0.0, rest_highest: float = 0.0) -> Pool:
+def _of(row: Row, ids: Ids, scores: Reals, rest: _Rest = _NOTHING) -> Pool:
     highest = float(scores.max(initial=-np.inf))
     row.check(highest)
-    if rest:
-        rest *= math.exp(rest_highest / row.temperature - highest)
+    weight = error = 0.0
+    if rest.total and len(ids) < len(row.logits):
+        scale = math.exp(rest.shift / row.temperature - highest)
+        weight, error = scale * rest.weight, scale * (rest.weight * _F32_SLACK + rest.total * _F32_SUM)
     rounding = (len(row.logits) + _N_OTHER_ROUNDINGS) * _ROUNDING
     weights = scores - highest
     np.exp(weights, out=weights)
-    return Pool(ids, scores, weights, float(weights.sum()), rounding, rest, rest * _F32_SLACK)
+    return Pool(ids, scores, weights, float(weights.sum()), rounding, weight, error)
 
 
 # ── cuts ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _estimates(bulk: Logits, highest: float, temperature: float) -> Logits:
-    """float32[n_vocab]: exp(score - highest score), roughly."""
+def _shift(highest: float, temperature: float) -> float:
+    """The logit whose weight is 1 in float32 sums: 0, which saves a pass, unless the highest weight is out of range."""
+    return 0.0 if _LEAST_EXPONENT <= highest * _LOG2_E / temperature <= _MOST_EXPONENT else highest
+
+
+def _estimates(logits: Logits, shift: float, temperature: float) -> Logits:
+    """float32: exp((logit - shift) / temperature), roughly."""
+    # exp2 of a product takes half the time of exp.
+    scale = np.float32(_LOG2_E / temperature)
     with np.errstate(over="ignore"):
-        weights: Logits = bulk - np.float32(highest)
-        if temperature != 1.0:
-            weights *= np.float32(1.0 / temperature)
-    return np.exp(weights, out=weights)
+        weights: Logits = (logits - np.float32(shift)) * scale if shift else logits * scale
+    return np.exp2(weights, out=weights)
 
 
-def _cuts(row: Row, highest: float, mean_left_out: float, lowest: float) -> Iterator[float]:
+def _cuts(row: Row, highest: float, shift: float, mean_left_out: float, lowest: float) -> Iterator[float]:
     """Ever lower logits to cut at, down to `lowest`, the last one; or until nothing would be left out.
 
     `mean_left_out`: a weight; if no token left out weighs more, enough is left.
     """
     for eagerness in _EAGERNESS:
-        weight = min(eagerness * mean_left_out, 1.0)
-        cut = float(np.float32(highest + row.temperature * math.log(weight))) if weight else -math.inf
+        weight = eagerness * mean_left_out
+        cut = float(np.float32(min(shift + row.temperature * math.log(weight), highest))) if weight else -math.inf
         if cut <= lowest:
             break
         yield cut

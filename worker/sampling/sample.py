@@ -62,7 +62,7 @@ def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, l
     if not _xtc_acts(sampling, len(generated)):
         for pool in _pools(row, sampling, number):
             with suppress(Undecided):
-                return unranked.drawn(_truncated(pool, sampling), number)
+                return unranked.drawn(pool, sampling, number)
     ids, probs = _ranked(row, sampling, len(generated))
     cumulative = np.cumsum(probs)
     # number < 1 keeps the target below the last sum, and side="right" passes over candidates of probability 0.
@@ -97,7 +97,7 @@ def _pools(row: Row, sampling: Sampling, number: float) -> Iterator[Pool]:
         share = number
     pool = covering(row, sampling, share)
     yield pool
-    if pool.rest:
+    if pool.rest or pool.rest_error:
         yield settled(pool, row)
 
 

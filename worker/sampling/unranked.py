@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from worker.sampling.arrays import Ids, Mask
+from worker.engine.contract import Sampling
+from worker.sampling.arrays import Ids, Mask, Reals
 from worker.sampling.pool import Pool
 
 _SORTABLE = 1024
@@ -42,9 +43,32 @@ def truncated(pool: Pool, typical_p: float, top_p: float, min_p: float) -> Pool:
     return kept.keep(_up_to(kept, _reaching(kept, target, pool.error)))
 
 
-def drawn(pool: Pool, number: float) -> int:
-    """The token at which the running sum passes `number` (0 <= number < 1) of the total. Raises: Undecided."""
+def drawn(pool: Pool, sampling: Sampling, number: float) -> int:
+    """The token at which the running sum of what is left passes `number` (0 <= number < 1) of it. Raises: Undecided."""
+    if sampling.typical_p >= 1.0 and len(pool.ids) <= _SORTABLE:
+        return _drawn_of_few(pool, sampling, number)
+    pool = truncated(pool, sampling.typical_p, sampling.top_p, sampling.min_p)
     return int(pool.ids[_reaching(pool, number * pool.total, pool.error)])
+
+
+def _drawn_of_few(pool: Pool, sampling: Sampling, number: float) -> int:
+    """As `drawn`, with one sort for the cuts and the draw."""
+    order = (-pool.scores).argsort(kind="stable")
+    weights = pool.weights.take(order)
+    sums = weights.cumsum()
+    total, error = pool.total, pool.error
+    n_kept = len(order)
+    if sampling.min_p > 0.0:
+        ratios = weights / weights[0]
+        _check_ratios(ratios, sampling.min_p)
+        n_kept = int(np.count_nonzero(ratios >= sampling.min_p))
+    nucleus = sampling.top_p * total
+    if sampling.top_p < 1.0 and not sums[n_kept - 1] < nucleus - error:
+        n_kept = _place(sums[:n_kept], nucleus, error) + 1
+    if n_kept < len(order) or sampling.top_p < 1.0 or sampling.min_p > 0.0:
+        total = float(sums[n_kept - 1])
+        error = total * pool.rounding
+    return int(pool.ids[order[_place(sums[:n_kept], number * total, error)]])
 
 
 def _typical(pool: Pool, mass: float) -> Pool:
@@ -66,9 +90,14 @@ def _typical(pool: Pool, mass: float) -> Pool:
 
 def _above_ratio(pool: Pool, min_p: float) -> Pool:
     ratios = pool.weights / pool.weights.max()
+    _check_ratios(ratios, min_p)
+    return pool.keep(ratios >= min_p)
+
+
+def _check_ratios(ratios: Reals, min_p: float) -> None:
+    """Raises: Undecided."""
     if (np.abs(ratios - min_p) <= _RATIO_ROUNDING).any():
         raise Undecided
-    return pool.keep(ratios >= min_p)
 
 
 def _up_to(pool: Pool, last: int) -> Mask:
@@ -85,6 +114,11 @@ def _reaching(pool: Pool, target: float, error: float) -> int:
     order = positions[(-pool.scores[positions]).argsort(kind="stable")]
     sums = pool.weights[order].cumsum()
     sums += before
+    return int(order[_place(sums, target, error, before)])
+
+
+def _place(sums: Reals, target: float, error: float, before: float = 0.0) -> int:
+    """Where the running sums reach `target`; `before`: the sum ahead of the first. Raises: Undecided."""
     place = int(sums.searchsorted(target))
     if place == len(sums) or sums[place] - target <= error:
         raise Undecided
@@ -92,7 +126,7 @@ def _reaching(pool: Pool, target: float, error: float) -> int:
         before = float(sums[place - 1])
     if before > 0.0 and target - before <= error:
         raise Undecided
-    return int(order[place])
+    return place
 
 
 def _narrowed(pool: Pool, target: float) -> tuple[Ids, float]:
