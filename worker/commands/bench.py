@@ -15,12 +15,19 @@ from worker.catalog import load_catalog, locate
 from worker.cli import read_settings
 from worker.commands.tables import print_json, print_table
 from worker.errors import ModelNotFound, WorkerError
-from worker.llama.logit_rows import Rows, model_rows, synthetic_rows
+from worker.llama.logit_rows import Origin, Rows, model_rows, synthetic_rows
 from worker.llama.sampling_costs import Comparison, FieldCost, Settings, compare, field_costs
 from worker.settings import environment
 
-BOUNDS: dict[Settings, float] = {"greedy": 1 / 10, "worst case": 1 / 20}
-"""The most a token of ours may cost, in tokens of llama.cpp's chain with the same settings."""
+BOUNDS: dict[tuple[Settings, Origin], float] = {
+    ("greedy", "model"): 1 / 10,
+    ("greedy", "synthetic"): 1 / 10,
+    ("worst case", "model"): 1 / 4,
+    ("worst case", "synthetic"): 1 / 20,
+}
+"""The most a token of ours may cost, in tokens of llama.cpp's chain with the same settings. A model's own rows are no
+worst case: few tokens hold nearly all of the probability, llama.cpp sorts 256 candidates only, and both sides do little
+but exponentiate the row."""
 
 SYNTHETIC_VOCABULARIES = (49_152, 152_064)
 """The default model's and a large one's."""
@@ -65,14 +72,14 @@ def bench() -> None:
 @click.option(
     "--model", metavar="REF", help="Take real rows from this model. [default: the catalogue's, if it is here]"
 )
-@click.option("--rounds", type=click.IntRange(1, 1000), default=10, show_default=True, help="How often.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=20, show_default=True, help="How often.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of tables.")
 def sampling(model: str | None, rounds: int, *, as_json: bool) -> None:
     """Compare the cost of drawing a token with llama.cpp's chains.
 
     Exit 1 when greedy costs more than a tenth of theirs, or the worst case (temperature 0.8, top_p 0.95, top_k off)
-    more than a twentieth. The second table is the cost of each request field switched on alone. Measure on an idle
-    machine.
+    more than a twentieth on synthetic rows, where very many tokens may be drawn, or a quarter on a model's rows. The
+    second table is the cost of each request field switched on alone. Measure on an idle machine.
     """
     with _rows(_model_file(model)) as rows:
         report = measure(rows, rounds)
@@ -85,13 +92,15 @@ def sampling(model: str | None, rounds: int, *, as_json: bool) -> None:
 
 def measure(rows: Sequence[Rows], n_rounds: int) -> Report:
     """Every comparison on every kind of rows, and the fields' costs on the first."""
-    comparisons = [compare(each, settings, n_rounds) for each in rows for settings in BOUNDS]
+    comparisons = [
+        compare(each, settings, n_rounds) for each in rows for settings, origin in BOUNDS if origin == each.origin
+    ]
     return Report([judge(comparison) for comparison in comparisons], field_costs(rows[0], n_rounds))
 
 
 def judge(comparison: Comparison) -> Verdict:
     """The comparison with its ratio, its bound, and whether it holds."""
-    bound = BOUNDS[comparison.settings]
+    bound = BOUNDS[comparison.settings, comparison.origin]
     ratio = comparison.ours_us / comparison.llama_cpp_us
     return Verdict(
         settings=comparison.settings,

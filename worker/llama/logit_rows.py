@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +36,14 @@ _MOST_TOKENS = 16
 Logits = NDArray[np.float32]
 
 
+Origin = Literal["model", "synthetic"]
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """At least one row, each float32[n_vocab] without NaN. Those of a context live until it decodes again."""
 
-    origin: str
-    """model | synthetic"""
+    origin: Origin
     logits: Seq[Logits]
     context: Context | None = None
     indexes: Seq[int] = ()

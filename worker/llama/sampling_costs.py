@@ -22,7 +22,7 @@ import numpy as np
 from worker.engine.contract import Sampling, TokenId
 from worker.llama import chain
 from worker.llama.chain import Chain, Stage
-from worker.llama.logit_rows import Logits, Rows
+from worker.llama.logit_rows import Logits, Origin, Rows
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import candidates, sample
 
@@ -40,7 +40,7 @@ class Comparison:
     """Medians over all rows and rounds, per token."""
 
     settings: Settings
-    origin: str
+    origin: Origin
     n_vocab: int
     n_kept: int
     """The median row's candidates: how many tokens could be drawn."""

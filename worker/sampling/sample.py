@@ -24,6 +24,8 @@ from worker.sampling.unranked import Undecided
 
 _GREEDY_BELOW = 1e-6
 """PROTOCOL.md 5: a lower temperature means argmax."""
+_LEFT_BY_XTC = 0.25
+"""The share of the probability that the quick way expects XTC to leave; where it leaves less, the row is ranked."""
 
 
 def sample(
@@ -59,10 +61,12 @@ def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, l
         return _most_likely(logits, sampling, generated, ends)
     row = row_of(logits, sampling, generated, ends, sampling.temperature)
     number = uniform(sampling.seed, len(generated), lane)
-    if not _xtc_acts(sampling, len(generated)):
-        for pool in _pools(row, sampling, number):
-            with suppress(Undecided):
-                return unranked.drawn(pool, sampling, number)
+    is_xtc = _xtc_acts(sampling, len(generated))
+    # XTC takes from the front: what is drawn then lies further back.
+    reach = 1.0 - (1.0 - number) * _LEFT_BY_XTC if is_xtc else number
+    for pool in _pools(row, sampling, reach):
+        with suppress(Undecided):
+            return unranked.drawn(pool, sampling, number, is_xtc=is_xtc)
     ids, probs = _ranked(row, sampling, len(generated))
     cumulative = np.cumsum(probs)
     # number < 1 keeps the target below the last sum, and side="right" passes over candidates of probability 0.

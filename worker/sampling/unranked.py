@@ -43,15 +43,17 @@ def truncated(pool: Pool, typical_p: float, top_p: float, min_p: float) -> Pool:
     return kept.keep(_up_to(kept, _reaching(kept, target, pool.error)))
 
 
-def drawn(pool: Pool, sampling: Sampling, number: float) -> int:
+def drawn(pool: Pool, sampling: Sampling, number: float, *, is_xtc: bool) -> int:
     """The token at which the running sum of what is left passes `number` (0 <= number < 1) of it. Raises: Undecided."""
     if sampling.typical_p >= 1.0 and len(pool.ids) <= _SORTABLE:
-        return _drawn_of_few(pool, sampling, number)
+        return _drawn_of_few(pool, sampling, number, is_xtc=is_xtc)
     pool = truncated(pool, sampling.typical_p, sampling.top_p, sampling.min_p)
+    if is_xtc:
+        pool = _without_top_choices(pool, sampling.xtc_threshold)
     return int(pool.ids[_reaching(pool, number * pool.total, pool.error)])
 
 
-def _drawn_of_few(pool: Pool, sampling: Sampling, number: float) -> int:
+def _drawn_of_few(pool: Pool, sampling: Sampling, number: float, *, is_xtc: bool) -> int:
     """As `drawn`, with one sort for the cuts and the draw."""
     order = (-pool.scores).argsort(kind="stable")
     weights = pool.weights.take(order)
@@ -68,7 +70,27 @@ def _drawn_of_few(pool: Pool, sampling: Sampling, number: float) -> int:
     if n_kept < len(order) or sampling.top_p < 1.0 or sampling.min_p > 0.0:
         total = float(sums[n_kept - 1])
         error = total * pool.rounding
-    return int(pool.ids[order[_place(sums[:n_kept], number * total, error)]])
+    gone = 0.0
+    if is_xtc:
+        shares = weights[:n_kept] / total
+        _check_ratios(shares, sampling.xtc_threshold, error / total)
+        n_top = int(np.count_nonzero(shares >= sampling.xtc_threshold))
+        if n_top == len(order):
+            raise Undecided  # there may be more of them outside the pool
+        gone = float(sums[n_top - 2]) if n_top > 1 else 0.0
+    return int(pool.ids[order[_place(sums[:n_kept], gone + number * (total - gone), error)]])
+
+
+def _without_top_choices(pool: Pool, threshold: float) -> Pool:
+    """As ranked.py's; what is not in the pool stays. Raises: Undecided."""
+    shares = pool.weights / pool.total
+    _check_ratios(shares, threshold, pool.error / pool.total)
+    top = (shares >= threshold).nonzero()[0]
+    if len(top) == len(shares):
+        raise Undecided
+    is_kept = np.ones(len(shares), dtype=np.bool_)
+    is_kept[top[(-pool.scores[top]).argsort(kind="stable")][:-1]] = False
+    return replace(pool.keep(is_kept), rest=pool.rest, rest_error=pool.rest_error)
 
 
 def _typical(pool: Pool, mass: float) -> Pool:
@@ -94,9 +116,9 @@ def _above_ratio(pool: Pool, min_p: float) -> Pool:
     return pool.keep(ratios >= min_p)
 
 
-def _check_ratios(ratios: Reals, min_p: float) -> None:
+def _check_ratios(ratios: Reals, border: float, error: float = 0.0) -> None:
     """Raises: Undecided."""
-    if (np.abs(ratios - min_p) <= _RATIO_ROUNDING).any():
+    if (np.abs(ratios - border) <= error + _RATIO_ROUNDING).any():
         raise Undecided
 
 
