@@ -46,6 +46,9 @@ HOSTILE: dict[str, tuple[str, str]] = {
 
 MISTAKEN: dict[str, tuple[str, str]] = {
     "nothing": ("", "no rule named root"),
+    "a range that ends before it begins": ("root ::= [a-cz-a]", "line 1, column 10: a range in here ends before"),
+    "beyond Unicode": (r'root ::= "\UFFFFFFFF"', "no Unicode character"),
+    "half a pair, escaped": (r"root ::= [\uD800-\uDFFF]", "no Unicode character"),
     "only a comment": ("# root", "no rule named root"),
     "another root": ('start ::= "a"', "no rule named root"),
     "itself": ("root ::= root", "begin with itself"),

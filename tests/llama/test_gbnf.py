@@ -46,6 +46,7 @@ def test_the_grammars_that_the_binding_ships_are_read(name: str) -> None:
         r'root ::= "\x41\u00e9\U0001F600\n\r\t\\\"\[\]"',
         'root ::= "a\nb"',
         "root ::= [a-] [-a] [] [^] [a-z0-9_] .",
+        r"root ::= [\t-a] [^\x00-\x1f] [--a] [+--]",
         'root ::= "a"{3} "b"{3,} "c"{ 3 , 4 } "d"{0}',
         'root ::= ("a"?)* b* \nb ::= "c" |',
         'root ::= "a" root | ',

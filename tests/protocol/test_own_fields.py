@@ -50,6 +50,8 @@ def test_value_is_read_as_its_type(field: str, literal: str, value: object) -> N
         pytest.param("logit_bias", '{"7":"1"}', id="logit_bias-string-inside"),
         pytest.param("logit_bias", '{"7":null}', id="logit_bias-null-inside"),
         pytest.param("logit_bias", '{"7":1,"\\u0037":2}', id="logit_bias-id-given-twice"),
+        pytest.param("json_schema", '{"type":"string","maxLength":2,"maxLength":30}', id="json_schema-member-twice"),
+        pytest.param("json_schema", '{"properties":{"a":{},"\\u0061":{}}}', id="json_schema-property-twice"),
         pytest.param("ignore_eos", "1", id="ignore_eos-number"),
         pytest.param("min_tokens", "-1", id="min_tokens-negative"),
         pytest.param("stop_token_ids", "7", id="stop_token_ids-number"),

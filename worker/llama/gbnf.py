@@ -36,6 +36,9 @@ _ITEM = re.compile(
     """,
     re.VERBOSE,
 )
+_CONTROLS = {r"\t": "\t", r"\r": "\r", r"\n": "\n"}
+_LAST_POINT = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
 _SPACE = re.compile(r"(?:[ \t]++|#[^\r\n]*+)*+")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]++|#[^\r\n]*+)*+")
@@ -170,10 +173,15 @@ def _take(rules: Rules, levels: list[_Level], item: re.Match[str], max_depth: in
     level, place = levels[-1], item.start()
     match item.lastgroup:
         case "literal":
-            _add_terminal(rules, level, place, len(_IN_LITERAL.findall(item[0], 1, len(item[0]) - 1)))
+            characters = _IN_LITERAL.findall(item[0], 1, len(item[0]) - 1)
+            _check_characters(rules, place, characters)
+            _add_terminal(rules, level, place, len(characters))
         case "class":
             begin = 2 if item[0].startswith("[^") else 1
-            _add_terminal(rules, level, place, len(_IN_CLASS.findall(item[0], begin, len(item[0]) - 1)))
+            characters = _IN_CLASS.findall(item[0], begin, len(item[0]) - 1)
+            _check_characters(rules, place, characters)
+            _check_ranges(rules, place, characters)
+            _add_terminal(rules, level, place, len(characters))
         case "token":
             rules.tokens.setdefault(item[0].removeprefix("!"), place)
             _add_terminal(rules, level, place, 1)
@@ -198,6 +206,31 @@ def _take(rules: Rules, levels: list[_Level], item: re.Match[str], max_depth: in
             levels[-1].add(level.rule, 1, len(rules.places) - level.n_before)
         case _:
             _repeat(rules, level, item)
+
+
+def _check_characters(rules: Rules, place: int, characters: list[str]) -> None:
+    """Raises: BadGrammar for an escape that is no character: no text could have it."""
+    points = map(_code_point, characters)
+    if any(point > _LAST_POINT or point in _SURROGATES for point in points):
+        raise rules.error(place, "an escape in here is no Unicode character")
+
+
+def _check_ranges(rules: Rules, place: int, characters: list[str]) -> None:
+    """Raises: BadGrammar for a range like z-a. A `-` at either end of a class is itself."""
+    at = 1
+    while at + 1 < len(characters):
+        if characters[at] == "-":
+            if _code_point(characters[at - 1]) > _code_point(characters[at + 1]):
+                raise rules.error(place, "a range in here ends before it begins")
+            at += 2
+        at += 1
+
+
+def _code_point(character: str) -> int:
+    """Of one match of _IN_LITERAL or _IN_CLASS."""
+    if len(character) > 2:
+        return int(character[2:], 16)
+    return ord(_CONTROLS.get(character, character[-1]))
 
 
 def _add_terminal(rules: Rules, level: _Level, place: int, n_elements: int) -> None:

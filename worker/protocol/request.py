@@ -4,6 +4,7 @@ Owns: the fields of PROTOCOL.md 4, then our own, their types and defaults, what 
 Refuses to know: whether values are in range (rules.py, own_rules.py), HTTP. Pure; runs on the front's event loop.
 """
 
+import json
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -20,6 +21,9 @@ U64_MAX = 2**64 - 1
 _ZERO_TO_ONE = {"minimum": 0, "maximum": 1}
 
 _NUMBER_STARTS = b"-0123456789"
+
+
+SchemaValue = dict[str, Any] | bool | None
 
 
 class BodyRejected(WorkerError):
@@ -134,7 +138,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _doc("GBNF with a rule `root` that the whole text follows; at most 65536 bytes, 64 levels deep.")
     ] = None
     json_schema: Annotated[
-        dict[str, Any] | bool | None,
+        SchemaValue,
         _doc("The text is JSON that this schema allows; at most 65536 bytes, 64 levels deep. Not with grammar."),
     ] = None
 
@@ -200,6 +204,8 @@ def _reader(wanted: Any) -> Read:
     bare = get_args(wanted)[0] if get_origin(wanted) is Annotated else wanted
     if bare is float:
         return _number
+    if bare == SchemaValue:
+        return _schema
     return _numbers if bare == dict[str, float] else msgspec.json.Decoder(wanted).decode
 
 
@@ -219,6 +225,22 @@ def _numbers(raw: bytes) -> dict[str, float]:
             raise msgspec.ValidationError("a name is given twice")
         numbers[member.text] = _number(bytes(number))
     return numbers
+
+
+_any_schema: msgspec.json.Decoder[SchemaValue] = msgspec.json.Decoder(SchemaValue)
+
+
+def _schema(raw: bytes) -> object:
+    """msgspec keeps the last of members given twice; nothing of a schema may be lost."""
+    schema = _any_schema.decode(raw)
+    json.loads(raw, object_pairs_hook=_check_distinct, parse_int=str, parse_float=str)
+    return schema
+
+
+def _check_distinct(members: list[tuple[str, object]]) -> None:
+    names = [name for name, _ in members]
+    if len(set(names)) < len(names):
+        raise msgspec.ValidationError("a name is given twice")
 
 
 class _Name:

@@ -64,10 +64,11 @@ def integer_schema(said: dict[str, Any], at: Tokens, faults: Faults) -> Plain:
     highs = [floor(bounds[word]) for word in bounds if word == "maximum"]
     highs += [ceil(bounds[word]) - 1 for word in bounds if word == "exclusiveMaximum"]
     place = (*at, next(iter(bounds)))
-    if not lows or not highs or min(highs) - max(lows) >= MAX_CHOICES:
-        faults.unsupported(
-            place, f"is supported only beside another bound, with at most {MAX_CHOICES} integers between"
-        )
+    if not lows or not highs:
+        faults.unsupported(place, f"is supported only beside a bound on the other side, {MAX_CHOICES} integers at most")
+        return {}
+    if (n_between := min(highs) - max(lows) + 1) > MAX_CHOICES:
+        faults.unsupported(place, f"leaves {n_between} integers; at most {MAX_CHOICES} are supported")
         return {}
     if min(highs) < max(lows):
         faults.unsatisfiable(place, "contradicts another bound")
