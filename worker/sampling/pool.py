@@ -30,9 +30,9 @@ _F32_ROUNDING = 2.0**-22
 _LEAST_LOGIT = float(np.finfo(np.float32).min)
 _LEAST_SCORE = float(np.finfo(np.float64).min)
 _LOG2_E = 1.0 / math.log(2.0)
-_LEAST_EXPONENT, _MOST_EXPONENT = -20.0, 80.0
-"""Of 2, for the highest weight: then the sum of any vocabulary is finite in float32, what is lost at its other end is
-2^-100 of it, and an exponent's rounding stays within _F32_SLACK."""
+_LEAST_TOTAL, _MOST_TOTAL = 2.0**-20, 2.0**80
+"""Between them nothing in a float32 sum overflows, what is lost at its other end is 2^-80 of it, and an exponent's
+rounding stays within _F32_SLACK."""
 _SAMPLE = 1024
 """How many values tell where the highest lie."""
 
@@ -78,15 +78,15 @@ def covering(row: Row, sampling: Sampling, share: float) -> Pool:
     if sampling.top_n_sigma > 0.0 or sampling.top_k or sampling.typical_p < 1.0:
         return whole(row, sampling)
     bulk = row.bulk()
-    highest = float(bulk.max())
-    if not math.isfinite(highest):
+    shift, total = _total(bulk, row.temperature)
+    if not math.isfinite(total):
         return whole(row, sampling)
-    shift = _shift(highest, row.temperature)
-    total = float(_estimates(bulk, shift, row.temperature).sum())
-    lowest = _lowest_needed(row, highest, sampling.min_p)
-    for cut in _cuts(row, highest, shift, (1.0 - share) * total / len(bulk), lowest):
+    lowest = _lowest_needed(row, bulk, sampling.min_p)
+    for cut in _cuts(row, shift, (1.0 - share) * total / len(bulk), lowest):
         ids = (bulk >= cut).nonzero()[0]
-        held = float(_estimates(bulk.take(ids), shift, row.temperature).sum())
+        if cut > lowest and not ids.size:
+            continue
+        held = _estimate(bulk.take(ids), shift, row.temperature)
         if cut > lowest and held < share * total:
             continue
         pool = _pool(row, ids, cut, _Rest(max(total - held, 0.0), total, shift))
@@ -189,28 +189,37 @@ def _of(row: Row, ids: Ids, scores: Reals, rest: _Rest = _NOTHING) -> Pool:
 # ── cuts ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _shift(highest: float, temperature: float) -> float:
-    """The logit whose weight is 1 in float32 sums: 0, which saves a pass, unless the highest weight is out of range."""
-    return 0.0 if _LEAST_EXPONENT <= highest * _LOG2_E / temperature <= _MOST_EXPONENT else highest
+def _total(bulk: Logits, temperature: float) -> tuple[float, float]:
+    """(the logit whose weight is 1, the sum of all weights by float32); the sum is no number where there is none.
+
+    That logit is 0, which saves two passes over the row, unless the sum would leave float32's range.
+    """
+    total = _estimate(bulk, 0.0, temperature)
+    if _LEAST_TOTAL <= total <= _MOST_TOTAL:
+        return 0.0, total
+    highest = float(bulk.max())
+    if not math.isfinite(highest):
+        return 0.0, math.nan
+    return highest, _estimate(bulk, highest, temperature)
 
 
-def _estimates(logits: Logits, shift: float, temperature: float) -> Logits:
-    """float32: exp((logit - shift) / temperature), roughly."""
+def _estimate(logits: Logits, shift: float, temperature: float) -> float:
+    """The sum of exp((logit - shift) / temperature), roughly; float32, so it may be infinite."""
     # exp2 of a product takes half the time of exp.
     scale = np.float32(_LOG2_E / temperature)
     with np.errstate(over="ignore"):
-        weights: Logits = (logits - np.float32(shift)) * scale if shift else logits * scale
-    return np.exp2(weights, out=weights)
+        weights = (logits - np.float32(shift)) * scale if shift else logits * scale
+        return float(np.exp2(weights, out=weights).sum())
 
 
-def _cuts(row: Row, highest: float, shift: float, mean_left_out: float, lowest: float) -> Iterator[float]:
+def _cuts(row: Row, shift: float, mean_left_out: float, lowest: float) -> Iterator[float]:
     """Ever lower logits to cut at, down to `lowest`, the last one; or until nothing would be left out.
 
     `mean_left_out`: a weight; if no token left out weighs more, enough is left.
     """
     for eagerness in _EAGERNESS:
         weight = eagerness * mean_left_out
-        cut = float(np.float32(min(shift + row.temperature * math.log(weight), highest))) if weight else -math.inf
+        cut = float(np.float32(shift + row.temperature * math.log(weight))) if weight else -math.inf
         if cut <= lowest:
             break
         yield cut
@@ -218,10 +227,11 @@ def _cuts(row: Row, highest: float, shift: float, mean_left_out: float, lowest: 
         yield lowest
 
 
-def _lowest_needed(row: Row, highest: float, min_p: float) -> float:
+def _lowest_needed(row: Row, bulk: Logits, min_p: float) -> float:
     """A logit below which min_p surely removes every untouched token; -inf: none."""
     if min_p <= 0.0:
         return -math.inf
+    highest = float(bulk.max())
     lead = max(0.0, float(row.scores.max(initial=-np.inf)) - highest / row.temperature)
     below_highest = row.temperature * max(-math.log(min_p) - lead, 0.0)
     cut = highest - below_highest - _F32_ROUNDING * (abs(highest) + below_highest)

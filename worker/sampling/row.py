@@ -63,15 +63,22 @@ class Row:
         raise NoToken("cannot sample: logit_bias, ignore_eos and min_tokens together ban every possible token")
 
 
+def is_touched(sampling: Sampling, generated: Seq[int], ends: Ids) -> bool:
+    """Whether a bias, a ban or a penalty can change any score."""
+    if sampling.logit_bias or penalties.window(sampling, generated):
+        return True
+    return bool(_banned(sampling, len(generated), ends).size)
+
+
 def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, temperature: float) -> Row:
     """The row after bias and bans, min_tokens, temperature, and the penalties, in this order.
 
     `ends`: the vocabulary's end-of-generation ids. `temperature`: positive, in place of the request's.
     """
+    if not is_touched(sampling, generated, ends):
+        return Row(logits, temperature, NO_IDS, NO_REALS)
     banned = _banned(sampling, len(generated), ends)
     tokens = penalties.window(sampling, generated)
-    if not (sampling.logit_bias or banned.size or tokens):
-        return Row(logits, temperature, NO_IDS, NO_REALS)
     counts = Counter(tokens)
     biased = np.array([token for token, _ in sampling.logit_bias], dtype=np.intp)
     touched = np.unique(np.concatenate([biased, banned, np.fromiter(counts, dtype=np.intp)]))

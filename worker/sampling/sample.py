@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from math import isfinite
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
 from worker.sampling.draw import FILTERED_LANE, TOKEN_LANE, XTC_LANE, uniform
 from worker.sampling.filter import Filter, masked
 from worker.sampling.pool import Pool, covering, settled, whole
-from worker.sampling.row import NoToken, Row, row_of
+from worker.sampling.row import NoToken, Row, is_touched, row_of
 from worker.sampling.unranked import Undecided
 
 _GREEDY_BELOW = 1e-6
@@ -83,8 +84,12 @@ def _drawn_allowed(logits: Logits, sampling: Sampling, generated: Seq[int], ends
 
 def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
     """argmax after the penalties; numpy's takes the lowest id of equals, and a NaN before all others."""
+    if not is_touched(sampling, generated, ends):
+        best = int(logits.argmax())
+        if isfinite(logits[best]):
+            return best
     row = row_of(logits, sampling, generated, ends, temperature=1.0)
-    scores = row.all_scores() if row.touched.size else logits
+    scores = row.all_scores()
     best = int(scores.argmax())
     row.check(float(scores[best]))
     return best
