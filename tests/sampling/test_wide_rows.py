@@ -185,5 +185,5 @@ def test_a_row_like_a_models_is_cut_to_few_tokens() -> None:
         row = row_of(logits, WORST, (), NO_IDS, WORST.temperature)
         pool = covering(row, WORST, WORST.top_p)
         assert len(pool.ids) < 2500
-        assert len(truncated(pool, 1.0, WORST.top_p, 0.0).ids) <= len(pool.ids)
+        assert len(truncated(pool, WORST).ids) <= len(pool.ids)
         assert len(some_highest(logits, 40)) < 1000

@@ -33,15 +33,11 @@ class Cells:
         self._n_held = [0] * n_slots
         self._graveyard = n_slots if is_ordered else None
         self._n_forgotten = 0
+        """Forgotten cells that are still occupied."""
 
     @property
     def n_held_by_all(self) -> int:
         return sum(self._n_held)
-
-    @property
-    def n_forgotten(self) -> int:
-        """Forgotten cells that are still occupied."""
-        return self._n_forgotten
 
     def n_held(self, slot: SlotId) -> int:
         """Positions [0, n_held) of the slot are computed."""

@@ -1,10 +1,9 @@
 """llama.cpp's own sampler chains: the peer that our samplers are timed and checked against.
 
-Owns a chain's handle and the array of candidates it works on. Not on the serving path: `bench` and the tests use it.
+Owns a chain's handle. Not on the serving path: `bench` and the tests use it.
 Knows nothing of requests. A chain belongs to one thread.
 """
 
-import ctypes
 import functools
 import math
 from collections.abc import Callable
@@ -17,14 +16,13 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.engine.contract import TokenId
+from worker.llama.candidates import Candidates
 from worker.llama.context import Context
 from worker.llama.library import open_library
 
 Stage = Callable[[], Any]
 """Makes one sampler, which the chain then owns: a llama_sampler_init_* with its arguments. Any: an opaque pointer."""
 
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-"""llama_token_data (llama.h)."""
 _RANDOM_SEED = 2**32 - 1
 """LLAMA_DEFAULT_SEED: draws another one."""
 
@@ -77,11 +75,7 @@ class Chain:
             self.close()
             raise
         self._all_ids = np.arange(n_vocab, dtype=np.int32)
-        candidates = np.zeros(n_vocab, _CANDIDATE)
-        self._ids, self._logits = candidates["id"], candidates["logit"]
-        # The pointer keeps the array alive.
-        self._data = candidates.ctypes.data_as(capi.llama_token_data_p)
-        self._array = capi.llama_token_data_array()
+        self._candidates = Candidates(n_vocab)
 
     def _add(self, sampler: Any) -> None:
         # NULL is a falsy pointer object here, not None; in a chain it would crash the process.
@@ -115,18 +109,15 @@ class Chain:
         """The llama_token_data_array after all stages, valid until the next call; for this room only.
 
         Arguments as for `sample`, which says what they must not hold. Raises: ValueError for another shape or type.
-        Source: llama_sampler_apply.
         """
         handle = self.handle
-        if logits.dtype != self._logits.dtype or logits.shape != self._logits.shape:
-            raise ValueError(f"logits are {logits.dtype}{list(logits.shape)}, not float32[{len(self._logits)}]")
+        candidates = self._candidates
+        if logits.dtype != candidates.logits.dtype or logits.shape != candidates.logits.shape:
+            raise ValueError(f"logits are {logits.dtype}{list(logits.shape)}, not float32[{len(candidates.logits)}]")
         # As llama_sampler_sample does for every token; the stages before have sorted the ids.
-        self._ids[:] = self._all_ids
-        self._logits[:] = logits
-        array = self._array
-        array.data, array.size, array.selected, array.sorted = self._data, len(self._ids), -1, False
-        capi.llama_sampler_apply(handle, ctypes.byref(array))
-        return array
+        candidates.ids[:] = self._all_ids
+        candidates.logits[:] = logits
+        return candidates.apply(handle)
 
     def accept(self, token: TokenId) -> None:
         """Tell the stages which token was taken; penalties look back on it. Source: llama_sampler_accept."""

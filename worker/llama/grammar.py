@@ -5,7 +5,6 @@ Owns llama.cpp's grammar samplers and the arrays they are asked through. `Gramma
 library's accept, which would end the process.
 """
 
-import ctypes
 import functools
 import hashlib
 import re
@@ -18,6 +17,7 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.engine.contract import Submit, TokenId, Violation
+from worker.llama.candidates import Candidates
 from worker.llama.gbnf import BadGrammar, Rules, read_gbnf
 from worker.llama.grammar_cost import check_cost
 from worker.llama.library import open_library
@@ -31,9 +31,6 @@ MAX_DEPTH = 64
 MAX_ACCEPT_S = 0.25
 """CPU time to go on by one token. An ordinary grammar takes microseconds; one that can read a text in more and more
 ways takes twice as long with every character, and would hold up every other job."""
-
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-"""llama_token_data."""
 
 _TOKEN_ID = re.compile(r"<\[(\d{1,10})\]>")
 
@@ -171,37 +168,24 @@ class _Tokens:
         self.has_text = np.array([bool(piece) and b"\0" not in piece for piece in pieces])
         self._is_possible = self.has_text.copy()
         self._is_possible[model.ends] = True
-        self._all = _Candidates(np.arange(model.n_vocab))
-        self._one = _Candidates(np.zeros(1))
+        self._all = Candidates(model.n_vocab)
+        self._all.ids[:] = np.arange(model.n_vocab)
+        self._one = Candidates(1)
 
     def one_allowed(self, handle: Any, token: int) -> bool:
         if not self._is_possible[token]:
             return False
         self._one.ids[0] = token
-        return bool(self._one.apply(handle)[0])
+        return bool(_left(self._one, handle)[0])
 
     def all_allowed(self, handle: Any) -> NDArray[np.bool_]:
-        allowed: NDArray[np.bool_] = self._all.apply(handle) & self._is_possible
+        allowed: NDArray[np.bool_] = _left(self._all, handle) & self._is_possible
         return allowed
 
 
-class _Candidates:
-    """A llama_token_data_array whose rows are numpy's."""
-
-    def __init__(self, ids: NDArray[Any]) -> None:
-        rows = np.zeros(len(ids), dtype=_CANDIDATE)
-        self.ids, self._logits = rows["id"], rows["logit"]
-        self.ids[:] = ids
-        data = rows.ctypes.data_as(ctypes.POINTER(capi.llama_token_data))
-        self._array = capi.llama_token_data_array(data=data, size=len(rows), selected=-1, sorted=False)
-        self._rows = rows
-
-    def apply(self, handle: Any) -> NDArray[np.bool_]:
-        """Which candidates the grammar leaves at their logit; the others it sets to -inf.
-
-        Source: llama_sampler_apply.
-        """
-        self._logits[:] = 0.0
-        capi.llama_sampler_apply(handle, ctypes.byref(self._array))
-        kept: NDArray[np.bool_] = self._logits == 0.0
-        return kept
+def _left(candidates: Candidates, grammar: Any) -> NDArray[np.bool_]:
+    """Which candidates the grammar leaves at their logit; the others it sets to -inf, in place."""
+    candidates.logits[:] = 0.0
+    candidates.apply(grammar)
+    left: NDArray[np.bool_] = candidates.logits == 0.0
+    return left

@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 
-from worker.sampling.arrays import Ids, Logits
-from worker.sampling.pool import some_highest
+from worker.sampling.arrays import NO_IDS, Logits
+from worker.sampling.pool import highest_ranked
 
 
 def log_probabilities(logits: Logits, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
@@ -29,11 +29,5 @@ def log_probabilities(logits: Logits, token: int, n_top: int) -> tuple[float, li
         # The order of subtractions matters: log_sum is nothing beside a logit of 1e30.
         return (float(logits[token]) - highest) - log_sum
 
-    return logprob(token), [(int(top), logprob(top)) for top in _top(logits, n_top)]
-
-
-def _top(logits: Logits, n_top: int) -> Ids:
-    if n_top == 0:
-        return np.empty(0, dtype=np.intp)
-    some = some_highest(logits, n_top)
-    return some[np.argsort(-logits[some], kind="stable")[:n_top]]
+    tops = highest_ranked(logits, n_top) if n_top else NO_IDS
+    return logprob(token), [(int(top), logprob(top)) for top in tops]

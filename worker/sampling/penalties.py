@@ -16,15 +16,20 @@ _LEAST_PENALTY = 1e-6
 """PROTOCOL.md 5: penalty 0 acts as this; used as a floor, so that a smaller penalty is never a stronger one."""
 
 
-def window(sampling: Sampling, generated: Seq[int]) -> Seq[int]:
-    """The generated tokens that the penalties look at; none when every penalty is off."""
+def are_on(sampling: Sampling) -> bool:
+    """Whether any penalty looks at any token."""
     is_off = (
         sampling.repetition_penalty == 1.0
         and sampling.frequency_penalty == 0.0
         and sampling.presence_penalty == 0.0
         and sampling.dry_multiplier == 0.0
     )
-    if is_off or sampling.repeat_last_n == 0:
+    return not is_off and sampling.repeat_last_n != 0
+
+
+def window(sampling: Sampling, generated: Seq[int]) -> Seq[int]:
+    """The generated tokens that the penalties look at; none when every penalty is off."""
+    if not are_on(sampling):
         return ()
     return generated if sampling.repeat_last_n < 0 else generated[-sampling.repeat_last_n :]
 

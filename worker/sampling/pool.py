@@ -113,8 +113,14 @@ def whole(row: Row, sampling: Sampling) -> Pool:
         ids = (scores > -np.inf).nonzero()[0]
         pool = _of(row, ids, scores[ids])
     if sampling.top_k and len(pool.ids) > sampling.top_k:
-        return pool.keep(_highest(pool.scores, sampling.top_k))
+        return pool.keep(np.sort(highest_ranked(pool.scores, sampling.top_k)))
     return pool
+
+
+def highest_ranked(values: Logits | Reals, n_wanted: int) -> Ids:
+    """Positions of the `n_wanted` highest values, highest first; of equals the first; never of a -inf."""
+    some = some_highest(values, n_wanted)
+    return some[np.argsort(-values[some], kind="stable")[:n_wanted]]
 
 
 def some_highest(values: Logits | Reals, n_wanted: int) -> Ids:
@@ -251,9 +257,3 @@ def _above_sigma(row: Row, n_sigma: float) -> tuple[Ids, Reals]:
     deviation = math.sqrt(np.square(possible, out=possible).mean())
     ids = (scores >= highest - n_sigma * deviation).nonzero()[0]
     return ids, scores[ids]
-
-
-def _highest(scores: Reals, n_kept: int) -> Ids:
-    """Positions, ascending, of the `n_kept` highest scores; of equals the first."""
-    some = some_highest(scores, n_kept)
-    return np.sort(some[np.argsort(-scores[some], kind="stable")[:n_kept]])

@@ -63,11 +63,11 @@ class Row:
         raise NoToken("cannot sample: logit_bias, ignore_eos and min_tokens together ban every possible token")
 
 
-def is_touched(sampling: Sampling, generated: Seq[int], ends: Ids) -> bool:
-    """Whether a bias, a ban or a penalty can change any score."""
-    if sampling.logit_bias or penalties.window(sampling, generated):
+def is_touched(sampling: Sampling, n_generated: int) -> bool:
+    """Whether a bias, a ban or a penalty may change a score."""
+    if sampling.logit_bias or sampling.ignore_eos or n_generated < sampling.min_tokens:
         return True
-    return bool(_banned(sampling, len(generated), ends).size)
+    return n_generated > 0 and penalties.are_on(sampling)
 
 
 def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, temperature: float) -> Row:
@@ -75,7 +75,7 @@ def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, t
 
     `ends`: the vocabulary's end-of-generation ids. `temperature`: positive, in place of the request's.
     """
-    if not is_touched(sampling, generated, ends):
+    if not is_touched(sampling, len(generated)):
         return Row(logits, temperature, NO_IDS, NO_REALS)
     banned = _banned(sampling, len(generated), ends)
     tokens = penalties.window(sampling, generated)

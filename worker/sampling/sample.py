@@ -84,7 +84,7 @@ def _drawn_allowed(logits: Logits, sampling: Sampling, generated: Seq[int], ends
 
 def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
     """argmax after the penalties; numpy's takes the lowest id of equals, and a NaN before all others."""
-    if not is_touched(sampling, generated, ends):
+    if not is_touched(sampling, len(generated)):
         best = int(logits.argmax())
         if isfinite(logits[best]):
             return best
@@ -110,10 +110,6 @@ def _pools(row: Row, sampling: Sampling, number: float) -> Iterator[Pool]:
         yield settled(pool, row)
 
 
-def _truncated(pool: Pool, sampling: Sampling) -> Pool:
-    return unranked.truncated(pool, sampling.typical_p, sampling.top_p, sampling.min_p)
-
-
 def _ranked(row: Row, sampling: Sampling, position: int) -> tuple[Ids, Reals]:
     ids, scores = _ranked_before_xtc(row, sampling)
     if _xtc_acts(sampling, position):
@@ -124,5 +120,5 @@ def _ranked(row: Row, sampling: Sampling, position: int) -> tuple[Ids, Reals]:
 def _ranked_before_xtc(row: Row, sampling: Sampling) -> tuple[Ids, Reals]:
     for pool in _pools(row, sampling, 1.0):
         with suppress(Undecided):
-            return ranked.ranked(_truncated(pool, sampling))
+            return ranked.ranked(unranked.truncated(pool, sampling))
     return ranked.truncated(*ranked.ranked(whole(row, sampling)), sampling)

@@ -30,14 +30,14 @@ class Undecided(Exception):
     """A sum lies so close to a border that only the plain order of additions says on which side."""
 
 
-def truncated(pool: Pool, typical_p: float, top_p: float, min_p: float) -> Pool:
+def truncated(pool: Pool, sampling: Sampling) -> Pool:
     """The tokens that typical_p, top_p and min_p leave, in this order. Raises: Undecided."""
-    if typical_p < 1.0:
-        pool = _typical(pool, typical_p)
-    kept = _above_ratio(pool, min_p) if min_p > 0.0 else pool
-    if top_p >= 1.0:
+    if sampling.typical_p < 1.0:
+        pool = _typical(pool, sampling.typical_p)
+    kept = _above_ratio(pool, sampling.min_p) if sampling.min_p > 0.0 else pool
+    if sampling.top_p >= 1.0:
         return kept
-    target = top_p * pool.total
+    target = sampling.top_p * pool.total
     if kept is not pool and kept.total < target - pool.error:
         return kept
     return kept.keep(_up_to(kept, _reaching(kept, target, pool.error)))
@@ -47,7 +47,7 @@ def drawn(pool: Pool, sampling: Sampling, number: float, *, is_xtc: bool) -> int
     """The token at which the running sum of what is left passes `number` (0 <= number < 1) of it. Raises: Undecided."""
     if sampling.typical_p >= 1.0 and len(pool.ids) <= _SORTABLE:
         return _drawn_of_few(pool, sampling, number, is_xtc=is_xtc)
-    pool = truncated(pool, sampling.typical_p, sampling.top_p, sampling.min_p)
+    pool = truncated(pool, sampling)
     if is_xtc:
         pool = _without_top_choices(pool, sampling.xtc_threshold)
     return int(pool.ids[_reaching(pool, number * pool.total, pool.error)])
