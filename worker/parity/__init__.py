@@ -1,0 +1,4 @@
+"""The parity harness: is the quantised model, as the worker runs it, still the reference model?
+
+Short-lived processes of `llorch-worker parity`; the serving processes never import this room.
+"""
