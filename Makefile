@@ -4,6 +4,8 @@
 #   make check         format, lint, types, the tests that need no model: under a minute
 #   make test          everything, with the real default model, llama.cpp's test vocabularies and real processes
 #   make soak          1,000 jobs against one worker, 1,000 JSON schemas; a quarter of an hour
+#   make parity        the default model against its reference in PyTorch, all levels: under 10 minutes
+#   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct
@@ -11,7 +13,7 @@ ARGS ?=
 
 BIN := .venv/bin
 .DEFAULT_GOAL := run
-.PHONY: run check test soak model vocabularies format clean
+.PHONY: run check test soak parity parity-matrix model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -28,6 +30,14 @@ test: .venv/installed-dev model vocabularies
 
 soak: .venv/installed-dev model
 	$(BIN)/python -m pytest -m soak -s
+
+parity: .venv/installed-dev model
+	$(BIN)/llorch-worker parity reference --model $(MODEL)
+	$(BIN)/llorch-worker parity run --model $(MODEL)
+
+parity-matrix: .venv/installed-dev model
+	$(BIN)/llorch-worker parity reference --model $(MODEL)
+	$(BIN)/llorch-worker parity matrix --model $(MODEL)
 
 model: .venv/installed
 	@echo "==> the default model, for the tests"
@@ -48,8 +58,8 @@ format: .venv/installed-dev
 
 .venv/installed-dev: .venv/installed
 	@echo "==> installing what the tests need"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,parity]'
 	@touch $@
 
 clean:
-	rm -rf .venv .vocabularies .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .vocabularies .proof_bundle .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,7 +1,7 @@
 """A loopback stand-in for the Hugging Face hub and for a plain web server, with faults on demand.
 
 Speaks what the real client asks: HEAD and GET /ORG/REPO/resolve/REV/FILE with the hub's headers, a redirect to a
-"CDN" on another host name (localhost, so that credentials must not follow), ranges, and a repository's list of files.
+"CDN" on another host name (localhost, so that credentials must not follow), ranges, a repository's files two ways.
 `/files/NAME` and `/moved/NAME` are a plain server. A thread of the test's own process; stopped by the context manager.
 """
 
@@ -22,6 +22,7 @@ COMMIT = "a" * 40
 PATIENCE_S = 30.0
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 _INFO = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/revision/(?P<revision>[^/]+)")
+_TREE = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)")
 _RANGE = re.compile(r"bytes=(\d+)-")
 
 
@@ -132,7 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         hub.asked.append(Asked(self.command, path, self.headers["Range"], self.headers["Authorization"]))
         if match := _INFO.fullmatch(path):
-            self._info(match["repo"])
+            self._info(match["repo"], match["revision"])
+        elif match := _TREE.fullmatch(path):
+            self._tree(match["repo"])
         elif path.startswith("/moved/"):
             self._say(302, {"Location": f"/files/{path.removeprefix('/moved/')}"})
         elif path.startswith(("/files/", "/cdn/")):
@@ -146,8 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         if self._is_refused(repo):
             return
-        if revision not in ("main", COMMIT):
-            self._say(404, {"X-Error-Code": "RevisionNotFound"})
+        if self._is_unknown(revision):
             return
         content = hub.repos[repo].get(file)
         if content is None:
@@ -164,12 +166,21 @@ class _Handler(BaseHTTPRequestHandler):
             },
         )
 
-    def _info(self, repo: str) -> None:
-        if self._is_refused(repo):
+    def _info(self, repo: str, revision: str) -> None:
+        if self._is_refused(repo) or self._is_unknown(revision):
             return
         siblings = [{"rfilename": file} for file in self.server.hub.repos[repo]]
         info = {"id": repo, "sha": COMMIT, "siblings": siblings}
         self._say(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
+
+    def _tree(self, repo: str) -> None:
+        if self._is_refused(repo):
+            return
+        files = [
+            {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}  # noqa: S324 - git's own digest, which is no proof here either
+            for file, content in self.server.hub.repos[repo].items()
+        ]
+        self._say(200, {"Content-Type": "application/json"}, json.dumps(files).encode())
 
     def _is_refused(self, repo: str) -> bool:
         hub = self.server.hub
@@ -177,6 +188,12 @@ class _Handler(BaseHTTPRequestHandler):
         if refusal is None:
             return False
         self._say(refusal.status, {"X-Error-Code": refusal.error_code} if refusal.error_code else {})
+        return True
+
+    def _is_unknown(self, revision: str) -> bool:
+        if revision in ("main", COMMIT):
+            return False
+        self._say(404, {"X-Error-Code": "RevisionNotFound"})
         return True
 
     def _bytes(self, content: bytes | None) -> None:

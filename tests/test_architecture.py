@@ -57,10 +57,21 @@ NEVER_IMPORT: dict[str, tuple[str, ...]] = {
 FRONT = ("worker.serve", "worker.commands.generate")
 """Where the front process begins."""
 
-NOT_IN_THE_FRONT = ("worker.llama", "worker.engine_process", "llama_cpp", "ctypes", "gguf", "torch", "transformers")
+NOT_IN_THE_FRONT = (
+    *("worker.llama", "worker.engine_process", "worker.parity"),
+    *("llama_cpp", "ctypes", "gguf", "numpy", "torch", "transformers"),
+)
 
-MEASURES = ("worker.llama.chain", "worker.llama.logit_rows", "worker.llama.sampling_costs")
-"""For `bench` and the tests: llama.cpp's own sampler chains, and the clock."""
+MEASURES = (
+    "worker.llama.chain",
+    "worker.llama.logit_rows",
+    "worker.llama.sampling_costs",
+    "worker.llama.scoring",
+    "worker.llama.tap",
+    "worker.llama.kv_state",
+    "worker.llama.quantise",
+)
+"""For `bench`, `parity` and the tests: llama.cpp's own sampler chains, the clock, what looks inside a computation."""
 
 READS_THE_ENVIRONMENT = ("worker.settings", "worker.cli", "worker.precedence", "worker.__main__")
 PRINTS = ("worker.cli", "worker.commands")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import proof
 from tests.worker_process import Event, WorkerProcess, eventually, serve_default, text_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -23,10 +24,13 @@ REQUESTS: tuple[Event, ...] = (
     {"prompt": LONG[: len(LONG) // 2], "max_tokens": 24, "temperature": 0.0, "repetition_penalty": 1.1},
 )
 
+FLAGS = ("--ctx-size", "2048")
+NEIGHBOUR_WORDS = (5, 60, 200)
+
 
 @pytest.fixture(scope="module")
 def worker(default_model: Path) -> Iterator[WorkerProcess]:
-    with serve_default(default_model, "--ctx-size", "2048") as worker:
+    with serve_default(default_model, *FLAGS) as worker:
         yield worker.ready()
 
 
@@ -39,28 +43,46 @@ def answers(worker: WorkerProcess) -> list[str]:
     return [worker.text(**request) for request in REQUESTS]
 
 
-def test_the_same_seed_writes_the_same_haiku_and_another_seed_another(worker: WorkerProcess) -> None:
-    haiku = [worker.text(prompt=HAIKU, max_tokens=32, temperature=0.8, seed=seed) for seed in (42, 42, 43)]
+def test_the_same_seed_writes_the_same_haiku_and_another_seed_another(
+    worker: WorkerProcess, default_model: Path
+) -> None:
+    """Also leaves a proof bundle."""
+    requests = [{"prompt": HAIKU, "max_tokens": 32, "temperature": 0.8, "seed": seed} for seed in (42, 42, 43)]
+    answers = [worker.run(**request) for request in requests]
+    worker.wait_for("execute_end", job_id=answers[-1][0]["job_id"])
+    proof.keep(proof.haiku(proof.Scene.of(worker, default_model), requests, answers))
+    haiku = [text_of(events) for events in answers]
     assert haiku[0] == haiku[1]
     assert haiku[2] not in ("", haiku[0])
 
 
-def test_each_answer_beside_others_that_come_and_go_is_the_one_alone(worker: WorkerProcess, alone: list[str]) -> None:
+def answer_in_company(worker: WorkerProcess, request: Event, numbers: Iterator[int]) -> str:
     """Neighbours of every kind: reading a prompt, generating, ending, given up while they stream."""
+    with ExitStack() as neighbours:
+        for n_words in NEIGHBOUR_WORDS:
+            other = {"prompt": f"{next(numbers)} " + "word " * n_words, "max_tokens": 100, "temperature": 1.0}
+            stream = neighbours.enter_context(worker.stream(**other))
+            stream.until("started")
+        with worker.stream(**request) as stream:
+            begun = stream.until("token")
+            neighbours.pop_all().close()
+            with worker.stream(prompt="Another one comes", max_tokens=8) as late:
+                text = text_of([*begun, *stream])
+                assert text_of(list(late))
+    eventually(worker.is_idle)
+    return text
+
+
+def test_each_answer_beside_others_that_come_and_go_is_the_one_alone(
+    worker: WorkerProcess, alone: list[str], default_model: Path
+) -> None:
+    """Also leaves a proof bundle."""
     numbers = count()
-    for request, expected in zip(REQUESTS, alone, strict=True):
-        with ExitStack() as neighbours:
-            for n_words in (5, 60, 200):
-                other = {"prompt": f"{next(numbers)} " + "word " * n_words, "max_tokens": 100, "temperature": 1.0}
-                stream = neighbours.enter_context(worker.stream(**other))
-                stream.until("started")
-            with worker.stream(**request) as stream:
-                begun = stream.until("token")
-                neighbours.pop_all().close()
-                with worker.stream(prompt="Another one comes", max_tokens=8) as late:
-                    assert text_of([*begun, *stream]) == expected
-                    assert text_of(list(late))
-        eventually(worker.is_idle)
+    beside = [answer_in_company(worker, request, numbers) for request in REQUESTS]
+    config = {"flags": FLAGS, "neighbours": {"words": NEIGHBOUR_WORDS, "max_tokens": 100, "temperature": 1.0}}
+    scene = proof.Scene.of(worker, default_model)
+    proof.keep(proof.determinism(scene, config, REQUESTS, alone, beside))
+    assert beside == alone
 
 
 def test_all_requests_at_once_answer_as_alone(worker: WorkerProcess, alone: list[str]) -> None:

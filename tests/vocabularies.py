@@ -1,25 +1,16 @@
-"""llama.cpp's own test vocabularies: which there are, and the set-up that takes them out of its source distribution.
+"""llama.cpp's own test vocabularies: which there are, and their texts with the tokens of the reference tokenisers.
 
-They are not in this repository. `make vocabularies` (python -m tests.vocabularies) has pip download the source of the
-llama-cpp-python that is installed, once per version, and keeps these files alone in a folder that git ignores.
-Knows nothing of how they are loaded (tests/llama/test_vocabularies.py).
+They are not in this repository: `make vocabularies` (python -m tests.vocabularies) brings them with what else the tests
+take from llama.cpp's source (tests/llama_source.py). Knows nothing of how they are loaded
+(tests/llama/test_vocabularies.py).
 """
 
-import re
-import subprocess
-import sys
-import tarfile
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
-_PACKAGE = "llama-cpp-python"
-_VERSION = version(_PACKAGE)
-_FOLDER = Path(__file__).parents[1] / ".vocabularies" / _VERSION
+from tests.llama_source import fetch, folder
 
-_MEMBER = re.compile(r"[^/]+/vendor/llama\.cpp/models/(ggml-vocab-[^/]+\.gguf(?:\.inp|\.out)?)")
 _SEPARATOR = "\n__ggml_vocab_test__\n"
 
 Kind = Literal["byte-level BPE", "BPE with byte fallback", "SentencePiece", "Unigram", "WordPiece"]
@@ -76,49 +67,9 @@ VOCABULARIES = (
 )
 
 
-def folder() -> Path:
-    """Where the files are."""
-    assert _FOLDER.is_dir(), f"{_FOLDER} is missing: run `make vocabularies`"
-    return _FOLDER
-
-
 def texts() -> list[str]:
     """Every text of every vocabulary's cases, once."""
     return sorted({text for vocabulary in VOCABULARIES for text, _ in vocabulary.cases()})
-
-
-def fetch() -> None:
-    """Make the folder unless it is there; it appears whole or not at all. Exits with one line where pip cannot help."""
-    if _FOLDER.is_dir():
-        return
-    sys.stderr.write("==> fetching llama.cpp's source for its test vocabularies (77 MB), once\n")
-    _FOLDER.parent.mkdir(exist_ok=True)
-    with TemporaryDirectory(dir=_FOLDER.parent) as staging:
-        files = Path(staging) / "files"
-        files.mkdir()
-        _extract(_download(Path(staging)), files)
-        files.rename(_FOLDER)
-
-
-def _download(target: Path) -> Path:
-    """The source distribution, got with pip, so that the user's index and its digests hold.
-
-    pip also prepares its metadata, for which it fetches what building needs; installing it has needed the same.
-    """
-    options = ["--quiet", "--no-deps", f"--no-binary={_PACKAGE}", "--no-input", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "download", *options, f"--dest={target}", f"{_PACKAGE}=={_VERSION}"]
-    if subprocess.run(command, check=False).returncode != 0:
-        sys.exit(f"pip cannot fetch the source of {_PACKAGE} {_VERSION}: see its lines above and `pip config list`")
-    return next(target.glob("*.tar.gz"))
-
-
-def _extract(archive: Path, target: Path) -> None:
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            match = _MEMBER.fullmatch(member.name)
-            source = tar.extractfile(member) if match else None
-            if match and source:
-                (target / match[1]).write_bytes(source.read())
 
 
 if __name__ == "__main__":

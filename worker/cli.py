@@ -69,6 +69,7 @@ _ELSEWHERE = {
     "models": ("worker.commands.models:models", "List, fetch and verify the models known by name."),
     "inspect": ("worker.commands.inspect_gguf:inspect", "Show what a GGUF file holds and the memory it needs."),
     "devices": ("worker.commands.devices:devices", "Show the devices llama.cpp can use, with their memory."),
+    "parity": ("worker.commands.parity:parity", "Prove what a model computes, against its reference in PyTorch."),
     "bench": ("worker.commands.bench:bench", "Measure what sampling costs here, next to llama.cpp's own."),
 }
 """name → (module:attribute, one line of help)"""

@@ -5,7 +5,7 @@ WorkerError
 ├── WorkerBusy · WorkerLoading · WorkerDraining · WorkerUnhealthy          the worker's state
 ├── CudaError · VramOutOfMemory · InternalError                            the machine's side
 ├── StartupError                                                           the process ends, exit 1
-│   ├── ModelNotFound · BadModelFile · ModelLoadFailed · InsufficientMemory
+│   ├── ModelNotFound · BadModelFile · ModelLoadFailed · InsufficientMemory · CertificateRefused
 │   ├── DownloadFailed · BindFailed · CallbackFailed · EngineCrashed
 └── UsageError                                                             the process ends, exit 2
 
@@ -103,6 +103,12 @@ class BadModelFile(StartupError):
 
 class ModelLoadFailed(StartupError):
     code = "MODEL_LOAD_FAILED"
+
+
+class CertificateRefused(StartupError):
+    """`--parity-report` names no report, one that did not pass, or one about another file."""
+
+    code = "PARITY_REPORT_REFUSED"
 
 
 class InsufficientMemory(StartupError):

@@ -27,7 +27,7 @@ from worker.metrics import Metrics
 from worker.order import Order, Surroundings, order_of
 from worker.phase import READY_WORDS, Phase
 from worker.progress import LoadProgress
-from worker.protocol.bodies import HealthBody, ReadyBody
+from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
 from worker.protocol.events import Dialect
 from worker.protocol.headers import parse_deadline
 from worker.protocol.request import ExecuteRequest
@@ -46,6 +46,8 @@ class Front:
         self.metrics = metrics
         self.jobs: dict[str, Job] = {}
         """In flight, by the client's job_id."""
+        self.parity: ParityBody | None = None
+        """The certificate, once it is known to be this model's."""
         self.unwatched = asyncio.Event()
         """No response is being written; after a drain clients get a moment to read their last events."""
         self.unwatched.set()
@@ -148,6 +150,7 @@ class Front:
             slots_total=facts.parallel if facts else 0,
             slots_busy=self.n_running,
             queue_depth=self.n_waiting,
+            parity=self.parity,
         )
 
     def scrape(self, accept: str | None) -> tuple[bytes, str]:

@@ -7,6 +7,7 @@ Runs where sources.py runs.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from huggingface_hub import (
     get_hf_file_metadata,
     get_session,
     hf_hub_url,
+    snapshot_download,
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
@@ -102,6 +105,22 @@ def only_gguf(reference: HfReference) -> str:
             f"hf:{reference.repo} has {len(ggufs)} .gguf files: add ::file= and one of {', '.join(sorted(ggufs))}"
         )
     return ggufs[0]
+
+
+def snapshot(repo: str, revision: str, patterns: Sequence[str]) -> Path:
+    """The folder of the user's hub cache with those files of the repository that fit one of `patterns`; fetched as far
+    as they are missing. Where the hub cannot be reached, what the cache has is enough if it is whole.
+
+    Raises: SourceFailed, OSError (disk).
+    """
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(patterns)))
+    except LocalEntryNotFoundError as error:
+        # It tells a programmer what to pass; why the hub did not answer is its cause.
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise SourceFailed(_explained(cause, repo, revision, "its checkpoint")) from error
+    except _HUB_ERRORS as error:
+        raise SourceFailed(_explained(error, repo, revision, "its checkpoint")) from error
 
 
 def _is_passing(error: Exception) -> bool:

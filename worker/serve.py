@@ -20,6 +20,7 @@ import uvloop
 from worker import logs
 from worker.card import read_card
 from worker.catalog import Located, load_catalog, locate
+from worker.certificate import Certificate, read_certificate
 from worker.engine_client import ENGINE_COMMAND, EngineClient
 from worker.engine_setup import configure, engine_environment
 from worker.errors import CallbackFailed, InsufficientMemory, StartupError
@@ -110,22 +111,29 @@ class Service:
         self._model_path = located.path
         if located.is_present:
             read_card(located.path)
+        report = self._settings.parity_report
+        certificate = read_certificate(report) if report is not None else None
         allow_open_files()
         front = Front(self._settings, Metrics(self._settings.worker_id))
         with bound_socket(self._settings.host, self._settings.port) as sock:
             _report_listening(sock)
-            async with served(front, sock), self._engine(front, located) as client:
+            async with served(front, sock), self._engine(front, located, certificate) as client:
                 front.open(client)
                 _report_ready(front, sock, self._settings)
                 return await self._serve(front, sock.getsockname()[1])
 
     @asynccontextmanager
-    async def _engine(self, front: Front, located: Located) -> AsyncIterator[EngineClient]:
+    async def _engine(
+        self, front: Front, located: Located, certificate: Certificate | None
+    ) -> AsyncIterator[EngineClient]:
         """The model file made sure of, and an engine that has loaded it."""
         path = located.path
         if not located.is_present:
             path = await self._unless_stopped(front, fetch_in_child(self._settings))
             read_card(path)
+        if certificate is not None:
+            await self._unless_stopped(front, certificate.check(read_card(path)))
+            front.parity = certificate.body
         client = EngineClient(
             configure(self._settings, path),
             front,

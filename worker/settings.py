@@ -171,6 +171,13 @@ class Settings:
         metavar="ID",
         shown_default="worker-<uuid4>",
     )
+    parity_report: Path | None = _knob(
+        None,
+        "The report.json of a parity run that passed; /health then shows it. One about another file is refused.",
+        "Operation",
+        metavar="FILE",
+        shown_default="none",
+    )
     shutdown_timeout_sec: float = _knob(
         25.0, "How long a drain waits for accepted jobs.", "Operation", low=0, high=86_400, metavar="SECONDS"
     )

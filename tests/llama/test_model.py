@@ -1,5 +1,6 @@
 """The vocabulary and the facts of a real model, and of a tiny one where the real one has no such case."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ CPU = choose_device("cpu", devices())
 
 NO_TOKEN = "\x04\x06\x13\x14\x16\x1d"
 """The default model's vocabulary lacks these bytes, and those that begin code points from U+40000 on."""
+
+
+UTF8_PARTS = [bytes([byte]) for byte in (*range(0x7E, 0x82), 0x90, 0xBF, 0xC0, 0xC3, 0xE0, 0xED, *range(0xF0, 0x100))]
 
 
 def text_of(model: Model, tokens: list[TokenId]) -> str:
@@ -84,6 +88,35 @@ def test_the_pieces_of_a_text_are_the_text(loaded: Loaded, text: str) -> None:
 def test_a_long_text_is_one_text(model: Model) -> None:
     text = "naïve 🎈 \0 Ελλάδα " * 1500
     assert text_of(model, model.tokenize(text)) == text
+
+
+@pytest.mark.model
+@settings(derandomize=True, deadline=None)
+@given(text=st.text(alphabet=st.characters(codec="utf-8")))
+def test_the_bytes_of_a_text_are_tokenised_as_the_text(loaded: Loaded, text: str) -> None:
+    assert loaded.model.tokenize_bytes(text.encode()) == loaded.model.tokenize(text)
+
+
+@pytest.mark.model
+@settings(derandomize=True, deadline=None)
+@given(data=st.binary() | st.lists(st.sampled_from(UTF8_PARTS)).map(b"".join))
+def test_any_bytes_are_tokenised_or_refused(loaded: Loaded, data: bytes) -> None:
+    """The library ends the process on those that are refused."""
+    with suppress(ValueError):
+        tokens = loaded.model.tokenize_bytes(data)
+        assert all(0 <= token < loaded.model.n_vocab for token in tokens)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("data", [b"\xf4\x90\x80\x80", b"a\xf5\x80\x80\x80", b"\xf0\x9f\x98\xf7\xbf\xbf\xbf"])
+def test_bytes_that_spell_no_code_point_are_refused(model: Model, data: bytes) -> None:
+    with pytest.raises(ValueError, match="code point"):
+        model.tokenize_bytes(data)
+
+
+def test_bos_is_not_put_before_bytes(tiny: Model) -> None:
+    assert BOS not in tiny.tokenize_bytes(b"a")
+    assert tiny.tokenize_bytes(b"<s>a")[0] == BOS
 
 
 @pytest.mark.model

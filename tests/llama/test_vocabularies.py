@@ -19,7 +19,8 @@ from tests.engine.text_reference import (
     finished_text,
     stops_cut_from,
 )
-from tests.vocabularies import VOCABULARIES, Vocabulary, folder, texts
+from tests.llama_source import folder
+from tests.vocabularies import VOCABULARIES, Vocabulary, texts
 from worker.engine.contract import TokenId
 from worker.llama.buffers import Watch
 from worker.llama.devices import choose_device, devices

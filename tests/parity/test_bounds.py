@@ -62,5 +62,5 @@ def test_a_bad_bounds_file_is_one_line_that_names_the_place(tmp_path: Path, text
 
 
 def test_a_missing_bounds_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere.toml"):
+    with pytest.raises(UsageError, match=r"nowhere\.toml"):
         Bounds.load(tmp_path / "nowhere.toml")

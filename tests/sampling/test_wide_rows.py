@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.sampling.plain import plain_candidates, plain_sample
 from worker.engine.contract import Sampling
+from worker.parity import formula
 from worker.sampling.arrays import NO_IDS
 from worker.sampling.pool import covering, settled, some_highest, whole
 from worker.sampling.ranked import ranked
@@ -99,7 +99,7 @@ def cases(draw: st.DrawFn) -> tuple[Row, Sampling, list[int]]:
 @given(cases())
 def test_the_candidates_of_any_row_are_those_of_the_plain_way(case: tuple[Row, Sampling, list[int]]) -> None:
     ids, probs = candidates(*case)
-    expected_ids, expected_probs = plain_candidates(*case)
+    expected_ids, expected_probs = formula.candidates(*case)
     assert np.array_equal(ids, expected_ids)
     np.testing.assert_allclose(probs, expected_probs, rtol=1e-12, atol=0.0)
 
@@ -110,7 +110,7 @@ def test_every_seed_draws_the_token_of_the_plain_way(case: tuple[Row, Sampling, 
     row, sampling, generated = case
     for seed in range(3):
         reseeded = replace(sampling, seed=sampling.seed ^ seed)
-        assert sample(row, reseeded, generated) == plain_sample(row, reseeded, generated)
+        assert sample(row, reseeded, generated) == formula.sample(row, reseeded, generated)
 
 
 @pytest.mark.parametrize("make", makes)
@@ -118,14 +118,14 @@ def test_every_seed_draws_the_token_of_the_plain_way(case: tuple[Row, Sampling, 
 def test_whole_vocabularies_agree_with_the_plain_way(make: Make, size: int) -> None:
     row = make(np.random.default_rng(size), size)
     for sampling in (WORST, Sampling(seed=2), Sampling(seed=3, top_k=40, top_p=0.9)):
-        assert sample(row, sampling, [5, 5, 9]) == plain_sample(row, sampling, [5, 5, 9])
+        assert sample(row, sampling, [5, 5, 9]) == formula.sample(row, sampling, [5, 5, 9])
 
 
 def test_draws_over_the_whole_vocabulary_walk_it_from_the_most_probable_down() -> None:
     row = model_like(np.random.default_rng(4), 5000)
     for position in range(300):
         generated = range(position)
-        assert sample(row, Sampling(seed=9), generated) == plain_sample(row, Sampling(seed=9), generated)
+        assert sample(row, Sampling(seed=9), generated) == formula.sample(row, Sampling(seed=9), generated)
 
 
 @pytest.mark.parametrize("size", [6, 1000, 3 * 2**14])
@@ -134,7 +134,7 @@ def test_a_border_that_rounding_leaves_open_is_decided_as_the_plain_way_does(siz
     """A flat row: the sum meets top_p exactly, but for the rounding of each addition."""
     row = flat(np.random.default_rng(0), size)
     ids, _ = candidates(row, Sampling(seed=0, top_p=top_p), ())
-    assert np.array_equal(ids, plain_candidates(row, Sampling(seed=0, top_p=top_p), ())[0])
+    assert np.array_equal(ids, formula.candidates(row, Sampling(seed=0, top_p=top_p), ())[0])
 
 
 # ── the cuts themselves ──────────────────────────────────────────────────────────────────────────

@@ -37,7 +37,7 @@ OTHER_METHODS = ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 HEALTH_KEYS = (
     *("status", "vram_bytes", "worker_id", "state", "model", "model_ref", "quant_kind", "resident"),
     *("vram_bytes_used", "memory_bytes", "tokenizer_kind", "vocab_size", "context_length", "capabilities"),
-    *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth"),
+    *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth", "parity"),
 )
 
 
@@ -126,6 +126,7 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
         "slots_total": 4,
         "slots_busy": 0,
         "queue_depth": 0,
+        "parity": None,
     }
     assert health["model"]
     assert health["memory_bytes"] > default_model.stat().st_size

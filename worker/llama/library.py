@@ -22,7 +22,12 @@ from worker.llama.buffers import Level, LogLine, Watch
 PINNED_VERSION = "0.3.36"
 """Of llama-cpp-python, as in pyproject.toml: names, layouts and log lines of the library drift between releases."""
 
-STRUCT_SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
+STRUCT_SIZES = {
+    "llama_model_params": 80,
+    "llama_context_params": 160,
+    "llama_model_quantize_params": 64,
+    "llama_batch": 56,
+}
 """sizeof() in the C headers of that version, 64 bit."""
 
 _LEVELS: dict[int, Level] = {0: "info", 1: "debug", 2: "info", 3: "warning", 4: "error"}

@@ -8,6 +8,7 @@ and close are not.
 import ctypes
 import functools
 import os
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,8 @@ from worker.llama.library import load_failure, open_library
 
 _PIECE_BYTES = 64
 """Most pieces are shorter; a longer one costs a second call."""
+_BEYOND_UNICODE = re.compile(rb"\xf4[\x90-\xbf][\x80-\xbf]{2}|[\xf5-\xf7][\x80-\xbf]{3}")
+"""What the library's UTF-8 reader takes for a code point, and its writer refuses (unicode_cpt_to_utf8)."""
 
 
 class Model:
@@ -113,6 +116,16 @@ class Model:
         if self._has_bos and tokens[:1] != [self._bos]:
             tokens.insert(0, TokenId(self._bos))
         return tokens
+
+    def tokenize_bytes(self, data: bytes) -> list[TokenId]:
+        """Any bytes, UTF-8 or not: special tokens in them are parsed, BOS is not put before them.
+
+        Raises: ValueError for a form beyond U+10FFFF: the library would throw, and so end the process.
+        """
+        beyond = _BEYOND_UNICODE.search(data)
+        if beyond:
+            raise ValueError(f"the bytes {beyond[0].hex(' ')} at {beyond.start()} spell no code point of Unicode")
+        return self._tokenize(data, len(data) + 1)
 
     def _tokenize(self, data: bytes, n_max: int) -> list[TokenId]:
         buffer = (capi.llama_token * n_max)()

@@ -30,6 +30,18 @@ def encode_error(error: WorkerError) -> bytes:
     return msgspec.json.encode(ErrorBody(code=error.code, message=str(error), retriable=error.retriable))
 
 
+class ParityBody(_Body, frozen=True, kw_only=True):
+    """What a parity run found out about the model file, by `--parity-report`."""
+
+    model_sha256: str
+    verdict: str
+    levels: dict[str, str]
+    """level → pass, fail or not run"""
+    date: str
+    """RFC 3339."""
+    run_id: str
+
+
 class HealthBody(_Body, frozen=True, kw_only=True):
     """`GET /health`. What only a loaded model tells is null until then; memory in bytes."""
 
@@ -53,6 +65,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     slots_total: int
     slots_busy: int
     queue_depth: int
+    parity: ParityBody | None
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):

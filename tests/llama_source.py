@@ -1,0 +1,83 @@
+"""What the tests take out of llama.cpp's source distribution: its test vocabularies and its converter from checkpoints.
+
+They are not in this repository. `make vocabularies` has pip download the source of the llama-cpp-python that is
+installed, once per version, and keeps these files alone in a folder that git ignores. Knows nothing of their use.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_PACKAGE = "llama-cpp-python"
+_VERSION = version(_PACKAGE)
+_FOLDER = Path(__file__).parents[1] / ".vocabularies" / _VERSION
+_CONVERTER = Path("converter")
+
+_WANTED = (
+    (re.compile(r"models/(ggml-vocab-[^/]+\.gguf(?:\.inp|\.out)?)"), Path()),
+    (re.compile(r"(convert_hf_to_gguf\.py|conversion/[^/]+\.py|gguf-py/gguf/.+\.py)"), _CONVERTER),
+)
+"""Names below llama.cpp's root, and where in the folder what is in brackets goes."""
+_MEMBER = re.compile(r"[^/]+/vendor/llama\.cpp/(?P<name>.+)")
+
+
+def folder() -> Path:
+    """Where the vocabularies are."""
+    return _checked(_FOLDER)
+
+
+def converter() -> Path:
+    """convert_hf_to_gguf.py, what it imports beside it."""
+    return _checked(_FOLDER / _CONVERTER / "convert_hf_to_gguf.py")
+
+
+def fetch() -> None:
+    """Make the folder unless it is whole; it appears whole or not at all. Exits with one line where pip cannot help."""
+    if (_FOLDER / _CONVERTER).is_dir():
+        return
+    sys.stderr.write("==> fetching llama.cpp's source for its test vocabularies and converter (77 MB), once\n")
+    _FOLDER.parent.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=_FOLDER.parent) as staging:
+        files = Path(staging) / "files"
+        _extract(_download(Path(staging)), files)
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+        files.rename(_FOLDER)
+
+
+def _checked(path: Path) -> Path:
+    assert path.exists(), f"{path} is missing: run `make vocabularies`"
+    return path
+
+
+def _download(target: Path) -> Path:
+    """The source distribution, got with pip, so that the user's index and its digests hold.
+
+    pip also prepares its metadata, for which it fetches what building needs; installing it has needed the same.
+    """
+    options = ["--quiet", "--no-deps", f"--no-binary={_PACKAGE}", "--no-input", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", *options, f"--dest={target}", f"{_PACKAGE}=={_VERSION}"]
+    if subprocess.run(command, check=False).returncode != 0:
+        sys.exit(f"pip cannot fetch the source of {_PACKAGE} {_VERSION}: see its lines above and `pip config list`")
+    return next(target.glob("*.tar.gz"))
+
+
+def _extract(archive: Path, target: Path) -> None:
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            place = _place(member.name)
+            source = tar.extractfile(member) if place else None
+            if place and source:
+                (target / place).parent.mkdir(parents=True, exist_ok=True)
+                (target / place).write_bytes(source.read())
+
+
+def _place(member: str) -> Path | None:
+    """Where in the folder a member of the archive goes; None for one that is left out."""
+    match = _MEMBER.fullmatch(member)
+    name = match["name"] if match else ""
+    return next((folder / found[1] for wanted, folder in _WANTED if (found := wanted.fullmatch(name))), None)

@@ -1,0 +1,56 @@
+"""Activations of a made model of two layers, and what a reference says of them: small, seeded, without a network."""
+
+import numpy as np
+
+from worker.parity.levels.checkpoints import N_RUNS, Expected, Found
+from worker.parity.points import NAMES, Activations, Name, Point, layer_points
+
+N_LAYERS, N_TOKENS, N_HEADS, N_VOCAB = 2, 4, 2, 12
+TOKENS = (3, 1, 4, 1)
+CONTINUATION = (5, 9, 2)
+
+FEATURES: dict[Name, int] = {
+    "k_proj": 4,
+    "v_proj": 4,
+    "k_rope": 4,
+    "k_cache": 4,
+    "v_cache": 4,
+    "swiglu": 16,
+    "logits": N_VOCAB,
+}
+"""Of points that have not eight."""
+
+STORED: dict[Name, Name] = {"k_cache": "k_rope", "v_cache": "v_proj"}
+
+
+def made_activations(seed: int = 1) -> Activations:
+    """Every point, float64 of magnitude 1; the caches hold what was to be stored."""
+    chance = np.random.default_rng(seed)
+    found: Activations = {}
+    for point in layer_points(N_LAYERS):
+        shape = (N_TOKENS, FEATURES.get(point.name, 8))
+        shape_of_heads = (N_HEADS, N_TOKENS, N_TOKENS)
+        found[point] = chance.normal(size=shape_of_heads if point.name in ("scores", "probs") else shape)
+    for layer in range(N_LAYERS):
+        for cache, computed in STORED.items():
+            found[Point.of(cache, layer)] = found[Point.of(computed, layer)]
+    return found
+
+
+def expected() -> Expected:
+    """Its continuation is decided by two nats."""
+    rows = np.zeros((len(CONTINUATION), N_VOCAB))
+    rows[np.arange(len(CONTINUATION)), CONTINUATION] = 2.0
+    return Expected.of(TOKENS, made_activations(), CONTINUATION, rows)
+
+
+def found() -> Found:
+    """What a library that computes in float32 and does nothing wrong says."""
+    activations = {point: values.astype(np.float32) for point, values in made_activations().items()}
+    logits = activations[Point.of("logits", N_LAYERS)].copy()
+    return Found(activations, logits, (CONTINUATION,) * N_RUNS)
+
+
+def all_points() -> list[Point]:
+    assert {point.name for point in layer_points(N_LAYERS)} == set(NAMES)
+    return layer_points(N_LAYERS)

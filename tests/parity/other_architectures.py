@@ -1,0 +1,134 @@
+"""Tiny seeded random checkpoints of other architectures than llama, and their GGUFs by llama.cpp's own converter.
+
+Made to be told apart: every weight matters to the logits, biases and norms included, and each architecture has what
+llama has not (Qwen2: biases of Q, K and V; Gemma 2: four norms a layer, capped logits, a sliding window, GELU, a
+SentencePiece tokenizer with BOS). Refuses to know what is compared.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+import torch
+import transformers
+from gguf import GGUFReader, TokenType
+
+from tests.llama_source import converter
+from tests.llama_source import folder as vocabularies
+
+N_PIECES = 512
+"""Of the Gemma tokenizer."""
+_PATIENCE_S = 120.0
+
+
+def write_qwen2(folder: Path) -> None:
+    """With the vocabulary of the real Qwen2, because the converter knows a byte-pair tokenizer by what it does."""
+    folder.mkdir()
+    n_rows = _write_qwen2_tokenizer(folder)
+    config = transformers.Qwen2Config(
+        vocab_size=n_rows,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+    )
+    write_random(config, folder)
+
+
+def write_gemma2(folder: Path, text: str) -> None:
+    """With a SentencePiece tokenizer of its own, learnt from `text`."""
+    folder.mkdir()
+    _write_gemma_tokenizer(text, folder)
+    config = transformers.Gemma2Config(
+        vocab_size=N_PIECES,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=32,
+        max_position_embeddings=1024,
+        initializer_range=0.15,
+    )
+    write_random(config, folder)
+
+
+def write_random(config: Any, folder: Path, *, seed: int = 4, **saving: Any) -> None:
+    """A checkpoint of `config`'s architecture, float32.
+
+    Vectors (biases, norms) are moved off the ones and zeros that they begin as, for else a mistake in their use would
+    not show. The embedding is made small: else a tied output answers every token with itself.
+    """
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(0.2)
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    model.save_pretrained(folder, **saving)
+
+
+def convert(checkpoint: Path, gguf: Path) -> None:
+    """An F32 GGUF. A process of its own: the converter prints, and imports a gguf package that is not the installed."""
+    environment = {name: value for name, value in os.environ.items() if name != "NO_LOCAL_GGUF"}
+    command = [sys.executable, str(converter()), str(checkpoint), "--outtype", "f32", "--outfile", str(gguf)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False, cwd=gguf.parent
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _write_qwen2_tokenizer(folder: Path) -> int:
+    """From llama.cpp's test vocabulary. Returns the number of rows that the embedding has: more than there are tokens,
+    as in the real one."""
+    reader = GGUFReader(vocabularies() / "ggml-vocab-qwen2.gguf")
+    pieces, kinds, merges = (
+        reader.fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type", "merges")
+    )
+    ordinary = {piece: number for number, piece in enumerate(pieces) if kinds[number] == TokenType.NORMAL}
+    special = [piece for piece, kind in zip(pieces, kinds, strict=True) if kind == TokenType.CONTROL]
+    tokenizer = transformers.Qwen2Tokenizer(vocab=ordinary, merges=[tuple(merge.split(" ")) for merge in merges])
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.save_pretrained(folder)
+    return len(pieces)
+
+
+def _write_gemma_tokenizer(text: str, folder: Path) -> None:
+    """tokenizer.model, which the converter reads, and from it what transformers reads."""
+    source = folder / "text"
+    source.write_text(text)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(source),
+        model_prefix=str(folder / "tokenizer"),
+        model_type="bpe",
+        vocab_size=N_PIECES,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        user_defined_symbols=["<mask>"],
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        pad_piece="<pad>",
+        eos_piece="<eos>",
+        bos_piece="<bos>",
+        num_threads=1,
+        minloglevel=2,
+    )
+    source.unlink()
+    (folder / "tokenizer.vocab").unlink()
+    tokenizer = transformers.GemmaTokenizer.from_pretrained(folder)
+    tokenizer.add_bos_token = True
+    tokenizer.save_pretrained(folder)

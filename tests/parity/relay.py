@@ -1,0 +1,85 @@
+"""A small HTTP relay in front of a real worker that may change what is asked and what is answered.
+
+A thread of the test's own process on the loopback; stopped by the context manager.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+PATIENCE_S = 120.0
+
+Event = dict[str, Any]
+Ask = Callable[[Event], Event]
+Tell = Callable[[Event, Event], Event]
+
+
+def unchanged(body: Event) -> Event:
+    return body
+
+
+def told_as_is(event: Event, _asked: Event) -> Event:
+    return event
+
+
+class Relay:
+    """`with Relay(url, ask=…, tell=…) as relay: relay.url`. `ask` changes the body of a job, `tell` each event of its
+    stream, given what was asked before `ask` changed it."""
+
+    def __init__(self, url: str, *, ask: Ask = unchanged, tell: Tell = told_as_is) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answer = httpx2.get(f"{url}{self.path}", timeout=PATIENCE_S, trust_env=False)
+                self._begin(answer.status_code)
+                self.wfile.write(answer.content)
+
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                body = ask(dict(asked)) if self.path == "/execute" else asked
+                with (
+                    httpx2.Client(timeout=PATIENCE_S, trust_env=False) as client,
+                    client.stream("POST", f"{url}{self.path}", json=body) as answer,
+                ):
+                    self._begin(answer.status_code)
+                    self._pass_on(answer, asked)
+
+            def _begin(self, status: int) -> None:
+                self.send_response(status)
+                self.end_headers()
+
+            def _pass_on(self, answer: httpx2.Response, asked: Event) -> None:
+                """Frame by frame; a client that has left ends the exchange, and so the job."""
+                rest = b""
+                try:
+                    for chunk in answer.iter_bytes():
+                        *frames, rest = (rest + chunk).split(b"\n\n")
+                        for frame in frames:
+                            event = tell(json.loads(frame.removeprefix(b"data: ")), asked)
+                            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                    self.wfile.write(rest)
+                except (BrokenPipeError, ConnectionResetError):
+                    return
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """The test's output is not for its lines."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(PATIENCE_S)

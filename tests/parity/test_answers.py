@@ -1,0 +1,135 @@
+"""What a client makes of a stream, where two answers part, and whether a seed draws what was served."""
+
+import random
+from math import inf
+
+import numpy as np
+import pytest
+
+from tests.parity.made_answers import answer, row
+from worker.engine.contract import Logprob, Sampling, TokenId, TopToken
+from worker.parity.answers import END, N_TOP, Drawn, Failed, Parting, Top, answer_of, events, parting, parting_from
+from worker.parity.draws import miss_at_parting, worst_draw
+from worker.protocol.events import choose_dialect
+from worker.protocol.request import narrow
+from worker.sampling.logprobs import log_probabilities
+from worker.sampling.sample import sample
+
+SSE = choose_dialect(None, sse_event_names=False)
+
+
+def stream() -> bytes:
+    logprob = Logprob(TopToken("a", TokenId(5), -0.5), (TopToken("a", TokenId(5), -0.5),))
+    started = SSE.started(job_id="j", model="m", started_at="", seed=9, prompt_tokens=1, cached_tokens=0)
+    metrics = SSE.metrics(tokens_per_sec=1.0, vram_bytes=0, job_id="j", tokens_out=1, decode_time_ms=1)
+    end = SSE.end(
+        tokens_out=2,
+        decode_time_ms=1,
+        stop_reason="EOS",
+        stop_sequence_matched=None,
+        tokens_sampled=3,
+        prompt_tokens=1,
+        time_to_first_token_ms=1,
+        context_full=False,
+    )
+    tokens = SSE.token("a\u2028", 0, [logprob]), SSE.token("é", 1, [logprob, logprob])
+    return b"".join((started, tokens[0], metrics, tokens[1], end))
+
+
+def test_any_cut_of_the_bytes_gives_the_same_answer() -> None:
+    data = stream()
+    whole = answer_of("j", list(events([data])))
+    assert (whole.seed, whole.tokens, whole.text) == (9, (5, 5, 5), "a\u2028é")
+    assert (whole.choices, whole.n_sampled, whole.n_terminal, whole.error) == ((5, 5, 5, END), 3, 1, "")
+    for size in range(1, len(data)):
+        chunks = [data[start : start + size] for start in range(0, len(data), size)]
+        assert answer_of("j", list(events(chunks))) == whole
+
+
+def test_a_stream_without_an_end_and_one_with_two_are_told_apart() -> None:
+    data = stream()
+    assert answer_of("j", list(events([data[: data.index(b'{"type":"end"')]]))).n_terminal == 0
+    twice = answer_of("j", [*events([data]), Failed("CANCELLED", "why")])
+    assert (twice.n_terminal, twice.error) == (2, "CANCELLED: why")
+
+
+def test_answers_part_at_their_first_difference_by_what_either_row_says() -> None:
+    one = answer([row(1), row(2, {2: -1.0, 3: -1.25}), row(4)])
+    other = answer([row(1), row(3, {3: -1.0, 2: -1.5}), row(9)])
+    assert parting(one, other) == parting(other, one) == Parting(1, 0.5)
+    assert parting(one, one) is None
+
+
+def test_a_token_that_a_row_does_not_list_is_no_near_tie() -> None:
+    one, other = answer([row(2, {2: -1.0})]), answer([row(3, {3: -1.0, 2: -1.0})])
+    assert parting(one, other) == Parting(0, inf)
+
+
+def test_an_end_is_a_choice_like_a_token() -> None:
+    ended = answer([row(1)], stop_reason="EOS")
+    went_on = answer([row(1), row(2, {2: -1.0, 0: -1.5})])
+    assert parting(ended, went_on, ends={0}) == Parting(1, 0.5)
+    assert parting(ended, went_on) == Parting(1, inf)
+    assert parting(ended, answer([row(1)], stop_reason="EOS")) is None
+
+
+def test_a_shorter_answer_without_an_end_parts() -> None:
+    assert parting(answer([row(1)]), answer([row(1), row(2)])) == Parting(1, inf)
+
+
+@pytest.mark.parametrize("expected", [(1, 2), (1, 2, 0, 8), (1, 2, 0)])
+def test_what_was_expected_is_followed_up_to_its_own_end(expected: tuple[int, ...]) -> None:
+    served = answer([row(1), row(2)], stop_reason="EOS")
+    assert parting_from(served, expected, ends={0}) is None
+
+
+def test_an_answer_leaves_what_was_expected_where_it_first_differs() -> None:
+    served = answer([row(1), row(2, {2: -1.0, 7: -1.1})])
+    found = parting_from(served, (1, 7))
+    assert found is not None
+    assert (found.position, round(found.gap, 9)) == (1, 0.1)
+    assert parting_from(served, (1, 2, 3)) == Parting(2, inf)
+    assert parting_from(answer([row(1)], stop_reason="EOS"), (1, 2, 3), ends={0}) == Parting(1, inf)
+
+
+def test_text_that_was_never_shown_is_not_missed() -> None:
+    assert parting_from(answer([row(1)], n_sampled=2), (1, 2)) is None
+
+
+# ── the draw ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def drawn(logits: np.ndarray, sampling: Sampling, generated: list[int]) -> Drawn:
+    """What the worker would report of one draw."""
+    token = sample(logits, sampling, generated)
+    generated.append(token)
+    logprob, top = log_probabilities(logits, token, N_TOP)
+    return Drawn(token, logprob, tuple(Top(*pair) for pair in top))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
+def test_the_reported_probabilities_and_the_seed_give_the_token(seed: int) -> None:
+    """Against the sampler itself, on rows of every shape; another seed's number falls elsewhere."""
+    rng = np.random.default_rng(seed)
+    sampling = Sampling(seed=seed, temperature=narrow(0.8), top_k=N_TOP)
+    generated: list[int] = []
+    rows = [drawn(rng.normal(0, 4, 300).astype(np.float32), sampling, generated) for _ in range(64)]
+    served = answer(rows)
+    assert worst_draw(served, seed, narrow(0.8))[0] < 1e-12
+    assert worst_draw(served, seed ^ 1, narrow(0.8))[0] > 0.1
+
+
+def test_a_parting_is_excused_by_the_number_that_fell_near_the_border() -> None:
+    """Two equal shares: the number misses the other one by its distance from the middle."""
+    rng = random.Random(3)
+    half = {1: -0.7, 2: -0.7}
+    first = answer([row(1, half)])
+    for _ in range(20):
+        seed = rng.randrange(2**64)
+        miss, _ = worst_draw(first, seed, 1.0)
+        other = answer([row(2, half)])
+        total = miss + worst_draw(other, seed, 1.0)[0]
+        assert miss_at_parting(first, other, seed, 1.0, ()) == pytest.approx(total)
+        assert 0 < total <= 0.5
+    assert miss_at_parting(first, first, 0, 1.0, ()) == 0.0
+    assert miss_at_parting(first, answer([row(3, half)]), 0, 1.0, ()) == inf

@@ -1,0 +1,126 @@
+"""A checkpoint made from a GGUF has its weights, its tokenizer and nothing of the machine; or is refused."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
+from tests.parity.plain_llama import PlainLlama
+from worker.card import read_card
+from worker.errors import UsageError
+from worker.parity.gguf_copy import dequantised, open_gguf
+from worker.parity.naming import Naming
+from worker.parity.reference.checkpoint import dequantise
+from worker.parity.reference.model import Reference
+from worker.parity.reference.tensors import CheckpointTensors
+
+
+@pytest.mark.model
+def test_every_weight_is_the_de_quantised_one(checkpoint: Path, default_model: Path) -> None:
+    tensors = CheckpointTensors.open(checkpoint)
+    naming = Naming.of(read_card(default_model))
+    names = naming.by_gguf_name(tensors.names)
+    stored = {tensor.name: tensor for tensor in open_gguf(default_model).tensors}
+    assert {names[name] for name in stored} == tensors.names
+    assert len(stored) == len(tensors.names)
+    different = [
+        name
+        for name, tensor in stored.items()
+        if not np.array_equal(naming.in_gguf_order(name, tensors.read(names[name])), dequantised(tensor))
+    ]
+    assert different == []
+
+
+@pytest.mark.model
+def test_default_model_is_computed_as_its_equations_in_float64(reference: Reference, checkpoint: Path) -> None:
+    """All 30 layers; float32 anywhere, as in transformers' own norms, leaves 1e-5."""
+    facts = reference.facts
+    config = json.loads((checkpoint / "config.json").read_bytes())
+    plain = PlainLlama(
+        CheckpointTensors.open(checkpoint).read,
+        facts.n_layers,
+        facts.n_heads,
+        facts.n_kv_heads,
+        facts.head_dim,
+        config["rms_norm_eps"],
+        config["rope_parameters"]["rope_theta"],
+    )
+    tokens = reference.tokenize("A lighthouse keeper writes down the weather of the day.")
+    assert np.abs(reference.logits(tokens) - plain.logits(tokens)).max() < 1e-10
+
+
+@pytest.mark.model
+def test_checkpoint_says_where_it_is_from_and_nothing_of_the_machine(checkpoint: Path, default_model: Path) -> None:
+    with default_model.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    origin = json.loads((checkpoint / "llorch-parity.json").read_bytes())
+    assert origin == {"made_from": default_model.name, "sha256": digest}
+    assert "quantization_config" not in json.loads((checkpoint / "config.json").read_bytes())
+    texts = [path.read_text() for path in checkpoint.iterdir() if path.suffix != ".safetensors"]
+    assert not any(str(folder) in text for text in texts for folder in (default_model.parent, checkpoint.parent))
+    assert [path.name for path in checkpoint.parent.iterdir()] == [checkpoint.name]
+
+
+@pytest.mark.model
+def test_default_model_adds_no_bos(reference: Reference) -> None:
+    assert reference.facts.bos is None
+    assert reference.facts.vocab_size == 49152
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensors", "complaint"),
+    [
+        ({"llama.rope.scaling.type": "linear"}, TINY_TENSORS, "scales RoPE, which is lost"),
+        ({}, (*TINY_TENSORS, TensorRow("rope_freqs.weight", (4,), 16)), "scales RoPE, which is lost"),
+        (
+            {"llama.rope.scaling.type": "none"},
+            TINY_TENSORS,
+            r"has 320 weights where transformers' llama model",
+        ),
+    ],
+)
+def test_gguf_that_would_lose_something_is_refused(
+    changes: dict[str, Value | None], tensors: tuple[TensorRow, ...], complaint: str, tmp_path: Path
+) -> None:
+    gguf = tiny_model(changes, tensors).write(tmp_path / "tiny.gguf")
+    with pytest.raises(UsageError, match=complaint):
+        dequantise(gguf, tmp_path / "checkpoint")
+    assert list(tmp_path.iterdir()) == [gguf]
+
+
+def test_split_gguf_is_refused(tmp_path: Path) -> None:
+    first = tiny_split(tmp_path)[0]
+    with pytest.raises(UsageError, match="is one of 3 files"):
+        dequantise(first, tmp_path / "checkpoint")
+
+
+def test_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    gguf = tiny_model().write(tmp_path / "tiny.gguf")
+    with pytest.raises(UsageError, match=r"is not empty: remove it"):
+        dequantise(gguf, tmp_path)
+    assert gguf.is_file()
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_missing_library_is_one_line_with_the_remedy(library: str) -> None:
+    script = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        "from worker.errors import UsageError\n"
+        "try:\n"
+        "    import worker.parity.reference.model\n"
+        "except UsageError as error:\n"
+        "    sys.stdout.write(str(error))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"a reference needs {library}: pip install 'llorch-worker[parity]'"
+
+
+def test_tensors_are_read_without_pytorch() -> None:
+    script = "import sys, worker.parity.reference.tensors; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"

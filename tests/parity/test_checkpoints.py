@@ -1,0 +1,236 @@
+"""The checkpoints level on the real model: it passes on the twin, and each way of being wrong is found where it is."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from numpy.typing import ArrayLike, NDArray
+
+from worker.llama.scoring import Setup
+from worker.parity.bounds import Bounds
+from worker.parity.capture import capture
+from worker.parity.levels.checkpoints import N_TOKENS, Expected, run
+from worker.parity.naming import to_checkpoint_order
+from worker.parity.points import Activations, layer_points
+from worker.parity.reference.model import Reference
+from worker.parity.results import Level
+
+pytestmark = pytest.mark.model
+
+TEXT = (
+    "The quiet harbour was full of boats, and 17 of them were painted blue; nobody knew why."
+    " In the morning the wind came from the south."
+)
+N_LAYERS, N_HEADS = 30, 9
+
+N_THREADS = 1
+"""Two would wait for each other wherever the machine has other work."""
+
+Weights = NDArray[np.float32]
+Fault = Callable[[Weights], Weights]
+
+
+@pytest.fixture(scope="module")
+def tokens(reference: Reference) -> list[int]:
+    found = reference.tokenize(TEXT)[:N_TOKENS]
+    assert len(found) == N_TOKENS
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Reference, tokens: list[int]) -> Expected:
+    [continuation] = reference.greedy([tokens], 8)
+    rows = reference.logits([*tokens, *continuation[:-1]])[len(tokens) - 1 :]
+    return Expected.of(tokens, reference.activations(tokens), continuation, rows)
+
+
+def in_short(expected: Expected) -> Expected:
+    """A continuation of one token, for those who fail before it."""
+    return replace(expected, continuation=expected.continuation[:1], margins=expected.margins[:1])
+
+
+def judged(path: Path, expected: Expected, bounds: Bounds) -> Level:
+    return run(path, expected, bounds=bounds, n_threads=N_THREADS)
+
+
+# ── nothing wrong ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_twin_is_the_reference_at_every_checkpoint(twin: Path, expected: Expected, bounds: Bounds) -> None:
+    level = judged(twin, expected, bounds)
+    assert level.verdict == "pass", level.summary
+    assert level.summary.startswith(f"{len(layer_points(N_LAYERS))} points over {N_TOKENS} tokens")
+    assert all(len(series.values) == N_LAYERS for series in level.series)
+
+
+def test_both_sides_have_every_point(twin: Path, expected: Expected, tokens: list[int]) -> None:
+    found = capture(twin, tokens, n_threads=N_THREADS)
+    assert list(found) == layer_points(N_LAYERS)
+    assert {point: values.shape for point, values in found.items()} == {
+        point: values.shape for point, values in expected.activations.items()
+    }
+
+
+def test_half_precision_memory_is_seen_where_it_rounds(twin: Path, tokens: list[int]) -> None:
+    found = capture(twin, tokens, n_threads=N_THREADS, setup=Setup(type_k="f16", type_v="f16"))
+    for cache, computed in (("k_cache", "k_rope"), ("v_cache", "v_proj")):
+        stored, whole = (
+            next(v for p, v in found.items() if p.layer == 5 and p.name == name) for name in (cache, computed)
+        )
+        assert (stored == whole.astype(np.float16).astype(np.float32)).all()
+        assert (stored != whole).any()
+
+
+def test_flash_attention_has_no_scores_to_look_at(twin: Path, tokens: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"0 tensors kq-0, not 1: .*without flash attention"):
+        capture(twin, tokens, n_threads=N_THREADS, setup=Setup(flash_attn="on"))
+
+
+# ── negative controls: weights and metadata ──────────────────────────────────────────────────────
+
+
+class Workbench:
+    """A copy of the twin, mapped so that its numbers can be changed where they lie: seconds less than another copy."""
+
+    def __init__(self, twin: Path, path: Path) -> None:
+        shutil.copyfile(twin, path)
+        self.path = path
+        self._reader = GGUFReader(path, "r+")
+
+    def weights(self, name: str) -> Weights:
+        """The numbers in the file."""
+        [tensor] = [tensor for tensor in self._reader.tensors if tensor.name == name]
+        assert tensor.data.dtype == np.float32
+        place: Weights = tensor.data
+        return place
+
+    def metadata(self, key: str) -> NDArray[np.generic]:
+        """The number in the file."""
+        field = self._reader.fields[key]
+        place: NDArray[np.generic] = field.parts[field.data[0]]
+        return place
+
+
+@pytest.fixture(scope="module")
+def workbench(twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+    made = Workbench(twin, tmp_path_factory.mktemp("workbench") / "wrong.gguf")
+    yield made
+    made.path.unlink()
+
+
+@contextmanager
+def changed(place: NDArray[np.generic], wrong: ArrayLike) -> Iterator[None]:
+    right = place.copy()
+    place[...] = wrong
+    try:
+        yield
+    finally:
+        place[...] = right
+
+
+def one_number_off(weights: Weights) -> Weights:
+    wrong = weights.copy()
+    wrong[17, 300] += 0.05
+    return wrong
+
+
+def one_percent_off(weights: Weights) -> Weights:
+    return weights * np.float32(1.01)
+
+
+def two_heads_swapped(weights: Weights) -> Weights:
+    order = [0, 1, 3, 2, *range(4, N_HEADS)]
+    return weights.reshape(N_HEADS, -1)[order].reshape(weights.shape)
+
+
+def halves_of_heads_not_interleaved(weights: Weights) -> Weights:
+    """The order of the checkpoint, which a converter has to change."""
+    return to_checkpoint_order(weights, N_HEADS)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "place"),
+    [
+        ("token_embd.weight", one_percent_off, "embedding (checkpoint 0)"),
+        ("blk.0.attn_norm.weight", one_percent_off, "blk.0 attn_norm (checkpoint 1)"),
+        ("blk.7.attn_q.weight", two_heads_swapped, "blk.7 q_proj (checkpoint 2)"),
+        ("blk.20.attn_q.weight", halves_of_heads_not_interleaved, "blk.20 q_proj (checkpoint 2)"),
+        ("blk.3.attn_v.weight", one_number_off, "blk.3 v_proj (checkpoint 2)"),
+        ("blk.12.ffn_down.weight", one_percent_off, "blk.12 ffn_out (checkpoint 6)"),
+        ("output_norm.weight", one_percent_off, "final_norm (checkpoint 8)"),
+    ],
+)
+def test_a_wrong_weight_is_found_where_it_is_used_first(
+    *, workbench: Workbench, expected: Expected, bounds: Bounds, name: str, fault: Fault, place: str
+) -> None:
+    weights = workbench.weights(name)
+    with changed(weights, fault(weights)):
+        level = judged(workbench.path, in_short(expected), bounds)
+    assert level.verdict == "fail"
+    assert level.summary.startswith(f"{place}, relative error")
+
+
+def test_k_and_v_swapped_are_found_at_their_projection(
+    workbench: Workbench, expected: Expected, bounds: Bounds
+) -> None:
+    k, v = workbench.weights("blk.9.attn_k.weight"), workbench.weights("blk.9.attn_v.weight")
+    with changed(k, v.copy()), changed(v, k.copy()):
+        level = judged(workbench.path, in_short(expected), bounds)
+    assert level.summary.startswith("blk.9 k_proj (checkpoint 2), relative error")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "place"),
+    [
+        ("llama.rope.freq_base", 10_000.0, "blk.0 q_rope (checkpoint 1B)"),
+        ("llama.attention.layer_norm_rms_epsilon", 1e-6, "blk.0 attn_norm (checkpoint 1)"),
+    ],
+)
+def test_wrong_metadata_is_found_where_it_is_used_first(
+    *, workbench: Workbench, expected: Expected, bounds: Bounds, key: str, value: float, place: str
+) -> None:
+    with changed(workbench.metadata(key), value):
+        level = judged(workbench.path, in_short(expected), bounds)
+    assert level.verdict == "fail"
+    assert level.summary.startswith(f"{place}, relative error")
+
+
+def test_the_workbench_is_right_when_nothing_is_wrong(workbench: Workbench, expected: Expected, bounds: Bounds) -> None:
+    """So that each control above shows its own fault alone; it comes after them."""
+    assert judged(workbench.path, in_short(expected), bounds).verdict == "pass"
+
+
+# ── negative controls: the text ──────────────────────────────────────────────────────────────────
+
+
+def one_position_later(reference: Reference, tokens: list[int]) -> Activations:
+    """Of `tokens` behind another one, as if they had been alone."""
+    found = {}
+    for point, values in reference.activations([tokens[0], *tokens]).items():
+        found[point] = values[:, 1:, 1:] if point.name in ("scores", "probs") else values[1:]
+    return found
+
+
+def test_positions_that_are_off_by_one_are_found_at_rope(
+    twin: Path, reference: Reference, expected: Expected, tokens: list[int], bounds: Bounds
+) -> None:
+    later = replace(in_short(expected), activations=one_position_later(reference, tokens))
+    level = judged(twin, later, bounds)
+    assert level.verdict == "fail"
+    assert level.summary.startswith("blk.0 q_rope (checkpoint 1B), relative error")
+
+
+def test_another_text_is_found_at_once(twin: Path, expected: Expected, bounds: Bounds) -> None:
+    other = replace(in_short(expected), tokens=expected.tokens[::-1])
+    assert judged(twin, other, bounds).summary.startswith("embedding (checkpoint 0), relative error")
+
+
+def test_a_reference_that_goes_on_otherwise_is_found_at_the_end(twin: Path, expected: Expected, bounds: Bounds) -> None:
+    other = replace(in_short(expected), continuation=(expected.continuation[0] + 1,))
+    level = judged(twin, other, bounds)
+    assert level.summary.startswith("end to end (checkpoint 12), 3 runs of 1 tokens, unlike the reference: 3")

@@ -1,0 +1,220 @@
+"""What two rows of logits differ by: laws of the numbers, and the same numbers by plain Python."""
+
+import math
+import time
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from worker.parity.compare import compare_full, compare_partial, part, side_by_side, summarise
+from worker.parity.evidence import Positions
+from worker.parity.row_numbers import KnownRow, logsumexp
+from worker.sampling.pool import highest_ranked
+
+LAW = settings(derandomize=True, deadline=None, max_examples=60)
+Rows = NDArray[np.float32]
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Rows, Rows]:
+    """A reference and a candidate, near it or not."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    shape = draw(st.integers(1, 4)), draw(st.sampled_from([2, 3, 7, 300]))
+    reference = (rng.normal(size=shape) * draw(st.sampled_from([0.0, 1.0, 5.0, 30.0]))).astype(np.float32)
+    error = rng.normal(size=shape) * draw(st.sampled_from([0.0, 1e-5, 1e-2, 3.0]))
+    return reference, (reference + error).astype(np.float32)
+
+
+def known(reference: Rows, targets: list[int], n_known: int) -> list[KnownRow]:
+    rows = []
+    for number, row in enumerate(reference):
+        ids = highest_ranked(row, n_known).astype(np.int32)
+        following = float(row[targets[number]]) if number < len(targets) else math.nan
+        rows.append(KnownRow(ids, row[ids], logsumexp(row), following))
+    return rows
+
+
+def plain_kl(reference: list[float], candidate: list[float]) -> float:
+    p, q = ([math.exp(value - max(row)) for value in row] for row in (reference, candidate))
+    p, q = ([value / math.fsum(row) for value in row] for row in (p, q))
+    return math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0.0)
+
+
+# ── one position ─────────────────────────────────────────────────────────────────────────────────
+
+
+@LAW
+@given(pairs())
+def test_numbers_are_those_of_plain_python(pair: tuple[Rows, Rows]) -> None:
+    reference, candidate = pair
+    targets = [1] * (len(reference) - 1)
+    found = compare_full(reference, candidate, targets)
+    for at, (expected, own) in enumerate(zip(reference.tolist(), candidate.tolist(), strict=True)):
+        errors = [abs(a - b) for a, b in zip(expected, own, strict=True)]
+        by_rank = [sorted(range(len(row)), key=lambda token: (-row[token], token)) for row in (expected, own)]
+        assert found.kl[at] == pytest.approx(plain_kl(expected, own), rel=1e-7, abs=1e-13)
+        assert found.max_error[at] == pytest.approx(max(errors), rel=1e-9, abs=1e-12)
+        assert found.mean_error[at] == pytest.approx(sum(errors) / len(errors), rel=1e-9, abs=1e-12)
+        assert found.top1[at] == (by_rank[0][0] == by_rank[1][0])
+        n_top = min(5, len(own))
+        assert found.top5[at] == len(set(by_rank[0][:5]) & set(by_rank[1][:5])) / n_top
+        assert found.margin[at] == expected[by_rank[0][0]] - expected[by_rank[0][1]]
+        if at < len(targets):
+            assert found.nll[at] == pytest.approx(logsumexp(candidate[at]) - own[1], rel=1e-9, abs=1e-12)
+    assert math.isnan(found.nll[-1])
+    assert math.isnan(found.reference_nll[-1])
+    assert found.is_full.all()
+
+
+@LAW
+@given(pairs())
+def test_kl_is_never_negative_and_what_is_known_in_part_never_shows_more(pair: tuple[Rows, Rows]) -> None:
+    reference, candidate = pair
+    targets = [0] * (len(reference) - 1)
+    full = compare_full(reference, candidate, targets)
+    partials = {n: compare_partial(known(reference, targets, n), candidate, targets) for n in (2, 5, len(reference[0]))}
+    for n_known, partial in partials.items():
+        assert (partial.kl >= 0.0).all()
+        assert (partial.kl <= full.kl * (1 + 1e-9) + 1e-12).all()
+        assert (partial.max_error <= full.max_error + 1e-12).all()
+        if n_known >= 5:
+            assert np.array_equal(partial.top5, full.top5)
+        for name in ("top1", "nll", "reference_nll", "margin"):
+            np.testing.assert_allclose(getattr(partial, name), getattr(full, name), rtol=1e-12, atol=1e-12)
+    assert partials[len(reference[0])].kl == pytest.approx(full.kl, rel=1e-6, abs=1e-12)
+
+
+@LAW
+@given(pairs())
+def test_equal_rows_differ_by_nothing(pair: tuple[Rows, Rows]) -> None:
+    reference, _ = pair
+    found = compare_full(reference, reference, [])
+    assert not found.kl.any()
+    assert not found.max_error.any()
+    assert found.cosine == pytest.approx(1.0)
+    assert found.top1.all()
+    assert (found.top5 == 1.0).all()
+
+
+@pytest.mark.parametrize("constant", [-1024.0, 0.5, 4096.0])
+def test_a_constant_added_to_a_row_changes_no_probability(constant: float) -> None:
+    rng = np.random.default_rng(3)
+    # Multiples of 2^-8, so that float32 holds them with the constant, too.
+    reference, candidate = np.round(rng.normal(size=(2, 3, 400)) * 256).astype(np.float32) / 256
+    plain = compare_full(reference, candidate, [1, 2])
+    shifted = compare_full(reference, candidate + np.float32(constant), [1, 2])
+    for name in ("kl", "nll", "top1", "top5"):
+        np.testing.assert_allclose(getattr(shifted, name), getattr(plain, name), rtol=1e-12)
+    assert shifted.max_error == pytest.approx(plain.max_error, abs=2 * abs(constant))
+    assert (shifted.max_error > abs(constant) - 10).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_candidate_that_is_not_finite_holds_no_bound(value: float, is_full: bool) -> None:
+    reference = np.random.default_rng(4).normal(size=(3, 50)).astype(np.float32)
+    candidate = reference.copy()
+    candidate[1, 49] = value
+    targets = [1, 2]
+    found = (
+        compare_full(reference, candidate, targets)
+        if is_full
+        else compare_partial(known(reference, targets, 5), candidate, targets)
+    )
+    assert (found.kl[1], found.max_error[1], found.mean_error[1], found.nll[1]) == (math.inf,) * 4
+    assert math.isnan(found.cosine[1])
+    assert (found.top1.tolist(), found.top5.tolist()) == ([True, False, True], [1.0, 0.0, 1.0])
+    summary = summarise([found])
+    assert summary.n_broken == 1
+    of_all = (summary.kl_mean.value, summary.kl_median.value, summary.perplexity_ratio.value, summary.cosine_min)
+    assert all(math.isnan(number) for number in of_all)
+    assert summary.kl_max == summary.max_error == math.inf
+    assert ("KL mean", "not finite") in summary.rows()
+
+
+def test_a_reference_that_is_not_finite_is_refused() -> None:
+    rows = np.full((1, 4), np.nan, dtype=np.float32)
+    with pytest.raises(ValueError, match="reference"):
+        compare_full(rows, np.zeros((1, 4), dtype=np.float32), [])
+
+
+@pytest.mark.parametrize(("shape", "n_targets"), [((2, 5), 1), ((3, 4), 1), ((3, 5), 4)])
+def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, int], n_targets: int) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        compare_full(np.zeros((3, 5), dtype=np.float32), np.zeros(shape, dtype=np.float32), [0] * n_targets)
+
+
+# ── a text ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def made(seed: int, n_windows: int = 3) -> list[Positions]:
+    rng = np.random.default_rng(seed)
+    windows = []
+    for _ in range(n_windows):
+        reference = (rng.normal(size=(20, 100)) * 3).astype(np.float32)
+        candidate = (reference + rng.normal(size=reference.shape) * 0.1).astype(np.float32)
+        windows.append(compare_full(reference, candidate, rng.integers(0, 100, 19).tolist()))
+    return windows
+
+
+def test_a_summary_is_of_all_positions_alike() -> None:
+    windows = made(0)
+    summary = summarise(windows)
+    kl = np.concatenate([window.kl for window in windows])
+    nll = np.concatenate([window.nll[:-1] for window in windows])
+    assert (summary.n_windows, summary.n_positions, summary.n_full, summary.n_broken) == (3, 60, 60, 0)
+    assert summary.kl_mean.value == pytest.approx(kl.mean())
+    assert [summary.kl_median.value, summary.kl_p99.value] == pytest.approx(np.quantile(kl, [0.5, 0.99]).tolist())
+    assert summary.perplexity.value == pytest.approx(math.exp(nll.mean()))
+    assert summary.perplexity_ratio.value == pytest.approx(
+        summary.perplexity.value / summary.reference_perplexity.value
+    )
+    assert summary.top1.value == pytest.approx(np.concatenate([window.top1 for window in windows]).mean())
+
+
+def test_estimates_lie_within_their_intervals_and_kl_rises_from_one_percentile_to_the_next() -> None:
+    summary = summarise(made(1))
+    ranked = [summary.kl_median, summary.kl_p90, summary.kl_p99, summary.kl_p999]
+    for estimate in (*ranked, summary.kl_mean, summary.top1, summary.top5, summary.perplexity_ratio):
+        assert estimate.low <= estimate.value <= estimate.high
+    assert [one.value for one in ranked] == sorted(one.value for one in ranked)
+    assert ranked[-1].high <= summary.kl_max
+
+
+def test_the_order_of_windows_changes_nothing_that_is_shown() -> None:
+    windows = made(2)
+    assert summarise(windows).rows() == summarise(windows[::-1]).rows()
+
+
+def test_a_part_of_a_window_has_its_positions_only() -> None:
+    whole = made(3, 1)[0]
+    half = part(whole, slice(10, None))
+    for field in fields(Positions):
+        np.testing.assert_array_equal(getattr(half, field.name), getattr(whole, field.name)[10:])
+
+
+def test_summaries_stand_side_by_side() -> None:
+    one, other = summarise(made(4)), summarise(made(5))
+    table = side_by_side("title", {"one": one, "other": other})
+    assert table.columns == ("", ">one", ">other")
+    assert [row[0] for row in table.rows] == [label for label, _ in one.rows()]
+    assert {len(row) for row in table.rows} == {3}
+
+
+def test_nothing_has_no_summary() -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        summarise([])
+
+
+def test_a_window_of_a_whole_vocabulary_is_compared_in_seconds() -> None:
+    """Sixteen rows of 49,152: 2 s a window of 512 are 4 ms a row; the limit leaves room for a busy machine."""
+    rng = np.random.default_rng(6)
+    reference = (rng.normal(size=(16, 49_152)) * 3).astype(np.float32)
+    candidate = (reference + np.float32(0.01)).astype(np.float32)
+    begin = time.process_time()
+    compare_full(reference, candidate, [1] * 15)
+    assert time.process_time() - begin < 16 * 0.012

@@ -1,0 +1,133 @@
+"""The level `generation`: where continuations part, and whether the step at which they do is a near-tie."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference
+from worker.parity.bounds import Bounds
+from worker.parity.candidate import Candidate
+from worker.parity.evidence import Window
+from worker.parity.full_logits import FullLogits
+from worker.parity.levels import generation
+from worker.parity.logits_file import LogitsFile, write_logits_file
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> FullLogits:
+    return made_reference(tmp_path_factory.mktemp("rows"), ["long", "continuation", "continuation"])
+
+
+@dataclass(frozen=True)
+class NearTie:
+    """A step of a continuation at which the reference's second token lies close below its first."""
+
+    window: Window
+    prompt: int
+    """Its number, from 1."""
+    index: int
+    second: int
+    gap: float
+
+    def turned(self, then: MadeModel) -> Candidate:
+        """The made model, but it takes the second token there, and goes on as `then`."""
+
+        def greedy(prompt: Sequence[int], n_tokens: int) -> list[int]:
+            own = MadeModel().greedy(prompt, n_tokens)
+            if tuple(prompt) != self.window.tokens[: self.window.n_prompt]:
+                return own
+            own[self.index] = self.second
+            n_same = self.index + 1
+            return own[:n_same] + then.greedy([*prompt, *own[:n_same]], n_tokens - n_same)
+
+        return Candidate("made", "Q4_1", MadeModel().logits, greedy, is_source=True)
+
+
+@pytest.fixture(scope="module")
+def tie(reference: FullLogits) -> NearTie:
+    ties = [
+        NearTie(window, number, at - window.n_prompt + 1, second, reference.gap(number, at, second))
+        for number, window in enumerate(reference.windows)
+        if window.kind == "continuation"
+        for at in range(window.n_prompt + 2, len(window.tokens) - 4)
+        for second in [int(np.argsort(reference.rows(number)[at])[-2])]
+    ]
+    return next(tie for tie in ties if 0.1 < tie.gap < 1.0)
+
+
+def test_the_same_continuations_pass(reference: FullLogits, bounds: Bounds) -> None:
+    level = generation.run(reference, bounds, file=candidate(), twin=candidate(name="twin"))
+    assert (level.verdict, len(level.checks), len(level.tables)) == ("pass", 2, 2)
+    assert [check.value for check in level.checks] == [0.0, 0.0]
+    assert level.tables[0].rows[0][2] == "20 of 20"
+    assert level.summary.startswith("twin: 2 of 2 continuations are the reference's")
+
+
+def test_a_near_tie_may_turn_a_quantised_file_but_not_the_twin(
+    reference: FullLogits, bounds: Bounds, tie: NearTie
+) -> None:
+    turned = tie.turned(MadeModel())
+    file = generation.run(reference, bounds, file=turned)
+    twin = generation.run(reference, bounds, file=candidate(), twin=turned)
+    assert (file.verdict, twin.verdict) == ("pass", "fail")
+    assert file.checks[0].value == tie.gap
+    assert f"prompt {tie.prompt}, token {tie.index}" in twin.summary
+    assert "part at near-ties" in file.summary
+
+
+def test_what_follows_a_near_tie_is_not_judged(reference: FullLogits, bounds: Bounds, tie: NearTie) -> None:
+    """It is another text: what the reference would say to it is not known."""
+    level = generation.run(reference, bounds, file=tie.turned(MadeModel(seed=9)))
+    assert level.verdict == "pass"
+    assert level.tables[0].rows[tie.prompt - 1][2] == f"{tie.index} of 20"
+
+
+def test_the_table_shows_each_prompt_with_its_tokens(reference: FullLogits, bounds: Bounds, tie: NearTie) -> None:
+    level = generation.run(reference, bounds, file=tie.turned(MadeModel()), piece=lambda token: f" {token}\n")
+    row = level.tables[0].rows[tie.prompt - 1]
+    expected = tie.window.tokens[tie.window.n_prompt + tie.index]
+    assert row[:2] == (str(tie.prompt), " ".join(map(str, tie.window.tokens[:4])))
+    assert row[3:5] == tuple(f"{token} ' {token}\\n'" for token in (expected, tie.second))
+    other = level.tables[0].rows[2 - tie.prompt]
+    assert (other[2], other[3:]) == ("20 of 20", ("", "", ""))
+
+
+# ── negative controls ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("wrong", [MadeModel(seed=1), MadeModel(shift=1)])
+def test_another_model_and_positions_that_are_off_by_one_fail(
+    reference: FullLogits, bounds: Bounds, wrong: MadeModel
+) -> None:
+    level = generation.run(reference, bounds, file=candidate(), twin=candidate(name="twin", model=wrong))
+    assert level.verdict == "fail"
+    assert level.summary.startswith("twin: the reference's preference")
+    assert generation.run(reference, bounds, file=candidate(model=wrong)).verdict == "fail"
+
+
+def test_a_candidate_that_takes_the_second_token_fails(reference: FullLogits, bounds: Bounds) -> None:
+    def change(rows: Rows) -> Rows:
+        rows = rows.copy()
+        rows[-1, rows[-1].argmax()] = -50.0
+        return rows
+
+    level = generation.run(reference, bounds, file=candidate(change))
+    assert level.verdict == "fail"
+    assert "token 0" in level.summary
+
+
+def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds, tmp_path: Path) -> None:
+    path = tmp_path / "logits.safetensors"
+    write_logits_file(path, reference, (), PROVENANCE)
+    file = LogitsFile.open(path)
+    assert generation.run(file, bounds, file=candidate()).verdict == "pass"
+    assert generation.run(file, bounds, file=candidate(model=MadeModel(shift=1))).verdict == "fail"
+
+
+def test_a_reference_without_continuations_is_no_comparison(tmp_path: Path, bounds: Bounds) -> None:
+    model = MadeModel()
+    full = FullLogits.make(tmp_path, [Window("long", (1, 2, 3))], lambda window: model.logits(window.tokens))
+    assert generation.run(full, bounds, file=candidate()).summary == "nothing was compared"

@@ -1,0 +1,177 @@
+"""The file says what the rows in full say, within what it states, and refuses to be read when it is not whole."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from tests.parity.made_logits import N_VOCAB, PROVENANCE, MadeModel, Rows, made_reference, made_windows, noisy
+from worker.errors import UsageError
+from worker.parity.compare import summarise
+from worker.parity.evidence import Kind, Positions
+from worker.parity.full_logits import FullLogits
+from worker.parity.logits_file import N_TOP, LogitsFile, write_logits_file
+
+HARD_IDS = ((1, 2, 3), (), (599,))
+KINDS: list[Kind] = ["short", "long", "long", "continuation"]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> FullLogits:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    return made_reference(folder, KINDS)
+
+
+@pytest.fixture
+def path(tmp_path: Path, full: FullLogits) -> Path:
+    path = tmp_path / "logits.safetensors"
+    write_logits_file(path, full, HARD_IDS, PROVENANCE)
+    return path
+
+
+# ── what it says ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_windows_ids_and_provenance_come_back(path: Path, full: FullLogits) -> None:
+    file = LogitsFile.open(path)
+    assert tuple(file.windows) == tuple(full.windows)
+    assert file.hard_ids == HARD_IDS
+    assert file.provenance == PROVENANCE
+
+
+@settings(derandomize=True, deadline=None, max_examples=12)
+@given(
+    n_vocab=st.sampled_from([2, 6, N_TOP - 1, N_TOP, N_TOP + 1, 700]),
+    length=st.integers(2, 9),
+    kinds=st.lists(st.sampled_from(["short", "long", "continuation"]), min_size=1, max_size=3),
+    scale=st.sampled_from([0.0, 1e-4, 1.0]),
+)
+def test_any_reference_gives_the_same_answers_from_its_file(
+    tmp_path_factory: pytest.TempPathFactory, n_vocab: int, length: int, kinds: list[Kind], scale: float
+) -> None:
+    folder = tmp_path_factory.mktemp("file")
+    model, length = MadeModel(n_vocab=n_vocab), length + 5
+    windows = made_windows(model, kinds, length, n_vocab)
+    full = FullLogits.make(folder, windows, lambda window: model.logits(window.tokens))
+    write_logits_file(folder / "file.safetensors", full, (), replace(PROVENANCE, n_vocab=n_vocab))
+    file = LogitsFile.open(folder / "file.safetensors")
+    for number in range(len(windows)):
+        candidate = noisy(scale, number)(np.array(full.rows(number)))
+        agrees(full.positions(number, candidate), file.positions(number, candidate))
+
+
+def agrees(exact: Positions, brief: Positions) -> None:
+    """Exact but for KL, errors and cosine of the positions that are not known in full."""
+    for name in ("top1", "top5", "margin"):
+        np.testing.assert_array_equal(getattr(brief, name), getattr(exact, name))
+    for name in ("nll", "reference_nll"):
+        np.testing.assert_allclose(getattr(brief, name), getattr(exact, name), rtol=1e-12, atol=1e-12)
+    assert (brief.kl <= exact.kl + 1e-12).all()
+    assert (brief.max_error <= exact.max_error + 1e-12).all()
+    for field in fields(Positions):
+        known = brief.is_full
+        np.testing.assert_array_equal(getattr(brief, field.name)[known], getattr(exact, field.name)[known])
+
+
+def test_summaries_from_the_file_are_close_to_those_from_all_rows(path: Path, full: FullLogits) -> None:
+    """The rest of a row, some 344 tokens with 4 % of the probability, is one bin: KL loses little."""
+    file = LogitsFile.open(path)
+    rows = [noisy(0.05, number)(np.array(full.rows(number))) for number in range(3)]
+    exact, brief = (
+        summarise([source.positions(number, rows[number]) for number in range(3)]) for source in (full, file)
+    )
+    assert (brief.top1, brief.top5, brief.perplexity) == (exact.top1, exact.top5, exact.perplexity)
+    assert brief.n_full == 16
+    assert 0.9 * exact.kl_mean.value < brief.kl_mean.value <= exact.kl_mean.value
+
+
+def test_rows_in_full_are_the_same_in_the_file(path: Path, full: FullLogits) -> None:
+    file = LogitsFile.open(path)
+    for own, other in zip(file.full_rows(), full.full_rows(), strict=True):
+        assert own[:2] == other[:2]
+        np.testing.assert_array_equal(own[2], other[2])
+
+
+def test_gaps_are_exact_where_the_token_is_known_and_never_too_high_elsewhere(path: Path, full: FullLogits) -> None:
+    file = LogitsFile.open(path)
+    n_exact = 0
+    for window, position in [(0, 5), (3, 10), full.full_rows()[4][:2]]:
+        for token in range(N_VOCAB):
+            exact, brief = full.gap(window, position, token), file.gap(window, position, token)
+            assert 0.0 <= brief <= exact
+            n_exact += brief == exact
+    assert N_VOCAB + 2 * N_TOP <= n_exact < 3 * N_VOCAB
+    following = full.windows[0].tokens[6]
+    assert file.gap(0, 5, following) == full.gap(0, 5, following)
+
+
+@pytest.mark.parametrize("shape", [(23, N_VOCAB), (24, N_VOCAB - 1)])
+def test_a_candidate_of_another_shape_is_refused(path: Path, shape: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        LogitsFile.open(path).positions(0, np.zeros(shape, dtype=np.float32))
+
+
+def test_the_same_rows_have_the_same_digest_and_others_another(path: Path, full: FullLogits, tmp_path: Path) -> None:
+    again, other = tmp_path / "again.safetensors", tmp_path / "other.safetensors"
+    write_logits_file(again, full, HARD_IDS, PROVENANCE)
+    write_logits_file(other, full, HARD_IDS, replace(PROVENANCE, dtype="float32"))
+    assert digest(again) == digest(path) != digest(other)
+
+
+def digest(path: Path) -> str:
+    with safe_open(path, framework="numpy") as file:
+        return str(file.metadata()["sha256"])
+
+
+def test_the_file_is_a_fraction_of_the_rows(path: Path, full: FullLogits) -> None:
+    n_rows = sum(len(window.tokens) for window in full.windows)
+    per_row = N_TOP * 8 + 12
+    assert path.stat().st_size < n_rows * per_row + 16 * N_VOCAB * 4 + 6000
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        LogitsFile.open(path)
+    text = str(caught.value)
+    assert str(path) in text
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.999])
+def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    assert "not a whole .safetensors file" in refused(path)
+
+
+def test_a_changed_byte_anywhere_is_refused(path: Path) -> None:
+    data = path.read_bytes()
+    for at in np.random.default_rng(8).integers(0, len(data), 60):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x11]) + data[at + 1 :])
+        assert refused(path)
+
+
+def test_files_of_other_programs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    rows: Rows = np.zeros((2, 2), dtype=np.float32)
+    save_file({"weight": rows}, path)
+    assert "parity reference" in refused(path)
+    save_file({"weight": rows}, path, {"format": "pt"})
+    assert "parity reference" in refused(path)
+    path.write_text("not a model")
+    refused(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "none.safetensors")
+    refused(tmp_path)

@@ -1,0 +1,149 @@
+"""GGUF and checkpoint name the same tensors and order the same rows; the twin is the proof of both."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.gguf_files import TensorRow, tiny_model
+from tests.parity.small_gguf import (
+    SHAPES,
+    InMemory,
+    gguf_name,
+    interleaved,
+    naming_of,
+    random_checkpoint,
+    write_gemma,
+    write_gguf,
+)
+from worker.card import read_card
+from worker.errors import UsageError, WorkerError
+from worker.parity.gguf_copy import dequantised, open_gguf, tensor_names
+from worker.parity.naming import not_comparable, to_checkpoint_order, to_gguf_order
+from worker.parity.twin import write_twin
+
+
+@given(n_heads=st.integers(1, 5), n_pairs=st.integers(1, 9), columns=st.integers(1, 3))
+def test_the_orders_are_each_others_inverse(n_heads: int, n_pairs: int, columns: int) -> None:
+    values = np.arange(n_heads * 2 * n_pairs * columns, dtype=np.float32).reshape(-1, columns)
+    there = to_gguf_order(values, n_heads)
+    assert sorted(map(tuple, there)) == sorted(map(tuple, values))
+    assert np.array_equal(to_checkpoint_order(there, n_heads), values)
+    assert np.array_equal(to_gguf_order(to_checkpoint_order(values, n_heads), n_heads), values)
+
+
+@given(n_heads=st.integers(1, 5), n_pairs=st.integers(1, 9))
+def test_rows_that_are_rotated_together_are_neighbours_in_a_gguf(n_heads: int, n_pairs: int) -> None:
+    order = to_gguf_order(np.arange(n_heads * 2 * n_pairs, dtype=np.float64), n_heads)
+    for head in range(n_heads):
+        for pair in range(n_pairs):
+            first = head * 2 * n_pairs
+            assert order[first + 2 * pair : first + 2 * pair + 2].tolist() == [first + pair, first + pair + n_pairs]
+
+
+def test_activations_are_reordered_along_their_features() -> None:
+    values = np.arange(24, dtype=np.float32).reshape(2, 12)
+    assert np.array_equal(to_gguf_order(values, 3, axis=1), to_gguf_order(values.T, 3).T)
+    assert to_checkpoint_order(values, 3, axis=-1)[0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11]
+
+
+def test_an_axis_that_has_not_so_many_heads_is_refused() -> None:
+    with pytest.raises(ValueError, match="reshape"):
+        to_gguf_order(np.zeros((10, 2), dtype=np.float32), 3)
+
+
+def test_every_tensor_has_its_name_and_order(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint()
+    naming = naming_of(write_gguf(tmp_path / "small.gguf", checkpoint))
+    for name, values in checkpoint.tensors.items():
+        assert naming.gguf_name(name) == gguf_name(name)
+        assert np.array_equal(naming.in_gguf_order(gguf_name(name), values), interleaved(name, values))
+
+
+def test_what_no_gguf_has_has_no_name(tmp_path: Path) -> None:
+    naming = naming_of(write_gguf(tmp_path / "small.gguf", random_checkpoint()))
+    for name in ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.9.mlp.up_proj.weight", "other", ""):
+        assert naming.gguf_name(name) is None
+        assert naming.by_gguf_name([name]) == {}
+
+
+def test_an_embedding_is_the_output_too_where_there_is_no_other(tmp_path: Path) -> None:
+    naming = naming_of(write_gguf(tmp_path / "small.gguf", random_checkpoint()))
+    tied = naming.by_gguf_name(SHAPES)
+    assert tied["output.weight"] == tied["token_embd.weight"] == "model.embed_tokens.weight"
+    assert naming.by_gguf_name([*SHAPES, "lm_head.weight"])["output.weight"] == "lm_head.weight"
+
+
+def test_only_llama_without_experts_can_be_compared(tmp_path: Path) -> None:
+    small = read_card(write_gguf(tmp_path / "small.gguf", random_checkpoint()))
+    assert not_comparable(small) is None
+    assert "qwen2" in (not_comparable(replace(small, architecture="qwen2")) or "")
+    experts = tiny_model(
+        tensors=[TensorRow("token_embd.weight", (32, 8), 1024), TensorRow("blk.0.ffn_up_exps.weight", (2,), 8)]
+    )
+    assert "mixture of experts" in (not_comparable(read_card(experts.write(tmp_path / "experts.gguf"))) or "")
+
+
+# ── the twin ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_twin_has_the_references_weights_and_the_files_metadata(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint()
+    quantised = write_gguf(tmp_path / "q4.gguf", checkpoint, "Q4_0", {"rope_freqs.weight": 8})
+    twin = tmp_path / "twin.gguf"
+    write_twin(quantised, checkpoint, twin)
+    exact = write_gguf(tmp_path / "exact.gguf", checkpoint, "F32", {"rope_freqs.weight": 8})
+    assert twin.read_bytes() == exact.read_bytes()
+
+
+def test_a_twin_may_have_an_output_of_its_own(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint()
+    checkpoint.tensors["lm_head.weight"] = -checkpoint.tensors["model.embed_tokens.weight"]
+    quantised = write_gguf(tmp_path / "q8.gguf", checkpoint, "Q8_0")
+    write_twin(quantised, checkpoint, tmp_path / "twin.gguf")
+    assert (tmp_path / "twin.gguf").read_bytes() == write_gguf(tmp_path / "exact.gguf", checkpoint).read_bytes()
+
+
+def test_weights_are_read_once_and_one_at_a_time(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint()
+    quantised = write_gguf(tmp_path / "q8.gguf", checkpoint, "Q8_0")
+    write_twin(quantised, checkpoint, tmp_path / "twin.gguf")
+    assert [gguf_name(name) for name in checkpoint.asked] == tensor_names(quantised)
+
+
+@pytest.mark.parametrize("missing", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_checkpoint_without_a_tensor_has_no_twin(tmp_path: Path, missing: str) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "small.gguf", checkpoint)
+    del checkpoint.tensors[missing]
+    with pytest.raises(WorkerError, match=rf"no tensor for '{gguf_name(missing)}'"):
+        write_twin(path, checkpoint, tmp_path / "twin.gguf")
+    assert not (tmp_path / "twin.gguf").exists()
+
+
+def test_a_checkpoint_of_another_size_has_no_twin(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "small.gguf", checkpoint)
+    checkpoint.tensors["model.norm.weight"] = np.ones(3, dtype=np.float32)
+    with pytest.raises(UsageError, match=r"'output_norm\.weight' has shape \(64,\); the new values have \(3,\)"):
+        write_twin(path, checkpoint, tmp_path / "twin.gguf")
+    assert not (tmp_path / "twin.gguf").exists()
+
+
+def test_another_architecture_has_no_twin(tmp_path: Path) -> None:
+    path = write_gemma(tmp_path / "gemma.gguf")
+    with pytest.raises(WorkerError, match="architecture gemma: tensors are compared for llama only"):
+        write_twin(path, InMemory({}, []), tmp_path / "twin.gguf")
+
+
+@pytest.mark.model
+def test_the_twin_of_the_default_model_is_the_model_de_quantised(default_model: Path, twin: Path) -> None:
+    """Its reference was made from it, so its own weights come back, through two names and two reorderings."""
+    stored = {tensor.name: tensor for tensor in open_gguf(default_model).tensors}
+    found = {tensor.name: tensor for tensor in open_gguf(twin).tensors}
+    assert list(found) == list(stored)
+    assert {tensor.tensor_type.name for tensor in found.values()} == {"F32"}
+    assert [name for name in found if not np.array_equal(found[name].data, dequantised(stored[name]))] == []

@@ -1,0 +1,194 @@
+"""Qwen2 and Gemma 2 at the levels that ask nothing of the architecture: tokenizer, logits, generation, serving.
+
+Tiny random checkpoints (other_architectures.py) and what llama.cpp's own converter makes of them.
+"""
+
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.parity.other_architectures import convert, write_gemma2, write_qwen2
+from worker.engine.contract import TokenId
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
+from worker.llama.scoring import Scorer, Setup
+from worker.parity import corpus
+from worker.parity.bounds import Bounds
+from worker.parity.candidate import Candidate
+from worker.parity.corpus import HardText
+from worker.parity.evidence import SHORT
+from worker.parity.full_logits import FullLogits
+from worker.parity.gather import gather, plan_windows
+from worker.parity.gguf_copy import read_tensor, rewrite
+from worker.parity.levels import generation, logits, serving, tokenizer
+from worker.parity.levels.serving import Expected
+from worker.parity.reference.model import Reference
+from worker.parity.results import Level
+from worker.parity.serving import ServedWorker
+
+pytestmark = pytest.mark.model
+
+N_CONTINUED = 16
+SETUP = Setup(n_rows=64)
+"""Of what proves the arithmetic; rows of 151,936 logits are handed out a few at a time."""
+GELU = """
+[logits.twin]
+short.max_error = { at_most = 2e-3, reason = "ggml's CPU looks GELU up in a table of float16: 4.9e-4 was measured" }
+short.kl_max = { at_most = 1e-7, reason = "as for the largest error; 1.1e-8 was measured" }
+short.kl_mean = { at_most = 3e-8, reason = "as for the largest error; 2.7e-9 was measured" }
+long.max_error = { at_most = 2e-3, reason = "as on short windows" }
+long.kl_max = { at_most = 1e-7, reason = "as on short windows" }
+long.kl_mean = { at_most = 3e-8, reason = "as on short windows" }
+[generation]
+twin.gap = { at_most = 4e-3, reason = "two logits that are off by 2e-3 each may change places" }
+"""
+
+Weights = Mapping[str, NDArray[np.float32]]
+
+
+def is_not_composed(text: HardText) -> bool:
+    """llama.cpp leaves a text as it is where Qwen2's tokenizer composes it (NFC). And it takes every `</s>` for a
+    control token, which in Qwen2's vocabulary is a piece like any other."""
+    return not unicodedata.is_normalized("NFC", corpus.decode(text.data)) or b"</s>" in text.data
+
+
+def is_not_utf8(text: HardText) -> bool:
+    """llama.cpp's SentencePiece tokenizer spells bytes that are no character one by one; a reference, which is given
+    text, spells the character that replaces them."""
+    return corpus.decode(text.data).encode() != text.data
+
+
+def without_query_biases(_: Path) -> Weights:
+    return {f"blk.{layer}.attn_q.bias": np.zeros(32, np.float32) for layer in range(2)}
+
+
+def without_one_in_a_norm(gguf: Path) -> Weights:
+    """Gemma multiplies by one more than the norm's weight; the converter adds it."""
+    name = "blk.1.post_ffw_norm.weight"
+    return {name: read_tensor(gguf, name) - np.float32(1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    name: str
+    write: Callable[[Path], None]
+    n_tokens: int
+    """Of the text; few where a row of logits is long."""
+    bounds: str
+    """Laid over the built-in ones."""
+    is_known_to_differ: Callable[[HardText], bool]
+    mistake: Callable[[Path], Weights]
+
+
+ARCHITECTURES = (
+    Architecture("qwen2", write_qwen2, SHORT, "", is_not_composed, without_query_biases),
+    Architecture(
+        "gemma2", lambda folder: write_gemma2(folder, corpus.text()), 512, GELU, is_not_utf8, without_one_in_a_norm
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An architecture's checkpoint, its GGUF, and what the reference says."""
+
+    architecture: Architecture
+    gguf: Path
+    reference: Reference
+    rows: FullLogits
+    bounds: Bounds
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES, ids=lambda architecture: architecture.name)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    architecture: Architecture = request.param
+    folder = tmp_path_factory.mktemp(architecture.name)
+    architecture.write(folder / "checkpoint")
+    convert(folder / "checkpoint", folder / "model.gguf")
+    reference = Reference.open(folder / "checkpoint", n_threads=2)
+    windows = plan_windows(
+        reference, corpus.text(), corpus.prompts()[:2], n_tokens=architecture.n_tokens, n_continued=N_CONTINUED
+    )
+    (folder / "rows").mkdir()
+    (folder / "bounds.toml").write_text(architecture.bounds)
+    return Made(
+        architecture,
+        folder / "model.gguf",
+        reference,
+        gather(reference, windows, folder / "rows"),
+        Bounds.load(folder / "bounds.toml"),
+    )
+
+
+@pytest.fixture(scope="module")
+def model(made: Made) -> Iterator[Model]:
+    with opened(made.gguf) as model:
+        yield model
+
+
+def opened(gguf: Path) -> Model:
+    return Model.load(gguf, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def candidate(model: Model, made: Made) -> Iterator[Candidate]:
+    with Scorer(model, SETUP, n_ctx=640, n_threads=2) as scorer:
+        yield Candidate("F32", "F32", scorer.logits, scorer.greedy)
+
+
+def tokenized(made: Made, model: Model, texts: list[HardText]) -> Level:
+    ids = [made.reference.tokenize(corpus.decode(text.data)) for text in texts]
+    return tokenizer.run(model.tokenize_bytes, ids, texts, made.bounds, piece=lambda token: model.piece(TokenId(token)))
+
+
+# ── levels ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tokenizer_level_passes_on_all_that_the_two_tokenizers_define_alike(made: Made, model: Model) -> None:
+    texts = [text for text in corpus.hard_texts() if not made.architecture.is_known_to_differ(text)]
+    assert len(texts) > len(corpus.hard_texts()) / 2
+    level = tokenized(made, model, texts)
+    assert level.verdict == "pass", level.summary
+
+
+def test_tokenizer_level_finds_what_they_do_not(made: Made, model: Model) -> None:
+    level = tokenized(made, model, list(corpus.hard_texts()))
+    known = {text.name for text in corpus.hard_texts() if made.architecture.is_known_to_differ(text)}
+    assert level.verdict == "fail"
+    assert {row[0] for row in level.tables[0].rows} <= known
+
+
+def test_logits_level_passes(made: Made, candidate: Candidate) -> None:
+    level = logits.run(made.rows, made.bounds, file=candidate, twin=replace(candidate, name="twin"))
+    assert level.verdict == "pass", level.summary
+
+
+def test_logits_level_fails_on_a_mistake_of_the_architectures_own(made: Made, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.gguf"
+    rewrite(made.gguf, wrong, tensors=made.architecture.mistake(made.gguf))
+    with opened(wrong) as model, Scorer(model, SETUP, n_ctx=640, n_threads=2) as scorer:
+        candidate = Candidate("wrong", "F32", scorer.logits, scorer.greedy)
+        level = logits.run(made.rows, made.bounds, file=candidate, twin=candidate)
+    assert level.verdict == "fail"
+    assert level.summary.startswith("wrong, short windows: largest error of a logit")
+
+
+def test_generation_level_passes(made: Made, candidate: Candidate) -> None:
+    level = generation.run(made.rows, made.bounds, file=candidate, twin=replace(candidate, name="twin"))
+    assert level.verdict == "pass", level.summary
+
+
+@pytest.mark.process
+def test_serving_level_passes_with_the_references_continuations(made: Made, model: Model) -> None:
+    prompts = list(corpus.prompts()[:1])
+    front = [] if made.reference.facts.bos is None else [made.reference.facts.bos]
+    tokens = made.reference.greedy([[*front, *made.reference.tokenize(prompt)] for prompt in prompts], N_CONTINUED)
+    expected = Expected(tokens, ends=frozenset(int(end) for end in model.ends))
+    with ServedWorker.of(made.gguf, "--threads", "1", "--ctx-size", "1024", "--device", "cpu") as worker:
+        level, _ = serving.run(worker, prompts, expected, made.bounds, n_tokens=N_CONTINUED)
+    assert level.verdict == "pass", level.summary

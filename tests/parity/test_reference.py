@@ -1,0 +1,234 @@
+"""The reference: float64 throughout, every point of the network, and nothing left behind. Tiny random checkpoints."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from numpy.typing import NDArray
+
+from tests.parity.plain_llama import PlainLlama
+from tests.parity.tiny_llama import (
+    BOS,
+    HEAD_DIM,
+    N_HEADS,
+    N_KV_HEADS,
+    N_LAYERS,
+    RMS_NORM_EPS,
+    ROPE_THETA,
+    TOKENS,
+    VOCAB_SIZE,
+    write_tiny_llama,
+)
+from worker.errors import UsageError
+from worker.parity.points import NAMES, ONCE, Activations, Name, Point, layer_points
+from worker.parity.reference.model import Reference
+from worker.parity.reference.tensors import CheckpointTensors
+
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": ROPE_THETA,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+EXACT = 1e-12
+"""What float64 leaves of sums of this length; float32 anywhere leaves more than 1e-8."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "llama")
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> Reference:
+    return Reference.open(folder, n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def found(tiny: Reference) -> Activations:
+    return tiny.activations(TOKENS)
+
+
+def plain(folder: Path) -> PlainLlama:
+    read = CheckpointTensors.open(folder).read
+    return PlainLlama(read, N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM, RMS_NORM_EPS, ROPE_THETA)
+
+
+# ── numbers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_logits_are_those_of_the_equations_in_float64(tiny: Reference, folder: Path) -> None:
+    assert np.abs(tiny.logits(TOKENS) - plain(folder).logits(TOKENS)).max() < EXACT
+
+
+def test_float32_is_as_transformers_has_it(folder: Path, tiny: Reference) -> None:
+    own = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32", attn_implementation="eager")
+    expected = own(own.dummy_inputs["input_ids"].new_tensor([TOKENS])).logits[0].detach().numpy()
+    single = Reference.open(folder, dtype="float32", n_threads=1)
+    assert np.abs(single.logits(TOKENS) - expected).max() < 1e-5
+    assert 1e-8 < np.abs(single.logits(TOKENS) - tiny.logits(TOKENS)).max() < 1e-4
+
+
+@pytest.mark.parametrize("scaling", [LLAMA_3, {"rope_type": "dynamic", "rope_theta": ROPE_THETA, "factor": 2.0}])
+def test_scaled_rope_is_transformers_own_to_float32(scaling: dict[str, object], tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "scaled", rope_parameters=scaling, max_position_embeddings=64)
+    single, double = (Reference.open(folder, dtype=dtype, n_threads=1) for dtype in ("float32", "float64"))
+    assert np.abs(single.logits(TOKENS) - double.logits(TOKENS)).max() < 1e-4
+
+
+def test_scaled_rope_is_not_the_plain_one(tiny: Reference, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "scaled", rope_parameters=LLAMA_3)
+    assert np.abs(Reference.open(folder, n_threads=1).logits(TOKENS) - tiny.logits(TOKENS)).max() > 1e-2
+
+
+def test_greedy_is_the_repeated_argmax_for_every_prompt_of_a_batch(tiny: Reference) -> None:
+    prompts = [TOKENS[:4], TOKENS[4:8], TOKENS[8:]]
+    for prompt, continued in zip(prompts, tiny.greedy(prompts, 6), strict=True):
+        for number, token in enumerate(continued):
+            assert token == tiny.logits([*prompt, *continued[:number]])[-1].argmax()
+
+
+def test_greedy_refuses_prompts_of_several_lengths(tiny: Reference) -> None:
+    with pytest.raises(ValueError, match=r"one length are needed, not of \[2, 3\]"):
+        tiny.greedy([[1, 2], [1, 2, 3]], 1)
+
+
+# ── points ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_point_is_there_in_float64(found: Activations) -> None:
+    assert sorted(found) == layer_points(N_LAYERS)
+    assert {values.dtype for values in found.values()} == {np.dtype(np.float64)}
+
+
+def test_last_point_is_what_logits_says(found: Activations, tiny: Reference) -> None:
+    assert np.array_equal(found[Point.of("logits", N_LAYERS)], tiny.logits(TOKENS))
+
+
+@pytest.mark.parametrize("layer", range(N_LAYERS))
+def test_points_of_a_layer_follow_from_each_other(layer: int, found: Activations, folder: Path) -> None:
+    of = {name: found[Point.of(name, layer)] for name in NAMES if name not in ONCE}
+    weights = CheckpointTensors.open(folder)
+
+    def through(module: str, name: Name) -> NDArray[np.floating]:
+        product: NDArray[np.floating] = of[name] @ weights.read(f"model.layers.{layer}.{module}.weight").T.astype(float)
+        return product
+
+    entering = Point.of("embedding", -1) if layer == 0 else Point.of("block", layer - 1)
+    expected: dict[Name, NDArray[np.floating]] = {
+        "q_proj": through("self_attn.q_proj", "attn_norm"),
+        "v_proj": through("self_attn.v_proj", "attn_norm"),
+        "k_cache": of["k_rope"],
+        "v_cache": of["v_proj"],
+        "attn_out": through("self_attn.o_proj", "attn_heads"),
+        "attn_residual": found[entering] + of["attn_out"],
+        "ffn_out": through("mlp.down_proj", "swiglu"),
+        "block": of["attn_residual"] + of["ffn_out"],
+    }
+    assert {name for name in expected if np.abs(of[name] - expected[name]).max() > EXACT} == set()
+
+
+@pytest.mark.parametrize("layer", range(N_LAYERS))
+def test_attention_is_what_its_parts_make(layer: int, found: Activations) -> None:
+    names: tuple[Name, ...] = ("q_rope", "k_rope", "v_cache", "scores", "probs", "attn_heads")
+    query, key, value, scores, probs, heads = (found[Point.of(name, layer)] for name in names)
+    n_tokens = len(TOKENS)
+    is_seen = np.tri(n_tokens, dtype=bool)
+    assert scores.shape == probs.shape == (N_HEADS, n_tokens, n_tokens)
+    assert np.abs(probs.sum(axis=-1) - 1).max() < EXACT
+    assert not probs[:, ~is_seen].any()
+    assert not scores[:, ~is_seen].any()
+    for head in range(N_HEADS):
+        own, shared = _columns(head), _columns(head * N_KV_HEADS // N_HEADS)
+        expected = query[:, own] @ key[:, shared].T / np.sqrt(HEAD_DIM)
+        assert np.abs(np.where(is_seen, expected, 0) - scores[head]).max() < EXACT
+        assert np.abs(probs[head] @ value[:, shared] - heads[:, own]).max() < EXACT
+
+
+def test_rope_turns_pairs_by_the_position_and_leaves_the_first_token(found: Activations) -> None:
+    half = HEAD_DIM // 2
+    before, after = (
+        values[:, :, 0] + 1j * values[:, :, 1]
+        for values in (
+            found[point].reshape(-1, N_KV_HEADS, 2, half) for point in (Point.of("k_proj", 0), Point.of("k_rope", 0))
+        )
+    )
+    angles = np.arange(len(TOKENS))[:, None, None] / ROPE_THETA ** (np.arange(half) / half)
+    assert np.abs(before * np.exp(1j * angles) - after).max() < EXACT
+
+
+def test_nothing_of_a_run_stays(tiny: Reference) -> None:
+    """A text twice gives the same, and the first answer is not written over."""
+    first = tiny.activations(TOKENS)
+    kept = {point: values.copy() for point, values in first.items()}
+    tiny.activations(TOKENS[::-1])
+    tiny.logits(TOKENS[::-1])
+    again = tiny.activations(TOKENS)
+    assert all(np.array_equal(first[point], kept[point]) for point in kept)
+    assert all(np.array_equal(again[point], kept[point]) for point in kept)
+
+
+def test_layer_by_layer_is_refused_outside_the_llama_family(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "olmo"}))
+    with pytest.raises(UsageError, match=r"of the olmo architecture; .* leave the checkpoints level out"):
+        Reference.open(folder, n_threads=1).activations(TOKENS)
+
+
+# ── config and tokenizer ─────────────────────────────────────────────────────────────────────────
+
+
+def test_facts_are_those_of_the_config(tiny: Reference) -> None:
+    facts = tiny.facts
+    assert (facts.model_type, facts.n_layers, facts.n_heads, facts.n_kv_heads) == (
+        "llama",
+        N_LAYERS,
+        N_HEADS,
+        N_KV_HEADS,
+    )
+    assert (facts.head_dim, facts.hidden_size, facts.vocab_size, facts.dtype) == (HEAD_DIM, 32, VOCAB_SIZE, "float64")
+
+
+def test_bos_is_a_fact_and_no_token_of_a_text(tiny: Reference) -> None:
+    assert tiny.facts.bos == BOS
+    assert tiny.tokenize("abz</s>h") == [3, 4, 0, 2, 10]
+    assert tiny.tokenize("") == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "not a checkpoint: it has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "it has no .safetensors file"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "the tokenizer cannot be read"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"{}"), "not a SafeTensors checkpoint"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "new"}'), "model type `new`"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_in_one_line(spoil: object, complaint: str, tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "spoilt")
+    assert callable(spoil)
+    spoil(folder)
+    with pytest.raises(UsageError, match=complaint) as refused:
+        Reference.open(folder, n_threads=1)
+    assert "\n" not in str(refused.value)
+
+
+def test_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    """transformers would make it up."""
+    folder = write_tiny_llama(tmp_path / "whole", max_shard_size="10KB")
+    index = folder / "model.safetensors.index.json"
+    weights = json.loads(index.read_text())
+    del weights["weight_map"]["model.layers.1.mlp.up_proj.weight"]
+    index.write_text(json.dumps(weights))
+    with pytest.raises(UsageError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
+        Reference.open(folder, n_threads=1)
+
+
+def _columns(head: int) -> slice:
+    return slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)

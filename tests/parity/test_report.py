@@ -1,0 +1,202 @@
+"""A report is read back as it was written, and its verdicts follow from its numbers."""
+
+import json
+import re
+from dataclasses import replace
+from itertools import product
+from math import isnan
+
+import numpy as np
+import pytest
+
+from tests.parity.reports import ANYTHING, BROKEN, FAILED, HOLDS, NOT_A_NUMBER, level, levels, report
+from worker.parity.markdown import LONGEST_OPEN_TABLE, cell, number, to_markdown
+from worker.parity.report import contradictions, from_json, overall, to_json
+from worker.parity.results import LEVELS, Check, Level, Series, Verdict, not_run
+
+VERDICTS: tuple[Verdict, ...] = ("pass", "fail", "not run")
+
+
+def failed_report() -> str:
+    return to_markdown(report(levels(checkpoints=FAILED)), has_plots=True)
+
+
+# ── the verdict ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("verdicts", list(product(VERDICTS, repeat=3)))
+def test_the_whole_passes_only_when_no_level_failed_and_one_ran(verdicts: tuple[Verdict, ...]) -> None:
+    found = overall([Level(str(n), verdict, "") for n, verdict in enumerate(verdicts)])
+    assert (found == "pass") == ("fail" not in verdicts and "pass" in verdicts)
+    assert (found == "fail") == ("fail" in verdicts)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_a_report_without_a_level_or_with_it_twice_cannot_be_made(name: str) -> None:
+    without = [one for one in levels() if one.name != name]
+    with pytest.raises(ValueError, match=name):
+        report(without)
+    with pytest.raises(ValueError, match=f"{name} is there 2 times"):
+        report([*levels(), level(name)])
+
+
+def test_an_honest_report_has_no_contradiction() -> None:
+    assert contradictions(report()) == []
+    assert contradictions(report(levels(checkpoints=FAILED))) == []
+    assert contradictions(report([not_run(name, "no time") for name in LEVELS])) == []
+
+
+def test_levels_beyond_the_list_count_too() -> None:
+    assert report([*levels(), level("matrix", BROKEN)]).verdict == "fail"
+
+
+@pytest.mark.parametrize("recorded", VERDICTS)
+@pytest.mark.parametrize("checks", [(HOLDS,), (HOLDS, BROKEN), (NOT_A_NUMBER,), ()])
+def test_a_level_that_says_otherwise_than_its_checks_is_found(recorded: Verdict, checks: tuple[Check, ...]) -> None:
+    made = report()
+    other = Level("logits", recorded, "it says so", checks)
+    found = contradictions(replace(made, levels=tuple(other if one.name == "logits" else one for one in made.levels)))
+    allowed = {(HOLDS,): {"pass"}, (): {"fail", "not run"}}.get(checks, {"fail"})
+    assert any("level logits" in problem for problem in found) == (recorded not in allowed)
+
+
+@pytest.mark.parametrize("recorded", ["fail", "not run"])
+def test_a_whole_that_says_otherwise_than_its_levels_is_found(recorded: Verdict) -> None:
+    assert contradictions(replace(report(), verdict=recorded)) == [
+        f"the report says {recorded!r}; its levels give 'pass'"
+    ]
+
+
+# ── report.json ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("checks", [(HOLDS,), (BROKEN, HOLDS)])
+def test_a_report_is_read_back_value_for_value(checks: tuple[Check, ...]) -> None:
+    made = report(levels(logits=replace(level("logits", *checks), tables=())))
+    without_lone_surrogates = replace(made, levels=tuple(replace(one, tables=()) for one in made.levels))
+    assert from_json(to_json(without_lone_surrogates)) == without_lone_surrogates
+    assert to_json(from_json(to_json(made))) == to_json(made)
+
+
+def test_numbers_that_are_none_are_read_back_as_such() -> None:
+    infinite = Check("a", float("-inf"), "at least", 0.0, "r")
+    histogram = Series("kl-histogram", "KL", (float("nan"), float("inf"), 1.0))
+    made = report(levels(logits=replace(level("logits", NOT_A_NUMBER, infinite), series=(histogram,))))
+    (logits,) = [one for one in from_json(to_json(made)).levels if one.name == "logits"]
+    assert isnan(logits.checks[0].value)
+    assert logits.checks[1].value == float("-inf")
+    assert [str(value) for value in logits.series[0].values] == ["nan", "inf", "1.0"]
+    assert json.loads(to_json(made), parse_constant=pytest.fail)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    checks = [Check("a", float(np.float32(0.5)), "at most", 1.0, "r"), replace(HOLDS, value=np.float64(2.5e-5))]
+    written = to_json(report(levels(logits=level("logits", *checks))))
+    assert [one.checks[1].value for one in from_json(written).levels if one.name == "logits"] == [2.5e-5]
+
+
+def test_a_text_that_says_nan_stays_text() -> None:
+    made = report(levels(logits=replace(level("logits"), summary="NaN")))
+    assert from_json(to_json(made)).levels[LEVELS.index("logits")].summary == "NaN"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"verdict"', b'"verdikt"'),
+        (b'"run_id"', b'"note": "x", "run_id"'),
+        (b'"name": "tokenizer"', b'"name": "tokenizer", "waived": true'),
+        (b'"at most"', b'"about"'),
+        (b'"pass"', b'"passed"'),
+        (b"llorch-parity-report/1", b"llorch-parity-report/2"),
+        (b'"value": ', b'"value": null, "was": '),
+        (b'"size_bytes": 98000000', b'"size_bytes": "98000000"'),
+        (b"{", b"[{"),
+    ],
+)
+def test_what_no_report_has_is_refused(old: bytes, new: bytes) -> None:
+    changed = to_json(report()).replace(old, new, 1)
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec words most of them; which is not the claim
+        from_json(changed)
+
+
+# ── report.md ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_verdict_comes_first_then_a_line_for_each_level() -> None:
+    text = failed_report()
+    assert text.startswith("# Parity: FAIL\n")
+    rows = [line for line in text.splitlines() if re.match(rf"\| ({'|'.join(LEVELS)}) \|", line)]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in LEVELS]
+    assert "1.2 s" in rows[0]
+    assert "60.0 s" in rows[0]
+    assert rows[LEVELS.index("serving")] == "| serving | **NOT RUN** |  |  | no worker was asked for |"
+
+
+def test_broken_checks_come_before_those_that_hold() -> None:
+    section = failed_report().split("## checkpoints: FAIL")[1].split("## logits")[0]
+    assert section.index(BROKEN.name) < section.index(HOLDS.name)
+    for check in (BROKEN, HOLDS):
+        assert check.reason in section
+        assert check.note in section
+
+
+def test_a_level_over_its_budget_says_so() -> None:
+    slow = replace(level("logits"), seconds=61.0)
+    assert "61.0 s (over)" in to_markdown(report(levels(logits=slow)), has_plots=False)
+
+
+def test_plots_are_linked_by_relative_path_or_said_to_be_missing() -> None:
+    assert "![Error per layer](plots/error-per-layer.png)" in to_markdown(report(), has_plots=True)
+    without = to_markdown(report(), has_plots=False)
+    assert "llorch-worker[parity]" in without
+    assert "plots/" not in without
+
+
+def test_a_long_table_is_folded() -> None:
+    many = level("weights", *[HOLDS] * (LONGEST_OPEN_TABLE + 1))
+    assert f"<summary>{LONGEST_OPEN_TABLE + 1} rows</summary>" in to_markdown(
+        report(levels(weights=many)), has_plots=False
+    )
+
+
+def test_whatever_a_cell_holds_every_row_keeps_its_columns() -> None:
+    """A `|` that is not escaped, or a line break, would move the others."""
+    for line in failed_report().splitlines():
+        if line.startswith("| "):
+            n_columns = len(re.findall(r"(?<!\\)\|", line)) - 1
+            assert n_columns in (2, 5), line
+
+
+@pytest.mark.parametrize("text", [ANYTHING, "|", "\\|", "\\", "`", " the", "x ", "", " ", "\n", "\x00", "<script>"])
+def test_a_cell_is_one_printable_line_from_which_no_markup_escapes(text: str) -> None:
+    shown = cell(text)
+    assert shown.isprintable()
+    assert shown == shown.strip()
+    assert not re.search(r"[|`*<>\[\]]", re.sub(r"\\.", "", shown))
+    assert bool(shown) == bool(text)
+
+
+@pytest.mark.parametrize("text", ["blk.3 attn_norm, relative error", "0.5 - 1.25e-05", "日本語 ≤ é", "a/b: (c)"])
+def test_plain_words_are_shown_as_they_are(text: str) -> None:
+    assert cell(text) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(4096.0, "4,096"), (0.0, "0"), (6.6e-5, "6.6e-05"), (0.99402, "0.994"), (12345.6, "12,345.6"), (1.5, "1.5")],
+)
+def test_numbers_are_short(value: float, shown: str) -> None:
+    assert number(value) == shown
+    assert number(float("nan")) == "nan"
+
+
+def test_a_value_just_beyond_its_bound_is_seen_to_be_beyond() -> None:
+    close = Check("top-1 agreement", 0.993999, "at least", 0.994, "measured")
+    assert "| 0.993999 | ≥ 0.994 |" in to_markdown(report(levels(logits=level("logits", close))), has_plots=False)
+
+
+def test_a_report_needs_every_level_even_when_none_ran() -> None:
+    made = report([not_run(name, "no time") for name in LEVELS])
+    assert made.verdict == "not run"
+    assert to_markdown(made, has_plots=False).startswith("# Parity: NOT RUN\n")

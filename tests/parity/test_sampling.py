@@ -1,0 +1,144 @@
+"""The level `sampling` passes the worker's sampler and fails one that does otherwise in any step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
+from worker.engine.contract import Sampling
+from worker.parity import formula
+from worker.parity.bounds import Bounds
+from worker.parity.full_logits import FullLogits
+from worker.parity.levels import sampling
+from worker.parity.levels.sampling import GRID, Distribution, Sampler
+from worker.parity.logits_file import LogitsFile, write_logits_file
+from worker.parity.results import Level
+from worker.sampling.draw import uniform
+from worker.sampling.sample import candidates, sample
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> FullLogits:
+    return made_reference(tmp_path_factory.mktemp("rows"), ["short", "long", "long", "continuation"])
+
+
+def broken(level: Level) -> dict[str, str]:
+    return {check.name: check.note for check in level.checks if not check.holds}
+
+
+def test_the_worker_samples_as_the_formula_says(reference: FullLogits, bounds: Bounds) -> None:
+    level = sampling.run(reference, bounds)
+    assert (level.verdict, broken(level)) == ("pass", {})
+    assert [row[0] for row in level.tables[0].rows] == list(GRID)
+    assert all(row[3] == "0" for row in level.tables[0].rows)
+
+
+def test_the_grid_turns_every_step_of_the_protocol() -> None:
+    off = Sampling(seed=0)
+    for field in ("temperature", "top_p", "top_k", "repetition_penalty", "min_p"):
+        assert any(getattr(settings, field) != getattr(off, field) for settings in GRID.values())
+    assert any(settings.temperature == 0.0 for settings in GRID.values())
+
+
+def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds, tmp_path: Path) -> None:
+    path = tmp_path / "logits.safetensors"
+    write_logits_file(path, reference, (), PROVENANCE)
+    whole, brief = sampling.run(reference, bounds), sampling.run(LogitsFile.open(path), bounds)
+    assert brief.checks == whole.checks
+
+
+def test_distances_are_those_of_the_candidates_own_rows(reference: FullLogits, bounds: Bounds) -> None:
+    twin, file = candidate(noisy(1e-5), name="twin"), candidate(noisy(0.1), name="served")
+    level = sampling.run(reference, bounds, file=file, twin=twin)
+    assert level.verdict == "pass"
+    assert level.tables[0].columns[-2:] == (">twin", ">served")
+    distance = level.checks[-1]
+    assert 0.0 < distance.value < 1e-4
+    assert "total variation distance" in distance.name
+
+
+# ── negative controls ────────────────────────────────────────────────────────────────────────────
+
+
+def without_temperature(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+    is_greedy = settings.temperature < 1e-6
+    return candidates(row, settings if is_greedy else replace(settings, temperature=1.0), generated)
+
+
+def penalised_first(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+    """The penalty before the temperature, which is another number wherever the sign decides; here: on divided logits
+    that were moved below zero."""
+    moved = row - row.max() if settings.repetition_penalty != 1.0 else row
+    return candidates(moved, settings, generated)
+
+
+def top_p_before_top_k(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+    """Another order: the nucleus is of all tokens, not of the `top_k` that were kept."""
+    ids, _ = candidates(row, replace(settings, top_k=0, min_p=0.0), generated)
+    kept = np.full(len(row), -np.inf, dtype=np.float32)
+    kept[ids] = row[ids]
+    return candidates(kept, replace(settings, top_p=1.0), generated)
+
+
+def without_penalty(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+    return candidates(row, settings, ())
+
+
+def without_min_p(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+    return candidates(row, replace(settings, min_p=0.0), generated)
+
+
+def unscaled(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distribution:
+    ids, probs = candidates(row, settings, generated)
+    return ids, probs * (1.0 - 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        (without_temperature, "temperature 0.6"),
+        (penalised_first, "repetition_penalty"),
+        (top_p_before_top_k, "all"),
+        (without_penalty, "repetition_penalty"),
+        (without_min_p, "min_p"),
+        (unscaled, "temperature"),
+    ],
+)
+def test_a_sampler_that_does_otherwise_fails_at_the_setting_that_it_gets_wrong(
+    reference: FullLogits, bounds: Bounds, wrong: sampling.Candidates, where: str
+) -> None:
+    level = sampling.run(reference, bounds, sampler=Sampler(wrong, sample))
+    assert level.verdict == "fail"
+    assert any(where in note for note in broken(level).values())
+
+
+def ignoring_the_seed(row: Rows, settings: Sampling, generated: Sequence[int]) -> int:
+    return sample(row, replace(settings, seed=0), generated)
+
+
+def ignoring_the_position(row: Rows, settings: Sampling, generated: Sequence[int]) -> int:
+    ids, probs = candidates(row, settings, generated)
+    return formula.drawn(ids, probs, uniform(settings.seed, 0))
+
+
+@pytest.mark.parametrize("wrong", [ignoring_the_seed, ignoring_the_position])
+def test_draws_that_do_not_follow_seed_and_position_fail(
+    reference: FullLogits, bounds: Bounds, wrong: sampling.Draw
+) -> None:
+    level = sampling.run(reference, bounds, sampler=Sampler(candidates, wrong))
+    assert list(broken(level)) == ["draws of another token than the formula"]
+
+
+@pytest.mark.parametrize("change", [noisy(0.05), lambda rows: rows * np.float32(np.nan)])
+def test_a_twin_whose_logits_are_off_fails(
+    reference: FullLogits, bounds: Bounds, change: Callable[[Rows], Rows]
+) -> None:
+    level = sampling.run(reference, bounds, twin=candidate(change, name="twin"))
+    assert list(broken(level)) == ["twin: largest total variation distance without cuts"]
+
+
+def test_a_reference_without_rows_in_full_is_no_comparison(tmp_path: Path, bounds: Bounds) -> None:
+    assert sampling.run(made_reference(tmp_path, ["short"]), bounds).summary == "nothing was compared"

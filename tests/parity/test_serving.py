@@ -1,0 +1,305 @@
+"""The serving level: what it demands of answers, and that a real worker gives them and a lying one does not."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parity.made_answers import answer, row
+from tests.parity.relay import Event, Relay
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
+from worker.llama.scoring import Scorer, Setup
+from worker.parity.answers import Answer, Drawn, Request, Top, unanswered
+from worker.parity.bounds import Bounds
+from worker.parity.company import Company, Neighbour
+from worker.parity.gguf_copy import read_tensor, rewrite
+from worker.parity.interview import SEEDS, Heard, Question
+from worker.parity.levels.serving import Expected, judge, run
+from worker.parity.results import Level
+from worker.parity.serving import N_NEIGHBOURS, NotServed, ServedWorker
+from worker.sampling.draw import uniform
+
+PROMPTS = ("Once upon a time", "def quicksort(items):")
+N_TOKENS = 8
+
+EXACT, NEARLY = "Q4_1_cpu", "Q8_0_cpu"
+"""Kinds of file whose rows are the same bits in any company, and are not."""
+
+
+# ── made-up answers ──────────────────────────────────────────────────────────────────────────────
+
+
+def made(question: Question, *, drawn_with: int | None = None) -> Answer:
+    """An answer of eight tokens; with a seed each is one of two equally probable ones."""
+    seed = question.seed if drawn_with is None else drawn_with
+    if seed is None:
+        return answer([row(question.number + i, {question.number + i: -0.1, 99: -2.0}) for i in range(8)])
+    rows = [row(1 + round(uniform(seed, i)), {1: -0.7, 2: -0.7}) for i in range(8)]
+    return answer(rows, seed=question.seed if question.seed is not None else seed)
+
+
+QUESTIONS = [Question(number, seed) for number in range(len(PROMPTS)) for seed in (None, *SEEDS)]
+SEEDED = [question for question in QUESTIONS if question.seed is not None]
+
+
+def neighbour(fate: str, answered: Answer) -> Neighbour:
+    request = Request(job_id=answered.job_id, prompt="", max_tokens=1, temperature=1.0, logprobs=0)
+    return Neighbour(request, fate, answered)  # type: ignore[arg-type]  # a Fate, spelled out by the caller
+
+
+HEARD = Heard(
+    alone={question: made(question) for question in QUESTIONS},
+    repeated={question: made(question) for question in SEEDED},
+    unseeded=((made(Question(0, 100)), made(Question(0, 101))),),
+    beside={question: made(question) for question in QUESTIONS},
+    neighbours=(
+        neighbour("runs to its end", answer([row(1)])),
+        neighbour("is cancelled", replace(answer([row(1)]), stop_reason="", error="CANCELLED: by the client")),
+        neighbour("is given up", replace(answer([row(1)]), stop_reason="", n_terminal=0)),
+    ),
+    least_company=N_NEIGHBOURS,
+    records=(),
+)
+EXPECTED = Expected(tokens=[range(8), range(1, 9)])
+
+
+def judged(bounds: Bounds, heard: Heard, expected: Expected = EXPECTED, kind: str = EXACT) -> Level:
+    return judge(heard, PROMPTS, expected, bounds, kind)
+
+
+def with_answer(question: Question, answered: Answer, phase: str = "beside") -> Heard:
+    """The made-up answers but one."""
+    answers = {**getattr(HEARD, phase), question: answered}
+    match phase:
+        case "alone":
+            return replace(HEARD, alone=answers)
+        case "repeated":
+            return replace(HEARD, repeated=answers)
+        case _:
+            return replace(HEARD, beside=answers)
+
+
+def altered(answered: Answer, position: int, drawn: Drawn) -> Answer:
+    return replace(answered, drawn=(*answered.drawn[:position], drawn, *answered.drawn[position + 1 :]))
+
+
+def test_answers_that_are_as_they_should_be_pass(bounds: Bounds) -> None:
+    level = judged(bounds, HEARD)
+    assert level.verdict == "pass", level.summary
+    assert len(level.tables[0].rows) == len(QUESTIONS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_that_was_not_sent_on_fails_and_is_named(bounds: Bounds, seed: int) -> None:
+    lost = Question(1, seed)
+    level = judged(bounds, with_answer(lost, replace(made(lost, drawn_with=5), seed=5)))
+    assert level.verdict == "fail"
+    assert level.summary.startswith(f"seed {seed}: answers whose `started` has another seed")
+    assert repr(PROMPTS[1]) in level.summary
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("phase", ["alone", "repeated", "beside"])
+def test_a_seed_that_is_reported_but_not_drawn_with_fails_and_is_named(bounds: Bounds, phase: str, seed: int) -> None:
+    lost = Question(0, seed)
+    level = judged(bounds, with_answer(lost, made(lost, drawn_with=5), phase))
+    assert level.verdict == "fail"
+    assert level.summary.startswith(f"seed {seed}: by how much its draws miss")
+
+
+def test_one_seed_for_everybody_fails(bounds: Bounds) -> None:
+    """Though every answer repeats."""
+    same = {question: made(question, drawn_with=SEEDS[0]) for question in SEEDED}
+    heard = replace(HEARD, alone=HEARD.alone | same, repeated=same, beside=HEARD.beside | same)
+    broken = [check.name for check in judged(bounds, heard).checks if not check.holds]
+    assert f"prompts that seeds {SEEDS[0]} and {SEEDS[1]} answer differently" in broken
+
+
+def test_a_missing_seed_that_is_always_the_same_fails(bounds: Bounds) -> None:
+    always = made(Question(0, 100))
+    level = judged(bounds, replace(HEARD, unseeded=((always, always),)))
+    assert "asked twice without a seed" in level.summary
+
+
+def test_an_altered_token_fails_and_names_the_prompt_and_the_token(bounds: Bounds) -> None:
+    """Also one that its row calls nearly as probable, where rows are the same bits."""
+    question = Question(1, None)
+    other = altered(made(question), 3, row(99, {99: -0.1, 4: -0.2}))
+    level = judged(bounds, with_answer(question, other))
+    assert level.verdict == "fail"
+    assert "beside" in level.summary
+    assert f"{PROMPTS[1]!r}, greedy, token 3" in level.summary
+    level = judged(bounds, replace(with_answer(question, other, "alone"), beside={**HEARD.beside, question: other}))
+    assert "in-process" in level.summary
+
+
+def test_a_near_tie_may_turn_where_rows_are_nearly_the_same_bits_and_nothing_else_may(bounds: Bounds) -> None:
+    question = Question(0, None)
+    tie = altered(made(question), 7, row(99, {99: -0.5, 7: -0.6}))
+    both = altered(made(question), 7, row(7, {7: -0.5, 99: -0.6}))
+    heard = replace(with_answer(question, tie), alone={**HEARD.alone, question: both})
+    assert judged(bounds, heard, kind=NEARLY).verdict == "pass"
+    assert judged(bounds, heard, kind=EXACT).verdict == "fail"
+    assert judged(bounds, with_answer(question, tie), kind=NEARLY).verdict == "fail"
+
+
+def test_a_greedy_token_below_another_fails(bounds: Bounds) -> None:
+    question = Question(0, None)
+    lower = altered(made(question), 2, Drawn(2, -2.0, (Top(99, -0.1), Top(2, -2.0))))
+    assert "not the most probable" in judged(bounds, with_answer(question, lower, "alone")).summary
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        neighbour("runs to its end", replace(answer([row(1)], job_id="that-one"), n_terminal=2)),
+        neighbour("runs to its end", replace(answer([row(1)], job_id="that-one"), error="INFERENCE_FAILED: so")),
+        neighbour("is cancelled", replace(answer([row(1)], job_id="that-one"), n_terminal=0)),
+        neighbour("is given up", unanswered("that-one", "503")),
+    ],
+)
+def test_a_neighbour_that_ends_wrongly_fails_and_is_named(bounds: Bounds, wrong: Neighbour) -> None:
+    level = judged(bounds, replace(HEARD, neighbours=(*HEARD.neighbours, wrong)))
+    assert level.verdict == "fail"
+    assert "that-one" in level.summary
+
+
+def test_an_answer_that_was_refused_fails_the_level(bounds: Bounds) -> None:
+    question = Question(0, SEEDS[0])
+    level = judged(bounds, with_answer(question, unanswered("that-one", "refused: 503 WORKER_BUSY")))
+    assert "that-one: refused: 503 WORKER_BUSY" in level.summary
+
+
+def test_answers_without_company_prove_nothing(bounds: Bounds) -> None:
+    assert "neighbours" in judged(bounds, replace(HEARD, least_company=1)).summary
+
+
+def test_a_first_row_is_compared_with_the_log_softmax_of_the_one_in_process(bounds: Bounds) -> None:
+    logits = np.full(100, -50.0, np.float32)
+    logits[[0, 1, 99]] = [0.0, 0.0, -1.9]
+    rows = [logits, logits]
+    level = judged(bounds, HEARD, replace(EXPECTED, first_rows=rows))
+    assert "log-probabilities of the first token" in level.summary
+
+
+# ── a real worker ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def expected(default_model: Path) -> Expected:
+    device = choose_device("cpu", devices())
+    setup = Setup(type_k="bf16", type_v="f16", flash_attn="auto", n_rows=128)
+    with Model.load(default_model, device=device, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        prompts = [model.tokenize(prompt) for prompt in PROMPTS]
+        with Scorer(model, setup, n_ctx=256, n_threads=1) as scorer:
+            tokens = [scorer.greedy(prompt, N_TOKENS) for prompt in prompts]
+            first_rows = [scorer.logits(prompt)[-1] for prompt in prompts]
+        return Expected(tokens, first_rows, frozenset(int(end) for end in model.ends))
+
+
+def serve(path: Path) -> ServedWorker:
+    return ServedWorker.of(path, "--threads", "1", "--ctx-size", "4096", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def worker(default_model: Path) -> Iterator[ServedWorker]:
+    with serve(default_model) as worker:
+        yield worker
+
+
+def of_first_prompt(expected: Expected) -> Expected:
+    assert expected.tokens is not None
+    return replace(expected, tokens=expected.tokens[:1], first_rows=None)
+
+
+@pytest.mark.model
+@pytest.mark.process
+def test_the_default_model_answers_as_in_process_alone_and_beside_others(
+    worker: ServedWorker, expected: Expected, bounds: Bounds
+) -> None:
+    assert worker.facts.kind == EXACT
+    level, transcript = run(worker, PROMPTS, expected, bounds, n_tokens=N_TOKENS)
+    assert level.verdict == "pass", level.summary
+    phases = [record.phase for record in transcript.records]
+    assert phases.count("alone") == phases.count("beside") == len(QUESTIONS)
+    assert phases.count("repeated") == len(SEEDED)
+    assert {"unseeded", "neighbour, runs to its end", "neighbour, is cancelled", "neighbour, is given up"} < set(phases)
+    assert transcript.seeds == SEEDS
+
+
+@pytest.mark.model
+@pytest.mark.process
+def test_a_worker_that_ignores_the_served_seed_fails_and_the_seed_is_named(
+    worker: ServedWorker, expected: Expected, bounds: Bounds
+) -> None:
+    """Even when `started` claims to have it."""
+
+    def ask(body: Event) -> Event:
+        return {name: value for name, value in body.items() if name != "seed"}
+
+    def tell(event: Event, asked: Event) -> Event:
+        return {**event, "seed": asked["seed"]} if event["type"] == "started" and "seed" in asked else event
+
+    with Relay(worker.url, ask=ask, tell=tell) as relay, ServedWorker.at(relay.url) as behind:
+        level, _ = run(behind, PROMPTS[:1], of_first_prompt(expected), bounds, n_tokens=N_TOKENS)
+    assert level.verdict == "fail"
+    assert level.summary.startswith(f"seed {SEEDS[0]}: by how much its draws miss")
+    broken = {check.name for check in level.checks if not check.holds}
+    assert f"seed {SEEDS[0]}: answers that were others when asked again" in broken
+    assert not any("greedy" in name for name in broken)
+
+
+@pytest.mark.model
+@pytest.mark.process
+def test_a_worker_on_other_weights_fails_against_this_file(
+    default_model: Path, expected: Expected, bounds: Bounds, tmp_path: Path
+) -> None:
+    """One norm a quarter too large, in the middle of the network."""
+    name = "blk.15.attn_norm.weight"
+    path = tmp_path / "perturbed.gguf"
+    rewrite(default_model, path, tensors={name: read_tensor(default_model, name) * np.float32(1.25)})
+    with serve(path) as other:
+        level, _ = run(other, PROMPTS[:1], of_first_prompt(expected), bounds, n_tokens=N_TOKENS)
+    assert level.verdict == "fail"
+    assert level.summary.startswith("greedy tokens, served against in-process")
+    assert f"{PROMPTS[0]!r}, greedy, token" in level.summary
+
+
+# ── company and process ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.model
+@pytest.mark.process
+def test_eight_neighbours_talk_and_all_are_gone_afterwards(worker: ServedWorker) -> None:
+    with Company(worker) as company:
+        request = Request(job_id="the-one", prompt=PROMPTS[0], max_tokens=8, temperature=0.0, logprobs=0)
+        answered, n_told = company.beside(lambda: worker.ask(request))
+    assert answered.n_sampled == 8
+    assert n_told >= N_NEIGHBOURS // 2
+    assert {job.request.job_id.split("-")[2] for job in company.jobs} == {str(n) for n in range(N_NEIGHBOURS)}
+    assert all(job.is_right for job in company.jobs)
+
+
+@pytest.mark.model
+@pytest.mark.process
+def test_a_refused_job_is_an_answer_that_says_why(worker: ServedWorker) -> None:
+    request = Request(job_id="the-one", prompt="", max_tokens=8, temperature=0.0, logprobs=0)
+    answered = worker.ask(request)
+    assert answered.n_terminal == 0
+    assert "400" in answered.error
+
+
+@pytest.mark.process
+def test_a_worker_that_cannot_start_is_one_line_that_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "no.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(NotServed, match=r"ended before it was (listening|ready): .*no\.gguf"), ServedWorker.of(path):
+        pass
+
+
+def test_nobody_at_the_url_is_one_line_that_says_so() -> None:
+    with pytest.raises(NotServed, match=r"127\.0\.0\.1:1 is no worker"), ServedWorker.at("http://127.0.0.1:1"):
+        pass

@@ -1,0 +1,259 @@
+"""The weights level passes what a format promises, and names what is not the reference's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.parity.small_gguf import (
+    HEAD_DIM,
+    N_EMBD,
+    N_HEADS,
+    SHAPES,
+    InMemory,
+    gguf_name,
+    random_checkpoint,
+    write_gemma,
+    write_gguf,
+)
+from worker.llama.quantise import FILE_TYPES, quantise
+from worker.parity.bounds import Bounds
+from worker.parity.gguf_copy import open_gguf, read_tensor
+from worker.parity.levels import weights
+from worker.parity.naming import to_checkpoint_order, to_gguf_order
+from worker.parity.reference.tensors import CheckpointTensors
+from worker.parity.results import Check, Level
+
+Q, GATE = "model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
+
+
+def broken(level: Level) -> list[Check]:
+    return [check for check in level.checks if not check.holds]
+
+
+def judge(path: Path, checkpoint: InMemory, bounds: Bounds, *, made_from_this_file: bool = False) -> Level:
+    return weights.run(path, checkpoint, bounds, made_from_this_file=made_from_this_file)
+
+
+# ── what passes ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_same_weights_are_without_error(tmp_path: Path, bounds: Bounds) -> None:
+    checkpoint = random_checkpoint()
+    level = judge(write_gguf(tmp_path / "f32.gguf", checkpoint), checkpoint, bounds)
+    assert level.verdict == "pass"
+    assert {check.value for check in level.checks} == {0}
+
+
+@pytest.mark.parametrize("file_type", sorted(FILE_TYPES))
+def test_every_type_of_the_quantiser_keeps_its_bounds(tmp_path: Path, bounds: Bounds, file_type: str) -> None:
+    """Of its own; a type without any would be judged as `other`."""
+    checkpoint = random_checkpoint()
+    quantise(write_gguf(tmp_path / "f32.gguf", checkpoint), tmp_path / "q.gguf", file_type, n_threads=1)
+    level = judge(tmp_path / "q.gguf", checkpoint, bounds)
+    assert level.verdict == "pass", level.summary
+    kinds = {tensor.tensor_type.name for tensor in open_gguf(tmp_path / "q.gguf").tensors}
+    assert {check.name.split(":")[0] for check in level.checks[2:]} == kinds
+    for kind in kinds:
+        bounds.bound(f"weights.{kind}")
+        bounds.bound(f"weights.of_block.{kind}")
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1"])
+def test_a_type_is_not_allowed_three_times_the_error_of_its_format(tmp_path: Path, bounds: Bounds, kind: str) -> None:
+    """Or its bounds would let a mistake of the size of a step through."""
+    checkpoint = random_checkpoint()
+    level = judge(write_gguf(tmp_path / "q.gguf", checkpoint, kind), checkpoint, bounds)
+    of_kind = [check for check in level.checks if check.name.startswith(f"{kind}:")]
+    assert len(of_kind) == 2
+    assert all(check.bound / 3 < check.value for check in of_kind)
+
+
+def test_what_a_reference_cannot_have_is_no_difference(tmp_path: Path, bounds: Bounds) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "f32.gguf", checkpoint, "F32", {"rope_freqs.weight": 8})
+    checkpoint.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, dtype=np.float32)
+    assert judge(path, checkpoint, bounds).verdict == "pass"
+
+
+def test_an_output_that_is_its_embedding_may_be_in_the_checkpoint(tmp_path: Path, bounds: Bounds) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "f32.gguf", checkpoint)
+    checkpoint.tensors["lm_head.weight"] = checkpoint.tensors["model.embed_tokens.weight"].copy()
+    assert judge(path, checkpoint, bounds).verdict == "pass"
+    checkpoint.tensors["lm_head.weight"][3, 4] += 1
+    level = judge(path, checkpoint, bounds)
+    assert level.verdict == "fail"
+    assert "token_embd.weight as output.weight" in level.summary
+
+
+@pytest.mark.model
+def test_a_reference_made_from_the_file_is_the_file(default_model: Path, checkpoint: Path, bounds: Bounds) -> None:
+    level = weights.run(default_model, CheckpointTensors.open(checkpoint), bounds, made_from_this_file=True)
+    assert level.verdict == "pass", level.summary
+    assert {check.value for check in level.checks} == {0}
+    (series,) = level.series
+    assert len(series.values) == len(series.labels) == 272
+
+
+# ── negative controls ────────────────────────────────────────────────────────────────────────────
+
+
+def one_far_off(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    values[17, 5] += 1.0
+    return values
+
+
+def noisy(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    random = np.random.default_rng(1)
+    return (values * (1 + 1e-6 * random.normal(size=values.shape))).astype(np.float32)
+
+
+def heads_swapped(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    heads = values.reshape(N_HEADS, HEAD_DIM, N_EMBD)
+    return np.concatenate([heads[1:2], heads[0:1], heads[2:]]).reshape(values.shape)
+
+
+def halves_left_as_they_are(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What a file has whose converter forgot to interleave."""
+    return to_gguf_order(values, N_HEADS)
+
+
+def transposed(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(values.T)
+
+
+@pytest.mark.parametrize("change", [one_far_off, noisy, heads_swapped, halves_left_as_they_are, transposed])
+def test_a_changed_tensor_is_named(
+    tmp_path: Path, bounds: Bounds, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "f32.gguf", checkpoint)
+    checkpoint.tensors[Q] = change(checkpoint.tensors[Q].copy())
+    level = judge(path, checkpoint, bounds)
+    assert level.verdict == "fail"
+    assert "blk.1.attn_q.weight" in level.summary
+    assert [check.note.partition(",")[0] for check in broken(level)] == ["blk.1.attn_q.weight"] * 2
+    assert level.tables[1].rows[0][0] == "blk.1.attn_q.weight"
+    assert [value > 0 for value in level.series[0].values].count(True) == 1
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("change", [one_far_off, heads_swapped])
+def test_a_changed_tensor_is_named_under_the_error_of_quantisation(
+    tmp_path: Path, bounds: Bounds, change: Callable[[NDArray[np.float32]], NDArray[np.float32]], kind: str
+) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "q.gguf", checkpoint, kind)
+    checkpoint.tensors[Q] = change(checkpoint.tensors[Q].copy())
+    level = judge(path, checkpoint, bounds)
+    assert level.verdict == "fail"
+    assert all("blk.1.attn_q.weight" in check.note for check in broken(level))
+
+
+def test_the_place_of_one_wrong_weight_is_said(tmp_path: Path, bounds: Bounds) -> None:
+    """In rows of the GGUF, which for other tensors than Q and K are the checkpoint's."""
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "q.gguf", checkpoint, "Q4_1")
+    checkpoint.tensors[GATE][70, 63] -= 1.0
+    level = judge(path, checkpoint, bounds)
+    assert "blk.0.ffn_gate.weight, row 70, column 63" in [check.note for check in broken(level)]
+
+
+def test_noise_below_a_step_is_found_where_the_reference_is_this_file(tmp_path: Path, bounds: Bounds) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "q.gguf", checkpoint, "Q8_0")
+    same = InMemory({name: tensor_of(path, name) for name in SHAPES}, [])
+    assert judge(path, same, bounds, made_from_this_file=True).verdict == "pass"
+    same.tensors[GATE] = noisy(same.tensors[GATE])
+    assert judge(path, same, bounds).verdict == "pass"
+    level = judge(path, same, bounds, made_from_this_file=True)
+    assert level.verdict == "fail"
+    assert "blk.0.ffn_gate.weight" in level.summary
+
+
+def tensor_of(path: Path, name: str) -> NDArray[np.float32]:
+    """What a checkpoint made from the file has; the level itself checks the order."""
+    values = read_tensor(path, gguf_name(name))
+    n_heads = {"q_proj": N_HEADS, "k_proj": N_HEADS // 2}.get(name.split(".")[-2])
+    return to_checkpoint_order(values, n_heads) if n_heads else values
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["gguf", "reference"])
+def test_what_is_no_number_holds_no_bound(tmp_path: Path, bounds: Bounds, wrong: float, side: str) -> None:
+    good, bad = random_checkpoint(), random_checkpoint()
+    bad.tensors[GATE][2, 3] = wrong
+    stored, reference = (bad, good) if side == "gguf" else (good, bad)
+    level = judge(write_gguf(tmp_path / "f32.gguf", stored), reference, bounds)
+    assert level.verdict == "fail"
+    assert all("blk.0.ffn_gate.weight" in check.note for check in broken(level))
+    assert level.tables[1].rows[0][0] == "blk.0.ffn_gate.weight"
+
+
+@pytest.mark.parametrize(("side", "says"), [("gguf", "not in the GGUF"), ("reference", "not in the reference")])
+def test_a_missing_tensor_is_named(tmp_path: Path, bounds: Bounds, side: str, says: str) -> None:
+    whole, less = random_checkpoint(), random_checkpoint()
+    del less.tensors["model.layers.1.mlp.up_proj.weight"]
+    stored, reference = (less, whole) if side == "gguf" else (whole, less)
+    level = judge(write_gguf(tmp_path / "f32.gguf", stored), reference, bounds)
+    assert level.verdict == "fail"
+    assert f"(blk.1.ffn_up.weight: {says})" in level.summary
+
+
+def test_another_shape_is_named(tmp_path: Path, bounds: Bounds) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "f32.gguf", checkpoint)
+    checkpoint.tensors[GATE] = checkpoint.tensors[GATE][:-1]
+    level = judge(path, checkpoint, bounds)
+    assert level.verdict == "fail"
+    assert "(blk.0.ffn_gate.weight: (256, 64), the reference has (255, 64))" in level.summary
+
+
+def test_a_checkpoint_of_another_model_fails(tmp_path: Path, bounds: Bounds) -> None:
+    path = write_gguf(tmp_path / "f32.gguf", random_checkpoint())
+    level = judge(path, InMemory({"transformer.blocks.0": np.ones(3, dtype=np.float32)}, []), bounds)
+    assert level.verdict == "fail"
+    assert level.checks[0].value == len(SHAPES)
+
+
+@pytest.mark.model
+def test_one_weight_in_a_hundred_million_is_named(default_model: Path, checkpoint: Path, bounds: Bounds) -> None:
+    """In the reference, where no copy of the file has to be made."""
+
+    class OneOff:
+        def __init__(self) -> None:
+            self._tensors = CheckpointTensors.open(checkpoint)
+            self.names = self._tensors.names
+
+        def read(self, name: str) -> NDArray[np.float32]:
+            values = self._tensors.read(name)
+            if name == "model.layers.12.mlp.down_proj.weight":
+                values[100, 200] += 0.25
+            return values
+
+    level = weights.run(default_model, OneOff(), bounds, made_from_this_file=False)
+    assert level.verdict == "fail"
+    assert [check.note for check in broken(level)] == ["blk.12.ffn_down.weight, row 100, column 200"]
+
+
+# ── what is not judged ───────────────────────────────────────────────────────────────────────────
+
+
+def test_another_architecture_is_not_run(tmp_path: Path, bounds: Bounds) -> None:
+    path = write_gemma(tmp_path / "gemma.gguf")
+    level = judge(path, InMemory({}, []), bounds)
+    assert level.verdict == "not run"
+    assert "gemma" in level.summary
+
+
+def test_the_report_has_worst_first_and_one_row_per_type(tmp_path: Path, bounds: Bounds) -> None:
+    checkpoint = random_checkpoint()
+    by_type, worst = judge(write_gguf(tmp_path / "q.gguf", checkpoint, "Q4_0"), checkpoint, bounds).tables
+    assert [row[0] for row in by_type.rows] == ["F32", "Q4_0"]
+    assert sum(int(row[1]) for row in by_type.rows) == len(SHAPES)
+    errors = [float(row[2]) for row in worst.rows]
+    assert errors == sorted(errors, reverse=True)
+    assert len(worst.rows) == min(20, len(SHAPES))

@@ -1,0 +1,153 @@
+"""`llorch-worker parity reference|run|matrix|verify|bounds`: is the model, as the worker runs it, still the reference?
+
+Owns: options, what is printed, exit codes. Refuses to know: how anything is compared (worker/parity).
+Runs in a short-lived process of its own, which may load llama.cpp and PyTorch. Never downloads a GGUF.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import rich_click as click
+
+from worker.commands.parity_options import (
+    FOLDER,
+    Asked,
+    built_in_bounds,
+    judging_options,
+    of_a_model,
+    say,
+    split,
+    store,
+)
+from worker.commands.tables import print_table
+from worker.errors import WorkerError
+from worker.parity import bundle, sources
+from worker.parity.bounds import Bounds
+from worker.parity.proof import REPORT_TEXT, proof_of
+from worker.parity.report import Report
+from worker.parity.results import LEVELS, not_run
+from worker.parity.run import Run, matrix_of
+from worker.parity.store import folder_for, given, make_checkpoint, make_logits
+from worker.parity.verify import verify
+
+
+class ParityFailed(WorkerError):
+    """A level failed, or a bundle is not what it was: one line that says where, exit 1."""
+
+
+@click.group("parity")
+def parity() -> None:
+    """Prove what a quantised model computes, against the reference in PyTorch.
+
+    `reference` and `run` need the parity extra (pip install 'llorch-worker[parity]'); `run` with reference logits does
+    not. docs/parity.md explains every level.
+    """
+
+
+@parity.command("reference")
+@click.option(
+    "--checkpoint", metavar="DIR|ID", help="A SafeTensors checkpoint or hub id. [default: made from the GGUF]"
+)
+@click.option(
+    "--output", type=FOLDER, show_default="user cache directory", metavar="DIR", help="Where the reference goes."
+)
+@of_a_model
+def reference(checkpoint: str | None, output: Path | None, **options: Any) -> None:
+    """Make the reference of a model, or find the one made before; print its checkpoint and its logits file.
+
+    Without --checkpoint the GGUF is de-quantised into a SafeTensors checkpoint with the same weights. The logits file
+    lets `parity run` do without PyTorch and the checkpoint.
+    """
+    asked = Asked(**options)
+    with asked.subject() as subject:
+        folder = output or folder_for(subject, store())
+        path = given(checkpoint) if checkpoint else make_checkpoint(subject, folder, say)
+        logits = make_logits(path, folder, n_tokens=asked.tokens, n_threads=asked.threads, work=subject.work, say=say)
+        click.echo(path.absolute())
+        click.echo(logits.absolute())
+
+
+@parity.command("run")
+@click.option(
+    "--level",
+    "names",
+    type=click.Choice([*LEVELS, sources.NAME]),
+    multiple=True,
+    metavar="NAME",
+    help=f"Only this level; several times for more. One of {', '.join([*LEVELS, sources.NAME])}.",
+)
+@judging_options
+@of_a_model
+def run(names: tuple[str, ...], **options: Any) -> None:
+    """Compare a model with its reference at every level; write a proof bundle and print where.
+
+    Exit 1 when a level fails, naming the first deviation.
+    """
+    judging, asked = split(options)
+    bounds = Bounds.load(judging.bounds_file)
+    chosen = names or (*LEVELS, sources.NAME)
+    with asked.subject() as subject:
+        run = Run(judging.case(subject, asked.tokens), bounds)
+        levels = list(run.levels(chosen, say))
+        parameters = {"tokens": str(asked.tokens), "levels": ", ".join(chosen)}
+        report = judging.report(run.case, levels, parameters)
+    _write(
+        report,
+        judging.proof_dir,
+        seeds=[{"level": "serving", "seed": seed} for seed in run.transcript.seeds],
+        transcript=[msgspec.to_builtins(record) for record in run.transcript.records],
+    )
+
+
+@parity.command("matrix")
+@judging_options
+@of_a_model
+def quantisation_matrix(**options: Any) -> None:
+    """Quantise the reference to each type; print size, KL, top-1, perplexity ratio and speed.
+
+    Measure on an idle machine.
+    """
+    judging, asked = split(options)
+    bounds = Bounds.load(judging.bounds_file)
+    with asked.subject() as subject:
+        case = judging.case(subject, asked.tokens)
+        levels = [not_run(name, "not asked for") for name in LEVELS]
+        levels.append(matrix_of(case, bounds, asked.tokens, say))
+        report = judging.report(case, levels, {"tokens": str(asked.tokens)})
+    for table in levels[-1].tables:
+        print_table(list(table.columns), table.rows)
+    _write(report, judging.proof_dir)
+
+
+@parity.command("verify")
+@click.argument("folder", type=FOLDER, metavar="BUNDLE")
+def verify_bundle(folder: Path) -> None:
+    """Check a proof bundle: every digest, and every verdict against its numbers.
+
+    Exit 1 where something is not as it was.
+    """
+    wrong = verify(folder)
+    if wrong:
+        raise ParityFailed(f"{folder}: {'; '.join(wrong)}")
+    click.echo(f"{folder}: whole and consistent")
+
+
+@parity.command("bounds")
+def print_bounds() -> None:
+    """Print the built-in bounds with their reasons, to edit and give to `parity run --bounds`."""
+    click.echo(built_in_bounds().decode(), nl=False)
+
+
+# ── what is printed and written ──────────────────────────────────────────────────────────────────
+
+
+def _write(report: Report, root: Path, **evidence: Any) -> None:
+    """The bundle, the levels in a table, where the report is; and an error when something failed."""
+    folder = bundle.write(root, proof_of(report, **evidence))
+    rows = [(level.name, level.verdict, f"{level.seconds:.1f} s", level.summary) for level in report.levels]
+    print_table(["level", "verdict", ">time", ""], rows)
+    click.echo(f"{report.verdict}: {folder / REPORT_TEXT}")
+    failed = [level for level in report.levels if level.verdict == "fail"]
+    if failed:
+        raise ParityFailed("; ".join(f"{level.name}: {level.summary}" for level in failed))

@@ -1,0 +1,189 @@
+"""The options of `llorch-worker parity`, and what they name: the model, the reference, the report's circumstances.
+
+Owns: spelling, defaults, where references are kept unless --output says otherwise. Refuses to know: the commands.
+"""
+
+import hashlib
+import importlib.resources
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import rich_click as click
+
+from worker.catalog import load_catalog, locate
+from worker.errors import ModelNotFound
+from worker.host import cpu_quota
+from worker.parity import bundle
+from worker.parity.case import Case, Subject, from_checkpoint, from_logits_file
+from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, versions
+from worker.parity.report import BoundsUsed, ModelFile, Report, report_of
+from worker.parity.results import Level
+from worker.parity.store import found, given
+from worker.settings import Settings
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+of_a_model = _options(
+    click.option("--model", metavar="REF", help="The GGUF, as for serve. [default: the catalogue's]"),
+    click.option(
+        "--models-dir",
+        type=FOLDER,
+        default=lambda: Settings().models_dir,
+        envvar="LLORCH_MODELS_DIR",
+        show_default="user cache directory",
+        metavar="DIR",
+        help="Where named models are stored.",
+    ),
+    click.option(
+        "--catalog",
+        type=click.Path(path_type=Path),
+        envvar="LLORCH_CATALOG",
+        show_default="built in",
+        metavar="FILE",
+        help="Another models.toml.",
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(1, 512),
+        default=cpu_quota,
+        show_default="what this process may use",
+        metavar="N",
+        help="Threads of both sides.",
+    ),
+    click.option(
+        "--tokens",
+        type=click.IntRange(512, 1_000_000),
+        default=4096,
+        show_default=True,
+        metavar="N",
+        help="How much of the evaluation text is computed.",
+    ),
+    click.option(
+        "--work-dir",
+        type=FOLDER,
+        show_default="the temporary directory",
+        metavar="DIR",
+        help="For large intermediate files, which are removed: two F32 copies of the model and the reference's logits.",
+    ),
+)
+
+judging_options = _options(
+    click.option(
+        "--reference",
+        metavar="DIR|ID|FILE",
+        help="A SafeTensors checkpoint, a hub id, or reference logits. [default: what `parity reference` made]",
+    ),
+    click.option(
+        "--bounds", "bounds_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own bounds over ours."
+    ),
+    click.option(
+        "--proof-dir",
+        type=FOLDER,
+        default=bundle.DEFAULT_ROOT,
+        envvar="LLORCH_PROOF_DIR",
+        show_default=True,
+        metavar="DIR",
+        help="Where the proof bundle goes: DIR/parity/RUN_ID.",
+    ),
+    click.option("--run-id", envvar="LLORCH_RUN_ID", metavar="ID", help="[default: date, time and revision]"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options that all comparisons share."""
+
+    model: str | None
+    models_dir: Path
+    catalog: Path | None
+    threads: int
+    tokens: int
+    work_dir: Path | None
+
+    @contextmanager
+    def subject(self) -> Iterator[Subject]:
+        """The model with a work folder that is removed at the end. Raises: ModelNotFound, BadModelFile, UsageError."""
+        catalog = load_catalog(self.catalog)
+        reference = self.model or catalog.default.name
+        located = locate(reference, self.models_dir, catalog)
+        if not located.is_present:
+            raise ModelNotFound(f"{reference} is not here: get it with `llorch-worker models pull {reference}`")
+        if self.work_dir is not None:
+            self.work_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="llorch-parity-", dir=self.work_dir) as work:
+            yield Subject.of(located.path, n_threads=self.threads, work=Path(work))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """And those of what is judged."""
+
+    reference: str | None
+    bounds_file: Path | None
+    proof_dir: Path
+    run_id: str | None
+
+    def case(self, subject: Subject, n_tokens: int) -> Case:
+        """Gather all that is to be judged. Raises: UsageError, at once where the run has its bundle already."""
+        if self.run_id:
+            bundle.run_folder(self.proof_dir, "parity", self.run_id)
+        path = given(self.reference) if self.reference else found(subject, store())
+        if path.is_file():
+            return from_logits_file(subject, path, say=say)
+        return from_checkpoint(subject, path, n_tokens=n_tokens, say=say)
+
+    def report(self, case: Case, levels: Sequence[Level], parameters: dict[str, str]) -> Report:
+        card = case.subject.card
+        return report_of(
+            run_id=self.run_id or new_run_id(case.subject.sha256),
+            created=now_rfc3339(),
+            model=ModelFile(card.path.name, case.subject.sha256, card.file_bytes, card.quant_kind, card.architecture),
+            reference=case.used,
+            bounds=_bounds_used(self.bounds_file),
+            parameters=parameters,
+            versions=versions(),
+            machine=this_machine(case.subject.n_threads),
+            levels=levels,
+        )
+
+
+def say(what: str) -> None:
+    """Progress, on stderr."""
+    click.echo(f"==> {what}", err=True)
+
+
+def split(options: dict[str, Any]) -> tuple[Judging, Asked]:
+    """All options of a command that has both groups."""
+    ours = {name: options.pop(name) for name in ("reference", "bounds_file", "proof_dir", "run_id")}
+    return Judging(**ours), Asked(**options)
+
+
+def store() -> Path:
+    """Where references are kept."""
+    return Settings().models_dir.parent / "parity"
+
+
+def built_in_bounds() -> bytes:
+    """bounds.toml as it is shipped."""
+    return importlib.resources.files("worker.parity").joinpath("bounds.toml").read_bytes()
+
+
+def _bounds_used(path: Path | None) -> BoundsUsed:
+    data = path.read_bytes() if path else built_in_bounds()
+    return BoundsUsed(path.name if path else "built in", hashlib.sha256(data).hexdigest())

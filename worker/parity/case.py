@@ -1,0 +1,198 @@
+"""What is to be judged, and all that the reference says about it: gathered once, before the levels run.
+
+Two ways to a case: from a checkpoint, which PyTorch computes now, or from a file of reference logits, which needs
+neither. What a case has not, is None. Owns the intermediate files in the work folder. Refuses to know the levels.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from worker.card import ModelCard, read_card
+from worker.catalog import sha256_of
+from worker.errors import UsageError
+from worker.llama.quantise import quantise
+from worker.parity import corpus
+from worker.parity.evidence import ReferenceLogits, Window
+from worker.parity.full_logits import FullLogits
+from worker.parity.gather import gather, plan_windows
+from worker.parity.levels import checkpoints
+from worker.parity.levels.checkpoints import Expected
+from worker.parity.logits_file import LogitsFile
+from worker.parity.naming import not_comparable
+from worker.parity.report import ReferenceUsed
+from worker.parity.twin import Tensors, write_twin
+
+if TYPE_CHECKING:
+    from worker.parity.reference.model import Reference
+
+Say = Callable[[str], None]
+"""Told what begins now."""
+
+_N_END_TO_END = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The GGUF that is judged, and with what means."""
+
+    card: ModelCard
+    sha256: str
+    n_threads: int
+    work: Path
+    """A folder for intermediate files, the caller's to remove."""
+
+    @classmethod
+    def of(cls, path: Path, *, n_threads: int, work: Path) -> "Subject":
+        """Reads the whole file for its digest. Raises: BadModelFile; UsageError for a model in several files."""
+        card = read_card(path)
+        if len(card.part_paths) > 1:
+            raise UsageError(
+                f"{path} is one of {len(card.part_paths)} files: merge them with llama-gguf-split --merge, then judge"
+                " the one file"
+            )
+        return cls(card=card, sha256=sha256_of(path), n_threads=n_threads, work=work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One model and one reference."""
+
+    subject: Subject
+    used: ReferenceUsed
+    reference: ReferenceLogits
+    hard_ids: Sequence[Sequence[int]]
+    """The reference tokenizer's ids of corpus.hard_texts()."""
+    is_source: bool
+    """Whether the reference's weights are this very file's, de-quantised."""
+    tensors: Tensors | None = None
+    expected: Expected | None = None
+    """What the reference computes in every layer; for the llama family, from a checkpoint."""
+    twin: Path | None = None
+    """The model with the reference's weights in F32."""
+
+
+def from_checkpoint(subject: Subject, folder: Path, *, n_tokens: int, say: Say) -> Case:
+    """PyTorch computes everything now; it is not needed afterwards. `n_tokens`: of the evaluation text.
+
+    Raises: UsageError where the folder is no checkpoint, PyTorch is missing, or the text is too short.
+    """
+    from worker.parity.reference.model import Reference  # noqa: PLC0415 - PyTorch: an extra, and slow to import
+    from worker.parity.reference.tensors import CheckpointTensors  # noqa: PLC0415 - as above
+
+    say("the reference: PyTorch reads the checkpoint")
+    reference = Reference.open(folder, n_threads=subject.n_threads)
+    _check_vocabulary(subject, reference.facts.vocab_size)
+    full = reference_rows(reference, subject.work, n_tokens=n_tokens, say=say)
+    hard_ids = hard_ids_of(reference)
+    tensors = CheckpointTensors.open(folder)
+    why_no_twin = not_comparable(subject.card)
+    twin = None
+    if why_no_twin is None:
+        say("the F32 twin: the reference's weights as a GGUF")
+        twin = subject.work / "twin.gguf"
+        write_twin(subject.card.path, tensors, twin)
+    return Case(
+        subject=subject,
+        used=ReferenceUsed("checkpoint", folder.name, checkpoint_digest(folder)),
+        reference=full,
+        hard_ids=hard_ids,
+        is_source=made_from(folder).sha256 == subject.sha256,
+        tensors=tensors,
+        expected=_expected(reference, full) if twin else None,
+        twin=twin,
+    )
+
+
+def from_logits_file(subject: Subject, path: Path, *, say: Say) -> Case:
+    """Without PyTorch and the checkpoint. Where the file was made from this very GGUF there is a twin all the same.
+
+    Raises: UsageError for a file that is none, or one of another text or vocabulary.
+    """
+    file = LogitsFile.open(path)
+    _check_vocabulary(subject, file.provenance.n_vocab)
+    if file.provenance.text_digest != corpus.digest():
+        raise UsageError(f"{path} was made with other texts: make it again with `llorch-worker parity reference`")
+    is_source = file.provenance.made_from_sha256 == subject.sha256
+    twin = None
+    if is_source:
+        say("the F32 twin: the model de-quantised")
+        twin = subject.work / "twin.gguf"
+        quantise(subject.card.path, twin, "F32", n_threads=subject.n_threads)
+    return Case(
+        subject=subject,
+        used=ReferenceUsed("logits", path.name, sha256_of(path)),
+        reference=file,
+        hard_ids=file.hard_ids,
+        is_source=is_source,
+        twin=twin,
+    )
+
+
+def reference_rows(reference: "Reference", work: Path, *, n_tokens: int, say: Say) -> FullLogits:
+    """The reference's logits of all windows, in a folder of `work`."""
+    say(f"the reference: {n_tokens} tokens of text, and {len(corpus.prompts())} prompts continued")
+    windows = plan_windows(reference, corpus.text(), corpus.prompts(), n_tokens=n_tokens)
+    folder = work / "reference"
+    folder.mkdir()
+    return gather(reference, windows, folder)
+
+
+def hard_ids_of(reference: "Reference") -> list[list[int]]:
+    """The reference tokenizer's ids of corpus.hard_texts(), in their order."""
+    return [reference.tokenize(corpus.decode(hard.data)) for hard in corpus.hard_texts()]
+
+
+def _expected(reference: "Reference", full: FullLogits) -> Expected:
+    """Of the beginning of the text: all layers, and what the reference goes on with."""
+    tokens = full.windows[0].tokens[: checkpoints.N_TOKENS]
+    (continuation,) = reference.greedy([tokens], _N_END_TO_END)
+    rows = reference.logits([*tokens, *continuation])[len(tokens) - 1 : -1]
+    return Expected.of(tokens, reference.activations(tokens), continuation, rows.astype(np.float64))
+
+
+def _check_vocabulary(subject: Subject, n_vocab: int) -> None:
+    if subject.card.vocab_size != n_vocab:
+        raise UsageError(
+            f"the reference has a vocabulary of {n_vocab} tokens, {subject.card.path.name} one of"
+            f" {subject.card.vocab_size}: they are not the same model"
+        )
+
+
+# ── where a checkpoint comes from ────────────────────────────────────────────────────────────────
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What `parity reference` leaves in a checkpoint that it made: the GGUF's name and digest."""
+
+    made_from: str = ""
+    sha256: str = ""
+
+
+def made_from(folder: Path) -> Origin:
+    """Empty where the checkpoint was not made from a GGUF by us."""
+    try:
+        return msgspec.json.decode((folder / "llorch-parity.json").read_bytes(), type=Origin)
+    except FileNotFoundError:
+        return Origin()
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{folder}/llorch-parity.json cannot be read: {error}") from None
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """sha256 over the names and digests of its weights, config and tokenizer files."""
+    total = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".json", ".model", ".jinja"):
+            total.update(f"{path.name} {sha256_of(path)}\n".encode())
+    return total.hexdigest()
+
+
+def longest(windows: Sequence[Window]) -> int:
+    """Tokens of the longest window: what a context must hold."""
+    return max(len(window.tokens) for window in windows)

@@ -1,0 +1,56 @@
+"""Whether a served token is the one that its seed draws: the draw of docs/sampling.md, from what a stream reports.
+
+A request with `top_k` no larger than the number of reported tokens can draw only these, so that their reported
+log-probabilities, the temperature and the seed give the token. Pure.
+"""
+
+from collections.abc import Collection
+from itertools import accumulate, zip_longest
+from math import exp, inf
+
+from worker.parity.answers import END, Answer, Drawn
+from worker.sampling.draw import uniform
+
+
+def worst_draw(answer: Answer, seed: int, temperature: float) -> tuple[float, int]:
+    """How far the draw's number lay from the drawn token's share, at worst, and at which position; (0, 0) for none.
+
+    In probability; 0 where the number falls into the share, as it does when the seed was honoured.
+    """
+    misses = [
+        (miss(row, row.id, uniform(seed, position), temperature), position) for position, row in enumerate(answer.drawn)
+    ]
+    return max(misses, default=(0.0, 0))
+
+
+def miss_at_parting(one: Answer, other: Answer, seed: int, temperature: float, ends: Collection[int]) -> float:
+    """By how much the number of the first differing draw misses the other answer's token, at worst; 0 if none differs.
+
+    Small where both rows are nearly the same and the number fell near the border of two shares; inf where no row
+    lists the token.
+    """
+    for position, (mine, yours) in enumerate(zip_longest(one.choices, other.choices)):
+        if mine != yours:
+            number = uniform(seed, position)
+            sides = ((one, yours), (other, mine))
+            seen = [(answer.drawn[position], choice) for answer, choice in sides if position < len(answer.drawn)]
+            return max((_nearest(row, choice, number, temperature, ends) for row, choice in seen), default=inf)
+    return 0.0
+
+
+def miss(row: Drawn, token: int, number: float, temperature: float) -> float:
+    """The distance from `number` to the token's share of [0, 1); inf where the row does not list the token.
+
+    Shares lie one after the other, most probable first.
+    """
+    weights = [exp((top.logprob - row.top[0].logprob) / temperature) for top in row.top]
+    upper = list(accumulate(weights))
+    for top, high, weight in zip(row.top, upper, weights, strict=True):
+        if top.id == token:
+            return max(0.0, (high - weight) / upper[-1] - number, number - high / upper[-1])
+    return inf
+
+
+def _nearest(row: Drawn, choice: int | None, number: float, temperature: float, ends: Collection[int]) -> float:
+    tokens = ends if choice == END else () if choice is None else (choice,)
+    return min((miss(row, token, number, temperature) for token in tokens), default=inf)

@@ -1,0 +1,211 @@
+"""Level `checkpoints`: every point of every layer of the F32 twin against the reference; what becomes of the logits.
+
+Both sides have the same weights and the same tokens, so that what differs is the computation. Owns which bound holds
+for which point; deviations.py measures, capture.py looks into the graph. Knows nothing of how the reference is made.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.card import read_card
+from worker.llama.model import Model
+from worker.llama.scoring import Scorer, Setup
+from worker.parity.bounds import Bounds
+from worker.parity.capture import capture_from, open_on_cpu
+from worker.parity.deviations import Deviation, deviations
+from worker.parity.naming import not_comparable
+from worker.parity.outcomes import Rows, outcomes
+from worker.parity.points import CHECKPOINT, NAMES, Activations, Name, Point
+from worker.parity.results import Check, Level, Series, Table, judged, not_run
+
+NAME = "checkpoints"
+
+N_TOKENS = 24
+"""So long a text is meant: llama.cpp's RoPE angles are float32, and their error grows with the position. Over 24 tokens
+K of layer 0 is within 6e-6 of the reference, over 32 within 1.2e-5, where 1e-5 is allowed."""
+
+N_RUNS = 3
+"""Of the greedy continuation (checkpoint 12)."""
+
+LINES: tuple[Name, ...] = ("attn_norm", "k_rope", "scores", "attn_out", "ffn_out", "block")
+"""Points drawn over the layers."""
+
+_SHOWN = ("scaled", "spread", "largest")
+
+_STORED: dict[Name, Name] = {"k_cache": "k_rope", "v_cache": "v_proj"}
+"""What the KV memory holds, and what was to be stored there (checkpoint 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the reference says of a text. Made by `of`."""
+
+    tokens: tuple[int, ...]
+    activations: Activations
+    continuation: tuple[int, ...]
+    """Of `tokens`, greedy."""
+    margins: tuple[float, ...]
+    """By how much the reference's highest logit exceeds the next at each token of the continuation."""
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[int],
+        activations: Activations,
+        continuation: Sequence[int],
+        rows: NDArray[np.floating],
+    ) -> Self:
+        """`rows`: the reference's logits [len(continuation), n_vocab] from which each token of it was chosen."""
+        if rows.shape[0] != len(continuation):
+            raise ValueError(f"{rows.shape[0]} rows of logits for {len(continuation)} tokens")
+        highest = np.partition(rows, -2, axis=-1)
+        return cls(tuple(tokens), activations, tuple(continuation), tuple((highest[:, -1] - highest[:, -2]).tolist()))
+
+    @property
+    def logits_point(self) -> Point:
+        return next(point for point in self.activations if point.name == "logits")
+
+    @property
+    def logits(self) -> NDArray[np.floating]:
+        """[n_tokens, n_vocab]."""
+        return self.activations[self.logits_point]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What llama.cpp says of the same text."""
+
+    activations: Activations
+    logits: NDArray[np.float32]
+    """[n_tokens, n_vocab], of a run that nobody looked into."""
+    continuations: tuple[tuple[int, ...], ...]
+
+
+def run(twin: Path, reference: Expected, *, bounds: Bounds, n_threads: int) -> Level:
+    """Compute the reference's text on `twin`, an F32 GGUF with its weights, with F32 KV memory, no flash attention.
+
+    Not run for other architectures than llama. Raises: ModelLoadFailed, InsufficientMemory.
+    """
+    why = not_comparable(read_card(twin))
+    if why:
+        return not_run(NAME, why)
+    with open_on_cpu(twin) as model:
+        return judge(_found(model, reference, n_threads), reference, bounds)
+
+
+def _found(model: Model, reference: Expected, n_threads: int) -> Found:
+    tokens, n_new = reference.tokens, len(reference.continuation)
+    setup = Setup(n_rows=len(tokens))
+    activations = capture_from(model, tokens, n_threads=n_threads, setup=setup)
+    with Scorer(model, setup, n_ctx=len(tokens) + n_new, n_threads=n_threads) as scorer:
+        logits = scorer.logits(tokens)
+        runs = tuple(tuple(scorer.greedy(tokens, n_new)) for _ in range(N_RUNS))
+    return Found(activations, logits, runs)
+
+
+def judge(found: Found, reference: Expected, bounds: Bounds) -> Level:
+    """The verdict. Pure. The first broken check is that of the first deviating point in the order of computation."""
+    apart = deviations(reference.activations, found.activations)
+    checks = _foremost([asked for each in apart for asked in _asked(each, found.activations, bounds)])
+    in_graph = found.activations.get(reference.logits_point)
+    # Where the graph's rows lack, have another shape or are no numbers, a check is broken already.
+    if in_graph is not None and in_graph.shape == reference.logits.shape and np.isfinite(in_graph).all():
+        rows = Rows(reference.logits, in_graph, found.logits)
+        checks += outcomes(rows, reference.continuation, reference.margins, found.continuations, bounds)
+    worst = max(apart, key=lambda each: each.relative)
+    return judged(
+        NAME,
+        f"{len(apart)} points over {len(reference.tokens)} tokens, the largest relative error {worst.relative:.1e}"
+        f" at {worst.point}; {N_RUNS} runs of {len(reference.continuation)} tokens as the reference's",
+        checks,
+        tables=[_table(apart)],
+        series=_series(apart),
+    )
+
+
+def _asked(each: Deviation, activations: Activations, bounds: Bounds) -> Iterator[tuple[str, Check]]:
+    """What is asked of one point, and the kind of each check: of a kind there is one per layer."""
+    point, name = each.point, each.point.name
+    what = f"{point} (checkpoint {CHECKPOINT[name]})"
+
+    def check(kind: str, value: float, *keys: str) -> tuple[str, Check]:
+        keys = tuple(f"checkpoints.{key}" for key in keys)
+        return f"{name} {kind}", bounds.check(f"{what}, {kind}", value, *keys, note=each.where)
+
+    yield check("relative error", each.relative, f"relative.{name}", "relative.any")
+    yield check("error over RMS or itself", each.scaled, "scaled")
+    yield check("RMS of the error", each.spread, "spread")
+    if name == "logits":
+        yield check("absolute error", each.largest, "logits")
+    if name in _STORED:
+        n_unlike = _n_unlike(activations, point, Point.of(_STORED[name], point.layer))
+        yield check(f"stored numbers other than {_STORED[name]}", n_unlike, "stored")
+    elif point.layer == 0:
+        yield check("absolute error on layer 0", each.largest, f"layer-0.{CHECKPOINT[name]}")
+    if name == "attn_norm" and point.layer == 0:
+        yield check("mean absolute error on layer 0", each.mean, "layer-0.1-mean")
+
+
+def _n_unlike(activations: Activations, stored: Point, computed: Point) -> float:
+    """Numbers whose bits differ; NaN where one side lacks."""
+    pair = [activations.get(stored), activations.get(computed)]
+    if pair[0] is None or pair[1] is None or pair[0].shape != pair[1].shape:
+        return np.nan
+    left, right = (np.ascontiguousarray(values, np.float32).view(np.uint32) for values in pair)
+    return float((left != right).sum())
+
+
+def _foremost(asked: Sequence[tuple[str, Check]]) -> list[Check]:
+    """The first that is broken, then the worst of each kind."""
+    first = next((check for _, check in asked if not check.holds), None)
+    worst: dict[str, Check] = {}
+    for kind, check in asked:
+        if kind not in worst or _badness(check) > _badness(worst[kind]):
+            worst[kind] = check
+    return [*([first] if first else []), *(check for check in worst.values() if check is not first)]
+
+
+def _badness(check: Check) -> float:
+    return check.value if np.isfinite(check.value) else np.inf
+
+
+def _table(apart: Sequence[Deviation]) -> Table:
+    """The worst of each name."""
+    rows = []
+    for name in NAMES:
+        of_name = [each for each in apart if each.point.name == name]
+        if of_name:
+            worst = max(of_name, key=lambda each: each.relative if np.isfinite(each.relative) else np.inf)
+            numbers = (worst.relative, *(max(getattr(each, what) for each in of_name) for what in _SHOWN))
+            rows.append((CHECKPOINT[name], name, str(worst.point), *(f"{number:.1e}" for number in numbers)))
+    return Table(
+        "Points of the network, llama.cpp against the reference",
+        (
+            "checkpoint",
+            "point",
+            "worst at",
+            ">max error / RMS",
+            ">over RMS or itself",
+            ">RMS of error / RMS",
+            ">max error",
+        ),
+        tuple(rows),
+        note="Errors are shares of the reference's root mean square at the point; the last column is absolute.",
+    )
+
+
+def _series(apart: Sequence[Deviation]) -> Iterator[Series]:
+    for name in LINES:
+        of_name = [each for each in apart if each.point.name == name and np.isfinite(each.relative)]
+        yield Series(
+            "error-per-layer",
+            "Largest error over RMS of the reference, by layer",
+            tuple(each.relative for each in of_name),
+            tuple(str(each.point.layer) for each in of_name),
+            line=name,
+        )

@@ -1,0 +1,128 @@
+"""Level `logits`: a candidate's rows against the reference's at every position of the evaluation text.
+
+The F32 twin, which has the reference's weights, proves the arithmetic: tight bounds, on short windows and, for what
+grows with the position, on long ones. The model file as it is served is measured on the long windows against what its
+type of weights costs.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.parity.bounds import Bounds
+from worker.parity.candidate import Candidate
+from worker.parity.compare import Summary, side_by_side, summarise
+from worker.parity.evidence import Kind, Positions, ReferenceLogits
+from worker.parity.results import Check, Level, Series, judged
+
+_ORDER: tuple[Kind, ...] = ("short", "long")
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A candidate on all windows of one kind."""
+
+    numbers: tuple[int, ...]
+    """Of the windows."""
+    positions: tuple[Positions, ...]
+    summary: Summary
+
+    def worst(self, values: list[NDArray[np.float64]]) -> str:
+        """Where the highest of the values is, which are one array a window."""
+        window = max(range(len(values)), key=lambda number: values[number].max())
+        return f"window {self.numbers[window]}, position {int(values[window].argmax())}"
+
+
+def run(reference: ReferenceLogits, bounds: Bounds, *, file: Candidate, twin: Candidate | None = None) -> Level:
+    """`file`: the model as it is served, on the longest windows there are. `twin`: an F32 GGUF of the reference's
+    weights with F32 caches and without flash attention, on all; None: left out, and the summary says so."""
+    kinds = [kind for kind in _ORDER if any(window.kind == kind for window in reference.windows)]
+    checks: list[Check] = []
+    summaries: dict[str, Summary] = {}
+    if twin is not None:
+        for kind in kinds:
+            exact = _measure(reference, twin, kind)
+            checks += _of_twin(exact, twin, kind, bounds)
+            summaries[f"{twin.name}, {kind} windows"] = exact.summary
+    if not kinds:
+        return judged("logits", "", checks)
+    served = _measure(reference, file, kinds[-1])
+    checks += _of_file(served.summary, file, bounds)
+    summaries[f"{file.name}, {kinds[-1]} windows"] = served.summary
+    return judged(
+        "logits",
+        _says(summaries, has_twin=twin is not None),
+        checks,
+        tables=[side_by_side("Logits against the reference", summaries, _NOTE)],
+        series=[_histogram(file, served)],
+    )
+
+
+_NOTE = (
+    "KL divergence in nats, reference before candidate. In brackets: 95 % intervals; what windows of text differ by is "
+    "the measure of chance. Where the reference is known in part, KL is a lower bound and errors are those of its 256 "
+    "highest logits."
+)
+
+
+def _measure(reference: ReferenceLogits, candidate: Candidate, kind: Kind) -> _Measured:
+    numbers = tuple(number for number, window in enumerate(reference.windows) if window.kind == kind)
+    positions = tuple(
+        reference.positions(number, candidate.logits(reference.windows[number].tokens)) for number in numbers
+    )
+    return _Measured(numbers, positions, summarise(positions))
+
+
+def _of_twin(measured: _Measured, twin: Candidate, kind: Kind, bounds: Bounds) -> Iterator[Check]:
+    name, key, summary = f"{twin.name}, {kind} windows", f"logits.twin.{kind}", measured.summary
+    error = measured.worst([window.max_error for window in measured.positions])
+    yield bounds.check(f"{name}: largest error of a logit", summary.max_error, f"{key}.max_error", note=error)
+    kl = measured.worst([window.kl for window in measured.positions])
+    yield bounds.check(f"{name}: largest KL", summary.kl_max, f"{key}.kl_max", note=kl)
+    yield bounds.check(f"{name}: mean KL", summary.kl_mean.value, f"{key}.kl_mean")
+    # Two logits that are off by the bound each can change places where they are twice as far apart.
+    margin = 2.0 * bounds.bound(f"{key}.max_error").value
+    flips = [window.margin * (~window.top1 & (window.margin > margin)) for window in measured.positions]
+    n_flips = sum(int(np.count_nonzero(flip)) for flip in flips)
+    yield bounds.check(
+        f"{name}: positions with another most probable token and a margin above {margin:.3g}",
+        n_flips,
+        f"{key}.flips",
+        note=measured.worst(flips) if n_flips else "",
+    )
+
+
+def _of_file(summary: Summary, file: Candidate, bounds: Bounds) -> Iterator[Check]:
+    def check(what: str, value: float, key: str, note: str = "") -> Check:
+        return bounds.check(f"{file.name}: {what}", value, *file.keys("logits", key), note=note)
+
+    ratio = summary.perplexity_ratio
+    yield check("mean KL", summary.kl_mean.value, "kl_mean", summary.kl_mean.text())
+    yield check("99 % of KL", summary.kl_p99.value, "kl_p99", summary.kl_p99.text())
+    yield check("same most probable token", summary.top1.value, "top1", summary.top1.text(".4f"))
+    yield check("overlap of the five most probable", summary.top5.value, "top5", summary.top5.text(".4f"))
+    yield check("|ln| of the ratio of perplexities", _distance(ratio.value), "perplexity", ratio.text(".5f"))
+
+
+def _distance(ratio: float) -> float:
+    return abs(math.log(ratio)) if ratio > 0.0 and math.isfinite(ratio) else math.inf
+
+
+def _says(summaries: dict[str, Summary], *, has_twin: bool) -> str:
+    said = [
+        f"{name}: |Δ| ≤ {summary.max_error:.2g}, KL {summary.kl_mean.value:.2g}, "
+        f"top-1 {summary.top1.value:.2%}, perplexity × {summary.perplexity_ratio.value:.4f}"
+        for name, summary in summaries.items()
+    ]
+    if not has_twin:
+        said.append("the F32 twin was left out, which needs the reference checkpoint")
+    return "; ".join(said)
+
+
+def _histogram(file: Candidate, served: _Measured) -> Series:
+    kl = np.concatenate([window.kl for window in served.positions])
+    values = tuple(kl[np.isfinite(kl)].tolist())
+    return Series("kl-histogram", f"KL divergence per position, {file.name}", values, unit="nats")

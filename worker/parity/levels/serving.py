@@ -1,0 +1,248 @@
+"""Level `serving`: the same prompts through a running worker over HTTP, alone and with eight jobs beside them.
+
+Owns what is demanded of the answers. Refuses to know how they are asked for (interview.py), how a worker is started or
+spoken to (serving.py), and how the tokens to be expected were made.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.parity.answers import Answer, Parting, parting, parting_from
+from worker.parity.bounds import Bounds
+from worker.parity.draws import miss_at_parting, worst_draw
+from worker.parity.interview import SEEDS, TEMPERATURE, Heard, Question, Record, interview
+from worker.parity.results import Check, Level, Table, judged
+from worker.parity.serving import N_NEIGHBOURS, ServedWorker
+
+N_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the same file answers in this process, prompt by prompt; what is None is not compared."""
+
+    tokens: Sequence[Sequence[int]] | None = None
+    """Greedy continuations; they may go on after an end token."""
+    first_rows: Sequence[NDArray[np.float32]] | None = None
+    """Logits [n_vocab] of each first token."""
+    ends: Collection[int] = frozenset()
+    """The vocabulary's end tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What was asked and answered, and the seeds that the questions had."""
+
+    records: tuple[Record, ...]
+    seeds: tuple[int, ...]
+
+
+def run(
+    worker: ServedWorker, prompts: Sequence[str], expected: Expected, bounds: Bounds, *, n_tokens: int = N_TOKENS
+) -> tuple[Level, Transcript]:
+    """Ask every prompt greedily and with each of three seeds: alone, again, and beside eight others; judge it all.
+
+    `expected` has an entry for each prompt. Raises: ValueError where it has not, and when there are no prompts.
+    """
+    for known in (expected.tokens, expected.first_rows):
+        if not prompts or (known is not None and len(known) != len(prompts)):
+            raise ValueError(f"{len(prompts)} prompts; expectations of {len(known or prompts)}")
+    heard = interview(worker, prompts, n_tokens)
+    level = judge(heard, prompts, expected, bounds, worker.facts.kind)
+    return level, Transcript(heard.records, SEEDS)
+
+
+def judge(heard: Heard, prompts: Sequence[str], expected: Expected, bounds: Bounds, kind: str) -> Level:
+    """The level that the answers make; `kind` names the special bounds: `Q4_1_cpu`."""
+    summary = (
+        f"{len(heard.alone)} answers are the same alone and beside {N_NEIGHBOURS} other jobs; "
+        f"each of {len(heard.records)} jobs had one end"
+    )
+    verdicts = _Verdicts(heard, prompts, expected, bounds, kind)
+    return judged("serving", summary, list(verdicts.checks()), tables=[verdicts.table()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdicts:
+    heard: Heard
+    prompts: Sequence[str]
+    expected: Expected
+    bounds: Bounds
+    kind: str
+
+    def checks(self) -> Iterator[Check]:
+        """In the order in which they explain each other: what is broken first is the summary."""
+        yield self._ends()
+        yield self._company()
+        yield self._highest()
+        if self.expected.first_rows is not None:
+            yield self._first_rows(self.expected.first_rows)
+        if self.expected.tokens is not None:
+            yield self._in_process(self.expected.tokens)
+        yield self._greedy_beside()
+        for seed in SEEDS:
+            yield from self._of_seed(seed)
+        for one, other in combinations(SEEDS, 2):
+            yield self._seeds_differ(one, other)
+        yield from self._unseeded()
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _ends(self) -> Check:
+        wrong = [answer for answer in self.heard.answers if answer.n_terminal != 1 or answer.error]
+        wrong += [job.answer for job in self.heard.neighbours if not job.is_right]
+        note = f"{wrong[0].job_id}: {wrong[0].error or f'{wrong[0].n_terminal} terminal events'}" if wrong else ""
+        return self.bounds.check("jobs that did not end as they should", len(wrong), "serving.wrong_ends", note=note)
+
+    def _company(self) -> Check:
+        what = f"neighbours of {N_NEIGHBOURS} that were told tokens during an answer, at least"
+        return self.bounds.check(what, self.heard.least_company, "serving.company")
+
+    # ── greedy ───────────────────────────────────────────────────────────────────────────────────
+
+    def _highest(self) -> Check:
+        answers = [*self._of(None, self.heard.alone), *self._of(None, self.heard.beside)]
+        wrong = [
+            (answer, position)
+            for _, answer in answers
+            for position, row in enumerate(answer.drawn)
+            if not row.top or row.id != row.top[0].id
+        ]
+        note = f"{wrong[0][0].job_id}, token {wrong[0][1]}" if wrong else ""
+        what = "greedy tokens that are not the most probable ones reported with them"
+        return self.bounds.check(what, len(wrong), "serving.not_highest", note=note)
+
+    def _first_rows(self, rows: Sequence[NDArray[np.float32]]) -> Check:
+        errors = [
+            (_first_row_error(answer, rows[question.number]), question)
+            for question, answer in self._of(None, self.heard.alone)
+        ]
+        error, worst = max(errors, key=lambda pair: pair[0])
+        what = "log-probabilities of the first token, served against in-process"
+        return self._special("logprob", what, error, note=self._name(worst))
+
+    def _in_process(self, tokens: Sequence[Sequence[int]]) -> Check:
+        partings = {
+            question: parting_from(answer, tokens[question.number], self.expected.ends)
+            for question, answer in self._of(None, self.heard.alone)
+        }
+        return self._gap("in_process", "greedy tokens, served against in-process", partings)
+
+    def _greedy_beside(self) -> Check:
+        partings = {
+            question: parting(answer, self.heard.beside[question], self.expected.ends)
+            for question, answer in self._of(None, self.heard.alone)
+        }
+        return self._gap("beside", f"greedy tokens beside {N_NEIGHBOURS} jobs against alone", partings)
+
+    def _gap(self, key: str, what: str, partings: dict[Question, Parting | None]) -> Check:
+        """The worst parting in nats; 0 when nothing parts."""
+        found = {question: each for question, each in partings.items() if each is not None}
+        if not found:
+            return self._special(key, f"{what}: gap where they part, nats", 0.0, note="none parts")
+        worst = max(found, key=lambda question: found[question].gap)
+        note = f"{len(found)} of {len(partings)} part; {self._name(worst)}, token {found[worst].position}"
+        return self._special(key, f"{what}: gap where they part, nats", found[worst].gap, note=note)
+
+    # ── seeds ────────────────────────────────────────────────────────────────────────────────────
+
+    def _of_seed(self, seed: int) -> Iterator[Check]:
+        yield self._reported(seed)
+        yield self._honoured(seed)
+        alone = self._of(seed, self.heard.alone)
+        turned = [question for question, answer in alone if answer.choices != self.heard.repeated[question].choices]
+        note = self._name(turned[0]) if turned else ""
+        what = f"seed {seed}: answers that were others when asked again"
+        yield self.bounds.check(what, len(turned), "serving.repeat", note=note)
+        misses = [
+            (miss_at_parting(answer, self.heard.beside[question], seed, TEMPERATURE, self.expected.ends), question)
+            for question, answer in alone
+        ]
+        miss, worst = max(misses, key=lambda pair: pair[0])
+        what = f"seed {seed}: beside {N_NEIGHBOURS} jobs against alone, by how much a draw misses the other's token"
+        yield self._special("beside_draw", what, miss, note=self._name(worst) if miss else "none parts")
+
+    def _reported(self, seed: int) -> Check:
+        wrong = [(question, answer) for question, answer in self._rounds(seed) if answer.seed != seed]
+        note = f"{self._name(wrong[0][0])}: {wrong[0][1].seed}" if wrong else ""
+        what = f"seed {seed}: answers whose `started` has another seed"
+        return self.bounds.check(what, len(wrong), "serving.wrong_seed", note=note)
+
+    def _honoured(self, seed: int) -> Check:
+        """Every token of every answer is the one that the seed draws from the reported probabilities."""
+        draws = [(*worst_draw(answer, seed, TEMPERATURE), question) for question, answer in self._rounds(seed)]
+        miss, position, worst = max(draws, key=lambda draw: draw[0])
+        note = f"{self._name(worst)}, token {position}" if miss else ""
+        what = f"seed {seed}: by how much its draws miss the served tokens"
+        return self.bounds.check(what, miss, "serving.draw", note=note)
+
+    def _seeds_differ(self, one: int, other: int) -> Check:
+        pairs = zip(self._of(one, self.heard.alone), self._of(other, self.heard.alone), strict=True)
+        n_differ = sum(mine.choices != yours.choices for (_, mine), (_, yours) in pairs)
+        what = f"prompts that seeds {one} and {other} answer differently"
+        return self.bounds.check(what, n_differ, "serving.seeds_differ", note=f"of {len(self.prompts)}")
+
+    def _unseeded(self) -> Iterator[Check]:
+        answers = [answer for pair in self.heard.unseeded for answer in pair]
+        misses = [worst_draw(answer, answer.seed, TEMPERATURE)[0] for answer in answers if answer.seed is not None]
+        what = "no seed sent: by how much the draws of the reported seed miss the served tokens"
+        yield self.bounds.check(what, max(misses, default=float("inf")), "serving.draw")
+        n_differ = sum(one.choices != other.choices for one, other in self.heard.unseeded)
+        what = "prompts answered differently when asked twice without a seed"
+        yield self.bounds.check(what, n_differ, "serving.unseeded_differ", note=f"of {len(self.heard.unseeded)}")
+
+    # ── for people ───────────────────────────────────────────────────────────────────────────────
+
+    def table(self) -> Table:
+        columns = ("prompt", "decoding", ">tokens", "in process", "asked again", f"beside {N_NEIGHBOURS} jobs", "end")
+        rows = tuple(self._row(question, answer) for question, answer in self.heard.alone.items())
+        note = "The gap is between the two tokens where answers part, in nats of the reported log-probabilities."
+        return Table("Served answers", columns, rows, note)
+
+    def _row(self, question: Question, answer: Answer) -> tuple[str, ...]:
+        ends, repeated = self.expected.ends, self.heard.repeated.get(question)
+        tokens = self.expected.tokens if question.seed is None else None
+        return (
+            self._shown(question.number),
+            question.decoding,
+            str(len(answer.tokens)),
+            _told(parting_from(answer, tokens[question.number], ends)) if tokens is not None else "",
+            _told(parting(answer, repeated, ends)) if repeated else "",
+            _told(parting(answer, self.heard.beside[question], ends)),
+            answer.stop_reason or answer.error,
+        )
+
+    def _name(self, question: Question) -> str:
+        return f"{self._shown(question.number)}, {question.decoding}"
+
+    def _shown(self, number: int) -> str:
+        text = self.prompts[number]
+        return repr(text if len(text) <= 32 else f"{text[:31]}…")
+
+    def _rounds(self, seed: int) -> list[tuple[Question, Answer]]:
+        rounds = (self.heard.alone, self.heard.repeated, self.heard.beside)
+        return [pair for answers in rounds for pair in self._of(seed, answers)]
+
+    def _of(self, seed: int | None, answers: dict[Question, Answer]) -> list[tuple[Question, Answer]]:
+        return [(question, answer) for question, answer in answers.items() if question.seed == seed]
+
+    def _special(self, key: str, what: str, value: float, note: str) -> Check:
+        """Against the bound for this kind of file and device, else the general one."""
+        return self.bounds.check(what, value, f"serving.{key}.{self.kind}", f"serving.{key}.other", note=note)
+
+
+def _first_row_error(answer: Answer, row: NDArray[np.float32]) -> float:
+    """Largest |reported - row's| log-probability of the tokens listed with the first one; inf without any."""
+    logits = row.astype(np.float64)
+    highest = float(logits.max())
+    log_sum = highest + float(np.log(np.exp(logits - highest).sum()))
+    listed = answer.drawn[0].top if answer.drawn else ()
+    return max((abs(top.logprob - (float(logits[top.id]) - log_sum)) for top in listed), default=float("inf"))
+
+
+def _told(found: Parting | None) -> str:
+    return "the same" if found is None else f"parts at token {found.position}, {found.gap:.3g} nats"

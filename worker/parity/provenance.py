@@ -1,0 +1,101 @@
+"""Where a result comes from: versions, machine, code revision, and the run id made of them.
+
+Knows nothing of levels. Names no person, host or folder. Reads installed metadata, so that asking for torch's version
+does not load it.
+"""
+
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import worker
+from worker.host import cpu_quota
+
+GENERATED_BY = f"llorch-worker {worker.__version__}"
+
+_PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy")
+_NOT_INSTALLED = "not installed"
+_GIT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What computed."""
+
+    cpu: str
+    """Model name, else the instruction set."""
+    n_cores: int
+    """Of the machine."""
+    n_usable: int
+    """Those this process may use."""
+    n_threads: int
+    """Those it was told to use."""
+    system: str
+
+
+def this_machine(n_threads: int) -> Machine:
+    """`n_threads` is what the run was given."""
+    return Machine(
+        cpu=_cpu_model() or platform.machine(),
+        n_cores=os.cpu_count() or 1,
+        n_usable=cpu_quota(),
+        n_threads=n_threads,
+        system=f"{platform.system()} {platform.machine()}",
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of everything whose release may change a number."""
+    return {
+        "worker": worker.__version__,
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+    }
+
+
+def now_rfc3339() -> str:
+    """UTC, whole seconds."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def new_run_id(model_sha256: str | None = None) -> str:
+    """`YYYYMMDD-HHMMSS-<8 hex>`: UTC, and of the code's revision, else of the model's digest, else by chance."""
+    origin = code_revision() or model_sha256 or secrets.token_hex(4)
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{origin[:8]}"
+
+
+def code_revision() -> str | None:
+    """The git commit of the checkout this package lies in; None for an installed one."""
+    checkout = Path(worker.__file__).parent.parent
+    git = shutil.which("git")
+    # Only its own checkout: an installed package may lie somewhere inside a stranger's.
+    if git is None or not (checkout / ".git").exists():
+        return None
+    command = [git, "-C", str(checkout), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return _NOT_INSTALLED
+
+
+def _cpu_model() -> str | None:
+    """From /proc/cpuinfo; other systems have it elsewhere, or nowhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)

@@ -1,0 +1,117 @@
+"""From a GGUF to a SafeTensors checkpoint with the same weights, tokenizer and config.
+
+For a model of which only the GGUF is at hand: what is compared then is the running of the model, not its quantisation.
+The reading is transformers' own.
+"""
+
+import hashlib
+import io
+import math
+import mmap
+import shutil
+from contextlib import redirect_stderr
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+from safetensors.numpy import save_file
+
+from worker.card import ModelCard, read_card
+from worker.errors import UsageError
+from worker.gguf_header import read_header
+from worker.parity.reference.libraries import UNREADABLE, failure, pre_tokenizers, quiet, torch, transformers
+
+_SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
+"""Values of tokenizer.ggml.pre with which llama.cpp makes each digit a word (llama-vocab.cpp). transformers reads them
+as GPT-2's."""
+
+ORIGIN_FILE = "llorch-parity.json"
+"""Says which GGUF a checkpoint was made from: {"made_from": file name, "sha256": digest}."""
+
+
+def dequantise(gguf: Path, folder: Path) -> None:
+    """Write the checkpoint, weights as float32; `folder` appears whole or not at all.
+
+    Needs memory for the float32 weights. Raises: UsageError where there is something at `folder`, or transformers
+    would not read all of the file; ModelNotFound, BadModelFile.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty: remove it, or use it as the reference")
+    card = read_card(gguf)
+    _refuse_what_would_be_lost(card)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as staging:
+        whole = Path(staging) / "checkpoint"
+        whole.mkdir()
+        _write(card, whole)
+        _write_origin(gguf, whole)
+        shutil.rmtree(folder, ignore_errors=True)
+        whole.rename(folder)
+
+
+def _refuse_what_would_be_lost(card: ModelCard) -> None:
+    """transformers reads one file, and neither the metadata nor the tensor with which a llama GGUF scales RoPE."""
+    name = card.path.name
+    if len(card.part_paths) > 1:
+        raise UsageError(f"{name} is one of {len(card.part_paths)} files; transformers reads a GGUF from one file only")
+    scaling = _remark(card, f"{card.architecture}.rope.scaling.type")
+    if scaling not in (None, "none") or any(tensor.name == "rope_freqs.weight" for tensor in card.tensors):
+        raise UsageError(
+            f"{name} scales RoPE, which is lost when transformers reads a GGUF: give the SafeTensors checkpoint that it"
+            " was made from as the reference"
+        )
+
+
+def _write(card: ModelCard, folder: Path) -> None:
+    model = _read(card, transformers.AutoModelForCausalLM, dtype=torch.float32)
+    _save_weights(model, card, folder)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config  # says that the weights are a GGUF's, which they no longer are
+    model.config.save_pretrained(folder)
+    tokenizer = _read(card, transformers.AutoTokenizer)
+    if _remark(card, "tokenizer.ggml.pre") in _SPLITS_DIGITS:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    tokenizer.save_pretrained(folder)
+
+
+def _remark(card: ModelCard, key: str) -> str | None:
+    with card.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return read_header(data, card.path).metadata.remark(key)
+
+
+def _read(card: ModelCard, kind: Any, **reading: Any) -> Any:
+    """The model or the tokenizer, whichever `kind` reads. Raises: UsageError."""
+    name = card.path.name
+    try:
+        # The bar over the tensors of a GGUF is not among those that transformers lets one switch off.
+        with quiet(), redirect_stderr(io.StringIO()):
+            return kind.from_pretrained(card.path.parent, gguf_file=name, local_files_only=True, **reading)
+    except UNREADABLE as error:
+        raise UsageError(f"{name}: transformers cannot read this GGUF: {failure(error)}") from error
+
+
+def _save_weights(model: Any, card: ModelCard, folder: Path) -> None:
+    """With safetensors itself: transformers refuses to save a model that it read from a GGUF.
+
+    A tensor that transformers does not know is passed over, and one that it misses is made up: both are refused.
+    """
+    weights = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    n_read, n_there = sum(map(np.size, weights.values())), sum(math.prod(tensor.dims) for tensor in card.tensors)
+    if n_read != n_there:
+        raise UsageError(
+            f"{card.path.name} has {n_there} weights where transformers' {model.config.model_type} model has {n_read}:"
+            " give the SafeTensors checkpoint that it was made from as the reference"
+        )
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_origin(gguf: Path, folder: Path) -> None:
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    (folder / ORIGIN_FILE).write_bytes(msgspec.json.encode({"made_from": gguf.name, "sha256": digest}))

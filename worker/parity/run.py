@@ -1,0 +1,183 @@
+"""One parity run: every level in its order on one case, timed.
+
+Owns: which level gets what, and the budgets. Refuses to know: how anything is compared (levels/), where the reference
+comes from (case.py), what becomes of the outcome (proof.py).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from worker.engine.contract import TokenId
+from worker.llama.quantise import quantise
+from worker.llama.scoring import Scorer, Setup
+from worker.parity import corpus, matrix, sources
+from worker.parity.bounds import Bounds
+from worker.parity.candidate import Candidate
+from worker.parity.capture import open_on_cpu
+from worker.parity.case import Case, Say, longest
+from worker.parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
+from worker.parity.naming import not_comparable
+from worker.parity.results import LEVELS, Level, not_run
+from worker.parity.serving import ServedWorker
+from worker.parity.setups import EXACT, as_served, cpu
+
+BUDGET_S: Final = {
+    "tokenizer": 15.0,
+    "weights": 30.0,
+    "checkpoints": 30.0,
+    "logits": 120.0,
+    "generation": 45.0,
+    "serving": 120.0,
+    "sampling": 60.0,
+    "sources": 120.0,
+}
+"""Wall time on two cores with the default model, of the ten minutes that `make parity` may take."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A case on its way through the levels. `transcript` grows when the serving level runs."""
+
+    case: Case
+    bounds: Bounds
+    transcript: serving.Transcript = field(default_factory=lambda: serving.Transcript((), ()))
+
+    def levels(self, names: Sequence[str], say: Say) -> Iterator[Level]:
+        """Those of `names`, then `sources`, each when it is done; the others of LEVELS as not asked for."""
+        for name in (*LEVELS, sources.NAME):
+            if name not in names:
+                if name in LEVELS:
+                    yield not_run(name, "not asked for")
+                continue
+            say(f"level {name}")
+            began_s = time.perf_counter()
+            level = self._level(name)
+            yield replace(level, seconds=time.perf_counter() - began_s, budget_seconds=BUDGET_S[name])
+
+    def _level(self, name: str) -> Level:
+        steps: dict[str, Callable[[], Level]] = {
+            "tokenizer": self._tokenizer,
+            "weights": self._weights,
+            "checkpoints": self._checkpoints,
+            "logits": self._logits,
+            "generation": self._generation,
+            "serving": self._serving,
+            "sampling": self._sampling,
+            sources.NAME: self._sources,
+        }
+        return steps[name]()
+
+    def _tokenizer(self) -> Level:
+        with open_on_cpu(self.case.subject.card.path) as model:
+
+            def piece(token: int) -> bytes:
+                return model.piece(TokenId(token))
+
+            texts = corpus.hard_texts()
+            return tokenizer.run(model.tokenize_bytes, self.case.hard_ids, texts, self.bounds, piece=piece)
+
+    def _weights(self) -> Level:
+        case = self.case
+        if case.tensors is None:
+            return not_run("weights", "needs the checkpoint; reference logits hold no weights")
+        return weights.run(case.subject.card.path, case.tensors, self.bounds, made_from_this_file=case.is_source)
+
+    def _checkpoints(self) -> Level:
+        case = self.case
+        why = not_comparable(case.subject.card)
+        if why is not None:
+            return not_run("checkpoints", why)
+        if case.twin is None or case.expected is None:
+            return not_run("checkpoints", "needs the checkpoint; reference logits hold no layers")
+        return checkpoints.run(case.twin, case.expected, bounds=self.bounds, n_threads=case.subject.n_threads)
+
+    def _logits(self) -> Level:
+        with self._candidates() as (file, twin):
+            return logits.run(self.case.reference, self.bounds, file=file, twin=twin)
+
+    def _generation(self) -> Level:
+        with self._candidates() as (file, twin), open_on_cpu(self.case.subject.card.path) as model:
+
+            def piece(token: int) -> str:
+                return model.piece(TokenId(token)).decode(errors="replace")
+
+            return generation.run(self.case.reference, self.bounds, file=file, twin=twin, piece=piece)
+
+    def _sampling(self) -> Level:
+        with self._candidates() as (file, twin):
+            return sampling.run(self.case.reference, self.bounds, file=file, twin=twin)
+
+    def _serving(self) -> Level:
+        subject = self.case.subject
+        prompts = corpus.prompts()
+        expected = self._answers(prompts)
+        with ServedWorker.of(subject.card.path, "--threads", str(subject.n_threads)) as worker:
+            level, self.transcript = serving.run(worker, prompts, expected, self.bounds)
+        return level
+
+    def _answers(self, prompts: Sequence[str]) -> serving.Expected:
+        """What the file answers in this process."""
+        subject = self.case.subject
+        with open_on_cpu(subject.card.path) as model:
+            asked = [model.tokenize(prompt) for prompt in prompts]
+            n_ctx = max(map(len, asked)) + serving.N_TOKENS
+            with Scorer(model, as_served(cpu()), n_ctx=n_ctx, n_threads=subject.n_threads) as scorer:
+                tokens = [scorer.greedy(prompt, serving.N_TOKENS) for prompt in asked]
+                first_rows = [scorer.logits(prompt)[-1] for prompt in asked]
+            return serving.Expected(tokens, first_rows, frozenset(model.ends.tolist()))
+
+    def _sources(self) -> Level:
+        case = self.case
+        if case.twin is None:
+            return not_run(sources.NAME, "needs the reference's weights as a GGUF of the llama architecture")
+        dequantised = case.subject.work / "dequantised.gguf"
+        quantise(case.subject.card.path, dequantised, "F32", n_threads=case.subject.n_threads)
+        return sources.run(
+            twin=case.twin,
+            file=case.subject.card.path,
+            dequantised=dequantised,
+            reference=case.reference,
+            bounds=self.bounds,
+            n_threads=case.subject.n_threads,
+        )
+
+    @contextmanager
+    def _candidates(self) -> Iterator[tuple[Candidate, Candidate | None]]:
+        """The file as it is served, and the twin as exactly as llama.cpp computes."""
+        case = self.case
+        n_ctx = longest(case.reference.windows)
+        with ExitStack() as closing:
+
+            def scorer_of(path: Path, setup: Setup) -> Scorer:
+                model = closing.enter_context(open_on_cpu(path))
+                return closing.enter_context(Scorer(model, setup, n_ctx=n_ctx, n_threads=case.subject.n_threads))
+
+            card = case.subject.card
+            served = scorer_of(card.path, as_served(cpu()))
+            file = Candidate(f"{card.quant_kind} file", card.quant_kind, served.logits, served.greedy, case.is_source)
+            twin = None
+            if case.twin is not None:
+                exact = scorer_of(case.twin, EXACT)
+                twin = Candidate("F32 twin", "F32", exact.logits, exact.greedy)
+            yield file, twin
+
+
+def matrix_of(case: Case, bounds: Bounds, n_tokens: int, say: Say) -> Level:
+    """The quantisation matrix of a case, timed. It is made from the twin; without one it cannot run."""
+    if case.twin is None:
+        return not_run(matrix.NAME, "needs the reference's weights as a GGUF of the llama architecture")
+    say("quantising and measuring each type")
+    began_s = time.perf_counter()
+    level = matrix.run(
+        twin=case.twin,
+        reference=case.reference,
+        bounds=bounds,
+        work=case.subject.work,
+        n_threads=case.subject.n_threads,
+        n_tokens=n_tokens,
+    )
+    return replace(level, seconds=time.perf_counter() - began_s)

@@ -1,0 +1,83 @@
+"""The two set-ups of llama.cpp that everything is measured with, and one model file's rows under any of them.
+
+Owns the opening of a model for its rows, and the folder where these lie. Knows nothing of what they are compared with.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from worker.llama.devices import Device, choose_device, devices
+from worker.llama.load import ALL_LAYERS
+from worker.llama.model import Model
+from worker.llama.scoring import Scorer, Setup
+from worker.memory import k_type
+from worker.parity.compare import Summary, summarise
+from worker.parity.evidence import ReferenceLogits, Window
+from worker.parity.full_logits import FullLogits
+
+EXACT: Final = Setup("f32", "f32", "off")
+"""As exactly as llama.cpp computes."""
+
+
+def as_served(device: Device, n_rows: int = 32) -> Setup:
+    """What `serve` computes with on that device unless it is told otherwise; chunks of `n_rows` tokens."""
+    return Setup(k_type("auto", is_on_gpu=device.is_gpu, flash_attn="auto"), "f16", "auto", n_rows)
+
+
+def cpu() -> Device:
+    return choose_device("cpu", devices())
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """All logits of some windows under one set-up, in a folder of their own."""
+
+    folder: Path
+    logits: FullLogits
+
+    def against(self, reference: ReferenceLogits, numbers: Sequence[int] | None = None) -> Summary:
+        """These rows as a candidate's. `numbers`: which windows of the reference they are; None: all, in order."""
+        known = range(len(self.logits.windows)) if numbers is None else numbers
+        return summarise([reference.positions(number, self.logits.rows(own)) for own, number in enumerate(known)])
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder)
+
+
+def compute(
+    path: Path, setup: Setup, windows: Sequence[Window], *, folder: Path, n_threads: int, device: Device | None = None
+) -> Rows:
+    """The rows of `windows`, on the CPU or with all layers on `device`. Makes `folder`, which the caller removes.
+
+    Disk: n_vocab float32 a token. Raises: ModelLoadFailed, InsufficientMemory; ValueError for logits that are not
+    finite.
+    """
+    folder.mkdir()
+    where = device or cpu()
+    n_ctx = max(len(window.tokens) for window in windows)
+    with (
+        Model.load(path, device=where, n_gpu_layers=ALL_LAYERS if where.is_gpu else 0, on_progress=lambda _: None) as m,
+        Scorer(m, setup, n_ctx=n_ctx, n_threads=n_threads) as scorer,
+    ):
+        return Rows(folder, FullLogits.make(folder, windows, lambda window: scorer.logits(window.tokens)))
+
+
+def evaluated(reference: ReferenceLogits, n_tokens: int) -> tuple[int, ...]:
+    """The numbers of the first windows of the text, long ones where there are any, that hold `n_tokens`; at least one.
+
+    Raises: ValueError where there is none.
+    """
+    kinds = [window.kind for window in reference.windows]
+    kind = "long" if "long" in kinds else "short"
+    chosen: list[int] = []
+    n_held = 0
+    for number, window in enumerate(reference.windows):
+        if window.kind == kind and n_held < n_tokens:
+            chosen.append(number)
+            n_held += len(window.tokens)
+    if not chosen:
+        raise ValueError("the reference has no windows of the text")
+    return tuple(chosen)
