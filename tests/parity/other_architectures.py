@@ -14,11 +14,12 @@ from typing import Any
 import sentencepiece
 import torch
 import transformers
-from gguf import GGUFReader, TokenType
+from transformers.integrations.gguf import read_gguf_metadata
 
 from tests.llama_source import converter
 from tests.llama_source import folder as vocabularies
 
+N_BYTES = 256
 N_PIECES = 512
 """Of the Gemma tokenizer."""
 _PATIENCE_S = 120.0
@@ -89,15 +90,18 @@ def convert(checkpoint: Path, gguf: Path) -> None:
 
 
 def _write_qwen2_tokenizer(folder: Path) -> int:
-    """From llama.cpp's test vocabulary. Returns the number of rows that the embedding has: more than there are tokens,
-    as in the real one."""
-    reader = GGUFReader(vocabularies() / "ggml-vocab-qwen2.gguf")
-    pieces, kinds, merges = (
-        reader.fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type", "merges")
+    """From llama.cpp's test vocabulary: a piece for each byte, one for each merge, then the special ones, then names
+    for rows of the embedding that are no token. Returns the number of all, as in the real one."""
+    keys = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+    # The gguf package's reader takes many times as long for 300,000 strings.
+    metadata, _ = read_gguf_metadata(str(vocabularies() / "ggml-vocab-qwen2.gguf"), keys)
+    pieces, merges = (metadata[key] for key in keys)
+    n_ordinary = N_BYTES + len(merges)
+    tokenizer = transformers.Qwen2Tokenizer(
+        vocab={piece: number for number, piece in enumerate(pieces[:n_ordinary])},
+        merges=[tuple(merge.split(" ")) for merge in merges],
     )
-    ordinary = {piece: number for number, piece in enumerate(pieces) if kinds[number] == TokenType.NORMAL}
-    special = [piece for piece, kind in zip(pieces, kinds, strict=True) if kind == TokenType.CONTROL]
-    tokenizer = transformers.Qwen2Tokenizer(vocab=ordinary, merges=[tuple(merge.split(" ")) for merge in merges])
+    special = [piece for piece in pieces[n_ordinary:] if not piece.startswith("[PAD")]
     tokenizer.add_special_tokens({"additional_special_tokens": special})
     tokenizer.save_pretrained(folder)
     return len(pieces)

@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.parity.compare import compare_full, compare_partial, part, side_by_side, summarise
+from worker.parity.compare import compare_full, compare_partial, side_by_side, summarise
 from worker.parity.evidence import Positions
 from worker.parity.row_numbers import KnownRow, logsumexp
 from worker.sampling.pool import highest_ranked
@@ -188,13 +187,6 @@ def test_estimates_lie_within_their_intervals_and_kl_rises_from_one_percentile_t
 def test_the_order_of_windows_changes_nothing_that_is_shown() -> None:
     windows = made(2)
     assert summarise(windows).rows() == summarise(windows[::-1]).rows()
-
-
-def test_a_part_of_a_window_has_its_positions_only() -> None:
-    whole = made(3, 1)[0]
-    half = part(whole, slice(10, None))
-    for field in fields(Positions):
-        np.testing.assert_array_equal(getattr(half, field.name), getattr(whole, field.name)[10:])
 
 
 def test_summaries_stand_side_by_side() -> None:

@@ -65,6 +65,7 @@ def test_checkpoint_that_lacks_a_tensor_is_refused_before_it_runs(tmp_path: Path
         Reference.open(folder, n_threads=1, is_layerwise=True)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_peak_of_24_layers_is_under_two_fifths_of_the_checkpoint(tmp_path: Path) -> None:
     tiny = write_tiny_llama(tmp_path / "tiny")

@@ -57,10 +57,8 @@ def is_not_composed(text: HardText) -> bool:
     return not unicodedata.is_normalized("NFC", corpus.decode(text.data)) or b"</s>" in text.data
 
 
-def is_not_utf8(text: HardText) -> bool:
-    """llama.cpp's SentencePiece tokenizer spells bytes that are no character one by one; a reference, which is given
-    text, spells the character that replaces them."""
-    return corpus.decode(text.data).encode() != text.data
+def is_never(_: HardText) -> bool:
+    return False
 
 
 def without_query_biases(_: Path) -> Weights:
@@ -88,7 +86,7 @@ class Architecture:
 ARCHITECTURES = (
     Architecture("qwen2", write_qwen2, SHORT, "", is_not_composed, without_query_biases),
     Architecture(
-        "gemma2", lambda folder: write_gemma2(folder, corpus.text()), 512, GELU, is_not_utf8, without_one_in_a_norm
+        "gemma2", lambda folder: write_gemma2(folder, corpus.text()), 512, GELU, is_never, without_one_in_a_norm
     ),
 )
 
@@ -159,7 +157,7 @@ def test_tokenizer_level_passes_on_all_that_the_two_tokenizers_define_alike(made
 def test_tokenizer_level_finds_what_they_do_not(made: Made, model: Model) -> None:
     level = tokenized(made, model, list(corpus.hard_texts()))
     known = {text.name for text in corpus.hard_texts() if made.architecture.is_known_to_differ(text)}
-    assert level.verdict == "fail"
+    assert level.verdict == ("fail" if known else "pass"), level.summary
     assert {row[0] for row in level.tables[0].rows} <= known
 
 

@@ -52,7 +52,7 @@ SAME = [[ord("c"), AB], [ord("a"), END], []]
 def test_the_same_ids_pass(bounds: Bounds) -> None:
     level = judge(TEXTS, SAME, bounds)
     assert level.verdict == "pass"
-    assert level.summary == "3 texts of 4 ids, all the same"
+    assert level.summary == "3 of 3 texts are the same ids, 4 in all"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_text_with_a_surrogate_is_not_compared(bounds: Bounds) -> None:
     surrogate = HardText("invalid.surrogate", b"\xed\xa0\x80")
     level = judge([*TEXTS, surrogate], [*SAME, [1, 2, 3]], bounds)
     assert level.verdict == "pass"
-    assert level.summary.startswith("3 texts")
-    assert level.tables[1].note.startswith("1 more have surrogates")
+    assert level.summary.startswith("3 of 3 texts")
+    assert level.tables[1].note.startswith("1 more no reference can be given")
     assert judge([surrogate], [[]], bounds).verdict == "fail"
 
 

@@ -5,7 +5,7 @@ or of bounds. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,6 @@ def compare_partial(reference: Sequence[KnownRow], candidate: NDArray[np.float32
         raise ValueError(f"reference has {len(reference)} rows, candidate {len(candidate)}")
     rows = zip(reference, candidate, _followers(candidate, targets), strict=True)
     return _positions(of_known(*row) for row in rows)
-
-
-def part(positions: Positions, where: slice) -> Positions:
-    """Some of the positions: the second half of a window, for one."""
-    return Positions(*(getattr(positions, field.name)[where] for field in fields(Positions)))
 
 
 def _followers(candidate: NDArray[np.float32], targets: Sequence[int]) -> list[int | None]:

@@ -40,7 +40,13 @@ NOTE = (
 )
 
 
-_MIXED = "A file type is a mixture: where rows would fit the type and have another, the quantiser gives that tensor more bits."
+_MIXED = (
+    "A file type is a mixture: rows that would fit the type and have another were given more bits by the quantiser."
+)
+_ON_A_GRID = (
+    "The reference's weights come from a quantised file, so that they lie on its grid already; what a type makes of "
+    "them is not what it makes of weights fresh from training."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ def run(
         NAME,
         "mean KL: " + ", ".join(f"{each.file_type} {each.summary.kl_mean.value:.2g}" for each in made),
         list(checks(made, bounds)),
-        tables=[table(made), contents(made)],
+        tables=[table(made, _ON_A_GRID if case.is_source else ""), contents(made)],
         series=plotted(made),
     )
 
@@ -168,8 +174,8 @@ def checks(made: Iterable[Made], bounds: Bounds) -> Iterator[Check]:
         yield bounds.check(what, distance, f"{key}.perplexity", note=ratio.text(".5f"))
 
 
-def table(made: Iterable[Made]) -> Table:
-    """A row for each type."""
+def table(made: Iterable[Made], remark: str = "") -> Table:
+    """A row for each type; `remark` goes under it."""
     columns = ("type", ">MB", ">bits/weight", ">KL mean", ">KL 99 %", ">top-1", ">perplexity ratio", ">tokens/s")
     rows = tuple(
         (
@@ -184,7 +190,7 @@ def table(made: Iterable[Made]) -> Table:
         )
         for each in made
     )
-    return Table("Quantisation matrix", columns, rows, NOTE)
+    return Table("Quantisation matrix", columns, rows, f"{NOTE} {remark}".strip())
 
 
 def contents(made: Sequence[Made]) -> Table:

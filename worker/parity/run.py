@@ -167,17 +167,7 @@ class Run:
 
 
 def matrix_of(case: Case, bounds: Bounds, n_tokens: int, say: Say) -> Level:
-    """The quantisation matrix of a case, timed. It is made from the twin; without one it cannot run."""
-    if case.twin is None:
-        return not_run(matrix.NAME, "needs the reference's weights as a GGUF of the llama architecture")
-    say("quantising and measuring each type")
+    """The quantisation matrix of a case, timed."""
     began_s = time.perf_counter()
-    level = matrix.run(
-        twin=case.twin,
-        reference=case.reference,
-        bounds=bounds,
-        work=case.subject.work,
-        n_threads=case.subject.n_threads,
-        n_tokens=n_tokens,
-    )
+    level = matrix.run(case, bounds, say=say, n_tokens=n_tokens)
     return replace(level, seconds=time.perf_counter() - began_s)
