@@ -141,7 +141,9 @@ def test_a_near_tie_may_turn_where_rows_are_nearly_the_same_bits_and_nothing_els
     tie = altered(made(question), 7, row(99, {99: -0.5, 7: -0.6}))
     both = altered(made(question), 7, row(7, {7: -0.5, 99: -0.6}))
     heard = replace(with_answer(question, tie), alone={**HEARD.alone, question: both})
-    assert judged(bounds, heard, kind=NEARLY).verdict == "pass"
+    level = judged(bounds, heard, kind=NEARLY)
+    assert level.verdict == "pass"
+    assert "7 of 8 answers are the same" in level.summary
     assert judged(bounds, heard, kind=EXACT).verdict == "fail"
     assert judged(bounds, with_answer(question, tie), kind=NEARLY).verdict == "fail"
 

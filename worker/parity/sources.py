@@ -26,7 +26,7 @@ N_SINGLE = 64
 """Tokens that are also computed one at a time."""
 
 NOTE = (
-    "The step: on the model file, against the row above it. Alone: the same change on F32 weights and nothing else. So "
+    "The step: on the model file, against the step before. Alone: the same change on F32 weights and nothing else. So "
     "far: against the reference. KL is the mean, in nats. On quantised weights a step may cost far more than the same "
     "change alone: every matrix product first rounds its input to 8 bits, a change of the last bits decides which way "
     "some numbers round, and the layers after it pass that on. There every step that changes any bit costs about as "

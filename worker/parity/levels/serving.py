@@ -58,10 +58,10 @@ def run(
 
 def judge(heard: Heard, prompts: Sequence[str], expected: Expected, bounds: Bounds, kind: str) -> Level:
     """The level that the answers make; `kind` names the special bounds: `Q4_1_cpu`."""
-    summary = (
-        f"{len(heard.alone)} answers are the same alone and beside {N_NEIGHBOURS} other jobs; "
-        f"each of {len(heard.records)} jobs had one end"
-    )
+    n_turned = sum(answer.choices != heard.beside[question].choices for question, answer in heard.alone.items())
+    same = f"{len(heard.alone) - n_turned} of {len(heard.alone)} answers are the same alone and beside"
+    near = ", the others part at near-ties" if n_turned else ""
+    summary = f"{same} {N_NEIGHBOURS} other jobs{near}; each of {len(heard.records)} jobs had one end"
     verdicts = _Verdicts(heard, prompts, expected, bounds, kind)
     return judged("serving", summary, list(verdicts.checks()), tables=[verdicts.table()])
 
