@@ -146,7 +146,9 @@ class Judging:
         path = given(self.reference) if self.reference else found(subject, store())
         if path.is_file():
             return from_logits_file(subject, path, say=say)
-        return from_checkpoint(subject, path, n_tokens=n_tokens, say=say)
+        # A hub id says more than the name of its snapshot's folder; of a path only the last part is anyone's business.
+        name = path.name if self.reference is None or Path(self.reference).exists() else self.reference
+        return from_checkpoint(subject, path, name, n_tokens=n_tokens, say=say)
 
     def report(self, case: Case, levels: Sequence[Level], parameters: dict[str, str]) -> Report:
         card = case.subject.card

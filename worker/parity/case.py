@@ -77,8 +77,9 @@ class Case:
     """The model with the reference's weights in F32."""
 
 
-def from_checkpoint(subject: Subject, folder: Path, *, n_tokens: int, say: Say) -> Case:
-    """PyTorch computes everything now; it is not needed afterwards. `n_tokens`: of the evaluation text.
+def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int, say: Say) -> Case:
+    """PyTorch computes everything now; it is not needed afterwards. `name`: the checkpoint's, for reports; `n_tokens`:
+    of the evaluation text.
 
     Raises: UsageError where the folder is no checkpoint, PyTorch is missing, or the text is too short.
     """
@@ -91,6 +92,7 @@ def from_checkpoint(subject: Subject, folder: Path, *, n_tokens: int, say: Say) 
     full = reference_rows(reference, subject.work, n_tokens=n_tokens, say=say)
     hard_ids = hard_ids_of(reference)
     tensors = CheckpointTensors.open(folder)
+    origin = made_from(folder)
     why_no_twin = not_comparable(subject.card)
     twin = None
     if why_no_twin is None:
@@ -99,10 +101,10 @@ def from_checkpoint(subject: Subject, folder: Path, *, n_tokens: int, say: Say) 
         write_twin(subject.card.path, tensors, twin)
     return Case(
         subject=subject,
-        used=ReferenceUsed("checkpoint", folder.name, checkpoint_digest(folder)),
+        used=ReferenceUsed("checkpoint", _named(origin, name), checkpoint_digest(folder)),
         reference=full,
         hard_ids=hard_ids,
-        is_source=made_from(folder).sha256 == subject.sha256,
+        is_source=origin.sha256 == subject.sha256,
         tensors=tensors,
         expected=_expected(reference, full) if twin else None,
         twin=twin,
@@ -182,6 +184,10 @@ def made_from(folder: Path) -> Origin:
         return Origin()
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(f"{folder}/llorch-parity.json cannot be read: {error}") from None
+
+
+def _named(origin: Origin, name: str) -> str:
+    return f"{origin.made_from}, de-quantised" if origin.made_from else name
 
 
 def checkpoint_digest(folder: Path) -> str:

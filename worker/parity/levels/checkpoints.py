@@ -207,5 +207,6 @@ def _series(apart: Sequence[Deviation]) -> Iterator[Series]:
             "Largest error over RMS of the reference, by layer",
             tuple(each.relative for each in of_name),
             tuple(str(each.point.layer) for each in of_name),
+            unit="max |Δ| / RMS",
             line=name,
         )
