@@ -12,9 +12,9 @@ import worker
 ROOT = Path(worker.__file__).parent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """One module; `name` is dotted, a package is named without `__init__`."""
+    """One module, the same only as itself; `name` is dotted, a package is named without `__init__`."""
 
     name: str
     package: str
@@ -39,12 +39,13 @@ def _read(path: Path) -> Source:
     return source(path.read_text(encoding="utf-8"), name, package)
 
 
-def imports(module: Source) -> set[str]:
+@cache
+def imports(module: Source) -> frozenset[str]:
     """Dotted names of all it imports, at the top or inside a function, and their packages.
 
     `from a import b` counts as a.b too, since b may be a module.
     """
-    return {parent for name in _imported(module) for parent in _with_parents(name)}
+    return frozenset(parent for name in _imported(module) for parent in _with_parents(name))
 
 
 def _imported(module: Source) -> Iterator[str]:

@@ -19,6 +19,8 @@ from worker.parity.reference.checkpoint import dequantise
 from worker.parity.reference.model import Reference
 from worker.parity.reference.tensors import CheckpointTensors
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.mark.model
 def test_every_weight_is_the_de_quantised_one(checkpoint: Path, default_model: Path) -> None:

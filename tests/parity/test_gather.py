@@ -13,6 +13,8 @@ from worker.parity.evidence import LONG, SHORT, Window
 from worker.parity.gather import gather, plan_windows, windows_of
 from worker.parity.reference.model import Reference
 
+pytestmark = pytest.mark.torch
+
 TEXT = "abcdefgh" * LONG
 PROMPTS = ("abcdabcdabcdabc", "hhhh", "abcdefgh")
 

@@ -12,6 +12,8 @@ from tests.parity.tiny_llama import TOKENS, write_tiny_llama
 from worker.errors import UsageError
 from worker.parity.reference.model import Dtype, Reference
 
+pytestmark = pytest.mark.torch
+
 PEAK = """
 import sys, threading
 from pathlib import Path

@@ -26,6 +26,8 @@ from worker.parity.points import NAMES, ONCE, Activations, Name, Point, layer_po
 from worker.parity.reference.model import Reference
 from worker.parity.reference.tensors import CheckpointTensors
 
+pytestmark = pytest.mark.torch
+
 LLAMA_3 = {
     "rope_type": "llama3",
     "rope_theta": ROPE_THETA,

@@ -12,6 +12,8 @@ from tests.parity.tiny_llama import write_tiny_llama
 from worker.errors import UsageError
 from worker.parity.reference.tensors import CheckpointTensors
 
+pytestmark = pytest.mark.torch
+
 
 def one_tensor(folder: Path, tensor: torch.Tensor, **config: object) -> CheckpointTensors:
     save_file({"model.embed_tokens.weight": tensor}, folder / "model.safetensors")
