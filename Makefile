@@ -6,6 +6,7 @@
 #   make soak          1,000 jobs against one worker, 1,000 JSON schemas; a quarter of an hour
 #   make parity        the default model against its reference in PyTorch, all levels: under 10 minutes
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
+#   make parity-peer   KL and perplexity against llama-perplexity, which is built first: a quarter of an hour
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct
@@ -13,7 +14,7 @@ ARGS ?=
 
 BIN := .venv/bin
 .DEFAULT_GOAL := run
-.PHONY: run check test soak parity parity-matrix model vocabularies format clean
+.PHONY: run check test soak parity parity-matrix parity-peer model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -26,7 +27,7 @@ check: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not soak"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak and not peer"
 
 soak: .venv/installed-dev model
 	$(BIN)/python -m pytest -m soak -s
@@ -38,6 +39,9 @@ parity: .venv/installed-dev model
 parity-matrix: .venv/installed-dev model
 	$(BIN)/llorch-worker parity reference --model $(MODEL)
 	$(BIN)/llorch-worker parity matrix --model $(MODEL)
+
+parity-peer: .venv/installed-dev model
+	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py
 
 model: .venv/installed
 	@echo "==> the default model, for the tests"

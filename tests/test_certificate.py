@@ -150,6 +150,7 @@ def test_health_shows_the_certificate(certified: WorkerProcess, default_model: P
         "levels": {one.name: one.verdict for one in made.levels},
         "date": made.created,
         "run_id": made.run_id,
+        "bounds": "built in",
     }
 
 

@@ -45,6 +45,8 @@ class Certificate:
     """RFC 3339."""
     verdict: Verdict
     levels: Mapping[str, Verdict]
+    bounds: str
+    """Whose: `built in`, or the name of the user's file."""
 
     @property
     def body(self) -> ParityBody:
@@ -55,6 +57,7 @@ class Certificate:
             levels=dict(self.levels),
             date=self.date,
             run_id=self.run_id,
+            bounds=self.bounds,
         )
 
     async def check(self, card: ModelCard) -> None:
@@ -80,6 +83,10 @@ class _Model(msgspec.Struct, frozen=True):
     sha256: Sha256
 
 
+class _Bounds(msgspec.Struct, frozen=True):
+    name: str
+
+
 class _Level(msgspec.Struct, frozen=True):
     name: str
     verdict: Verdict
@@ -93,6 +100,7 @@ class _Report(msgspec.Struct, frozen=True):
     created: str
     verdict: Verdict
     model: _Model
+    bounds: _Bounds
     levels: tuple[_Level, ...]
 
 
@@ -119,6 +127,7 @@ def read_certificate(path: Path) -> Certificate:
         date=report.created,
         verdict=report.verdict,
         levels={level.name: level.verdict for level in report.levels},
+        bounds=report.bounds.name,
     )
 
 

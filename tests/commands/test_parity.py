@@ -58,7 +58,7 @@ def judged(model: Path, proofs: Path, run_id: str, *levels: str) -> Ran:
 @pytest.fixture(scope="module")
 def passed(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return judged(
-        default_model, tmp_path_factory.mktemp("proofs"), "good", "tokenizer", "weights", "logits", "sampling"
+        default_model, tmp_path_factory.mktemp("proofs"), "good", "tokenizer", "logits", "sampling"
     )
 
 
@@ -87,8 +87,15 @@ def test_a_run_against_reference_logits_needs_no_torch(passed: Ran) -> None:
         "serving": "not run",
         "sampling": "pass",
     }
-    assert "needs the checkpoint" in passed.stdout
     assert passed.stdout.splitlines()[-1] == f"pass: {passed.folder / 'report.md'}"
+
+
+@pytest.mark.model
+def test_a_level_that_was_asked_for_and_cannot_run_is_a_failure(default_model: Path, tmp_path: Path) -> None:
+    """Or a gate on it would be green for ever."""
+    lacking = judged(default_model, tmp_path, "lacking", "weights")
+    assert (lacking.code, lacking.report.verdict) == (1, "not run")
+    assert "weights: could not run: needs the checkpoint" in lacking.stderr
 
 
 @pytest.mark.model

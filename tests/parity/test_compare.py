@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.parity.compare import compare_full, compare_partial, side_by_side, summarise
+from worker.parity.compare import compare_full, compare_partial, second_half, side_by_side, summarise
 from worker.parity.evidence import Positions
 from worker.parity.row_numbers import KnownRow, logsumexp
 from worker.sampling.pool import highest_ranked
@@ -210,3 +211,13 @@ def test_a_window_of_a_whole_vocabulary_is_compared_in_seconds() -> None:
     begin = time.process_time()
     compare_full(reference, candidate, [1] * 15)
     assert time.process_time() - begin < 16 * 0.012
+
+
+@pytest.mark.parametrize(("n_tokens", "counted"), [(512, range(256, 511)), (64, range(32, 63)), (5, range(2, 4))])
+def test_the_second_half_is_what_llama_perplexity_counts(n_tokens: int, counted: range) -> None:
+    """Context 512: positions 256 to 510, each with the token after it."""
+    whole = made(3, 1)[0]
+    numbered = replace(whole, kl=np.arange(n_tokens, dtype=np.float64), top1=np.arange(n_tokens) % 2 == 0)
+    half = second_half(numbered)
+    assert half.kl.tolist() == list(counted)
+    assert half.top1.tolist() == [number % 2 == 0 for number in counted]

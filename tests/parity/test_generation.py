@@ -55,7 +55,7 @@ def tie(reference: FullLogits) -> NearTie:
         for at in range(window.n_prompt + 2, len(window.tokens) - 4)
         for second in [int(np.argsort(reference.rows(number)[at])[-2])]
     ]
-    return next(tie for tie in ties if 0.1 < tie.gap < 1.0)
+    return next(tie for tie in ties if 0.05 < tie.gap < 0.69)
 
 
 def test_the_same_continuations_pass(reference: FullLogits, bounds: Bounds) -> None:
@@ -75,7 +75,7 @@ def test_a_near_tie_may_turn_a_quantised_file_but_not_the_twin(
     assert (file.verdict, twin.verdict) == ("pass", "fail")
     assert file.checks[0].value == tie.gap
     assert f"prompt {tie.prompt}, token {tie.index}" in twin.summary
-    assert "part at near-ties" in file.summary
+    assert "part at a near-tie" in file.summary
 
 
 def test_what_follows_a_near_tie_is_not_judged(reference: FullLogits, bounds: Bounds, tie: NearTie) -> None:
@@ -92,7 +92,7 @@ def test_the_table_shows_each_prompt_with_its_tokens(reference: FullLogits, boun
     assert row[:2] == (str(tie.prompt), " ".join(map(str, tie.window.tokens[:4])))
     assert row[3:5] == tuple(f"{token} ' {token}\\n'" for token in (expected, tie.second))
     other = level.tables[0].rows[2 - tie.prompt]
-    assert (other[2], other[3:]) == ("20 of 20", ("", "", ""))
+    assert (other[2], other[3:]) == ("20 of 20", ("", "", "", ""))
 
 
 # ── negative controls ────────────────────────────────────────────────────────────────────────────

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
-from tests.parity.tiny_llama import TOKENS, write_tiny_llama
+from tests.llama.tiny import TOKENS as LLAMA_TOKENS
+from tests.llama.tiny import TYPES
+from tests.parity.small_gguf import gguf_name
+from tests.parity.tiny_llama import RMS_NORM_EPS, ROPE_THETA, TOKENS, write_tiny_llama
 from worker.errors import UsageError
+from worker.parity.naming import to_gguf_order
 from worker.parity.reference.model import Dtype, Reference
+from worker.parity.reference.tensors import CheckpointTensors
+
+N_HEADS = 8
+"""Of the large checkpoint."""
 
 pytestmark = pytest.mark.torch
 
@@ -27,13 +36,12 @@ def watch():
     while not done.wait(0.002):
         seen.append(anonymous_bytes())
 
-folder, tiny, is_layerwise = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "True"
+folder, tiny = Path(sys.argv[1]), Path(sys.argv[2])
 Reference.open(tiny, n_threads=1).activations([1, 2, 3])  # what PyTorch takes for itself
 before, seen, done = anonymous_bytes(), [], threading.Event()
 watcher = threading.Thread(target=watch)
 watcher.start()
-reference = Reference.open(folder, n_threads=1, is_layerwise=is_layerwise)
-reference.activations([1, 2, 3, 4])
+{work}
 done.set()
 watcher.join()
 print(max(seen) - before)
@@ -67,27 +75,108 @@ def test_checkpoint_that_lacks_a_tensor_is_refused_before_it_runs(tmp_path: Path
         Reference.open(folder, n_threads=1, is_layerwise=True)
 
 
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_peak_of_24_layers_is_under_two_fifths_of_the_checkpoint(tmp_path: Path) -> None:
-    tiny = write_tiny_llama(tmp_path / "tiny")
-    folder = write_tiny_llama(
-        tmp_path / "large",
+READ = """
+Reference.open(folder, n_threads=1, is_layerwise=sys.argv[3] == "layerwise").activations([1, 2, 3, 4])
+"""
+
+COMPARE = """
+from worker.parity.bounds import Bounds
+from worker.parity.levels import checkpoints, weights
+from worker.parity.reference.tensors import CheckpointTensors
+from worker.parity.twin import write_twin
+
+gguf, twin, tokens = Path(sys.argv[3]), Path(sys.argv[3] + ".twin"), [1, 2, 3, 4]
+tensors, bounds = CheckpointTensors.open(folder), Bounds.load()
+write_twin(gguf, tensors, twin)
+reference = Reference.open(folder, n_threads=1, is_layerwise=True)
+(continuation,) = reference.greedy([tokens], 3)
+rows = reference.logits([*tokens, *continuation])[len(tokens) - 1 : -1]
+expected = checkpoints.Expected.of(tokens, reference.activations(tokens), continuation, rows)
+levels = [
+    weights.run(gguf, tensors, bounds, made_from_this_file=False),
+    checkpoints.run(twin, expected, bounds=bounds, n_threads=1),
+]
+assert [level.verdict for level in levels] == ["pass", "pass"], [level.summary for level in levels]
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("made") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 layers in shards, 330 MB."""
+    return write_tiny_llama(
+        tmp_path_factory.mktemp("made") / "large",
         max_shard_size="40MB",
+        vocab_size=len(LLAMA_TOKENS),
         hidden_size=512,
         intermediate_size=1536,
         num_hidden_layers=24,
-        num_attention_heads=8,
-        num_key_value_heads=8,
+        num_attention_heads=N_HEADS,
+        num_key_value_heads=N_HEADS,
         head_dim=64,
         initializer_range=0.02,
     )
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    layerwise, whole = (_peak(folder, tiny, is_layerwise=is_layerwise) / size for is_layerwise in (True, False))
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
+
+@linux_only
+@pytest.mark.process
+def test_peak_of_a_reference_of_24_layers_is_under_two_fifths_of_the_checkpoint(large: Path, tiny: Path) -> None:
+    layerwise, whole = (_peak(READ, large, tiny, how) / size_of(large) for how in ("layerwise", "whole"))
     assert layerwise < 0.4
     assert whole > 1  # so the measure sees what it should
 
 
-def _peak(folder: Path, tiny: Path, *, is_layerwise: bool) -> int:
-    command = [sys.executable, "-c", PEAK, str(folder), str(tiny), str(is_layerwise)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+@linux_only
+@pytest.mark.process
+def test_24_layers_are_compared_with_a_peak_under_two_fifths_of_the_checkpoint(
+    large: Path, tiny: Path, tmp_path: Path
+) -> None:
+    """From the twin to the verdicts of weights and checkpoints: beyond the mapped files, a layer at a time."""
+    gguf = gguf_of(large, tmp_path / "large.gguf")
+    assert _peak(COMPARE, large, tiny, str(gguf)) < 0.4 * size_of(large)
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def gguf_of(folder: Path, path: Path) -> Path:
+    """What a converter makes of the large checkpoint, with a vocabulary that llama.cpp takes."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_file_type(0)
+    writer.add_context_length(64)
+    writer.add_embedding_length(512)
+    writer.add_block_count(24)
+    writer.add_feed_forward_length(1536)
+    writer.add_head_count(N_HEADS)
+    writer.add_layer_norm_rms_eps(RMS_NORM_EPS)
+    writer.add_rope_freq_base(ROPE_THETA)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(LLAMA_TOKENS)
+    writer.add_token_scores([0.0] * len(LLAMA_TOKENS))
+    writer.add_token_types(TYPES)
+    tensors = CheckpointTensors.open(folder)
+    for name in sorted(tensors.names):
+        values = tensors.read(name)
+        is_rotated = "q_proj" in name or "k_proj" in name
+        writer.add_tensor(gguf_name(name), to_gguf_order(values, N_HEADS) if is_rotated else values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _peak(work: str, folder: Path, tiny: Path, how: str) -> int:
+    script = PEAK.replace("{work}", work.strip())
+    command = [sys.executable, "-c", script, str(folder), str(tiny), how]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert found.returncode == 0, found.stderr
+    return int(found.stdout.split()[-1])

@@ -31,7 +31,13 @@ def test_an_exact_twin_and_a_near_file_pass(reference: FullLogits, bounds: Bound
     assert (level.verdict, broken(level)) == ("pass", [])
     assert len(level.checks) == 4 + 4 + 5
     (table,) = level.tables
-    assert table.columns == ("", ">twin, short windows", ">twin, long windows", ">served, long windows")
+    assert table.columns == (
+        "",
+        ">twin, short windows",
+        ">twin, long windows",
+        ">served, long windows",
+        ">its second halves",
+    )
     (series,) = level.series
     assert (series.name, len(series.values)) == ("kl-histogram", 48)
     assert "left out" not in level.summary

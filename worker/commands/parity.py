@@ -4,6 +4,8 @@ Owns: options, what is printed, exit codes. Refuses to know: how anything is com
 Runs in a short-lived process of its own, which may load llama.cpp and PyTorch. Never downloads a GGUF.
 """
 
+import signal
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,12 @@ from worker.commands.parity_options import (
 )
 from worker.commands.tables import print_table
 from worker.errors import WorkerError
-from worker.parity import bundle, sources
+from worker.parity import bundle, matrix, sources
 from worker.parity.bounds import Bounds
+from worker.parity.case import compared
 from worker.parity.proof import REPORT_TEXT, proof_of
 from worker.parity.report import Report
-from worker.parity.results import LEVELS, not_run
+from worker.parity.results import LEVELS, Level, not_run
 from worker.parity.run import Run, matrix_of
 from worker.parity.store import folder_for, given, make_checkpoint, make_logits
 from worker.parity.verify import verify
@@ -43,6 +46,8 @@ def parity() -> None:
     `reference` and `run` need the parity extra (pip install 'llorch-worker[parity]'); `run` with reference logits does
     not. docs/parity.md explains every level.
     """
+    # As Ctrl-C, so that intermediate files and a worker that was started go with the command.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @parity.command("reference")
@@ -82,7 +87,7 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
 def run(names: tuple[str, ...], **options: Any) -> None:
     """Compare a model with its reference at every level; write a proof bundle and print where.
 
-    Exit 1 when a level fails, naming the first deviation.
+    Exit 1 when a level fails, naming the first deviation, and when one named with --level cannot run.
     """
     judging, asked = split(options)
     bounds = Bounds.load(judging.bounds_file)
@@ -90,11 +95,12 @@ def run(names: tuple[str, ...], **options: Any) -> None:
     with asked.subject() as subject:
         run = Run(judging.case(subject, asked.tokens), bounds)
         levels = list(run.levels(chosen, say))
-        parameters = {"tokens": str(asked.tokens), "levels": ", ".join(chosen)}
+        parameters = {**compared(run.case), "levels": ", ".join(chosen)}
         report = judging.report(run.case, levels, parameters)
     _write(
         report,
         judging.proof_dir,
+        names,
         seeds=[{"level": "serving", "seed": seed} for seed in run.transcript.seeds],
         transcript=[msgspec.to_builtins(record) for record in run.transcript.records],
     )
@@ -114,10 +120,10 @@ def quantisation_matrix(**options: Any) -> None:
         case = judging.case(subject, asked.tokens)
         levels = [not_run(name, "not asked for") for name in LEVELS]
         levels.append(matrix_of(case, bounds, asked.tokens, say))
-        report = judging.report(case, levels, {"tokens": str(asked.tokens)})
+        report = judging.report(case, levels, compared(case))
     for table in levels[-1].tables:
         print_table(list(table.columns), table.rows)
-    _write(report, judging.proof_dir)
+    _write(report, judging.proof_dir, [matrix.NAME])
 
 
 @parity.command("verify")
@@ -142,12 +148,20 @@ def print_bounds() -> None:
 # ── what is printed and written ──────────────────────────────────────────────────────────────────
 
 
-def _write(report: Report, root: Path, **evidence: Any) -> None:
-    """The bundle, the levels in a table, where the report is; and an error when something failed."""
+def _write(report: Report, root: Path, asked_for: Collection[str], **evidence: Any) -> None:
+    """The bundle, the levels in a table, where the report is; and an error when something failed, or one of the levels
+    that were asked for by name could not run."""
     folder = bundle.write(root, proof_of(report, **evidence))
     rows = [(level.name, level.verdict, f"{level.seconds:.1f} s", level.summary) for level in report.levels]
     print_table(["level", "verdict", ">time", ""], rows)
     click.echo(f"{report.verdict}: {folder / REPORT_TEXT}")
-    failed = [level for level in report.levels if level.verdict == "fail"]
-    if failed:
-        raise ParityFailed("; ".join(f"{level.name}: {level.summary}" for level in failed))
+    wrong = [level for level in report.levels if level.verdict == "fail"]
+    wrong += [level for level in report.levels if level.verdict == "not run" and level.name in asked_for]
+    if not wrong and report.verdict != "pass":
+        raise ParityFailed("no level ran: nothing was compared")
+    if wrong:
+        raise ParityFailed("; ".join(f"{level.name}: {_outcome(level)}" for level in wrong))
+
+
+def _outcome(level: Level) -> str:
+    return level.summary if level.verdict == "fail" else f"could not run: {level.summary}"

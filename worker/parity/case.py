@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from worker.catalog import sha256_of
 from worker.errors import UsageError
 from worker.llama.quantise import quantise
 from worker.parity import corpus
-from worker.parity.evidence import ReferenceLogits, Window
+from worker.parity.evidence import Kind, ReferenceLogits, Window
 from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather, plan_windows
 from worker.parity.levels import checkpoints
@@ -197,6 +197,14 @@ def checkpoint_digest(folder: Path) -> str:
         if path.suffix in (".safetensors", ".json", ".model", ".jinja"):
             total.update(f"{path.name} {sha256_of(path)}\n".encode())
     return total.hexdigest()
+
+
+def compared(case: Case) -> dict[str, str]:
+    """How much of the text the reference has, for the report."""
+    n_tokens = dict.fromkeys(get_args(Kind), 0)
+    for window in case.reference.windows:
+        n_tokens[window.kind] += len(window.tokens)
+    return {f"tokens in {kind} windows": str(n) for kind, n in n_tokens.items()}
 
 
 def longest(windows: Sequence[Window]) -> int:

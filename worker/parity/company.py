@@ -58,10 +58,14 @@ class Company:
 
     def __enter__(self) -> Self:
         """When this returns, every neighbour has been told a token, or has ended without one."""
-        for thread in self._threads:
-            thread.start()
-        for _ in self._threads:
-            self._begun.acquire(timeout=_PATIENCE_S)
+        try:
+            for thread in self._threads:
+                thread.start()
+            for _ in self._threads:
+                self._begun.acquire(timeout=_PATIENCE_S)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -69,7 +73,8 @@ class Company:
     ) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(_PATIENCE_S)
+            if thread.ident is not None:
+                thread.join(_PATIENCE_S)
 
     @property
     def jobs(self) -> tuple[Neighbour, ...]:
@@ -103,7 +108,7 @@ class Company:
                         fate = "is given up"
                         break
         except UNANSWERED as error:
-            return Neighbour(request, fate, unanswered(request.job_id, str(error)))
+            return Neighbour(request, fate, unanswered(request.job_id, str(error) or type(error).__name__))
         return Neighbour(request, fate, answer_of(request.job_id, told))
 
     def _has_left(self, number: int, job_id: str, fate: Fate, told: Sequence[Event]) -> bool:

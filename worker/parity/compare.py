@@ -5,7 +5,7 @@ or of bounds. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,12 @@ def compare_partial(reference: Sequence[KnownRow], candidate: NDArray[np.float32
         raise ValueError(f"reference has {len(reference)} rows, candidate {len(candidate)}")
     rows = zip(reference, candidate, _followers(candidate, targets), strict=True)
     return _positions(of_known(*row) for row in rows)
+
+
+def second_half(positions: Positions) -> Positions:
+    """The positions that llama-perplexity counts: those of a window's second half that have a next token."""
+    n = len(positions.kl)
+    return Positions(*(getattr(positions, field.name)[n // 2 : n - 1] for field in fields(Positions)))
 
 
 def _followers(candidate: NDArray[np.float32], targets: Sequence[int]) -> list[int | None]:

@@ -115,7 +115,7 @@ class Run:
         subject = self.case.subject
         prompts = corpus.prompts()
         expected = self._answers(prompts)
-        with ServedWorker.of(subject.card.path, "--threads", str(subject.n_threads)) as worker:
+        with ServedWorker.of(subject.card.path, "--device", "cpu", "--threads", str(subject.n_threads)) as worker:
             level, self.transcript = serving.run(worker, prompts, expected, self.bounds)
         return level
 

@@ -104,7 +104,7 @@ class ServedWorker:
             with self.stream(request) as stream:
                 told.extend(stream)
         except UNANSWERED as error:
-            return unanswered(request.job_id, str(error))
+            return unanswered(request.job_id, str(error) or type(error).__name__)
         return answer_of(request.job_id, told)
 
     @contextmanager

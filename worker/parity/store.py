@@ -11,6 +11,7 @@ from worker.errors import UsageError
 from worker.parity import corpus
 from worker.parity.case import Say, Subject, checkpoint_digest, hard_ids_of, made_from, reference_rows
 from worker.parity.checkpoint_source import checkpoint_folder
+from worker.parity.evidence import SHORT
 from worker.parity.logits_file import LogitsFile, Provenance, write_logits_file
 from worker.parity.provenance import now_rfc3339, versions
 
@@ -92,6 +93,6 @@ def _serves(path: Path, digest: str, n_tokens: int) -> bool:
         file = LogitsFile.open(path)
     except UsageError:
         return False
-    n_there = sum(len(window.tokens) for window in file.windows if window.kind == "short")
+    n_windows = sum(window.kind == "short" for window in file.windows)
     known = (file.provenance.checkpoint_sha256, file.provenance.text_digest)
-    return known == (digest, corpus.digest()) and n_there >= n_tokens
+    return known == (digest, corpus.digest()) and n_windows >= n_tokens // SHORT

@@ -18,6 +18,9 @@ _SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|credentials?)$", r
 _SHORTEST_SECRET = 8
 """Shorter values are words that stand in any text."""
 
+TRANSCRIPT = "transcript.ndjson"
+"""Also `sse_transcript.ndjson`: what was asked and what a model wrote."""
+
 _IN_A_URL = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 """As in a proxy's address. In texts such URLs are examples."""
 
@@ -34,10 +37,12 @@ class Trace:
 
     what: str
     pattern: re.Pattern[str]
+    is_secret: bool = False
 
 
 def check_clean(files: Mapping[str, bytes], traces: Sequence[Trace] | None = None) -> None:
-    """Look for `traces`, by default this machine's, in the names and texts of files. Images are not searched.
+    """Look for `traces`, by default this machine's, in the names and texts of files. Images are not searched. In a
+    transcript only secrets are looked for: a model may write `/tmp`, and that says nothing of this machine.
 
     Raises: WorkerError with the file, the line and what kind of trace it is.
     """
@@ -45,9 +50,10 @@ def check_clean(files: Mapping[str, bytes], traces: Sequence[Trace] | None = Non
     for name, data in files.items():
         if name.endswith(".png"):
             continue
+        is_transcript = name.endswith(TRANSCRIPT)
         for n, line in enumerate([name, *data.decode(errors="replace").splitlines()]):
             for trace in traces:
-                if trace.pattern.search(line):
+                if (trace.is_secret or not is_transcript) and trace.pattern.search(line):
                     raise WorkerError(
                         f"the proof bundle would hold {trace.what}, in {name}{f' line {n}' if n else ''}: "
                         "nothing was written; name files relative to the working directory"
@@ -98,6 +104,6 @@ def _secrets(environ: Mapping[str, str]) -> Iterator[Trace]:
         secrets = [value] if _SECRET_NAME.search(name) else _IN_A_URL.findall(value)
         for secret in secrets:
             if len(secret) >= _SHORTEST_SECRET:
-                yield Trace(f"a secret of {name}", re.compile(re.escape(secret)))
+                yield Trace(f"a secret of {name}", re.compile(re.escape(secret)), is_secret=True)
     for what, form in _FORMS.items():
-        yield Trace(what, re.compile(form, re.IGNORECASE))
+        yield Trace(what, re.compile(form, re.IGNORECASE), is_secret=True)

@@ -40,6 +40,8 @@ class ParityBody(_Body, frozen=True, kw_only=True):
     date: str
     """RFC 3339."""
     run_id: str
+    bounds: str
+    """`built in`, or the name of the file that was laid over them."""
 
 
 class HealthBody(_Body, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ After the first step that differs the two go on from different texts, so only th
 reference preferred its own token. A difference where two tokens are all but level is chance; any other is an error.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from worker.parity.evidence import ReferenceLogits, Window
 from worker.parity.results import Check, Level, Table, judged
 
 _MAX_SHOWN = 48
+
+NEAR_TIE = math.log(2)
+"""Nats: the reference gives the other token at least half the probability of its own."""
 
 Piece = Callable[[int], str]
 
@@ -103,15 +107,17 @@ def _table(candidate: Candidate, continued: list[_Continued], piece: Piece) -> T
             _token(one.step.expected, piece) if one.step else "",
             _token(one.step.found, piece) if one.step else "",
             f"{one.step.gap:.3g}" if one.step else "",
+            ("yes" if one.step.gap <= NEAR_TIE else "no") if one.step else "",
         )
         for one in continued
     )
-    columns = (">prompt", "text", ">same tokens", "reference's next", "candidate's next", ">gap")
+    columns = (">prompt", "text", ">same tokens", "reference's next", "candidate's next", ">gap", "near-tie")
     return Table(f"Greedy continuations, {candidate.name}", columns, rows, _NOTE)
 
 
 _NOTE = (
-    "Gap: by how much the reference's highest logit exceeds that of the candidate's token, at the step that differs."
+    "Gap: by how much the reference's highest logit exceeds that of the candidate's token, at the step that differs. "
+    "A near-tie: the reference gives that token at least half the probability of its own (gap ≤ ln 2)."
 )
 
 
@@ -129,4 +135,7 @@ def _says(candidate: Candidate, continued: list[_Continued]) -> str:
     n_equal = sum(one.step is None for one in continued)
     gaps = [one.step.gap for one in continued if one.step is not None]
     said = f"{candidate.name}: {n_equal} of {len(continued)} continuations are the reference's"
-    return said if not gaps else f"{said}, the others part at near-ties (gap ≤ {max(gaps):.2g})"
+    if not gaps:
+        return said
+    n_near = sum(gap <= NEAR_TIE for gap in gaps)
+    return f"{said}; {n_near} of {len(gaps)} others part at a near-tie, the largest gap is {max(gaps):.2g}"

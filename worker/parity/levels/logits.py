@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
-from worker.parity.compare import Summary, side_by_side, summarise
+from worker.parity.compare import Summary, second_half, side_by_side, summarise
 from worker.parity.evidence import Kind, Positions, ReferenceLogits
 from worker.parity.results import Check, Level, Series, judged
 
@@ -52,11 +52,12 @@ def run(reference: ReferenceLogits, bounds: Bounds, *, file: Candidate, twin: Ca
     served = _measure(reference, file, kinds[-1])
     checks += _of_file(served.summary, file, bounds)
     summaries[f"{file.name}, {kinds[-1]} windows"] = served.summary
+    halves = summarise([second_half(window) for window in served.positions])
     return judged(
         "logits",
         _says(summaries, has_twin=twin is not None),
         checks,
-        tables=[side_by_side("Logits against the reference", summaries, _NOTE)],
+        tables=[side_by_side("Logits against the reference", {**summaries, "its second halves": halves}, _NOTE)],
         series=[_histogram(file, served)],
     )
 
@@ -64,7 +65,7 @@ def run(reference: ReferenceLogits, bounds: Bounds, *, file: Candidate, twin: Ca
 _NOTE = (
     "KL divergence in nats, reference before candidate. In brackets: 95 % intervals; what windows of text differ by is "
     "the measure of chance. Where the reference is known in part, KL is a lower bound and errors are those of its 256 "
-    "highest logits."
+    "highest logits. Second halves are what `llama-perplexity --kl-divergence` counts."
 )
 
 

@@ -60,8 +60,8 @@ def judge(heard: Heard, prompts: Sequence[str], expected: Expected, bounds: Boun
     """The level that the answers make; `kind` names the special bounds: `Q4_1_cpu`."""
     n_turned = sum(answer.choices != heard.beside[question].choices for question, answer in heard.alone.items())
     same = f"{len(heard.alone) - n_turned} of {len(heard.alone)} answers are the same alone and beside"
-    near = ", the others part at near-ties" if n_turned else ""
-    summary = f"{same} {N_NEIGHBOURS} other jobs{near}; each of {len(heard.records)} jobs had one end"
+    near = ", the others part no further than is allowed" if n_turned else ""
+    summary = f"{same} {N_NEIGHBOURS} other jobs{near}; {len(heard.records)} jobs ended as they should"
     verdicts = _Verdicts(heard, prompts, expected, bounds, kind)
     return judged("serving", summary, list(verdicts.checks()), tables=[verdicts.table()])
 
