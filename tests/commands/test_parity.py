@@ -57,9 +57,7 @@ def judged(model: Path, proofs: Path, run_id: str, *levels: str) -> Ran:
 
 @pytest.fixture(scope="module")
 def passed(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return judged(
-        default_model, tmp_path_factory.mktemp("proofs"), "good", "tokenizer", "logits", "sampling"
-    )
+    return judged(default_model, tmp_path_factory.mktemp("proofs"), "good", "tokenizer", "logits", "sampling")
 
 
 @pytest.fixture(scope="module")
