@@ -8,10 +8,23 @@ import pytest
 
 from tests.parity.made_answers import answer, row
 from worker.engine.contract import Logprob, Sampling, TokenId, TopToken
-from worker.parity.answers import END, N_TOP, Drawn, Failed, Parting, Top, answer_of, events, parting, parting_from
+from worker.parity.answers import (
+    END,
+    N_DRAWN,
+    N_TOP,
+    Drawn,
+    Failed,
+    Parting,
+    Top,
+    answer_of,
+    events,
+    parting,
+    parting_from,
+)
 from worker.parity.draws import miss_at_parting, worst_draw
 from worker.protocol.events import choose_dialect
 from worker.protocol.request import narrow
+from worker.sampling.draw import uniform
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample
 
@@ -111,7 +124,7 @@ def drawn(logits: np.ndarray, sampling: Sampling, generated: list[int]) -> Drawn
 def test_the_reported_probabilities_and_the_seed_give_the_token(seed: int) -> None:
     """Against the sampler itself, on rows of every shape; another seed's number falls elsewhere."""
     rng = np.random.default_rng(seed)
-    sampling = Sampling(seed=seed, temperature=narrow(0.8), top_k=N_TOP)
+    sampling = Sampling(seed=seed, temperature=narrow(0.8), top_k=N_DRAWN)
     generated: list[int] = []
     rows = [drawn(rng.normal(0, 4, 300).astype(np.float32), sampling, generated) for _ in range(64)]
     served = answer(rows)
@@ -133,3 +146,17 @@ def test_a_parting_is_excused_by_the_number_that_fell_near_the_border() -> None:
         assert 0 < total <= 0.5
     assert miss_at_parting(first, first, 0, 1.0, ()) == 0.0
     assert miss_at_parting(first, answer([row(3, half)]), 0, 1.0, ()) == inf
+
+
+def test_a_runner_up_is_excused_when_it_nearly_took_the_last_place() -> None:
+    """N_TOP tokens in a flat row: the first behind the drawn ones took the last one's place by a hair."""
+    flat = {token: -3.0 - 1e-6 * token for token in range(N_TOP)}
+    seed = next(seed for seed in range(1000) if uniform(seed, 0) * N_DRAWN > N_DRAWN - 1)
+    last = answer([row(N_DRAWN - 1, flat)])
+    swapped = flat | {N_DRAWN - 1: flat[N_DRAWN], N_DRAWN: flat[N_DRAWN - 1]}
+    runner_up = answer([row(N_DRAWN, dict(sorted(swapped.items(), key=lambda pair: -pair[1])))])
+    assert miss_at_parting(last, runner_up, seed, 1.0, ()) < 1e-6
+    far = flat | {N_DRAWN: -5.0}
+    assert miss_at_parting(answer([row(N_DRAWN - 1, far)]), runner_up, seed, 1.0, ()) == pytest.approx(0.054, abs=1e-3)
+    elsewhere = next(seed for seed in range(1000) if uniform(seed, 0) < 0.1)
+    assert miss_at_parting(answer([row(0, flat)]), runner_up, elsewhere, 1.0, ()) > 0.8

@@ -4,6 +4,7 @@ Windows of 512 tokens, of each the second half. The tool keeps the base's log-pr
 is measured here, too. `make parity-peer` builds the tool and runs this; nothing else does.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from worker.llama.quantise import quantise
 from worker.llama.scoring import Scorer, Setup
 from worker.parity import corpus
-from worker.parity.capture import open_on_cpu
 from worker.parity.compare import Summary, compare_full, second_half, summarise
+from worker.parity.setups import opened
 
 pytestmark = [pytest.mark.model, pytest.mark.peer]
 
@@ -45,15 +46,9 @@ class Told:
 def tool() -> str:
     script = Path(__file__).parents[2] / "scripts" / "build_llama_perplexity.sh"
     built = subprocess.run(
-        [str(script)], stdout=subprocess.PIPE, text=True, check=True, env={"PYTHON": sys.executable, **environment()}
+        [str(script)], stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHON": sys.executable}
     )
     return built.stdout.strip()
-
-
-def environment() -> dict[str, str]:
-    from worker.settings import environment as found  # noqa: PLC0415 - the one reader of the environment
-
-    return found()
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +85,14 @@ def told(output: str, name: str) -> Told:
 
 
 def windows_of(gguf: Path, text: Path) -> list[list[int]]:
-    with open_on_cpu(gguf) as model:
+    with opened(gguf) as model:
         ids = [int(token) for token in model.tokenize(text.read_text())]
     return [ids[start : start + LENGTH] for start in range(0, len(ids) - LENGTH + 1, LENGTH)]
 
 
 def rows_of(gguf: Path, text: Path) -> Rows:
     windows = windows_of(gguf, text)
-    with open_on_cpu(gguf) as model, Scorer(model, AS_THE_TOOL, n_ctx=LENGTH, n_threads=int(THREADS)) as scorer:
+    with opened(gguf) as model, Scorer(model, AS_THE_TOOL, n_ctx=LENGTH, n_threads=int(THREADS)) as scorer:
         return [scorer.logits(window) for window in windows]
 
 

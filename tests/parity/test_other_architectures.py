@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tests.parity.other_architectures import convert, write_gemma2, write_qwen2
 from worker.engine.contract import TokenId
-from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.llama.scoring import Scorer, Setup
 from worker.parity import corpus
@@ -30,6 +29,7 @@ from worker.parity.levels.serving import Expected
 from worker.parity.reference.model import Reference
 from worker.parity.results import Level
 from worker.parity.serving import ServedWorker
+from worker.parity.setups import opened
 
 pytestmark = pytest.mark.model
 
@@ -127,10 +127,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def model(made: Made) -> Iterator[Model]:
     with opened(made.gguf) as model:
         yield model
-
-
-def opened(gguf: Path) -> Model:
-    return Model.load(gguf, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None)
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from worker.llama.scoring import Scorer, Setup
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
-from worker.parity.capture import open_on_cpu
 from worker.parity.evidence import Window
 from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather
 from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.levels import generation, logits, sampling
 from worker.parity.reference.model import Reference
+from worker.parity.setups import opened
 
 pytestmark = pytest.mark.model
 
@@ -45,7 +45,7 @@ def full(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Full
 
 @contextmanager
 def candidate(path: Path, setup: Setup = EXACT, *, name: str = "twin", file_type: str = "F32") -> Iterator[Candidate]:
-    with open_on_cpu(path) as model, Scorer(model, setup, n_ctx=N_CTX, n_threads=1) as scorer:
+    with opened(path) as model, Scorer(model, setup, n_ctx=N_CTX, n_threads=1) as scorer:
         yield Candidate(name, file_type, scorer.logits, scorer.greedy, is_source=True)
 
 

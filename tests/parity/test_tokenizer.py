@@ -9,12 +9,12 @@ from worker.engine.contract import TokenId
 from worker.llama.model import Model
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
-from worker.parity.capture import open_on_cpu
 from worker.parity.corpus import HardText, decode
 from worker.parity.gguf_copy import open_gguf, rewrite
 from worker.parity.levels import tokenizer
 from worker.parity.reference.tokenizer import ReferenceTokenizer
 from worker.parity.results import Level
+from worker.parity.setups import opened
 
 # ── a tokenizer that one can read ────────────────────────────────────────────────────────────────
 
@@ -137,7 +137,7 @@ def hard_ids(reference_tokenizer: ReferenceTokenizer) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def model(default_model: Path) -> Iterator[Model]:
-    with open_on_cpu(default_model) as model:
+    with opened(default_model) as model:
         yield model
 
 
@@ -212,5 +212,5 @@ def judge_copy(
     source: Path, metadata: dict[str, object], hard_ids: list[list[int]], bounds: Bounds, folder: Path
 ) -> Level:
     rewrite(source, folder / "copy.gguf", metadata=metadata)
-    with open_on_cpu(folder / "copy.gguf") as changed:
+    with opened(folder / "copy.gguf") as changed:
         return judge_model(changed, hard_ids, bounds)

@@ -13,8 +13,9 @@ import rich_click as click
 
 from worker.catalog import load_catalog, locate
 from worker.cli import read_settings
+from worker.commands.places import not_here
 from worker.commands.tables import print_json, print_table
-from worker.errors import ModelNotFound, WorkerError
+from worker.errors import WorkerError
 from worker.llama.logit_rows import Origin, Rows, model_rows, synthetic_rows
 from worker.llama.sampling_costs import Comparison, FieldCost, Settings, compare, field_costs
 from worker.settings import environment
@@ -144,7 +145,7 @@ def _model_file(asked: str | None) -> Path | None:
     if located.is_present:
         return located.path
     if settings.model:
-        raise ModelNotFound(f"{settings.model} is not here: get it with `llorch-worker models pull {settings.model}`")
+        raise not_here(settings.model)
     click.echo(f"{catalog.default.name} is not here: synthetic rows only", err=True)
     return None
 

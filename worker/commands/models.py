@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import rich_click as click
 import stamina.instrumentation
@@ -19,33 +18,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from worker.catalog import Catalog, Entry, load_catalog, locate, unknown_name, verify
+from worker.commands.places import where
 from worker.download import fetch
 from worker.errors import BadModelFile, ModelNotFound
-from worker.settings import Settings
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def _where(command: _Command) -> _Command:
-    """The two options that all four commands share."""
-    models_dir = click.option(
-        "--models-dir",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=lambda: Settings().models_dir,
-        envvar="LLORCH_MODELS_DIR",
-        show_default="user cache directory",
-        metavar="DIR",
-        help="Where named models are stored.",
-    )
-    catalog = click.option(
-        "--catalog",
-        type=click.Path(path_type=Path),
-        envvar="LLORCH_CATALOG",
-        show_default="built in",
-        metavar="FILE",
-        help="Another models.toml.",
-    )
-    return models_dir(catalog(command))
 
 
 @click.group("models")
@@ -58,7 +33,7 @@ def models() -> None:
 
 
 @models.command("list")
-@_where
+@where
 def list_models(models_dir: Path, catalog: Path | None) -> None:
     """Show the catalogue: name, size, licence, and whether the file is here.
 
@@ -77,7 +52,7 @@ def list_models(models_dir: Path, catalog: Path | None) -> None:
 
 @models.command("pull")
 @click.argument("reference", metavar="MODEL")
-@_where
+@where
 def pull(reference: str, models_dir: Path, catalog: Path | None) -> None:
     """Download MODEL unless it is here, check it, and print its path.
 
@@ -97,7 +72,7 @@ def pull(reference: str, models_dir: Path, catalog: Path | None) -> None:
 
 @models.command("path")
 @click.argument("reference", metavar="MODEL")
-@_where
+@where
 def print_path(reference: str, models_dir: Path, catalog: Path | None) -> None:
     """Print where MODEL lies, and nothing else; exit 1 if it is not here."""
     located = locate(reference, models_dir, load_catalog(catalog))
@@ -108,7 +83,7 @@ def print_path(reference: str, models_dir: Path, catalog: Path | None) -> None:
 
 @models.command("verify")
 @click.argument("name", required=False)
-@_where
+@where
 def verify_models(name: str | None, models_dir: Path, catalog: Path | None) -> None:
     """Compare the sha256 of one model, or of all that are here, with the catalogue; exit 1 where one differs."""
     entries = _chosen(name, models_dir, load_catalog(catalog))

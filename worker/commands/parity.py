@@ -15,7 +15,6 @@ import rich_click as click
 from worker.commands.parity_options import (
     FOLDER,
     Asked,
-    built_in_bounds,
     judging_options,
     of_a_model,
     say,
@@ -25,7 +24,7 @@ from worker.commands.parity_options import (
 from worker.commands.tables import print_table
 from worker.errors import WorkerError
 from worker.parity import bundle, matrix, sources
-from worker.parity.bounds import Bounds
+from worker.parity.bounds import Bounds, built_in
 from worker.parity.case import compared
 from worker.parity.proof import REPORT_TEXT, proof_of
 from worker.parity.report import Report
@@ -142,7 +141,7 @@ def verify_bundle(folder: Path) -> None:
 @parity.command("bounds")
 def print_bounds() -> None:
     """Print the built-in bounds with their reasons, to edit and give to `parity run --bounds`."""
-    click.echo(built_in_bounds().decode(), nl=False)
+    click.echo(built_in().decode(), nl=False)
 
 
 # ── what is printed and written ──────────────────────────────────────────────────────────────────

@@ -4,7 +4,6 @@ Owns: spelling, defaults, where references are kept unless --output says otherwi
 """
 
 import hashlib
-import importlib.resources
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +14,10 @@ from typing import Any, TypeVar
 import rich_click as click
 
 from worker.catalog import load_catalog, locate
-from worker.errors import ModelNotFound
+from worker.commands.places import not_here, where
 from worker.host import cpu_quota
 from worker.parity import bundle
+from worker.parity.bounds import built_in
 from worker.parity.case import Case, Subject, from_checkpoint, from_logits_file
 from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, versions
 from worker.parity.report import BoundsUsed, ModelFile, Report, report_of
@@ -41,23 +41,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 
 of_a_model = _options(
     click.option("--model", metavar="REF", help="The GGUF, as for serve. [default: the catalogue's]"),
-    click.option(
-        "--models-dir",
-        type=FOLDER,
-        default=lambda: Settings().models_dir,
-        envvar="LLORCH_MODELS_DIR",
-        show_default="user cache directory",
-        metavar="DIR",
-        help="Where named models are stored.",
-    ),
-    click.option(
-        "--catalog",
-        type=click.Path(path_type=Path),
-        envvar="LLORCH_CATALOG",
-        show_default="built in",
-        metavar="FILE",
-        help="Another models.toml.",
-    ),
+    where,
     click.option(
         "--threads",
         type=click.IntRange(1, 512),
@@ -123,7 +107,7 @@ class Asked:
         reference = self.model or catalog.default.name
         located = locate(reference, self.models_dir, catalog)
         if not located.is_present:
-            raise ModelNotFound(f"{reference} is not here: get it with `llorch-worker models pull {reference}`")
+            raise not_here(reference)
         if self.work_dir is not None:
             self.work_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="llorch-parity-", dir=self.work_dir) as work:
@@ -181,11 +165,6 @@ def store() -> Path:
     return Settings().models_dir.parent / "parity"
 
 
-def built_in_bounds() -> bytes:
-    """bounds.toml as it is shipped."""
-    return importlib.resources.files("worker.parity").joinpath("bounds.toml").read_bytes()
-
-
 def _bounds_used(path: Path | None) -> BoundsUsed:
-    data = path.read_bytes() if path else built_in_bounds()
+    data = path.read_bytes() if path else built_in()
     return BoundsUsed(path.name if path else "built in", hashlib.sha256(data).hexdigest())

@@ -18,7 +18,6 @@ from worker.engine.contract import SlotId
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
 from worker.llama.cells import Cells
-from worker.llama.library import load_failure, open_library
 from worker.llama.model import Model
 from worker.memory import CELL_STEP
 
@@ -90,12 +89,8 @@ class Context:
         self._set_abort_flag()
 
     def _open(self, params: object) -> None:
-        with open_library().watch() as watch:
-            handle = capi.llama_init_from_model(self._model.handle, params)
-        if not handle:
-            raise load_failure("the context cannot be made", watch, self._model.device.free_bytes)
+        handle, watch = self._model.new_context(params, self.close)
         self._handle = handle
-        self._model.close_before(self.close)
         if capi.llama_get_memory(handle) is None or not capi.llama_get_causal_attn(handle):
             self.close()
             raise ModelLoadFailed(

@@ -169,6 +169,19 @@ class Model:
 
     # ── end ──────────────────────────────────────────────────────────────────────────────────────
 
+    def new_context(self, params: object, close: Callable[[], None]) -> tuple[int, Watch]:
+        """A llama_context's handle, and what the library said while it was made; `close` is called before the model is
+        freed. For this room only.
+
+        Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_init_from_model.
+        """
+        with open_library().watch() as watch:
+            handle = capi.llama_init_from_model(self.handle, params)
+        if not handle:
+            raise load_failure("the context cannot be made", watch, self.device.free_bytes)
+        self.close_before(close)
+        return handle, watch
+
     def close_before(self, close: Callable[[], None]) -> None:
         """Have `close` called before the model is freed: what was made from it goes first, newest first."""
         self._closing.callback(close)

@@ -20,7 +20,6 @@ from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
 from worker.llama.context import CACHE_TYPES, FLASH_ATTENTION, MAX_THREADS
 from worker.llama.kv_state import KvState, parse_kv_state
-from worker.llama.library import load_failure, open_library
 from worker.llama.model import Model
 from worker.llama.tap import Tap
 from worker.memory import CELL_STEP
@@ -81,13 +80,8 @@ class Scorer:
         return params
 
     def _open(self, params: object) -> None:
-        with open_library().watch() as watch:
-            handle = capi.llama_init_from_model(self._model.handle, params)
-        if not handle:
-            raise load_failure("the context cannot be made", watch, self._model.device.free_bytes)
-        self._handle = handle
-        self._model.close_before(self.close)
-        if capi.llama_get_memory(handle) is None:
+        self._handle, _ = self._model.new_context(params, self.close)
+        if capi.llama_get_memory(self._handle) is None:
             self.close()
             raise ModelLoadFailed("the model keeps no tokens in memory (an embedding model); it cannot be scored")
 

@@ -14,6 +14,9 @@ import msgspec
 N_TOP = 20
 """Log-probabilities asked for with each token: as many as a request may ask for."""
 
+N_DRAWN = 16
+"""Tokens that a seeded request may draw from; those reported after them are so near that rounding may bring them in."""
+
 END = -1
 """Stands in `Answer.choices` for the end token that ended an answer; its id is not on the wire."""
 

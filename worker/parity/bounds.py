@@ -35,8 +35,7 @@ class Bounds:
     @classmethod
     def load(cls, path: Path | None = None) -> Self:
         """The built-in bounds, and over them those of `path`. Raises: UsageError naming file, key and remedy."""
-        built_in = importlib.resources.files("worker.parity").joinpath("bounds.toml").read_bytes()
-        leaves = dict(_leaves(tomli.loads(built_in.decode()), "bounds.toml"))
+        leaves = dict(_leaves(tomli.loads(built_in().decode()), "bounds.toml"))
         if path is not None:
             own = dict(_leaves(_read(path), str(path)))
             unknown = sorted(own.keys() - leaves.keys())
@@ -59,6 +58,11 @@ class Bounds:
             if key in self._leaves:
                 return self._leaves[key]
         raise KeyError(keys)
+
+
+def built_in() -> bytes:
+    """bounds.toml as it is shipped."""
+    return importlib.resources.files("worker.parity").joinpath("bounds.toml").read_bytes()
 
 
 def _read(path: Path) -> dict[str, Any]:

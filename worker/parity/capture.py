@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.llama.devices import choose_device, devices
 from worker.llama.kv_state import KvState
 from worker.llama.model import Model
 from worker.llama.scoring import Scorer, Setup
 from worker.llama.tap import Tap
 from worker.parity.naming import to_checkpoint_order
 from worker.parity.points import Activations, Name, Point
+from worker.parity.setups import opened
 
 Float32s = NDArray[np.float32]
 Taken = dict[str, list[Float32s]]
@@ -42,18 +42,13 @@ STEMS = (*_IN_A_LAYER.values(), _EMBEDDING, _NORM, _LOGITS, _Q, _K, _V, _SCORES,
 """What a Tap has to take."""
 
 
-def open_on_cpu(gguf: Path) -> Model:
-    """Raises: ModelLoadFailed, InsufficientMemory."""
-    return Model.load(gguf, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None)
-
-
 def capture(gguf: Path, tokens: Sequence[int], *, n_threads: int, setup: Setup | None = None) -> Activations:
     """All points of a model of the llama architecture over `tokens`, computed at once on the CPU, float32.
 
     Raises: ModelLoadFailed, InsufficientMemory; ValueError for a graph without these points (another architecture, or
     flash attention, which has no scores) and for tokens outside the vocabulary.
     """
-    with open_on_cpu(gguf) as model:
+    with opened(gguf) as model:
         return capture_from(model, tokens, n_threads=n_threads, setup=setup or Setup())
 
 

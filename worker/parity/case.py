@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-import msgspec
 import numpy as np
 
 from worker.card import ModelCard, read_card
@@ -18,13 +17,14 @@ from worker.catalog import sha256_of
 from worker.errors import UsageError
 from worker.llama.quantise import quantise
 from worker.parity import corpus
-from worker.parity.evidence import Kind, ReferenceLogits, Window
+from worker.parity.evidence import Kind, ReferenceLogits
 from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather, plan_windows
 from worker.parity.levels import checkpoints
 from worker.parity.levels.checkpoints import Expected
 from worker.parity.logits_file import LogitsFile
 from worker.parity.naming import not_comparable
+from worker.parity.origin import Origin, made_from
 from worker.parity.report import ReferenceUsed
 from worker.parity.twin import Tensors, write_twin
 
@@ -166,26 +166,6 @@ def _check_vocabulary(subject: Subject, n_vocab: int) -> None:
         )
 
 
-# ── where a checkpoint comes from ────────────────────────────────────────────────────────────────
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """What `parity reference` leaves in a checkpoint that it made: the GGUF's name and digest."""
-
-    made_from: str = ""
-    sha256: str = ""
-
-
-def made_from(folder: Path) -> Origin:
-    """Empty where the checkpoint was not made from a GGUF by us."""
-    try:
-        return msgspec.json.decode((folder / "llorch-parity.json").read_bytes(), type=Origin)
-    except FileNotFoundError:
-        return Origin()
-    except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{folder}/llorch-parity.json cannot be read: {error}") from None
-
-
 def _named(origin: Origin, name: str) -> str:
     return f"{origin.made_from}, de-quantised" if origin.made_from else name
 
@@ -205,8 +185,3 @@ def compared(case: Case) -> dict[str, str]:
     for window in case.reference.windows:
         n_tokens[window.kind] += len(window.tokens)
     return {f"tokens in {kind} windows": str(n) for kind, n in n_tokens.items()}
-
-
-def longest(windows: Sequence[Window]) -> int:
-    """Tokens of the longest window: what a context must hold."""
-    return max(len(window.tokens) for window in windows)

@@ -4,6 +4,7 @@ Rows go in one at a time, so that beside them only a few rows of float64 are hel
 or of bounds. Pure.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -90,6 +91,12 @@ class Summary:
     reference_perplexity: Estimate
     perplexity_ratio: Estimate
     """Candidate's over reference's: the geometric mean of the paired ratios of probabilities."""
+
+    @property
+    def perplexity_distance(self) -> float:
+        """|ln| of the ratio; infinite where there is none."""
+        ratio = self.perplexity_ratio.value
+        return abs(math.log(ratio)) if ratio > 0.0 and math.isfinite(ratio) else math.inf
 
     def rows(self) -> tuple[tuple[str, str], ...]:
         """(what, how much) for a table."""

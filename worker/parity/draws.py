@@ -1,14 +1,14 @@
 """Whether a served token is the one that its seed draws: the draw of docs/sampling.md, from what a stream reports.
 
-A request with `top_k` no larger than the number of reported tokens can draw only these, so that their reported
-log-probabilities, the temperature and the seed give the token. Pure.
+A request with `top_k` N_DRAWN can draw only the first of the reported tokens, so that their log-probabilities, the
+temperature and the seed give the token. The N_TOP - N_DRAWN after them are the runners-up. Pure.
 """
 
 from collections.abc import Collection
 from itertools import accumulate, zip_longest
 from math import exp, inf
 
-from worker.parity.answers import END, Answer, Drawn
+from worker.parity.answers import END, N_DRAWN, Answer, Drawn
 from worker.sampling.draw import uniform
 
 
@@ -26,8 +26,8 @@ def worst_draw(answer: Answer, seed: int, temperature: float) -> tuple[float, in
 def miss_at_parting(one: Answer, other: Answer, seed: int, temperature: float, ends: Collection[int]) -> float:
     """By how much the number of the first differing draw misses the other answer's token, at worst; 0 if none differs.
 
-    Small where both rows are nearly the same and the number fell near the border of two shares; inf where no row
-    lists the token.
+    Small where both rows are nearly the same and the number fell near the border of two shares, or the token is a
+    runner-up that nearly took the last place; inf where no row lists the token.
     """
     for position, (mine, yours) in enumerate(zip_longest(one.choices, other.choices)):
         if mine != yours:
@@ -39,18 +39,35 @@ def miss_at_parting(one: Answer, other: Answer, seed: int, temperature: float, e
 
 
 def miss(row: Drawn, token: int, number: float, temperature: float) -> float:
-    """The distance from `number` to the token's share of [0, 1); inf where the row does not list the token.
+    """The distance from `number` to the token's share of [0, 1); inf where it has none.
 
     Shares lie one after the other, most probable first.
     """
-    weights = [exp((top.logprob - row.top[0].logprob) / temperature) for top in row.top]
+    weights = _weights(row, temperature)[:N_DRAWN]
     upper = list(accumulate(weights))
-    for top, high, weight in zip(row.top, upper, weights, strict=True):
+    for top, high, weight in zip(row.top, upper, weights, strict=False):
         if top.id == token:
             return max(0.0, (high - weight) / upper[-1] - number, number - high / upper[-1])
     return inf
 
 
+def _miss_of_runner_up(row: Drawn, token: int, number: float, temperature: float) -> float:
+    """As `miss` for a token that was reported but could not be drawn: it must first take the last one's place, for
+    which their weights would have to change by what lies between them; inf where it was not reported."""
+    weights = _weights(row, temperature)
+    for top, weight in list(zip(row.top, weights, strict=True))[N_DRAWN:]:
+        if top.id == token:
+            last = row.top[N_DRAWN - 1].id
+            behind = (weights[N_DRAWN - 1] - weight) / sum(weights[:N_DRAWN])
+            return max(behind, miss(row, last, number, temperature))
+    return inf
+
+
+def _weights(row: Drawn, temperature: float) -> list[float]:
+    return [exp((top.logprob - row.top[0].logprob) / temperature) for top in row.top]
+
+
 def _nearest(row: Drawn, choice: int | None, number: float, temperature: float, ends: Collection[int]) -> float:
     tokens = ends if choice == END else () if choice is None else (choice,)
-    return min((miss(row, token, number, temperature) for token in tokens), default=inf)
+    ways = (miss, _miss_of_runner_up)
+    return min((way(row, token, number, temperature) for token in tokens for way in ways), default=inf)

@@ -4,7 +4,7 @@ The seam between making a reference and comparing with it. Two sources of rows: 
 disk, made in the same run) and logits_file.py (a file that needs neither torch nor the checkpoint). Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -62,6 +62,11 @@ class Positions:
     reference_nll: NDArray[np.float64]
     is_full: NDArray[np.bool_]
     """Whether the reference row was known in full."""
+
+
+def longest(windows: Iterable[Window]) -> int:
+    """Tokens of the longest window: what a context must hold."""
+    return max(len(window.tokens) for window in windows)
 
 
 class ReferenceLogits(Protocol):

@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from worker.parity.answers import N_TOP, Answer, Request
+from worker.parity.answers import N_DRAWN, N_TOP, Answer, Request
 from worker.parity.company import Company, Neighbour
 from worker.parity.serving import ServedWorker
 from worker.protocol.request import narrow
@@ -118,8 +118,8 @@ class _Asker:
             temperature=temperature,
             logprobs=N_TOP,
             seed=seed,
-            # What can be drawn is then what is reported, and the draw can be checked.
-            top_k=N_TOP if temperature else 0,
+            # All that can be drawn is then reported, and the draw can be checked.
+            top_k=N_DRAWN if temperature else 0,
         )
 
     def _answer(self, request: Request, phase: str) -> Answer:

@@ -18,16 +18,14 @@ from worker.gguf_header import Tensor
 from worker.llama.quantise import quantise
 from worker.llama.scoring import Scorer
 from worker.parity.bounds import Bounds
-from worker.parity.capture import open_on_cpu
 from worker.parity.case import Case, Say
 from worker.parity.compare import Summary, summarise
 from worker.parity.evidence import ReferenceLogits
 from worker.parity.results import Check, Level, Series, Table, judged, not_run
-from worker.parity.setups import as_served, cpu, evaluated
+from worker.parity.setups import as_served, cpu, evaluated, opened
 
 NAME = "matrix"
 FILE_TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_NL")
-N_TOKENS = 2048
 N_DECODED = 48
 """Tokens of one timed continuation."""
 _N_TIMED = 3
@@ -74,9 +72,7 @@ class Made:
     tokens_per_s: float
 
 
-def run(
-    case: Case, bounds: Bounds, *, say: Say, n_tokens: int = N_TOKENS, file_types: Sequence[str] = FILE_TYPES
-) -> Level:
+def run(case: Case, bounds: Bounds, *, say: Say, n_tokens: int, file_types: Sequence[str] = FILE_TYPES) -> Level:
     """Make and measure every type from the case's F32 twin, one file at a time, over `n_tokens` of its text."""
     if case.twin is None:
         return not_run(NAME, "needs the reference's weights as a GGUF of the llama architecture")
@@ -116,7 +112,7 @@ def measure(
         quantise(twin, path, file_type, n_threads=n_threads)
         card = read_card(path)
         with (
-            open_on_cpu(path) as model,
+            opened(path) as model,
             Scorer(model, as_served(cpu()), n_ctx=n_ctx, n_threads=n_threads) as scorer,
         ):
             windows = [
@@ -166,12 +162,11 @@ def checks(made: Iterable[Made], bounds: Bounds) -> Iterator[Check]:
     for each in made:
         summary, key = each.summary, f"matrix.{each.file_type}"
         ratio = summary.perplexity_ratio
-        distance = abs(math.log(ratio.value)) if ratio.value > 0 else math.inf
         kl, top1 = summary.kl_mean, summary.top1
         yield bounds.check(f"{each.file_type}: mean KL", kl.value, f"{key}.kl_mean", note=kl.text())
         yield bounds.check(f"{each.file_type}: same most probable token", top1.value, f"{key}.top1", note=top1.text())
         what = f"{each.file_type}: |ln| of the ratio of perplexities"
-        yield bounds.check(what, distance, f"{key}.perplexity", note=ratio.text(".5f"))
+        yield bounds.check(what, summary.perplexity_distance, f"{key}.perplexity", note=ratio.text(".5f"))
 
 
 def table(made: Iterable[Made], remark: str = "") -> Table:

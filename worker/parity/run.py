@@ -17,13 +17,13 @@ from worker.llama.scoring import Scorer, Setup
 from worker.parity import corpus, matrix, sources
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
-from worker.parity.capture import open_on_cpu
-from worker.parity.case import Case, Say, longest
+from worker.parity.case import Case, Say
+from worker.parity.evidence import longest
 from worker.parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
 from worker.parity.naming import not_comparable
 from worker.parity.results import LEVELS, Level, not_run
 from worker.parity.serving import ServedWorker
-from worker.parity.setups import EXACT, as_served, cpu
+from worker.parity.setups import EXACT, as_served, cpu, opened
 
 BUDGET_S: Final = {
     "tokenizer": 15.0,
@@ -72,7 +72,7 @@ class Run:
         return steps[name]()
 
     def _tokenizer(self) -> Level:
-        with open_on_cpu(self.case.subject.card.path) as model:
+        with opened(self.case.subject.card.path) as model:
 
             def piece(token: int) -> bytes:
                 return model.piece(TokenId(token))
@@ -100,7 +100,7 @@ class Run:
             return logits.run(self.case.reference, self.bounds, file=file, twin=twin)
 
     def _generation(self) -> Level:
-        with self._candidates() as (file, twin), open_on_cpu(self.case.subject.card.path) as model:
+        with self._candidates() as (file, twin), opened(self.case.subject.card.path) as model:
 
             def piece(token: int) -> str:
                 return model.piece(TokenId(token)).decode(errors="replace")
@@ -122,7 +122,7 @@ class Run:
     def _answers(self, prompts: Sequence[str]) -> serving.Expected:
         """What the file answers in this process."""
         subject = self.case.subject
-        with open_on_cpu(subject.card.path) as model:
+        with opened(subject.card.path) as model:
             asked = [model.tokenize(prompt) for prompt in prompts]
             n_ctx = max(map(len, asked)) + serving.N_TOKENS
             with Scorer(model, as_served(cpu()), n_ctx=n_ctx, n_threads=subject.n_threads) as scorer:
@@ -153,7 +153,7 @@ class Run:
         with ExitStack() as closing:
 
             def scorer_of(path: Path, setup: Setup) -> Scorer:
-                model = closing.enter_context(open_on_cpu(path))
+                model = closing.enter_context(opened(path))
                 return closing.enter_context(Scorer(model, setup, n_ctx=n_ctx, n_threads=case.subject.n_threads))
 
             card = case.subject.card

@@ -15,7 +15,7 @@ from worker.llama.model import Model
 from worker.llama.scoring import Scorer, Setup
 from worker.memory import k_type
 from worker.parity.compare import Summary, summarise
-from worker.parity.evidence import ReferenceLogits, Window
+from worker.parity.evidence import ReferenceLogits, Window, longest
 from worker.parity.full_logits import FullLogits
 
 EXACT: Final = Setup("f32", "f32", "off")
@@ -29,6 +29,12 @@ def as_served(device: Device, n_rows: int = 32) -> Setup:
 
 def cpu() -> Device:
     return choose_device("cpu", devices())
+
+
+def opened(path: Path, device: Device | None = None) -> Model:
+    """The model on the CPU, or all of it on `device`. Raises: ModelLoadFailed, InsufficientMemory."""
+    where = device or cpu()
+    return Model.load(path, device=where, n_gpu_layers=ALL_LAYERS if where.is_gpu else 0, on_progress=lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +62,9 @@ def compute(
     finite.
     """
     folder.mkdir()
-    where = device or cpu()
-    n_ctx = max(len(window.tokens) for window in windows)
     with (
-        Model.load(path, device=where, n_gpu_layers=ALL_LAYERS if where.is_gpu else 0, on_progress=lambda _: None) as m,
-        Scorer(m, setup, n_ctx=n_ctx, n_threads=n_threads) as scorer,
+        opened(path, device) as model,
+        Scorer(model, setup, n_ctx=longest(windows), n_threads=n_threads) as scorer,
     ):
         return Rows(folder, FullLogits.make(folder, windows, lambda window: scorer.logits(window.tokens)))
 

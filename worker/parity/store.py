@@ -9,10 +9,11 @@ from typing import Final
 
 from worker.errors import UsageError
 from worker.parity import corpus
-from worker.parity.case import Say, Subject, checkpoint_digest, hard_ids_of, made_from, reference_rows
+from worker.parity.case import Say, Subject, checkpoint_digest, hard_ids_of, reference_rows
 from worker.parity.checkpoint_source import checkpoint_folder
 from worker.parity.evidence import SHORT
 from worker.parity.logits_file import LogitsFile, Provenance, write_logits_file
+from worker.parity.origin import made_from
 from worker.parity.provenance import now_rfc3339, versions
 
 CHECKPOINT: Final = "checkpoint"

@@ -16,12 +16,13 @@ from worker.card import read_card
 from worker.llama.model import Model
 from worker.llama.scoring import Scorer, Setup
 from worker.parity.bounds import Bounds
-from worker.parity.capture import capture_from, open_on_cpu
+from worker.parity.capture import capture_from
 from worker.parity.deviations import Deviation, deviations
 from worker.parity.naming import not_comparable
 from worker.parity.outcomes import Rows, outcomes
 from worker.parity.points import CHECKPOINT, NAMES, Activations, Name, Point
 from worker.parity.results import Check, Level, Series, Table, judged, not_run
+from worker.parity.setups import opened
 
 NAME = "checkpoints"
 
@@ -94,7 +95,7 @@ def run(twin: Path, reference: Expected, *, bounds: Bounds, n_threads: int) -> L
     why = not_comparable(read_card(twin))
     if why:
         return not_run(NAME, why)
-    with open_on_cpu(twin) as model:
+    with opened(twin) as model:
         return judge(_found(model, reference, n_threads), reference, bounds)
 
 

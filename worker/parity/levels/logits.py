@@ -5,7 +5,6 @@ grows with the position, on long ones. The model file as it is served is measure
 type of weights costs.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -105,11 +104,7 @@ def _of_file(summary: Summary, file: Candidate, bounds: Bounds) -> Iterator[Chec
     yield check("99 % of KL", summary.kl_p99.value, "kl_p99", summary.kl_p99.text())
     yield check("same most probable token", summary.top1.value, "top1", summary.top1.text(".4f"))
     yield check("overlap of the five most probable", summary.top5.value, "top5", summary.top5.text(".4f"))
-    yield check("|ln| of the ratio of perplexities", _distance(ratio.value), "perplexity", ratio.text(".5f"))
-
-
-def _distance(ratio: float) -> float:
-    return abs(math.log(ratio)) if ratio > 0.0 and math.isfinite(ratio) else math.inf
+    yield check("|ln| of the ratio of perplexities", summary.perplexity_distance, "perplexity", ratio.text(".5f"))
 
 
 def _says(summaries: dict[str, Summary], *, has_twin: bool) -> str:

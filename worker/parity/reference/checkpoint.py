@@ -4,7 +4,6 @@ For a model of which only the GGUF is at hand: what is compared then is the runn
 The reading is transformers' own.
 """
 
-import hashlib
 import io
 import math
 import mmap
@@ -14,21 +13,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
 from worker.card import ModelCard, read_card
 from worker.errors import UsageError
 from worker.gguf_header import read_header
+from worker.parity.origin import write_origin
 from worker.parity.reference.libraries import UNREADABLE, failure, pre_tokenizers, quiet, torch, transformers
 
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
 """Values of tokenizer.ggml.pre with which llama.cpp makes each digit a word (llama-vocab.cpp). transformers reads them
 as GPT-2's."""
-
-ORIGIN_FILE = "llorch-parity.json"
-"""Says which GGUF a checkpoint was made from: {"made_from": file name, "sha256": digest}."""
 
 
 def dequantise(gguf: Path, folder: Path) -> None:
@@ -46,7 +42,7 @@ def dequantise(gguf: Path, folder: Path) -> None:
         whole = Path(staging) / "checkpoint"
         whole.mkdir()
         _write(card, whole)
-        _write_origin(gguf, whole)
+        write_origin(gguf, whole)
         shutil.rmtree(folder, ignore_errors=True)
         whole.rename(folder)
 
@@ -109,9 +105,3 @@ def _save_weights(model: Any, card: ModelCard, folder: Path) -> None:
             " give the SafeTensors checkpoint that it was made from as the reference"
         )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _write_origin(gguf: Path, folder: Path) -> None:
-    with gguf.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    (folder / ORIGIN_FILE).write_bytes(msgspec.json.encode({"made_from": gguf.name, "sha256": digest}))
