@@ -131,7 +131,7 @@ def test_no_engine_is_killed_that_rests_or_has_spoken_within_the_floor(acts: lis
 
 # ── real processes ───────────────────────────────────────────────────────────────────────────────
 
-REAL_FLOOR_S = 2.0
+REAL_FLOOR_S = 5.0
 
 
 @pytest.fixture(scope="module")
