@@ -14,14 +14,14 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
-from worker.engine.backend import LoadedModel, Sampled, Slice, Step
+from worker.engine.backend import LoadedModel, Sampled, Saved, Slice, Step
 from worker.engine.contract import Configure, Finished, JobKey, SlotId, StepDone, TokenId
 from worker.engine_process import main
 from worker.frames import encode_frame
@@ -223,6 +223,23 @@ class CrashingRunner:
     def trim(self, slot: SlotId, n_keep: int) -> None:
         self._runner.trim(slot, n_keep)
 
+    @property
+    def n_free_cells(self) -> int:
+        return self._runner.n_free_cells
+
+    @property
+    def can_share(self) -> bool:
+        return self._runner.can_share
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+        self._runner.share(source, target, n_tokens)
+
+    def save(self, slot: SlotId, start: int) -> Saved:
+        return self._runner.save(slot, start)
+
+    def load(self, slot: SlotId, parts: Sequence[Saved], n_tokens: int) -> None:
+        self._runner.load(slot, parts, n_tokens)
+
     def request_abort(self) -> None:
         self._runner.request_abort()
 
@@ -239,7 +256,7 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
         os.abort()
     loaded = load_model(config, on_progress)
     assert isinstance(loaded.runner, LlamaRunner)
-    return LoadedModel(CrashingRunner(loaded.runner, gates), loaded.tokenize, loaded.constrain, loaded.facts)
+    return replace(loaded, runner=CrashingRunner(loaded.runner, gates))
 
 
 if __name__ == "__main__":

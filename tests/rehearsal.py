@@ -18,6 +18,8 @@ from worker.engine.contract import (
     Loaded,
     Outbound,
     Sampling,
+    SelfTested,
+    Started,
     StepBegun,
     StepDone,
     Submit,
@@ -61,6 +63,7 @@ FACTS = Loaded(
     memory_architecture="host",
     memory_bytes=1,
     prefill_chunk=16,
+    prefix_cache_bytes=4096,
 )
 WATCHDOG_S = 30.0
 
@@ -107,8 +110,9 @@ class Stage:
         self.percents: list[int] = []
         self.lines: list[str] = []
         self.n_restarted = 0
+        self.self_tests: list[SelfTested] = []
         self.failure: StartupError | None = None
-        self._metrics = Metrics("stage")
+        self.metrics = Metrics("stage")
         self.client = EngineClient(
             CONFIG, self, environment={}, watchdog_s=WATCHDOG_S, spawn=self._spawn, clock=lambda: self.now_s
         )
@@ -125,6 +129,9 @@ class Stage:
         self.percents.append(percent)
 
     def on_step(self, step: StepDone) -> None: ...
+
+    def on_self_tested(self, result: SelfTested) -> None:
+        self.self_tests.append(result)
 
     def on_engine_line(self, line: str) -> None:
         self.lines.append(line)
@@ -186,7 +193,7 @@ class Stage:
             expires_s=1e9,
         )
         dialect = choose_dialect("application/jsonl", sse_event_names=False)
-        around = Surroundings(dialect=dialect, model="toy", vram_bytes=0, metrics=self._metrics)
+        around = Surroundings(dialect=dialect, model="toy", vram_bytes=0, metrics=self.metrics)
         self.jobs[key] = Job(key, order, around, self._on_end)
         self.client.submit(self.jobs[key])
         return key
@@ -199,9 +206,9 @@ class Stage:
         for key in keys:
             self.say(Accepted(job=key, prompt_tokens=1))
 
-    def begin(self, *keys: JobKey) -> None:
+    def begin(self, *keys: JobKey, n_cached: int = 0) -> None:
         """A step with these jobs runs."""
-        self.say(StepDone(started=keys))
+        self.say(StepDone(started=tuple(Started(key, n_cached) for key in keys)))
         self.say(StepBegun(jobs=keys))
 
     def draw(self, *keys: JobKey, text: str = "x") -> None:

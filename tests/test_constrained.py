@@ -17,6 +17,7 @@ from tests.random_schemas import Schema, random_schema
 from worker.engine.backend import Slice, Step
 from worker.engine.contract import Failed, Finished, JobKey, Outbound, Sampling, SlotId, StepDone, Submit, Violation
 from worker.engine.loop import Engine
+from worker.engine.rules import Rules
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
 from worker.llama.grammar import Grammar, Grammars
@@ -83,15 +84,8 @@ def grammar_of(grammars: Grammars, *, grammar: str | None = None, json_schema: s
 def answer_all(runner: LlamaRunner, grammars: Grammars, schemas: dict[int, Schema]) -> Answers:
     """Every schema as a job of its own, eight at a time; a job's seed is its schema's."""
     answers = Answers()
-    engine = Engine(
-        runner,
-        n_slots=N_SLOTS,
-        n_cells=N_CELLS,
-        context_length=N_CELLS,
-        chunk=64,
-        emit=answers.take,
-        clock=time.monotonic,
-    )
+    rules = Rules(n_slots=N_SLOTS, n_cells=N_CELLS, context_length=N_CELLS, chunk=64)
+    engine = Engine(runner, rules, emit=answers.take, clock=time.monotonic)
     prompt = runner.model.tokenize(PROMPT)
     for seed, schema in schemas.items():
         assert list(schema_errors(schema)) == []

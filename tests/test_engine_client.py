@@ -12,16 +12,21 @@ from tests.rehearsal import CONFIG, FACTS, WATCHDOG_S, Stage, rehearse
 from worker.engine.contract import (
     Cancel,
     Configure,
+    Delta,
     Failed,
+    Finished,
     LoadFailed,
     Outbound,
     Progress,
     Refused,
+    SelfTested,
+    Started,
     StepDone,
     Violation,
 )
 from worker.engine_client import EngineClient, EngineState
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError
+from worker.watchdog import LOAD_SILENCE_S
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -92,7 +97,26 @@ def test_a_successor_is_told_the_shape_of_the_first_engine() -> None:
         assert isinstance(second, Configure)
         assert (second.ctx_size, second.parallel) == (FACTS.n_cells, FACTS.parallel)
         assert second.prefill_chunk == FACTS.prefill_chunk
+        assert second.prefix_cache_bytes == FACTS.prefix_cache_bytes
         assert stage.n_restarted == 1
+
+    rehearse(play)
+
+
+def test_what_the_self_test_found_is_told_on_and_is_a_sign_of_life() -> None:
+    """A fixed chunk is tested before the model counts as loaded, and that may take longer than a load's silence."""
+    same, differs = SelfTested(is_same=True), SelfTested(is_same=False, differences=("beside 7 others",))
+
+    async def play(stage: Stage) -> None:
+        stage.say(same)
+        await stage.die()
+        stage.client.on_message(1, differs)
+        stage.let_time_pass(LOAD_SILENCE_S - 1)
+        stage.say(differs)
+        stage.let_time_pass(LOAD_SILENCE_S - 1)
+        assert stage.engine.killed_for is None
+        stage.say(FACTS)
+        assert stage.self_tests == [same, differs]
 
     rehearse(play)
 
@@ -105,12 +129,34 @@ def test_what_an_older_engine_says_is_dropped_and_its_end_is_no_death() -> None:
         await stage.die_and_reload()
         job = stage.submit()
         stage.client.on_message(1, Refused(job=job, violations=(Violation("prompt", "non_empty", "no"),)))
-        stage.client.on_message(1, StepDone(started=(job,), failed=(Failed(job, "VRAM_OOM", "no"),)))
+        stage.client.on_message(1, StepDone(started=(Started(job),), failed=(Failed(job, "VRAM_OOM", "no"),)))
         stage.client.on_exit(1, "it was ended by SIGKILL", "")
         assert not stage.jobs[job].is_ended
         assert not stage.jobs[job].is_running
         assert stage.client.state is EngineState.RUNNING
         assert len(stage.deaths) == 1
+
+    rehearse(play)
+
+
+def test_several_tokens_of_one_step_are_events_of_their_own() -> None:
+    """Guessed right; they have one time, so that only the first of them has a gap."""
+
+    async def play(stage: Stage) -> None:
+        job = stage.submit()
+        stage.accept(job)
+        stage.begin(job, n_cached=3)
+        deltas = tuple(Delta(job, text) for text in "abc")
+        stage.say(StepDone(deltas=deltas[:1], kind="prefill", sampled_at_s=1.0))
+        stage.say(StepDone(deltas=deltas, finished=(Finished(job, "EOS"),), kind="decode", sampled_at_s=1.5))
+        started, *tokens, end = await stage.events(job)
+        assert started["cached_tokens"] == 3
+        assert [(token["t"], token["i"]) for token in tokens] == [("a", 0), ("a", 1), ("b", 2), ("c", 3)]
+        assert (end["tokens_out"], end["tokens_sampled"], end["decode_time_ms"]) == (4, 4, 500)
+        told = stage.metrics.render(None)[0].decode()
+        for series, value in (("inter_token_latency_seconds_count", 3), ("inter_token_latency_seconds_sum", 0.5)):
+            assert f'worker_{series}{{worker_id="stage"}} {float(value)}\n' in told
+        assert 'worker_prefix_tokens_reused_total{worker_id="stage"} 3.0\n' in told
 
     rehearse(play)
 

@@ -27,6 +27,7 @@ from worker.engine.contract import (
     Progress,
     Refused,
     Sampling,
+    Started,
     StepDone,
     Submit,
 )
@@ -125,7 +126,7 @@ def test_it_loads_answers_and_leaves_when_its_socket_closes() -> None:
         engine.send(job(1))
         assert engine.next(Accepted) == Accepted(job=JobKey(1), prompt_tokens=5)
         steps = engine.story()
-        assert steps[0].started == (1,)
+        assert steps[0].started == (Started(JobKey(1)),)
         assert sum(len(step.deltas) for step in steps) == 4
         engine.front.close()
         assert engine.end() == (0, "")

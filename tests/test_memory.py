@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from worker.card import ModelCard, read_card
 from worker.errors import InsufficientMemory
 from worker.gguf_header import Tensor
-from worker.memory import CELL_STEP, DEFAULT_MAX_CELLS, DEFAULT_PARALLEL, Plan, kv_cell_bytes, plan_memory
+from worker.memory import (
+    CELL_STEP,
+    DEFAULT_MAX_CELLS,
+    DEFAULT_PARALLEL,
+    Plan,
+    kv_cell_bytes,
+    plan_memory,
+    prefix_cache_bytes,
+)
 from worker.settings import CACHE_TYPES
 
 MIB = 2**20
@@ -151,6 +159,35 @@ def test_a_plan_fits_or_its_advice_does(
     assert made.total_bytes <= available
     assert made.parallel == parallel or (not parallel and 1 <= made.parallel <= DEFAULT_PARALLEL)
     assert made.context_length == min(made.n_cells, trained)
+
+
+# ── what ended jobs leave ────────────────────────────────────────────────────────────────────────
+
+
+def test_ended_jobs_may_leave_as_much_as_the_kv_cache_but_half_of_what_is_left_at_most() -> None:
+    made = plan(card(), 1 << 40, ctx_size=1024)
+    assert prefix_cache_bytes(-1, made, 1 << 40) == made.kv_bytes
+    assert prefix_cache_bytes(-1, made, 2 * made.kv_bytes) == made.kv_bytes
+    assert prefix_cache_bytes(-1, made, made.kv_bytes) == made.kv_bytes // 2
+    assert prefix_cache_bytes(-1, made, -1) == 0
+
+
+@pytest.mark.parametrize("asked", [0, 1, 100 * MIB])
+def test_an_asked_for_prefix_cache_is_kept_while_there_is_memory_for_it(asked: int) -> None:
+    assert prefix_cache_bytes(asked, plan(card(), 1 << 40), 100 * MIB) == asked
+
+
+@pytest.mark.parametrize("left_bytes", [-5 * MIB, 0, 99 * MIB, 100 * MIB - 1])
+def test_a_prefix_cache_beyond_memory_is_refused_with_the_most_there_can_be(left_bytes: int) -> None:
+    with pytest.raises(InsufficientMemory) as caught:
+        prefix_cache_bytes(100 * MIB, plan(card(), 1 << 40), left_bytes)
+    most = max(0, left_bytes) // MIB
+    assert str(caught.value).startswith("--prefix-cache-mb 100 is more main memory than the model leaves: ")
+    assert str(caught.value).endswith(f"give at most {most}, or leave it out")
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (100 * MIB, max(0, left_bytes))
+
+
+# ── cells ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_cells_cost_what_their_layers_and_types_take() -> None:

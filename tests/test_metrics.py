@@ -5,6 +5,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.samples import Sample
 
+from worker.engine.contract import StepDone
 from worker.metrics import Metrics
 
 WORKER = {"worker_id"}
@@ -28,7 +29,13 @@ PROTOCOL_SERIES = {
     "worker_preemptions_total": ("counter", WORKER),
     "worker_engine_restarts_total": ("counter", WORKER),
 }
-OWN_SERIES = {"worker_steps_total": ("counter", WORKER | {"kind"})}
+OWN_SERIES = {
+    "worker_steps_total": ("counter", WORKER | {"kind"}),
+    "worker_prefix_cache_bytes": ("gauge", WORKER),
+    "worker_prefix_cache_tokens": ("gauge", WORKER),
+    "worker_draft_tokens_total": ("counter", WORKER),
+    "worker_draft_tokens_accepted_total": ("counter", WORKER),
+}
 
 
 @pytest.fixture
@@ -105,7 +112,7 @@ def test_a_rejected_request_or_job_counts_and_has_no_duration(metrics: Metrics) 
 
 
 def test_what_the_front_measures_lands_in_its_histogram(metrics: Metrics) -> None:
-    metrics.started(queued_s=0.2)
+    metrics.started(queued_s=0.2, n_cached=0)
     metrics.first_token(waited_s=0.3)
     metrics.next_token(gap_s=0.02)
     metrics.next_token(gap_s=0.03)
@@ -117,22 +124,37 @@ def test_what_the_front_measures_lands_in_its_histogram(metrics: Metrics) -> Non
 
 def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> None:
     metrics.loaded(vram_bytes=8_000_000_000, memory_bytes=9_000_000_000, n_cells=4096)
-    metrics.load(queue_depth=3, running=8)
-    metrics.load(queue_depth=2, running=8)
-    metrics.step("prefill", cells_used=64)
-    metrics.step("decode", cells_used=65)
-    metrics.step(None, cells_used=0)
+    metrics.load(queue_depth=3, running=8, step=StepDone())
+    metrics.load(queue_depth=2, running=8, step=StepDone(cells_used=65, prefix_tokens=7, prefix_bytes=700))
+    metrics.step(StepDone(kind="prefill"))
+    metrics.step(StepDone(kind="decode"))
+    metrics.step(StepDone())
     metrics.engine_restarted()
     shown = {s.name: s.value for s in samples(metrics) if set(s.labels) == WORKER}
     assert shown["worker_vram_bytes"] == 8_000_000_000
     assert shown["worker_memory_bytes"] == 9_000_000_000
     assert shown["worker_kv_cells_total"] == 4096
     assert (shown["worker_queue_depth"], shown["worker_requests_running"]) == (2, 8)
-    assert shown["worker_kv_cells_used"] == 0
+    assert shown["worker_kv_cells_used"] == 65
+    assert (shown["worker_prefix_cache_tokens"], shown["worker_prefix_cache_bytes"]) == (7, 700)
     assert shown["worker_engine_restarts_total"] == 1
     assert (
         value(metrics, "worker_steps_total", kind="prefill") == value(metrics, "worker_steps_total", kind="decode") == 1
     )
+
+
+def test_what_need_not_be_computed_what_was_guessed_and_who_was_paused_add_up(metrics: Metrics) -> None:
+    for n_cached in (0, 300, 12):
+        metrics.started(queued_s=0.0, n_cached=n_cached)
+    for step in (
+        StepDone(n_drafted=5, n_accepted=3, n_preempted=1),
+        StepDone(n_drafted=2),
+        StepDone(),
+        StepDone(n_preempted=2),
+    ):
+        metrics.step(step)
+    counters = ("prefix_tokens_reused", "draft_tokens", "draft_tokens_accepted", "preemptions")
+    assert [value(metrics, f"worker_{name}_total") for name in counters] == [312, 7, 3, 3]
 
 
 @pytest.mark.parametrize(

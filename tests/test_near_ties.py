@@ -14,6 +14,7 @@ from llama_cpp import llama_cpp as capi
 
 from worker.engine.contract import JobKey, Logprob, Outbound, Sampling, StepDone
 from worker.engine.loop import Engine
+from worker.engine.rules import Rules
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
@@ -66,9 +67,8 @@ def answers(runner: LlamaRunner, prompts: Sequence[str]) -> list[list[Logprob]]:
             assert delta.logprob is not None
             told[delta.job].append(delta.logprob)
 
-    engine = Engine(
-        runner, n_slots=len(PROMPTS), n_cells=1024, context_length=1024, chunk=32, emit=hear, clock=lambda: 0.0
-    )
+    rules = Rules(n_slots=len(PROMPTS), n_cells=1024, context_length=1024, chunk=32)
+    engine = Engine(runner, rules, emit=hear, clock=lambda: 0.0)
     greedy = Sampling(seed=0, temperature=0.0, logprobs=2, ignore_eos=True)
     for key, prompt in enumerate(prompts):
         engine.submit(JobKey(key), runner.model.tokenize(prompt), N_TOKENS, greedy)

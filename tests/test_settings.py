@@ -65,6 +65,10 @@ def test_a_range_includes_both_its_ends_and_nothing_beyond(name: str, kind: type
         ("device", "3"),
         ("gpu_layers", "all"),
         ("gpu_layers", "0"),
+        ("prefix_cache_mb", "auto"),
+        ("prefix_cache_mb", "0"),
+        ("prefix_cache_mb", "9999999"),
+        ("prompt_lookup", "off"),
         ("worker_id", "a"),
         ("worker_id", "worker_1.2:3-4"),
         ("worker_id", "x" * 256),
@@ -90,6 +94,11 @@ def test_good_values_pass(name: str, value: str) -> None:
         ("device", "cuda:\u0661"),
         ("gpu_layers", "some"),
         ("gpu_layers", "-1"),
+        ("prefix_cache_mb", "-1"),
+        ("prefix_cache_mb", "1.5"),
+        ("prefix_cache_mb", "10000000"),
+        ("prefix_cache_mb", "1\u0661"),
+        ("prompt_lookup", "true"),
         ("worker_id", ""),
         ("worker_id", "a b"),
         ("worker_id", "worker/1"),
@@ -151,6 +160,11 @@ def test_a_quantised_v_cache_needs_flash_attention(cache_type: str, flash_attn: 
 def test_the_k_cache_may_be_quantised_without_flash_attention() -> None:
     settings = replace(Settings(), cache_type_k="q4_0", flash_attn="off")
     assert check(settings) is settings
+
+
+@pytest.mark.parametrize(("given", "n_bytes"), [("auto", -1), ("0", 0), ("000", 0), ("512", 512 * 2**20)])
+def test_the_prefix_cache_is_given_in_mib_or_left_to_the_engine(given: str, n_bytes: int) -> None:
+    assert check(Settings(prefix_cache_mb=given)).prefix_cache_bytes == n_bytes
 
 
 def test_the_reported_model_ref_is_the_model_unless_another_is_given() -> None:

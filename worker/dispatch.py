@@ -80,9 +80,9 @@ class Dispatch:
         self._has_run.update(key for key in jobs if key in self._in_flight)
 
     def step_done(self, step: StepDone) -> None:
-        for key in step.started:
-            if job := self._in_flight.get(key):
-                job.start()
+        for started in step.started:
+            if job := self._in_flight.get(started.job):
+                job.start(started.n_cached)
         for delta in step.deltas:
             if job := self._in_flight.get(delta.job):
                 job.delta(delta.text, delta.logprob, step.sampled_at_s)

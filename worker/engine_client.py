@@ -27,6 +27,7 @@ from worker.engine.contract import (
     Outbound,
     Progress,
     Refused,
+    SelfTested,
     StepBegun,
     StepDone,
     Submit,
@@ -56,6 +57,8 @@ class Observer(Protocol):
     def on_progress(self, percent: int) -> None: ...
 
     def on_step(self, step: StepDone) -> None: ...
+
+    def on_self_tested(self, result: SelfTested) -> None: ...
 
     def on_engine_line(self, line: str) -> None: ...
 
@@ -178,13 +181,13 @@ class EngineClient:
                 self._jobs.accepted(key, prompt_tokens)
             case Refused():
                 self._jobs.refused(message)
-            case Progress() | Loaded() | LoadFailed() | StepBegun() | StepDone():
+            case Progress() | Loaded() | LoadFailed() | SelfTested() | StepBegun() | StepDone():
                 # The intake thread's answers say nothing of the thread that loads and steps.
                 self._watchdog.heartbeat()
                 self._hear(message)
         self._watchdog.is_working = self._jobs.are_in_flight
 
-    def _hear(self, message: Progress | Loaded | LoadFailed | StepBegun | StepDone) -> None:
+    def _hear(self, message: Progress | Loaded | LoadFailed | SelfTested | StepBegun | StepDone) -> None:
         match message:
             case Progress(percent=percent):
                 self._observer.on_progress(percent)
@@ -192,6 +195,8 @@ class EngineClient:
                 self._loaded(message)
             case LoadFailed():
                 self._load_failure = load_error(message)
+            case SelfTested():
+                self._observer.on_self_tested(message)
             case StepBegun(jobs=jobs):
                 self._jobs.step_begun(jobs)
             case StepDone():
@@ -210,7 +215,11 @@ class EngineClient:
         self.state = EngineState.RUNNING
         # A successor gets the same shape, whatever memory looks like by then, so that accepted jobs still fit.
         self._config = msgspec.structs.replace(
-            self._config, ctx_size=facts.n_cells, parallel=facts.parallel, prefill_chunk=facts.prefill_chunk
+            self._config,
+            ctx_size=facts.n_cells,
+            parallel=facts.parallel,
+            prefill_chunk=facts.prefill_chunk,
+            prefix_cache_bytes=facts.prefix_cache_bytes,
         )
         if is_first and self._first_load is not None and not self._first_load.done():
             self._first_load.set_result(facts)

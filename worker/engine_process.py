@@ -14,9 +14,11 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
-from worker.engine.backend import Constraint, Load, LoadedModel
+from worker.engine.backend import Constraint, Load, LoadedModel, SelfTest
 from worker.engine.contract import (
     Accepted,
     Cancel,
@@ -33,6 +35,7 @@ from worker.engine.contract import (
 )
 from worker.engine.intake import prompt_violation
 from worker.engine.loop import Engine
+from worker.engine.rules import Rules
 from worker.errors import InsufficientMemory, StartupError
 from worker.frames import FrameBuffer, encode_frame, inbound_decoder
 
@@ -182,20 +185,45 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     except StartupError as error:
         outbox.send(_load_failed(error))
         return
-    engine = Engine(
-        model.runner,
+    engine = Engine(model.runner, _rules(config, model), emit=outbox.send, clock=time.monotonic)
+    intake.serve(config, model, engine)
+    self_test = model.self_test
+    if config.is_deterministic:
+        self_test = _test(self_test, outbox, lambda: False)
+    outbox.send(model.facts)
+    while True:
+        if engine.is_idle and self_test is not None:
+            self_test = _test(self_test, outbox, lambda: not intake.inbox.empty())
+        _drain(intake.inbox, engine)
+        engine.step()
+
+
+def _rules(config: Configure, model: LoadedModel) -> Rules:
+    return Rules(
         n_slots=model.facts.parallel,
         n_cells=model.facts.n_cells,
         context_length=model.facts.context_length,
         chunk=model.facts.prefill_chunk,
-        emit=outbox.send,
-        clock=time.monotonic,
+        widest_step=model.widest_step,
+        itl_target_s=config.itl_target_ms / 1000,
+        is_deterministic=config.is_deterministic,
+        prefix_cache_bytes=model.facts.prefix_cache_bytes,
+        row_costs=model.row_costs,
     )
-    intake.serve(config, model, engine)
-    outbox.send(model.facts)
-    while True:
-        _drain(intake.inbox, engine)
-        engine.step()
+
+
+def _test(self_test: SelfTest | None, outbox: Outbox, is_wanted: Callable[[], bool]) -> SelfTest | None:
+    """Run the self-test while nobody wants the engine; None when it need not run again."""
+    if self_test is None:
+        return None
+    with closing(self_test()) as parts:
+        for result in parts:
+            if result is not None:
+                outbox.send(result)
+                return None
+            if is_wanted():
+                return self_test
+    return None
 
 
 def _drain(inbox: "queue.SimpleQueue[Inbound | Queued]", engine: Engine) -> None:

@@ -24,6 +24,10 @@ def configure(settings: Settings, model_path: Path) -> Configure:
         cache_type_v=settings.cache_type_v,
         flash_attn=settings.flash_attn,
         max_tokens_in=settings.max_tokens_in,
+        itl_target_ms=settings.itl_target_ms,
+        is_deterministic=settings.deterministic,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        has_prompt_lookup=settings.prompt_lookup == "on",
     )
 
 

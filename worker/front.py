@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from worker.account import Account
-from worker.engine.contract import JobKey, Loaded, StepDone
+from worker.engine.contract import JobKey, Loaded, SelfTested, StepDone
 from worker.engine_client import EngineClient, EngineState
 from worker.errors import (
     DeadlineExceeded,
@@ -21,6 +21,7 @@ from worker.errors import (
     WorkerLoading,
     WorkerUnhealthy,
 )
+from worker.health import Presence, Vitals, health_body
 from worker.job import Job
 from worker.logs import get_logger
 from worker.metrics import Metrics
@@ -66,6 +67,7 @@ class Front:
         self._account = Account(settings, metrics)
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._restarted = asyncio.Event()
+        self._vitals = Vitals()
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────
 
@@ -131,31 +133,19 @@ class Front:
                 self.unwatched.set()
 
     def health(self) -> HealthBody:
-        facts = self.facts
-        return HealthBody(
-            status="healthy" if self.phase in {Phase.READY, Phase.DRAINING} else "unhealthy",
+        presence = Presence(
+            phase=self.phase,
             vram_bytes=self.vram_bytes,
-            worker_id=self.settings.worker_id,
-            state=self.phase.name.lower(),
-            model=facts.name if facts else None,
-            model_ref=self.settings.reported_model_ref,
-            quant_kind=facts.quant_kind if facts else None,
-            resident=facts.resident if facts else False,
-            vram_bytes_used=self.vram_bytes,
-            memory_bytes=facts.memory_bytes if facts else 0,
-            tokenizer_kind=facts.tokenizer_kind if facts else None,
-            vocab_size=facts.vocab_size if facts else None,
-            context_length=facts.context_length if facts else None,
-            uptime_seconds=int(time.monotonic() - self._started_s),
-            slots_total=facts.parallel if facts else 0,
-            slots_busy=self.n_running,
-            queue_depth=self.n_waiting,
+            uptime_s=time.monotonic() - self._started_s,
+            n_running=self.n_running,
+            n_waiting=self.n_waiting,
             parity=self.parity,
         )
+        return health_body(self.settings, self.facts, self._vitals, presence)
 
     def scrape(self, accept: str | None) -> tuple[bytes, str]:
-        """/metrics: (body, content type). What is counted per job is counted now, not at every step."""
-        self.metrics.load(queue_depth=self.n_waiting, running=self.n_running)
+        """/metrics: (body, content type). What is a state, not a count, is looked up now, not at every step."""
+        self.metrics.load(queue_depth=self.n_waiting, running=self.n_running, step=self._vitals.step)
         return self.metrics.render(accept)
 
     def readiness(self) -> ReadyBody:
@@ -259,7 +249,11 @@ class Front:
         self._progress.show(percent)
 
     def on_step(self, step: StepDone) -> None:
-        self.metrics.step(step.kind, cells_used=step.cells_used)
+        self._vitals.step = step
+        self.metrics.step(step)
+
+    def on_self_tested(self, result: SelfTested) -> None:
+        self._vitals.self_tested = result
 
     def on_engine_line(self, line: str) -> None:
         log.debug("engine", line=line)
@@ -268,7 +262,7 @@ class Front:
         self._progress.close()
         self._progress = LoadProgress(self.settings.log_format)
         self.metrics.engine_restarted()
-        self.metrics.step(None, cells_used=0)
+        self._vitals = Vitals()
         log.error(
             "engine_restarted",
             cause=cause,

@@ -124,14 +124,18 @@ class Job:
             self.refusal = refusal
             self._end("rejected")
 
-    def start(self) -> None:
-        """A slot is theirs. A job that runs again after an engine death does not start twice."""
+    def start(self, n_cached: int) -> None:
+        """A slot is theirs, and `n_cached` tokens of the prompt were found computed.
+
+        A job that runs again after an engine death does not start twice.
+        """
         if self.is_ended:
             return
         self._slot_since_s = time.monotonic()
         if self._started_event is None:
-            self._around.metrics.started(queued_s=self._slot_since_s - self.order.arrived_s)
-            self._push_started()
+            queued_s = self._slot_since_s - self.order.arrived_s
+            self._around.metrics.started(queued_s=queued_s, n_cached=n_cached)
+            self._push_started(n_cached)
 
     def delta(self, text: str, logprob: Logprob | None, sampled_at_s: float) -> None:
         """One token was drawn; `text` is what it lets us show, with that of the tokens before it that was held back."""
@@ -182,7 +186,7 @@ class Job:
             self.refusal = DeadlineExceeded(message)
         else:
             if self._started_event is None:
-                self._push_started()
+                self._push_started(0)
             self._forget_unsent_tokens()
             self._push(self.dialect.error(code=code, message=message, retriable=RETRIABLE[code]))
         self._end(_OUTCOMES.get(code, "error"))
@@ -229,14 +233,14 @@ class Job:
         assert self._first_sampled_s is not None
         return round((self._first_sampled_s - self.order.arrived_s) * 1000)
 
-    def _push_started(self) -> None:
+    def _push_started(self, n_cached: int) -> None:
         self._started_event = self.dialect.started(
             job_id=self.order.job_id,
             model=self._around.model,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             seed=self.order.sampling.seed,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=0,
+            cached_tokens=n_cached,
         )
         self._push(self._started_event)
 

@@ -80,6 +80,25 @@ def plan_memory(
     return plan
 
 
+def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
+    """Most bytes of main memory for ended jobs' KV cells; `left_bytes` is what the plan leaves of it.
+
+    -1 means "decide for me": as much as the KV cache takes, at most half of what is left.
+    Raises: InsufficientMemory for more than is left.
+    """
+    left_bytes = max(0, left_bytes)
+    if asked < 0:
+        return min(plan.kv_bytes, left_bytes // 2)
+    if asked > left_bytes:
+        raise InsufficientMemory(
+            f"--prefix-cache-mb {asked // 2**20} is more main memory than the model leaves: "
+            f"give at most {left_bytes // 2**20}, or leave it out",
+            needed_bytes=asked,
+            available_bytes=left_bytes,
+        )
+    return asked
+
+
 def k_type(asked: str, *, is_on_gpu: bool, flash_attn: str) -> str:
     """The K cache's type for --cache-type-k: `auto` is llama.cpp's own f16, but bf16 on a CPU with flash attention.
 

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-from worker.engine.contract import StepKind
+from worker.engine.contract import StepDone, StepKind
 
 Outcome = Literal["success", "error", "cancelled", "timeout", "rejected"]
 
@@ -44,6 +44,8 @@ class Metrics:
         self._running = self._gauge("worker_requests_running", "Jobs in a slot.")
         self._cells_used = self._gauge("worker_kv_cells_used", "KV cells in use.")
         self._cells_total = self._gauge("worker_kv_cells_total", "KV cells there are.")
+        self._prefix_bytes = self._gauge("worker_prefix_cache_bytes", "Main memory that holds KV cells of ended jobs.")
+        self._prefix_tokens = self._gauge("worker_prefix_cache_tokens", "Tokens whose KV cells it holds.")
         started_s = clock()
         self._gauge("worker_uptime_seconds", "Time since start.").set_function(lambda: clock() - started_s)
 
@@ -58,8 +60,14 @@ class Metrics:
         )
         steps = Counter("worker_steps_total", "Decode calls by kind.", ("worker_id", "kind"), registry=self._registry)
         self._steps = {kind: steps.labels(worker_id, kind) for kind in get_args(StepKind)}
-        self._counter("worker_prefix_tokens_reused_total", "Prompt tokens found in the KV cache.")
-        self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
+        self._prefix_tokens_reused = self._counter(
+            "worker_prefix_tokens_reused_total", "Prompt tokens that were found computed."
+        )
+        self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
+        self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens guessed by prompt lookup.")
+        self._draft_tokens_accepted = self._counter(
+            "worker_draft_tokens_accepted_total", "Guessed tokens that were drawn."
+        )
 
         self._duration_ms = self._histogram(
             "worker_inference_duration_ms", "From a job's arrival to its end, in milliseconds.", _DURATION_MS
@@ -77,20 +85,28 @@ class Metrics:
         self._memory_bytes.set(memory_bytes)
         self._cells_total.set(n_cells)
 
-    def load(self, *, queue_depth: int, running: int) -> None:
-        """How busy the worker is now."""
+    def load(self, *, queue_depth: int, running: int, step: StepDone) -> None:
+        """How busy the worker is now; `step` is the engine's last report."""
         self._queue_depth.set(queue_depth)
         self._running.set(running)
+        self._cells_used.set(step.cells_used)
+        self._prefix_tokens.set(step.prefix_tokens)
+        self._prefix_bytes.set(step.prefix_bytes)
 
-    def step(self, kind: StepKind | None, *, cells_used: int) -> None:
+    def step(self, step: StepDone) -> None:
         """The engine reported; `kind` is None when no decode ran."""
-        if kind is not None:
-            self._steps[kind].inc()
-        self._cells_used.set(cells_used)
+        if step.kind is not None:
+            self._steps[step.kind].inc()
+        if step.n_drafted:
+            self._draft_tokens.inc(step.n_drafted)
+            self._draft_tokens_accepted.inc(step.n_accepted)
+        if step.n_preempted:
+            self._preemptions.inc(step.n_preempted)
 
-    def started(self, *, queued_s: float) -> None:
-        """A job got its slot."""
+    def started(self, *, queued_s: float, n_cached: int) -> None:
+        """A job got its slot, and `n_cached` tokens of its prompt need not be computed."""
         self._queue_s.observe(queued_s)
+        self._prefix_tokens_reused.inc(n_cached)
 
     def first_token(self, *, waited_s: float) -> None:
         self._first_token_s.observe(waited_s)

@@ -118,6 +118,14 @@ class Settings:
         metavar="TYPE",
     )
     flash_attn: str = _knob("auto", "Flash attention.", "Device and memory", choices=("auto", "on", "off"))
+    prefix_cache_mb: str = _knob(
+        "auto",
+        "Main memory, in MiB, for what ended jobs computed of their prompts, so that later ones need not; 0 is none.",
+        "Device and memory",
+        pattern=r"auto|[0-9]{1,7}",
+        metavar="N|auto",
+        shown_default="as much as the KV cache, at most half of what is left",
+    )
 
     parallel: int = _knob(
         0, "Jobs generating at once.", "Jobs", low=0, high=MAX_SLOTS, shown_default="8, fewer if memory demands"
@@ -128,6 +136,23 @@ class Settings:
     )
     max_tokens_in: int = _knob(
         0, "Longest prompt.", "Jobs", low=0, high=2**31 - 1, metavar="TOKENS", shown_default="what fits the context"
+    )
+    itl_target_ms: int = _knob(
+        150,
+        "How long a prompt may hold up the jobs that are generating, in milliseconds; sets the prefill chunk.",
+        "Jobs",
+        low=1,
+        high=10_000,
+        metavar="MS",
+    )
+    prompt_lookup: str = _knob(
+        "on",
+        "Guess tokens from a job's own text and check several in one step; answers stay the same.",
+        "Jobs",
+        choices=("on", "off"),
+    )
+    deterministic: bool = _knob(
+        False, "Always read prompts in chunks of 64, whatever this machine's speed and --itl-target-ms.", "Jobs"
     )
     inference_timeout_sec: float = _knob(
         300.0, "Longest life of a job, from its arrival.", "Jobs", low=0.001, high=86_400 * 7, metavar="SECONDS"
@@ -196,6 +221,11 @@ class Settings:
     @property
     def device_or_auto(self) -> str:
         return self.device or "auto"
+
+    @property
+    def prefix_cache_bytes(self) -> int:
+        """-1 means "decide for me"."""
+        return -1 if self.prefix_cache_mb == "auto" else int(self.prefix_cache_mb) * 2**20
 
     @property
     def reported_model_ref(self) -> str:

@@ -1,19 +1,21 @@
 """A backend in llama.cpp's place that can be checked by eye, and what it makes of a request that runs alone.
 
-It keeps the tokens each slot was given. The next token is a function of all of them, so one that is lost, doubled or
-leaked from a neighbour changes everything after it; and it asserts what llama.cpp would not forgive.
+It keeps the cells each slot was given, shared ones once. The next token is a function of all of them, so one that is
+lost, doubled or leaked from a neighbour changes everything after it; and it asserts what llama.cpp would not forgive.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from zlib import crc32
 
-from worker.engine.backend import Aborted, BadBatch, NoRoom, Sampled, Slice, Step
-from worker.engine.contract import FailureCode, Sampling, SlotId, StepKind, StopReason, TokenId
+from worker.engine.backend import Aborted, BadBatch, NoRoom, Sampled, Saved, Slice, Step
+from worker.engine.contract import FailureCode, SlotId, StepKind, StopReason, TokenId
+from worker.engine.scheduler import LEAST_CHUNK
 
 N_VOCAB = 64
 LETTERS = b"abcd"
+CELL_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,11 @@ class ToyModel:
     ends: frozenset[int] = frozenset()
     undrawable: frozenset[int] = frozenset()
     poison: frozenset[int] = frozenset()
+    n_seen: int = 0
+    """Of the tokens before: the draw depends on so many. Few of them make a text that repeats itself; 0 means all."""
 
     def draw(self, slot: SlotId, held: Seq[TokenId], seed: int) -> Sampled:
-        token = TokenId(crc32(repr((seed, list(held))).encode()) % N_VOCAB)
+        token = TokenId(crc32(repr((seed, list(held[-self.n_seen :]))).encode()) % N_VOCAB)
         if token in self.undrawable:
             return Sampled(slot, TokenId(0), b"", is_end=False, error="the logits are not numbers")
         return Sampled(slot, token, piece(token), is_end=token in self.ends)
@@ -97,28 +101,103 @@ def _look_away(_step: Step) -> None:
     pass
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """One of the memory; slots that share it hold the same one."""
+
+    token: TokenId
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The contract's Saved: what was read out of some cells."""
+
+    cells: tuple[tuple[TokenId, int], ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.cells)
+
+    @property
+    def n_bytes(self) -> int:
+        return CELL_BYTES * len(self.cells)
+
+    def split(self, n_tokens: int) -> tuple["Copy", "Copy"]:
+        assert 0 < n_tokens < len(self.cells)
+        return Copy(self.cells[:n_tokens]), Copy(self.cells[n_tokens:])
+
+
 class FakeRunner:
     """The contract's Runner. `before_run` sees every step at the moment it runs, as another thread might.
 
     Asked to abort, it first keeps `n_kept_at_abort` tokens of the step; without `has_room` one step finds no cells.
     """
 
-    def __init__(self, model: ToyModel, *, n_slots: int, n_cells: int, chunk: int) -> None:
+    def __init__(
+        self, model: ToyModel, *, n_slots: int, n_cells: int, chunk: int, widest_step: int = 0, can_share: bool = True
+    ) -> None:
         self.model = model
         self.n_cells = n_cells
         self.chunk = chunk
-        self.held: list[list[TokenId]] = [[] for _ in range(n_slots)]
+        self.widest_step = max(chunk, widest_step)
+        self.cells: list[list[Cell]] = [[] for _ in range(n_slots)]
         self.ran: list[tuple[StepKind, tuple[SlotId, ...]]] = []
         """Every call of `run`, also those that failed."""
+        self.n_computed = 0
+        """Tokens that steps have computed, all together."""
         self.before_run: Callable[[Step], None] = _look_away
         self.has_room = True
         self.n_kept_at_abort = 0
+        self._can_share = can_share
         self._is_abort_requested = False
-        self._decoding: set[SlotId] = set()
+
+    # ── memory ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def held(self) -> list[list[TokenId]]:
+        return [[cell.token for cell in cells] for cells in self.cells]
 
     @property
     def n_cells_used(self) -> int:
-        return sum(len(tokens) for tokens in self.held)
+        return len({id(cell) for cells in self.cells for cell in cells})
+
+    @property
+    def n_free_cells(self) -> int:
+        return self.n_cells - self.n_cells_used
+
+    @property
+    def can_share(self) -> bool:
+        return self._can_share
+
+    def trim(self, slot: SlotId, n_keep: int) -> None:
+        assert 0 <= n_keep <= len(self.cells[slot])
+        del self.cells[slot][n_keep:]
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+        assert self._can_share
+        assert not self.cells[target], "only an empty slot is given another's cells"
+        assert 0 < n_tokens <= len(self.cells[source])
+        self.cells[target] = self.cells[source][:n_tokens]
+
+    def save(self, slot: SlotId, start: int) -> Copy:
+        assert self._can_share
+        assert 0 <= start < len(self.cells[slot]), "there is something to save"
+        return Copy(tuple((cell.token, cell.position) for cell in self.cells[slot][start:]))
+
+    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
+        assert self._can_share
+        assert not self.cells[slot], "only an empty slot is filled"
+        assert 0 < n_tokens <= self.n_free_cells
+        told: list[tuple[TokenId, int]] = []
+        for part in parts:
+            assert isinstance(part, Copy)
+            told += part.cells
+        assert len(told) >= n_tokens
+        assert [position for _, position in told] == list(range(len(told))), "the parts follow each other"
+        self.cells[slot] = [Cell(token, position) for token, position in told[:n_tokens]]
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, step: Step) -> list[Sampled]:
         self._check(step)
@@ -126,14 +205,9 @@ class FakeRunner:
         self.before_run(step)
         self._fail_as_told(step)
         for piece in step.slices:
-            self.held[piece.slot] += piece.tokens
-        return [self._draw(piece, piece.sampling) for piece in step.slices if piece.sampling is not None]
-
-    def trim(self, slot: SlotId, n_keep: int) -> None:
-        assert 0 <= n_keep <= len(self.held[slot])
-        del self.held[slot][n_keep:]
-        if n_keep == 0:
-            self._decoding.discard(slot)
+            self._hold(piece, piece.tokens)
+        self.n_computed += step.n_tokens
+        return [each for piece in step.slices if piece.sampling is not None for each in self._draws(piece)]
 
     def request_abort(self) -> None:
         self._is_abort_requested = True
@@ -141,11 +215,23 @@ class FakeRunner:
     def forget_abort(self) -> None:
         self._is_abort_requested = False
 
-    def _draw(self, piece: Slice, sampling: Sampling) -> Sampled:
-        held = self.held[piece.slot]
+    def _hold(self, piece: Slice, tokens: Seq[TokenId]) -> None:
+        cells = self.cells[piece.slot]
+        cells += [Cell(token, len(cells) + i) for i, token in enumerate(tokens)]
+
+    def _draws(self, piece: Slice) -> Iterator[Sampled]:
+        """One after the token before the guesses, and one after each guess that was drawn."""
+        held = [cell.token for cell in self.cells[piece.slot]]
+        held = held[: len(held) - piece.n_drafts]
+        guesses = piece.tokens[len(piece.tokens) - piece.n_drafts :]
         assert list(piece.generated) == held[len(held) - len(piece.generated) :], "the penalty would see other tokens"
-        self._decoding.add(piece.slot)
-        return self.model.draw(piece.slot, held, sampling.seed)
+        assert piece.sampling is not None
+        for guess in (*guesses, None):
+            drawn = self.model.draw(piece.slot, held, piece.sampling.seed)
+            yield drawn
+            if drawn.error is not None or drawn.is_end or drawn.token != guess:
+                return
+            held.append(drawn.token)
 
     def _fail_as_told(self, step: Step) -> None:
         if not self.has_room:
@@ -160,27 +246,28 @@ class FakeRunner:
     def _keep_part(self, step: Step, n_tokens: int) -> None:
         for piece in step.slices:
             kept = piece.tokens[:n_tokens]
-            self.held[piece.slot] += kept
+            self._hold(piece, kept)
             n_tokens -= len(kept)
 
     def _check(self, step: Step) -> None:
         slots = [piece.slot for piece in step.slices]
         assert slots, "a step decodes something"
         assert len(set(slots)) == len(slots), "one slice per slot"
-        assert set(slots) <= set(range(len(self.held))), "the slot exists"
+        assert set(slots) <= set(range(len(self.cells))), "the slot exists"
         assert self.n_cells_used + step.n_tokens <= self.n_cells, "the cells exist"
-        assert step.kind == "decode" or step.n_tokens <= self.chunk, "a prefill step is at most one chunk"
+        assert step.kind == "decode" or step.n_tokens <= self.widest_step, "a prefill step has a size"
         for piece in step.slices:
             self._check_slice(step.kind, piece)
 
     def _check_slice(self, kind: StepKind, piece: Slice) -> None:
         end = piece.start + len(piece.tokens)
-        assert piece.start == len(self.held[piece.slot]), "positions are contiguous"
+        assert piece.start == len(self.cells[piece.slot]), "positions are contiguous"
         assert end > piece.start, "a slice has tokens"
-        assert (kind == "decode") == (piece.slot in self._decoding), "prefill and decode are never mixed"
         if kind == "decode":
-            assert len(piece.tokens) == 1
+            assert len(piece.tokens) == 1 + piece.n_drafts
             assert piece.sampling is not None
         else:
-            assert piece.start // self.chunk == (end - 1) // self.chunk, "no slice crosses a chunk's edge"
-            assert end % self.chunk == 0 or piece.sampling is not None, "only the prompt's end stops short of an edge"
+            assert piece.n_drafts == 0
+            assert end % min(self.chunk, LEAST_CHUNK) == 0 or piece.sampling is not None, (
+                "only the end stops short of an edge"
+            )

@@ -8,6 +8,8 @@ from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alo
 from worker.engine.backend import Step
 from worker.engine.contract import Failed, Finished, JobKey, Outbound, Sampling, StepBegun, StepDone, StepKind, TokenId
 from worker.engine.loop import Engine
+from worker.engine.rules import Rules
+from worker.engine.scheduler import PASSES
 from worker.engine.sequence import Sequence, State
 
 MAX_STEPS = 5_000
@@ -43,20 +45,29 @@ class Rig:
         chunk: int = 8,
         context_length: int = 100,
         n_cells: int = 800,
+        widest_step: int = 0,
+        prefix_cache_bytes: int = 0,
+        can_share: bool = True,
+        row_costs: tuple[tuple[int, float], ...] = (),
+        is_deterministic: bool = False,
     ) -> None:
         self.model = model or ToyModel()
-        self.runner = FakeRunner(self.model, n_slots=n_slots, n_cells=n_cells, chunk=chunk)
+        self.runner = FakeRunner(
+            self.model, n_slots=n_slots, n_cells=n_cells, chunk=chunk, widest_step=widest_step, can_share=can_share
+        )
         self.runner.before_run = self._at_run
         self.context_length = context_length
-        self.engine = Engine(
-            self.runner,
+        rules = Rules(
             n_slots=n_slots,
             n_cells=n_cells,
             context_length=context_length,
             chunk=chunk,
-            emit=self._hear,
-            clock=lambda: float(len(self.frames)),
+            widest_step=widest_step,
+            prefix_cache_bytes=prefix_cache_bytes,
+            row_costs=row_costs,
+            is_deterministic=is_deterministic,
         )
+        self.engine = Engine(self.runner, rules, emit=self._hear, clock=lambda: float(len(self.frames)))
         self.requests: list[Request] = []
         self.stories: list[Story] = []
         self.frames: list[Outbound] = []
@@ -64,10 +75,13 @@ class Rig:
         """One for each step that ran, however often it was split."""
         self.started: list[JobKey] = []
         self.next_misfortune: Misfortune | None = None
+        self.n_preempted = 0
+        self.n_cached: dict[JobKey, int] = {}
+        """Tokens that a job found computed when it began."""
         self.n_cells_told = 0
         """What the front believes is in use."""
         self.without_room: set[JobKey] = set()
-        """Jobs that the cache's refusal was to cost: the newest of their step."""
+        """Jobs that were alone when the library had no room: nobody could be paused for them."""
         self._announced: tuple[JobKey, ...] = ()
         self._prefill_due: dict[JobKey, int] = {}
         """job → the number of steps by which its prompt is to be computed"""
@@ -120,11 +134,16 @@ class Rig:
                 raise AssertionError(f"the loop does not send {frame}")
 
     def _hear_step_done(self, frame: StepDone) -> None:
-        for job in frame.started:
+        for started in frame.started:
+            job = started.job
             assert not self.stories[job].is_started
             self.stories[job].is_started = True
             self.started.append(job)
-            self._prefill_due[job] = len(self.kinds) + 2 * self._n_chunks_ahead()
+            self.n_cached[job] = started.n_cached
+            self._prefill_due[job] = len(self.kinds) + 2 * (PASSES + 1) * self._n_chunks_ahead()
+        if frame.n_preempted:
+            self.n_preempted += frame.n_preempted
+            self._prefill_due.clear()
         for delta in frame.deltas:
             self._running_story(delta.job).texts.append(delta.text)
         for end in frame.finished + frame.failed:
@@ -138,9 +157,9 @@ class Rig:
         return story
 
     def _n_chunks_ahead(self) -> int:
-        """Prefill steps until everything that has a slot is computed, one slice each at worst."""
+        """Slices until everything that is in prefill is computed; a first one may be short."""
         prefilling = [one for one in self.engine.scheduler.running.values() if one.state is State.PREFILL]
-        return sum(ceil((len(one.prompt) - one.n_computed) / self.runner.chunk) for one in prefilling)
+        return sum(ceil(one.n_to_compute / self.runner.chunk) + 1 for one in prefilling)
 
     # ── the laws at the moment a step runs ───────────────────────────────────────────────────────
 
@@ -170,7 +189,8 @@ class Rig:
             self.runner.request_abort()
         else:
             self.runner.has_room = False
-            self.without_room.add(max(jobs))
+            if len(self.engine.scheduler.running) == 1:
+                self.without_room.update(jobs)
         self.next_misfortune = None
         self._prefill_due = {job: due + 2 for job, due in self._prefill_due.items()}
 
@@ -180,24 +200,25 @@ class Rig:
         scheduler = self.engine.scheduler
         running = scheduler.running
         assert sorted([*scheduler.free_slots, *running]) == list(range(len(self.runner.held)))
-        reserved = sum(sequence.n_reserved for sequence in running.values())
-        assert scheduler.n_free_cells + reserved == scheduler.n_cells
         assert self.n_cells_told == self.runner.n_cells_used, "the front knows how full the cache is"
         for slot in scheduler.free_slots:
             assert not self.runner.held[slot], "a free slot holds nothing"
         for sequence in running.values():
             self._check_running(sequence)
         waiting = [sequence.job for sequence in scheduler.waiting]
-        assert self.started + waiting == sorted(self.started + waiting), "first come, first served"
+        assert waiting == sorted(waiting), "the oldest waits first"
+        new = [sequence.job for sequence in scheduler.waiting if not sequence.is_begun]
+        assert all(job < new[0] for job in self.started if new), "nobody begins before an older one has a slot"
         over = sum(story.is_over for story in self.stories)
         assert over + len(running) + len(waiting) == len(self.stories), "every job is somewhere"
 
     def _check_running(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         tokens = sequence.prompt + sequence.generated
+        assert sequence.tokens == tokens
         assert self.runner.held[sequence.slot] == tokens[: sequence.n_computed], "no token lost, doubled or leaked"
         assert len(self.stories[sequence.job].texts) == len(sequence.generated), "one Delta per sampled token"
-        if sequence.state is State.PREFILL:
+        if sequence.state is State.PREFILL and sequence.job in self._prefill_due:
             assert len(self.kinds) < self._prefill_due[sequence.job], "the prompt waits longer than its turn"
 
     def check_story(self, job: JobKey) -> None:

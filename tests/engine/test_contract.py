@@ -25,7 +25,9 @@ from worker.engine.contract import (
     Progress,
     Refused,
     Sampling,
+    SelfTested,
     SlotId,
+    Started,
     StepBegun,
     StepDone,
     StopReason,
@@ -80,6 +82,7 @@ LOGPROBS = st.builds(Logprob, TOPS, several(TOPS))
 DELTAS = st.builds(Delta, JOB, TEXT, st.none() | LOGPROBS)
 VIOLATIONS = st.builds(Violation, st.sampled_from(("prompt", "grammar", "json_schema")), TEXT, TEXT)
 FINISHED = st.builds(Finished, JOB, st.sampled_from(get_args(StopReason)), st.none() | TEXT, st.booleans())
+STARTED = st.builds(Started, JOB, SIZE)
 FAILED = st.builds(Failed, JOB, st.sampled_from(get_args(FailureCode)), TEXT)
 
 INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
@@ -100,6 +103,10 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
         flash_attn=TEXT,
         max_tokens_in=SIZE,
         prefill_chunk=SIZE,
+        itl_target_ms=SIZE,
+        is_deterministic=st.booleans(),
+        prefix_cache_bytes=st.integers(-1, 2**63 - 1),
+        has_prompt_lookup=st.booleans(),
     ),
     Submit: st.builds(
         Submit,
@@ -131,16 +138,23 @@ OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
         memory_architecture=st.sampled_from(("vram-only", "unified", "host")),
         memory_bytes=SIZE,
         prefill_chunk=SIZE,
+        prefix_cache_bytes=SIZE,
     ),
     LoadFailed: st.builds(
         LoadFailed, code=TEXT, message=TEXT, needed_bytes=st.none() | SIZE, available_bytes=st.none() | SIZE
     ),
+    SelfTested: st.builds(SelfTested, is_same=st.booleans(), differences=st.lists(TEXT, max_size=3).map(tuple)),
     Accepted: st.builds(Accepted, job=JOB, prompt_tokens=SIZE),
     Refused: st.builds(Refused, job=JOB, violations=several(VIOLATIONS)),
     StepBegun: st.builds(StepBegun, jobs=JOBS),
     StepDone: st.builds(
         StepDone,
-        started=JOBS,
+        started=several(STARTED),
+        prefix_tokens=SIZE,
+        prefix_bytes=SIZE,
+        n_preempted=SIZE,
+        n_drafted=SIZE,
+        n_accepted=SIZE,
         deltas=several(DELTAS),
         finished=several(FINISHED),
         failed=several(FAILED),

@@ -3,9 +3,10 @@
 Every step and frame is also checked by the rig (rig.py) as it happens; test_loop_laws.py leaves the order to chance.
 """
 
-from tests.engine.fake_runner import Request, ToyModel
+from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
-from worker.engine.contract import Failed, Finished, JobKey, StepBegun, StepDone
+from worker.engine.contract import Failed, Finished, JobKey, SlotId, StepBegun, StepDone, TokenId
+from worker.engine.reuse import LEAST_KEPT
 
 UNDRAWABLE, POISON = 2, 3
 POISONOUS = ToyModel(poison=frozenset({POISON}))
@@ -55,7 +56,7 @@ def test_a_stream_goes_on_while_a_long_prompt_is_computed() -> None:
 
 def test_a_job_that_waits_for_cells_starts_as_soon_as_they_are_free() -> None:
     rig = Rig(n_cells=100)
-    first, second = rig.submit(request(0, 50, 10)), rig.submit(request(1, 50, 10))
+    first, second = rig.submit(request(0, 60, 10)), rig.submit(request(1, 60, 10))
     while not rig.stories[first].is_over:
         rig.step()
         assert not rig.stories[second].is_started
@@ -190,16 +191,181 @@ def test_poison_found_while_decoding_fails_its_own_job_alone() -> None:
     assert all(story.texts for story in failed)
 
 
-def test_a_cache_without_room_costs_the_newest_job_of_the_step() -> None:
+def test_a_library_without_room_pauses_the_newest_job() -> None:
     rig = rig_with(*(request(i, n_prompt=2) for i in range(3)))
     rig.step()
     rig.next_misfortune = "no room"
     rig.step()
-    end = rig.stories[2].end
+    assert rig.n_preempted == 1
+    rig.run_until_idle()
+    rig.check_stories()
+    assert [len(story.texts) for story in rig.stories] == [32] * 3
+
+
+def test_a_library_without_room_fails_a_job_only_when_it_is_alone() -> None:
+    rig = rig_with(request(0, n_prompt=2))
+    rig.step()
+    rig.next_misfortune = "no room"
+    rig.step()
+    end = rig.stories[0].end
     assert isinstance(end, Failed)
     assert end.code == "VRAM_OOM"
     rig.run_until_idle()
+
+
+# ── pressure ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_jobs_that_outgrow_the_cells_are_paused_and_lose_nothing() -> None:
+    """Each fits alone; together they need five times the cells."""
+    rig = Rig(n_cells=100, context_length=100)
+    for i in range(8):
+        rig.submit(request(i, n_prompt=10, max_tokens=50))
+    rig.run_until_idle()
     rig.check_stories()
+    assert rig.n_preempted > 0
+    assert [len(story.texts) for story in rig.stories] == [50] * 8
+
+
+def test_the_oldest_job_is_never_paused() -> None:
+    rig = Rig(n_cells=100, context_length=100)
+    for i in range(4):
+        rig.submit(request(i, n_prompt=10, max_tokens=80))
+    n_steps = 0
+    while not rig.stories[0].is_over:
+        rig.step()
+        n_steps += 1
+    assert n_steps <= 2 * 80 + 8
+
+
+def test_what_a_paused_job_had_computed_is_not_computed_again_while_there_is_room_to_keep_it() -> None:
+    n_computed, n_preempted = [], 0
+    for n_kept in (0, 1000):
+        rig = Rig(n_cells=100, prefix_cache_bytes=n_kept * CELL_BYTES)
+        for i in range(3):
+            rig.submit(request(i, n_prompt=20, max_tokens=60))
+        rig.run_until_idle()
+        rig.check_stories()
+        assert rig.n_preempted > 0
+        n_computed.append(rig.runner.n_computed)
+        n_preempted = rig.n_preempted
+    n_needed = 3 * (20 + 60 - 1)
+    assert n_computed[1] <= n_needed + n_preempted * (LEAST_KEPT + 1) < n_computed[0]
+
+
+# ── prefixes ─────────────────────────────────────────────────────────────────────────────────────
+
+COMMON = tuple(range(10, 58))
+
+
+def test_a_prefix_that_many_ask_for_at_once_is_computed_once() -> None:
+    rig = Rig(chunk=8, n_cells=800, context_length=100)
+    for i in range(8):
+        rig.submit(Request((*COMMON, 10 + i), max_tokens=4, seed=i))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert rig.n_cached == {JobKey(0): 0} | {JobKey(i): len(COMMON) for i in range(1, 8)}
+    assert rig.runner.n_computed == len(COMMON) + 8 * 4
+
+
+def test_jobs_that_follow_go_on_alone_when_their_leader_is_cancelled() -> None:
+    rig = Rig(chunk=8)
+    for i in range(3):
+        rig.submit(Request((*COMMON, 10 + i), max_tokens=4, seed=i))
+    for _ in range(3):
+        rig.step()
+    assert rig.started == [0]
+    rig.cancel(JobKey(0))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert rig.n_cached[JobKey(1)] == 0
+    assert rig.n_cached[JobKey(2)] == len(COMMON)
+
+
+def test_a_job_does_not_wait_for_a_prefix_shorter_than_a_chunk() -> None:
+    rig = Rig(chunk=16)
+    rig.submit(Request((*COMMON[:10], *range(20, 60)), max_tokens=4))
+    rig.submit(Request((*COMMON[:10], 1), max_tokens=4))
+    rig.step()
+    assert rig.started == [0, 1]
+
+
+def test_a_later_job_finds_what_an_ended_one_computed_prompt_and_answer() -> None:
+    rig = Rig(prefix_cache_bytes=1000 * CELL_BYTES)
+    first = rig.submit(Request(COMMON, max_tokens=8))
+    rig.run_until_idle()
+    answer = tuple(alone_tokens(rig, first))
+    second = rig.submit(Request((*COMMON, *answer, 5, 6), max_tokens=8))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert rig.n_cached[second] == len(COMMON) + 7, "the last token of an answer is not computed"
+    frame = rig.frames[-1]
+    assert isinstance(frame, StepDone)
+    assert frame.prefix_bytes == frame.prefix_tokens * CELL_BYTES > 0
+
+
+def alone_tokens(rig: Rig, job: JobKey) -> list[int]:
+    held = [TokenId(token) for token in rig.requests[job].prompt]
+    for _ in range(rig.requests[job].max_tokens):
+        held.append(rig.model.draw(SlotId(0), held, rig.requests[job].seed).token)
+    return list(held[len(rig.requests[job].prompt) :])
+
+
+def test_a_whole_prompt_that_is_known_computes_its_last_token_only() -> None:
+    rig = Rig(prefix_cache_bytes=1000 * CELL_BYTES)
+    for seed in range(2):
+        rig.submit(Request(COMMON, max_tokens=1, seed=seed))
+        rig.run_until_idle()
+    rig.check_stories()
+    assert rig.n_cached[JobKey(1)] == len(COMMON) - 1
+    assert rig.runner.n_computed == len(COMMON) + 1
+
+
+def test_memory_that_cannot_be_cut_is_neither_shared_nor_kept() -> None:
+    rig = Rig(can_share=False, prefix_cache_bytes=1000 * CELL_BYTES)
+    for _ in range(2):
+        for seed in range(2):
+            rig.submit(Request(COMMON, max_tokens=3, seed=seed))
+        rig.run_until_idle()
+    rig.check_stories()
+    assert set(rig.n_cached.values()) == {0}
+
+
+def test_deterministic_prefixes_end_at_a_chunks_edge() -> None:
+    rig = Rig(chunk=16, prefix_cache_bytes=1000 * CELL_BYTES, is_deterministic=True)
+    for n in (45, 48):
+        rig.submit(Request((*COMMON[:n], 1, 2), max_tokens=3))
+        rig.run_until_idle()
+    rig.submit(Request((*COMMON[:32], 3), max_tokens=30))
+    rig.step()
+    rig.submit(Request((*COMMON[:40], 4), max_tokens=3))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert list(rig.n_cached.values()) == [0, 32, 32, 32]
+
+
+# ── guesses ──────────────────────────────────────────────────────────────────────────────────────
+
+CHEAP_ROWS = ((1, 1.0), (32, 1.1))
+
+
+def test_guesses_give_the_same_text_in_fewer_steps_where_it_repeats_itself() -> None:
+    n_steps = []
+    for row_costs in ((), CHEAP_ROWS):
+        rig = Rig(ToyModel(n_seen=1), row_costs=row_costs, context_length=200)
+        rig.submit(Request((1, 2, 3), max_tokens=120))
+        rig.run_until_idle()
+        rig.check_stories()
+        n_steps.append(rig.kinds.count("decode"))
+    assert n_steps[1] < n_steps[0] / 3
+
+
+def test_wrong_guesses_leave_no_cells_behind() -> None:
+    rig = Rig(row_costs=CHEAP_ROWS, context_length=200)
+    rig.submit(Request((1, 2, 3) * 5, max_tokens=100))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert sum(frame.n_drafted for frame in rig.frames if isinstance(frame, StepDone)) > 0
 
 
 def test_an_aborted_step_is_run_again_as_if_it_had_not_been() -> None:
@@ -236,7 +402,8 @@ def test_the_frames_of_two_jobs_in_order() -> None:
                 told.append(frame.jobs)
             case StepDone():
                 deltas, ends = [one.job for one in frame.deltas], [one.job for one in frame.finished]
-                told.append((frame.kind, frame.started, deltas, ends, frame.cells_used))
+                started = tuple(each.job for each in frame.started)
+                told.append((frame.kind, started, deltas, ends, frame.cells_used))
     assert told == [
         (None, (a, b), [], [], 0),
         (a, b),

@@ -3,6 +3,8 @@
 The laws themselves stand in the rig (rig.py), which checks each step and frame as it happens.
 """
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -14,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.engine.fake_runner import N_VOCAB, Request, ToyModel
+from tests.engine.fake_runner import CELL_BYTES, N_VOCAB, Request, ToyModel
 from tests.engine.rig import Rig
 from worker.engine.contract import JobKey
 
@@ -24,6 +26,8 @@ ENDS, UNDRAWABLE, POISON = 1, 2, 3
 TROUBLED = ToyModel(ends=frozenset({ENDS}), undrawable=frozenset({UNDRAWABLE}), poison=frozenset({POISON}))
 
 CHUNKS = (2, 4, 8)
+CHEAP_ROWS = ((1, 1.0), (32, 1.1))
+"""Guesses nearly always pay."""
 STOPS: tuple[tuple[str, ...], ...] = ((), (), ("bb",), ("cab", "a"), ("dda", "aab"))
 LENGTHS = st.integers(1, 4) | st.integers(1, 3 * max(CHUNKS))
 
@@ -31,7 +35,7 @@ LENGTHS = st.integers(1, 4) | st.integers(1, 3 * max(CHUNKS))
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
     """A prompt is told by its length and a number, not token by token: a failing example then shrinks in seconds."""
-    n_prompt, start = draw(LENGTHS), draw(st.integers(0, 20))
+    n_prompt, start = draw(LENGTHS), draw(st.integers(0, 3))
     prompt = tuple(POISON + 1 + (start + i * i) % (N_VOCAB - POISON - 1) for i in range(n_prompt))
     if draw(st.integers(0, 9)) == 9:
         prompt = (*prompt, POISON)
@@ -45,10 +49,26 @@ class Anything(RuleBasedStateMachine):
     rig: Rig
 
     @initialize(
-        n_slots=st.integers(1, 6), n_spare_cells=st.sampled_from((0, 20, 60, 200)), chunk=st.sampled_from(CHUNKS)
+        n_slots=st.integers(1, 6),
+        n_spare_cells=st.sampled_from((0, 20, 60, 200)),
+        chunk=st.sampled_from(CHUNKS),
+        widest_step=st.sampled_from((0, 32)),
+        n_kept=st.sampled_from((0, 50, 500)),
+        how=st.sampled_from(("as ever", "repetitive", "deterministic", "uncut")),
     )
-    def load(self, n_slots: int, n_spare_cells: int, chunk: int) -> None:
-        self.rig = Rig(TROUBLED, n_slots=n_slots, chunk=chunk, context_length=40, n_cells=40 + n_spare_cells)
+    def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
+        self.rig = Rig(
+            replace(TROUBLED, n_seen=1 if how == "repetitive" else 0),
+            n_slots=n_slots,
+            chunk=chunk,
+            context_length=40,
+            n_cells=40 + n_spare_cells,
+            widest_step=widest_step,
+            prefix_cache_bytes=n_kept * CELL_BYTES,
+            can_share=how != "uncut",
+            row_costs=CHEAP_ROWS if how == "repetitive" else (),
+            is_deterministic=how == "deterministic",
+        )
 
     @rule(wanted=st.lists(requests(), min_size=1, max_size=4))
     def arrive(self, wanted: list[Request]) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from worker.engine.backend import Step
 from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 
@@ -18,11 +18,25 @@ def waiting(job: int, n_prompt: int = 4, max_tokens: int = 4) -> Sequence:
     return Sequence(JobKey(job), prompt, max_tokens, Sampling(seed=0), TextStream(()))
 
 
-def scheduler_of(*sequences: Sequence, n_slots: int = 4, n_cells: int = 1000, chunk: int = 8) -> Scheduler:
-    scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, chunk=chunk)
+def scheduler_of(
+    *sequences: Sequence, n_slots: int = 4, n_cells: int = 1000, chunk: int = 8, widest_step: int = 0
+) -> Scheduler:
+    scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, chunk=chunk, widest_step=widest_step)
     for sequence in sequences:
         scheduler.add(sequence)
     return scheduler
+
+
+def n_free(scheduler: Scheduler) -> int:
+    return scheduler.n_cells - sum(sequence.n_computed for sequence in scheduler.running.values())
+
+
+def admit(scheduler: Scheduler, n_shared: int = 0) -> list[Sequence]:
+    """Who gets a slot; with nothing to share each is at once in prefill."""
+    admitted = scheduler.admit(n_free(scheduler), lambda _: n_shared)
+    for sequence in admitted:
+        sequence.move(State.PREFILL)
+    return admitted
 
 
 def compute(scheduler: Scheduler, step: Step) -> None:
@@ -34,14 +48,22 @@ def compute(scheduler: Scheduler, step: Step) -> None:
             continue
         if sequence.state is State.PREFILL:
             sequence.move(State.DECODE)
-        sequence.generated.append(TokenId(0))
+        sequence.append(TokenId(0))
         if sequence.is_out_of_tokens:
             scheduler.remove(sequence)
 
 
+def pause_for(scheduler: Scheduler, step: Step) -> None:
+    """Make room for a step as the loop does."""
+    newest = scheduler.newest()
+    assert newest is not None, "what is alone fits"
+    scheduler.preempt(newest)
+
+
 def next_computed(scheduler: Scheduler) -> Step:
-    scheduler.admit()
-    step = scheduler.next_step()
+    admit(scheduler)
+    while (step := scheduler.next_step()) is not None and step.n_tokens > n_free(scheduler):
+        pause_for(scheduler, step)
     assert step is not None
     compute(scheduler, step)
     return step
@@ -60,34 +82,46 @@ def slots(step: Step) -> list[SlotId]:
 
 def test_admission_takes_the_queues_head_and_the_lowest_free_slot() -> None:
     scheduler = scheduler_of(*(waiting(job) for job in range(3)), n_slots=2)
-    assert jobs(scheduler.admit()) == [0, 1]
+    assert jobs(admit(scheduler)) == [0, 1]
     assert {slot: sequence.job for slot, sequence in scheduler.running.items()} == {0: 0, 1: 1}
     scheduler.remove(scheduler.running[SlotId(0)])
-    assert jobs(scheduler.admit()) == [2]
+    assert jobs(admit(scheduler)) == [2]
     assert scheduler.running[SlotId(0)].job == 2
 
 
 def test_nobody_passes_a_head_that_waits_for_cells() -> None:
     running, large, small = waiting(0, 50, 10), waiting(1, 60, 10), waiting(2, 1, 1)
     scheduler = scheduler_of(running, large, small, n_cells=100)
-    assert jobs(scheduler.admit()) == [0]
-    assert scheduler.admit() == []
+    assert jobs(admit(scheduler)) == [0]
+    assert admit(scheduler) == []
     scheduler.remove(running)
-    assert jobs(scheduler.admit()) == [1, 2]
+    assert jobs(admit(scheduler)) == [1, 2]
+
+
+def test_tokens_that_others_have_computed_need_no_room() -> None:
+    scheduler = scheduler_of(waiting(0, 50, 10), waiting(1, 60, 10), n_cells=100)
+    admit(scheduler)
+    compute(scheduler, Step("prefill", (scheduler.running[SlotId(0)].prefill_slice(50),)))
+    assert admit(scheduler, n_shared=20) == []
+    assert jobs(admit(scheduler, n_shared=48)) == [1]
 
 
 def test_a_head_that_is_cancelled_while_it_waits_lets_the_next_through() -> None:
     large, small = waiting(1, 60, 10), waiting(2, 1, 1)
     scheduler = scheduler_of(waiting(0, 50, 10), large, small, n_cells=100)
-    scheduler.admit()
+    admit(scheduler)
     scheduler.remove(large)
-    assert jobs(scheduler.admit()) == [2]
+    assert jobs(admit(scheduler)) == [2]
 
 
-def test_a_reservation_that_fills_the_last_cell_is_admitted() -> None:
-    scheduler = scheduler_of(waiting(0, 60, 40), waiting(1, 1, 1), n_cells=100)
-    assert jobs(scheduler.admit()) == [0]
-    assert scheduler.n_free_cells == 0
+def test_a_job_that_is_alone_is_admitted_whatever_it_needs() -> None:
+    scheduler = scheduler_of(waiting(0, 99, 1), waiting(1, 1, 1), n_cells=100)
+    assert jobs(admit(scheduler)) == [0]
+
+
+def test_what_will_be_generated_reserves_no_more_than_a_margin() -> None:
+    scheduler = scheduler_of(waiting(0, 10, 90), waiting(1, 10, 90), n_cells=100)
+    assert jobs(admit(scheduler)) == [0, 1]
 
 
 def test_what_could_never_fit_is_refused_at_the_door() -> None:
@@ -103,13 +137,42 @@ def test_a_job_key_in_flight_is_refused() -> None:
 def test_a_removed_sequence_is_done_and_unknown() -> None:
     first, second = waiting(0), waiting(1)
     scheduler = scheduler_of(first, second, n_slots=1)
-    scheduler.admit()
+    admit(scheduler)
     for sequence in (first, second):
         assert scheduler.find(sequence.job) is sequence
         scheduler.remove(sequence)
         assert sequence.state is State.DONE
         assert scheduler.find(sequence.job) is None
     assert scheduler.is_idle
+
+
+# ── pausing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_newest_is_paused_and_waits_before_all_that_are_younger() -> None:
+    scheduler = scheduler_of(*(waiting(job) for job in range(5)), n_slots=3)
+    admit(scheduler)
+    for expected in (2, 1):
+        newest = scheduler.newest()
+        assert newest is not None
+        assert newest.job == expected
+        scheduler.preempt(newest)
+    assert scheduler.newest() is None, "the last one goes on"
+    assert [sequence.job for sequence in scheduler.waiting] == [1, 2, 3, 4]
+    assert jobs(admit(scheduler)) == [1, 2]
+
+
+def test_a_paused_sequence_computes_its_prompt_and_its_own_tokens_again_and_draws_then() -> None:
+    scheduler = scheduler_of(waiting(0), waiting(1, 3, 9), chunk=8)
+    for _ in range(3):
+        next_computed(scheduler)
+    paused = scheduler.running[SlotId(1)]
+    generated = list(paused.generated)
+    scheduler.preempt(paused)
+    admit(scheduler)
+    piece = paused.prefill_slice(8)
+    assert (piece.start, list(piece.tokens)) == (0, paused.prompt + generated)
+    assert piece.sampling is not None
 
 
 # ── steps ────────────────────────────────────────────────────────────────────────────────────────
@@ -122,12 +185,16 @@ def test_there_is_no_step_while_nothing_holds_a_slot() -> None:
 
 def test_short_prompts_share_a_prefill_step_as_far_as_the_chunk_goes() -> None:
     scheduler = scheduler_of(waiting(0, 3), waiting(1, 5), waiting(2, 1), chunk=8)
-    assert slots(next_computed(scheduler)) == [0, 1]
+    assert slots(next_computed(scheduler)) == [2, 0]
+    assert [step.kind for step in (next_computed(scheduler), next_computed(scheduler))] == ["decode", "prefill"]
 
 
-def test_a_prompt_that_does_not_fit_the_rest_of_the_chunk_is_not_passed() -> None:
-    scheduler = scheduler_of(waiting(0, 3), waiting(1, 6), waiting(2, 1), chunk=8)
-    assert slots(next_computed(scheduler)) == [0]
+def test_a_step_is_wide_while_nobody_generates_and_a_chunk_when_somebody_does() -> None:
+    scheduler = scheduler_of(waiting(0, 40, 50), chunk=8, widest_step=32)
+    assert [next_computed(scheduler).n_tokens for _ in range(2)] == [32, 8]
+    scheduler.add(waiting(1, 40))
+    sizes = {(step.kind, step.n_tokens) for step in [next_computed(scheduler) for _ in range(6)]}
+    assert sizes == {("decode", 1), ("prefill", 8)}
 
 
 def test_a_long_prompt_costs_the_others_one_chunk_per_token() -> None:
@@ -146,10 +213,33 @@ def test_decoding_never_holds_a_prompt_up_for_more_than_one_step() -> None:
     assert [step.kind for step in steps] == ["prefill", "decode", "decode", "prefill", "decode"]
 
 
-def test_a_prompt_is_computed_whole_before_a_younger_one_begins() -> None:
-    scheduler = scheduler_of(waiting(0, 16), waiting(1, 16), chunk=8)
-    steps = [next_computed(scheduler) for _ in range(5)]
-    assert [slots(step) for step in steps if step.kind == "prefill"] == [[0], [0], [1]]
+def test_a_short_prompt_passes_a_long_one() -> None:
+    scheduler = scheduler_of(waiting(0, 80), chunk=8)
+    next_computed(scheduler)
+    scheduler.add(waiting(1, 8, max_tokens=1))
+    assert slots(next_computed(scheduler)) == [1]
+
+
+def test_short_prompts_without_end_leave_the_oldest_every_third_step() -> None:
+    scheduler = scheduler_of(waiting(0, 80, 1), n_slots=3, chunk=8)
+    first = [0]
+    for job in range(1, 28):
+        scheduler.add(waiting(job, 8, max_tokens=1))
+        first.append(next_computed(scheduler).slices[0].slot)
+    assert first[1:].count(0) == 9
+    assert all(0 in first[i : i + PASSES + 1] for i in range(1, 25))
+
+
+def test_chunks_shrink_while_they_take_too_long_and_grow_again() -> None:
+    scheduler = scheduler_of(waiting(0, 4, max_tokens=90), chunk=64)
+    next_computed(scheduler)
+    scheduler.add(waiting(1, 640))
+    sizes = []
+    for seconds in (0.3, 0.2, 0.16, 0.16, 0.1, 0.05, 0.05, 0.05, 0.05):
+        steps = [next_computed(scheduler), next_computed(scheduler)]
+        sizes += [step.n_tokens for step in steps if step.kind == "prefill"]
+        scheduler.prefill_took(seconds, 0.15)
+    assert sizes == [64, 32, 16, 8, 8, 8, 8, 16, 32], "edges lie at multiples of the size of the moment"
 
 
 def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admission() -> None:
@@ -160,6 +250,16 @@ def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admissio
     next_computed(scheduler)
     step = next_computed(scheduler)
     assert (step.kind, slots(step), step.n_tokens) == ("decode", [1, 2, 0], 3)
+
+
+def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> None:
+    scheduler = Scheduler(n_slots=4, n_cells=1000, chunk=8, widest_step=64, is_fixed=True)
+    for job, n_prompt in enumerate((20, 3, 3)):
+        scheduler.add(waiting(job, n_prompt, max_tokens=1))
+    scheduler.prefill_took(9.0, 0.1)
+    steps = [next_computed(scheduler) for _ in range(5)]
+    assert sorted(step.n_tokens for step in steps) == [3, 3, 4, 8, 8]
+    assert all(len(step.slices) == 1 for step in steps)
 
 
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────
@@ -175,49 +275,48 @@ Lengths = tuple[int, int]
     n_slots=st.integers(1, 5),
     n_spare_cells=st.integers(0, 200),
     chunk=st.sampled_from((1, 4, 8, 64)),
+    widest_step=st.sampled_from((0, 16, 128)),
     removals=st.dictionaries(st.integers(0, 40), st.integers(0, 11), max_size=4),
 )
-def test_slots_and_cells_are_conserved_and_all_work_is_done_in_turn(
-    lengths: list[Lengths], n_slots: int, n_spare_cells: int, chunk: int, removals: dict[int, int]
+def test_slots_are_conserved_cells_are_never_overdrawn_and_all_work_is_done(
+    *,
+    lengths: list[Lengths],
+    n_slots: int,
+    n_spare_cells: int,
+    chunk: int,
+    widest_step: int,
+    removals: dict[int, int],
 ) -> None:
     """`removals` says which job is cancelled before which step."""
     sequences = [waiting(job, *length) for job, length in enumerate(lengths)]
-    scheduler = scheduler_of(*sequences, n_slots=n_slots, n_cells=100 + n_spare_cells, chunk=chunk)
-    admitted: list[int] = []
-    n_steps = 0
+    n_cells = 100 + n_spare_cells
+    scheduler = scheduler_of(*sequences, n_slots=n_slots, n_cells=n_cells, chunk=chunk, widest_step=widest_step)
+    n_steps = n_paused = 0
     while not scheduler.is_idle:
         cancelled = scheduler.find(JobKey(removals.get(n_steps, -1)))
         if cancelled is not None:
             scheduler.remove(cancelled)
-        admitted += jobs(scheduler.admit())
+        admit(scheduler)
         step = scheduler.next_step()
-        if step is not None:
-            check_step(scheduler, step, chunk)
+        if step is not None and step.n_tokens > n_free(scheduler):
+            pause_for(scheduler, step)
+            n_paused += 1
+        elif step is not None:
+            check_step(scheduler, step, max(chunk, widest_step))
             compute(scheduler, step)
-        check_conserved(scheduler, n_slots)
+        assert sorted([*scheduler.free_slots, *scheduler.running]) == list(range(n_slots))
+        assert n_free(scheduler) >= 0
         n_steps += 1
-        assert n_steps <= sum(n_prompt + max_tokens for n_prompt, max_tokens in lengths) + 1
-    assert admitted == sorted(admitted)
-    assert scheduler.n_free_cells == scheduler.n_cells
+        n_tokens = sum(n_prompt + max_tokens for n_prompt, max_tokens in lengths)
+        assert n_steps <= (1 + n_paused) * (n_tokens + 1)
 
 
-def check_step(scheduler: Scheduler, step: Step, chunk: int) -> None:
-    """Everything that decodes decodes; a prefill step is the oldest prompts, as many as may share it."""
+def check_step(scheduler: Scheduler, step: Step, widest: int) -> None:
+    """Everything that decodes decodes; a prefill step has its size, and is full as far as whole slices go."""
     state = State.PREFILL if step.kind == "prefill" else State.DECODE
     able = [slot for slot, sequence in scheduler.running.items() if sequence.state is state]
-    n_slices = len(step.slices)
-    assert slots(step) == able[:n_slices]
     if step.kind == "decode":
-        assert n_slices == len(able)
-        return
-    assert 0 < step.n_tokens <= chunk
-    if n_slices < len(able):
-        left_out = scheduler.running[able[n_slices]].prefill_slice(chunk)
-        assert step.n_tokens + len(left_out.tokens) > chunk
-
-
-def check_conserved(scheduler: Scheduler, n_slots: int) -> None:
-    assert sorted([*scheduler.free_slots, *scheduler.running]) == list(range(n_slots))
-    reserved = sum(sequence.n_reserved for sequence in scheduler.running.values())
-    assert scheduler.n_free_cells + reserved == scheduler.n_cells
-    assert scheduler.n_cells_used <= reserved
+        assert slots(step) == able
+    else:
+        assert set(slots(step)) <= set(able)
+        assert 0 < step.n_tokens <= widest

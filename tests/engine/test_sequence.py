@@ -15,8 +15,13 @@ LAW = settings(derandomize=True, deadline=None, max_examples=200)
 SAMPLING = Sampling(seed=7)
 
 DRAWN = {
-    (State.WAITING, State.PREFILL),
+    (State.WAITING, State.FOLLOW),
+    (State.FOLLOW, State.PREFILL),
     (State.PREFILL, State.DECODE),
+    (State.FOLLOW, State.WAITING),
+    (State.PREFILL, State.WAITING),
+    (State.DECODE, State.WAITING),
+    (State.FOLLOW, State.DONE),
     (State.WAITING, State.DONE),
     (State.PREFILL, State.DONE),
     (State.DECODE, State.DONE),
@@ -97,14 +102,16 @@ def test_only_the_prompts_last_token_draws(n_prompt: int, chunk: int) -> None:
 
 def test_a_decode_slice_is_the_newest_token_at_the_next_position_with_all_tokens_so_far() -> None:
     made = sequence(3, slot=5)
-    made.n_computed, made.generated = 4, [TokenId(8), TokenId(9)]
-    piece = made.decode_slice()
-    assert (piece.slot, piece.start, list(piece.tokens)) == (5, 4, [9])
+    made.n_computed = 4
+    for token in (8, 9):
+        made.append(TokenId(token))
+    piece = made.decode_slice([TokenId(7), TokenId(6)])
+    assert (piece.slot, piece.start, list(piece.tokens), piece.n_drafts) == (5, 4, [9, 7, 6], 2)
     assert (piece.sampling, list(piece.generated)) == (SAMPLING, [8, 9])
 
 
-def test_cells_are_reserved_for_the_prompt_and_every_token_it_may_draw() -> None:
-    assert sequence(10, max_tokens=5).n_reserved == 15
+def test_a_sequence_may_need_cells_for_its_prompt_and_every_token_it_may_draw() -> None:
+    assert sequence(10, max_tokens=5).n_most == 15
 
 
 def test_a_sequence_is_out_of_tokens_exactly_when_it_has_drawn_max_tokens() -> None:
@@ -112,7 +119,7 @@ def test_a_sequence_is_out_of_tokens_exactly_when_it_has_drawn_max_tokens() -> N
     was_out = []
     for token in (3, 4):
         was_out.append(made.is_out_of_tokens)
-        made.generated.append(TokenId(token))
+        made.append(TokenId(token))
     assert [*was_out, made.is_out_of_tokens] == [False, False, True]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.llama.random_models import Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.engine.backend import Slice
 from worker.engine.contract import Sampling, SlotId, TokenId
@@ -18,6 +19,7 @@ from worker.llama.runner import LlamaRunner
 GREEDY = Sampling(seed=0, temperature=0.0)
 
 MakeContext = Callable[..., Context]
+LoadRandom = Callable[[Kind], Model]
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,32 @@ def tiny(tmp_path: Path) -> Iterator[Model]:
     path = write_tiny(tmp_path / "tiny.gguf")
     with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
         yield model
+
+
+@pytest.fixture
+def model_of_nan(tmp_path: Path) -> Iterator[Model]:
+    """The tiny model with weights that are no numbers, and so no logit is one."""
+    cpu = choose_device("cpu", devices())
+    path = write_tiny(tmp_path / "nan.gguf", weight=float("nan"))
+    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def load_random(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRandom]:
+    """The random model of a kind, each loaded once."""
+    cpu = choose_device("cpu", devices())
+    loaded: dict[str, Model] = {}
+
+    def load(kind: Kind) -> Model:
+        if kind.architecture not in loaded:
+            path = write_random(tmp_path_factory.mktemp("random") / "random.gguf", kind)
+            loaded[kind.architecture] = Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None)
+        return loaded[kind.architecture]
+
+    yield load
+    for model in loaded.values():
+        model.close()
 
 
 @pytest.fixture(scope="session")

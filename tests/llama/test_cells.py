@@ -7,7 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.llama.conftest import MakeContext, slice_of
+from tests.llama.conftest import LoadRandom, MakeContext, slice_of
+from tests.llama.random_models import PLAIN
 from worker.engine.contract import SlotId, TokenId
 from worker.llama.context import MAX_SLOTS, Context
 from worker.llama.model import Model
@@ -115,11 +116,15 @@ def test_without_a_cache_type_of_its_own_company_shows(make_context: MakeContext
 
 def fill(context: Context, slot: int, n_tokens: int) -> None:
     held = context.n_cells(SlotId(slot))
-    context.decode([slice_of(slot, held, [TokenId(9 + i % 500) for i in range(n_tokens)])])
+    context.decode([slice_of(slot, held, [TokenId(9 + i % 200) for i in range(n_tokens)])])
 
 
-def test_a_full_memory_of_forgotten_cells_has_room_for_a_full_one_again(make_context: MakeContext) -> None:
-    context = make_context(**COMPANY)
+@pytest.fixture
+def context(load_random: LoadRandom, make_context: MakeContext) -> Context:
+    return make_context(load_random(PLAIN), **COMPANY)
+
+
+def test_a_full_memory_of_forgotten_cells_has_room_for_a_full_one_again(context: Context) -> None:
     for _ in range(2):
         for slot in (0, 1, 2):
             fill(context, slot, N_CELLS // 3)
@@ -129,10 +134,7 @@ def test_a_full_memory_of_forgotten_cells_has_room_for_a_full_one_again(make_con
 
 
 @pytest.mark.parametrize("keep", [1, 100, 199])
-def test_a_slot_cut_back_beside_others_goes_on_as_if_it_had_never_been_longer(
-    make_context: MakeContext, keep: int
-) -> None:
-    context = make_context(**COMPANY)
+def test_a_slot_cut_back_beside_others_goes_on_as_if_it_had_never_been_longer(context: Context, keep: int) -> None:
     fill(context, 0, keep)
     (index,) = context.decode([slice_of(0, keep, [TokenId(77)])])
     expected = context.logits(index).tobytes()
@@ -148,8 +150,10 @@ def test_a_slot_cut_back_beside_others_goes_on_as_if_it_had_never_been_longer(
     assert context.logits(index).tobytes() == expected
 
 
-def test_the_most_slots_there_can_be_leave_no_seq_id_for_order_and_still_decode(make_context: MakeContext) -> None:
-    context = make_context(n_seq_max=MAX_SLOTS, n_batch=512)
+def test_the_most_slots_there_can_be_leave_no_seq_id_for_order_and_still_decode(
+    load_random: LoadRandom, make_context: MakeContext
+) -> None:
+    context = make_context(load_random(PLAIN), n_seq_max=MAX_SLOTS, n_batch=512)
     fill(context, MAX_SLOTS - 1, 5)
     context.trim(SlotId(MAX_SLOTS - 1), 2)
     assert context.n_cells_used == 2

@@ -2,23 +2,27 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.llama.conftest import GREEDY, MakeContext
 from tests.llama.tiny import write_tiny
 from worker.card import read_card
 from worker.engine.backend import Slice, Step
-from worker.engine.contract import Configure, SlotId
+from worker.engine.contract import Configure, SelfTested, SlotId
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.llama.buffers import LogLine
 from worker.llama.devices import Device
 from worker.llama.library import open_library
-from worker.llama.load import ALL_LAYERS, layers_on_gpu, load_model, load_runner, plan_for
+from worker.llama.load import ALL_LAYERS, host_bytes_left, layers_on_gpu, load_model, load_runner, plan_for
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
+from worker.llama.warm_up import WIDTHS
 from worker.memory import Plan
 
 GIB = 2**30
+TINY_CELL_BYTES = 2 * 32 * 2
+"""One layer, K and V of 32 numbers, f16."""
 
 
 def configuration(path: Path, **changes: object) -> Configure:
@@ -71,17 +75,12 @@ def test_a_model_is_loaded_measured_and_empty(default_model: Path, model: Model,
     runner.close()
 
 
-def test_a_given_chunk_is_kept(tmp_path: Path) -> None:
-    loaded = load_runner(configuration(write_tiny(tmp_path / "tiny.gguf"), prefill_chunk=48), lambda _: None)
-    assert loaded.facts.prefill_chunk == 48
-    loaded.runner.close()
-
-
 def test_small_batches_do_not_stop_the_warm_up(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf")
     loaded = load_runner(configuration(path, batch_size=1, ubatch_size=1, ctx_size=1), lambda _: None)
     assert loaded.facts.prefill_chunk == 16
     assert loaded.facts.n_cells == 1
+    assert [n_tokens for n_tokens, _ in loaded.shapes.row_costs] == list(WIDTHS)
     loaded.runner.close()
 
 
@@ -95,6 +94,53 @@ def test_the_engine_gets_a_runner_and_the_librarys_warnings(tmp_path: Path, caps
     assert loaded.facts.context_length == 64
     assert "llama.cpp: llama_context: n_ctx_seq (768) > n_ctx_train (64)" in capsys.readouterr().err
     loaded.runner.close()
+
+
+def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    free, fixed = (
+        load_model(configuration(path, is_deterministic=is_fixed), lambda _: None) for is_fixed in (False, True)
+    )
+    assert (free.facts.prefill_chunk, free.widest_step) == (64, 64)
+    assert (fixed.facts.prefill_chunk, fixed.widest_step) == (64, 0)
+    assert [n_tokens for n_tokens, _ in free.row_costs] == list(WIDTHS)
+    assert fixed.row_costs == ()
+    for model in (free, fixed):
+        assert model.self_test is not None
+        *steps, result = model.self_test()
+        assert result == SelfTested(is_same=True)
+        assert set(steps) == {None}
+        assert model.runner.n_free_cells == 768
+    open_library().on_log = None
+
+
+# ── what ended jobs leave ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(-1, 768 * TINY_CELL_BYTES), (0, 0), (2**20, 2**20)])
+def test_the_limit_of_the_prefix_cache_is_settled_by_the_load(tmp_path: Path, asked: int, limit: int) -> None:
+    config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_bytes=asked)
+    loaded = load_runner(config, lambda _: None)
+    assert loaded.facts.prefix_cache_bytes == limit
+    loaded.runner.close()
+
+
+def test_a_prefix_cache_beyond_memory_is_refused_but_to_a_successor(tmp_path: Path) -> None:
+    config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_bytes=2**50)
+    with pytest.raises(InsufficientMemory, match="--prefix-cache-mb 1073741824 is more main memory than"):
+        load_runner(config, lambda _: None)
+    loaded = load_runner(msgspec.structs.replace(config, prefill_chunk=32), lambda _: None)
+    assert (loaded.facts.prefill_chunk, loaded.facts.prefix_cache_bytes) == (32, 2**50)
+    loaded.runner.close()
+
+
+def test_a_gpus_model_leaves_main_memory_alone_unless_it_does_not_fit() -> None:
+    small, available_bytes = plan(8 * GIB, 2 * GIB, GIB), 100 * GIB
+    assert host_bytes_left(small, gpu(11 * GIB), available_bytes) == 90 * GIB
+    assert host_bytes_left(small, gpu(9 * GIB), available_bytes) == 88 * GIB
+    unified = Device("Metal", "a Mac", "gpu", "metal", 0, 11 * GIB, 80 * GIB, 0)
+    for device in (CPU, unified):
+        assert host_bytes_left(small, device, available_bytes) == 79 * GIB
 
 
 def test_a_bad_file_is_refused_before_the_library_sees_it(tmp_path: Path) -> None:

@@ -87,12 +87,9 @@ def test_a_step_that_fails_in_its_second_batch_keeps_nothing(
     assert runner.context.n_cells(SlotId(1)) == 0
 
 
-def test_logits_that_are_not_numbers_are_that_slots_error(tmp_path: Path, make_context: MakeContext) -> None:
-    path = write_tiny(tmp_path / "nan.gguf", weight=float("nan"))
-    cpu = choose_device("cpu", devices())
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
-        runner = LlamaRunner(model, make_context(model))
-        [one, two] = runner.run(Step("prefill", (slice_of(0, 0, [TokenId(5)]), slice_of(1, 0, [TokenId(6)]))))
+def test_logits_that_are_not_numbers_are_that_slots_error(model_of_nan: Model, make_context: MakeContext) -> None:
+    runner = LlamaRunner(model_of_nan, make_context(model_of_nan))
+    [one, two] = runner.run(Step("prefill", (slice_of(0, 0, [TokenId(5)]), slice_of(1, 0, [TokenId(6)]))))
     assert one.error is not None
     assert "NaN" in one.error
     assert (one.slot, two.slot) == (0, 1)
@@ -185,9 +182,17 @@ def test_without_being_asked_there_are_no_log_probabilities(runner: LlamaRunner)
 
 
 @settings(derandomize=True, deadline=None)
-@given(lengths=st.lists(st.integers(1, 20), max_size=6), n_batch=st.integers(1, 16))
-def test_batches_hold_every_token_once_and_in_place(lengths: list[int], n_batch: int) -> None:
-    slices = [slice_of(slot, 100, [TokenId(i) for i in range(n)]) for slot, n in enumerate(lengths)]
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 8)), max_size=6),
+    n_batch=st.integers(1, 16),
+)
+def test_batches_hold_every_token_once_and_in_place(shapes: list[tuple[int, int]], n_batch: int) -> None:
+    """(tokens, guesses among them) of each slice; what draws of one slice fits into a batch."""
+    drafts = [min(n_drafts, n - 1, n_batch - 1) for n, n_drafts in shapes]
+    slices = [
+        Slice(SlotId(slot), 100, [TokenId(i) for i in range(n)], GREEDY, n_drafts=n_drafts)
+        for slot, ((n, _), n_drafts) in enumerate(zip(shapes, drafts, strict=True))
+    ]
     cut = list(batches(slices, n_batch))
     for batch in cut:
         assert sum(len(part.tokens) for part in batch) <= n_batch
@@ -198,3 +203,5 @@ def test_batches_hold_every_token_once_and_in_place(lengths: list[int], n_batch:
         assert [token for part in own for token in part.tokens] == piece.tokens
         assert [part.start - 100 for part in own] == [part.tokens[0] for part in own]
         assert [part.sampling is not None for part in own] == [False] * (len(own) - 1) + [True]
+        assert [part.n_drafts for part in own] == [0] * (len(own) - 1) + [piece.n_drafts]
+        assert own[-1].n_drafts < len(own[-1].tokens)

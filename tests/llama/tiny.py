@@ -32,13 +32,7 @@ def write_tiny(
         "llama.feed_forward_length": N_FF,
         "llama.attention.head_count": N_HEAD,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "tokenizer.ggml.model": "llama" if has_end else "rwkv",
-        "tokenizer.ggml.tokens": [token if has_end or token != "</s>" else "<2>" for token in TOKENS],
-        "tokenizer.ggml.scores": Typed("f32", [0.0] * len(TOKENS)),
-        "tokenizer.ggml.token_type": TYPES,
-        "tokenizer.ggml.bos_token_id": BOS,
-        **({"tokenizer.ggml.eos_token_id": END} if has_end else {}),
-        "tokenizer.ggml.add_bos_token": has_bos,
+        **vocabulary(has_bos=has_bos, has_end=has_end),
         **{f"llama.{key}": value for key, value in changes.items()},
     }
     shapes = {
@@ -59,6 +53,19 @@ def write_tiny(
     n_weights = sum(row.n_bytes for row in rows) // 4
     path.write_bytes(file.to_bytes()[: -4 * n_weights] + struct.pack("<f", weight) * n_weights)
     return path
+
+
+def vocabulary(*, has_bos: bool = True, has_end: bool = True) -> dict[str, Value]:
+    """The tokenizer's keys."""
+    return {
+        "tokenizer.ggml.model": "llama" if has_end else "rwkv",
+        "tokenizer.ggml.tokens": [token if has_end or token != "</s>" else "<2>" for token in TOKENS],
+        "tokenizer.ggml.scores": Typed("f32", [0.0] * len(TOKENS)),
+        "tokenizer.ggml.token_type": TYPES,
+        "tokenizer.ggml.bos_token_id": BOS,
+        **({"tokenizer.ggml.eos_token_id": END} if has_end else {}),
+        "tokenizer.ggml.add_bos_token": has_bos,
+    }
 
 
 def _product(dims: tuple[int, ...]) -> int:

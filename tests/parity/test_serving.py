@@ -19,7 +19,7 @@ from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.interview import SEEDS, Heard, Question
 from worker.parity.levels.serving import Expected, judge, run
 from worker.parity.results import Level
-from worker.parity.serving import N_NEIGHBOURS, NotServed, ServedWorker
+from worker.parity.serving import N_NEIGHBOURS, NotServed, SelfTest, ServedWorker
 from worker.sampling.draw import uniform
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")
@@ -62,6 +62,7 @@ HEARD = Heard(
     ),
     least_company=N_NEIGHBOURS,
     records=(),
+    self_test=SelfTest("differs", ("in one step", "beside 7 others")),
 )
 EXPECTED = Expected(tokens=[range(8), range(1, 9)])
 
@@ -90,6 +91,7 @@ def test_answers_that_are_as_they_should_be_pass(bounds: Bounds) -> None:
     level = judged(bounds, HEARD)
     assert level.verdict == "pass", level.summary
     assert len(level.tables[0].rows) == len(QUESTIONS)
+    assert level.tables[0].note.endswith("own test of determinism: differs in one step, beside 7 others.")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -233,6 +235,7 @@ def test_the_default_model_answers_as_in_process_alone_and_beside_others(
     neighbours = {record.request.job_id.split("-")[2] for record in transcript.records if "neighbour" in record.phase}
     assert neighbours == {str(number) for number in range(N_NEIGHBOURS)}
     assert transcript.seeds == SEEDS
+    assert level.tables[0].note.endswith(("determinism: same.", "determinism: untested."))
 
 
 @pytest.mark.model

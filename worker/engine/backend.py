@@ -4,12 +4,26 @@ Owns the step vocabulary and the `Runner` seam. Knows nothing of frames' bytes, 
 llama/runner.py and the tests' readable fake.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from worker.engine.contract import Configure, Loaded, Logprob, Sampling, SlotId, StepKind, Submit, TokenId, Violation
+from worker.engine.contract import (
+    Configure,
+    Loaded,
+    Logprob,
+    Sampling,
+    SelfTested,
+    SlotId,
+    StepKind,
+    Submit,
+    TokenId,
+    Violation,
+)
+
+MAX_DRAFTS = 16
+"""Of all slices of a step together: beyond a token for each slot, so many rows of logits are reserved."""
 
 
 class Constraint(Protocol):
@@ -30,6 +44,8 @@ class Slice:
 
     `sampling` is set when a token is to be drawn after the last of them; `generated` is then the job's
     tokens so far (owned by the sequence, read during the step only), and `constraint` filters the draw.
+    The last `n_drafts` tokens are guesses at what will be drawn: a token is drawn after the one before them, and
+    after each of them for as long as the draws agree with the guesses.
     """
 
     slot: SlotId
@@ -38,11 +54,26 @@ class Slice:
     sampling: Sampling | None = None
     generated: Seq[TokenId] = ()
     constraint: Constraint | None = None
+    n_drafts: int = 0
+
+
+class Saved(Protocol):
+    """KV cells of consecutive positions, copied out of the slots' memory; one owner. Freed with its last reference."""
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    @property
+    def n_bytes(self) -> int: ...
+
+    def split(self, n_tokens: int) -> tuple["Saved", "Saved"]:
+        """The first `n_tokens` and the rest, 0 < n_tokens < its own, as copies that can be freed apart."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One llama_decode: either prefill slices or one token per decoding slot, never mixed (stable shapes)."""
+    """One llama_decode: either prefill slices or decoding slots' tokens, never mixed (stable shapes)."""
 
     kind: StepKind
     slices: tuple[Slice, ...]
@@ -69,7 +100,8 @@ class Runner(Protocol):
     """Runs steps. Two implementations: llama/runner.py and the tests' readable fake."""
 
     def run(self, step: Step) -> list[Sampled]:
-        """Decode the step and draw a token for every slice that has `sampling`, in slice order.
+        """Decode the step and draw for every slice that has `sampling`, in slice order: one token, and one more for
+        each guess that was drawn. All of a slice's tokens are kept, also wrong guesses: `trim` these.
 
         Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `trim` first.
         Any other exception is fatal for the process.
@@ -77,7 +109,32 @@ class Runner(Protocol):
         ...
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
-        """Forget the slot's cells from position n_keep on; 0 empties it."""
+        """Forget the slot's cells from position n_keep on; 0 empties it. What other slots share stays theirs."""
+        ...
+
+    @property
+    def n_free_cells(self) -> int:
+        """Cells that no slot holds."""
+        ...
+
+    @property
+    def can_share(self) -> bool:
+        """Whether the model's memory can be cut at any position; without it `share`, `save` and `load` are refused."""
+        ...
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+        """Give the empty slot `target` the first n_tokens cells of `source`; they take no room."""
+        ...
+
+    def save(self, slot: SlotId, start: int) -> Saved:
+        """A copy of the slot's cells from position `start` on; there are some."""
+        ...
+
+    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
+        """Fill the empty slot with the first n_tokens of what the parts, one behind the other, hold.
+
+        There are `n_free_cells` enough. The parts stay their owner's.
+        """
         ...
 
     def request_abort(self) -> None:
@@ -105,6 +162,9 @@ class BadBatch(StepFailed):
     """llama_decode -1: some slice is invalid."""
 
 
+SelfTest = Callable[[], Generator[SelfTested | None, None, None]]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """What loading gives: steps, tokens, constraints, and the facts to report."""
@@ -114,6 +174,13 @@ class LoadedModel:
     constrain: Callable[[Submit], Constraint | Violation | None]
     """A fresh constraint for a job that asks for one, or why there is none. Called on the intake thread."""
     facts: Loaded
+    widest_step: int = 0
+    """Most tokens of a prefill step when nobody is generating; 0: the chunk."""
+    row_costs: tuple[tuple[int, float], ...] = ()
+    """(tokens in a decode step, seconds it took at warm-up), ascending; empty: not measured, nothing is guessed."""
+    self_test: SelfTest | None = None
+    """Runs on the step thread while no slot holds a cell: a part with each `next`, None between the parts, then the
+    result. Closed early or not, it leaves the memory as new."""
 
 
 Load = Callable[[Configure, Callable[[int], None]], LoadedModel]

@@ -4,7 +4,7 @@ Owns: the frames on the socketpair (msgspec structs, tagged, array-like).
 Knows nothing of HTTP, llama.cpp or numpy.
 
     front  ── Configure, Submit, Cancel ──▶  engine
-    front  ◀── Progress, Loaded, LoadFailed, Accepted, Refused, StepBegun, StepDone ──  engine
+    front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone ──  engine
 """
 
 from dataclasses import dataclass
@@ -96,6 +96,12 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """0: whatever fits the context."""
     prefill_chunk: int = 0
     """0: measured at warm-up. A restarted engine is given its predecessor's, so that its steps have the same shapes."""
+    itl_target_ms: int = 150
+    """How long a prefill step may hold up the jobs that are generating."""
+    is_deterministic: bool = False
+    prefix_cache_bytes: int = -1
+    """Most bytes of ended jobs' KV cells to keep for later prompts; -1 means "decide for me"."""
+    has_prompt_lookup: bool = True
 
 
 class Submit(_Frame, frozen=True, kw_only=True):
@@ -145,6 +151,8 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     memory_bytes: int
     """Weights + KV + compute buffers on the device, measured after the load."""
     prefill_chunk: int
+    prefix_cache_bytes: int = 0
+    """The limit that holds; 0 where the model's memory cannot be cut, or nothing is to be kept."""
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):
@@ -176,6 +184,14 @@ class Refused(_Frame, frozen=True, kw_only=True):
 
     job: JobKey
     violations: tuple[Violation, ...]
+
+
+class SelfTested(_Frame, frozen=True, kw_only=True):
+    """Whether the same tokens gave the same logits, bit for bit, alone, in chunks and beside neighbours."""
+
+    is_same: bool
+    differences: tuple[str, ...] = ()
+    """What gave other bits, in words: `beside 7 others`."""
 
 
 class StepBegun(_Frame, frozen=True, kw_only=True):
@@ -223,20 +239,38 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """A job has its slot and begins; once for each job, also when it is preempted and resumed."""
+
+    job: JobKey
+    n_cached: int = 0
+    """Prompt tokens that were found computed."""
+
+
 class StepDone(_Frame, frozen=True, kw_only=True):
     """One frame per step for all its jobs; also the heartbeat. Fields are applied in this order."""
 
-    started: tuple[JobKey, ...] = ()
-    """Jobs admitted to a slot since the last frame."""
+    started: tuple[Started, ...] = ()
+    """Jobs that began since the last frame."""
     deltas: tuple[Delta, ...] = ()
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
     kind: StepKind | None = None
     """None: no decode ran, only the lists changed."""
     cells_used: int = 0
+    """KV cells that living jobs hold; a shared one counts once."""
+    prefix_tokens: int = 0
+    """Of ended jobs, kept for later prompts in host memory."""
+    prefix_bytes: int = 0
+    n_preempted: int = 0
+    """Jobs paused since the last frame because the KV cache was full."""
+    n_drafted: int = 0
+    """Tokens guessed in this step."""
+    n_accepted: int = 0
+    """Of these: drawn."""
     sampled_at_s: float = 0.0
     """time.monotonic() after sampling; the two processes share that clock."""
 
 
 Inbound = Configure | Submit | Cancel
-Outbound = Progress | Loaded | LoadFailed | Accepted | Refused | StepBegun | StepDone
+Outbound = Progress | Loaded | LoadFailed | SelfTested | Accepted | Refused | StepBegun | StepDone

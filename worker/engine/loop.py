@@ -6,6 +6,7 @@ Finished, Failed or cancelled.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from itertools import groupby
 
 from worker.engine.backend import Aborted, BadBatch, Constraint, NoRoom, Runner, Sampled, Step
 from worker.engine.contract import (
@@ -16,50 +17,67 @@ from worker.engine.contract import (
     JobKey,
     Outbound,
     Sampling,
-    SlotId,
+    Started,
     StepBegun,
     StepDone,
+    StepKind,
     StopReason,
     TokenId,
 )
+from worker.engine.guesses import Guesses
+from worker.engine.news import News
+from worker.engine.reuse import Reuse
+from worker.engine.rules import Rules
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 
 
 class Engine:
-    """Continuous batching over one runner.
+    """Continuous batching over one runner, by `rules`.
 
-    `context_length` is what one job may use (≤ n_cells); `emit` takes frames in order and never blocks;
-    `clock` gives the monotonic seconds that frames carry.
+    `emit` takes frames in order and never blocks; `clock` gives the monotonic seconds that frames carry.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        *,
-        n_slots: int,
-        n_cells: int,
-        context_length: int,
-        chunk: int,
-        emit: Callable[[Outbound], None],
-        clock: Callable[[], float],
+        self, runner: Runner, rules: Rules, *, emit: Callable[[Outbound], None], clock: Callable[[], float]
     ) -> None:
         self._runner = runner
-        self._context_length = context_length
+        self._rules = rules
         self._emit = emit
         self._clock = clock
-        self.scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, chunk=chunk)
+        self._n_unpromised_cells = runner.n_free_cells - rules.n_cells
+        """The library rounds a context up."""
+        self.scheduler = Scheduler(
+            n_slots=rules.n_slots,
+            n_cells=rules.n_cells,
+            chunk=rules.chunk,
+            widest_step=rules.widest_step,
+            is_fixed=rules.is_deterministic,
+        )
+        self.reuse = Reuse(
+            runner,
+            limit_bytes=rules.prefix_cache_bytes,
+            grain=rules.chunk if rules.is_deterministic else 1,
+            worthwhile=rules.chunk,
+        )
+        self._guesses = Guesses(rules.row_costs)
         self.step_jobs: frozenset[JobKey] = frozenset()
         """Jobs of the step that runs now; read by the intake thread to decide whether to abort it."""
         self._announced: tuple[JobKey, ...] = ()
-        self._deltas: list[Delta] = []
-        self._finished: list[Finished] = []
-        self._failed: list[Failed] = []
+        self._news = News()
 
     @property
     def is_idle(self) -> bool:
         return self.scheduler.is_idle
+
+    @property
+    def n_cells_used(self) -> int:
+        return self.scheduler.n_cells - self._n_free_cells
+
+    @property
+    def _n_free_cells(self) -> int:
+        return self._runner.n_free_cells - self._n_unpromised_cells
 
     def submit(
         self,
@@ -75,7 +93,7 @@ class Engine:
 
         The constraint is ours from here on.
         """
-        room = self._context_length - len(prompt)
+        room = self._rules.context_length - len(prompt)
         text = TextStream(stop)
         self.scheduler.add(
             Sequence(job, prompt, min(max_tokens, room), sampling, text, constraint, is_cut=max_tokens > room)
@@ -85,31 +103,52 @@ class Engine:
         """Forget a job; its slot and cells are free before the next step. Unknown jobs are ignored."""
         sequence = self.scheduler.find(job)
         if sequence is not None:
+            self.reuse.keep(sequence)
             self._release(sequence)
             # There may be no next step to report the cells by.
-            self._emit(StepDone(cells_used=self.scheduler.n_cells_used, sampled_at_s=self._clock()))
+            self._emit(self._report(None))
 
     def step(self) -> None:
         """Admit, run one step, and emit what came of it. Does nothing when there is nothing to do."""
-        admitted = self.scheduler.admit()
-        if admitted:
-            self._emit(
-                StepDone(
-                    started=tuple(sequence.job for sequence in admitted),
-                    cells_used=self.scheduler.n_cells_used,
-                    sampled_at_s=self._clock(),
-                )
-            )
-        step = self.scheduler.next_step()
+        self._admit()
+        step = self._next_step()
         if step is None:
             return
         self._announce(step)
-        for sampled in self._run(step):
-            self._apply(sampled)
+        self._apply(step, self._timed_run(step))
         self.step_jobs = frozenset()
-        self._emit(self._report(step))
+        self._emit(self._report(step.kind))
 
-    # ── running ──────────────────────────────────────────────────────────────────────────────────
+    # ── before a step ────────────────────────────────────────────────────────────────────────────
+
+    def _admit(self) -> None:
+        """Slots for the queue's head, and their beginnings for those that have one."""
+        running = self.scheduler.running.values()
+        if self.scheduler.waiting:
+            self.scheduler.admit(self._n_free_cells, lambda sequence: self.reuse.n_shared(sequence, running))
+        for sequence in running:
+            if sequence.state is State.FOLLOW and self.reuse.settle(sequence, running) and not sequence.is_begun:
+                sequence.is_begun = True
+                self._news.started.append(Started(sequence.job, min(sequence.n_computed, len(sequence.prompt))))
+        if self._news.started:
+            self._emit(self._report(None))
+
+    def _next_step(self) -> Step | None:
+        """A step that has room; sequences are paused for it, the newest first."""
+        while (step := self.scheduler.next_step()) is not None and step.n_tokens > self._n_free_cells:
+            newest = self.scheduler.newest()
+            if newest is None:
+                break
+            self._preempt(newest)
+        return step if step is None else self._guesses.added_to(step, self.scheduler.running, self._n_free_cells)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """What it computed is kept, so that going on costs little; its stream pauses."""
+        assert sequence.slot is not None
+        self.reuse.keep(sequence)
+        self._runner.trim(sequence.slot, 0)
+        self.scheduler.preempt(sequence)
+        self._news.n_preempted += 1
 
     def _announce(self, step: Step) -> None:
         jobs = tuple(self.scheduler.running[piece.slot].job for piece in step.slices)
@@ -119,6 +158,20 @@ class Engine:
             self._announced = jobs
             self._emit(StepBegun(jobs=jobs))
 
+    # ── running ──────────────────────────────────────────────────────────────────────────────────
+
+    def _timed_run(self, step: Step) -> list[Sampled]:
+        """What a step took shapes those after it."""
+        is_holding_up = step.kind == "prefill" and self.scheduler.is_generating
+        began_s = self._clock()
+        sampled = self._run(step)
+        seconds = self._clock() - began_s
+        if is_holding_up:
+            self.scheduler.prefill_took(seconds, self._rules.itl_target_s)
+        if step.kind == "decode":
+            self._guesses.judge(step, sampled, self.scheduler.running, seconds, self._news)
+        return sampled
+
     def _run(self, step: Step) -> list[Sampled]:
         """Run a step; what failed is failed, what was computed is counted."""
         try:
@@ -126,15 +179,14 @@ class Engine:
         except BadBatch as error:
             return self._bisect(step, error)
         except NoRoom:
-            # Reservation makes this impossible; if the library disagrees, the newest job yields to the others.
-            self._fail(self._newest(step), "VRAM_OOM", "the KV cache has no room left for this job")
+            self._yield_to_others()
             return []
         except Aborted:
             for piece in step.slices:
                 self._runner.trim(piece.slot, piece.start)
             return []
         for piece in step.slices:
-            self._advance(self.scheduler.running[piece.slot], len(piece.tokens))
+            self._advance(self.scheduler.running[piece.slot], len(piece.tokens) - piece.n_drafts)
         return sampled
 
     def _bisect(self, step: Step, error: BadBatch) -> list[Sampled]:
@@ -146,24 +198,46 @@ class Engine:
         half = len(step.slices) // 2
         return self._run(Step(step.kind, step.slices[:half])) + self._run(Step(step.kind, step.slices[half:]))
 
-    def _newest(self, step: Step) -> Sequence:
-        in_step = {piece.slot for piece in step.slices}
-        return [sequence for slot, sequence in self.scheduler.running.items() if slot in in_step][-1]
+    def _yield_to_others(self) -> None:
+        """The library found no room where we counted some: the newest job is paused; one that is alone has failed."""
+        newest = self.scheduler.newest()
+        if newest is not None:
+            self._preempt(newest)
+            return
+        (alone,) = self.scheduler.running.values()
+        self._fail(alone, "VRAM_OOM", "the KV cache has no room left for this job")
 
     @staticmethod
     def _advance(sequence: Sequence, n_tokens: int) -> None:
         sequence.n_computed += n_tokens
-        if sequence.state is State.PREFILL and sequence.n_computed == len(sequence.prompt):
+        if sequence.state is State.PREFILL and sequence.n_to_compute == 0:
             sequence.move(State.DECODE)
 
     # ── what a sampled token means ───────────────────────────────────────────────────────────────
 
-    def _apply(self, sampled: Sampled) -> None:
-        sequence = self.scheduler.running[sampled.slot]
+    def _apply(self, step: Step, sampled: list[Sampled]) -> None:
+        """Draws are in the order of the slices, several of one where guesses were right."""
+        running = dict(self.scheduler.running)
+        for slot, draws in groupby(sampled, key=lambda each: each.slot):
+            self._take_all(running[slot], list(draws))
+        for piece in step.slices:
+            if piece.n_drafts and piece.slot in self.scheduler.running:
+                self._runner.trim(piece.slot, self.scheduler.running[piece.slot].n_computed)
+
+    def _take_all(self, sequence: Sequence, draws: list[Sampled]) -> None:
+        """A job may end at any of its tokens; those drawn after it never were."""
+        for i, each in enumerate(draws):
+            # The token before was guessed, so that its cell is there.
+            sequence.n_computed += i > 0
+            self._take(sequence, each)
+            if sequence.state is State.DONE:
+                return
+
+    def _take(self, sequence: Sequence, sampled: Sampled) -> None:
         if sampled.error is not None:
             self._fail(sequence, "INFERENCE_FAILED", sampled.error)
             return
-        sequence.generated.append(sampled.token)
+        sequence.append(sampled.token)
         is_stop_token = sampled.token in sequence.sampling.stop_token_ids
         text = "" if sampled.is_end or is_stop_token else sequence.text.push(sampled.piece)
         reason = self._stop_reason(sequence, is_end=sampled.is_end, is_stop_token=is_stop_token)
@@ -171,7 +245,7 @@ class Engine:
             text += sequence.text.flush()
         elif sequence.constraint is not None:
             sequence.constraint.accept(sampled.token)
-        self._deltas.append(Delta(sequence.job, text, sampled.logprob))
+        self._news.deltas.append(Delta(sequence.job, text, sampled.logprob))
         if reason is not None:
             self._finish(sequence, reason)
 
@@ -186,33 +260,27 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: StopReason) -> None:
         is_full = reason == "MAX_TOKENS" and sequence.is_cut
-        self._finished.append(Finished(sequence.job, reason, sequence.text.matched, is_full))
+        self._news.finished.append(Finished(sequence.job, reason, sequence.text.matched, is_full))
+        self.reuse.keep(sequence)
         self._release(sequence)
 
     def _fail(self, sequence: Sequence, code: FailureCode, message: str) -> None:
-        self._failed.append(Failed(sequence.job, code, message))
+        self._news.failed.append(Failed(sequence.job, code, message))
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        slot: SlotId | None = sequence.slot
+        slot = sequence.slot
         self.scheduler.remove(sequence)
         if sequence.constraint is not None:
             sequence.constraint.close()
         if slot is not None:
             self._runner.trim(slot, 0)
 
-    # ── frames ───────────────────────────────────────────────────────────────────────────────────
-
-    def _report(self, step: Step) -> StepDone:
-        report = StepDone(
-            kind=step.kind,
-            deltas=tuple(self._deltas),
-            finished=tuple(self._finished),
-            failed=tuple(self._failed),
-            cells_used=self.scheduler.n_cells_used,
-            sampled_at_s=self._clock(),
+    def _report(self, kind: StepKind | None) -> StepDone:
+        return self._news.told(
+            kind,
+            cells_used=self.n_cells_used,
+            prefix_tokens=self.reuse.index.n_tokens,
+            prefix_bytes=self.reuse.index.n_bytes,
+            at_s=self._clock(),
         )
-        self._deltas.clear()
-        self._finished.clear()
-        self._failed.clear()
-        return report

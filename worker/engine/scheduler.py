@@ -1,82 +1,136 @@
 """Who runs next: waiting sequences → slots and cells → one Step at a time.
 
-Pure and single-threaded (the step thread). Knows neither the runner nor the text; every decision can be replayed.
+Pure and single-threaded (the step thread). Knows neither the runner nor the text nor the clock: it is told how many
+cells are free and how long steps took, so every decision can be replayed.
 
-Policy. Admission is first-come: the head of the queue gets the lowest free slot once its cells (prompt + max_tokens)
-are free, and nobody passes it. A step is either prefill or decode, because decode steps of one shape reuse the compute
-graph. While both kinds have work they alternate, so a long prompt costs the others one chunk per token, and decoding
-never holds a prompt up. A prefill step carries one prompt's next chunk, or several short ones together; chunk edges
-lie at absolute multiples of `chunk`.
+Policy. Admission is first-come: the head of the queue gets the lowest free slot once its tokens have room, and nobody
+passes it. What it will generate is not reserved: when the cells run out, the newest sequence is paused and goes back
+to the queue. The oldest is never paused, so all come to their end.
+
+A step is either prefill or decode, because decode steps of one shape reuse the compute graph. While both kinds have
+work they alternate: a long prompt costs the others one chunk per token. While nobody generates, a prefill step is wide.
+Of several prompts the shortest rest goes first, but at most PASSES times before the oldest. Slice edges lie at
+absolute multiples of the step's size.
 """
 
 from collections import deque
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from worker.engine.backend import Step
+from worker.engine.backend import Slice, Step
 from worker.engine.contract import JobKey, SlotId, StepKind
 from worker.engine.sequence import Sequence, State
 
+DECODE_MARGIN = 16
+"""Cells that admission leaves free for each running sequence, so that not every newcomer is paused at once."""
+
+PASSES = 2
+"""Prefill steps in a row that may go without the oldest prompt."""
+
+LEAST_CHUNK = 8
+
 
 class Scheduler:
-    def __init__(self, *, n_slots: int, n_cells: int, chunk: int) -> None:
-        self._chunk = chunk
+    def __init__(self, *, n_slots: int, n_cells: int, chunk: int, widest_step: int, is_fixed: bool = False) -> None:
+        """`chunk`: tokens of a prefill step while somebody generates, `widest_step` while nobody does. `is_fixed`:
+        every prefill step is one prompt's next chunk, whatever else there is to do.
+        """
         self.n_cells = n_cells
-        self.n_free_cells = n_cells
         self.free_slots = [SlotId(i) for i in range(n_slots)]
         heapify(self.free_slots)
         self.waiting: deque[Sequence] = deque()
+        """Oldest first."""
         self.running: dict[SlotId, Sequence] = {}
         """In admission order."""
+        self._most_chunk = self._chunk = chunk
+        self._widest_step = chunk if is_fixed else max(chunk, widest_step)
+        self._is_fixed = is_fixed
         self._jobs: dict[JobKey, Sequence] = {}
         self._last_kind: StepKind = "decode"
+        self._n_passes = 0
 
     @property
     def is_idle(self) -> bool:
         return not self._jobs
 
     @property
-    def n_cells_used(self) -> int:
-        return sum(sequence.n_computed for sequence in self.running.values())
+    def is_generating(self) -> bool:
+        return any(sequence.state is State.DECODE for sequence in self.running.values())
 
     def find(self, job: JobKey) -> Sequence | None:
         return self._jobs.get(job)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that fits the context: n_reserved ≤ n_cells, or it would wait for ever."""
-        assert sequence.n_reserved <= self.n_cells
+        """Queue a sequence that fits the context: n_most ≤ n_cells, or it could never run to its end."""
+        assert sequence.n_most <= self.n_cells
         assert sequence.job not in self._jobs
         self._jobs[sequence.job] = sequence
         self.waiting.append(sequence)
 
-    def admit(self) -> list[Sequence]:
-        """Give slots to the head of the queue for as long as slots and cells last."""
+    # ── slots and cells ──────────────────────────────────────────────────────────────────────────
+
+    def admit(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> list[Sequence]:
+        """Give slots to the head of the queue for as long as slots and cells last; they are in FOLLOW then.
+
+        `n_shared`: tokens of a waiting sequence that running ones have computed, which take no cells.
+        """
         admitted = []
-        while self.waiting and self.free_slots and self.waiting[0].n_reserved <= self.n_free_cells:
-            sequence = self.waiting.popleft()
-            sequence.slot = heappop(self.free_slots)
-            sequence.move(State.PREFILL)
-            self.n_free_cells -= sequence.n_reserved
-            self.running[sequence.slot] = sequence
+        n_spare = n_free_cells - sum(one.n_to_compute + DECODE_MARGIN for one in self.running.values())
+        while self.waiting and self.free_slots:
+            sequence = self.waiting[0]
+            n_needed = len(sequence.tokens) + DECODE_MARGIN
+            if self.running and n_needed > n_spare and n_needed - n_shared(sequence) > n_spare:
+                break
+            self._give_slot(sequence)
+            n_spare -= n_needed
             admitted.append(sequence)
         return admitted
 
+    def _give_slot(self, sequence: Sequence) -> None:
+        self.waiting.popleft()
+        sequence.slot = heappop(self.free_slots)
+        sequence.move(State.FOLLOW)
+        self.running[sequence.slot] = sequence
+
     def remove(self, sequence: Sequence) -> None:
-        """End a sequence wherever it is; its slot and cells are free at once."""
+        """End a sequence wherever it is; its slot is free at once."""
+        is_waiting = sequence.state is State.WAITING
         sequence.move(State.DONE)
         del self._jobs[sequence.job]
-        if sequence.slot is None:
+        if is_waiting:
             self.waiting.remove(sequence)
-            return
+        else:
+            self._take_slot(sequence)
+
+    def newest(self) -> Sequence | None:
+        """Who is to be paused when the cells run out; None when there is only one, or none."""
+        if len(self.running) < 2:
+            return None
+        return max(self.running.values(), key=lambda sequence: sequence.job)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back to the queue, before all that are younger; its cells are the caller's to free."""
+        sequence.move(State.WAITING)
+        self._take_slot(sequence)
+        sequence.n_computed = 0
+        sequence.leader = None
+        place = next((i for i, other in enumerate(self.waiting) if other.job > sequence.job), len(self.waiting))
+        self.waiting.insert(place, sequence)
+
+    def _take_slot(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
         del self.running[sequence.slot]
         heappush(self.free_slots, sequence.slot)
-        self.n_free_cells += sequence.n_reserved
+        sequence.slot = None
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────
 
     def next_step(self) -> Step | None:
-        """The next decode call, or None while nothing holds a slot."""
+        """The next decode call, or None while nothing can run."""
         prefilling = [sequence for sequence in self.running.values() if sequence.state is State.PREFILL]
         decoding = [sequence for sequence in self.running.values() if sequence.state is State.DECODE]
         if prefilling and (not decoding or self._last_kind == "decode"):
-            step = self._prefill(prefilling)
+            step = Step("prefill", self._prefill(prefilling, self._chunk if decoding else self._widest_step))
         elif decoding:
             step = Step("decode", tuple(sequence.decode_slice() for sequence in decoding))
         else:
@@ -84,14 +138,30 @@ class Scheduler:
         self._last_kind = step.kind
         return step
 
-    def _prefill(self, prefilling: list[Sequence]) -> Step:
-        """The oldest prompt's next chunk; prompts behind it come along while the step stays within one chunk."""
-        first, *others = (sequence.prefill_slice(self._chunk) for sequence in prefilling)
-        slices = [first]
-        room = self._chunk - len(first.tokens)
-        for piece in others:
-            room -= len(piece.tokens)
-            if room < 0:
-                break
-            slices.append(piece)
-        return Step("prefill", tuple(slices))
+    def prefill_took(self, seconds: float, target_s: float) -> None:
+        """A prefill step that held up others took so long: later ones are cut to fit, as far as that goes.
+
+        A step behind a long prompt costs more than the same step at warm-up, because attention looks at all of it.
+        """
+        if self._is_fixed:
+            return
+        if seconds > target_s:
+            self._chunk = max(min(LEAST_CHUNK, self._chunk), self._chunk // 2)
+        elif seconds < 0.45 * target_s:
+            self._chunk = min(self._most_chunk, 2 * self._chunk)
+
+    def _prefill(self, prefilling: list[Sequence], size: int) -> tuple[Slice, ...]:
+        """One prompt's next slice; others come along, shortest first, while they fit into the step whole."""
+        oldest = min(prefilling, key=lambda sequence: sequence.job)
+        shortest_first = sorted(prefilling, key=lambda sequence: sequence.n_to_compute)
+        first = oldest if self._n_passes == PASSES else shortest_first[0]
+        chosen, slices = [first], [first.prefill_slice(size)]
+        room = size - len(slices[0].tokens)
+        for sequence in () if self._is_fixed else shortest_first:
+            piece = sequence.prefill_slice(size)
+            if sequence is not first and len(piece.tokens) <= room:
+                chosen.append(sequence)
+                slices.append(piece)
+                room -= len(piece.tokens)
+        self._n_passes = 0 if oldest in chosen else self._n_passes + 1
+        return tuple(slices)

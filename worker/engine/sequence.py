@@ -1,31 +1,40 @@
 """A job in flight inside the engine: its tokens, its place, and the only legal moves between states.
 
-Owned by the step thread. Knows nothing of the decode call, the clock or other sequences.
+Owned by the step thread. Knows nothing of the decode call, the clock or other sequences but the one it follows.
 
-    WAITING ──admit──▶ PREFILL ──prompt computed──▶ DECODE
-       │                  │                           │
-       └──────────────────┴────────── end ────────────┴──▶ DONE
+    WAITING ──slot──▶ FOLLOW ──prefix settled──▶ PREFILL ──all computed──▶ DECODE
+     │   ▲               │                          │                        │
+     │   └── preempted ──┴──────────────────────────┴────────────────────────┤
+     └─────────────────────────────── end ───────────────────────────────────┴──▶ DONE
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Self
 
 from worker.engine.backend import Constraint, Slice
 from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
+from worker.engine.lookup import Lookup
+from worker.engine.speculation import Acceptance
 from worker.engine.text import TextStream
 
 
 class State(Enum):
     WAITING = auto()
+    """For a slot and room in the KV cache."""
+    FOLLOW = auto()
+    """Has a slot; perhaps another sequence is computing what this one begins with."""
     PREFILL = auto()
     DECODE = auto()
     DONE = auto()
 
 
 LEGAL_MOVES: dict[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.PREFILL, State.DONE}),
-    State.PREFILL: frozenset({State.DECODE, State.DONE}),
-    State.DECODE: frozenset({State.DONE}),
+    State.WAITING: frozenset({State.FOLLOW, State.DONE}),
+    State.FOLLOW: frozenset({State.PREFILL, State.WAITING, State.DONE}),
+    State.PREFILL: frozenset({State.DECODE, State.WAITING, State.DONE}),
+    State.DECODE: frozenset({State.WAITING, State.DONE}),
     State.DONE: frozenset(),
 }
 
@@ -35,6 +44,7 @@ class Sequence:
     """`max_tokens` is already cut to the room the context leaves; `is_cut` says that it was."""
 
     job: JobKey
+    """Counts up with the arrival of jobs: the lower one is the older."""
     prompt: list[TokenId]
     max_tokens: int
     sampling: Sampling
@@ -43,14 +53,33 @@ class Sequence:
     is_cut: bool = False
     state: State = State.WAITING
     slot: SlotId | None = None
+    tokens: list[TokenId] = field(init=False)
+    """The prompt and what was generated."""
     generated: list[TokenId] = field(default_factory=list)
     n_computed: int = 0
-    """Cells this sequence fills: positions [0, n_computed)."""
+    """Cells this sequence holds: positions [0, n_computed) of `tokens`."""
+    is_begun: bool = False
+    """The front was told that it started; so it is when a preempted one gets a slot again."""
+    leader: Self | None = None
+    """In FOLLOW: who is computing its beginning."""
+    n_awaited: int = 0
+    """Of the leader's cells: so many are worth waiting for."""
+    lookup: Lookup = field(default_factory=Lookup)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+
+    def __post_init__(self) -> None:
+        self.tokens = [*self.prompt, *self.generated]
+        self.lookup.extend(self.tokens)
 
     @property
-    def n_reserved(self) -> int:
-        """Cells set aside at admission, so that a running job can never meet a full cache."""
+    def n_most(self) -> int:
+        """Cells it may need in the end."""
         return len(self.prompt) + self.max_tokens
+
+    @property
+    def n_to_compute(self) -> int:
+        """Tokens that are known and not computed."""
+        return len(self.tokens) - self.n_computed
 
     @property
     def is_out_of_tokens(self) -> bool:
@@ -61,15 +90,22 @@ class Sequence:
         assert state in LEGAL_MOVES[self.state], f"{self.state.name} -> {state.name} is not a legal move"
         self.state = state
 
+    def append(self, token: TokenId) -> None:
+        """A token was drawn."""
+        self.generated.append(token)
+        self.tokens.append(token)
+        self.lookup.extend((token,))
+
     def prefill_slice(self, chunk: int) -> Slice:
-        """The prompt's next part, up to the next absolute multiple of `chunk`; draws after the prompt's last token."""
+        """The next part of the tokens, up to the next absolute multiple of `chunk`; draws after the last one."""
         assert self.slot is not None
-        end = min((self.n_computed // chunk + 1) * chunk, len(self.prompt))
-        draws = self.sampling if end == len(self.prompt) else None
+        end = min((self.n_computed // chunk + 1) * chunk, len(self.tokens))
+        draws = self.sampling if end == len(self.tokens) else None
         return Slice(
-            self.slot, self.n_computed, self.prompt[self.n_computed : end], draws, self.generated, self.constraint
+            self.slot, self.n_computed, self.tokens[self.n_computed : end], draws, self.generated, self.constraint
         )
 
-    def decode_slice(self) -> Slice:
+    def decode_slice(self, guesses: Seq[TokenId] = ()) -> Slice:
         assert self.slot is not None
-        return Slice(self.slot, self.n_computed, (self.generated[-1],), self.sampling, self.generated, self.constraint)
+        tokens = (self.tokens[-1], *guesses)
+        return Slice(self.slot, self.n_computed, tokens, self.sampling, self.generated, self.constraint, len(guesses))

@@ -1,8 +1,8 @@
 """One llama_context: the KV memory of all slots and the decode call.
 
-Owns the handle, the batch arrays, and the one gate that every argument passes: many wrong
-ones would abort the process (a batch over n_batch, a seq_id or token out of range, logits that were not asked for).
-Knows nothing of jobs or sampling. One thread at a time, recorded by the first decode; `request_abort` from any.
+Owns the handle, the batch arrays, and that every argument passes a gate (gate.py for slices): many wrong ones would
+abort the process (a batch over n_batch, a seq_id or token out of range, logits that were not asked for). Knows nothing
+of jobs or sampling. One thread at a time, recorded by the first decode; `request_abort` from any.
 """
 
 import ctypes
@@ -13,12 +13,14 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.backend import Aborted, BadBatch, NoRoom, Slice
+from worker.engine.backend import MAX_DRAFTS, Aborted, BadBatch, NoRoom, Slice
 from worker.engine.contract import SlotId
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
-from worker.llama.cells import Cells
+from worker.llama.cells import Cells, spare_seq_ids
+from worker.llama.gate import Gate
 from worker.llama.model import Model
+from worker.llama.saved import SavedCells
 from worker.memory import CELL_STEP
 
 MAX_THREADS = 512
@@ -65,13 +67,14 @@ class Context:
         params = capi.llama_context_default_params()
         # Padded here already: the library would cut n_batch to n_ctx before it pads.
         params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
-        # A slot draws once a step: llama.cpp aborts when n_batch is less than the slots, and reserves n_batch rows of
-        # logits (98 MiB where 14 do, for a vocabulary of 49k) when n_outputs_max is not said.
-        is_ordered = n_seq_max < MAX_SLOTS and has_cell_order(model)
-        params.n_batch = max(n_batch, n_seq_max + 1)
-        params.n_outputs_max = n_seq_max + 1
+        # A slot draws once a step, and once for each guess: llama.cpp reserves n_batch rows of logits (98 MiB where 14
+        # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
+        n_spare = spare_seq_ids(model, MAX_SLOTS - n_seq_max)
+        n_outputs = n_seq_max + MAX_DRAFTS
+        params.n_batch = max(n_batch, n_outputs)
+        params.n_outputs_max = n_outputs
         params.n_ubatch = n_ubatch
-        params.n_seq_max = n_seq_max + is_ordered
+        params.n_seq_max = n_seq_max + n_spare
         params.n_threads = n_threads
         params.n_threads_batch = n_threads_batch
         params.type_k = CACHE_TYPES[type_k]
@@ -83,9 +86,12 @@ class Context:
         self._owner: int | None = None
         self._open(params)
         self.n_slots = n_seq_max
-        self._cells = Cells(self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, is_ordered=is_ordered)
+        self._cells = Cells(self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, n_spare=n_spare)
+        self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
         self._batch = Batch(self.n_batch)
-        self._outputs: frozenset[int] = frozenset()
+        self._row_of: dict[int, int] = {}
+        self._rows: NDArray[np.float32] | None = None
+        """Of the last decode: batch indexes → rows of its logits, and these, None until somebody asks."""
         self._set_abort_flag()
 
     def _open(self, params: object) -> None:
@@ -93,9 +99,7 @@ class Context:
         self._handle = handle
         if capi.llama_get_memory(handle) is None or not capi.llama_get_causal_attn(handle):
             self.close()
-            raise ModelLoadFailed(
-                "the model does not generate text from left to right (an embedding or diffusion model)"
-            )
+            raise ModelLoadFailed("the model does not generate text from left to right (embedding or diffusion)")
         self.sizes = watch.sizes
         self.n_ctx = int(capi.llama_n_ctx(handle))
         self.n_batch = int(capi.llama_n_batch(handle))
@@ -115,22 +119,23 @@ class Context:
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────
 
     def decode(self, slices: Seq[Slice]) -> list[int]:
-        """Compute one batch; the batch indexes whose `logits` can be read, one per slice with `sampling`, in order.
+        """Compute one batch; the batch indexes whose `logits` can be read, in order: one per slice with `sampling`, and
+        one more for each of its guesses.
 
         Raises: BadBatch, NoRoom: nothing was kept. Aborted: the slots keep a part (`n_cells` says how much).
         RuntimeError: the library is in an unknown state. Source: llama_decode.
         """
         self._check_thread()
-        self._check_slices(slices)
-        self._cells.make_room(sum(len(piece.tokens) for piece in slices))
-        self._outputs = frozenset()
+        handle = self.handle
+        self._cells.make_room(self._gate.check(slices))
+        self._row_of, self._rows = {}, None
         indexes = self._batch.fill(slices)
-        code = int(capi.llama_decode(self.handle, self._batch.struct))
+        code = int(capi.llama_decode(handle, self._batch.struct))
         if code != 0:
             self._raise_for(code, slices)
         for piece in slices:
             self._cells.add(piece.slot, len(piece.tokens))
-        self._outputs = frozenset(indexes)
+        self._row_of = {index: row for row, index in enumerate(indexes)}
         return indexes
 
     def logits(self, index: int) -> Logits:
@@ -139,37 +144,20 @@ class Context:
         It is not marked as read-only, because numpy's argmax copies what it may not write.
         Raises: ValueError for an index the last decode did not return.
         """
-        if index not in self._outputs:
-            raise ValueError(f"batch index {index} has no logits; the last decode has them at {sorted(self._outputs)}")
-        pointer = capi.llama_get_logits_ith(self.handle, index)
-        # NULL is a falsy pointer object here, not None.
-        if not pointer:
-            raise RuntimeError(f"llama.cpp has no logits for batch index {index}")
-        view: Logits = np.ctypeslib.as_array(pointer, shape=(self._model.n_vocab,))
+        if index not in self._row_of:
+            raise ValueError(f"batch index {index} has no logits; the last decode has them at {sorted(self._row_of)}")
+        if self._rows is None:
+            self._rows = self._all_logits(len(self._row_of))
+        view: Logits = self._rows[self._row_of[index]]
         return view
 
-    def _check_slices(self, slices: Seq[Slice]) -> None:
-        """The gate. Raises: BadBatch."""
-        n_tokens = sum(len(piece.tokens) for piece in slices)
-        if not 1 <= n_tokens <= self.n_batch:
-            raise BadBatch(f"a batch of {n_tokens} tokens; 1 to {self.n_batch} are possible")
-        slots = [piece.slot for piece in slices]
-        if len(set(slots)) < len(slots):
-            raise BadBatch(f"a slot appears twice in one batch: {slots}")
-        for piece in slices:
-            self._check_slice(piece)
-
-    def _check_slice(self, piece: Slice) -> None:
-        n_vocab = self._model.n_vocab
-        if not 0 <= piece.slot < self.n_slots:
-            raise BadBatch(f"slot {piece.slot}; there are {self.n_slots}")
-        if not piece.tokens:
-            raise BadBatch(f"slot {piece.slot}: a slice without tokens")
-        if min(piece.tokens) < 0 or max(piece.tokens) >= n_vocab:
-            raise BadBatch(f"slot {piece.slot}: a token outside the vocabulary of {n_vocab}")
-        held = self._cells.n_held(piece.slot)
-        if piece.start != held:
-            raise BadBatch(f"slot {piece.slot}: position {piece.start} does not follow its {held} cells")
+    def _all_logits(self, n_rows: int) -> NDArray[np.float32]:
+        """[n_rows, n_vocab], once for each decode: to make a view of a pointer takes as long as to draw from it."""
+        pointer = capi.llama_get_logits(self.handle)
+        # NULL is a falsy pointer object here, not None.
+        if not pointer:
+            raise RuntimeError("llama.cpp has no logits of its last decode")
+        return np.ctypeslib.as_array(pointer, shape=(n_rows, self._model.n_vocab))
 
     def _raise_for(self, code: int, slices: Seq[Slice]) -> None:
         match code:
@@ -200,15 +188,60 @@ class Context:
 
         Raises: ValueError for arguments out of range. RuntimeError where the model's memory cannot forget a part.
         """
-        self._check_thread()
         self._check_slot(slot)
         if n_keep < 0:
             raise ValueError(f"cannot keep {n_keep} cells")
         self._open_cells.trim(slot, n_keep)
 
+    @property
+    def n_free_cells(self) -> int:
+        """Cells that no slot holds; a decode of so many tokens has room."""
+        return self._cells.n_free
+
+    @property
+    def can_share(self) -> bool:
+        """Whether the model's memory is of one part and can be cut anywhere; else the next three are refused."""
+        return self._cells.can_share
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+        """Give the empty slot `target` the first `n_tokens` cells of `source`; they take no room.
+
+        Raises: ValueError for arguments out of range, and where the memory cannot be shared.
+        """
+        cells = self._sharing_cells
+        self._check_empty(target)
+        if not 1 <= n_tokens <= self.n_cells(source):
+            raise ValueError(f"slot {source} has {self.n_cells(source)} cells; {n_tokens} cannot be shared")
+        cells.share(source, target, n_tokens)
+
+    def save(self, slot: SlotId, start: int) -> SavedCells:
+        """A copy of the slot's cells from position `start` on.
+
+        Raises: ValueError for arguments out of range, and where the memory cannot be shared.
+        """
+        cells = self._sharing_cells
+        if not 0 <= start < self.n_cells(slot):
+            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; none can be saved from {start} on")
+        return cells.save(slot, start)
+
+    def load(self, slot: SlotId, parts: Seq[SavedCells], n_tokens: int) -> None:
+        """Fill the empty slot with the first `n_tokens` of what the parts, one behind the other, hold.
+
+        The parts were saved from this context. Raises: ValueError for arguments out of range, too little room, and
+        where the memory cannot be shared; RuntimeError: the library refuses them.
+        """
+        cells = self._sharing_cells
+        self._check_empty(slot)
+        if not 1 <= n_tokens <= self.n_free_cells:
+            raise ValueError(f"{n_tokens} saved cells cannot be loaded into {self.n_free_cells} free ones")
+        cells.load(slot, parts, n_tokens)
+
+    def _check_empty(self, slot: SlotId) -> None:
+        if self.n_cells(slot):
+            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells already; only an empty one can be filled")
+
     def clear(self) -> None:
         """Empty all slots, so that the next decode finds the memory as new."""
-        self._check_thread()
         self._open_cells.clear()
 
     def _check_slot(self, slot: int) -> None:
@@ -232,7 +265,7 @@ class Context:
         if self._handle is not None:
             capi.llama_free(self._handle)
             self._handle = None
-            self._outputs = frozenset()
+            self._row_of, self._rows = {}, None
 
     @property
     def handle(self) -> int:
@@ -244,21 +277,20 @@ class Context:
     @property
     def _open_cells(self) -> Cells:
         assert self.handle
+        self._check_thread()
         return self._cells
+
+    @property
+    def _sharing_cells(self) -> Cells:
+        if not self.can_share:
+            raise ValueError("this model's memory cannot be cut anywhere: its cells can be neither shared nor saved")
+        return self._open_cells
 
     def _check_thread(self) -> None:
         me = threading.get_ident()
         if self._owner is None:
             self._owner = me
         assert self._owner == me, "a context belongs to the thread of its first decode"
-
-
-def has_cell_order(model: Model) -> bool:
-    """Whether the order of a sequence's cells decides its last bits, and can be kept: on a CPU, with memory of the
-    ordinary kind (a sliding window reuses its cells, recurrent state has none).
-    """
-    is_plain = model.can_rewind and capi.llama_model_n_swa(model.handle) == 0
-    return is_plain and model.device.backend == "cpu"
 
 
 def _check_range(what: str, value: int, most: int) -> None:

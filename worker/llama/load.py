@@ -3,19 +3,20 @@
 Composition only; every step's knowledge lies in its own module. Runs on the thread that will run the steps.
 """
 
+import math
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from worker.card import ModelCard, read_card
-from worker.engine.backend import LoadedModel, Slice, Step
-from worker.engine.contract import Configure, Loaded, Sampling, SlotId, TokenId
+from worker.engine.backend import LoadedModel
+from worker.engine.contract import Configure, Loaded
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
@@ -25,11 +26,9 @@ from worker.llama.grammar import Grammars
 from worker.llama.library import OnLog, open_library
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.memory import Plan, k_type, plan_memory
-
-LEAST_CHUNK, MOST_CHUNK = 16, 512
-CHUNK_TARGET_S = 0.150
-"""How long a prefill step may hold up the jobs that are generating (ARCHITECTURE.md)."""
+from worker.llama.self_test import MOST_S, Habits, self_test
+from worker.llama.warm_up import Shapes, warm_up
+from worker.memory import Plan, k_type, plan_memory, prefix_cache_bytes
 
 HOST_SHARE = 0.9
 """Of the host's available memory; the rest is left to the front and to everything else that grows."""
@@ -45,12 +44,28 @@ class LoadedRunner:
     runner: LlamaRunner
     model: Model
     facts: Loaded
+    shapes: Shapes
 
 
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     """What the engine process calls; the library's warnings and errors go to stderr, which the front reads."""
     loaded = load_runner(config, on_progress, _to_stderr)
-    return LoadedModel(loaded.runner, loaded.model.tokenize, Grammars(loaded.model).constrain, loaded.facts)
+    runner, shapes = loaded.runner, loaded.shapes
+    habits = Habits(
+        chunk=shapes.chunk,
+        is_fixed=config.is_deterministic,
+        has_guesses=bool(shapes.row_costs),
+        context_length=loaded.facts.context_length,
+    )
+    return LoadedModel(
+        runner,
+        loaded.model.tokenize,
+        Grammars(loaded.model).constrain,
+        loaded.facts,
+        widest_step=0 if config.is_deterministic else runner.context.n_ubatch,
+        row_costs=shapes.row_costs,
+        self_test=partial(self_test, runner, habits, most_s=math.inf if config.is_deterministic else MOST_S),
+    )
 
 
 def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: OnLog | None = None) -> LoadedRunner:
@@ -64,6 +79,9 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     config = msgspec.structs.replace(config, cache_type_k=cache_type_k)
     card = read_card(Path(config.model_path))
     plan = plan_for(config, card, device)
+    # A successor's limit was checked, as its plan was.
+    left_bytes = sys.maxsize if config.prefill_chunk else host_bytes_left(plan, device, available_memory_bytes())
+    prefix_bytes = prefix_cache_bytes(config.prefix_cache_bytes, plan, left_bytes)
     n_gpu_layers = layers_on_gpu(config.gpu_layers, device, plan, card.block_count + 1)
     with ExitStack() as undo:
         model = undo.enter_context(
@@ -72,9 +90,16 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         if config.require_full_offload:
             _check_offload(model)
         runner = LlamaRunner(model, _context(config, model, plan))
-        chunk = warm_up(runner, config.prefill_chunk)
+        shapes = warm_up(
+            runner,
+            chunk=config.prefill_chunk,
+            target_s=config.itl_target_ms / 1000,
+            is_deterministic=config.is_deterministic,
+            has_prompt_lookup=config.has_prompt_lookup,
+        )
         undo.pop_all()
-    return LoadedRunner(runner, model, _facts(card, plan, runner, chunk))
+    facts = _facts(card, plan, runner, shapes.chunk, prefix_bytes if runner.can_share else 0)
+    return LoadedRunner(runner, model, facts, shapes)
 
 
 # ── memory and layers ────────────────────────────────────────────────────────────────────────────
@@ -110,6 +135,12 @@ def _plan(config: Configure, card: ModelCard, available_bytes: int) -> Plan:
         # A successor's plan is its predecessor's, which was checked; accepted jobs count on its shape.
         available_bytes=sys.maxsize if config.prefill_chunk else available_bytes,
     )
+
+
+def host_bytes_left(plan: Plan, device: Device, available_bytes: int) -> int:
+    """What a plan leaves of the `available_bytes` of main memory that there are before the load."""
+    on_device_bytes = device.free_bytes if device.memory_architecture == "vram-only" else 0
+    return int(available_bytes * HOST_SHARE) - max(0, plan.total_bytes - on_device_bytes)
 
 
 def layers_on_gpu(asked: str, device: Device, plan: Plan, n_layers: int) -> int:
@@ -152,40 +183,10 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
     )
 
 
-# ── warm-up ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def warm_up(runner: LlamaRunner, chunk: int) -> int:
-    """Touch weights and buffers, choose the prefill chunk unless one is given, and leave the memory as new.
-
-    The chunk is the largest power of two in 16..512 (and within a micro-batch) whose step takes under CHUNK_TARGET_S.
-    Sizes are tried upwards, each up to three times, because another process's moment must not shape all our steps.
-    """
-    _time_prefill(runner, LEAST_CHUNK)
-    if chunk:
-        return chunk
-    size = chunk = LEAST_CHUNK
-    while size <= min(MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx):
-        if all(_time_prefill(runner, size) > CHUNK_TARGET_S for _ in range(3)):
-            break
-        chunk, size = size, size * 2
-    return chunk
-
-
-def _time_prefill(runner: LlamaRunner, n_tokens: int) -> float:
-    """Seconds of one prefill step in empty memory. A token is drawn, because only that waits for a GPU to finish."""
-    tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_tokens)]
-    began = time.perf_counter()
-    runner.run(Step("prefill", (Slice(SlotId(0), 0, tokens, Sampling(seed=0, temperature=0.0)),)))
-    elapsed = time.perf_counter() - began
-    runner.context.clear()
-    return elapsed
-
-
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _facts(card: ModelCard, plan: Plan, runner: LlamaRunner, chunk: int) -> Loaded:
+def _facts(card: ModelCard, plan: Plan, runner: LlamaRunner, chunk: int, prefix_bytes: int) -> Loaded:
     model, device = runner.model, runner.model.device
     sizes = model.sizes + runner.context.sizes
     return Loaded(
@@ -203,6 +204,7 @@ def _facts(card: ModelCard, plan: Plan, runner: LlamaRunner, chunk: int) -> Load
         memory_architecture=device.memory_architecture,
         memory_bytes=sizes.on_device(device.name) if device.is_gpu else sizes.total_bytes,
         prefill_chunk=chunk,
+        prefix_cache_bytes=prefix_bytes,
     )
 
 

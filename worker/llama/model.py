@@ -46,6 +46,8 @@ class Model:
         """As Watch has them: 0 of 0 where the build has no GPU backend."""
         self.n_vocab = int(capi.llama_vocab_n_tokens(self._vocab))
         self._bos = int(capi.llama_vocab_bos(self._vocab))
+        self._pieces: dict[int, bytes] = {}
+        """Those asked for so far: the answers' own tokens come again and again, and the library takes microseconds."""
         self._has_bos = bool(capi.llama_vocab_get_add_bos(self._vocab)) and self._bos >= 0
 
     @classmethod
@@ -137,8 +139,11 @@ class Model:
 
         Raises: ValueError for an id outside the vocabulary (the library would abort).
         """
-        self._check(token)
-        return self._piece(token, _PIECE_BYTES)
+        piece = self._pieces.get(token)
+        if piece is None:
+            self._check(token)
+            piece = self._pieces[token] = self._piece(token, _PIECE_BYTES)
+        return piece
 
     def _piece(self, token: int, n_max: int) -> bytes:
         buffer = ctypes.create_string_buffer(n_max)
@@ -148,7 +153,7 @@ class Model:
     def is_end(self, token: TokenId) -> bool:
         """Whether the token ends generation, by the vocabulary (EOS, EOT and their like). Raises: as `piece`."""
         self._check(token)
-        return bool(capi.llama_vocab_is_eog(self.vocab, token))
+        return token in self._end_ids
 
     @functools.cached_property
     def ends(self) -> NDArray[np.intp]:
@@ -157,6 +162,10 @@ class Model:
         ends = [token for token in range(self.n_vocab) if capi.llama_vocab_is_eog(vocab, token)]
         return np.array(ends, dtype=np.intp)
 
+    @functools.cached_property
+    def _end_ids(self) -> frozenset[int]:
+        return frozenset(self.ends.tolist())
+
     def token_of(self, text: str) -> TokenId | None:
         """The one token a text is, special tokens included; None where it is none or several."""
         data = text.encode()
@@ -164,6 +173,7 @@ class Model:
         return tokens[0] if len(tokens) == 1 else None
 
     def _check(self, token: int) -> None:
+        assert self.vocab
         if not 0 <= token < self.n_vocab:
             raise ValueError(f"token {token} is outside the vocabulary of {self.n_vocab}")
 
@@ -193,6 +203,7 @@ class Model:
     def _free(self) -> None:
         capi.llama_model_free(self.handle)
         self._handle = None
+        self._pieces.clear()
 
     def __enter__(self) -> Self:
         return self

@@ -7,12 +7,14 @@ Runs on the step thread; `request_abort` may come from any.
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import islice, zip_longest
 
-from worker.engine.backend import BadBatch, NoRoom, Sampled, Slice, Step
+from worker.engine.backend import BadBatch, NoRoom, Sampled, Saved, Slice, Step
 from worker.engine.contract import Logprob, Sampling, SlotId, TokenId, TopToken
 from worker.llama.context import Context, Logits
 from worker.llama.grammar import Grammar
 from worker.llama.model import Model
+from worker.llama.saved import SavedCells
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.row import NoToken
 from worker.sampling.sample import sample
@@ -42,6 +44,23 @@ class LlamaRunner:
     def trim(self, slot: SlotId, n_keep: int) -> None:
         self.context.trim(slot, n_keep)
 
+    @property
+    def n_free_cells(self) -> int:
+        return self.context.n_free_cells
+
+    @property
+    def can_share(self) -> bool:
+        return self.context.can_share
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+        self.context.share(source, target, n_tokens)
+
+    def save(self, slot: SlotId, start: int) -> SavedCells:
+        return self.context.save(slot, start)
+
+    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
+        self.context.load(slot, [_own(part) for part in parts], n_tokens)
+
     def request_abort(self) -> None:
         self.context.request_abort()
 
@@ -54,14 +73,36 @@ class LlamaRunner:
 
     def _run_batch(self, batch: Seq[Slice]) -> list[Sampled]:
         indexes = iter(self.context.decode(batch))
-        return [self._draw(piece, piece.sampling, next(indexes)) for piece in batch if piece.sampling is not None]
+        sampled: list[Sampled] = []
+        for piece in batch:
+            if piece.n_drafts:
+                sampled += self._draw_guessed(piece, list(islice(indexes, piece.n_drafts + 1)))
+            elif piece.sampling is not None:
+                sampled.append(self._draw(piece, piece.sampling, piece.generated, next(indexes)))
+        return sampled
 
-    def _draw(self, piece: Slice, sampling: Sampling, index: int) -> Sampled:
+    def _draw_guessed(self, piece: Slice, indexes: Seq[int]) -> list[Sampled]:
+        """A token at each index, until one is not the guess that the next index was computed from, or ends the job."""
+        sampling = piece.sampling
+        assert sampling is not None, "the context's gate has seen it"
+        assert piece.constraint is None, "a grammar would have to take guesses back"
+        generated = list(piece.generated)
+        drawn: list[Sampled] = []
+        for index, guess in zip_longest(indexes, piece.tokens[-piece.n_drafts :]):
+            sampled = self._draw(piece, sampling, generated, index)
+            drawn.append(sampled)
+            is_last = sampled.is_end or sampled.error is not None or sampled.token in sampling.stop_token_ids
+            if is_last or sampled.token != guess:
+                break
+            generated.append(sampled.token)
+        return drawn
+
+    def _draw(self, piece: Slice, sampling: Sampling, generated: Seq[TokenId], index: int) -> Sampled:
         logits = self.context.logits(index)
         grammar = piece.constraint
         assert grammar is None or isinstance(grammar, Grammar), "grammar.py makes them all"
         try:
-            token = sample(logits, sampling, piece.generated, self.model.ends, grammar)
+            token = sample(logits, sampling, generated, self.model.ends, grammar)
         except ValueError as error:
             if isinstance(error, NoToken) and grammar is not None and self._is_at_its_end(grammar):
                 return Sampled(piece.slot, TokenId(0), b"", is_end=True)
@@ -82,12 +123,17 @@ class LlamaRunner:
         return TopToken(self.model.piece(token).decode(errors="replace"), token, logprob)
 
 
+def _own(saved: Saved) -> SavedCells:
+    assert isinstance(saved, SavedCells), "save makes them all"
+    return saved
+
+
 def batches(slices: Seq[Slice], n_batch: int) -> Iterator[Seq[Slice]]:
     """The slices in order, cut into batches of at most `n_batch` tokens; usually one, as it is.
 
-    Only the last part of a slice draws, and no batch has two parts of one slot.
+    Only the last part of a slice draws, and has all its guesses; no batch has two parts of one slot.
     """
-    if sum(len(piece.tokens) for piece in slices) <= n_batch:
+    if sum([len(piece.tokens) for piece in slices]) <= n_batch:
         yield slices
         return
     batch: list[Slice] = []
@@ -103,9 +149,16 @@ def batches(slices: Seq[Slice], n_batch: int) -> Iterator[Seq[Slice]]:
 
 
 def _parts(piece: Slice, first: int, rest: int) -> Iterator[Slice]:
-    """A slice in parts of at most `rest` tokens, the first of at most `first` (0: there is no such part)."""
+    """A slice in parts of at most `rest` tokens, the first of at most `first` (0: there is no such part).
+
+    What draws stays together, though it were more.
+    """
+    n_before = len(piece.tokens) - piece.n_drafts - 1
     begin, end = 0, first or rest
     while end < len(piece.tokens):
-        yield replace(piece, start=piece.start + begin, tokens=piece.tokens[begin:end], sampling=None)
-        begin, end = end, end + rest
+        end = min(end, n_before)
+        if begin < end:
+            cut = piece.tokens[begin:end]
+            yield replace(piece, start=piece.start + begin, tokens=cut, sampling=None, n_drafts=0)
+        begin, end = end, end + max(rest, piece.n_drafts + 1)
     yield replace(piece, start=piece.start + begin, tokens=piece.tokens[begin:])

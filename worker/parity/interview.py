@@ -11,7 +11,7 @@ import msgspec
 
 from worker.parity.answers import N_DRAWN, N_TOP, Answer, Request
 from worker.parity.company import Company, Neighbour
-from worker.parity.serving import ServedWorker
+from worker.parity.serving import SelfTest, ServedWorker
 from worker.protocol.request import narrow
 
 SEEDS = (7, 42, 2**64 - 1)
@@ -59,6 +59,7 @@ class Heard:
     least_company: int
     """The fewest neighbours that were told tokens during one answer."""
     records: tuple[Record, ...]
+    self_test: SelfTest
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -84,6 +85,7 @@ def interview(worker: ServedWorker, prompts: Sequence[str], n_tokens: int) -> He
         neighbours=company.jobs,
         least_company=min(n_told for _, n_told in beside.values()),
         records=(*asker.records, *(_record(f"neighbour, {job.fate}", job.request, job.answer) for job in company.jobs)),
+        self_test=worker.self_test(),
     )
 
 

@@ -33,6 +33,9 @@ _END_S = 30.0
 _TIMEOUT_S = 120.0
 """Of a silence on the wire; a job may wait in the queue behind others."""
 _KEPT_LINES = 20
+_SELF_TEST_S = 10.0
+"""An idle worker takes up to 5 s for its self-test."""
+_ASK_AGAIN_S = 0.25
 
 
 class NotServed(WorkerError):
@@ -56,6 +59,18 @@ class Facts(msgspec.Struct, frozen=True):
     def kind(self) -> str:
         """`Q4_1_cpu`, `Q8_0_gpu`: what decides whether rows are the same bits in any company."""
         return f"{self.quant_kind}_{'gpu' if self.vram_bytes else 'cpu'}"
+
+
+class SelfTest(msgspec.Struct, frozen=True):
+    """What `/health` tells of the worker's own test of determinism; an older worker has none."""
+
+    determinism: str = "untested"
+    determinism_differences: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """For people: `same`; `differs beside 7 others`."""
+        return " ".join((self.determinism, ", ".join(self.determinism_differences))).strip()
 
 
 class ServedWorker:
@@ -123,6 +138,21 @@ class ServedWorker:
     def cancel(self, job_id: str) -> None:
         """Ask for the job's end; its stream then ends with CANCELLED. Raises: httpx2.HTTPError."""
         self._client.post("/cancel", json={"job_id": job_id}).raise_for_status()
+
+    def self_test(self) -> SelfTest:
+        """The self-test's verdict, waited for: it is made when the worker is idle. `untested` when it does not come."""
+        give_up_s = time.monotonic() + _SELF_TEST_S
+        found = self._read_self_test()
+        while found.determinism == "untested" and time.monotonic() < give_up_s:
+            time.sleep(_ASK_AGAIN_S)
+            found = self._read_self_test()
+        return found
+
+    def _read_self_test(self) -> SelfTest:
+        try:
+            return msgspec.json.decode(self._client.get("/health").content, type=SelfTest)
+        except (httpx2.HTTPError, msgspec.DecodeError):
+            return SelfTest()
 
     def _read_facts(self) -> Facts:
         try:

@@ -44,6 +44,15 @@ class ParityBody(_Body, frozen=True, kw_only=True):
     """`built in`, or the name of the file that was laid over them."""
 
 
+class PrefixCacheBody(_Body, frozen=True, kw_only=True):
+    """What ended jobs computed and later prompts may begin with, in main memory."""
+
+    tokens: int
+    bytes: int
+    limit_bytes: int
+    """0: nothing is kept."""
+
+
 class HealthBody(_Body, frozen=True, kw_only=True):
     """`GET /health`. What only a loaded model tells is null until then; memory in bytes."""
 
@@ -68,6 +77,15 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     slots_busy: int
     queue_depth: int
     parity: ParityBody | None
+    prefill_chunk: int | None
+    """Tokens of a prompt that are computed in one step while other jobs generate."""
+    prefix_cache: PrefixCacheBody
+    deterministic: bool
+    """By `--deterministic`."""
+    determinism: Literal["untested", "same", "differs"]
+    """What this engine's self-test found: whether the same tokens give the same logits, bit for bit, in any company."""
+    determinism_differences: tuple[str, ...]
+    """What gave other bits: `beside 7 others`."""
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):

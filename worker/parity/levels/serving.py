@@ -200,7 +200,10 @@ class _Verdicts:
     def table(self) -> Table:
         columns = ("prompt", "decoding", ">tokens", "in process", "asked again", f"beside {N_NEIGHBOURS} jobs", "end")
         rows = tuple(self._row(question, answer) for question, answer in self.heard.alone.items())
-        note = "The gap is between the two tokens where answers part, in nats of the reported log-probabilities."
+        note = (
+            "The gap is between the two tokens where answers part, in nats of the reported log-probabilities. "
+            f"The worker's own test of determinism: {self.heard.self_test.told}."
+        )
         return Table("Served answers", columns, rows, note)
 
     def _row(self, question: Question, answer: Answer) -> tuple[str, ...]:

@@ -1,0 +1,35 @@
+"""What the tests of speculation share: step costs of machines, real and invented, and offers told by their length."""
+
+from itertools import accumulate, pairwise
+
+from hypothesis import strategies as st
+
+from worker.engine.contract import TokenId
+from worker.engine.lookup import NO_OFFER, Offer
+
+CPU = ((1, 7.5e-3), (2, 11e-3), (4, 19e-3), (8, 34e-3), (16, 66e-3))
+"""A small model on two cores: a row computes for half as long as the weights take to read."""
+GPU = ((1, 5e-3), (2, 5.05e-3), (8, 5.2e-3), (32, 6e-3), (80, 8e-3))
+N_MOST = 16
+RIGHT, WRONG = TokenId(1), TokenId(0)
+MATCHES = st.sampled_from((1, 2, 5, 9, 16, 400))
+
+Costs = tuple[tuple[int, float], ...]
+
+
+@st.composite
+def row_costs(draw: st.DrawFn, n_rows: int = 24) -> Costs:
+    """Any that rise: flat, straight, or with steps where a kernel's tile is full."""
+    rises = draw(st.lists(st.sampled_from((0.0, 0.05, 0.5, 1.0, 3.0)), min_size=n_rows - 1, max_size=n_rows - 1))
+    return tuple(enumerate(accumulate(rises, initial=1.0), 1))
+
+
+def cost(costs: Costs, n_rows: int) -> float:
+    for (n, n_s), (m, m_s) in pairwise(costs):
+        if n <= n_rows <= m:
+            return n_s + (m_s - n_s) * (n_rows - n) / (m - n)
+    raise AssertionError(n_rows)
+
+
+def offer(n_guesses: int, n_matched: int = 1) -> Offer:
+    return Offer((RIGHT,) * n_guesses, n_matched) if n_guesses else NO_OFFER

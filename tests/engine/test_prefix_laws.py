@@ -1,0 +1,165 @@
+"""The laws of PrefixIndex under chance: random trees over few tokens, any limit, pressure.
+
+The plain model is what is alive in the memory: while nobody holds parts, that is what the index owns.
+"""
+
+from itertools import takewhile
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from tests.engine.fake_cells import Cells, Memory, Tokens
+from worker.engine.backend import Saved
+from worker.engine.contract import TokenId
+from worker.engine.prefix import PrefixIndex
+
+LAW = settings(derandomize=True, deadline=None, max_examples=300)
+LAW_OF_STATES = settings(LAW, max_examples=150, stateful_step_count=25, report_multiple_bugs=False)
+
+TOKENS = tuple(TokenId(token) for token in (0, 1, 256, 1 << 24))
+"""Few, so that prefixes are shared; and each is another's bytes, shifted."""
+
+Piece = tuple[Tokens, int]
+"""Cells as a value: the whole path, and the position where they begin."""
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Tokens:
+    """Long sequences told in few words: a token and how often it comes."""
+    told = draw(st.lists(st.tuples(st.sampled_from(TOKENS), st.integers(1, 9)), min_size=1, max_size=4))
+    return tuple(token for token, n_times in told for _ in range(n_times))
+
+
+sequences = st.lists(st.sampled_from(TOKENS[:3]), min_size=1, max_size=8).map(tuple) | runs()
+
+
+def prefixes(tokens: Tokens, start: int = 0) -> list[Tokens]:
+    return [tokens[:n] for n in range(start + 1, len(tokens) + 1)]
+
+
+def n_common(one: Tokens, other: Tokens) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def tokens_of(parts: list[Saved]) -> Tokens:
+    return tuple(token for part in parts if isinstance(part, Cells) for token in part.tokens)
+
+
+def split_at(pieces: set[Piece], path: Tokens) -> set[Piece]:
+    """The pieces, the one around the end of `path` cut there."""
+    around = {
+        (whole, start) for whole, start in pieces if start < len(path) < len(whole) and whole[: len(path)] == path
+    }
+    halves = {half for whole, start in around for half in ((path, start), (whole, len(path)))}
+    return (pieces - around) | halves
+
+
+def leaves(pieces: set[Piece]) -> set[Piece]:
+    continued = {whole[:start] for whole, start in pieces}
+    return {piece for piece in pieces if piece[0] not in continued}
+
+
+@LAW
+@given(st.lists(sequences, max_size=12), sequences)
+def test_with_room_for_all_the_match_is_the_longest_common_prefix(kept: list[Tokens], query: Tokens) -> None:
+    index, memory = PrefixIndex(10**9), Memory()
+    for tokens in kept:
+        if (n_known := index.match(tokens)) < len(tokens):
+            index.insert(tokens, n_known, memory.save(tokens, n_known))
+    assert index.match(query) == max((n_common(query, tokens) for tokens in kept), default=0)
+    assert index.n_tokens == len({prefix for tokens in kept for prefix in prefixes(tokens)})
+
+
+class AnyTree(RuleBasedStateMachine):
+    """Jobs end, prompts arrive; each insert is compared with what a reader of the rules would expect."""
+
+    index: PrefixIndex
+    memory: Memory
+
+    @initialize(n_cells=st.sampled_from((0, 3, 10, 20, 40, 80, 1000)), header_bytes=st.sampled_from((0, 1, 15)))
+    def begin(self, n_cells: int, header_bytes: int) -> None:
+        self.limit_bytes = 10 * n_cells
+        self.index, self.memory = PrefixIndex(self.limit_bytes), Memory(header_bytes)
+        self.n_operations = 0
+        self.last_used: dict[Tokens, int] = {}
+
+    def pieces(self) -> set[Piece]:
+        return {(cells.path, cells.start) for cells in self.memory.alive}
+
+    def n_matched(self, tokens: Tokens) -> int:
+        kept = {prefix for whole, start in self.pieces() for prefix in prefixes(whole, start)}
+        return max((len(prefix) for prefix in prefixes(tokens) if prefix in kept), default=0)
+
+    def n_bytes(self, pieces: set[Piece]) -> int:
+        return sum(self.memory.n_bytes(len(whole) - start) for whole, start in pieces)
+
+    def score(self, piece: Piece) -> int:
+        return (self.n_operations - self.last_used[piece[0]]) * self.n_bytes({piece})
+
+    def use(self, path: Tokens) -> None:
+        self.n_operations += 1
+        self.last_used |= dict.fromkeys(prefixes(path), self.n_operations)
+
+    @rule(tokens=sequences)
+    def a_prompt_arrives(self, tokens: Tokens) -> None:
+        before = self.pieces()
+        assert self.index.match(tokens) == self.n_matched(tokens)
+        assert self.pieces() == before
+
+    @rule(tokens=sequences, n_fewer=st.integers(0, 3))
+    def a_prompt_takes_what_it_finds(self, tokens: Tokens, n_fewer: int) -> None:
+        n_tokens = max(0, self.index.match(tokens) - n_fewer)
+        parts = self.index.take(tokens, n_tokens)
+        assert tokens_of(parts)[:n_tokens] == tokens[:n_tokens]
+        assert sum(part.n_tokens for part in parts[:-1]) <= max(0, n_tokens - 1)
+        self.use(parts[-1].path if parts and isinstance(parts[-1], Cells) else ())
+
+    @rule(tokens=sequences)
+    def a_job_ends(self, tokens: Tokens) -> None:
+        n_known = self.index.match(tokens)
+        if n_known == len(tokens):
+            return
+        before = self.pieces()
+        self.index.insert(tokens, n_known, self.memory.save(tokens, n_known))
+        with_room = split_at(before, tokens[:n_known]) | {(tokens, n_known)}
+        its_path = {(whole, start) for whole, start in with_room if whole == tokens[: len(whole)]}
+        if self.n_bytes(its_path) > self.limit_bytes:
+            assert self.pieces() == before, "dropped, and nothing went for it"
+        else:
+            self.use(tokens)
+            self.check_evictions(with_room, its_path)
+
+    def check_evictions(self, with_room: set[Piece], its_path: set[Piece]) -> None:
+        """Only leaves, and of these the old and large, and no more than had to."""
+        after = self.pieces()
+        gone = with_room - after
+        assert its_path <= after <= with_room
+        assert {whole[:start] for whole, start in after if start} <= {whole for whole, _ in after}
+        if gone:
+            assert self.n_bytes(after) + max(self.n_bytes({piece}) for piece in gone) > self.limit_bytes
+        stayed = max((self.score(piece) for piece in leaves(with_room) & after), default=0)
+        assert all(2 * self.score(piece) > stayed for piece in gone)
+
+    @rule()
+    def everything_is_dropped(self) -> None:
+        self.index.clear()
+        assert self.pieces() == set()
+
+    @invariant()
+    def bytes_and_tokens_are_conserved_within_the_limit(self) -> None:
+        if not hasattr(self, "index"):
+            return
+        assert self.index.n_bytes == self.memory.n_alive_bytes <= self.limit_bytes
+        assert self.index.n_tokens == self.memory.n_alive_tokens
+        assert self.index.n_tokens == len({prefix for piece in self.pieces() for prefix in prefixes(*piece)})
+
+    @invariant()
+    def whatever_is_kept_is_found_and_nothing_else(self) -> None:
+        """Also what was just evicted: its path is no longer matched to its end."""
+        for path in getattr(self, "last_used", ()):
+            assert self.index.match(path) == self.n_matched(path)
+
+
+def test_whatever_comes_the_index_finds_what_it_keeps_and_keeps_its_limit() -> None:
+    run_state_machine_as_test(AnyTree, settings=LAW_OF_STATES)

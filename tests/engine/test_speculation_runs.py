@@ -1,0 +1,136 @@
+"""Whole runs by their modelled cost: guesses make repetitive text faster and never slow a job, whatever is drawn."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, offer, row_costs
+from worker.engine.contract import TokenId
+from worker.engine.lookup import Lookup
+from worker.engine.speculation import MOST_LOST, Acceptance, Candidate, Speculation
+
+LAW = settings(derandomize=True, deadline=None, max_examples=200)
+
+
+def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
+    """Of all stretches of the run, the most by which one exceeded what it may cost."""
+    worst = lowest = excess = 0.0
+    for spent, plain in zip(spent_s, plain_s, strict=True):
+        excess += spent - (1 + MOST_LOST) * plain
+        lowest = min(lowest, excess)
+        worst = max(worst, excess - lowest)
+    return worst
+
+
+def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_matched: int) -> float:
+    """How far the worst stretch went; the n-th time that a job guesses, so many of its guesses are right."""
+    speculation = Speculation(costs, n_most)
+    jobs = [Acceptance() for _ in range(n_jobs)]
+    spent_s, plain_s = [], []
+    n = 0
+    for _ in range(200):
+        counts = speculation.plan([Candidate(job, offer(n_most, n_matched)) for job in jobs])
+        n_drawn = 0
+        for job, count in zip(jobs, counts, strict=True):
+            # What was not taken is wrong when the fate says so, and else would have been right: that lures.
+            n_right = min(count, fates[n % len(fates)])
+            n += count > 0
+            drawn = [RIGHT] * n_right + [WRONG if n_right < count else RIGHT]
+            job.saw(offer(n_most, n_matched), drawn)
+            n_drawn += len(drawn)
+        spent_s.append(cost(costs, n_jobs + sum(counts)))
+        plain_s.append(n_drawn * cost(costs, n_jobs) / n_jobs)
+    return worst_stretch_s(spent_s, plain_s)
+
+
+@LAW
+@given(
+    row_costs() | st.sampled_from((CPU, GPU)),
+    st.integers(1, 4),
+    st.integers(1, N_MOST),
+    st.lists(st.integers(0, N_MOST), min_size=1, max_size=12),
+    MATCHES,
+)
+def test_no_stretch_of_a_run_is_slowed_whatever_is_accepted(
+    costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_matched: int
+) -> None:
+    """Even where the draws are chosen to mislead. (1 + MOST_LOST) times, and one widest step a job."""
+    allowed_s = n_jobs * cost(costs, min(1 + n_most, costs[-1][0]))
+    assert worst_case(costs, n_jobs, n_most, fates, n_matched) <= allowed_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("n_right", range(N_MOST))
+def test_a_trap_for_long_guesses_costs_no_more(n_right: int) -> None:
+    """Right until the guesses are long, and then wrong: again and again."""
+    fates = [N_MOST] * n_right + [0]
+    assert worst_case(CPU, 1, N_MOST, fates, 16) <= cost(CPU, 16)
+
+
+def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU) -> float:
+    """Modelled seconds to generate the text, one job alone."""
+    speculation, acceptance, lookup = Speculation(costs, N_MOST), Acceptance(), Lookup()
+    lookup.extend(prompt)
+    n_done, spent_s = 0, 0.0
+    while n_done < len(text):
+        guessed = lookup.propose(speculation.most_guesses(1))
+        (count,) = speculation.plan([Candidate(acceptance, guessed)])
+        n_right = 0
+        while n_right < count and guessed.tokens[n_right : n_right + 1] == tuple(text[n_done + n_right :][:1]):
+            n_right += 1
+        drawn = text[n_done : n_done + n_right + 1]
+        acceptance.saw(guessed, drawn)
+        lookup.extend(drawn)
+        n_done += n_right + 1
+        spent_s += cost(costs, 1 + count)
+    return spent_s
+
+
+def speed_up(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU) -> float:
+    return len(text) * costs[0][1] / run_s(prompt, text, costs)
+
+
+def words(n: int, seed: int, n_vocab: int = 40_000) -> list[TokenId]:
+    chance = Random(seed)
+    return [TokenId(chance.randrange(n_vocab)) for _ in range(n)]
+
+
+@pytest.mark.parametrize("period", [1, 2, 7, 50])
+def test_a_text_that_repeats_itself_is_half_as_fast_again_on_a_cpu(period: int) -> None:
+    once = [TokenId(i) for i in range(period)]
+    text = once * (256 // period)
+    assert speed_up(once, text) >= 1.5
+    assert speed_up(once, text, GPU) >= 10
+
+
+def test_an_edited_copy_of_the_prompt_is_half_as_fast_again_on_a_cpu() -> None:
+    """One token in 25 is another."""
+    prompt = words(500, seed=1)
+    text = list(prompt)
+    text[::25] = words(20, seed=2)
+    assert speed_up(prompt, text) >= 1.5
+
+
+def test_quoting_between_new_sentences_pays() -> None:
+    prompt = words(400, seed=3)
+    text = [token for i in range(8) for token in (*words(12, seed=10 + i), *prompt[50 * i : 50 * i + 38])]
+    assert speed_up(prompt, text) >= 1.25
+
+
+def test_text_that_never_repeats_costs_nothing() -> None:
+    assert speed_up([], [TokenId(i) for i in range(500)]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("n_vocab", [5, 50, 500])
+def test_chance_repetitions_cost_next_to_nothing(n_vocab: int) -> None:
+    assert speed_up(words(400, 4, n_vocab), words(1000, 5, n_vocab)) >= 0.98
+
+
+@pytest.mark.parametrize("n_before", [100, 3000])
+def test_guessing_begins_soon_when_the_text_begins_to_repeat(n_before: int) -> None:
+    """After any length of chance repetitions that taught it to guess nothing."""
+    before = words(n_before, 6, n_vocab=30)
+    loop = [TokenId(100 + i) for i in range(10)] * 30
+    saved_s = run_s([], before) + len(loop) * CPU[0][1] - run_s([], before + loop)
+    assert len(loop) * CPU[0][1] / (len(loop) * CPU[0][1] - saved_s) >= 1.5

@@ -1,0 +1,71 @@
+"""Models whose memory cannot be cut: they are recognised, share and save nothing, and are served all the same."""
+
+import pytest
+
+from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
+from tests.llama.random_models import MROPE, PLAIN, RECURRENT, SLIDING, WINDOW, Kind
+from worker.engine.backend import Slice, Step
+from worker.engine.contract import SlotId, TokenId
+from worker.llama.context import MAX_SLOTS
+from worker.llama.runner import LlamaRunner
+
+pytestmark = pytest.mark.model
+
+UNCUT = pytest.mark.parametrize("kind", [SLIDING, RECURRENT], ids=lambda kind: kind.architecture)
+
+
+@pytest.mark.parametrize("kind", [PLAIN, MROPE], ids=lambda kind: kind.architecture)
+def test_an_ordinary_memory_can_be_shared(load_random: LoadRandom, make_context: MakeContext, kind: Kind) -> None:
+    assert LlamaRunner(load_random(kind), make_context(load_random(kind))).can_share
+
+
+def test_without_a_seq_id_left_nothing_can_be_shared(load_random: LoadRandom, make_context: MakeContext) -> None:
+    context = make_context(load_random(PLAIN), n_seq_max=MAX_SLOTS, n_batch=512, n_ctx=1024)
+    assert not context.can_share
+
+
+@UNCUT
+def test_what_cannot_be_cut_is_neither_shared_nor_saved(
+    load_random: LoadRandom, make_context: MakeContext, kind: Kind
+) -> None:
+    plain = make_context(load_random(PLAIN))
+    plain.decode([Slice(SlotId(0), 0, [TokenId(5)] * 4)])
+    saved = plain.save(SlotId(0), 0)
+    runner = LlamaRunner(load_random(kind), make_context(load_random(kind)))
+    runner.run(Step("prefill", (Slice(SlotId(0), 0, [TokenId(5)] * 4, GREEDY),)))
+    assert not runner.can_share
+    with pytest.raises(ValueError, match="memory cannot be cut"):
+        runner.share(SlotId(0), SlotId(1), 2)
+    with pytest.raises(ValueError, match="memory cannot be cut"):
+        runner.save(SlotId(0), 0)
+    with pytest.raises(ValueError, match="memory cannot be cut"):
+        runner.load(SlotId(1), [saved], 2)
+    assert runner.n_free_cells == 508
+
+
+@UNCUT
+def test_it_is_served_beside_others_and_after_them(
+    load_random: LoadRandom, make_context: MakeContext, kind: Kind
+) -> None:
+    """Beyond the window, and in a slot that another job had."""
+    model = load_random(kind)
+    prompts = [[TokenId(3 + i % 200) for i in range(n)] for n in (4 * WINDOW, 3)]
+    alone = [answer(LlamaRunner(model, make_context(model)), {0: prompt})[0] for prompt in prompts]
+    runner = LlamaRunner(model, make_context(model))
+    for slots in ((0, 1), (1, 0)):
+        beside = answer(runner, dict(zip(slots, prompts, strict=True)))
+        assert [beside[slot] for slot in slots] == alone
+    assert runner.n_free_cells == 512
+
+
+def answer(runner: LlamaRunner, prompts: dict[int, list[TokenId]], n_tokens: int = 8) -> dict[int, list[TokenId]]:
+    """Greedy; the slots are empty again."""
+    first = tuple(Slice(SlotId(slot), 0, prompt, GREEDY) for slot, prompt in prompts.items())
+    drawn = {sampled.slot: [sampled.token] for sampled in runner.run(Step("prefill", first))}
+    for i in range(n_tokens - 1):
+        slices = [Slice(SlotId(slot), len(prompts[slot]) + i, own[-1:], GREEDY) for slot, own in drawn.items()]
+        for sampled in runner.run(Step("decode", tuple(slices))):
+            drawn[sampled.slot].append(sampled.token)
+    for slot in prompts:
+        runner.trim(SlotId(slot), 0)
+    return {int(slot): tokens for slot, tokens in drawn.items()}

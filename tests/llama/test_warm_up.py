@@ -1,0 +1,81 @@
+"""The warm-up chooses shapes within their limits, in little time, and leaves no trace."""
+
+import pytest
+
+from worker.llama.context import Context
+from worker.llama.model import Model
+from worker.llama.runner import LlamaRunner
+from worker.llama.warm_up import DETERMINISTIC_CHUNK, WIDTHS, Shapes, warm_up
+
+FAST, SLOW = 1e9, 0.0
+"""A target that every step keeps, and one that none does."""
+
+
+def runner_of(tiny: Model, n_ubatch: int = 512, n_ctx: int = 1024) -> LlamaRunner:
+    context = Context(
+        tiny, n_ctx=n_ctx, n_batch=n_ubatch, n_ubatch=n_ubatch, n_seq_max=2, n_threads=1, n_threads_batch=1
+    )
+    return LlamaRunner(tiny, context)
+
+
+def warmed(
+    runner: LlamaRunner,
+    *,
+    chunk: int = 0,
+    target_s: float = FAST,
+    is_deterministic: bool = False,
+    looks_up: bool = True,
+) -> Shapes:
+    """The shapes; the memory is empty."""
+    shapes = warm_up(
+        runner, chunk=chunk, target_s=target_s, is_deterministic=is_deterministic, has_prompt_lookup=looks_up
+    )
+    assert runner.context.n_cells_used == 0
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("target_s", "n_ubatch", "n_ctx", "chunk"),
+    [
+        (FAST, 512, 1024, 512),
+        (FAST, 100, 1024, 64),
+        (FAST, 512, 256, 256),
+        (FAST, 2048, 4096, 512),
+        (SLOW, 512, 1024, 16),
+    ],
+)
+def test_the_chunk_is_the_largest_that_keeps_the_target_within_a_micro_batch(
+    tiny: Model, target_s: float, n_ubatch: int, n_ctx: int, chunk: int
+) -> None:
+    assert warmed(runner_of(tiny, n_ubatch, n_ctx), target_s=target_s).chunk == chunk
+
+
+@pytest.mark.parametrize("target_s", [FAST, SLOW])
+@pytest.mark.parametrize(("n_ubatch", "chunk"), [(512, DETERMINISTIC_CHUNK), (64, 64), (40, 40)])
+def test_a_fixed_chunk_depends_on_no_time(tiny: Model, target_s: float, n_ubatch: int, chunk: int) -> None:
+    shapes = warmed(runner_of(tiny, n_ubatch), target_s=target_s, is_deterministic=True)
+    assert shapes == Shapes(chunk, ())
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_a_given_chunk_is_kept(tiny: Model, *, is_deterministic: bool) -> None:
+    assert warmed(runner_of(tiny), chunk=48, is_deterministic=is_deterministic).chunk == 48
+
+
+def test_steps_of_every_width_are_measured_where_tokens_will_be_guessed(tiny: Model) -> None:
+    shapes = warmed(runner_of(tiny))
+    assert tuple(width for width, _ in shapes.row_costs) == WIDTHS
+    assert all(cost_s > 0 for _, cost_s in shapes.row_costs)
+
+
+def test_nothing_is_measured_where_nothing_will_be_guessed(tiny: Model) -> None:
+    class Uncut(LlamaRunner):
+        can_share = False
+
+    runner = runner_of(tiny)
+    assert warmed(runner, looks_up=False).row_costs == ()
+    assert warmed(Uncut(runner.model, runner.context)).row_costs == ()
+
+
+def test_logits_that_are_no_numbers_do_not_stop_the_warm_up(model_of_nan: Model) -> None:
+    assert warmed(runner_of(model_of_nan)).chunk == 512

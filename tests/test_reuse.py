@@ -1,0 +1,107 @@
+"""Nothing that saves work changes an answer: shared and kept prefixes, pauses, guesses; over real processes.
+
+The truth is a worker that has none of these: one slot, no prefix cache, no prompt lookup.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.worker_process import Event, WorkerProcess, eventually, serve_default, text_of
+
+pytestmark = [pytest.mark.process, pytest.mark.model]
+
+STORY = "The fisherman mended his nets while the gulls cried over the harbour and the tide went out. " * 8
+QUESTIONS = ("Then", "His wife", "Far away", "Suddenly the wind", "Nobody knew", "One of the gulls")
+ASKED: tuple[Event, ...] = tuple(
+    {"prompt": STORY + question, "max_tokens": 24, "temperature": 0.8 * (i % 2), "seed": i}
+    for i, question in enumerate(QUESTIONS)
+)
+CODE = "def area(width, height):\n    return width * height\n\n\n"
+REPETITIVE: tuple[Event, ...] = (
+    {"prompt": CODE * 3, "max_tokens": 96, "temperature": 0.0, "ignore_eos": True},
+    {"prompt": CODE * 3, "max_tokens": 64, "temperature": 0.5, "seed": 7, "ignore_eos": True},
+)
+GROWING: tuple[Event, ...] = tuple(
+    {"prompt": f"{question}, it was said,", "max_tokens": 120, "temperature": 0.8, "seed": i, "ignore_eos": True}
+    for i, question in enumerate(QUESTIONS)
+)
+N_CELLS = 512
+"""The growing jobs need about 780 together, and none more than 140."""
+
+
+@pytest.fixture(scope="module")
+def plain(default_model: Path) -> Iterator[WorkerProcess]:
+    with serve_default(
+        default_model, "--ctx-size", "2048", "--parallel", "1", "--prefix-cache-mb", "0", "--prompt-lookup", "off"
+    ) as worker:
+        yield worker.ready()
+
+
+@pytest.fixture(scope="module")
+def worker(default_model: Path) -> Iterator[WorkerProcess]:
+    with serve_default(default_model, "--ctx-size", str(N_CELLS)) as worker:
+        yield worker.ready()
+
+
+def at_once(worker: WorkerProcess, requests: tuple[Event, ...]) -> list[list[Event]]:
+    with ExitStack() as open_streams:
+        streams = [open_streams.enter_context(worker.stream(**request)) for request in requests]
+        return [list(stream) for stream in streams]
+
+
+def test_a_prefix_asked_for_at_once_is_computed_once_and_answers_are_those_of_a_plain_worker(
+    plain: WorkerProcess, worker: WorkerProcess
+) -> None:
+    expected = [plain.text(**request) for request in ASKED]
+    answers = at_once(worker, ASKED)
+    assert [text_of(events) for events in answers] == expected
+    n_cached = [events[0]["cached_tokens"] for events in answers]
+    n_common = min(events[0]["prompt_tokens"] for events in answers) - 4
+    assert sum(n >= n_common for n in n_cached) == len(ASKED) - 1
+    again = [worker.run(**request) for request in ASKED]
+    assert [text_of(events) for events in again] == expected
+    assert all(events[0]["cached_tokens"] == events[0]["prompt_tokens"] - 1 for events in again)
+    assert worker.metrics()["worker_prefix_tokens_reused_total"] == sum(
+        events[0]["cached_tokens"] for events in (*answers, *again)
+    )
+
+
+def test_a_conversation_goes_on_from_the_answer_without_reading_it_again(
+    plain: WorkerProcess, worker: WorkerProcess
+) -> None:
+    request = dict(ASKED[0])
+    first = worker.run(**request)
+    request["prompt"] += text_of(first) + " And so"
+    second = worker.run(**request)
+    assert text_of(second) == plain.text(**request)
+    assert second[0]["cached_tokens"] > first[0]["prompt_tokens"] + 8
+
+
+def test_jobs_that_outgrow_the_cells_pause_and_answer_as_alone(plain: WorkerProcess, worker: WorkerProcess) -> None:
+    expected = [plain.text(**request) for request in GROWING]
+    answers = at_once(worker, GROWING)
+    assert [text_of(events) for events in answers] == expected
+    assert worker.metrics()["worker_preemptions_total"] > 0
+    eventually(worker.is_idle)
+    assert worker.metrics()["worker_kv_cells_used"] == 0
+
+
+def test_guesses_change_no_token_greedy_or_drawn(plain: WorkerProcess, worker: WorkerProcess) -> None:
+    n_before = worker.metrics()["worker_draft_tokens_accepted_total"]
+    for request in REPETITIVE:
+        assert worker.text(**request) == plain.text(**request)
+    assert worker.metrics()["worker_draft_tokens_accepted_total"] > n_before
+
+
+def test_a_restarted_engine_has_forgotten_all_and_answers_the_same(
+    plain: WorkerProcess, worker: WorkerProcess
+) -> None:
+    worker.engine.kill()
+    worker.wait_for("engine_restarted")
+    eventually(lambda: worker.get("/readyz").status_code == 200)
+    events = worker.run(**ASKED[1])
+    assert events[0]["cached_tokens"] == 0
+    assert text_of(events) == plain.text(**ASKED[1])

@@ -1,0 +1,118 @@
+"""What need not be computed again: cells that running sequences share, and those that ended ones have left.
+
+Owns the choice of a source and what is kept for later. Refuses to know slots, steps and events. Step thread.
+
+The KV memory holds living sequences only; a prefix two of them have in common lies there once. What an ended or paused
+sequence computed is copied out into the prefix index, because attention looks at every cell in use, dead ones too.
+A sequence whose beginning another is computing right now follows that one until it is there.
+"""
+
+from collections.abc import Collection, Iterable
+
+from worker.engine.backend import Runner
+from worker.engine.prefix import PrefixIndex
+from worker.engine.sequence import Sequence, State
+
+LEAST_KEPT = 16
+"""Tokens that are worth the calls of copying them out, or in again."""
+
+
+class Reuse:
+    """`grain`: found prefixes are cut to a multiple of it, 1 for no cut; `worthwhile`: so many tokens of another's
+    prefix are worth waiting for.
+    """
+
+    def __init__(self, runner: Runner, *, limit_bytes: int, grain: int, worthwhile: int) -> None:
+        self._runner = runner
+        self._grain = grain
+        self._worthwhile = worthwhile
+        self._is_keeping = runner.can_share and limit_bytes > 0
+        self.index = PrefixIndex(limit_bytes)
+
+    def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
+        """Tokens of it that the running sequences have computed."""
+        _, n_shared = self._nearest(sequence, running)
+        return n_shared
+
+    def settle(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
+        """Give a sequence in FOLLOW what is there of its beginning, unless more is on its way: False, it waits then."""
+        if _is_awaiting(sequence):
+            return False
+        source, n_shared = self._nearest(sequence, running)
+        n_kept = self._n_kept(sequence)
+        sequence.leader, sequence.n_awaited = self._on_its_way(sequence, running)
+        if sequence.n_awaited >= max(n_shared, n_kept) + self._worthwhile:
+            return False
+        sequence.leader = None
+        self._fill(sequence, source, n_shared, n_kept)
+        sequence.move(State.PREFILL)
+        return True
+
+    def keep(self, sequence: Sequence) -> None:
+        """Copy out what the index does not know of a sequence that is about to lose its slot."""
+        if sequence.slot is None or not self._is_keeping:
+            return
+        tokens = sequence.tokens[: sequence.n_computed]
+        n_known = self.index.match(tokens)
+        if len(tokens) - n_known >= LEAST_KEPT:
+            # Guesses may lie behind them.
+            self._runner.trim(sequence.slot, sequence.n_computed)
+            self.index.insert(tokens, n_known, self._runner.save(sequence.slot, n_known))
+
+    def _n_kept(self, sequence: Sequence) -> int:
+        n_kept = self._cut(self.index.match(sequence.tokens), sequence)
+        return n_kept if n_kept >= LEAST_KEPT else 0
+
+    def _fill(self, sequence: Sequence, source: Sequence | None, n_shared: int, n_kept: int) -> None:
+        assert sequence.slot is not None
+        if n_kept > n_shared and n_kept <= self._runner.n_free_cells:
+            self._runner.load(sequence.slot, self.index.take(sequence.tokens, n_kept), n_kept)
+            sequence.n_computed = n_kept
+        elif source is not None:
+            assert source.slot is not None
+            self._runner.share(source.slot, sequence.slot, n_shared)
+            sequence.n_computed = n_shared
+
+    def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
+        """Whose computed tokens begin as this one's do, the longest; (None, 0) where nobody's do."""
+        best: tuple[Sequence | None, int] = (None, 0)
+        if self._runner.can_share:
+            for other in running:
+                n_alike = self._cut(min(n_common(sequence, other), other.n_computed), sequence)
+                if n_alike > best[1]:
+                    best = other, n_alike
+        return best
+
+    def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
+        best: tuple[Sequence | None, int] = (None, 0)
+        if self._runner.can_share:
+            for other in running:
+                if other.state is State.PREFILL:
+                    n_alike = self._cut(n_common(sequence, other), sequence)
+                    if n_alike > best[1]:
+                        best = other, n_alike
+        return best
+
+    def _cut(self, n_tokens: int, sequence: Sequence) -> int:
+        """The last token is always computed, because a draw needs its logits."""
+        return min(n_tokens, len(sequence.tokens) - 1) // self._grain * self._grain
+
+
+def _is_awaiting(sequence: Sequence) -> bool:
+    leader = sequence.leader
+    return leader is not None and leader.state is State.PREFILL and leader.n_computed < sequence.n_awaited
+
+
+def n_common(one: Sequence, other: Sequence) -> int:
+    """The length of the longest common prefix of their tokens."""
+    if one is other or one.tokens[0] != other.tokens[0]:
+        return 0
+    low, high = 1, min(len(one.tokens), len(other.tokens))
+    # A slice is compared in C; halving needs few of them.
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.tokens[low:middle] == other.tokens[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,23 @@
+"""What an engine may do and how it goes about it, fixed when the model is loaded."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    n_slots: int
+    n_cells: int
+    """KV cells of all jobs together."""
+    context_length: int
+    """Tokens one job may use, at most n_cells."""
+    chunk: int
+    """Tokens of a prefill step while somebody generates."""
+    widest_step: int = 0
+    """The same while nobody does; less than the chunk means the chunk."""
+    itl_target_s: float = 0.150
+    """How long a prefill step may hold up those that generate."""
+    is_deterministic: bool = False
+    """Prompts are cut at multiples of the chunk whatever else runs, and known prefixes are too; nothing is guessed."""
+    prefix_cache_bytes: int = 0
+    row_costs: tuple[tuple[int, float], ...] = ()
+    """(tokens in a decode step, seconds); empty: nothing is guessed."""

@@ -1,0 +1,64 @@
+"""What `/health` says: facts of the load, and what the engine of the moment has last said of itself.
+
+Cached state only, on the front's event loop: asking never waits for the engine.
+"""
+
+from dataclasses import dataclass, field
+
+from worker.engine.contract import Loaded, SelfTested, StepDone
+from worker.phase import Phase
+from worker.protocol.bodies import HealthBody, ParityBody, PrefixCacheBody
+from worker.settings import Settings
+
+
+@dataclass(slots=True)
+class Vitals:
+    """The engine's last words; `Vitals()` for an engine that has not spoken yet."""
+
+    step: StepDone = field(default_factory=StepDone)
+    self_tested: SelfTested | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """The front's own part."""
+
+    phase: Phase
+    vram_bytes: int
+    uptime_s: float
+    n_running: int
+    n_waiting: int
+    parity: ParityBody | None
+
+
+def health_body(settings: Settings, facts: Loaded | None, vitals: Vitals, presence: Presence) -> HealthBody:
+    tested = vitals.self_tested
+    return HealthBody(
+        status="healthy" if presence.phase in {Phase.READY, Phase.DRAINING} else "unhealthy",
+        vram_bytes=presence.vram_bytes,
+        worker_id=settings.worker_id,
+        state=presence.phase.name.lower(),
+        model=facts.name if facts else None,
+        model_ref=settings.reported_model_ref,
+        quant_kind=facts.quant_kind if facts else None,
+        resident=facts.resident if facts else False,
+        vram_bytes_used=presence.vram_bytes,
+        memory_bytes=facts.memory_bytes if facts else 0,
+        tokenizer_kind=facts.tokenizer_kind if facts else None,
+        vocab_size=facts.vocab_size if facts else None,
+        context_length=facts.context_length if facts else None,
+        uptime_seconds=int(presence.uptime_s),
+        slots_total=facts.parallel if facts else 0,
+        slots_busy=presence.n_running,
+        queue_depth=presence.n_waiting,
+        prefill_chunk=facts.prefill_chunk if facts else None,
+        prefix_cache=PrefixCacheBody(
+            tokens=vitals.step.prefix_tokens,
+            bytes=vitals.step.prefix_bytes,
+            limit_bytes=facts.prefix_cache_bytes if facts else 0,
+        ),
+        deterministic=settings.deterministic,
+        determinism="untested" if tested is None else "same" if tested.is_same else "differs",
+        determinism_differences=tested.differences if tested else (),
+        parity=presence.parity,
+    )

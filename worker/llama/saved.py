@@ -1,0 +1,64 @@
+"""KV cells copied out of a context into host memory, to be written back into it later.
+
+Owns the copy: one array, laid out as the library wants it back. Pure of calls; cells.py makes and reads them. One
+thread at a time.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import Self
+
+from worker.llama.seq_state import Bytes, SeqState, joined, parse_seq_state
+
+
+class SavedCells:
+    """The engine's Saved (backend.py): the cells of positions [start, start + n_tokens)."""
+
+    def __init__(self, data: Bytes, n_cell_ints: int) -> None:
+        """`data`: a state of at least one cell, which is the copy's own from now on. Raises: ValueError: it is none."""
+        state = parse_seq_state(data, n_cell_ints)
+        in_order = state.in_order()
+        if in_order is not state:
+            data = joined([in_order])
+            in_order = parse_seq_state(data, n_cell_ints)
+        self._data = data
+        self._n_cell_ints = n_cell_ints
+        self.state: SeqState = in_order
+        """For this room only: views of the copy."""
+
+    @property
+    def start(self) -> int:
+        return int(self.state.cells[0, 0])
+
+    @property
+    def n_tokens(self) -> int:
+        return self.state.n_cells
+
+    @property
+    def n_bytes(self) -> int:
+        return self._data.nbytes
+
+    def split(self, n_tokens: int) -> tuple[Self, Self]:
+        """As Saved.split. Raises: ValueError for a number out of range."""
+        if not 0 < n_tokens < self.n_tokens:
+            raise ValueError(f"{self.n_tokens} saved cells cannot be split after {n_tokens}")
+        return self._part(0, n_tokens), self._part(n_tokens, self.n_tokens)
+
+    def _part(self, begin: int, end: int) -> Self:
+        return type(self)(joined([self.state.cut(begin, end)]), self._n_cell_ints)
+
+
+def chained(parts: Seq[SavedCells], n_tokens: int) -> Bytes:
+    """One state of positions [0, n_tokens), copied from parts that follow each other; n_tokens > 0.
+
+    Raises: ValueError where they do not begin at 0, have gaps, or hold fewer.
+    """
+    states: list[SeqState] = []
+    n_found = 0
+    for part in parts:
+        if part.start != n_found:
+            raise ValueError(f"saved cells from position {part.start} on do not follow {n_found} others")
+        states.append(part.state.cut(0, n_tokens - n_found))
+        n_found += states[-1].n_cells
+        if n_found == n_tokens:
+            return joined(states)
+    raise ValueError(f"{n_tokens} cells are asked for; the saved ones are {n_found}")

@@ -1,0 +1,186 @@
+"""The saved state of one sequence, as the library writes and reads it: cells, K and V of every layer.
+
+Owns that layout. Pure of calls and of what the numbers mean; one thread at a time. Little-endian, as all hosts we run
+on. Source: llama_kv_cache::state_write, state_read.
+
+    magic u32 · seq_id i32 · n_stream u32 · n_cells u32
+    n_cells × (pos i32 · n_seq_id u32 · [x i32 · y i32 · token i32] · n_seq_id × seq_id i32)      [ ]: M-RoPE only
+    v_trans u32 · n_layer u32
+    n_layer × (K type i32 · row bytes u64 · n_cells rows)
+    n_layer × (V type i32 · row bytes u64 · n_cells rows)                        rows of cells, or, transposed:
+    n_layer × (V type i32 · item bytes u32 · n_rows u32 · n_rows × n_cells items)
+"""
+
+import struct
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+EMPTY_BYTES = 16
+"""Of the state of a sequence without cells, in a memory of the ordinary kind; every other kind writes more or less."""
+CELL_INTS, CELL_INTS_MROPE = 3, 6
+
+_MAGIC = 0xAF143CD8
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """K or V of one layer. `items`: uint8[n_rows, n_cells, item_bytes]; rows are 1 unless V is transposed."""
+
+    ggml_type: int
+    items: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SeqState:
+    """Views into the bytes it was read from."""
+
+    cells: NDArray[np.int32]
+    """[n_cells, CELL_INTS or CELL_INTS_MROPE] in the order in which they lie; the first column has their positions."""
+    is_transposed: bool
+    k: tuple[Block, ...]
+    v: tuple[Block, ...]
+
+    @property
+    def n_cells(self) -> int:
+        return len(self.cells)
+
+    @property
+    def cell_bytes(self) -> int:
+        """What one cell takes of the state."""
+        items = [block.items for block in self.k + self.v]
+        return 4 * int(self.cells.shape[1]) + sum(int(item.shape[0] * item.shape[2]) for item in items)
+
+    @property
+    def header_bytes(self) -> int:
+        """What the state takes beside its cells. Each block of K or V has a header of 12 bytes, transposed or not."""
+        return EMPTY_BYTES + 8 + 12 * len(self.k + self.v)
+
+    def cut(self, begin: int, end: int) -> Self:
+        """The cells [begin, end), views still."""
+        return self._each(slice(begin, end))
+
+    def in_order(self) -> Self:
+        """The cells in the order of their positions; copied where they lie otherwise."""
+        positions = self.cells[:, 0]
+        return self if (positions[1:] > positions[:-1]).all() else self._each(positions.argsort())
+
+    def _each(self, which: slice | NDArray[np.intp]) -> Self:
+        k, v = (tuple(replace(block, items=block.items[:, which]) for block in blocks) for blocks in (self.k, self.v))
+        return replace(self, cells=self.cells[which], k=k, v=v)
+
+
+class _Reader:
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def numbers(self, codes: str) -> tuple[int, ...]:
+        return struct.unpack(f"<{codes}", self.take(struct.calcsize(f"<{codes}")).data)
+
+    def take(self, n_bytes: int) -> Bytes:
+        """Raises: ValueError when fewer are left."""
+        end = self._at + n_bytes
+        if end > len(self._data):
+            raise ValueError(f"the saved state ends at byte {len(self._data)}; {end} are needed")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    @property
+    def n_left(self) -> int:
+        return len(self._data) - self._at
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def parse_seq_state(data: Bytes, n_cell_ints: int = CELL_INTS) -> SeqState:
+    """Raises: ValueError for what is not the state of one sequence in an ordinary memory."""
+    reader = _Reader(data)
+    if reader.numbers("I") != (_MAGIC,):
+        raise ValueError("not a saved state of this version of llama.cpp: its magic number is another")
+    seq_id, n_streams, n_cells = reader.numbers("iII")
+    if n_streams != 1:
+        raise ValueError(f"{n_streams} streams are in the saved state; only one can be read")
+    cells = reader.take(4 * n_cell_ints * n_cells).view("<i4").reshape(n_cells, n_cell_ints)
+    _check_owner(cells, seq_id)
+    if not n_cells:
+        return SeqState(cells, False, (), ())
+    is_transposed, n_layers = reader.numbers("II")
+    k = tuple(_block(reader, n_cells, is_transposed=False) for _ in range(n_layers))
+    # Some attention keeps no V of its own.
+    v = tuple(
+        _block(reader, n_cells, is_transposed=bool(is_transposed)) for _ in range(n_layers if reader.n_left else 0)
+    )
+    if reader.n_left:
+        raise ValueError(
+            f"{reader.n_left} bytes follow the saved state: the model's memory is not of the ordinary kind"
+        )
+    return SeqState(cells, bool(is_transposed), k, v)
+
+
+def _check_owner(cells: NDArray[np.int32], seq_id: int) -> None:
+    is_foreign = (cells[:, 1] != 1) | (cells[:, -1] != seq_id)
+    if is_foreign.any():
+        raise ValueError(f"a cell at position {cells[is_foreign.argmax(), 0]} is not of sequence {seq_id} alone")
+
+
+def _block(reader: _Reader, n_cells: int, *, is_transposed: bool) -> Block:
+    if is_transposed:
+        ggml_type, item_bytes, n_rows = reader.numbers("iII")
+    else:
+        (ggml_type, item_bytes), n_rows = reader.numbers("iQ"), 1
+    return Block(ggml_type, reader.take(n_rows * n_cells * item_bytes).reshape(n_rows, n_cells, item_bytes))
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Writer:
+    def __init__(self, n_bytes: int) -> None:
+        self.data = np.empty(n_bytes, np.uint8)
+        self._at = 0
+
+    def numbers(self, codes: str, *values: int) -> None:
+        struct.pack_into(f"<{codes}", self._next(struct.calcsize(f"<{codes}")).data, 0, *values)
+
+    def items(self, parts: Seq[Bytes]) -> None:
+        """Arrays of [n_rows, some cells, item_bytes], one behind the other."""
+        n_rows, _, item_bytes = parts[0].shape
+        n_cells = sum(part.shape[1] for part in parts)
+        room = self._next(n_rows * n_cells * item_bytes).reshape(n_rows, n_cells, item_bytes)
+        np.concatenate(parts, axis=1, out=room)
+
+    def _next(self, n_bytes: int) -> Bytes:
+        room = self.data[self._at : self._at + n_bytes]
+        self._at += n_bytes
+        return room
+
+
+def joined(states: Seq[SeqState]) -> Bytes:
+    """One state of all cells of the given ones, in their order; there are cells, and all are of one memory."""
+    first, n_cells = states[0], sum(state.n_cells for state in states)
+    writer = _Writer(n_cells * first.cell_bytes + first.header_bytes)
+    writer.numbers("IiII", _MAGIC, int(first.cells[0, -1]), 1, n_cells)
+    writer.items([np.ascontiguousarray(state.cells).view(np.uint8)[np.newaxis] for state in states])
+    writer.numbers("II", first.is_transposed, len(first.k))
+    for blocks in zip(*(state.k for state in states), strict=True):
+        _write_blocks(writer, blocks, is_transposed=False)
+    for blocks in zip(*(state.v for state in states), strict=True):
+        _write_blocks(writer, blocks, is_transposed=first.is_transposed)
+    return writer.data
+
+
+def _write_blocks(writer: _Writer, blocks: Seq[Block], *, is_transposed: bool) -> None:
+    n_rows, _, item_bytes = blocks[0].items.shape
+    if is_transposed:
+        writer.numbers("iII", blocks[0].ggml_type, item_bytes, n_rows)
+    else:
+        writer.numbers("iQ", blocks[0].ggml_type, item_bytes)
+    writer.items([block.items for block in blocks])

@@ -1,0 +1,86 @@
+"""The first steps of a runner: they touch weights and buffers, and their times choose the shapes of all later ones.
+
+Owns the choice of the prefill chunk and the costs of decode steps. Leaves the memory as new, so that no later answer
+is another one. Runs on the thread that will run the steps.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from worker.engine.backend import Slice, Step
+from worker.engine.contract import Sampling, SlotId, StepKind, TokenId
+from worker.llama.runner import LlamaRunner
+
+LEAST_CHUNK, MOST_CHUNK = 16, 512
+
+DETERMINISTIC_CHUNK = 64
+"""The same on every machine, whatever it took (ARCHITECTURE.md)."""
+
+WIDTHS = (1, 2, 4, 8, 16)
+"""Tokens of a decode step whose costs are measured: one, and one with 1 to 15 guesses."""
+
+_N_TIMES = 3
+"""Each step is taken so often, because another process's moment must not shape all our steps."""
+
+_ROW_COSTS_S = 1.0
+"""After so long no wider step is tried: where a step takes that long nobody is to wait for more of them."""
+
+_GREEDY = Sampling(seed=0, temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What the warm-up chose."""
+
+    chunk: int
+    """Most tokens of a prefill step while somebody generates."""
+    row_costs: tuple[tuple[int, float], ...]
+    """(tokens in a decode step, seconds), ascending; empty where nothing is to be guessed."""
+
+
+def warm_up(
+    runner: LlamaRunner, *, chunk: int, target_s: float, is_deterministic: bool, has_prompt_lookup: bool
+) -> Shapes:
+    """Choose the shapes; a `chunk` other than 0 is kept. Wrong guesses need a memory that can be cut anywhere."""
+    _time_step(runner, "prefill", LEAST_CHUNK)
+    chosen = chunk or _chunk(runner, target_s, is_deterministic=is_deterministic)
+    may_guess = has_prompt_lookup and runner.can_share and not is_deterministic
+    return Shapes(chosen, _row_costs(runner) if may_guess else ())
+
+
+def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> int:
+    """The largest power of two in 16..512 (and within a micro-batch) whose step took under `target_s`."""
+    if is_deterministic:
+        return min(DETERMINISTIC_CHUNK, runner.context.n_ubatch)
+    size = chunk = LEAST_CHUNK
+    while size <= min(MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx):
+        if all(_time_step(runner, "prefill", size) > target_s for _ in range(_N_TIMES)):
+            break
+        chunk, size = size, size * 2
+    return chunk
+
+
+def _row_costs(runner: LlamaRunner) -> tuple[tuple[int, float], ...]:
+    """The median time of a step of each width, as far as a batch and _ROW_COSTS_S reach."""
+    costs: list[tuple[int, float]] = []
+    began_s = time.perf_counter()
+    for width in WIDTHS:
+        if width > runner.context.n_batch or time.perf_counter() - began_s > _ROW_COSTS_S:
+            break
+        costs.append((width, statistics.median(_time_step(runner, "decode", width) for _ in range(_N_TIMES))))
+    return tuple(costs)
+
+
+def _time_step(runner: LlamaRunner, kind: StepKind, n_tokens: int) -> float:
+    """Seconds of one step in empty memory; all but the first token of a decode step are guesses.
+
+    A token is drawn, because only that waits for a GPU to finish.
+    """
+    tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_tokens)]
+    n_drafts = n_tokens - 1 if kind == "decode" else 0
+    began_s = time.perf_counter()
+    runner.run(Step(kind, (Slice(SlotId(0), 0, tokens, _GREEDY, n_drafts=n_drafts),)))
+    elapsed_s = time.perf_counter() - began_s
+    runner.context.clear()
+    return elapsed_s
