@@ -193,6 +193,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     outbox.send(model.facts)
     while True:
         if engine.is_idle and self_test is not None:
+            engine.put_away()
             self_test = _test(self_test, outbox, lambda: not intake.inbox.empty())
         _drain(intake.inbox, engine)
         engine.step()
@@ -208,6 +209,7 @@ def _rules(config: Configure, model: LoadedModel) -> Rules:
         itl_target_s=config.itl_target_ms / 1000,
         is_deterministic=config.is_deterministic,
         prefix_cache_bytes=model.facts.prefix_cache_bytes,
+        spare_slot=model.spare_slot,
         row_costs=model.row_costs,
     )
 

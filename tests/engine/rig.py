@@ -6,7 +6,18 @@ from typing import Literal
 
 from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alone
 from worker.engine.backend import Step
-from worker.engine.contract import Failed, Finished, JobKey, Outbound, Sampling, StepBegun, StepDone, StepKind, TokenId
+from worker.engine.contract import (
+    Failed,
+    Finished,
+    JobKey,
+    Outbound,
+    Sampling,
+    SlotId,
+    StepBegun,
+    StepDone,
+    StepKind,
+    TokenId,
+)
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
 from worker.engine.scheduler import PASSES
@@ -50,11 +61,18 @@ class Rig:
         can_share: bool = True,
         row_costs: tuple[tuple[int, float], ...] = (),
         is_deterministic: bool = False,
+        has_spare_slot: bool = True,
     ) -> None:
         self.model = model or ToyModel()
         self.runner = FakeRunner(
-            self.model, n_slots=n_slots, n_cells=n_cells, chunk=chunk, widest_step=widest_step, can_share=can_share
+            self.model,
+            n_slots=n_slots + has_spare_slot,
+            n_cells=n_cells,
+            chunk=chunk,
+            widest_step=widest_step,
+            can_share=can_share,
         )
+        self.n_slots = n_slots
         self.runner.before_run = self._at_run
         self.context_length = context_length
         rules = Rules(
@@ -64,6 +82,7 @@ class Rig:
             chunk=chunk,
             widest_step=widest_step,
             prefix_cache_bytes=prefix_cache_bytes,
+            spare_slot=SlotId(n_slots) if has_spare_slot else None,
             row_costs=row_costs,
             is_deterministic=is_deterministic,
         )
@@ -115,7 +134,8 @@ class Rig:
                 break
             self.step()
         assert self.engine.is_idle, "nothing may be left waiting"
-        assert self.runner.n_cells_used == 0, "an idle engine holds nothing"
+        n_lingering = len(self.engine.reuse.lingering)
+        assert self.runner.n_cells_used == n_lingering, "an idle engine holds its last job's cells at most"
 
     def outcome(self, job: JobKey) -> Outcome:
         return alone(self.model, self.requests[job], self.context_length)
@@ -199,8 +219,10 @@ class Rig:
     def check(self) -> None:
         scheduler = self.engine.scheduler
         running = scheduler.running
-        assert sorted([*scheduler.free_slots, *running]) == list(range(len(self.runner.held)))
-        assert self.n_cells_told == self.runner.n_cells_used, "the front knows how full the cache is"
+        assert sorted([*scheduler.free_slots, *running]) == list(range(self.n_slots))
+        n_used = self.runner.n_cells_used if running else 0
+        assert self.n_cells_told == n_used, "the front knows how full the cache is"
+        assert not (running and self.engine.reuse.lingering), "nothing lingers in the way of others"
         for slot in scheduler.free_slots:
             assert not self.runner.held[slot], "a free slot holds nothing"
         for sequence in running.values():

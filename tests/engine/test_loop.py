@@ -299,9 +299,25 @@ def test_a_later_job_finds_what_an_ended_one_computed_prompt_and_answer() -> Non
     rig.run_until_idle()
     rig.check_stories()
     assert rig.n_cached[second] == len(COMMON) + 7, "the last token of an answer is not computed"
+
+
+def test_the_last_jobs_cells_stay_until_another_runs_that_does_not_go_on_from_them() -> None:
+    rig = Rig(prefix_cache_bytes=1000 * CELL_BYTES)
+    index = rig.engine.reuse.index
+    rig.submit(Request(COMMON, max_tokens=4))
+    rig.run_until_idle()
+    assert rig.runner.n_cells_used == len(COMMON) + 3
+    rig.submit(Request((*COMMON, *alone_tokens(rig, JobKey(0)), 7), max_tokens=4))
+    rig.run_until_idle()
+    assert index.n_tokens == 0, "it went on from all of them"
+    rig.submit(Request((1, 2, 3), max_tokens=4))
+    rig.run_until_idle()
+    assert index.n_tokens == len(COMMON) + 8
+    rig.engine.put_away()
+    assert rig.runner.n_cells_used == 0
     frame = rig.frames[-1]
     assert isinstance(frame, StepDone)
-    assert frame.prefix_bytes == frame.prefix_tokens * CELL_BYTES > 0
+    assert frame.prefix_bytes == frame.prefix_tokens * CELL_BYTES == index.n_bytes
 
 
 def alone_tokens(rig: Rig, job: JobKey) -> list[int]:

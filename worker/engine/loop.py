@@ -60,6 +60,7 @@ class Engine:
             limit_bytes=rules.prefix_cache_bytes,
             grain=rules.chunk if rules.is_deterministic else 1,
             worthwhile=rules.chunk,
+            spare_slot=rules.spare_slot,
         )
         self._guesses = Guesses(rules.row_costs)
         self.step_jobs: frozenset[JobKey] = frozenset()
@@ -73,7 +74,8 @@ class Engine:
 
     @property
     def n_cells_used(self) -> int:
-        return self.scheduler.n_cells - self._n_free_cells
+        """What lingers is in nobody's way."""
+        return self.scheduler.n_cells - self._n_free_cells if self.scheduler.running else 0
 
     @property
     def _n_free_cells(self) -> int:
@@ -103,10 +105,15 @@ class Engine:
         """Forget a job; its slot and cells are free before the next step. Unknown jobs are ignored."""
         sequence = self.scheduler.find(job)
         if sequence is not None:
-            self.reuse.keep(sequence)
+            self.reuse.keep(sequence, is_last=len(self.scheduler.running) == 1)
             self._release(sequence)
             # There may be no next step to report the cells by.
             self._emit(self._report(None))
+
+    def put_away(self) -> None:
+        """Empty the runner's memory while nothing runs."""
+        assert self.is_idle
+        self.reuse.put_away()
 
     def step(self) -> None:
         """Admit, run one step, and emit what came of it. Does nothing when there is nothing to do."""
@@ -130,6 +137,8 @@ class Engine:
             if sequence.state is State.FOLLOW and self.reuse.settle(sequence, running) and not sequence.is_begun:
                 sequence.is_begun = True
                 self._news.started.append(Started(sequence.job, min(sequence.n_computed, len(sequence.prompt))))
+        if self.reuse.lingering and running:
+            self.reuse.put_away(running)
         if self._news.started:
             self._emit(self._report(None))
 
@@ -217,12 +226,16 @@ class Engine:
 
     def _apply(self, step: Step, sampled: list[Sampled]) -> None:
         """Draws are in the order of the slices, several of one where guesses were right."""
-        running = dict(self.scheduler.running)
+        running = self.scheduler.running
+        if not any(piece.n_drafts for piece in step.slices):
+            for each in sampled:
+                self._take(running[each.slot], each)
+            return
         for slot, draws in groupby(sampled, key=lambda each: each.slot):
             self._take_all(running[slot], list(draws))
         for piece in step.slices:
-            if piece.n_drafts and piece.slot in self.scheduler.running:
-                self._runner.trim(piece.slot, self.scheduler.running[piece.slot].n_computed)
+            if piece.n_drafts and piece.slot in running:
+                self._runner.trim(piece.slot, running[piece.slot].n_computed)
 
     def _take_all(self, sequence: Sequence, draws: list[Sampled]) -> None:
         """A job may end at any of its tokens; those drawn after it never were."""
@@ -261,7 +274,7 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: StopReason) -> None:
         is_full = reason == "MAX_TOKENS" and sequence.is_cut
         self._news.finished.append(Finished(sequence.job, reason, sequence.text.matched, is_full))
-        self.reuse.keep(sequence)
+        self.reuse.keep(sequence, is_last=len(self.scheduler.running) == 1)
         self._release(sequence)
 
     def _fail(self, sequence: Sequence, code: FailureCode, message: str) -> None:

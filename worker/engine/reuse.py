@@ -2,14 +2,16 @@
 
 Owns the choice of a source and what is kept for later. Refuses to know slots, steps and events. Step thread.
 
-The KV memory holds living sequences only; a prefix two of them have in common lies there once. What an ended or paused
-sequence computed is copied out into the prefix index, because attention looks at every cell in use, dead ones too.
+The KV memory holds living sequences; a prefix two of them have in common lies there once. What an ended or paused
+sequence computed is copied out into the prefix index, because attention looks at every cell in use, dead ones too. Only
+while nothing runs may the last one's cells stay where they are.
 A sequence whose beginning another is computing right now follows that one until it is there.
 """
 
 from collections.abc import Collection, Iterable
 
 from worker.engine.backend import Runner
+from worker.engine.contract import SlotId, TokenId
 from worker.engine.prefix import PrefixIndex
 from worker.engine.sequence import Sequence, State
 
@@ -19,18 +21,23 @@ LEAST_KEPT = 16
 
 class Reuse:
     """`grain`: found prefixes are cut to a multiple of it, 1 for no cut; `worthwhile`: so many tokens of another's
-    prefix are worth waiting for.
+    prefix are worth waiting for; `spare_slot`: where the last sequence's cells stay while nothing runs.
     """
 
-    def __init__(self, runner: Runner, *, limit_bytes: int, grain: int, worthwhile: int) -> None:
+    def __init__(
+        self, runner: Runner, *, limit_bytes: int, grain: int, worthwhile: int, spare_slot: SlotId | None
+    ) -> None:
         self._runner = runner
         self._grain = grain
         self._worthwhile = worthwhile
+        self._spare_slot = spare_slot
         self._is_keeping = runner.can_share and limit_bytes > 0
         self.index = PrefixIndex(limit_bytes)
+        self.lingering: list[TokenId] = []
+        """Whose cells are in the spare slot. A conversation that goes on finds them there, without a copy."""
 
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
-        """Tokens of it that the running sequences have computed."""
+        """Tokens of it that lie in the KV memory."""
         _, n_shared = self._nearest(sequence, running)
         return n_shared
 
@@ -48,47 +55,70 @@ class Reuse:
         sequence.move(State.PREFILL)
         return True
 
-    def keep(self, sequence: Sequence) -> None:
-        """Copy out what the index does not know of a sequence that is about to lose its slot."""
-        if sequence.slot is None or not self._is_keeping:
+    def keep(self, sequence: Sequence, *, is_last: bool = False) -> None:
+        """Of a sequence that is about to lose its slot: leave its cells in the spare one if it is the last that runs,
+        else copy out what the index does not know.
+        """
+        if sequence.slot is None or not self._is_keeping or sequence.n_computed < LEAST_KEPT:
             return
+        # Guesses may lie behind them.
+        self._runner.trim(sequence.slot, sequence.n_computed)
         tokens = sequence.tokens[: sequence.n_computed]
+        if is_last and self._spare_slot is not None and not self.lingering:
+            self._runner.share(sequence.slot, self._spare_slot, len(tokens))
+            self.lingering = tokens
+        else:
+            self._copy_out(sequence.slot, tokens)
+
+    def put_away(self, running: Iterable[Sequence] = ()) -> None:
+        """Empty the spare slot, because others run now; what none of them goes on from is copied out."""
+        if not self.lingering:
+            return
+        assert self._spare_slot is not None
+        tokens, self.lingering = self.lingering, []
+        if not any(one.n_computed >= len(tokens) == n_common(tokens, one.tokens) for one in running):
+            self._copy_out(self._spare_slot, tokens)
+        self._runner.trim(self._spare_slot, 0)
+
+    def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
         n_known = self.index.match(tokens)
         if len(tokens) - n_known >= LEAST_KEPT:
-            # Guesses may lie behind them.
-            self._runner.trim(sequence.slot, sequence.n_computed)
-            self.index.insert(tokens, n_known, self._runner.save(sequence.slot, n_known))
+            self.index.insert(tokens, n_known, self._runner.save(slot, n_known))
 
     def _n_kept(self, sequence: Sequence) -> int:
         n_kept = self._cut(self.index.match(sequence.tokens), sequence)
         return n_kept if n_kept >= LEAST_KEPT else 0
 
-    def _fill(self, sequence: Sequence, source: Sequence | None, n_shared: int, n_kept: int) -> None:
+    def _fill(self, sequence: Sequence, source: SlotId | None, n_shared: int, n_kept: int) -> None:
         assert sequence.slot is not None
+        if n_kept > max(n_shared, self._runner.n_free_cells):
+            self.put_away()
+            source = None if source == self._spare_slot else source
         if n_kept > n_shared and n_kept <= self._runner.n_free_cells:
             self._runner.load(sequence.slot, self.index.take(sequence.tokens, n_kept), n_kept)
             sequence.n_computed = n_kept
         elif source is not None:
-            assert source.slot is not None
-            self._runner.share(source.slot, sequence.slot, n_shared)
+            self._runner.share(source, sequence.slot, n_shared)
             sequence.n_computed = n_shared
 
-    def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
-        """Whose computed tokens begin as this one's do, the longest; (None, 0) where nobody's do."""
-        best: tuple[Sequence | None, int] = (None, 0)
-        if self._runner.can_share:
-            for other in running:
-                n_alike = self._cut(min(n_common(sequence, other), other.n_computed), sequence)
+    def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[SlotId | None, int]:
+        """The slot whose computed tokens begin as this one's do, the longest; (None, 0) where none's do."""
+        if not self._runner.can_share:
+            return None, 0
+        best = self._spare_slot, self._cut(n_common(sequence.tokens, self.lingering), sequence)
+        for other in running:
+            if other is not sequence and other.n_computed > best[1]:
+                n_alike = self._cut(min(n_common(sequence.tokens, other.tokens), other.n_computed), sequence)
                 if n_alike > best[1]:
-                    best = other, n_alike
-        return best
+                    best = other.slot, n_alike
+        return best if best[1] else (None, 0)
 
     def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
         best: tuple[Sequence | None, int] = (None, 0)
         if self._runner.can_share:
             for other in running:
                 if other.state is State.PREFILL:
-                    n_alike = self._cut(n_common(sequence, other), sequence)
+                    n_alike = self._cut(n_common(sequence.tokens, other.tokens), sequence)
                     if n_alike > best[1]:
                         best = other, n_alike
         return best
@@ -103,15 +133,15 @@ def _is_awaiting(sequence: Sequence) -> bool:
     return leader is not None and leader.state is State.PREFILL and leader.n_computed < sequence.n_awaited
 
 
-def n_common(one: Sequence, other: Sequence) -> int:
-    """The length of the longest common prefix of their tokens."""
-    if one is other or one.tokens[0] != other.tokens[0]:
+def n_common(one: list[TokenId], other: list[TokenId]) -> int:
+    """The length of their longest common prefix."""
+    if not one or not other or one[0] != other[0]:
         return 0
-    low, high = 1, min(len(one.tokens), len(other.tokens))
+    low, high = 1, min(len(one), len(other))
     # A slice is compared in C; halving needs few of them.
     while low < high:
         middle = (low + high + 1) // 2
-        if one.tokens[low:middle] == other.tokens[low:middle]:
+        if one[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from worker.engine.contract import SlotId
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -19,5 +21,8 @@ class Rules:
     is_deterministic: bool = False
     """Prompts are cut at multiples of the chunk whatever else runs, and known prefixes are too; nothing is guessed."""
     prefix_cache_bytes: int = 0
+    """Of ended sequences' cells in host memory."""
+    spare_slot: SlotId | None = None
+    """Keeps the last sequence's cells while nothing runs; None: they are copied out at once."""
     row_costs: tuple[tuple[int, float], ...] = ()
     """(tokens in a decode step, seconds); empty: nothing is guessed."""

@@ -41,22 +41,32 @@ class Batch:
 
         Column by column, not slice by slice: each numpy call costs as much as the tokens of a decode step together.
         """
+        tokens = [token for piece in slices for token in piece.tokens]
+        n_tokens = len(tokens)
+        self._token[:n_tokens] = tokens
+        self.struct.n_tokens = n_tokens
+        if n_tokens == len(slices):
+            return self._fill_single(slices)
         lengths = [len(piece.tokens) for piece in slices]
-        ends = list(accumulate(lengths))
-        n_tokens = ends[-1]
         indexes = [
             index
-            for piece, end in zip(slices, ends, strict=True)
+            for piece, end in zip(slices, accumulate(lengths), strict=True)
             if piece.sampling is not None
             for index in range(end - 1 - piece.n_drafts, end)
         ]
-        self._token[:n_tokens] = list(chain.from_iterable(piece.tokens for piece in slices))
         self._pos[:n_tokens] = list(chain.from_iterable(map(_positions, slices)))
         self._seq_id[:n_tokens] = np.repeat([piece.slot for piece in slices], lengths)
         self._logits[:n_tokens] = 0
         self._logits[indexes] = 1
-        self.struct.n_tokens = n_tokens
         return indexes
+
+    def _fill_single(self, slices: Seq[Slice]) -> list[int]:
+        """Slices of one token: an ordinary decode step."""
+        n_tokens = len(slices)
+        self._pos[:n_tokens] = [piece.start for piece in slices]
+        self._seq_id[:n_tokens] = [piece.slot for piece in slices]
+        self._logits[:n_tokens] = [piece.sampling is not None for piece in slices]
+        return [index for index, piece in enumerate(slices) if piece.sampling is not None]
 
 
 def _positions(piece: Slice) -> range:

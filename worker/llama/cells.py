@@ -34,6 +34,11 @@ _MROPE_TYPES = (8, 40)
 _Uint8s = ctypes.POINTER(ctypes.c_uint8)
 
 
+def can_be_cut(model: Model) -> bool:
+    """Whether its memory can forget any part: a sliding window reuses its cells, recurrent state has none."""
+    return bool(model.can_rewind and capi.llama_model_n_swa(model.handle) == 0)
+
+
 def spare_seq_ids(model: Model, n_left: int) -> int:
     """How many of the `n_left` seq_ids that the slots leave `Cells` can use.
 

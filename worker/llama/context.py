@@ -35,6 +35,7 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 """llama_flash_attn_type (llama.h)."""
 
 Logits = NDArray[np.float32]
+_NO_ROWS: Logits = np.empty((0, 0), np.float32)
 
 
 class Context:
@@ -90,7 +91,8 @@ class Context:
         self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
         self._batch = Batch(self.n_batch)
         self._row_of: dict[int, int] = {}
-        self._rows: NDArray[np.float32] | None = None
+        self._rows = _NO_ROWS
+        self._logits_address = 0
         """Of the last decode: batch indexes → rows of its logits, and these, None until somebody asks."""
         self._set_abort_flag()
 
@@ -128,7 +130,7 @@ class Context:
         self._check_thread()
         handle = self.handle
         self._cells.make_room(self._gate.check(slices))
-        self._row_of, self._rows = {}, None
+        self._row_of = {}
         indexes = self._batch.fill(slices)
         code = int(capi.llama_decode(handle, self._batch.struct))
         if code != 0:
@@ -146,18 +148,20 @@ class Context:
         """
         if index not in self._row_of:
             raise ValueError(f"batch index {index} has no logits; the last decode has them at {sorted(self._row_of)}")
-        if self._rows is None:
-            self._rows = self._all_logits(len(self._row_of))
-        view: Logits = self._rows[self._row_of[index]]
+        view: Logits = self._logits_at(self._row_of[index])[self._row_of[index]]
         return view
 
-    def _all_logits(self, n_rows: int) -> NDArray[np.float32]:
-        """[n_rows, n_vocab], once for each decode: to make a view of a pointer takes as long as to draw from it."""
+    def _logits_at(self, row: int) -> NDArray[np.float32]:
+        """[more than `row`, n_vocab], made anew only where the library has moved it: that takes as long as to draw."""
         pointer = capi.llama_get_logits(self.handle)
         # NULL is a falsy pointer object here, not None.
         if not pointer:
             raise RuntimeError("llama.cpp has no logits of its last decode")
-        return np.ctypeslib.as_array(pointer, shape=(n_rows, self._model.n_vocab))
+        address = ctypes.addressof(pointer.contents)
+        if address != self._logits_address or row >= len(self._rows):
+            self._rows = np.ctypeslib.as_array(pointer, shape=(len(self._row_of), self._model.n_vocab))
+            self._logits_address = address
+        return self._rows
 
     def _raise_for(self, code: int, slices: Seq[Slice]) -> None:
         match code:
@@ -265,7 +269,7 @@ class Context:
         if self._handle is not None:
             capi.llama_free(self._handle)
             self._handle = None
-            self._row_of, self._rows = {}, None
+            self._row_of, self._rows = {}, _NO_ROWS
 
     @property
     def handle(self) -> int:

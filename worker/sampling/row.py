@@ -12,7 +12,7 @@ import numpy as np
 
 from worker.engine.contract import Sampling
 from worker.sampling import penalties
-from worker.sampling.arrays import NO_IDS, NO_REALS, Ids, Logits, Reals
+from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
 
 
 class NoToken(ValueError):
@@ -63,11 +63,9 @@ class Row:
         raise NoToken("cannot sample: logit_bias, ignore_eos and min_tokens together ban every possible token")
 
 
-def is_touched(sampling: Sampling, n_generated: int) -> bool:
-    """Whether a bias, a ban or a penalty may change a score."""
-    if sampling.logit_bias or sampling.ignore_eos or n_generated < sampling.min_tokens:
-        return True
-    return n_generated > 0 and penalties.are_on(sampling)
+def has_only_bans(sampling: Sampling, n_generated: int) -> bool:
+    """Whether no score but a banned token's is changed."""
+    return not sampling.logit_bias and (n_generated == 0 or not penalties.are_on(sampling))
 
 
 def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, temperature: float) -> Row:
@@ -75,16 +73,17 @@ def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, t
 
     `ends`: the vocabulary's end-of-generation ids. `temperature`: positive, in place of the request's.
     """
-    if not is_touched(sampling, len(generated)):
-        return Row(logits, temperature, NO_IDS, NO_REALS)
-    banned = _banned(sampling, len(generated), ends)
+    bans = banned(sampling, len(generated), ends)
+    if has_only_bans(sampling, len(generated)):
+        touched = np.unique(bans) if bans.size else NO_IDS
+        return Row(logits, temperature, touched, np.full(touched.size, -np.inf))
     tokens = penalties.window(sampling, generated)
     counts = Counter(tokens)
     biased = np.array([token for token, _ in sampling.logit_bias], dtype=np.intp)
-    touched = np.unique(np.concatenate([biased, banned, np.fromiter(counts, dtype=np.intp)]))
+    touched = np.unique(np.concatenate([biased, bans, np.fromiter(counts, dtype=np.intp)]))
     scores = logits[touched].astype(np.float64)
     _add_bias(scores, np.searchsorted(touched, biased), sampling)
-    scores[np.searchsorted(touched, banned)] = -np.inf
+    scores[np.searchsorted(touched, bans)] = -np.inf
     if temperature != 1.0:
         scores /= temperature
     if tokens:
@@ -92,7 +91,8 @@ def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, t
     return Row(logits, temperature, touched, scores)
 
 
-def _banned(sampling: Sampling, n_generated: int, ends: Ids) -> Ids:
+def banned(sampling: Sampling, n_generated: int, ends: Ids) -> Ids:
+    """Tokens that cannot be drawn now, besides those with a bias of -inf."""
     if n_generated < sampling.min_tokens:
         return np.concatenate([ends, np.array(sampling.stop_token_ids, dtype=np.intp)])
     return ends if sampling.ignore_eos else NO_IDS

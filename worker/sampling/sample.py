@@ -20,7 +20,7 @@ from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
 from worker.sampling.draw import FILTERED_LANE, TOKEN_LANE, XTC_LANE, uniform
 from worker.sampling.filter import Filter, masked
 from worker.sampling.pool import Pool, covering, settled, whole
-from worker.sampling.row import NoToken, Row, is_touched, row_of
+from worker.sampling.row import NoToken, Row, banned, has_only_bans, row_of
 from worker.sampling.unranked import Undecided
 
 _GREEDY_BELOW = 1e-6
@@ -84,9 +84,9 @@ def _drawn_allowed(logits: Logits, sampling: Sampling, generated: Seq[int], ends
 
 def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
     """argmax after the penalties; numpy's takes the lowest id of equals, and a NaN before all others."""
-    if not is_touched(sampling, len(generated)):
+    if has_only_bans(sampling, len(generated)):
         best = int(logits.argmax())
-        if isfinite(logits[best]):
+        if isfinite(logits[best]) and best not in banned(sampling, len(generated), ends).tolist():
             return best
     row = row_of(logits, sampling, generated, ends, temperature=1.0)
     scores = row.all_scores()
