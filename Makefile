@@ -7,6 +7,7 @@
 #   make parity        the default model against its reference in PyTorch, all levels: under 10 minutes
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   KL and perplexity against llama-perplexity, which is built first: a quarter of an hour
+#   make bench         the worker under load beside llama-server, which is built first: half an hour, on an idle machine
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct
@@ -14,7 +15,7 @@ ARGS ?=
 
 BIN := .venv/bin
 .DEFAULT_GOAL := run
-.PHONY: run check test soak parity parity-matrix parity-peer model vocabularies format clean
+.PHONY: run check test soak parity parity-matrix parity-peer bench model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -43,6 +44,9 @@ parity-matrix: .venv/installed-dev model
 parity-peer: .venv/installed-dev model
 	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py
 
+bench: .venv/installed-dev model
+	scripts/bench_peers.sh $(ARGS)
+
 model: .venv/installed
 	@echo "==> the default model, for the tests"
 	@$(BIN)/llorch-worker models pull smollm2-135m-instruct
@@ -66,4 +70,4 @@ format: .venv/installed-dev
 	@touch $@
 
 clean:
-	rm -rf .venv .vocabularies .proof_bundle .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .vocabularies .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -51,6 +51,7 @@ NEVER_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.web": ("worker.llama", "worker.sampling", "worker.engine_process", "worker.commands"),
     "worker.llama": ("worker.web", "worker.protocol", "worker.serve", "worker.front", "worker.commands"),
     "worker.engine_process": ("worker.web", "worker.protocol", "worker.front", "worker.settings"),
+    "worker.bench": ("worker.llama", "worker.web", "worker.front", "worker.serve", "worker.parity", "worker.commands"),
 }
 """A room, and the rooms it never meets."""
 
@@ -58,7 +59,7 @@ FRONT = ("worker.serve", "worker.commands.generate")
 """Where the front process begins."""
 
 NOT_IN_THE_FRONT = (
-    *("worker.llama", "worker.engine_process", "worker.parity"),
+    *("worker.llama", "worker.engine_process", "worker.parity", "worker.bench"),
     *("llama_cpp", "ctypes", "gguf", "numpy", "torch", "transformers"),
 )
 
@@ -70,6 +71,7 @@ MEASURES = (
     "worker.llama.tap",
     "worker.llama.kv_state",
     "worker.llama.quantise",
+    "worker.bench",
 )
 """For `bench`, `parity` and the tests: llama.cpp's own sampler chains, the clock, what looks inside a computation."""
 

@@ -189,7 +189,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     intake.serve(config, model, engine)
     self_test = model.self_test
     if config.is_deterministic:
-        self_test = _test(self_test, outbox, lambda: False)
+        self_test = _test(self_test, outbox, _keep_waiting(outbox))
     outbox.send(model.facts)
     while True:
         if engine.is_idle and self_test is not None:
@@ -214,10 +214,22 @@ def _rules(config: Configure, model: LoadedModel) -> Rules:
     )
 
 
+def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:
+    """Nobody wants an engine that is not ready; the front only has to hear that it is alive."""
+
+    def is_wanted() -> bool:
+        outbox.send(Progress(percent=100))
+        return False
+
+    return is_wanted
+
+
 def _test(self_test: SelfTest | None, outbox: Outbox, is_wanted: Callable[[], bool]) -> SelfTest | None:
     """Run the self-test while nobody wants the engine; None when it need not run again."""
     if self_test is None:
         return None
+    if is_wanted():
+        return self_test
     with closing(self_test()) as parts:
         for result in parts:
             if result is not None:

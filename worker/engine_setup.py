@@ -6,6 +6,9 @@ from worker.engine.contract import Configure, LoadFailed
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.settings import Settings, environment
 
+SPIN_COUNT = "3000"
+"""Of libgomp; docs/performance.md has what 0, 300, 3,000 and 30,000 cost."""
+
 
 def configure(settings: Settings, model_path: Path) -> Configure:
     """The engine's first frame. Absolute path: the engine need not share the working directory."""
@@ -32,9 +35,14 @@ def configure(settings: Settings, model_path: Path) -> Configure:
 
 
 def engine_environment() -> dict[str, str]:
-    """Ours without the secret; on an abort the library would otherwise start a debugger for its backtrace."""
+    """Ours without the secret; on an abort the library would otherwise start a debugger for its backtrace.
+
+    Threads that meet spin for some microseconds, then they sleep (libgomp's own count is 300,000): on an idle machine
+    it makes no difference, and beside other processes theirs need the processor. Whoever has set how to wait is obeyed.
+    """
     kept = {name: value for name, value in environment().items() if name != "LLORCH_API_TOKEN"}
-    return kept | {"GGML_NO_BACKTRACE": "1"}
+    waiting = {} if "OMP_WAIT_POLICY" in kept or "GOMP_SPINCOUNT" in kept else {"GOMP_SPINCOUNT": SPIN_COUNT}
+    return kept | waiting | {"GGML_NO_BACKTRACE": "1"}
 
 
 def load_error(failed: LoadFailed) -> StartupError:

@@ -55,6 +55,7 @@ def test_the_memory_estimate_adds_up_and_does_not_depend_on_this_machine(tmp_pat
     assert poor.total_bytes == rich.total_bytes == poor.weights_bytes + poor.kv_bytes + poor.compute_bytes
     assert (poor.available_bytes, rich.available_bytes) == (0, 2**50)
     assert poor.kv_cells == 8 * 512
+    assert poor.prefix_cache_bytes == poor.kv_bytes
 
 
 def test_a_split_model_is_inspected_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +69,7 @@ def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.C
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == [
         *("file", "size", "architecture", "name", "quantisation", "licence", "context", "layers", "vocabulary"),
-        *("chat template", "F32", "weights", "KV cache", "compute buffers", "total", "available here"),
+        *("chat template", "F32", "weights", "KV cache", "compute buffers", "total", "prefix cache", "available here"),
     ]
     assert ["chat template", "yes"] in rows
     assert ["vocabulary", "8 tokens, gguf-bpe"] in rows

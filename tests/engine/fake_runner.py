@@ -148,6 +148,7 @@ class FakeRunner:
         """Tokens that steps have computed, all together."""
         self.before_run: Callable[[Step], None] = _look_away
         self.has_room = True
+        self.has_host_memory = True
         self.n_kept_at_abort = 0
         self._can_share = can_share
         self._is_abort_requested = False
@@ -183,12 +184,14 @@ class FakeRunner:
     def save(self, slot: SlotId, start: int) -> Copy:
         assert self._can_share
         assert 0 <= start < len(self.cells[slot]), "there is something to save"
+        self._need_host_memory()
         return Copy(tuple((cell.token, cell.position) for cell in self.cells[slot][start:]))
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
         assert self._can_share
         assert not self.cells[slot], "only an empty slot is filled"
         assert 0 < n_tokens <= self.n_free_cells
+        self._need_host_memory()
         told: list[tuple[TokenId, int]] = []
         for part in parts:
             assert isinstance(part, Copy)
@@ -196,6 +199,10 @@ class FakeRunner:
         assert len(told) >= n_tokens
         assert [position for _, position in told] == list(range(len(told))), "the parts follow each other"
         self.cells[slot] = [Cell(token, position) for token, position in told[:n_tokens]]
+
+    def _need_host_memory(self) -> None:
+        if not self.has_host_memory:
+            raise MemoryError
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,8 +3,12 @@
 Every step and frame is also checked by the rig (rig.py) as it happens; test_loop_laws.py leaves the order to chance.
 """
 
+from collections.abc import Callable
+from itertools import count
+
 from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
+from worker.engine.backend import Step
 from worker.engine.contract import Failed, Finished, JobKey, SlotId, StepBegun, StepDone, TokenId
 from worker.engine.reuse import LEAST_KEPT
 
@@ -337,6 +341,27 @@ def test_a_whole_prompt_that_is_known_computes_its_last_token_only() -> None:
     assert rig.runner.n_computed == len(COMMON) + 1
 
 
+def test_what_is_put_away_may_push_out_what_was_about_to_be_loaded() -> None:
+    """Two long prompts in turn, in a cache for one and a half."""
+    long, longer = tuple(range(10, 55)), tuple(range(60, 0, -1))
+    rig = Rig(n_cells=100, prefix_cache_bytes=100 * CELL_BYTES, n_slots=2)
+    for prompt in (longer, long, longer):
+        rig.submit(Request(prompt, max_tokens=2))
+        rig.run_until_idle()
+    rig.check_stories()
+
+
+def test_without_host_memory_nothing_is_kept_and_nobody_notices() -> None:
+    rig = Rig(n_slots=2, prefix_cache_bytes=1000 * CELL_BYTES, has_spare_slot=False)
+    for has_memory in (True, False, False):
+        rig.runner.has_host_memory = has_memory
+        for n in (40, 48):
+            rig.submit(Request((*COMMON[:n], 1), max_tokens=3))
+        rig.run_until_idle()
+    rig.check_stories()
+    assert rig.engine.reuse.index.n_tokens > 0
+
+
 def test_memory_that_cannot_be_cut_is_neither_shared_nor_kept() -> None:
     rig = Rig(can_share=False, prefix_cache_bytes=1000 * CELL_BYTES)
     for _ in range(2):
@@ -345,6 +370,27 @@ def test_memory_that_cannot_be_cut_is_neither_shared_nor_kept() -> None:
         rig.run_until_idle()
     rig.check_stories()
     assert set(rig.n_cached.values()) == {0}
+
+
+def test_deterministic_jobs_have_all_their_cells_from_the_start_and_are_never_paused() -> None:
+    rig = Rig(chunk=8, n_cells=100, is_deterministic=True)
+    for i in range(4):
+        rig.submit(request(i, n_prompt=10, max_tokens=40))
+    rig.step()
+    assert rig.started == [0, 1]
+    rig.run_until_idle()
+    rig.check_stories()
+    assert rig.n_preempted == 0
+
+
+def test_deterministic_answers_are_no_prefixes() -> None:
+    """A prompt's tokens are computed in chunks, an answer's one by one."""
+    rig = Rig(chunk=8, prefix_cache_bytes=1000 * CELL_BYTES, is_deterministic=True)
+    first = rig.submit(Request(COMMON, max_tokens=20))
+    rig.run_until_idle()
+    second = rig.submit(Request((*COMMON, *alone_tokens(rig, first), 5), max_tokens=2))
+    rig.run_until_idle()
+    assert rig.n_cached[second] == len(COMMON)
 
 
 def test_deterministic_prefixes_end_at_a_chunks_edge() -> None:
@@ -382,6 +428,27 @@ def test_wrong_guesses_leave_no_cells_behind() -> None:
     rig.run_until_idle()
     rig.check_stories()
     assert sum(frame.n_drafted for frame in rig.frames if isinstance(frame, StepDone)) > 0
+
+
+def test_a_halved_step_whose_first_half_finds_no_room_goes_on_without_the_job_it_paused() -> None:
+    for n_jobs in (3, 4, 5):
+        prompts = [(POISON,), *((10 + i,) for i in range(1, n_jobs))]
+        rig = rig_with(*(Request(prompt, max_tokens=6) for prompt in prompts), model=POISONOUS)
+        rig.runner.before_run = without_room_in_the_second_run(rig, rig.runner.before_run)
+        rig.run_until_idle()
+        rig.check_stories()
+        assert rig.n_preempted == 1
+
+
+def without_room_in_the_second_run(rig: Rig, before_run: Callable[[Step], None]) -> Callable[[Step], None]:
+    n_runs = count(1)
+
+    def at_run(step: Step) -> None:
+        before_run(step)
+        if next(n_runs) == 2:
+            rig.runner.has_room = False
+
+    return at_run
 
 
 def test_an_aborted_step_is_run_again_as_if_it_had_not_been() -> None:

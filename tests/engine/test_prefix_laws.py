@@ -141,11 +141,6 @@ class AnyTree(RuleBasedStateMachine):
         stayed = max((self.score(piece) for piece in leaves(with_room) & after), default=0)
         assert all(2 * self.score(piece) > stayed for piece in gone)
 
-    @rule()
-    def everything_is_dropped(self) -> None:
-        self.index.clear()
-        assert self.pieces() == set()
-
     @invariant()
     def bytes_and_tokens_are_conserved_within_the_limit(self) -> None:
         if not hasattr(self, "index"):

@@ -65,6 +65,7 @@ def next_computed(scheduler: Scheduler) -> Step:
     while (step := scheduler.next_step()) is not None and step.n_tokens > n_free(scheduler):
         pause_for(scheduler, step)
     assert step is not None
+    scheduler.runs(step)
     compute(scheduler, step)
     return step
 
@@ -303,6 +304,7 @@ def test_slots_are_conserved_cells_are_never_overdrawn_and_all_work_is_done(
             n_paused += 1
         elif step is not None:
             check_step(scheduler, step, max(chunk, widest_step))
+            scheduler.runs(step)
             compute(scheduler, step)
         assert sorted([*scheduler.free_slots, *scheduler.running]) == list(range(n_slots))
         assert n_free(scheduler) >= 0

@@ -44,10 +44,9 @@ class Told:
 
 @pytest.fixture(scope="module")
 def tool() -> str:
-    script = Path(__file__).parents[2] / "scripts" / "build_llama_perplexity.sh"
-    built = subprocess.run(
-        [str(script)], stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHON": sys.executable}
-    )
+    script = Path(__file__).parents[2] / "scripts" / "build_llama_tool.sh"
+    command, environment = [str(script), "llama-perplexity"], {**os.environ, "PYTHON": sys.executable}
+    built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return built.stdout.strip()
 
 

@@ -28,7 +28,9 @@ COUNTERS = (
     'worker_requests_total{outcome="rejected"}',
     *("worker_tokens_in_total", "worker_tokens_generated_total", "worker_prefix_tokens_reused_total"),
     *("worker_preemptions_total", "worker_engine_restarts_total"),
+    *("worker_draft_tokens_total", "worker_draft_tokens_accepted_total"),
 )
+GAUGES_OF_THE_PAST = ("worker_prefix_cache_tokens", "worker_prefix_cache_bytes")
 OTHERS = ("worker_vram_bytes", "worker_memory_bytes", "worker_uptime_seconds", "worker_kv_cells_total")
 
 
@@ -47,7 +49,7 @@ def chosen(samples: dict[str, float], *names: str) -> dict[str, float]:
 def test_every_series_is_there_at_zero_before_the_first_job(watched: WorkerProcess) -> None:
     samples = watched.metrics()
     counts = [f"{name}_{part}" for name in HISTOGRAMS for part in ("count", "sum")]
-    assert set(chosen(samples, *COUNTERS, *GAUGES_OF_WORK, *counts).values()) == {0.0}
+    assert set(chosen(samples, *COUNTERS, *GAUGES_OF_WORK, *GAUGES_OF_THE_PAST, *counts).values()) == {0.0}
     assert samples["worker_vram_bytes"] == watched.health()["vram_bytes"]
     assert samples["worker_memory_bytes"] == watched.health()["memory_bytes"] > 0
     assert samples["worker_kv_cells_total"] == 1024
@@ -58,7 +60,7 @@ def test_every_series_is_there_at_zero_before_the_first_job(watched: WorkerProce
     kinds = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE"))
     assert {kinds[name] for name in HISTOGRAMS} == {"histogram"}
     assert {kinds[name.partition("{")[0]] for name in COUNTERS} == {"counter"}
-    assert {kinds[name] for name in (*GAUGES_OF_WORK, *OTHERS)} == {"gauge"}
+    assert {kinds[name] for name in (*GAUGES_OF_WORK, *GAUGES_OF_THE_PAST, *OTHERS)} == {"gauge"}
 
 
 def test_series_add_up_over_jobs_of_every_outcome(watched: WorkerProcess) -> None:

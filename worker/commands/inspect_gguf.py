@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from worker.card import ModelCard, read_card
 from worker.commands.tables import print_json, print_table
 from worker.host import available_memory_bytes
-from worker.memory import Plan, k_type, plan_memory
+from worker.memory import Plan, k_type, plan_memory, prefix_cache_bytes
 from worker.settings import Settings
 
 _NO_LIMIT_BYTES = 2**63
@@ -40,6 +40,8 @@ class Memory:
     kv_cells: int
     compute_bytes: int
     total_bytes: int
+    prefix_cache_bytes: int
+    """Beyond the total, where there is room for twice as much."""
     available_bytes: int
 
 
@@ -133,6 +135,7 @@ def _memory(plan: Plan, available_bytes: int) -> Memory:
         kv_cells=plan.n_cells,
         compute_bytes=plan.compute_bytes,
         total_bytes=plan.total_bytes,
+        prefix_cache_bytes=prefix_cache_bytes(Settings().prefix_cache_bytes, plan, _NO_LIMIT_BYTES),
         available_bytes=available_bytes,
     )
 
@@ -163,5 +166,6 @@ def _memory_cells(memory: Memory) -> list[tuple[str, str, str]]:
         ("KV cache", decimal(memory.kv_bytes), f"{memory.kv_cells} cells"),
         ("compute buffers", decimal(memory.compute_bytes), "about"),
         ("total", decimal(memory.total_bytes), "with the default settings"),
+        ("prefix cache", decimal(memory.prefix_cache_bytes), "at most, beyond the total"),
         ("available here", decimal(memory.available_bytes), "main memory, now"),
     ]

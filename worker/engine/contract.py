@@ -14,7 +14,7 @@ import msgspec
 
 TokenId = NewType("TokenId", int)
 SlotId = NewType("SlotId", int)
-"""llama.cpp's seq_id: 0..parallel-1."""
+"""llama.cpp's seq_id: 0..parallel-1 for jobs, parallel for cells that linger."""
 JobKey = NewType("JobKey", int)
 """The front's internal number for a job, never reused; the client's job_id stays in the front."""
 

@@ -113,7 +113,9 @@ class Engine:
     def put_away(self) -> None:
         """Empty the runner's memory while nothing runs."""
         assert self.is_idle
-        self.reuse.put_away()
+        if self.reuse.lingering:
+            self.reuse.put_away()
+            self._emit(self._report(None))
 
     def step(self) -> None:
         """Admit, run one step, and emit what came of it. Does nothing when there is nothing to do."""
@@ -121,6 +123,7 @@ class Engine:
         step = self._next_step()
         if step is None:
             return
+        self.scheduler.runs(step)
         self._announce(step)
         self._apply(step, self._timed_run(step))
         self.step_jobs = frozenset()
@@ -157,7 +160,7 @@ class Engine:
         self.reuse.keep(sequence)
         self._runner.trim(sequence.slot, 0)
         self.scheduler.preempt(sequence)
-        self._news.n_preempted += 1
+        self._news.n_preempted += sequence.is_begun
 
     def _announce(self, step: Step) -> None:
         jobs = tuple(self.scheduler.running[piece.slot].job for piece in step.slices)
@@ -205,7 +208,11 @@ class Engine:
             self._fail(sequence, "INFERENCE_FAILED", f"the model refused this job's tokens: {error}")
             return []
         half = len(step.slices) // 2
-        return self._run(Step(step.kind, step.slices[:half])) + self._run(Step(step.kind, step.slices[half:]))
+        sampled = self._run(Step(step.kind, step.slices[:half]))
+        # A job may have been paused for the first half, or is for the second: then it has no turn in this step.
+        rest = tuple(piece for piece in step.slices[half:] if piece.slot in self.scheduler.running)
+        sampled += self._run(Step(step.kind, rest)) if rest else []
+        return [each for each in sampled if each.slot in self.scheduler.running]
 
     def _yield_to_others(self) -> None:
         """The library found no room where we counted some: the newest job is paused; one that is alone has failed."""

@@ -91,10 +91,6 @@ class PrefixIndex:
         self._attach(packed[n_known * _WIDTH :], saved, path[-1] if path else None)
         self._shrink(self._limit_bytes)
 
-    def clear(self) -> None:
-        """Drop everything."""
-        self._shrink(0)
-
     def _walk(self, packed: bytes) -> tuple[list[_Node], int]:
         """The nodes that match, and how many tokens do; of the last node maybe not all."""
         path: list[_Node] = []

@@ -9,6 +9,7 @@ A sequence whose beginning another is computing right now follows that one until
 """
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 from worker.engine.backend import Runner
 from worker.engine.contract import SlotId, TokenId
@@ -61,13 +62,13 @@ class Reuse:
         """
         if sequence.slot is None or not self._is_keeping or sequence.n_computed < LEAST_KEPT:
             return
-        # Guesses may lie behind them.
-        self._runner.trim(sequence.slot, sequence.n_computed)
-        tokens = sequence.tokens[: sequence.n_computed]
+        tokens = sequence.tokens[: self._n_worth(sequence)]
         if is_last and self._spare_slot is not None and not self.lingering:
             self._runner.share(sequence.slot, self._spare_slot, len(tokens))
             self.lingering = tokens
         else:
+            # Guesses may lie behind them.
+            self._runner.trim(sequence.slot, len(tokens))
             self._copy_out(sequence.slot, tokens)
 
     def put_away(self, running: Iterable[Sequence] = ()) -> None:
@@ -81,9 +82,11 @@ class Reuse:
         self._runner.trim(self._spare_slot, 0)
 
     def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
+        """What there is no memory for is not kept; it can be computed again."""
         n_known = self.index.match(tokens)
         if len(tokens) - n_known >= LEAST_KEPT:
-            self.index.insert(tokens, n_known, self._runner.save(slot, n_known))
+            with suppress(MemoryError):
+                self.index.insert(tokens, n_known, self._runner.save(slot, n_known))
 
     def _n_kept(self, sequence: Sequence) -> int:
         n_kept = self._cut(self.index.match(sequence.tokens), sequence)
@@ -94,12 +97,21 @@ class Reuse:
         if n_kept > max(n_shared, self._runner.n_free_cells):
             self.put_away()
             source = None if source == self._spare_slot else source
-        if n_kept > n_shared and n_kept <= self._runner.n_free_cells:
-            self._runner.load(sequence.slot, self.index.take(sequence.tokens, n_kept), n_kept)
+            # What was put away may have taken its place.
+            n_kept = self._n_kept(sequence)
+        if n_shared < n_kept <= self._runner.n_free_cells and self._load(sequence, n_kept):
             sequence.n_computed = n_kept
         elif source is not None:
             self._runner.share(source, sequence.slot, n_shared)
             sequence.n_computed = n_shared
+
+    def _load(self, sequence: Sequence, n_tokens: int) -> bool:
+        assert sequence.slot is not None
+        try:
+            self._runner.load(sequence.slot, self.index.take(sequence.tokens, n_tokens), n_tokens)
+        except MemoryError:
+            return False
+        return True
 
     def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[SlotId | None, int]:
         """The slot whose computed tokens begin as this one's do, the longest; (None, 0) where none's do."""
@@ -108,7 +120,7 @@ class Reuse:
         best = self._spare_slot, self._cut(n_common(sequence.tokens, self.lingering), sequence)
         for other in running:
             if other is not sequence and other.n_computed > best[1]:
-                n_alike = self._cut(min(n_common(sequence.tokens, other.tokens), other.n_computed), sequence)
+                n_alike = self._cut(min(n_common(sequence.tokens, other.tokens), self._n_worth(other)), sequence)
                 if n_alike > best[1]:
                     best = other.slot, n_alike
         return best if best[1] else (None, 0)
@@ -122,6 +134,11 @@ class Reuse:
                     if n_alike > best[1]:
                         best = other, n_alike
         return best
+
+    def _n_worth(self, sequence: Sequence) -> int:
+        """Its computed tokens that another may have. With a grain only the prompt's: generated ones were computed one
+        by one, and in another's prompt they would be computed in chunks."""
+        return sequence.n_computed if self._grain == 1 else min(sequence.n_computed, len(sequence.prompt))
 
     def _cut(self, n_tokens: int, sequence: Sequence) -> int:
         """The last token is always computed, because a draw needs its logits."""

@@ -75,16 +75,23 @@ class Scheduler:
         `n_shared`: tokens of a waiting sequence that running ones have computed, which take no cells.
         """
         admitted = []
-        n_spare = n_free_cells - sum(one.n_to_compute + DECODE_MARGIN for one in self.running.values())
+        n_spare = n_free_cells - sum(self._n_to_come(one) for one in self.running.values())
         while self.waiting and self.free_slots:
             sequence = self.waiting[0]
-            n_needed = len(sequence.tokens) + DECODE_MARGIN
+            n_needed = self._n_to_come(sequence)
             if self.running and n_needed > n_spare and n_needed - n_shared(sequence) > n_spare:
                 break
             self._give_slot(sequence)
             n_spare -= n_needed
             admitted.append(sequence)
         return admitted
+
+    def _n_to_come(self, sequence: Sequence) -> int:
+        """Cells that a sequence is given room for. With fixed steps all it may need: to pause it would mean to compute
+        in chunks what was computed one by one."""
+        if self._is_fixed:
+            return sequence.n_most - sequence.n_computed
+        return sequence.n_to_compute + DECODE_MARGIN
 
     def _give_slot(self, sequence: Sequence) -> None:
         self.waiting.popleft()
@@ -106,7 +113,7 @@ class Scheduler:
         """Who is to be paused when the cells run out; None when there is only one, or none."""
         if len(self.running) < 2:
             return None
-        return max(self.running.values(), key=lambda sequence: sequence.job)
+        return max(self.running.values(), key=_age)
 
     def preempt(self, sequence: Sequence) -> None:
         """Back to the queue, before all that are younger; its cells are the caller's to free."""
@@ -135,8 +142,15 @@ class Scheduler:
             step = Step("decode", tuple(sequence.decode_slice() for sequence in decoding))
         else:
             return None
-        self._last_kind = step.kind
         return step
+
+    def runs(self, step: Step) -> None:
+        """A step that was chosen is run; one that found no room was never anybody's turn."""
+        self._last_kind = step.kind
+        if step.kind == "prefill":
+            oldest = min((one for one in self.running.values() if one.state is State.PREFILL), key=_age)
+            has_oldest = any(piece.slot == oldest.slot for piece in step.slices)
+            self._n_passes = 0 if has_oldest else self._n_passes + 1
 
     def prefill_took(self, seconds: float, target_s: float) -> None:
         """A prefill step that held up others took so long: later ones are cut to fit, as far as that goes.
@@ -152,16 +166,18 @@ class Scheduler:
 
     def _prefill(self, prefilling: list[Sequence], size: int) -> tuple[Slice, ...]:
         """One prompt's next slice; others come along, shortest first, while they fit into the step whole."""
-        oldest = min(prefilling, key=lambda sequence: sequence.job)
+        oldest = min(prefilling, key=_age)
         shortest_first = sorted(prefilling, key=lambda sequence: sequence.n_to_compute)
         first = oldest if self._n_passes == PASSES else shortest_first[0]
-        chosen, slices = [first], [first.prefill_slice(size)]
+        slices = [first.prefill_slice(size)]
         room = size - len(slices[0].tokens)
         for sequence in () if self._is_fixed else shortest_first:
             piece = sequence.prefill_slice(size)
             if sequence is not first and len(piece.tokens) <= room:
-                chosen.append(sequence)
                 slices.append(piece)
                 room -= len(piece.tokens)
-        self._n_passes = 0 if oldest in chosen else self._n_passes + 1
         return tuple(slices)
+
+
+def _age(sequence: Sequence) -> JobKey:
+    return sequence.job

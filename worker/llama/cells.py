@@ -34,6 +34,10 @@ _MROPE_TYPES = (8, 40)
 _Uint8s = ctypes.POINTER(ctypes.c_uint8)
 
 
+N_SPARE_SEQ_IDS = 2
+"""For cells on their way, and for forgotten ones."""
+
+
 def can_be_cut(model: Model) -> bool:
     """Whether its memory can forget any part: a sliding window reuses its cells, recurrent state has none."""
     return bool(model.can_rewind and capi.llama_model_n_swa(model.handle) == 0)
@@ -47,7 +51,7 @@ def spare_seq_ids(model: Model, n_left: int) -> int:
     """
     if not model.can_rewind or capi.llama_model_n_swa(model.handle) != 0:
         return 0
-    return min(2 if model.device.backend == "cpu" else 1, n_left)
+    return min(N_SPARE_SEQ_IDS if model.device.backend == "cpu" else 1, n_left)
 
 
 class Cells:
@@ -195,10 +199,12 @@ class Cells:
         Raises: RuntimeError.
         """
         capi.llama_memory_seq_cp(self._memory, slot, self._courier, start, end)
-        state = np.empty(int(capi.llama_state_seq_get_size(self._handle, self._courier)), np.uint8)
-        pointer = state.ctypes.data_as(_Uint8s)
-        n_read = int(capi.llama_state_seq_get_data(self._handle, pointer, state.nbytes, self._courier))
-        capi.llama_memory_seq_rm(self._memory, self._courier, -1, -1)
+        try:
+            state = np.empty(int(capi.llama_state_seq_get_size(self._handle, self._courier)), np.uint8)
+            pointer = state.ctypes.data_as(_Uint8s)
+            n_read = int(capi.llama_state_seq_get_data(self._handle, pointer, state.nbytes, self._courier))
+        finally:
+            capi.llama_memory_seq_rm(self._memory, self._courier, -1, -1)
         if n_read != state.nbytes:
             raise RuntimeError(f"slot {slot}: {n_read} of {state.nbytes} bytes of its cells could be read")
         return state

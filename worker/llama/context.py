@@ -7,6 +7,7 @@ of jobs or sampling. One thread at a time, recorded by the first decode; `reques
 
 import ctypes
 import threading
+import time
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 from worker.engine.backend import MAX_DRAFTS, Aborted, BadBatch, NoRoom, Slice
 from worker.engine.contract import SlotId
 from worker.errors import ModelLoadFailed
+from worker.llama.abort import AbortFlag
 from worker.llama.batch import Batch
 from worker.llama.cells import Cells, spare_seq_ids
 from worker.llama.gate import Gate
 from worker.llama.model import Model
 from worker.llama.saved import SavedCells
+from worker.llama.threads import Threads
 from worker.memory import CELL_STEP
 
 MAX_THREADS = 512
@@ -54,6 +57,7 @@ class Context:
         type_k: str = "f16",
         type_v: str = "f16",
         flash_attn: str = "auto",
+        threads: Threads | None = None,
     ) -> None:
         """`n_ctx` in cells, padded to CELL_STEP; `n_batch` is raised to `n_seq_max` where it is less.
 
@@ -83,6 +87,8 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.kv_unified = True
         self._model = model
+        self._threads = threads
+        self._n_threads_batch = n_threads_batch
         self._handle: int | None = None
         self._owner: int | None = None
         self._open(params)
@@ -91,10 +97,11 @@ class Context:
         self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
         self._batch = Batch(self.n_batch)
         self._row_of: dict[int, int] = {}
-        self._rows = _NO_ROWS
-        self._logits_address = 0
-        """Of the last decode: batch indexes → rows of its logits, and these, None until somebody asks."""
-        self._set_abort_flag()
+        """Of the last decode: batch indexes → rows of its logits."""
+        self._rows, self._logits_address = _NO_ROWS, 0
+        self._abort_flag = AbortFlag()
+        if model.device.backend in ("cpu", "metal") and model.can_rewind:
+            self._abort_flag.watched_by(self._handle)
 
     def _open(self, params: object) -> None:
         handle, watch = self._model.new_context(params, self.close)
@@ -106,17 +113,6 @@ class Context:
         self.n_ctx = int(capi.llama_n_ctx(handle))
         self.n_batch = int(capi.llama_n_batch(handle))
         self.n_ubatch = int(capi.llama_n_ubatch(handle))
-
-    def _set_abort_flag(self) -> None:
-        """A flag without the interpreter lock: strlen of "" is 0, go on; of "\\x01" it is 1, stop.
-
-        A Python callback would be called some 500 times a token. Backends other than these two do not ask.
-        """
-        self._flag = ctypes.create_string_buffer(2)
-        self._abort_callback = ctypes.cast(ctypes.CDLL(None).strlen, capi.ggml_abort_callback)
-        if self._model.device.backend in ("cpu", "metal") and self._model.can_rewind:
-            flag = ctypes.cast(self._flag, ctypes.c_void_p)
-            capi.llama_set_abort_callback(self._handle, self._abort_callback, flag)
 
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────
 
@@ -132,7 +128,10 @@ class Context:
         self._cells.make_room(self._gate.check(slices))
         self._row_of = {}
         indexes = self._batch.fill(slices)
+        began_s = time.perf_counter()
         code = int(capi.llama_decode(handle, self._batch.struct))
+        if self._threads is not None and self._threads.computed(time.perf_counter() - began_s):
+            capi.llama_set_n_threads(handle, self._threads.n_now, min(self._threads.n_now, self._n_threads_batch))
         if code != 0:
             self._raise_for(code, slices)
         for piece in slices:
@@ -259,10 +258,10 @@ class Context:
 
         Without effect where the backend does not ask, or where the model could not be rewound afterwards.
         """
-        self._flag[0] = b"\x01"
+        self._abort_flag.up()
 
     def forget_abort(self) -> None:
-        self._flag[0] = b"\x00"
+        self._abort_flag.down()
 
     def close(self) -> None:
         """Free the library's context. Idempotent; views of logits are dead from here on."""
@@ -291,10 +290,8 @@ class Context:
         return self._open_cells
 
     def _check_thread(self) -> None:
-        me = threading.get_ident()
-        if self._owner is None:
-            self._owner = me
-        assert self._owner == me, "a context belongs to the thread of its first decode"
+        self._owner = self._owner or threading.get_ident()
+        assert self._owner == threading.get_ident(), "a context belongs to the thread of its first decode"
 
 
 def _check_range(what: str, value: int, most: int) -> None:

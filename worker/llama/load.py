@@ -20,7 +20,7 @@ from worker.engine.contract import Configure, Loaded, SlotId
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
-from worker.llama.cells import can_be_cut
+from worker.llama.cells import N_SPARE_SEQ_IDS, can_be_cut
 from worker.llama.context import MAX_SLOTS, Context
 from worker.llama.devices import Backend, Device, choose_device, devices
 from worker.llama.grammar import Grammars
@@ -28,7 +28,8 @@ from worker.llama.library import OnLog, open_library
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Habits, self_test
-from worker.llama.warm_up import Shapes, warm_up
+from worker.llama.threads import Threads, waited_s
+from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
 from worker.memory import Plan, k_type, plan_memory, prefix_cache_bytes
 
 WIDENING = 4
@@ -67,7 +68,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         loaded.model.tokenize,
         Grammars(loaded.model).constrain,
         loaded.facts,
-        widest_step=0 if config.is_deterministic else min(runner.context.n_ubatch, WIDENING * shapes.chunk),
+        widest_step=0 if config.is_deterministic else _widest_step(runner, shapes.chunk),
         row_costs=shapes.row_costs,
         spare_slot=SlotId(loaded.facts.parallel) if runner.context.n_slots > loaded.facts.parallel else None,
         self_test=partial(self_test, runner, habits, most_s=math.inf if config.is_deterministic else MOST_S),
@@ -175,7 +176,9 @@ def _check_offload(model: Model) -> None:
 
 def _context(config: Configure, model: Model, plan: Plan) -> Context:
     n_threads = config.threads or cpu_quota()
-    has_spare_slot = can_be_cut(model) and plan.parallel < MAX_SLOTS
+    # Where a result depends on how rows are shared out, their number must stay.
+    may_yield = not config.is_deterministic and not model.device.is_gpu
+    has_spare_slot = can_be_cut(model) and plan.parallel + N_SPARE_SEQ_IDS < MAX_SLOTS
     return Context(
         model,
         n_ctx=plan.n_cells,
@@ -187,7 +190,13 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         type_k=config.cache_type_k,
         type_v=config.cache_type_v,
         flash_attn=config.flash_attn,
+        threads=Threads(n_threads, waited_s) if may_yield else None,
     )
+
+
+def _widest_step(runner: LlamaRunner, chunk: int) -> int:
+    """A machine that is slow with the least chunk already must not fall silent for longer."""
+    return min(runner.context.n_ubatch, WIDENING * chunk) if chunk > LEAST_CHUNK else chunk
 
 
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,39 @@
+#!/bin/sh
+# Builds llama.cpp's own tools (llama-perplexity, llama-server, llama-bench) from the source distribution of the installed
+# llama-cpp-python, once per version, in the user's cache, and prints the path of each, one a line.
+# Usage: build_llama_tool.sh NAME… Needs cmake and a C++ compiler; some minutes for the first tool.
+set -eu
+
+[ $# -gt 0 ] || { echo "build_llama_tool: name a tool, as in: build_llama_tool.sh llama-server llama-bench" >&2; exit 2; }
+
+python=${PYTHON:-.venv/bin/python}
+version=$("$python" -c 'from importlib.metadata import version; print(version("llama-cpp-python"))')
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/llama.cpp-$version
+
+missing=
+for tool; do
+    [ -x "$cache/build/bin/$tool" ] || missing="$missing $tool"
+done
+
+if [ -n "$missing" ]; then
+    command -v cmake >/dev/null || { echo "build_llama_tool: cmake is missing: install it" >&2; exit 1; }
+    mkdir -p "$cache"
+    if [ ! -d "$cache/source" ]; then
+        echo "==> fetching llama.cpp's source (77 MB)" >&2
+        "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+            --dest "$cache" "llama-cpp-python==$version" >&2
+        rm -rf "$cache/unpacked"
+        mkdir "$cache/unpacked"
+        tar -xzf "$cache"/llama_cpp_python-*.tar.gz -C "$cache/unpacked" --strip-components 3 --wildcards '*/vendor/llama.cpp/*'
+        rm "$cache"/llama_cpp_python-*.tar.gz
+        mv "$cache/unpacked" "$cache/source"
+    fi
+    echo "==> building$missing, once" >&2
+    cmake -S "$cache/source" -B "$cache/build" -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF >&2
+    # shellcheck disable=SC2086 # names of tools, split at spaces
+    cmake --build "$cache/build" --target $missing --parallel >&2
+fi
+for tool; do
+    echo "$cache/build/bin/$tool"
+done

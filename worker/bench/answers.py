@@ -1,0 +1,92 @@
+"""What a load asks and what it got: one request, one answer with the time of each token, in no server's words.
+
+Pure data and what follows from it. Refuses to know the wire (dialects.py) and what is good (scenarios.py).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import quantiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request, and when it is sent. Every answer has exactly `n_tokens` tokens: the end of text is ignored."""
+
+    prompt: str
+    n_tokens: int
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    seed: int = 0
+    phase: int = 0
+    """A phase begins when all requests of the one before have ended."""
+    at_s: float = 0.0
+    """After the beginning of its phase."""
+    is_late: bool = False
+    """Sent when every other of its phase has been told some tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Times are of one clock, in seconds."""
+
+    sent_s: float
+    arrivals_s: tuple[float, ...] = ()
+    """Of each token event; a token without text has none."""
+    ended_s: float = 0.0
+    n_tokens: int = 0
+    """Sampled, as the server counts them."""
+    error: str = ""
+    """Why it is no answer; empty for a good one."""
+    is_refused: bool = False
+    """Not taken for lack of room (503); then there is an error, too."""
+
+    @property
+    def ttft_s(self) -> float:
+        """From sending to the first token."""
+        return self.arrivals_s[0] - self.sent_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between one token event and the next."""
+        return [after - before for before, after in pairwise(self.arrivals_s)]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the tokens after the first."""
+        return per_s(self.n_tokens - 1, self.ended_s - self.arrivals_s[0])
+
+
+def per_s(count: float, seconds: float) -> float:
+    """0 for no time at all."""
+    return count / seconds if seconds > 0 else 0.0
+
+
+def whole_rate(answers: Sequence[Answer]) -> float:
+    """All tokens by the time from the first request to the last token."""
+    begun_s = min(answer.sent_s for answer in answers)
+    return per_s(sum(answer.n_tokens for answer in answers), max(answer.ended_s for answer in answers) - begun_s)
+
+
+def decode_rate(answers: Sequence[Answer]) -> float | None:
+    """Token events by time, while every one of the answers is being generated; None where that is never so."""
+    begun_s = max(answer.arrivals_s[0] for answer in answers)
+    ended_s = min(answer.arrivals_s[-1] for answer in answers)
+    if ended_s <= begun_s:
+        return None
+    n_events = sum(begun_s < at_s <= ended_s for answer in answers for at_s in answer.arrivals_s)
+    return n_events / (ended_s - begun_s)
+
+
+def percentile(values: Iterable[float], percent: int) -> float:
+    """1 to 99; linear between the two nearest values. 0 of nothing."""
+    all_of_them = list(values)
+    if len(all_of_them) < 2:
+        return sum(all_of_them)
+    return quantiles(all_of_them, n=100, method="inclusive")[percent - 1]
+
+
+def gaps_of(answers: Iterable[Answer]) -> list[float]:
+    """All of them, in no order that matters."""
+    return [gap for answer in answers for gap in answer.gaps_s]

@@ -1,0 +1,59 @@
+"""Prompts of random common words, none of which shares its beginning with another of its run.
+
+Owns the word list (words.txt, written for this project) and how a prompt is made of it. Knows no tokenizer. Pure: all
+chance comes from the seed.
+"""
+
+import random
+from functools import cache
+from importlib.resources import files
+
+_WORDS_TO_A_COMMA = 3
+"""A list of plain words has fewer tokens than a text: with a comma after every third, 64 words are 85 tokens of the
+default model, as many as in sentences."""
+
+
+@cache
+def common_words() -> tuple[str, ...]:
+    """About 1,270 English words, each a single token in the vocabularies of common models, with few exceptions."""
+    return tuple((files(__package__) / "words.txt").read_text(encoding="utf-8").split())
+
+
+class Prompts:
+    """Prompts in the order they are asked for; the same seed gives the same ones.
+
+    The first word is another one in each of len(common_words()) prompts in a row, and the first two are never the same
+    again before all pairs are used: nothing that keeps prompts finds one of them twice by accident.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)  # noqa: S311 - chance that can be repeated, not a secret
+        self._first = self._shuffled()
+        self._second = self._shuffled()
+        self._n_given = 0
+
+    def of(self, n_words: int) -> str:
+        """`n_words` words, at least 2, no space at either end."""
+        assert n_words >= 2, n_words
+        return in_sentences([*self._serial(), *self.words(n_words - 2)])
+
+    def words(self, n_words: int) -> list[str]:
+        """Words by chance alone: what follows a beginning that is another one already."""
+        return self._random.choices(common_words(), k=n_words)
+
+    def chance(self) -> random.Random:
+        """A generator of its own, for what else a scenario draws: lengths, times of arrival, seeds."""
+        return random.Random(self._random.getrandbits(64))  # noqa: S311 - as above
+
+    def _serial(self) -> tuple[str, str]:
+        later, earlier = divmod(self._n_given, len(self._first))
+        self._n_given += 1
+        return self._first[earlier], self._second[(earlier + later) % len(self._second)]
+
+    def _shuffled(self) -> list[str]:
+        return self._random.sample(common_words(), k=len(common_words()))
+
+
+def in_sentences(words: list[str]) -> str:
+    """The words, a comma after every third."""
+    return " ".join(f"{word}," if place % _WORDS_TO_A_COMMA == 0 else word for place, word in enumerate(words, start=1))
