@@ -96,9 +96,7 @@ def test_guesses_change_no_token_greedy_or_drawn(plain: WorkerProcess, worker: W
     assert worker.metrics()["worker_draft_tokens_accepted_total"] > n_before
 
 
-def test_a_restarted_engine_has_forgotten_all_and_answers_the_same(
-    plain: WorkerProcess, worker: WorkerProcess
-) -> None:
+def test_a_restarted_engine_has_forgotten_all_and_answers_the_same(plain: WorkerProcess, worker: WorkerProcess) -> None:
     worker.engine.kill()
     worker.wait_for("engine_restarted")
     eventually(lambda: worker.get("/readyz").status_code == 200)

@@ -185,7 +185,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     except StartupError as error:
         outbox.send(_load_failed(error))
         return
-    engine = Engine(model.runner, _rules(config, model), emit=outbox.send, clock=time.monotonic)
+    engine = Engine(model.runner, Rules.of(config, model), emit=outbox.send, clock=time.monotonic)
     intake.serve(config, model, engine)
     self_test = model.self_test
     if config.is_deterministic:
@@ -197,21 +197,6 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
             self_test = _test(self_test, outbox, lambda: not intake.inbox.empty())
         _drain(intake.inbox, engine)
         engine.step()
-
-
-def _rules(config: Configure, model: LoadedModel) -> Rules:
-    return Rules(
-        n_slots=model.facts.parallel,
-        n_cells=model.facts.n_cells,
-        context_length=model.facts.context_length,
-        chunk=model.facts.prefill_chunk,
-        widest_step=model.widest_step,
-        itl_target_s=config.itl_target_ms / 1000,
-        is_deterministic=config.is_deterministic,
-        prefix_cache_bytes=model.facts.prefix_cache_bytes,
-        spare_slot=model.spare_slot,
-        row_costs=model.row_costs,
-    )
 
 
 def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:

@@ -260,7 +260,7 @@ class Engine:
         sequence.append(sampled.token)
         is_stop_token = sampled.token in sequence.sampling.stop_token_ids
         text = "" if sampled.is_end or is_stop_token else sequence.text.push(sampled.piece)
-        reason = self._stop_reason(sequence, is_end=sampled.is_end, is_stop_token=is_stop_token)
+        reason = sequence.stop_reason(is_end=sampled.is_end, is_stop_token=is_stop_token)
         if reason is not None:
             text += sequence.text.flush()
         elif sequence.constraint is not None:
@@ -268,15 +268,6 @@ class Engine:
         self._news.deltas.append(Delta(sequence.job, text, sampled.logprob))
         if reason is not None:
             self._finish(sequence, reason)
-
-    @staticmethod
-    def _stop_reason(sequence: Sequence, *, is_end: bool, is_stop_token: bool) -> StopReason | None:
-        """A stop completed by the last allowed token is a stop."""
-        if is_end:
-            return "EOS"
-        if is_stop_token or sequence.text.matched is not None:
-            return "STOP_SEQUENCE"
-        return "MAX_TOKENS" if sequence.is_out_of_tokens else None
 
     def _finish(self, sequence: Sequence, reason: StopReason) -> None:
         is_full = reason == "MAX_TOKENS" and sequence.is_cut

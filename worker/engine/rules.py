@@ -1,8 +1,10 @@
 """What an engine may do and how it goes about it, fixed when the model is loaded."""
 
 from dataclasses import dataclass
+from typing import Self
 
-from worker.engine.contract import SlotId
+from worker.engine.backend import LoadedModel
+from worker.engine.contract import Configure, SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +28,19 @@ class Rules:
     """Keeps the last sequence's cells while nothing runs; None: they are copied out at once."""
     row_costs: tuple[tuple[int, float], ...] = ()
     """(tokens in a decode step, seconds); empty: nothing is guessed."""
+
+    @classmethod
+    def of(cls, config: Configure, model: LoadedModel) -> Self:
+        facts = model.facts
+        return cls(
+            n_slots=facts.parallel,
+            n_cells=facts.n_cells,
+            context_length=facts.context_length,
+            chunk=facts.prefill_chunk,
+            widest_step=model.widest_step,
+            itl_target_s=config.itl_target_ms / 1000,
+            is_deterministic=config.is_deterministic,
+            prefix_cache_bytes=facts.prefix_cache_bytes,
+            spare_slot=model.spare_slot,
+            row_costs=model.row_costs,
+        )

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import Self
 
 from worker.engine.backend import Constraint, Slice
-from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
+from worker.engine.contract import JobKey, Sampling, SlotId, StopReason, TokenId
 from worker.engine.lookup import Lookup
 from worker.engine.speculation import Acceptance
 from worker.engine.text import TextStream
@@ -95,6 +95,14 @@ class Sequence:
         self.generated.append(token)
         self.tokens.append(token)
         self.lookup.extend((token,))
+
+    def stop_reason(self, *, is_end: bool, is_stop_token: bool) -> StopReason | None:
+        """Why nothing follows the token just drawn; a stop completed by the last allowed token is a stop."""
+        if is_end:
+            return "EOS"
+        if is_stop_token or self.text.matched is not None:
+            return "STOP_SEQUENCE"
+        return "MAX_TOKENS" if self.is_out_of_tokens else None
 
     def prefill_slice(self, chunk: int) -> Slice:
         """The next part of the tokens, up to the next absolute multiple of `chunk`; draws after the last one."""

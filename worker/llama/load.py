@@ -28,7 +28,7 @@ from worker.llama.library import OnLog, open_library
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Habits, self_test
-from worker.llama.threads import Threads, waited_s
+from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
 from worker.memory import Plan, k_type, plan_memory, prefix_cache_bytes
 
@@ -190,7 +190,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         type_k=config.cache_type_k,
         type_v=config.cache_type_v,
         flash_attn=config.flash_attn,
-        threads=Threads(n_threads, waited_s) if may_yield else None,
+        threads=Threads(n_threads, clocks) if may_yield else None,
     )
 
 
