@@ -1,5 +1,5 @@
-"""`llorch-worker bench load|sampling|index`: what this machine does with a model. The group; a command is imported when
-it is called.
+"""`llorch-worker bench load|steps|sampling|index`: what this machine does with a model. The group; a command is
+imported when it is called.
 """
 
 import rich_click as click
@@ -14,6 +14,7 @@ def bench() -> None:
 
 for _name, _place, _help in (
     ("load", "worker.commands.bench_load:load", "Put a worker under load over HTTP, beside a peer if you like."),
+    ("steps", "worker.commands.bench_steps:steps", "Time what the engine adds to llama_decode."),
     ("sampling", "worker.commands.bench_sampling:sampling", "Compare the cost of drawing a token with llama.cpp's."),
     ("index", "worker.commands.bench_index:index", "Time look-ups and inserts in the prefix index."),
 ):

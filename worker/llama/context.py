@@ -87,12 +87,11 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.kv_unified = True
         self._model = model
-        self._threads = threads
-        self._n_threads_batch = n_threads_batch
+        self._threads, self._n_threads_batch = threads, n_threads_batch
         self._handle: int | None = None
         self._owner: int | None = None
         self._open(params)
-        self.n_slots = n_seq_max
+        self.n_slots, self.decoding_s = n_seq_max, 0.0
         self._cells = Cells(self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, n_spare=n_spare)
         self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
         self._batch = Batch(self.n_batch)
@@ -130,7 +129,9 @@ class Context:
         indexes = self._batch.fill(slices)
         began_s = time.perf_counter()
         code = int(capi.llama_decode(handle, self._batch.struct))
-        if self._threads is not None and self._threads.computed(time.perf_counter() - began_s):
+        elapsed_s = time.perf_counter() - began_s
+        self.decoding_s += elapsed_s
+        if self._threads is not None and self._threads.computed(elapsed_s):
             capi.llama_set_n_threads(handle, self._threads.n_now, min(self._threads.n_now, self._n_threads_batch))
         if code != 0:
             self._raise_for(code, slices)
