@@ -24,12 +24,18 @@ REPETITIVE: tuple[Event, ...] = (
     {"prompt": CODE * 3, "max_tokens": 96, "temperature": 0.0, "ignore_eos": True},
     {"prompt": CODE * 3, "max_tokens": 64, "temperature": 0.5, "seed": 7, "ignore_eos": True},
 )
+PARTICULAR: tuple[Event, ...] = (
+    {"grammar": 'root ::= ([a-z]+ " ")+', "min_tokens": 100},
+    {"logprobs": 2, "min_tokens": 100, "frequency_penalty": 0.5, "stop": ["zzz"]},
+    {"ignore_eos": True, "repetition_penalty": 1.2},
+)
 GROWING: tuple[Event, ...] = tuple(
-    {"prompt": f"{question}, it was said,", "max_tokens": 120, "temperature": 0.8, "seed": i, "ignore_eos": True}
+    {"prompt": f"{question}, it was said,", "max_tokens": 120, "temperature": 0.8, "seed": i}
+    | PARTICULAR[i % len(PARTICULAR)]
     for i, question in enumerate(QUESTIONS)
 )
 N_CELLS = 512
-"""The growing jobs need about 780 together, and none more than 140."""
+"""The growing jobs need some 780 together, and none more than 140."""
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from worker.engine.contract import Configure, LoadFailed
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.settings import Settings, environment
 
-SPIN_COUNT = "3000"
-"""Of libgomp; docs/performance.md has what 0, 300, 3,000 and 30,000 cost."""
+SPIN_COUNT = "30000"
+"""Of libgomp; docs/performance.md has what other counts cost."""
 
 
 def configure(settings: Settings, model_path: Path) -> Configure:
