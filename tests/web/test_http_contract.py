@@ -38,6 +38,7 @@ HEALTH_KEYS = (
     *("status", "vram_bytes", "worker_id", "state", "model", "model_ref", "quant_kind", "resident"),
     *("vram_bytes_used", "memory_bytes", "tokenizer_kind", "vocab_size", "context_length", "capabilities"),
     *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth", "parity"),
+    *("prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"),
 )
 
 
@@ -106,7 +107,13 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
     eventually(worker.is_idle)
     health = worker.health()
     assert tuple(health) == HEALTH_KEYS
-    assert health | {"worker_id": "", "model": "", "memory_bytes": 0, "uptime_seconds": 0} == {
+    cache = health["prefix_cache"]
+    assert tuple(cache) == ("tokens", "bytes", "limit_bytes")
+    assert 0 <= cache["bytes"] <= cache["limit_bytes"]
+    assert health["prefill_chunk"] in {2**n for n in range(4, 10)}
+    assert health["determinism"] in {"untested", "same"}
+    measured = {"prefill_chunk": 0, "prefix_cache": {}, "determinism": ""}
+    assert health | measured | {"worker_id": "", "model": "", "memory_bytes": 0, "uptime_seconds": 0} == {
         "status": "healthy",
         "vram_bytes": 0,
         "worker_id": "",
@@ -127,10 +134,15 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
         "slots_busy": 0,
         "queue_depth": 0,
         "parity": None,
+        "deterministic": False,
+        "determinism_differences": [],
+        **measured,
     }
     assert health["model"]
     assert health["memory_bytes"] > default_model.stat().st_size
-    assert worker.get("/v1/health").json() | {"uptime_seconds": 0} == health | {"uptime_seconds": 0}
+    assert worker.get("/v1/health").json() | measured | {"uptime_seconds": 0} == health | measured | {
+        "uptime_seconds": 0
+    }
 
 
 def test_many_may_ask_for_health_at_once(worker: WorkerProcess) -> None:
