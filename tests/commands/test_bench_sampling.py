@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from worker.cli import run
-from worker.commands.bench_sampling import BOUNDS, BoundMissed, Report, Verdict, check, judge
+from worker.commands.bench import BoundMissed
+from worker.commands.bench_sampling import BOUNDS, Report, Verdict, check, judge
 from worker.llama.logit_rows import Origin, Rows, model_rows, synthetic_rows
 from worker.llama.sampling_costs import Comparison, FieldCost, Settings, compare, field_costs
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from worker.cli import run
-from worker.commands.bench_steps import BOUNDS, BoundMissed, check
+from worker.commands.bench import BoundMissed
+from worker.commands.bench_steps import BOUNDS, check
 from worker.llama.step_costs import StepCosts
 
 

@@ -15,9 +15,7 @@ FAR = 12
 
 
 def asked_once(text: list[TokenId], n_most: int = FAR) -> Offer:
-    lookup = Lookup()
-    lookup.extend(text)
-    return lookup.propose(n_most)
+    return Lookup(text).propose(n_most)
 
 
 def continuation(text: list[TokenId], place: int, n: int) -> tuple[TokenId, ...]:
@@ -55,10 +53,9 @@ def test_there_is_an_offer_exactly_when_the_last_token_stood_before(text: list[T
 @LAW
 @given(st.lists(st.tuples(st.lists(TOKENS, max_size=9), st.none() | st.integers(0, FAR)), max_size=12))
 def test_growing_and_asking_on_the_way_changes_nothing(parts: list[tuple[list[TokenId], int | None]]) -> None:
-    lookup = Lookup()
     text: list[TokenId] = []
+    lookup = Lookup(text)
     for part, n_most in parts:
-        lookup.extend(part)
         text += part
         if n_most is not None:
             assert lookup.propose(n_most) == asked_once(text, n_most)
@@ -74,8 +71,7 @@ def test_a_short_offer_is_the_beginning_of_a_long_one(text: list[TokenId], n_mos
 @LAW
 @given(TEXTS)
 def test_asking_twice_gives_the_same(text: list[TokenId]) -> None:
-    lookup = Lookup()
-    lookup.extend(text)
+    lookup = Lookup(text)
     assert lookup.propose(FAR) == lookup.propose(FAR)
 
 

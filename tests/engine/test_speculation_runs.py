@@ -70,8 +70,8 @@ def test_a_trap_for_long_guesses_costs_no_more(n_right: int) -> None:
 
 def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU) -> float:
     """Modelled seconds to generate the text, one job alone."""
-    speculation, acceptance, lookup = Speculation(costs, N_MOST), Acceptance(), Lookup()
-    lookup.extend(prompt)
+    told = list(prompt)
+    speculation, acceptance, lookup = Speculation(costs, N_MOST), Acceptance(), Lookup(told)
     n_done, spent_s = 0, 0.0
     while n_done < len(text):
         guessed = lookup.propose(speculation.most_guesses(1))
@@ -81,7 +81,7 @@ def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU) -> flo
             n_right += 1
         drawn = text[n_done : n_done + n_right + 1]
         acceptance.saw(guessed, drawn)
-        lookup.extend(drawn)
+        told += drawn
         n_done += n_right + 1
         spent_s += cost(costs, 1 + count)
     return spent_s

@@ -5,6 +5,11 @@ imported when it is called.
 import rich_click as click
 
 from worker.cli import CommandElsewhere
+from worker.errors import WorkerError
+
+
+class BoundMissed(WorkerError):
+    """A measured figure is over its bound, or requests failed: one line that says which, exit 1."""
 
 
 @click.group

@@ -35,13 +35,9 @@ from worker.bench.wording import (
     remarks,
     resident_cells,
 )
+from worker.commands.bench import BoundMissed
 from worker.commands.bench_options import Asked, load_options
 from worker.commands.tables import print_json, print_table
-from worker.errors import WorkerError
-
-
-class BoundMissed(WorkerError):
-    """A bound does not hold, or requests failed: one line that says which, exit 1."""
 
 
 @click.command("load")

@@ -18,8 +18,7 @@ from worker.bench.scenarios import SCENARIOS, Scenario
 from worker.bench.servers import LLAMA_SERVER, OURS, Plan, found, llama_server, our_worker
 from worker.bench.session import Found, Wanted
 from worker.bench.sides import LlamaBench
-from worker.catalog import load_catalog, locate
-from worker.commands.places import not_here, where
+from worker.commands.places import present, where
 from worker.errors import UsageError
 from worker.parity.provenance import now_rfc3339, this_machine
 from worker.settings import environment
@@ -203,12 +202,7 @@ class Asked:
         return not self.url or self.peer_binary is not None or self.llama_bench is not None
 
     def _model(self) -> Path:
-        catalog = load_catalog(self.catalog)
-        reference = self.model or catalog.default.name
-        located = locate(reference, self.models_dir, catalog)
-        if not located.is_present:
-            raise not_here(reference)
-        return located.path
+        return present(self.model, self.models_dir, self.catalog)
 
 
 def _named(peer: str) -> Plan:

@@ -13,9 +13,9 @@ import rich_click as click
 
 from worker.catalog import load_catalog, locate
 from worker.cli import read_settings
+from worker.commands.bench import BoundMissed
 from worker.commands.places import not_here
 from worker.commands.tables import print_json, print_table
-from worker.errors import WorkerError
 from worker.llama.logit_rows import Origin, Rows, model_rows, synthetic_rows
 from worker.llama.sampling_costs import Comparison, FieldCost, Settings, compare, field_costs
 from worker.settings import environment
@@ -32,10 +32,6 @@ but exponentiate the row."""
 
 SYNTHETIC_VOCABULARIES = (49_152, 152_064)
 """The default model's and a large one's."""
-
-
-class BoundMissed(WorkerError):
-    """A measured ratio is over its bound: one line that names it, exit 1."""
 
 
 @dataclass(frozen=True, slots=True)

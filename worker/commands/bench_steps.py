@@ -6,21 +6,16 @@ short-lived process of its own, which may load llama.cpp. Never downloads.
 
 import rich_click as click
 
-from worker.catalog import load_catalog, locate
 from worker.cli import read_settings
-from worker.commands.places import not_here
+from worker.commands.bench import BoundMissed
+from worker.commands.places import present
 from worker.commands.tables import print_json, print_table
 from worker.engine_setup import configure
-from worker.errors import WorkerError
 from worker.llama.step_costs import StepCosts, step_costs
 from worker.settings import environment
 
 BOUNDS = {1: 0.03, 16: 0.05}
 """streams → the most that the rest of a step may take, as a share of llama_decode."""
-
-
-class BoundMissed(WorkerError):
-    """A measured share is over its bound: one line that names it, exit 1."""
 
 
 @click.command("steps")
@@ -36,11 +31,8 @@ def steps(model: str | None, threads: int, rounds: int, *, as_json: bool) -> Non
     """
     asked = {"model": model, "threads": str(threads), "parallel": str(max(BOUNDS)), "ctx_size": "16384"}
     settings = read_settings(asked, environment(), default_model=lambda _: "")
-    catalog = load_catalog(settings.catalog)
-    located = locate(settings.model or catalog.default.name, settings.models_dir, catalog)
-    if not located.is_present:
-        raise not_here(settings.model or catalog.default.name)
-    found = [step_costs(configure(settings, located.path), n_streams, rounds) for n_streams in BOUNDS]
+    path = present(settings.model, settings.models_dir, settings.catalog)
+    found = [step_costs(configure(settings, path), n_streams, rounds) for n_streams in BOUNDS]
     if as_json:
         print_json(found)
     else:

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import rich_click as click
 
-from worker.catalog import load_catalog, locate
-from worker.commands.places import not_here, where
+from worker.commands.places import present, where
 from worker.host import cpu_quota
 from worker.parity import bundle
 from worker.parity.bounds import built_in
@@ -103,15 +102,11 @@ class Asked:
     @contextmanager
     def subject(self) -> Iterator[Subject]:
         """The model with a work folder that is removed at the end. Raises: ModelNotFound, BadModelFile, UsageError."""
-        catalog = load_catalog(self.catalog)
-        reference = self.model or catalog.default.name
-        located = locate(reference, self.models_dir, catalog)
-        if not located.is_present:
-            raise not_here(reference)
+        path = present(self.model, self.models_dir, self.catalog)
         if self.work_dir is not None:
             self.work_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="llorch-parity-", dir=self.work_dir) as work:
-            yield Subject.of(located.path, n_threads=self.threads, work=Path(work))
+            yield Subject.of(path, n_threads=self.threads, work=Path(work))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

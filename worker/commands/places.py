@@ -1,4 +1,4 @@
-"""Where the commands look for models: two options that several have, and what is said of a model that is not there.
+"""Where the commands look for models: two options that several have, and a model that must be there.
 
 Refuses to know what a command does with a model.
 """
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import rich_click as click
 
+from worker.catalog import load_catalog, locate
 from worker.errors import ModelNotFound
 from worker.settings import Settings
 
@@ -35,6 +36,16 @@ def where(command: _Command) -> _Command:
         help="Another models.toml.",
     )
     return models_dir(catalog(command))
+
+
+def present(reference: str | None, models_dir: Path, catalog_file: Path | None) -> Path:
+    """The file of a model, without a reference the catalogue's default. Never downloads. Raises: ModelNotFound."""
+    catalog = load_catalog(catalog_file)
+    name = reference or catalog.default.name
+    located = locate(name, models_dir, catalog)
+    if not located.is_present:
+        raise not_here(name)
+    return located.path
 
 
 def not_here(reference: str) -> ModelNotFound:

@@ -1,10 +1,9 @@
 """Prompt lookup: guesses at a job's next tokens, read from where its last ones stood before.
 
-Owns one job's tokens and the index over them. Knows neither the model nor whether a guess pays (speculation.py).
+Owns the index over one job's tokens. Knows neither the model nor whether a guess pays (speculation.py).
 Step thread.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from worker.engine.contract import TokenId
@@ -30,26 +29,23 @@ NO_OFFER = Offer()
 
 
 class Lookup:
-    """One job's tokens, prompt and generated, and where its n-grams last stood.
+    """Where the n-grams of one job's tokens last stood; `tokens`, prompt and generated, is the job's own growing list.
 
     Keeps to the place it has found for as long as the text goes on as it did there: an earlier place that has agreed
     for long tells more than a later one that agrees in the last few tokens.
 
-    Time: `extend` copies; the index is made by `propose` and catches up then, two microseconds a token, so that a
-    job which is never asked costs nothing. Memory: 8 bytes a token, once asked up to 500 more; freed with the job.
+    Time: the index is made by `propose` and catches up then, two microseconds a token, so that a job which is never
+    asked costs nothing. Memory: once asked up to 500 bytes a token; freed with the job.
     """
 
-    def __init__(self) -> None:
-        self._tokens: list[TokenId] = []
+    def __init__(self, tokens: list[TokenId]) -> None:
+        self._tokens = tokens
         self._n_indexed = 0
         self._ends: dict[tuple[TokenId, ...], int] = {}
         """n-gram → the position behind its last occurrence."""
         self._next: int | None = None
         """Position of the token that should come next; None: the last tokens never stood before."""
         self._n_matched = 0
-
-    def extend(self, tokens: Iterable[TokenId]) -> None:
-        self._tokens.extend(tokens)
 
     def propose(self, n_most: int) -> Offer:
         """What followed the earlier place, up to n_most tokens; `NO_OFFER` where there is none.

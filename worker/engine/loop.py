@@ -105,8 +105,7 @@ class Engine:
         """Forget a job; its slot and cells are free before the next step. Unknown jobs are ignored."""
         sequence = self.scheduler.find(job)
         if sequence is not None:
-            self.reuse.keep(sequence, is_last=len(self.scheduler.running) == 1)
-            self._release(sequence)
+            self._leave(sequence)
             # There may be no next step to report the cells by.
             self._emit(self._report(None))
 
@@ -140,7 +139,7 @@ class Engine:
             if sequence.state is State.FOLLOW and self.reuse.settle(sequence, running) and not sequence.is_begun:
                 sequence.is_begun = True
                 self._news.started.append(Started(sequence.job, min(sequence.n_computed, len(sequence.prompt))))
-        if self.reuse.lingering and running:
+        if running:
             self.reuse.put_away(running)
         if self._news.started:
             self._emit(self._report(None))
@@ -272,6 +271,10 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: StopReason) -> None:
         is_full = reason == "MAX_TOKENS" and sequence.is_cut
         self._news.finished.append(Finished(sequence.job, reason, sequence.text.matched, is_full))
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """What it computed is kept for others."""
         self.reuse.keep(sequence, is_last=len(self.scheduler.running) == 1)
         self._release(sequence)
 

@@ -98,7 +98,7 @@ class PrefixIndex:
         while (node := children.get(packed[at : at + _WIDTH])) is not None:
             path.append(node)
             if not packed.startswith(node.edge, at):
-                return path, at // _WIDTH + _n_common(node.edge, packed[at : at + len(node.edge)])
+                return path, (at + n_common(node.edge, packed[at : at + len(node.edge)])) // _WIDTH
             at += len(node.edge)
             children = node.children
         return path, at // _WIDTH
@@ -203,13 +203,15 @@ def _halves(path: list[_Node], n_matched: int) -> tuple[Saved, Saved] | None:
     return last.split(last.n_tokens - n_unmatched)
 
 
-def _n_common(one: bytes, other: bytes) -> int:
-    """Tokens the two begin with together; halves what is left to compare, so that each byte is read about once."""
-    low, high = 0, min(len(one), len(other)) // _WIDTH
+def n_common(one: bytes | list[TokenId], other: bytes | list[TokenId]) -> int:
+    """The length of their longest common prefix. A slice is compared in C, and halving needs few of them: what is left
+    to compare halves as well, so that each item is read about once."""
+    if one[:1] != other[:1]:
+        return 0
+    low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        part = slice(low * _WIDTH, middle * _WIDTH)
-        if one[part] == other[part]:
+        if one[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -10,11 +10,14 @@ A sequence whose beginning another is computing right now follows that one until
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from typing import TypeVar
 
 from worker.engine.backend import Runner
 from worker.engine.contract import SlotId, TokenId
-from worker.engine.prefix import PrefixIndex
+from worker.engine.prefix import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
+
+T = TypeVar("T")
 
 LEAST_KEPT = 16
 """Tokens that are worth the calls of copying them out, or in again."""
@@ -115,24 +118,22 @@ class Reuse:
 
     def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[SlotId | None, int]:
         """The slot whose computed tokens begin as this one's do, the longest; (None, 0) where none's do."""
-        if not self._runner.can_share:
-            return None, 0
-        best = self._spare_slot, self._cut(n_common(sequence.tokens, self.lingering), sequence)
-        for other in running:
-            if other is not sequence and other.n_computed > best[1]:
-                n_alike = self._cut(min(n_common(sequence.tokens, other.tokens), self._n_worth(other)), sequence)
-                if n_alike > best[1]:
-                    best = other.slot, n_alike
-        return best if best[1] else (None, 0)
+        lying = [(one.slot, one.tokens, self._n_worth(one)) for one in running if one is not sequence]
+        return self._longest(sequence, [(self._spare_slot, self.lingering, len(self.lingering)), *lying])
 
     def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
-        best: tuple[Sequence | None, int] = (None, 0)
-        if self._runner.can_share:
-            for other in running:
-                if other.state is State.PREFILL:
-                    n_alike = self._cut(n_common(sequence.tokens, other.tokens), sequence)
-                    if n_alike > best[1]:
-                        best = other, n_alike
+        """Who is computing what this one begins with, the most of it; (None, 0) where nobody is."""
+        coming = [(one, one.tokens, len(one.tokens)) for one in running if one.state is State.PREFILL]
+        return self._longest(sequence, coming)
+
+    def _longest(self, sequence: Sequence, sources: Iterable[tuple[T, list[TokenId], int]]) -> tuple[T | None, int]:
+        """Of the sources (who, their tokens, how many of these count) the one that has most of its beginning."""
+        best: tuple[T | None, int] = (None, 0)
+        for who, tokens, n_most in sources if self._runner.can_share else ():
+            if n_most > best[1]:
+                n_alike = self._cut(min(n_common(sequence.tokens, tokens), n_most), sequence)
+                if n_alike > best[1]:
+                    best = who, n_alike
         return best
 
     def _n_worth(self, sequence: Sequence) -> int:
@@ -148,18 +149,3 @@ class Reuse:
 def _is_awaiting(sequence: Sequence) -> bool:
     leader = sequence.leader
     return leader is not None and leader.state is State.PREFILL and leader.n_computed < sequence.n_awaited
-
-
-def n_common(one: list[TokenId], other: list[TokenId]) -> int:
-    """The length of their longest common prefix."""
-    if not one or not other or one[0] != other[0]:
-        return 0
-    low, high = 1, min(len(one), len(other))
-    # A slice is compared in C; halving needs few of them.
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -64,12 +64,12 @@ class Sequence:
     """In FOLLOW: who is computing its beginning."""
     n_awaited: int = 0
     """Of the leader's cells: so many are worth waiting for."""
-    lookup: Lookup = field(default_factory=Lookup)
+    lookup: Lookup = field(init=False)
     acceptance: Acceptance = field(default_factory=Acceptance)
 
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt, *self.generated]
-        self.lookup.extend(self.tokens)
+        self.lookup = Lookup(self.tokens)
 
     @property
     def n_most(self) -> int:
@@ -94,7 +94,6 @@ class Sequence:
         """A token was drawn."""
         self.generated.append(token)
         self.tokens.append(token)
-        self.lookup.extend((token,))
 
     def stop_reason(self, *, is_end: bool, is_stop_token: bool) -> StopReason | None:
         """Why nothing follows the token just drawn; a stop completed by the last allowed token is a stop."""

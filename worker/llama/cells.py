@@ -46,10 +46,9 @@ def can_be_cut(model: Model) -> bool:
 def spare_seq_ids(model: Model, n_left: int) -> int:
     """How many of the `n_left` seq_ids that the slots leave `Cells` can use.
 
-    None where a sliding window reuses its cells or recurrent state has none; two where the order of a sequence's cells
-    decides its last bits, on a CPU.
+    None where it cannot be cut; two where the order of a sequence's cells decides its last bits, on a CPU.
     """
-    if not model.can_rewind or capi.llama_model_n_swa(model.handle) != 0:
+    if not can_be_cut(model):
         return 0
     return min(N_SPARE_SEQ_IDS if model.device.backend == "cpu" else 1, n_left)
 

@@ -11,5 +11,3 @@ Mask = NDArray[np.bool_]
 
 NO_IDS: Ids = np.empty(0, dtype=np.intp)
 NO_IDS.flags.writeable = False
-NO_REALS: Reals = np.empty(0)
-NO_REALS.flags.writeable = False
