@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from worker.engine.backend import Step
 from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
-from worker.engine.scheduler import PASSES, Scheduler
+from worker.engine.scheduler import CAUTION, CHUNK_GRAIN, PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 
@@ -100,9 +100,8 @@ def test_nobody_passes_a_head_that_waits_for_cells() -> None:
 
 
 def test_tokens_that_others_have_computed_need_no_room() -> None:
-    scheduler = scheduler_of(waiting(0, 50, 10), waiting(1, 60, 10), n_cells=100)
-    admit(scheduler)
-    compute(scheduler, Step("prefill", (scheduler.running[SlotId(0)].prefill_slice(50),)))
+    scheduler = scheduler_of(waiting(0, 50, 10), waiting(1, 60, 10), n_cells=100, chunk=64)
+    next_computed(scheduler)
     assert admit(scheduler, n_shared=20) == []
     assert jobs(admit(scheduler, n_shared=48)) == [1]
 
@@ -171,7 +170,8 @@ def test_a_paused_sequence_computes_its_prompt_and_its_own_tokens_again_and_draw
     generated = list(paused.generated)
     scheduler.preempt(paused)
     admit(scheduler)
-    piece = paused.prefill_slice(8)
+    piece = paused.prefill_slice(8, 8)
+    assert piece is not None
     assert (piece.start, list(piece.tokens)) == (0, paused.prompt + generated)
     assert piece.sampling is not None
 
@@ -231,16 +231,38 @@ def test_short_prompts_without_end_leave_the_oldest_every_third_step() -> None:
     assert all(0 in first[i : i + PASSES + 1] for i in range(1, 25))
 
 
-def test_chunks_shrink_while_they_take_too_long_and_grow_again() -> None:
-    scheduler = scheduler_of(waiting(0, 4, max_tokens=90), chunk=64)
+def held_up(scheduler: Scheduler, token_s: float, most_s: float) -> int:
+    """The size of the next prefill step that holds up others, when a token of it takes so long."""
+    while (step := next_computed(scheduler)).kind != "prefill":
+        pass
+    scheduler.prefill_took(step.n_tokens, step.n_tokens * token_s, most_s)
+    return step.n_tokens
+
+
+@LAW
+@given(chunk=st.integers(1, 64), costs=st.lists(st.floats(1e-4, 0.1), max_size=4), token_s=st.floats(1e-4, 0.1))
+def test_prefill_steps_are_as_long_as_fits_whatever_they_took_before(
+    chunk: int, costs: list[float], token_s: float
+) -> None:
+    scheduler = scheduler_of(waiting(0, 4, max_tokens=900), n_cells=20_000, chunk=chunk, widest_step=4 * chunk)
     next_computed(scheduler)
-    scheduler.add(waiting(1, 640))
-    sizes = []
-    for seconds in (0.3, 0.2, 0.16, 0.16, 0.1, 0.05, 0.05, 0.05, 0.05):
-        steps = [next_computed(scheduler), next_computed(scheduler)]
-        sizes += [step.n_tokens for step in steps if step.kind == "prefill"]
-        scheduler.prefill_took(seconds, 0.15)
-    assert sizes == [64, 32, 16, 8, 8, 8, 8, 16, 32], "edges lie at multiples of the size of the moment"
+    scheduler.add(waiting(1, 10_000))
+    for cost in costs:
+        held_up(scheduler, cost, 0.15)
+    grain = min(CHUNK_GRAIN, chunk)
+    for _ in range(5):
+        held_up(scheduler, token_s, 0.15)
+    size = held_up(scheduler, token_s, 0.15)
+    n_fitting = 0.15 / token_s
+    assert grain <= size <= max(grain, n_fitting)
+    assert size > min(CAUTION * n_fitting, 2 * chunk) - 2 * grain
+
+
+def test_a_step_is_filled_with_parts_of_other_prompts() -> None:
+    scheduler = scheduler_of(waiting(0, 4, 9), *(waiting(job, 20) for job in (1, 2, 3)), chunk=32)
+    admit(scheduler)
+    step = next_computed(scheduler)
+    assert [(piece.slot, len(piece.tokens)) for piece in step.slices] == [(0, 4), (1, 20), (2, 8)]
 
 
 def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admission() -> None:
@@ -257,7 +279,7 @@ def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> Non
     scheduler = Scheduler(n_slots=4, n_cells=1000, chunk=8, widest_step=64, is_fixed=True)
     for job, n_prompt in enumerate((20, 3, 3)):
         scheduler.add(waiting(job, n_prompt, max_tokens=1))
-    scheduler.prefill_took(9.0, 0.1)
+    scheduler.prefill_took(8, 9.0, 0.1)
     steps = [next_computed(scheduler) for _ in range(5)]
     assert sorted(step.n_tokens for step in steps) == [3, 3, 4, 8, 8]
     assert all(len(step.slices) == 1 for step in steps)

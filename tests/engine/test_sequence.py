@@ -36,12 +36,12 @@ def sequence(n_prompt: int, max_tokens: int = 4, slot: int | None = 0) -> Sequen
     return made
 
 
-def prefill_slices(made: Sequence, chunk: int) -> list[Slice]:
+def prefill_slices(made: Sequence, n_most: int, grain: int) -> list[Slice]:
     """All slices of the prompt, each computed before the next is asked for."""
     slices = []
-    while made.n_computed < len(made.prompt):
-        slices.append(made.prefill_slice(chunk))
-        made.n_computed += len(slices[-1].tokens)
+    while (piece := made.prefill_slice(n_most, grain)) is not None:
+        slices.append(piece)
+        made.n_computed += len(piece.tokens)
     return slices
 
 
@@ -70,34 +70,51 @@ def test_every_state_has_its_row_and_done_is_the_only_end() -> None:
     assert [state for state, moves in LEGAL_MOVES.items() if not moves] == [State.DONE]
 
 
+SIZES = st.integers(1, 40).flatmap(lambda grain: st.tuples(st.integers(grain, 80), st.just(grain)))
+"""Most tokens of a slice, and what its end is a multiple of."""
+
+
 @LAW
-@given(n_prompt=st.integers(1, 100), chunk=st.integers(1, 40))
-def test_the_prompts_slices_are_the_prompt_each_token_once_and_in_place(n_prompt: int, chunk: int) -> None:
+@given(n_prompt=st.integers(1, 100), sizes=SIZES, n_computed=st.integers(0, 99))
+def test_the_prompts_slices_are_the_prompt_each_token_once_and_in_place(
+    n_prompt: int, sizes: tuple[int, int], n_computed: int
+) -> None:
     made = sequence(n_prompt)
-    slices = prefill_slices(made, chunk)
-    assert [token for piece in slices for token in piece.tokens] == made.prompt
-    assert slices[0].start == 0
+    begin = made.n_computed = min(n_computed, n_prompt - 1)
+    slices = prefill_slices(made, *sizes)
+    assert [token for piece in slices for token in piece.tokens] == made.prompt[begin:]
+    assert slices[0].start == begin
     assert all(after.start == before.start + len(before.tokens) for before, after in pairwise(slices))
 
 
 @LAW
-@given(n_prompt=st.integers(1, 100), chunk=st.integers(1, 40), n_computed=st.integers(0, 99))
-def test_chunk_edges_lie_at_absolute_multiples_wherever_prefill_begins(
-    n_prompt: int, chunk: int, n_computed: int
+@given(n_prompt=st.integers(1, 100), sizes=SIZES, n_computed=st.integers(0, 99))
+def test_slices_end_at_absolute_multiples_wherever_prefill_begins(
+    n_prompt: int, sizes: tuple[int, int], n_computed: int
 ) -> None:
     """A prompt whose beginning is there already is cut at the same places as one that is computed from its start."""
+    n_most, grain = sizes
     made = sequence(n_prompt)
     made.n_computed = min(n_computed, n_prompt - 1)
-    slices = prefill_slices(made, chunk)
-    assert all(piece.start % chunk == 0 for piece in slices[1:])
-    assert all(len(piece.tokens) <= chunk for piece in slices)
+    slices = prefill_slices(made, n_most, grain)
+    assert all(piece.start % grain == 0 for piece in slices[1:])
+    assert all(n_most - grain < len(piece.tokens) <= n_most for piece in slices[:-1])
 
 
 @LAW
-@given(n_prompt=st.integers(1, 100), chunk=st.integers(1, 40))
-def test_only_the_prompts_last_token_draws(n_prompt: int, chunk: int) -> None:
-    slices = prefill_slices(sequence(n_prompt), chunk)
+@given(n_prompt=st.integers(1, 100), sizes=SIZES)
+def test_only_the_prompts_last_token_draws(n_prompt: int, sizes: tuple[int, int]) -> None:
+    slices = prefill_slices(sequence(n_prompt), *sizes)
     assert [piece.sampling for piece in slices] == [None] * (len(slices) - 1) + [SAMPLING]
+
+
+def test_there_is_no_slice_where_the_room_ends_before_the_next_multiple() -> None:
+    made = sequence(100)
+    made.n_computed = 17
+    assert made.prefill_slice(6, 8) is None
+    piece = made.prefill_slice(7, 8)
+    assert piece is not None
+    assert len(piece.tokens) == 7
 
 
 def test_a_decode_slice_is_the_newest_token_at_the_next_position_with_all_tokens_so_far() -> None:
@@ -126,6 +143,6 @@ def test_a_sequence_is_out_of_tokens_exactly_when_it_has_drawn_max_tokens() -> N
 def test_without_a_slot_there_is_no_slice() -> None:
     waiting = sequence(3, slot=None)
     with pytest.raises(AssertionError):
-        waiting.prefill_slice(8)
+        waiting.prefill_slice(8, 8)
     with pytest.raises(AssertionError):
         waiting.decode_slice()

@@ -17,7 +17,7 @@ from worker.llama.library import open_library
 from worker.llama.load import ALL_LAYERS, host_bytes_left, layers_on_gpu, load_model, load_runner, plan_for
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.llama.warm_up import WIDTHS
+from worker.llama.warm_up import MOST_GUESSING
 from worker.memory import Plan
 
 GIB = 2**30
@@ -80,7 +80,7 @@ def test_small_batches_do_not_stop_the_warm_up(tmp_path: Path) -> None:
     loaded = load_runner(configuration(path, batch_size=1, ubatch_size=1, ctx_size=1), lambda _: None)
     assert loaded.facts.prefill_chunk == 16
     assert loaded.facts.n_cells == 1
-    assert [n_tokens for n_tokens, _ in loaded.shapes.row_costs] == list(WIDTHS)
+    assert [n_tokens for n_tokens, _ in loaded.shapes.row_costs] == [1, 2, 4, 8, MOST_GUESSING]
     loaded.runner.close()
 
 
@@ -103,7 +103,9 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
     )
     assert (free.facts.prefill_chunk, free.widest_step) == (64, 64)
     assert (fixed.facts.prefill_chunk, fixed.widest_step) == (64, 0)
-    assert [n_tokens for n_tokens, _ in free.row_costs] == list(WIDTHS)
+    assert isinstance(free.runner, LlamaRunner)
+    n_outputs = free.runner.context.n_outputs
+    assert [n_tokens for n_tokens, _ in free.row_costs] == [1, 2, 4, 8, 16, n_outputs]
     assert fixed.row_costs == ()
     for model in (free, fixed):
         assert model.self_test is not None

@@ -11,9 +11,9 @@ FAST, SLOW = 1e9, 0.0
 """A target that every step keeps, and one that none does."""
 
 
-def runner_of(tiny: Model, n_ubatch: int = 512, n_ctx: int = 1024) -> LlamaRunner:
+def runner_of(tiny: Model, n_ubatch: int = 512, n_ctx: int = 1024, n_slots: int = 2) -> LlamaRunner:
     context = Context(
-        tiny, n_ctx=n_ctx, n_batch=n_ubatch, n_ubatch=n_ubatch, n_seq_max=2, n_threads=1, n_threads_batch=1
+        tiny, n_ctx=n_ctx, n_batch=n_ubatch, n_ubatch=n_ubatch, n_seq_max=n_slots, n_threads=1, n_threads_batch=1
     )
     return LlamaRunner(tiny, context)
 
@@ -62,9 +62,13 @@ def test_a_given_chunk_is_kept(tiny: Model, *, is_deterministic: bool) -> None:
     assert warmed(runner_of(tiny), chunk=48, is_deterministic=is_deterministic).chunk == 48
 
 
-def test_steps_of_every_width_are_measured_where_tokens_will_be_guessed(tiny: Model) -> None:
-    shapes = warmed(runner_of(tiny))
-    assert tuple(width for width, _ in shapes.row_costs) == WIDTHS
+@pytest.mark.parametrize(("target_s", "n_slots", "widest"), [(FAST, 16, 32), (FAST, 2, 18), (SLOW, 16, 16)])
+def test_steps_of_every_width_are_measured_where_tokens_will_be_guessed(
+    tiny: Model, target_s: float, n_slots: int, widest: int
+) -> None:
+    """As wide as a prefill step that holds up others may be, within what a batch may draw."""
+    shapes = warmed(runner_of(tiny, n_slots=n_slots), target_s=target_s)
+    assert tuple(width for width, _ in shapes.row_costs) == (*(width for width in WIDTHS if width < widest), widest)
     assert all(cost_s > 0 for _, cost_s in shapes.row_costs)
 
 

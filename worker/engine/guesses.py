@@ -12,7 +12,7 @@ from worker.engine.backend import MAX_DRAFTS, Sampled, Step
 from worker.engine.contract import SlotId, TokenId
 from worker.engine.lookup import NO_OFFER, Offer
 from worker.engine.news import News
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Sequence, State
 from worker.engine.speculation import Candidate, Speculation
 
 Running = Mapping[SlotId, Sequence]
@@ -28,9 +28,11 @@ class Guesses:
         """Of the step that runs."""
 
     def added_to(self, step: Step, running: Running, n_free_cells: int) -> Step:
-        """The step, where it is a decode step with guesses that pay and have room."""
+        """The step, where it is a decode step with guesses that pay and have room, and no prompt waits for it."""
         self._offers = {}
         if step.kind != "decode" or not self._is_on or step.n_tokens + MAX_DRAFTS > n_free_cells:
+            return step
+        if any(sequence.state is State.PREFILL for sequence in running.values()):
             return step
         n_most = self._speculation.most_guesses(len(step.slices))
         if n_most == 0:

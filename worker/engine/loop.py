@@ -32,6 +32,10 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 
+MOST_GAP = 1.25
+"""Between two tokens of a stream while prompts are read, in ITL targets: a prefill and a decode step. Single ones take
+longer than their like before, and all but one of a hundred are to stay under 1.5 targets."""
+
 
 class Engine:
     """Continuous batching over one runner, by `rules`.
@@ -66,6 +70,8 @@ class Engine:
         self.step_jobs: frozenset[JobKey] = frozenset()
         """Jobs of the step that runs now; read by the intake thread to decide whether to abort it."""
         self._announced: tuple[JobKey, ...] = ()
+        self._decode_s = 0.0
+        """What the last decode step took."""
         self._news = News()
 
     @property
@@ -127,6 +133,10 @@ class Engine:
         self._apply(step, self._timed_run(step))
         self.step_jobs = frozenset()
         self._emit(self._report(step.kind))
+        if self.scheduler.running and self.reuse.lingering:
+            # Only now: a copy takes milliseconds, and a first token may have waited for them.
+            self.reuse.put_away(self.scheduler.running.values())
+            self._emit(self._report(None))
 
     # ── before a step ────────────────────────────────────────────────────────────────────────────
 
@@ -139,14 +149,15 @@ class Engine:
             if sequence.state is State.FOLLOW and self.reuse.settle(sequence, running) and not sequence.is_begun:
                 sequence.is_begun = True
                 self._news.started.append(Started(sequence.job, min(sequence.n_computed, len(sequence.prompt))))
-        if running:
-            self.reuse.put_away(running)
         if self._news.started:
             self._emit(self._report(None))
 
     def _next_step(self) -> Step | None:
         """A step that has room; sequences are paused for it, the newest first."""
         while (step := self.scheduler.next_step()) is not None and step.n_tokens > self._n_free_cells:
+            if self.reuse.lingering:
+                self.reuse.put_away(self.scheduler.running.values())
+                continue
             newest = self.scheduler.newest()
             if newest is None:
                 break
@@ -178,10 +189,17 @@ class Engine:
         sampled = self._run(step)
         seconds = self._clock() - began_s
         if is_holding_up:
-            self.scheduler.prefill_took(seconds, self._rules.itl_target_s)
+            self.scheduler.prefill_took(step.n_tokens, seconds, self._most_prefill_s)
         if step.kind == "decode":
+            self._decode_s = seconds
             self._guesses.judge(step, sampled, self.scheduler.running, seconds, self._news)
         return sampled
+
+    @property
+    def _most_prefill_s(self) -> float:
+        """What the gap between two tokens leaves for prompts, and at least a third of it, or prompts would starve."""
+        most_s = MOST_GAP * self._rules.itl_target_s
+        return max(most_s - self._decode_s, most_s / 3)
 
     def _run(self, step: Step) -> list[Sampled]:
         """Run a step; what failed is failed, what was computed is counted."""

@@ -66,7 +66,8 @@ class Reuse:
         if sequence.slot is None or not self._is_keeping or sequence.n_computed < LEAST_KEPT:
             return
         tokens = sequence.tokens[: self._n_worth(sequence)]
-        if is_last and self._spare_slot is not None and not self.lingering:
+        if is_last and self._spare_slot is not None:
+            self.put_away([sequence])
             self._runner.share(sequence.slot, self._spare_slot, len(tokens))
             self.lingering = tokens
         else:
@@ -75,12 +76,13 @@ class Reuse:
             self._copy_out(sequence.slot, tokens)
 
     def put_away(self, running: Iterable[Sequence] = ()) -> None:
-        """Empty the spare slot, because others run now; what none of them goes on from is copied out."""
+        """Empty the spare slot, because others run now; what none of them goes on from is copied out, if it is much."""
         if not self.lingering:
             return
         assert self._spare_slot is not None
         tokens, self.lingering = self.lingering, []
-        if not any(one.n_computed >= len(tokens) == n_common(tokens, one.tokens) for one in running):
+        n_alive = max((min(n_common(tokens, one.tokens), one.n_computed) for one in running), default=0)
+        if len(tokens) - n_alive >= LEAST_KEPT:
             self._copy_out(self._spare_slot, tokens)
         self._runner.trim(self._spare_slot, 0)
 

@@ -9,8 +9,8 @@ to the queue. The oldest is never paused, so all come to their end.
 
 A step is either prefill or decode, because decode steps of one shape reuse the compute graph. While both kinds have
 work they alternate: a long prompt costs the others one chunk per token. While nobody generates, a prefill step is wide.
-Of several prompts the shortest rest goes first, but at most PASSES times before the oldest. Slice edges lie at
-absolute multiples of the step's size.
+How long it is follows from what the last one took. Of several prompts the shortest rest goes first, but at most PASSES
+times before the oldest.
 """
 
 from collections import deque
@@ -27,13 +27,17 @@ DECODE_MARGIN = 16
 PASSES = 2
 """Prefill steps in a row that may go without the oldest prompt."""
 
-LEAST_CHUNK = 8
+CHUNK_GRAIN = 8
+"""Tokens by which prefill steps are made shorter and longer, and the least of them; slices end at multiples."""
+
+CAUTION = 0.9
+"""Steps grow again to this share of what would fit, so that they do not go to and fro."""
 
 
 class Scheduler:
     def __init__(self, *, n_slots: int, n_cells: int, chunk: int, widest_step: int, is_fixed: bool = False) -> None:
-        """`chunk`: tokens of a prefill step while somebody generates, `widest_step` while nobody does. `is_fixed`:
-        every prefill step is one prompt's next chunk, whatever else there is to do.
+        """`chunk`: tokens of a prefill step while somebody generates, at first; `widest_step` while nobody does.
+        `is_fixed`: every prefill step is one prompt's next chunk, whatever else there is to do.
         """
         self.n_cells = n_cells
         self.free_slots = [SlotId(i) for i in range(n_slots)]
@@ -42,9 +46,12 @@ class Scheduler:
         """Oldest first."""
         self.running: dict[SlotId, Sequence] = {}
         """In admission order."""
-        self._most_chunk = self._chunk = chunk
-        self._widest_step = chunk if is_fixed else max(chunk, widest_step)
         self._is_fixed = is_fixed
+        self._grain = chunk if is_fixed else min(CHUNK_GRAIN, chunk)
+        self._widest_step = chunk if is_fixed else max(chunk, widest_step)
+        self._size = chunk
+        """Of a prefill step while somebody generates."""
+        self._most_size = min(2 * chunk, self._widest_step)
         self._jobs: dict[JobKey, Sequence] = {}
         self._last_kind: StepKind = "decode"
         self._n_passes = 0
@@ -137,7 +144,7 @@ class Scheduler:
         prefilling = [sequence for sequence in self.running.values() if sequence.state is State.PREFILL]
         decoding = [sequence for sequence in self.running.values() if sequence.state is State.DECODE]
         if prefilling and (not decoding or self._last_kind == "decode"):
-            step = Step("prefill", self._prefill(prefilling, self._chunk if decoding else self._widest_step))
+            step = Step("prefill", self._prefill(prefilling, self._size if decoding else self._widest_step))
         elif decoding:
             step = Step("decode", tuple(sequence.decode_slice() for sequence in decoding))
         else:
@@ -152,30 +159,31 @@ class Scheduler:
             has_oldest = any(piece.slot == oldest.slot for piece in step.slices)
             self._n_passes = 0 if has_oldest else self._n_passes + 1
 
-    def prefill_took(self, seconds: float, target_s: float) -> None:
-        """A prefill step that held up others took so long: later ones are cut to fit, as far as that goes.
+    def prefill_took(self, n_tokens: int, seconds: float, most_s: float) -> None:
+        """A prefill step that held up others took so long, and `most_s` was to be had: later ones are made to fit.
 
         A step behind a long prompt costs more than the same step at warm-up, because attention looks at all of it.
         """
-        if self._is_fixed:
-            return
-        if seconds > target_s:
-            self._chunk = max(min(LEAST_CHUNK, self._chunk), self._chunk // 2)
-        elif seconds < 0.45 * target_s:
-            self._chunk = min(self._most_chunk, 2 * self._chunk)
+        n_fitting = n_tokens * most_s / max(seconds, 1e-6)
+        is_too_long = n_fitting < n_tokens
+        n_next = int(n_fitting if is_too_long else CAUTION * n_fitting) // self._grain * self._grain
+        if is_too_long or n_next > self._size:
+            self._size = min(max(n_next, self._grain), self._most_size)
 
     def _prefill(self, prefilling: list[Sequence], size: int) -> tuple[Slice, ...]:
-        """One prompt's next slice; others come along, shortest first, while they fit into the step whole."""
-        oldest = min(prefilling, key=_age)
-        shortest_first = sorted(prefilling, key=lambda sequence: sequence.n_to_compute)
-        first = oldest if self._n_passes == PASSES else shortest_first[0]
-        slices = [first.prefill_slice(size)]
-        room = size - len(slices[0].tokens)
-        for sequence in () if self._is_fixed else shortest_first:
-            piece = sequence.prefill_slice(size)
-            if sequence is not first and len(piece.tokens) <= room:
+        """The next slices of as many prompts as there is room for, shortest first."""
+        in_order = sorted(prefilling, key=lambda sequence: sequence.n_to_compute)
+        if self._n_passes == PASSES:
+            in_order.sort(key=_age)
+        if self._is_fixed:
+            del in_order[1:]
+            size -= in_order[0].n_computed % size
+        slices: list[Slice] = []
+        for sequence in in_order:
+            piece = sequence.prefill_slice(size, self._grain)
+            if piece is not None:
                 slices.append(piece)
-                room -= len(piece.tokens)
+                size -= len(piece.tokens)
         return tuple(slices)
 
 

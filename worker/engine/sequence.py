@@ -103,14 +103,18 @@ class Sequence:
             return "STOP_SEQUENCE"
         return "MAX_TOKENS" if self.is_out_of_tokens else None
 
-    def prefill_slice(self, chunk: int) -> Slice:
-        """The next part of the tokens, up to the next absolute multiple of `chunk`; draws after the last one."""
+    def prefill_slice(self, n_most: int, grain: int) -> Slice | None:
+        """Up to `n_most` of the tokens to come: all, and then the last one draws, or up to an absolute multiple of
+        `grain`; None where they do not reach one.
+        """
         assert self.slot is not None
-        end = min((self.n_computed // chunk + 1) * chunk, len(self.tokens))
-        draws = self.sampling if end == len(self.tokens) else None
-        return Slice(
-            self.slot, self.n_computed, self.tokens[self.n_computed : end], draws, self.generated, self.constraint
-        )
+        reach = self.n_computed + n_most
+        is_last = reach >= len(self.tokens)
+        tokens = self.tokens[self.n_computed : None if is_last else reach // grain * grain]
+        if not tokens:
+            return None
+        draws = self.sampling if is_last else None
+        return Slice(self.slot, self.n_computed, tokens, draws, self.generated, self.constraint)
 
     def decode_slice(self, guesses: Seq[TokenId] = ()) -> Slice:
         assert self.slot is not None

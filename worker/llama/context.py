@@ -93,6 +93,7 @@ class Context:
         self._open(params)
         self.n_slots, self.decoding_s = n_seq_max, 0.0
         self._cells = Cells(self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, n_spare=n_spare)
+        self.n_outputs = n_outputs
         self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
         self._batch = Batch(self.n_batch)
         self._row_of: dict[int, int] = {}

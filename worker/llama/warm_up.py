@@ -17,8 +17,11 @@ LEAST_CHUNK, MOST_CHUNK = 16, 512
 DETERMINISTIC_CHUNK = 64
 """The same on every machine, whatever it took (ARCHITECTURE.md)."""
 
-WIDTHS = (1, 2, 4, 8, 16)
-"""Tokens of a decode step whose costs are measured: one, and one with 1 to 15 guesses."""
+WIDTHS = (1, 2, 4, 8, 16, 32)
+"""Tokens of a decode step whose costs are measured; none is made wider than the widest."""
+
+MOST_GUESSING = 16
+"""Tokens of a decode step with guesses, where a prefill chunk is not more: who waits for a step waits no longer."""
 
 _N_TIMES = 3
 """Each step is taken so often, because another process's moment must not shape all our steps."""
@@ -46,7 +49,7 @@ def warm_up(
     _time_step(runner, "prefill", LEAST_CHUNK)
     chosen = chunk or _chunk(runner, target_s, is_deterministic=is_deterministic)
     may_guess = has_prompt_lookup and runner.can_share and not is_deterministic
-    return Shapes(chosen, _row_costs(runner) if may_guess else ())
+    return Shapes(chosen, _row_costs(runner, max(MOST_GUESSING, chosen)) if may_guess else ())
 
 
 def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> int:
@@ -61,12 +64,13 @@ def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> i
     return chunk
 
 
-def _row_costs(runner: LlamaRunner) -> tuple[tuple[int, float], ...]:
-    """The median time of a step of each width, as far as a batch and _ROW_COSTS_S reach."""
+def _row_costs(runner: LlamaRunner, n_most: int) -> tuple[tuple[int, float], ...]:
+    """The median time of a step of each width, as far as `n_most`, a batch and _ROW_COSTS_S reach."""
+    n_most = min(n_most, WIDTHS[-1], runner.context.n_batch, runner.context.n_outputs)
     costs: list[tuple[int, float]] = []
     began_s = time.perf_counter()
-    for width in WIDTHS:
-        if width > runner.context.n_batch or time.perf_counter() - began_s > _ROW_COSTS_S:
+    for width in (*(width for width in WIDTHS if width < n_most), n_most):
+        if time.perf_counter() - began_s > _ROW_COSTS_S:
             break
         costs.append((width, statistics.median(_time_step(runner, "decode", width) for _ in range(_N_TIMES))))
     return tuple(costs)
