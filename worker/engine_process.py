@@ -5,6 +5,7 @@ Accepted or Refused at once, also while a step runs; the writer thread works onl
 The process lives in its own session, ignores SIGTERM and SIGINT (the front decides), and exits when its socket closes.
 """
 
+import gc
 import os
 import queue
 import signal
@@ -187,6 +188,8 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         return
     engine = Engine(model.runner, Rules.of(config, model), emit=outbox.send, clock=time.monotonic)
     intake.serve(config, model, engine)
+    # What is here now stays: the collector would walk all of it every few hundred steps, for milliseconds.
+    gc.freeze()
     self_test = model.self_test
     if config.is_deterministic:
         self_test = _test(self_test, outbox, _keep_waiting(outbox))

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from worker.engine.backend import Aborted, BadBatch, NoRoom, Sampled, Saved, Slice, Step
 from worker.engine.contract import FailureCode, SlotId, StepKind, StopReason, TokenId
-from worker.engine.scheduler import CHUNK_GRAIN
+from worker.engine.pace import GRAIN
 
 N_VOCAB = 64
 LETTERS = b"abcd"
@@ -275,6 +275,6 @@ class FakeRunner:
             assert piece.sampling is not None
         else:
             assert piece.n_drafts == 0
-            assert end % min(self.chunk, CHUNK_GRAIN) == 0 or piece.sampling is not None, (
+            assert end % min(self.chunk, GRAIN) == 0 or piece.sampling is not None, (
                 "only the end stops short of an edge"
             )

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from worker.engine.backend import Step
 from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
-from worker.engine.scheduler import CAUTION, CHUNK_GRAIN, PASSES, Scheduler
+from worker.engine.pace import Pace
+from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 
@@ -21,7 +22,8 @@ def waiting(job: int, n_prompt: int = 4, max_tokens: int = 4) -> Sequence:
 def scheduler_of(
     *sequences: Sequence, n_slots: int = 4, n_cells: int = 1000, chunk: int = 8, widest_step: int = 0
 ) -> Scheduler:
-    scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, chunk=chunk, widest_step=widest_step)
+    pace = Pace(chunk=chunk, widest_step=widest_step, itl_target_s=0.15)
+    scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, pace=pace)
     for sequence in sequences:
         scheduler.add(sequence)
     return scheduler
@@ -231,33 +233,6 @@ def test_short_prompts_without_end_leave_the_oldest_every_third_step() -> None:
     assert all(0 in first[i : i + PASSES + 1] for i in range(1, 25))
 
 
-def held_up(scheduler: Scheduler, token_s: float, most_s: float) -> int:
-    """The size of the next prefill step that holds up others, when a token of it takes so long."""
-    while (step := next_computed(scheduler)).kind != "prefill":
-        pass
-    scheduler.prefill_took(step.n_tokens, step.n_tokens * token_s, most_s)
-    return step.n_tokens
-
-
-@LAW
-@given(chunk=st.integers(1, 64), costs=st.lists(st.floats(1e-4, 0.1), max_size=4), token_s=st.floats(1e-4, 0.1))
-def test_prefill_steps_are_as_long_as_fits_whatever_they_took_before(
-    chunk: int, costs: list[float], token_s: float
-) -> None:
-    scheduler = scheduler_of(waiting(0, 4, max_tokens=900), n_cells=20_000, chunk=chunk, widest_step=4 * chunk)
-    next_computed(scheduler)
-    scheduler.add(waiting(1, 10_000))
-    for cost in costs:
-        held_up(scheduler, cost, 0.15)
-    grain = min(CHUNK_GRAIN, chunk)
-    for _ in range(5):
-        held_up(scheduler, token_s, 0.15)
-    size = held_up(scheduler, token_s, 0.15)
-    n_fitting = 0.15 / token_s
-    assert grain <= size <= max(grain, n_fitting)
-    assert size > min(CAUTION * n_fitting, 2 * chunk) - 2 * grain
-
-
 def test_a_step_is_filled_with_parts_of_other_prompts() -> None:
     scheduler = scheduler_of(waiting(0, 4, 9), *(waiting(job, 20) for job in (1, 2, 3)), chunk=32)
     admit(scheduler)
@@ -276,10 +251,11 @@ def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admissio
 
 
 def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> None:
-    scheduler = Scheduler(n_slots=4, n_cells=1000, chunk=8, widest_step=64, is_fixed=True)
+    pace = Pace(chunk=8, widest_step=64, itl_target_s=0.15, is_fixed=True)
+    scheduler = Scheduler(n_slots=4, n_cells=1000, pace=pace)
     for job, n_prompt in enumerate((20, 3, 3)):
         scheduler.add(waiting(job, n_prompt, max_tokens=1))
-    scheduler.prefill_took(8, 9.0, 0.1)
+    pace.prefill_took(8, 9.0)
     steps = [next_computed(scheduler) for _ in range(5)]
     assert sorted(step.n_tokens for step in steps) == [3, 3, 4, 8, 8]
     assert all(len(step.slices) == 1 for step in steps)

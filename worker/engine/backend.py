@@ -9,6 +9,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from worker.engine.contract import (
     Configure,
     Loaded,
@@ -38,8 +40,7 @@ class Constraint(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True):
     """A slot's part of a step: `tokens` go to positions [start, start + len(tokens)).
 
     `sampling` is set when a token is to be drawn after the last of them; `generated` is then the job's
@@ -71,8 +72,7 @@ class Saved(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """One llama_decode: either prefill slices or decoding slots' tokens, never mixed (stable shapes)."""
 
     kind: StepKind
@@ -83,8 +83,7 @@ class Step:
         return sum(len(piece.tokens) for piece in self.slices)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """What a slot drew: the token, its raw bytes (control tokens: empty), and whether it ends generation."""
 
     slot: SlotId

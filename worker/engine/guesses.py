@@ -6,7 +6,8 @@ draft model's guesses would come in here, in place of a lookup's. Step thread.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from worker.engine.backend import MAX_DRAFTS, Sampled, Step
 from worker.engine.contract import SlotId, TokenId

@@ -32,10 +32,6 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 
-MOST_GAP = 1.25
-"""Between two tokens of a stream while prompts are read, in ITL targets: a prefill and a decode step. Single ones take
-longer than their like before, and all but one of a hundred are to stay under 1.5 targets."""
-
 
 class Engine:
     """Continuous batching over one runner, by `rules`.
@@ -52,13 +48,8 @@ class Engine:
         self._clock = clock
         self._n_unpromised_cells = runner.n_free_cells - rules.n_cells
         """The library rounds a context up."""
-        self.scheduler = Scheduler(
-            n_slots=rules.n_slots,
-            n_cells=rules.n_cells,
-            chunk=rules.chunk,
-            widest_step=rules.widest_step,
-            is_fixed=rules.is_deterministic,
-        )
+        self._pace = rules.pace()
+        self.scheduler = Scheduler(n_slots=rules.n_slots, n_cells=rules.n_cells, pace=self._pace)
         self.reuse = Reuse(
             runner,
             limit_bytes=rules.prefix_cache_bytes,
@@ -70,8 +61,6 @@ class Engine:
         self.step_jobs: frozenset[JobKey] = frozenset()
         """Jobs of the step that runs now; read by the intake thread to decide whether to abort it."""
         self._announced: tuple[JobKey, ...] = ()
-        self._decode_s = 0.0
-        """What the last decode step took."""
         self._news = News()
 
     @property
@@ -118,8 +107,7 @@ class Engine:
     def put_away(self) -> None:
         """Empty the runner's memory while nothing runs."""
         assert self.is_idle
-        if self.reuse.lingering:
-            self.reuse.put_away()
+        if self.reuse.put_away():
             self._emit(self._report(None))
 
     def step(self) -> None:
@@ -133,9 +121,8 @@ class Engine:
         self._apply(step, self._timed_run(step))
         self.step_jobs = frozenset()
         self._emit(self._report(step.kind))
-        if self.scheduler.running and self.reuse.lingering:
-            # Only now: a copy takes milliseconds, and a first token may have waited for them.
-            self.reuse.put_away(self.scheduler.running.values())
+        # Only now: a copy takes milliseconds, and a first token may have waited for them.
+        if self.scheduler.running and self.reuse.put_away(self.scheduler.running.values()):
             self._emit(self._report(None))
 
     # ── before a step ────────────────────────────────────────────────────────────────────────────
@@ -155,8 +142,7 @@ class Engine:
     def _next_step(self) -> Step | None:
         """A step that has room; sequences are paused for it, the newest first."""
         while (step := self.scheduler.next_step()) is not None and step.n_tokens > self._n_free_cells:
-            if self.reuse.lingering:
-                self.reuse.put_away(self.scheduler.running.values())
+            if self.reuse.put_away(self.scheduler.running.values()):
                 continue
             newest = self.scheduler.newest()
             if newest is None:
@@ -189,17 +175,11 @@ class Engine:
         sampled = self._run(step)
         seconds = self._clock() - began_s
         if is_holding_up:
-            self.scheduler.prefill_took(step.n_tokens, seconds, self._most_prefill_s)
+            self._pace.prefill_took(step.n_tokens, seconds)
         if step.kind == "decode":
-            self._decode_s = seconds
+            self._pace.decode_took(seconds)
             self._guesses.judge(step, sampled, self.scheduler.running, seconds, self._news)
         return sampled
-
-    @property
-    def _most_prefill_s(self) -> float:
-        """What the gap between two tokens leaves for prompts, and at least a third of it, or prompts would starve."""
-        most_s = MOST_GAP * self._rules.itl_target_s
-        return max(most_s - self._decode_s, most_s / 3)
 
     def _run(self, step: Step) -> list[Sampled]:
         """Run a step; what failed is failed, what was computed is counted."""

@@ -75,16 +75,19 @@ class Reuse:
             self._runner.trim(sequence.slot, len(tokens))
             self._copy_out(sequence.slot, tokens)
 
-    def put_away(self, running: Iterable[Sequence] = ()) -> None:
-        """Empty the spare slot, because others run now; what none of them goes on from is copied out, if it is much."""
+    def put_away(self, running: Iterable[Sequence] = ()) -> bool:
+        """Empty the spare slot, because others run now; what none of them goes on from is copied out, if it is much.
+        False where it was empty.
+        """
         if not self.lingering:
-            return
+            return False
         assert self._spare_slot is not None
         tokens, self.lingering = self.lingering, []
         n_alive = max((min(n_common(tokens, one.tokens), one.n_computed) for one in running), default=0)
         if len(tokens) - n_alive >= LEAST_KEPT:
             self._copy_out(self._spare_slot, tokens)
         self._runner.trim(self._spare_slot, 0)
+        return True
 
     def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
         """What there is no memory for is not kept; it can be computed again."""

@@ -5,6 +5,7 @@ from typing import Self
 
 from worker.engine.backend import LoadedModel
 from worker.engine.contract import Configure, SlotId
+from worker.engine.pace import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +16,11 @@ class Rules:
     context_length: int
     """Tokens one job may use, at most n_cells."""
     chunk: int
-    """Tokens of a prefill step while somebody generates."""
+    """Tokens of a prefill step while somebody generates, at first."""
     widest_step: int = 0
     """The same while nobody does; less than the chunk means the chunk."""
     itl_target_s: float = 0.150
-    """How long a prefill step may hold up those that generate."""
+    """Between two tokens of a job, while others' prompts are read."""
     is_deterministic: bool = False
     """Prompts are cut at multiples of the chunk whatever else runs, and known prefixes are too; nothing is guessed."""
     prefix_cache_bytes: int = 0
@@ -43,4 +44,12 @@ class Rules:
             prefix_cache_bytes=facts.prefix_cache_bytes,
             spare_slot=model.spare_slot,
             row_costs=model.row_costs,
+        )
+
+    def pace(self) -> Pace:
+        return Pace(
+            chunk=self.chunk,
+            widest_step=self.widest_step,
+            itl_target_s=self.itl_target_s,
+            is_fixed=self.is_deterministic,
         )

@@ -19,6 +19,7 @@ from heapq import heapify, heappop, heappush
 
 from worker.engine.backend import Slice, Step
 from worker.engine.contract import JobKey, SlotId, StepKind
+from worker.engine.pace import Pace
 from worker.engine.sequence import Sequence, State
 
 DECODE_MARGIN = 16
@@ -27,18 +28,10 @@ DECODE_MARGIN = 16
 PASSES = 2
 """Prefill steps in a row that may go without the oldest prompt."""
 
-CHUNK_GRAIN = 8
-"""Tokens by which prefill steps are made shorter and longer, and the least of them; slices end at multiples."""
-
-CAUTION = 0.9
-"""Steps grow again to this share of what would fit, so that they do not go to and fro."""
-
 
 class Scheduler:
-    def __init__(self, *, n_slots: int, n_cells: int, chunk: int, widest_step: int, is_fixed: bool = False) -> None:
-        """`chunk`: tokens of a prefill step while somebody generates, at first; `widest_step` while nobody does.
-        `is_fixed`: every prefill step is one prompt's next chunk, whatever else there is to do.
-        """
+    def __init__(self, *, n_slots: int, n_cells: int, pace: Pace) -> None:
+        """With a fixed pace every prefill step is one prompt's next chunk, whatever else there is to do."""
         self.n_cells = n_cells
         self.free_slots = [SlotId(i) for i in range(n_slots)]
         heapify(self.free_slots)
@@ -46,12 +39,7 @@ class Scheduler:
         """Oldest first."""
         self.running: dict[SlotId, Sequence] = {}
         """In admission order."""
-        self._is_fixed = is_fixed
-        self._grain = chunk if is_fixed else min(CHUNK_GRAIN, chunk)
-        self._widest_step = chunk if is_fixed else max(chunk, widest_step)
-        self._size = chunk
-        """Of a prefill step while somebody generates."""
-        self._most_size = min(2 * chunk, self._widest_step)
+        self._pace = pace
         self._jobs: dict[JobKey, Sequence] = {}
         self._last_kind: StepKind = "decode"
         self._n_passes = 0
@@ -96,7 +84,7 @@ class Scheduler:
     def _n_to_come(self, sequence: Sequence) -> int:
         """Cells that a sequence is given room for. With fixed steps all it may need: to pause it would mean to compute
         in chunks what was computed one by one."""
-        if self._is_fixed:
+        if self._pace.is_fixed:
             return sequence.n_most - sequence.n_computed
         return sequence.n_to_compute + DECODE_MARGIN
 
@@ -144,7 +132,7 @@ class Scheduler:
         prefilling = [sequence for sequence in self.running.values() if sequence.state is State.PREFILL]
         decoding = [sequence for sequence in self.running.values() if sequence.state is State.DECODE]
         if prefilling and (not decoding or self._last_kind == "decode"):
-            step = Step("prefill", self._prefill(prefilling, self._size if decoding else self._widest_step))
+            step = Step("prefill", self._prefill(prefilling, self._pace.size if decoding else self._pace.widest))
         elif decoding:
             step = Step("decode", tuple(sequence.decode_slice() for sequence in decoding))
         else:
@@ -159,28 +147,17 @@ class Scheduler:
             has_oldest = any(piece.slot == oldest.slot for piece in step.slices)
             self._n_passes = 0 if has_oldest else self._n_passes + 1
 
-    def prefill_took(self, n_tokens: int, seconds: float, most_s: float) -> None:
-        """A prefill step that held up others took so long, and `most_s` was to be had: later ones are made to fit.
-
-        A step behind a long prompt costs more than the same step at warm-up, because attention looks at all of it.
-        """
-        n_fitting = n_tokens * most_s / max(seconds, 1e-6)
-        is_too_long = n_fitting < n_tokens
-        n_next = int(n_fitting if is_too_long else CAUTION * n_fitting) // self._grain * self._grain
-        if is_too_long or n_next > self._size:
-            self._size = min(max(n_next, self._grain), self._most_size)
-
     def _prefill(self, prefilling: list[Sequence], size: int) -> tuple[Slice, ...]:
         """The next slices of as many prompts as there is room for, shortest first."""
         in_order = sorted(prefilling, key=lambda sequence: sequence.n_to_compute)
         if self._n_passes == PASSES:
             in_order.sort(key=_age)
-        if self._is_fixed:
+        if self._pace.is_fixed:
             del in_order[1:]
             size -= in_order[0].n_computed % size
         slices: list[Slice] = []
         for sequence in in_order:
-            piece = sequence.prefill_slice(size, self._grain)
+            piece = sequence.prefill_slice(size, self._pace.grain)
             if piece is not None:
                 slices.append(piece)
                 size -= len(piece.tokens)

@@ -56,6 +56,8 @@ class TextStream:
 
     def _decode(self, piece: bytes) -> str:
         text = self._decoder.decode(piece)
+        if piece.isascii():
+            return text
         pending, _ = self._decoder.getstate()
         if _SURROGATE_HALF_FROM <= pending < _SURROGATE_HALF_BELOW:
             text += self._decoder.decode(b"", final=True)
@@ -70,8 +72,10 @@ class TextStream:
         return text[: len(text) - len(stop)]
 
     def _hold_back(self, text: str) -> str:
+        if not self._watches:
+            return text
         text = self._held + text
-        n_held = max((watch.n_matched for watch in self._watches), default=0)
+        n_held = max(watch.n_matched for watch in self._watches)
         edge = len(text) - n_held
         self._held = text[edge:]
         return text[:edge]

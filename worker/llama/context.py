@@ -75,7 +75,7 @@ class Context:
         # A slot draws once a step, and once for each guess: llama.cpp reserves n_batch rows of logits (98 MiB where 14
         # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
         n_spare = spare_seq_ids(model, MAX_SLOTS - n_seq_max)
-        n_outputs = n_seq_max + MAX_DRAFTS
+        self.n_outputs = n_outputs = n_seq_max + MAX_DRAFTS
         params.n_batch = max(n_batch, n_outputs)
         params.n_outputs_max = n_outputs
         params.n_ubatch = n_ubatch
@@ -93,7 +93,6 @@ class Context:
         self._open(params)
         self.n_slots, self.decoding_s = n_seq_max, 0.0
         self._cells = Cells(self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, n_spare=n_spare)
-        self.n_outputs = n_outputs
         self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
         self._batch = Batch(self.n_batch)
         self._row_of: dict[int, int] = {}

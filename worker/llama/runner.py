@@ -6,8 +6,9 @@ Runs on the step thread; `request_abort` may come from any.
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from itertools import islice, zip_longest
+
+from msgspec.structs import replace
 
 from worker.engine.backend import BadBatch, NoRoom, Sampled, Saved, Slice, Step
 from worker.engine.contract import Logprob, Sampling, SlotId, TokenId, TopToken

@@ -3,6 +3,7 @@
 Owns the run: the ordinary engine over a loaded model, frames encoded and thrown away, no sockets. Nothing is guessed.
 """
 
+import gc
 import time
 from dataclasses import dataclass, replace
 from statistics import median
@@ -44,6 +45,7 @@ def step_costs(config: Configure, n_streams: int, n_rounds: int) -> StepCosts:
     model = load_model(config, lambda _: None)
     runner = model.runner
     assert isinstance(runner, LlamaRunner)
+    gc.freeze()  # as the engine's process does
     try:
         rounds = [_round(config, model, runner, n_streams, seed) for seed in range(n_rounds)]
     finally:
