@@ -1,7 +1,7 @@
 # The two commands of the README are `make run` and `make test`; both need python3.11 with venv, g++ and make only.
 #
 #   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
-#   make check         format, lint, types, the tests that need no model, process or PyTorch: under a minute
+#   make check         format, lint, types, the quick tests that need no model, process or PyTorch: under a minute
 #   make test          everything, with the real default model, llama.cpp's test vocabularies and real processes
 #   make soak          1,000 jobs against one worker, 1,000 JSON schemas; a quarter of an hour
 #   make parity        the default model against its reference in PyTorch, all levels: under 10 minutes
@@ -25,7 +25,7 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not soak"
+	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak"
 
 test: .venv/installed-dev model vocabularies
 	$(BIN)/python -m pytest -m "not soak and not peer"

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +163,7 @@ class Improvisation:
                 assert events[-1].get("code") == job.failure
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(ACTS)
 def test_every_job_ends_exactly_once_and_as_its_deaths_demand(acts: Sequence[tuple[int, int]]) -> None:

@@ -15,6 +15,7 @@ def measured(server: StandIn) -> Overload:
     return asyncio.run(overload(Server(server.target(), "", {}), Prompts(1), n_refusals=50))
 
 
+@pytest.mark.long
 def test_refusals_of_a_full_server_are_counted_and_timed() -> None:
     hold = threading.Event()
     with stand_in(n_places=N_PLACES, hold=hold) as server:

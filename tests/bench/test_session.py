@@ -15,6 +15,8 @@ from worker.bench.servers import Plan
 from worker.bench.session import Found, Wanted, measure
 from worker.bench.sides import LlamaBench
 
+pytestmark = pytest.mark.process
+
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 OURS = Plan(name="llorch-worker", dialect=DIALECTS[0], program=PROGRAM)
 PEER = Plan(name="llama-server", dialect=DIALECTS[1], program=PROGRAM)

@@ -5,6 +5,7 @@ The laws themselves stand in the rig (rig.py), which checks each step and frame 
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -120,5 +121,6 @@ class Anything(RuleBasedStateMachine):
             self.rig.check_stories()
 
 
+@pytest.mark.long
 def test_whatever_happens_every_job_ends_once_with_the_output_it_has_alone() -> None:
     run_state_machine_as_test(Anything, settings=LAW)

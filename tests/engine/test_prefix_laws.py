@@ -5,6 +5,7 @@ The plain model is what is alive in the memory: while nobody holds parts, that i
 
 from itertools import takewhile
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -156,5 +157,6 @@ class AnyTree(RuleBasedStateMachine):
             assert self.index.match(path) == self.n_matched(path)
 
 
+@pytest.mark.long
 def test_whatever_comes_the_index_finds_what_it_keeps_and_keeps_its_limit() -> None:
     run_state_machine_as_test(AnyTree, settings=LAW_OF_STATES)

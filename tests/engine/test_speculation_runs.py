@@ -45,6 +45,7 @@ def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_match
     return worst_stretch_s(spent_s, plain_s)
 
 
+@pytest.mark.long
 @LAW
 @given(
     row_costs() | st.sampled_from((CPU, GPU)),

@@ -75,6 +75,7 @@ powers_of_two = st.integers(-149, 127).map(lambda exponent: 2.0**exponent)
 printable_f32 = (f32 | powers_of_two).filter(np.isfinite)
 
 
+@pytest.mark.long
 @given(printable_f32)
 @settings(derandomize=True, deadline=None, max_examples=1000)
 def test_every_f32_is_printed_so_that_it_reads_back(value: float) -> None:
@@ -84,6 +85,7 @@ def test_every_f32_is_printed_so_that_it_reads_back(value: float) -> None:
     assert not text.endswith(".0")
 
 
+@pytest.mark.long
 @given(printable_f32)
 @settings(derandomize=True, deadline=None, max_examples=1000)
 def test_no_shorter_text_would_do(value: float) -> None:

@@ -269,6 +269,7 @@ def test_parsing_gives_a_request_or_one_of_the_two_rejections(body: bytes) -> No
         assert isinstance(parse_execute(body), ExecuteRequest)
 
 
+@pytest.mark.long
 @given(requests, damaged)
 @settings(derandomize=True, deadline=None, max_examples=500)
 def test_a_damaged_body_never_raises_anything_else(value: dict[str, Any], damage: tuple[int, bytes]) -> None:

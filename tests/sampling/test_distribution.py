@@ -32,6 +32,7 @@ def excess(counts: Counter[int], probs: dict[int, float]) -> float:
     return (chi_square - n_free) / math.sqrt(2 * n_free)
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_draws_follow_the_probabilities() -> None:
     """The protocol's worst case on a few hundred tokens. 99.8 % of all seeds stay below 3; this seed is fixed."""
     logits = (np.random.default_rng(7).normal(size=300) * 1.5).astype(np.float32)
