@@ -8,9 +8,12 @@ GRAIN = 8
 """Tokens by which steps are made shorter and longer, and the least of them; slices end at multiples."""
 
 CAUTION = 0.9
-"""Steps grow again to this share of what would fit, so that they do not go to and fro."""
+"""The next step takes this share of what would have fitted: it lies deeper in its prompt, and no two take the same."""
 
-MOST_GAP = 1.25
+MOST_GROWTH = 1.25
+"""From one step to the next, or a grain: what a much longer step costs is only known when it is taken."""
+
+MOST_GAP = 1.2
 """Between two tokens of a stream while prompts are read, in ITL targets: a prefill and a decode step. Single ones take
 longer than their like before, and all but one of a hundred are to stay under 1.5 targets."""
 
@@ -44,7 +47,8 @@ class Pace:
         """
         room_s = max(self._most_gap_s - self._decode_s, self._most_gap_s * LEAST_SHARE)
         n_fitting = n_tokens * room_s / max(seconds, 1e-6)
+        n_next = min(CAUTION * n_fitting, max(MOST_GROWTH * self.size, self.size + self.grain))
+        n_whole = int(n_next) // self.grain * self.grain
         is_too_long = n_fitting < n_tokens
-        n_next = int(n_fitting if is_too_long else CAUTION * n_fitting) // self.grain * self.grain
-        if not self.is_fixed and (is_too_long or n_next > self.size):
-            self.size = min(max(n_next, self.grain), self._most)
+        if not self.is_fixed and (is_too_long or n_whole > self.size):
+            self.size = min(max(n_whole, self.grain), self._most)
