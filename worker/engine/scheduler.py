@@ -8,9 +8,9 @@ passes it. What it will generate is not reserved: when the cells run out, the ne
 to the queue. The oldest is never paused, so all come to their end.
 
 A step is either prefill or decode, because decode steps of one shape reuse the compute graph. While both kinds have
-work they alternate: a long prompt costs the others one chunk per token. While nobody generates, a prefill step is wide.
-How long it is follows from what the last one took. Of several prompts the shortest rest goes first, but at most PASSES
-times before the oldest.
+work they alternate: a long prompt costs the others one chunk per token. While nobody generates, a prefill step is wide;
+while somebody does, its size follows from what the last ones took (pace.py). Of several prompts the shortest rest goes
+first, but at most PASSES times before the oldest; what room it leaves is filled with parts of the next.
 """
 
 from collections import deque
