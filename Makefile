@@ -7,7 +7,7 @@
 #   make parity        the default model against its reference in PyTorch, all levels: under 10 minutes
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   KL and perplexity against llama-perplexity, which is built first: a quarter of an hour
-#   make bench         the worker under load beside llama-server, which is built first: half an hour, on an idle machine
+#   make bench         the worker under load beside llama-server, which is built first: forty minutes, on an idle machine
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct

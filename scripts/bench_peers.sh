@@ -1,7 +1,7 @@
 #!/bin/sh
 # Measures this worker beside llama-server and llama-bench of the same llama.cpp, which are built first, once, in the
 # user's cache; writes the report to .bench/. Usage: bench_peers.sh [options of `llorch-worker bench load`]
-# On two idle processors; some twenty minutes.
+# On two idle processors; some forty minutes.
 set -eu
 
 cd "$(dirname "$0")/.."
