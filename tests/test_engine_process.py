@@ -214,7 +214,7 @@ def test_an_engine_that_nobody_reads_leaves_and_its_steps_have_not_waited() -> N
         engine.next(Loaded)
         engine.send(job(1, max_tokens=1000))
         code, words = engine.end()
-        assert code == 0
+        assert code == 0, words
         (n_unread,) = re.findall(r"the front has left (\d+) bytes unread", words)
         assert MAX_OUTSTANDING_BYTES < int(n_unread) < MAX_OUTSTANDING_BYTES + 2 * LOUD_BYTES
 

@@ -7,7 +7,8 @@ UNLOADABLE, TOO_BIG: it cannot be loaded.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tests.engine.fake_runner import N_VOCAB, FakeRunner, ToyModel
 from tests.rehearsal import FACTS
