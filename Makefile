@@ -1,4 +1,5 @@
 # The two commands of the README are `make run` and `make test`; both need python3.11 with venv, g++ and make only.
+# BACKEND=cpu|cuda|metal|vulkan says what the first of them builds llama.cpp for (scripts/build_llama.sh).
 #
 #   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
 #   make check         format, lint, types, the quick tests that need no model, process or PyTorch: under a minute
@@ -10,10 +11,12 @@
 #   make bench         the worker under load beside llama-server, which is built first: forty minutes, on an idle machine
 
 PYTHON ?= python3
+BACKEND ?= cpu
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
 .PHONY: run check test soak parity parity-matrix parity-peer bench model vocabularies format clean
 
@@ -58,15 +61,16 @@ format: .venv/installed-dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt scripts/build_llama.sh
 	@echo "==> installing into .venv; the first time llama.cpp is built from source, which takes minutes"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	wheel=$$(scripts/build_llama.sh $(BACKEND)) && $(PIP) --force-reinstall --no-deps "$$wheel"
+	$(PIP) --editable .
 	@touch $@
 
 .venv/installed-dev: .venv/installed
 	@echo "==> installing what the tests need"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,parity]'
+	$(PIP) --editable '.[dev,parity]'
 	@touch $@
 
 clean:

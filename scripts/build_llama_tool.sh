@@ -29,8 +29,10 @@ if [ -n "$missing" ]; then
         mv "$cache/unpacked" "$cache/source"
     fi
     echo "==> building$missing, once" >&2
-    cmake -S "$cache/source" -B "$cache/build" -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
-        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF >&2
+    # With the flags of the worker's own llama.cpp: equal kernels on both sides.
+    "$(dirname "$0")/build_llama.sh" --flags cpu | xargs cmake -S "$cache/source" -B "$cache/build" \
+        -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON \
+        -DLLAMA_BUILD_UI=OFF >&2
     # shellcheck disable=SC2086 # names of tools, split at spaces
     cmake --build "$cache/build" --target $missing --parallel >&2
 fi

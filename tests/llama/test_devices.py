@@ -1,9 +1,11 @@
 """What there is to compute on, and what `--device` makes of it."""
 
+import sys
+
 import pytest
 
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import Device, Kind, choose_device, devices
+from worker.llama.devices import Device, Kind, choose_device, devices, features, has_amx
 
 
 def device(backend: str, index: int = 0, kind: Kind = "gpu", free_bytes: int = 8) -> Device:
@@ -23,6 +25,14 @@ def test_the_library_has_a_cpu_with_memory() -> None:
     assert 0 < cpu.free_bytes <= cpu.total_bytes
     assert cpu.description
     assert choose_device("cpu", devices()) == cpu
+
+
+def test_the_cpu_names_its_features_and_the_build_leaves_amx_out() -> None:
+    """scripts/build_llama.sh says why."""
+    found = features(choose_device("cpu", devices()))
+    assert "OPENMP" in found or sys.platform == "darwin"
+    assert "AMX_INT8" not in found
+    assert not has_amx()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ the moment.
 """
 
 import ctypes
+import functools
+import itertools
 import re
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -22,6 +24,12 @@ Backend = Literal["cpu", "cuda", "metal", "vulkan"]
 
 _BACKENDS = {"MTL": "metal", "Metal": "metal"}
 """Registry names of ggml that are not ours in lower case."""
+
+
+class _Feature(ctypes.Structure):
+    """ggml_backend_feature in ggml-backend.h; a name of NULL ends a list."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,28 @@ def devices() -> list[Device]:
 def device_handle(device: Device) -> int:
     """ggml's own pointer to the device; for this room only."""
     return int(_call("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(device.ordinal)))
+
+
+def features(device: Device) -> tuple[str, ...]:
+    """What the device's backend computes with, in ggml's words: AVX2, LLAMAFILE; empty where it does not tell.
+
+    Source: ggml_backend_get_features in ggml-backend.h.
+    """
+    handle = ctypes.c_void_p(device_handle(device))
+    registry = ctypes.c_void_p(_call("ggml_backend_dev_backend_reg", ctypes.c_void_p, handle))
+    name = ctypes.c_char_p(b"ggml_backend_get_features")
+    address = _call("ggml_backend_reg_get_proc_address", ctypes.c_void_p, registry, name)
+    if not address:
+        return ()
+    listed = ctypes.CFUNCTYPE(ctypes.POINTER(_Feature), ctypes.c_void_p)(address)(registry)
+    found = itertools.takewhile(lambda feature: feature.name, (listed[at] for at in itertools.count()))
+    return tuple(feature.name.decode() for feature in found if feature.value == b"1")
+
+
+@functools.cache
+def has_amx() -> bool:
+    """Whether the CPU code in use was compiled for Intel's AMX, and would lay the weights out for it."""
+    return any("AMX_INT8" in features(device) for device in devices() if device.kind == "cpu")
 
 
 def choose_device(asked: str, available: Seq[Device]) -> Device:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from worker.engine.contract import TokenId
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import BufferSizes, Watch
-from worker.llama.devices import Device, device_handle
+from worker.llama.devices import Device, device_handle, has_amx
 from worker.llama.library import load_failure, open_library
 
 _PIECE_BYTES = 64
@@ -67,6 +67,9 @@ class Model:
         params.split_mode = capi.LLAMA_SPLIT_MODE_NONE
         params.n_gpu_layers = n_gpu_layers if gpus else 0
         params.progress_callback = progress
+        # AMX kernels round otherwise for one row than for several, and GCC before 12.4, 13.3 and 14 compiles them to a
+        # crash. ggml's repacked weights go with them: scripts/build_llama.sh leaves AMX alone out, which costs nothing.
+        params.use_extra_bufts = not has_amx()
         with library.watch() as watch:
             handle = capi.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:

@@ -1,0 +1,111 @@
+#!/bin/sh
+# Builds llama.cpp for one backend, as the wheel of the llama-cpp-python that pyproject.toml pins, and prints its path.
+# Once for every set of flags, compiler and processor: wheels are kept in the user's cache (LLORCH_WHEELS says where else).
+# The one place where llama.cpp's build flags are told; CMAKE_ARGS of the environment come after them, and so win.
+#
+# Usage: build_llama.sh cpu|cuda|metal|vulkan [--portable]
+#            --portable: for processors other than this one; the images are built so
+#        build_llama.sh --flags cpu|cuda|metal|vulkan [--portable]
+#            print the flags, build nothing
+# Needs a C++ compiler and Python (PYTHON says which); cuda: nvcc; vulkan: libvulkan-dev and glslc; metal: Xcode's tools.
+set -eu
+
+usage() {
+    echo "usage: build_llama.sh [--flags] cpu|cuda|metal|vulkan [--portable]" >&2
+    exit 2
+}
+
+only_flags=
+portable=
+backend=
+for argument; do
+    case $argument in
+        --flags) only_flags=1 ;;
+        --portable) portable=1 ;;
+        cpu | cuda | metal | vulkan) [ -z "$backend" ] || usage; backend=$argument ;;
+        *) usage ;;
+    esac
+done
+[ -n "$backend" ] || usage
+
+flags=
+flag() { flags="$flags $1"; }
+
+# ── for every backend ─────────────────────────────────────────────────────────────────────────────
+# Nothing of ours uses images, HTTP or remote devices: less to build, no libssl, libibverbs or libnccl picked up where
+# the building machine happens to have them and missed where the wheel is installed.
+flag -DLLAVA_BUILD=OFF
+flag -DLLAMA_OPENSSL=OFF
+flag -DGGML_RPC=OFF
+flag -DGGML_RPC_RDMA=OFF
+flag -DGGML_CUDA_NCCL=OFF
+
+# ── the processor ─────────────────────────────────────────────────────────────────────────────────
+machine=$(uname -m)
+if [ -n "$portable" ]; then
+    # Not for the builder's own processor, which a user's may be older than: one module per generation instead, of which
+    # ggml loads the best one at run time. The modules must lie beside libllama, where the worker looks for them.
+    flag -DGGML_NATIVE=OFF
+    flag -DGGML_BACKEND_DL=ON
+    flag -DGGML_CPU_ALL_VARIANTS=ON
+    flag -DCMAKE_INSTALL_BINDIR=llama_cpp/lib
+    flag -DCMAKE_INSTALL_LIBDIR=llama_cpp/lib
+    flag -DCMAKE_INSTALL_INCLUDEDIR=llama_cpp/include
+elif [ "$machine" = x86_64 ] && echo | "${CC:-cc}" -mno-amx-tile -E - >/dev/null 2>&1; then
+    # Not AMX: its kernels round otherwise for a token alone than for several, so an answer would depend on the company;
+    # and GCC before 12.4, 13.3 and 14 compiles them to a crash (GCC bug 114098).
+    flag "-DCMAKE_C_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"
+    flag "-DCMAKE_CXX_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"
+fi
+
+# ── the backend ───────────────────────────────────────────────────────────────────────────────────
+case $backend in
+    cuda)
+        flag -DGGML_CUDA=ON
+        # The architectures to compile for, such as "80;89;90"; without, the building machine's own GPU.
+        flag "-DCMAKE_CUDA_ARCHITECTURES='${LLORCH_CUDA_ARCHITECTURES:-native}'"
+        # libcuda comes with the driver, which the building machine need not have.
+        flag "-DCMAKE_SHARED_LINKER_FLAGS='-Wl,--allow-shlib-undefined'"
+        flag "-DCMAKE_MODULE_LINKER_FLAGS='-Wl,--allow-shlib-undefined'"
+        ;;
+    metal)
+        flag -DGGML_METAL=ON
+        # The kernels inside the library: there is no second file to find.
+        flag -DGGML_METAL_EMBED_LIBRARY=ON
+        # Apple's BLAS, for what is computed on the CPU.
+        flag -DGGML_ACCELERATE=ON
+        ;;
+    vulkan) flag -DGGML_VULKAN=ON ;;
+esac
+
+flags="${flags# }${CMAKE_ARGS:+ $CMAKE_ARGS}"
+if [ -n "$only_flags" ]; then
+    echo "$flags"
+    exit
+fi
+
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+version=$(sed -n 's/^ *"llama-cpp-python==\(.*\)",$/\1/p' pyproject.toml)
+if [ -n "$portable" ]; then
+    processor=any
+elif [ -r /proc/cpuinfo ]; then
+    processor=$(grep -m 1 -E '^(flags|Features)' /proc/cpuinfo || true)
+else
+    processor=$(sysctl -n machdep.cpu.brand_string 2>/dev/null || true)
+fi
+made_of=$({ echo "$flags $processor $machine"; "${CXX:-c++}" --version || true; } 2>&1 | cksum | cut -d ' ' -f 1)
+wheels=${LLORCH_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/wheels}/$version-$backend-$made_of
+
+if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
+    command -v "${CXX:-c++}" >/dev/null || { echo "build_llama: no C++ compiler: install g++" >&2; exit 1; }
+    echo "==> building llama.cpp for $backend, once, which takes minutes" >&2
+    mkdir -p "$wheels"
+    new=$(mktemp -d "$wheels/building.XXXXXX")
+    trap 'rm -rf "$new"' EXIT
+    # pip's own cache of wheels knows nothing of flags.
+    CMAKE_ARGS=$flags "$python" -m pip wheel --quiet --disable-pip-version-check --no-cache-dir --no-deps \
+        --no-binary llama-cpp-python --wheel-dir "$new" "llama-cpp-python==$version" >&2
+    mv "$new"/*.whl "$wheels/"
+fi
+ls "$wheels"/*.whl

@@ -1,0 +1,57 @@
+"""scripts/build_llama.sh: the one place where llama.cpp's build flags are told."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "build_llama.sh"
+
+
+def build_llama(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT, *arguments],
+        env={**os.environ, "CMAKE_ARGS": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def flags(*arguments: str, **environment: str) -> list[str]:
+    run = build_llama("--flags", *arguments, **environment)
+    assert run.returncode == 0, run.stderr
+    return shlex.split(run.stdout)
+
+
+@pytest.mark.parametrize(
+    ("backend", "switch"),
+    [("cuda", "-DGGML_CUDA=ON"), ("metal", "-DGGML_METAL=ON"), ("vulkan", "-DGGML_VULKAN=ON")],
+)
+def test_a_backend_is_switched_on_and_what_would_be_picked_up_by_accident_off(backend: str, switch: str) -> None:
+    assert switch in flags(backend)
+    assert switch not in flags("cpu")
+    assert {"-DGGML_CUDA_NCCL=OFF", "-DGGML_RPC_RDMA=OFF", "-DLLAMA_OPENSSL=OFF"} <= set(flags(backend))
+
+
+def test_a_portable_build_has_a_module_for_each_generation_and_nothing_of_this_processor() -> None:
+    portable = flags("cpu", "--portable")
+    assert {"-DGGML_NATIVE=OFF", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_BACKEND_DL=ON"} <= set(portable)
+    assert "-DGGML_NATIVE=OFF" not in flags("cpu")
+
+
+def test_the_users_own_flags_come_last_and_so_win() -> None:
+    assert flags("cpu", CMAKE_ARGS="-DGGML_OPENMP=OFF -DCMAKE_C_FLAGS='-O2 -g'")[-2:] == [
+        "-DGGML_OPENMP=OFF",
+        "-DCMAKE_C_FLAGS=-O2 -g",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [(), ("rocm",), ("cpu", "cuda"), ("cpu", "--fast")])
+def test_what_it_does_not_know_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    run = build_llama(*arguments)
+    assert run.returncode == 2
+    assert run.stderr.startswith("usage: build_llama.sh")
