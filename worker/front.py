@@ -5,7 +5,6 @@ web/ turns its methods into HTTP, serve.py starts and ends it.
 """
 
 import asyncio
-import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,8 +106,6 @@ class Front:
         assert facts is not None
         self._is_open = True
         self.metrics.loaded(vram_bytes=self.vram_bytes, memory_bytes=facts.memory_bytes, n_cells=facts.n_cells)
-        # What is here now stays: the collector would walk all of it now and then, and every stream would wait.
-        gc.freeze()
 
     def load_ended(self) -> None:
         """Loaded or not: nothing more will be shown of it. Idempotent."""

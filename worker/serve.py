@@ -4,6 +4,7 @@ Composition root of the front; PROTOCOL.md 2 gives the order. Never imports llam
 """
 
 import asyncio
+import gc
 import json
 import signal
 import socket
@@ -119,6 +120,8 @@ class Service:
             _report_listening(sock)
             async with served(front, sock), self._engine(front, located, certificate) as client:
                 front.open(client)
+                # What is here now stays: the collector would walk all of it now and then, and every stream would wait.
+                gc.freeze()
                 _report_ready(front, sock, self._settings)
                 return await self._serve(front, sock.getsockname()[1])
 

@@ -17,7 +17,7 @@ from worker.llama.library import open_library
 from worker.llama.load import ALL_LAYERS, host_bytes_left, layers_on_gpu, load_model, load_runner, plan_for
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.llama.warm_up import MOST_GUESSING
+from worker.llama.warm_up import LEAST_CHUNK
 from worker.memory import Plan
 
 GIB = 2**30
@@ -80,7 +80,7 @@ def test_small_batches_do_not_stop_the_warm_up(tmp_path: Path) -> None:
     loaded = load_runner(configuration(path, batch_size=1, ubatch_size=1, ctx_size=1), lambda _: None)
     assert loaded.facts.prefill_chunk == 16
     assert loaded.facts.n_cells == 1
-    assert [n_tokens for n_tokens, _ in loaded.shapes.row_costs] == [1, 2, 4, 8, MOST_GUESSING]
+    assert [n_tokens for n_tokens, _ in loaded.shapes.row_costs] == [1, 2, 4, 8, LEAST_CHUNK]
     loaded.runner.close()
 
 

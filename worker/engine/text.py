@@ -39,7 +39,9 @@ class TextStream:
         if self.matched is not None:
             return ""
         text = self._decode(piece)
-        for n_read, char in enumerate(text if self._watches else "", start=1):
+        if not self._watches:
+            return text
+        for n_read, char in enumerate(text, start=1):
             self.matched = self._completed_by(char)
             if self.matched is not None:
                 return self._cut_before_stop(text[:n_read], self.matched)
@@ -72,8 +74,6 @@ class TextStream:
         return text[: len(text) - len(stop)]
 
     def _hold_back(self, text: str) -> str:
-        if not self._watches:
-            return text
         text = self._held + text
         n_held = max(watch.n_matched for watch in self._watches)
         edge = len(text) - n_held

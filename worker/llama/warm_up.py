@@ -18,10 +18,8 @@ DETERMINISTIC_CHUNK = 64
 """The same on every machine, whatever it took (ARCHITECTURE.md)."""
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
-"""Tokens of a decode step whose costs are measured; none is made wider than the widest."""
-
-MOST_GUESSING = 16
-"""Tokens of a decode step with guesses, where a prefill chunk is not more: who waits for a step waits no longer."""
+"""Tokens of a decode step whose costs are measured. No step with guesses is wider than the widest that was measured,
+nor than the chunk: who waits for one waits no longer than for a part of a prompt."""
 
 _N_TIMES = 3
 """Each step is taken so often, because another process's moment must not shape all our steps."""
@@ -37,7 +35,7 @@ class Shapes:
     """What the warm-up chose."""
 
     chunk: int
-    """Most tokens of a prefill step while somebody generates."""
+    """Tokens of a prefill step while somebody generates, at first."""
     row_costs: tuple[tuple[int, float], ...]
     """(tokens in a decode step, seconds), ascending; empty where nothing is to be guessed."""
 
@@ -49,7 +47,7 @@ def warm_up(
     _time_step(runner, "prefill", LEAST_CHUNK)
     chosen = chunk or _chunk(runner, target_s, is_deterministic=is_deterministic)
     may_guess = has_prompt_lookup and runner.can_share and not is_deterministic
-    return Shapes(chosen, _row_costs(runner, max(MOST_GUESSING, chosen)) if may_guess else ())
+    return Shapes(chosen, _row_costs(runner, chosen) if may_guess else ())
 
 
 def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> int:
