@@ -1,9 +1,11 @@
 # The two commands of the README are `make run` and `make test`; both need python3.11 with venv, g++ and make only.
-# BACKEND=cpu|cuda|metal|vulkan says what the first of them builds llama.cpp for (scripts/build_llama.sh).
+# BACKEND=cpu|cuda|metal|vulkan says what the first of them builds llama.cpp for (scripts/build_llama.sh); without it
+# .llorch-test.toml does, where there is one.
 #
 #   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
 #   make check         format, lint, types, the quick tests that need no model, process or PyTorch: under a minute
 #   make test          everything, with the real default model, llama.cpp's test vocabularies and real processes
+#   make images-test   the container images, built and driven from outside; needs podman and buildah (docs/images.md)
 #   make soak          1,000 jobs against one worker, 1,000 JSON schemas; a quarter of an hour
 #   make parity        the default model against its reference in PyTorch, all levels: under 10 minutes
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
@@ -11,14 +13,15 @@
 #   make bench         the worker under load beside llama-server, which is built first: forty minutes, on an idle machine
 
 PYTHON ?= python3
-BACKEND ?= cpu
+BACKEND ?= $(or $(shell sed -n -E 's/^build_(cuda|metal|vulkan) *= *true.*/\1/p' .llorch-test.toml 2>/dev/null),cpu)
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
+IMAGES ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test soak parity parity-matrix parity-peer bench model vocabularies format clean
+.PHONY: run check test images-test soak parity parity-matrix parity-peer bench model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -32,6 +35,9 @@ check: .venv/installed-dev
 
 test: .venv/installed-dev model vocabularies
 	$(BIN)/python -m pytest -m "not soak and not peer"
+
+images-test: .venv/installed-dev model
+	$(BIN)/python -m tests.images $(IMAGES)
 
 soak: .venv/installed-dev model
 	$(BIN)/python -m pytest -m soak -s
@@ -61,7 +67,7 @@ format: .venv/installed-dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-.venv/installed: pyproject.toml constraints.txt scripts/build_llama.sh
+.venv/installed: pyproject.toml constraints.txt scripts/build_llama.sh $(wildcard .llorch-test.toml)
 	@echo "==> installing into .venv; the first time llama.cpp is built from source, which takes minutes"
 	$(PYTHON) -m venv .venv
 	wheel=$$(scripts/build_llama.sh $(BACKEND)) && $(PIP) --force-reinstall --no-deps "$$wheel"

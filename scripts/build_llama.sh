@@ -7,7 +7,9 @@
 #            --portable: for processors other than this one; the images are built so
 #        build_llama.sh --flags cpu|cuda|metal|vulkan [--portable]
 #            print the flags, build nothing
-# Needs a C++ compiler and Python (PYTHON says which); cuda: nvcc; vulkan: libvulkan-dev and glslc; metal: Xcode's tools.
+# Needs a C++ compiler and Python (PYTHON says which); cuda: nvcc and cuBLAS, but neither a GPU nor its driver where
+# LLORCH_CUDA_ARCHITECTURES names the GPUs; vulkan: libvulkan-dev 1.3.272 or newer (Debian 13's,
+# Ubuntu 24.04's), glslc and spirv-headers; metal: Xcode's tools.
 set -eu
 
 usage() {
@@ -62,11 +64,12 @@ fi
 case $backend in
     cuda)
         flag -DGGML_CUDA=ON
-        # The architectures to compile for, such as "80;89;90"; without, the building machine's own GPU.
-        flag "-DCMAKE_CUDA_ARCHITECTURES='${LLORCH_CUDA_ARCHITECTURES:-native}'"
-        # libcuda comes with the driver, which the building machine need not have.
-        flag "-DCMAKE_SHARED_LINKER_FLAGS='-Wl,--allow-shlib-undefined'"
-        flag "-DCMAKE_MODULE_LINKER_FLAGS='-Wl,--allow-shlib-undefined'"
+        # As CMake names them: "80-real;90-real". Without: this machine's own GPU; of a portable build llama.cpp's choice.
+        if [ -n "${LLORCH_CUDA_ARCHITECTURES:-}" ]; then
+            flag "-DCMAKE_CUDA_ARCHITECTURES='$LLORCH_CUDA_ARCHITECTURES'"
+        elif [ -z "$portable" ]; then
+            flag -DCMAKE_CUDA_ARCHITECTURES=native
+        fi
         ;;
     metal)
         flag -DGGML_METAL=ON
@@ -94,18 +97,32 @@ elif [ -r /proc/cpuinfo ]; then
 else
     processor=$(sysctl -n machdep.cpu.brand_string 2>/dev/null || true)
 fi
-made_of=$({ echo "$flags $processor $machine"; "${CXX:-c++}" --version || true; } 2>&1 | cksum | cut -d ' ' -f 1)
+case $flags in
+    *ARCHITECTURES=native*) gpu=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true) ;;
+    *) gpu= ;;
+esac
+made_of=$({ echo "$flags $processor $machine${gpu:+ $gpu}"; "${CXX:-c++}" --version || true; } 2>&1 | cksum | cut -d ' ' -f 1)
 wheels=${LLORCH_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/wheels}/$version-$backend-$made_of
 
 if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
     command -v "${CXX:-c++}" >/dev/null || { echo "build_llama: no C++ compiler: install g++" >&2; exit 1; }
+    # Older headers fail too, but only after minutes.
+    if [ "$backend" = vulkan ] && ! echo '#include <vulkan/vulkan_core.h>' | "${CXX:-c++}" -x c++ -E -dM - 2>/dev/null |
+        grep -q VK_EXT_layer_settings; then
+        echo "build_llama: no Vulkan headers, or older than 1.3.272: install libvulkan-dev of Debian 13 or Ubuntu 24.04" >&2
+        exit 1
+    fi
     echo "==> building llama.cpp for $backend, once, which takes minutes" >&2
     mkdir -p "$wheels"
     new=$(mktemp -d "$wheels/building.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     # pip's own cache of wheels knows nothing of flags.
-    CMAKE_ARGS=$flags "$python" -m pip wheel --quiet --disable-pip-version-check --no-cache-dir --no-deps \
-        --no-binary llama-cpp-python --wheel-dir "$new" "llama-cpp-python==$version" >&2
+    CMAKE_ARGS=$flags "$python" -m pip wheel --disable-pip-version-check --no-cache-dir --no-deps \
+        --no-binary llama-cpp-python --wheel-dir "$new" "llama-cpp-python==$version" >"$wheels/build.log" 2>&1 || {
+        grep -m 5 -E ' error: |Error' "$wheels/build.log" >&2 || tail -n 20 "$wheels/build.log" >&2
+        echo "build_llama: it failed; all of it is in $wheels/build.log" >&2
+        exit 1
+    }
     mv "$new"/*.whl "$wheels/"
 fi
 ls "$wheels"/*.whl

@@ -1,18 +1,51 @@
-"""What all tests share: the real default model, where `make test` put it."""
+"""What all tests share: the model they run on, where `make test` put it or the owner of the machine says."""
 
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.backends.choice import FILE, MODEL_VARIABLE, MistakenChoiceError, chosen
 from worker.catalog import load_catalog
 from worker.cli import parse
 
 
+def pytest_configure() -> None:
+    """A mistake in `.llorch-test.toml` ends the run before the first test."""
+    try:
+        chosen()
+    except MistakenChoiceError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header() -> str:
+    choice = chosen()
+    enabled = ", ".join(choice.features.enabled or ("all there are",))
+    model = choice.model_path or "the default one"
+    return f"llorch-worker: workers on {choice.backend.test_backend}; backends: {enabled}; model: {model}"
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The model of the tests that any model can pass: LLORCH_TEST_MODEL_PATH, else `.llorch-test.toml`'s, else the
+    default one."""
+    return chosen().model_path or _fetched(_default())
+
+
 @pytest.fixture(scope="session")
 def default_model() -> Path:
-    """The default model's file, in the default models directory."""
+    """The default model's file, for tests that know its digest, its tokens or its numbers."""
+    asked = chosen().model_path
+    if asked is not None and asked.resolve() != _default().resolve():
+        pytest.skip(f"tied to the default model, and {MODEL_VARIABLE} or {FILE} names {asked.name}")
+    return _fetched(_default())
+
+
+def _default() -> Path:
     models_dir = parse(["--model", "any"], os.environ).models_dir
-    path = models_dir / load_catalog(None).default.file
+    return models_dir / load_catalog(None).default.file
+
+
+def _fetched(path: Path) -> Path:
     assert path.is_file(), f"{path} is missing: run `make model`"
     return path

@@ -17,6 +17,7 @@ from worker.engine.contract import (
     JobKey,
     Loaded,
     Outbound,
+    Residency,
     Sampling,
     SelfTested,
     Started,
@@ -31,6 +32,7 @@ from worker.job import Job
 from worker.metrics import Metrics
 from worker.order import Order, Surroundings
 from worker.protocol.events import choose_dialect
+from worker.recheck import RESIDENCY_PERIOD_S
 
 CONFIG = Configure(
     model_path="/m.gguf",
@@ -100,7 +102,7 @@ class Engine:
 class Stage:
     """The client's surroundings: it spawns `engines`, and what it observes is kept. `now_s` is its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, residency_period_s: float = RESIDENCY_PERIOD_S) -> None:
         self.now_s = 0.0
         self.engines: list[Engine] = []
         self.jobs: dict[JobKey, Job] = {}
@@ -111,10 +113,17 @@ class Stage:
         self.lines: list[str] = []
         self.n_restarted = 0
         self.self_tests: list[SelfTested] = []
+        self.residencies: list[Residency] = []
         self.failure: StartupError | None = None
         self.metrics = Metrics("stage")
         self.client = EngineClient(
-            CONFIG, self, environment={}, watchdog_s=WATCHDOG_S, spawn=self._spawn, clock=lambda: self.now_s
+            CONFIG,
+            self,
+            environment={},
+            watchdog_s=WATCHDOG_S,
+            spawn=self._spawn,
+            clock=lambda: self.now_s,
+            residency_period_s=residency_period_s,
         )
 
     async def _spawn(
@@ -132,6 +141,9 @@ class Stage:
 
     def on_self_tested(self, result: SelfTested) -> None:
         self.self_tests.append(result)
+
+    def on_residency(self, residency: Residency) -> None:
+        self.residencies.append(residency)
 
     def on_engine_line(self, line: str) -> None:
         self.lines.append(line)
@@ -154,10 +166,10 @@ class Stage:
     def say(self, message: Outbound) -> None:
         self.client.on_message(self.engine.generation, message)
 
-    async def open(self) -> None:
+    async def open(self, facts: Loaded = FACTS) -> None:
         starting = asyncio.create_task(self.client.start())
         await self._until(lambda: bool(self.engines))
-        self.say(FACTS)
+        self.say(facts)
         await starting
 
     async def die(self, last_words: str = "") -> None:

@@ -40,7 +40,8 @@ IMPURE: dict[str, tuple[str, ...]] = {
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.errors": (),
     "worker.engine": ("worker.engine", "worker.errors"),
-    "worker.engine.contract": (),
+    "worker.engine.contract": ("worker.engine.offload",),
+    "worker.engine.offload": (),
     "worker.sampling": ("worker.sampling", "worker.engine.contract"),
     "worker.protocol": ("worker.protocol", "worker.engine.contract", "worker.errors"),
     "worker.frames": ("worker.engine.contract",),

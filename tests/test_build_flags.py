@@ -43,6 +43,14 @@ def test_a_portable_build_has_a_module_for_each_generation_and_nothing_of_this_p
     assert "-DGGML_NATIVE=OFF" not in flags("cpu")
 
 
+def test_cuda_is_compiled_for_the_gpus_that_are_named_else_for_this_machines() -> None:
+    named = flags("cuda", "--portable", LLORCH_CUDA_ARCHITECTURES="80-real;90-real")
+    assert "-DCMAKE_CUDA_ARCHITECTURES=80-real;90-real" in named
+    assert "-DCMAKE_CUDA_ARCHITECTURES=native" in flags("cuda", LLORCH_CUDA_ARCHITECTURES="")
+    portable = flags("cuda", "--portable", LLORCH_CUDA_ARCHITECTURES="")
+    assert [flag for flag in portable if "ARCHITECTURES" in flag] == []
+
+
 def test_the_users_own_flags_come_last_and_so_win() -> None:
     assert flags("cpu", CMAKE_ARGS="-DGGML_OPENMP=OFF -DCMAKE_C_FLAGS='-O2 -g'")[-2:] == [
         "-DGGML_OPENMP=OFF",
@@ -55,3 +63,10 @@ def test_what_it_does_not_know_is_a_usage_error(arguments: tuple[str, ...]) -> N
     run = build_llama(*arguments)
     assert run.returncode == 2
     assert run.stderr.startswith("usage: build_llama.sh")
+
+
+def test_vulkan_headers_that_are_missing_or_too_old_are_told_before_anything_is_built(tmp_path: Path) -> None:
+    run = build_llama("vulkan", CXX="true", LLORCH_WHEELS=str(tmp_path))
+    assert run.returncode == 1
+    assert run.stderr.startswith("build_llama: no Vulkan headers, or older than 1.3.272")
+    assert list(tmp_path.iterdir()) == []

@@ -19,6 +19,7 @@ from worker.engine.contract import (
     Outbound,
     Progress,
     Refused,
+    Residency,
     SelfTested,
     Started,
     StepDone,
@@ -64,10 +65,12 @@ def test_an_engine_that_cannot_load_gives_its_own_reason() -> None:
 
 
 def test_a_lack_of_memory_keeps_its_figures() -> None:
-    failed = LoadFailed(code="INSUFFICIENT_VRAM", message="too big", needed_bytes=8, available_bytes=4)
+    failed = LoadFailed(
+        code="INSUFFICIENT_VRAM", message="too big", needed_bytes=8, available_bytes=4, device="CUDA0 (a card)"
+    )
     error = failed_start(exit_after(failed))
     assert isinstance(error, InsufficientMemory)
-    assert (error.needed_bytes, error.available_bytes) == (8, 4)
+    assert (error.needed_bytes, error.available_bytes, error.device) == (8, 4, "CUDA0 (a card)")
 
 
 def test_an_engine_that_dies_while_loading_is_not_replaced() -> None:
@@ -97,6 +100,8 @@ def test_a_successor_is_told_the_shape_of_the_first_engine() -> None:
         assert isinstance(second, Configure)
         assert (second.ctx_size, second.parallel) == (FACTS.n_cells, FACTS.parallel)
         assert second.prefill_chunk == FACTS.prefill_chunk
+        assert (second.device, second.gpu_layers) == ("cpu:0", "0")
+        assert (second.tensor_split, second.main_gpu) == ((), -1)
         assert second.prefix_cache_bytes == FACTS.prefix_cache_bytes
         assert stage.n_restarted == 1
 
@@ -249,6 +254,7 @@ def test_answers_of_the_intake_thread_do_not_hide_a_step_that_hangs() -> None:
         for _ in range(4):
             stage.let_time_pass(WATCHDOG_S / 3)
             stage.accept(stage.submit())
+            stage.say(Residency(is_resident=True, memory_bytes=1))
         assert stage.engine.killed_for is not None
 
     rehearse(play)

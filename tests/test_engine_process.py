@@ -1,5 +1,6 @@
 """The engine process behind its socket, with a toy in llama.cpp's place and the test in the front's."""
 
+import os
 import re
 import signal
 import socket
@@ -15,9 +16,10 @@ import msgspec
 import pytest
 
 from tests.rehearsal import CONFIG
-from tests.toy_engine import BROKEN, LOUD, LOUD_BYTES, TOO_BIG, TOY, UNLOADABLE
+from tests.toy_engine import BROKEN, GONE, LEAVING, LOUD, LOUD_BYTES, THERE, TOO_BIG, TOY, UNLOADABLE
 from worker.engine.contract import (
     Accepted,
+    AskResidency,
     Cancel,
     Inbound,
     JobKey,
@@ -26,13 +28,14 @@ from worker.engine.contract import (
     Outbound,
     Progress,
     Refused,
+    Residency,
     Sampling,
     Started,
     StepDone,
     Submit,
 )
-from worker.engine_process import MAX_OUTSTANDING_BYTES
 from worker.frames import FrameBuffer, encode_frame, outbound_decoder
+from worker.outbox import MAX_OUTSTANDING_BYTES
 
 pytestmark = pytest.mark.process
 
@@ -45,8 +48,9 @@ M = TypeVar("M", bound=Outbound)
 class EngineProcess:
     """A child with one end of a socketpair; `front` is the other."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, **environ: str) -> None:
         self._command = (sys.executable, *command)
+        self._environ = os.environ | environ
         self.frames = self._receive()
         """What the engine says, until it closes its socket."""
 
@@ -57,6 +61,7 @@ class EngineProcess:
             self.process = subprocess.Popen(
                 [*self._command, str(theirs.fileno()), str(GENERATION)],
                 cwd=Path(__file__).parents[1],
+                env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -167,6 +172,23 @@ def test_cancels_of_jobs_it_does_not_know_are_ignored() -> None:
         assert engine.story()[-1].finished[0].job == 2
 
 
+def test_where_the_model_is_is_told_at_any_time_also_in_the_middle_of_a_job() -> None:
+    with toy_engine(LEAVING) as engine:
+        engine.next(Loaded)
+        engine.send(AskResidency())
+        assert engine.next(Residency) == THERE
+        engine.send(job(1, max_tokens=1000), AskResidency())
+        assert engine.next(Residency) == GONE
+        assert engine.story()[-1].finished, "the job goes on"
+
+
+def test_a_model_in_main_memory_is_not_looked_for() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(AskResidency(), job(1))
+        assert isinstance(next(engine.frames), Accepted)
+
+
 # ── an unhappy one ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -184,6 +206,16 @@ def test_why_it_could_not_load_is_its_last_frame(kind: str, failed: LoadFailed) 
     with toy_engine(kind) as engine:
         assert engine.next(LoadFailed) == failed
         assert list(engine.frames) == []
+        assert engine.end() == (0, "")
+
+
+def test_a_library_that_cannot_be_loaded_is_reported_as_a_model_is(tmp_path: Path) -> None:
+    (tmp_path / "libllama.so").write_bytes(b"no library")
+    with EngineProcess("-m", "worker.engine_process", LLAMA_CPP_LIB_PATH=str(tmp_path)) as engine:
+        engine.send(CONFIG)
+        failed = engine.next(LoadFailed)
+        assert failed.code == "MODEL_LOAD_FAILED"
+        assert failed.message.startswith("llama.cpp cannot be loaded")
         assert engine.end() == (0, "")
 
 
@@ -223,7 +255,7 @@ N_FRAMES = 2000
 SENDS_MANY = f"""
 import socket, sys, threading
 from worker.engine.contract import Delta, StepDone
-from worker.engine_process import Outbox
+from worker.outbox import Outbox
 
 outbox = Outbox(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
 for key in range({N_FRAMES}):

@@ -123,15 +123,20 @@ def test_what_the_front_measures_lands_in_its_histogram(metrics: Metrics) -> Non
 
 
 def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> None:
-    metrics.loaded(vram_bytes=8_000_000_000, memory_bytes=9_000_000_000, n_cells=4096)
-    metrics.load(queue_depth=3, running=8, step=StepDone())
-    metrics.load(queue_depth=2, running=8, step=StepDone(cells_used=65, prefix_tokens=7, prefix_bytes=700))
+    metrics.loaded(memory_bytes=9_000_000_000, n_cells=4096)
+    metrics.load(vram_bytes=8_000_000_000, queue_depth=3, running=8, step=StepDone())
+    metrics.load(
+        vram_bytes=7_000_000_000,
+        queue_depth=2,
+        running=8,
+        step=StepDone(cells_used=65, prefix_tokens=7, prefix_bytes=700),
+    )
     metrics.step(StepDone(kind="prefill"))
     metrics.step(StepDone(kind="decode"))
     metrics.step(StepDone())
     metrics.engine_restarted()
     shown = {s.name: s.value for s in samples(metrics) if set(s.labels) == WORKER}
-    assert shown["worker_vram_bytes"] == 8_000_000_000
+    assert shown["worker_vram_bytes"] == 7_000_000_000
     assert shown["worker_memory_bytes"] == 9_000_000_000
     assert shown["worker_kv_cells_total"] == 4096
     assert (shown["worker_queue_depth"], shown["worker_requests_running"]) == (2, 8)

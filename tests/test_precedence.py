@@ -38,6 +38,10 @@ def values_of(kind: type, knob: Knob) -> st.SearchStrategy[Any]:
     return plain.map(Path) if kind is Path else plain
 
 
+NEEDED = {"tensor_split": ["--split-mode=layer"]}
+"""Settings that have no meaning without another one."""
+
+
 def as_toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
@@ -60,7 +64,7 @@ def test_the_highest_source_that_speaks_decides(
         environ = {"LLORCH_CONFIG": str(config)}
         if variable is not None:
             environ[env_name(name, knob)] = str(variable)
-        argv = [] if flag is None else on_the_flags(name, flag)
+        argv = [*NEEDED.get(name, ()), *([] if flag is None else on_the_flags(name, flag))]
         found = getattr(
             parse([*([] if name == "model" and (flag or variable or key) else MODEL), *argv], environ), name
         )

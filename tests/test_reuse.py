@@ -39,16 +39,16 @@ N_CELLS = 512
 
 
 @pytest.fixture(scope="module")
-def plain(default_model: Path) -> Iterator[WorkerProcess]:
+def plain(model_path: Path) -> Iterator[WorkerProcess]:
     with serve_default(
-        default_model, "--ctx-size", "2048", "--parallel", "1", "--prefix-cache-mb", "0", "--prompt-lookup", "off"
+        model_path, "--ctx-size", "2048", "--parallel", "1", "--prefix-cache-mb", "0", "--prompt-lookup", "off"
     ) as worker:
         yield worker.ready()
 
 
 @pytest.fixture(scope="module")
-def worker(default_model: Path) -> Iterator[WorkerProcess]:
-    with serve_default(default_model, "--ctx-size", str(N_CELLS)) as worker:
+def worker(model_path: Path) -> Iterator[WorkerProcess]:
+    with serve_default(model_path, "--ctx-size", str(N_CELLS)) as worker:
         yield worker.ready()
 
 
@@ -95,6 +95,7 @@ def test_jobs_that_outgrow_the_cells_pause_and_answer_as_alone(plain: WorkerProc
     assert worker.metrics()["worker_kv_cells_used"] == 0
 
 
+@pytest.mark.usefixtures("default_model")
 def test_guesses_change_no_token_greedy_or_drawn(plain: WorkerProcess, worker: WorkerProcess) -> None:
     n_before = worker.metrics()["worker_draft_tokens_accepted_total"]
     for request in REPETITIVE:

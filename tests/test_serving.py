@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.choice import chosen
 from tests.worker_process import Event, WorkerProcess, check_order, serve_default, text_of
 from worker.engine.backend import Slice, Step
 from worker.engine.contract import Configure, Sampling, SlotId
@@ -22,8 +23,8 @@ STORY = "Once upon a time, in a small village by the sea, there lived"
 
 
 @pytest.fixture(scope="module")
-def worker(default_model: Path) -> Iterator[WorkerProcess]:
-    with serve_default(default_model, "--ctx-size", "8192") as worker:
+def worker(model_path: Path) -> Iterator[WorkerProcess]:
+    with serve_default(model_path, "--ctx-size", "8192") as worker:
         yield worker.ready()
 
 
@@ -46,11 +47,12 @@ def decode_steps(worker: WorkerProcess) -> float:
     return worker.metrics()['worker_steps_total{kind="decode"}']
 
 
-def test_the_warm_up_does_not_change_the_first_answer(worker: WorkerProcess, default_model: Path) -> None:
+def test_the_warm_up_does_not_change_the_first_answer(worker: WorkerProcess, model_path: Path) -> None:
     """The first answer of a fresh worker, its second, and llama.cpp's own without any warm-up are one text."""
     first = worker.text(prompt=STORY, max_tokens=12)
     assert worker.text(prompt=STORY, max_tokens=12) == first
-    assert cold_greedy_text(configure(Settings(threads=2, ctx_size=8192), default_model), STORY, 12) == first
+    settings = Settings(threads=2, ctx_size=8192, device=chosen().backend.test_backend)
+    assert cold_greedy_text(configure(settings, model_path), STORY, 12) == first
 
 
 def cold_greedy_text(config: Configure, prompt: str, n_tokens: int) -> str:
@@ -101,6 +103,7 @@ def test_eight_jobs_share_their_steps_and_answer_as_alone(worker: WorkerProcess)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 100, 1000])
+@pytest.mark.usefixtures("default_model")
 def test_prompts_of_any_length_are_counted_exactly(worker: WorkerProcess, n_tokens: int) -> None:
     events = worker.run(prompt="Hello" + " hello" * (n_tokens - 1), max_tokens=4)
     check_order(events)
@@ -108,6 +111,7 @@ def test_prompts_of_any_length_are_counted_exactly(worker: WorkerProcess, n_toke
     assert events[-1]["tokens_sampled"] == 4
 
 
+@pytest.mark.usefixtures("default_model")
 def test_two_hundred_tokens_are_sensible_text(worker: WorkerProcess) -> None:
     events = worker.run(prompt=STORY, max_tokens=200, temperature=0.7, seed=7)
     check_order(events)
@@ -142,6 +146,7 @@ def test_stop_strings_across_token_boundaries_never_leak(worker: WorkerProcess) 
         assert stopped[-1]["stop_sequence_matched"] == stop
 
 
+@pytest.mark.usefixtures("default_model")
 def test_a_chat_prompt_ends_by_itself_with_the_models_own_end_token(worker: WorkerProcess) -> None:
     events = worker.run(prompt=CHAT, max_tokens=64)
     assert events[-1]["stop_reason"] == "EOS"

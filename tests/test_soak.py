@@ -51,8 +51,8 @@ def resident_bytes(worker: WorkerProcess) -> int:
     return sum(psutil.Process(pid).memory_info().rss for pid in (worker.process.pid, worker.engine.pid))
 
 
-def test_a_thousand_jobs_leave_no_trace(default_model: Path) -> None:
-    with serve_default(default_model, "--ctx-size", "4096") as worker:
+def test_a_thousand_jobs_leave_no_trace(model_path: Path) -> None:
+    with serve_default(model_path, "--ctx-size", "4096") as worker:
         worker.ready()
         ends: Counter[str] = Counter()
         done = threading.Lock()

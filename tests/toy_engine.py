@@ -3,21 +3,25 @@
     python -m tests.toy_engine FD GENERATION
 
 `Configure.model_path` says what it is like: TOY; LOUD: each token is 64 KiB of text; BROKEN: its first step raises;
-UNLOADABLE, TOO_BIG: it cannot be loaded.
+LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG: it cannot be loaded.
 """
 
 from collections.abc import Callable
+from itertools import chain, repeat
 
 from msgspec.structs import replace
 
 from tests.engine.fake_runner import N_VOCAB, FakeRunner, ToyModel
 from tests.rehearsal import FACTS
 from worker.engine.backend import LoadedModel, Sampled, Step
-from worker.engine.contract import Configure, TokenId
+from worker.engine.contract import Configure, Residency, TokenId
 from worker.engine_process import main
 from worker.errors import InsufficientMemory, ModelLoadFailed
 
-TOY, LOUD, BROKEN, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "unloadable", "too big"
+TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
+
+ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
+THERE, GONE = Residency(is_resident=True, memory_bytes=1000), Residency(is_resident=False, memory_bytes=30)
 
 LOUD_BYTES = 64 * 1024
 
@@ -32,7 +36,7 @@ class BrokenRunner(FakeRunner):
         raise RuntimeError("llama_decode failed with code -3")
 
 
-RUNNERS = {TOY: FakeRunner, LOUD: LoudRunner, BROKEN: BrokenRunner}
+RUNNERS = {TOY: FakeRunner, LOUD: LoudRunner, BROKEN: BrokenRunner, LEAVING: FakeRunner}
 
 
 def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
@@ -45,6 +49,9 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     runner = RUNNERS[config.model_path](
         ToyModel(), n_slots=FACTS.parallel, n_cells=FACTS.n_cells, chunk=FACTS.prefill_chunk
     )
+    if config.model_path == LEAVING:
+        answers = chain([THERE], repeat(GONE))
+        return LoadedModel(runner, tokenize, lambda _: None, ON_A_GPU, residency=lambda: next(answers))
     return LoadedModel(runner, tokenize, lambda _: None, FACTS)
 
 

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 import psutil
+
+from tests.backends.choice import chosen
 
 PATIENCE_S = 120.0
 """The safety stop of every wait; no test's verdict depends on it being short."""
@@ -41,7 +43,7 @@ class WorkerProcess:
         self.log: list[Event] = []
         self.stderr: list[str] = []
 
-    def __enter__(self) -> "WorkerProcess":
+    def __enter__(self) -> Self:
         self.process = subprocess.Popen(
             self._argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self._environment
         )
@@ -97,14 +99,14 @@ class WorkerProcess:
         except ValueError:
             self.log.append({"event": "", "line": line})
 
-    def listening(self) -> "WorkerProcess":
+    def listening(self) -> Self:
         self.url: str = self.wait_for("listening")["url"]
         match = re.fullmatch(r"http://(.+):(\d+)", self.url)
         assert match is not None
         self.port = int(match[2])
         return self
 
-    def ready(self) -> "WorkerProcess":
+    def ready(self) -> Self:
         self.listening()
         self.wait_for("ready")
         return self
@@ -268,5 +270,6 @@ def check_order(events: Sequence[Event]) -> None:
 
 
 def serve_default(model: Path, *arguments: str, **options: Any) -> WorkerProcess:
-    """A worker on the real default model, small and with two threads, on a free port."""
-    return WorkerProcess("--model", str(model), "--port", "0", "--threads", "2", *arguments, **options)
+    """A worker on a real model, small and with two threads, on a free port, where `.llorch-test.toml` has them run."""
+    where = ("--device", chosen().backend.test_backend)
+    return WorkerProcess("--model", str(model), "--port", "0", "--threads", "2", *where, *arguments, **options)

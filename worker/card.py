@@ -21,6 +21,7 @@ MAX_BLOCKS = 1_000
 MAX_CONTEXT = 2**31 - 1
 MAX_EMBEDDING = 1 << 20
 MAX_HEADS = 1 << 16
+MAX_EXPERTS = 1 << 16
 MAX_VOCAB = 10_000_000
 
 ATTENTION_FREE = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
@@ -70,6 +71,8 @@ class ModelCard:
     key_length: int
     value_length: int
     """Numbers per head and token in the K and in the V cache."""
+    experts_used: int
+    """Of a mixture of experts, per token, in the layer that has most; 0 where there are none."""
     vocab_size: int
     tokenizer_model: str
     has_chat_template: bool
@@ -195,6 +198,9 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
         head_counts_kv=heads_kv,
         key_length=metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length),
         value_length=metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length),
+        experts_used=max(
+            metadata.per_layer(f"{architecture}.expert_used_count", block_count, MAX_EXPERTS, default=(0,))
+        ),
         vocab_size=vocab_size,
         tokenizer_model=metadata.required_text("tokenizer.ggml.model"),
         has_chat_template=bool(metadata.text("tokenizer.chat_template")),

@@ -19,6 +19,7 @@ import msgspec
 from worker.dispatch import Dispatch
 from worker.engine.contract import (
     Accepted,
+    AskResidency,
     Cancel,
     Configure,
     Inbound,
@@ -27,6 +28,7 @@ from worker.engine.contract import (
     Outbound,
     Progress,
     Refused,
+    Residency,
     SelfTested,
     StepBegun,
     StepDone,
@@ -36,6 +38,7 @@ from worker.engine_link import EngineLink, LinkOwner
 from worker.engine_setup import load_error
 from worker.errors import EngineCrashed, StartupError
 from worker.job import Job
+from worker.recheck import RESIDENCY_PERIOD_S, Recheck
 from worker.verdict import MAX_DEATHS, Deaths
 from worker.watchdog import Watchdog
 
@@ -59,6 +62,8 @@ class Observer(Protocol):
     def on_step(self, step: StepDone) -> None: ...
 
     def on_self_tested(self, result: SelfTested) -> None: ...
+
+    def on_residency(self, residency: Residency) -> None: ...
 
     def on_engine_line(self, line: str) -> None: ...
 
@@ -98,6 +103,7 @@ class EngineClient:
         command: Sequence[str] = ENGINE_COMMAND,
         spawn: Spawn = EngineLink.spawn,
         clock: Callable[[], float] = time.monotonic,
+        residency_period_s: float = RESIDENCY_PERIOD_S,
     ) -> None:
         self._config = config
         self._observer = observer
@@ -106,6 +112,7 @@ class EngineClient:
         self._spawn_link = spawn
         self._clock = clock
         self._watchdog = Watchdog(self._kill, floor_s=watchdog_s, clock=clock)
+        self._recheck = Recheck(self._ask_residency, period_s=residency_period_s)
         self._link: Link | None = None
         self._generation = 0
         self._first_load: asyncio.Future[Loaded] | None = None
@@ -122,13 +129,14 @@ class EngineClient:
         """Start the first engine and wait for its model. Raises: StartupError with the engine's own reason."""
         self._first_load = asyncio.get_running_loop().create_future()
         self._watchdog.start()
+        self._recheck.start()
         await self._spawn()
         return await self._first_load
 
     async def close(self) -> None:
         """End the engine; idempotent. Jobs still in flight are the caller's to end."""
         self.state = EngineState.CLOSED
-        self._watchdog.stop()
+        self._stop_timers()
         if self._spawning is not None:
             await asyncio.wait([self._spawning])
         if self._link is not None:
@@ -150,6 +158,15 @@ class EngineClient:
         if self._link is not None:
             self._link.kill(cause)
 
+    def _stop_timers(self) -> None:
+        self._watchdog.stop()
+        self._recheck.stop()
+
+    def _ask_residency(self) -> None:
+        """A CPU's memory cannot be left, and an engine that loads has nothing there yet."""
+        if self.state is EngineState.RUNNING and self.facts is not None and self.facts.backend != "cpu":
+            self._send(AskResidency())
+
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, job: Job) -> None:
@@ -167,7 +184,7 @@ class EngineClient:
         """Ended jobs that still take room in the engine's intake."""
         return self._jobs.n_leaving
 
-    def _send(self, message: Submit | Cancel) -> None:
+    def _send(self, message: Submit | Cancel | AskResidency) -> None:
         if self._link is not None:
             self._link.send(message)
 
@@ -181,6 +198,8 @@ class EngineClient:
                 self._jobs.accepted(key, prompt_tokens)
             case Refused():
                 self._jobs.refused(message)
+            case Residency():
+                self._observer.on_residency(message)
             case Progress() | Loaded() | LoadFailed() | SelfTested() | StepBegun() | StepDone():
                 # The intake thread's answers say nothing of the thread that loads and steps.
                 self._watchdog.heartbeat()
@@ -220,6 +239,10 @@ class EngineClient:
             parallel=facts.parallel,
             prefill_chunk=facts.prefill_chunk,
             prefix_cache_bytes=facts.prefix_cache_bytes,
+            device=f"{facts.backend}:{facts.device_index}",
+            gpu_layers=str(facts.offload.gpu_layers),
+            tensor_split=facts.offload.tensor_split,
+            main_gpu=-1,
         )
         if is_first and self._first_load is not None and not self._first_load.done():
             self._first_load.set_result(facts)
@@ -250,7 +273,7 @@ class EngineClient:
 
     def _give_up(self, error: StartupError) -> None:
         self.state = EngineState.FAILED
-        self._watchdog.stop()
+        self._stop_timers()
         self._jobs.end_all("INFERENCE_FAILED", "the engine could not be kept alive")
         if self._first_load is not None and not self._first_load.done():
             self._first_load.set_exception(error)

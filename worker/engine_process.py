@@ -1,7 +1,7 @@
 """The engine process: llama.cpp behind one socket. Composition root of runner, intake and loop.
 
 Three threads. Main loads the model and then runs steps; the intake thread reads the socket, tokenises and answers
-Accepted or Refused at once, also while a step runs; the writer thread works only for a front that reads slowly.
+at once, also while a step runs; the outbox's writer thread works only for a front that reads slowly.
 The process lives in its own session, ignores SIGTERM and SIGINT (the front decides), and exits when its socket closes.
 """
 
@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,12 +21,12 @@ from dataclasses import dataclass
 from worker.engine.backend import Constraint, Load, LoadedModel, SelfTest
 from worker.engine.contract import (
     Accepted,
+    AskResidency,
     Cancel,
     Configure,
     Inbound,
     JobKey,
     LoadFailed,
-    Outbound,
     Progress,
     Refused,
     Submit,
@@ -38,10 +37,8 @@ from worker.engine.intake import prompt_violation
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
 from worker.errors import InsufficientMemory, StartupError
-from worker.frames import FrameBuffer, encode_frame, inbound_decoder
-
-MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
-"""PROTOCOL.md 6: with this much unread the front is dead."""
+from worker.frames import FrameBuffer, inbound_decoder
+from worker.outbox import Outbox, leave
 
 _READ_BYTES = 256 * 1024
 
@@ -53,56 +50,6 @@ class Queued:
     submit: Submit
     prompt: list[TokenId]
     constraint: Constraint | None
-
-
-class Outbox:
-    """Frames to the front, in order, from two threads, without ever waiting for it.
-
-    A frame goes straight to the socket while that takes it; what it does not take waits for the writer thread.
-    """
-
-    def __init__(self, sock: socket.socket, generation: int) -> None:
-        self._sock = sock
-        self._generation = generation
-        self._waiting: deque[bytes] = deque()
-        self._n_waiting_bytes = 0
-        self._changed = threading.Condition()
-        threading.Thread(target=self._write, name="writer", daemon=True).start()
-
-    def send(self, message: Outbound) -> None:
-        frame = encode_frame(self._generation, message)
-        with self._changed:
-            if not self._waiting:
-                frame = frame[self._send_now(frame) :]
-            if not frame:
-                return
-            self._waiting.append(frame)
-            self._n_waiting_bytes += len(frame)
-            if self._n_waiting_bytes > MAX_OUTSTANDING_BYTES:
-                leave(f"the front has left {self._n_waiting_bytes} bytes unread")
-            self._changed.notify()
-
-    def _send_now(self, frame: bytes) -> int:
-        try:
-            return self._sock.send(frame, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return leave("the front is gone")
-
-    def _write(self) -> None:
-        """Empty what the socket did not take at once. The frame being sent stays first, so that none overtakes it."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                frame = self._waiting[0]
-            try:
-                self._sock.sendall(frame)
-            except OSError:
-                leave("the front is gone")
-            with self._changed:
-                self._waiting.popleft()
-                self._n_waiting_bytes -= len(frame)
 
 
 class Intake:
@@ -145,6 +92,14 @@ class Intake:
                 self._abort_if_nobody_waits(message.job)
             case Configure():
                 self.inbox.put(message)
+            case AskResidency():
+                self._tell_residency()
+
+    def _tell_residency(self) -> None:
+        """Here and not between steps: a step may be long, and the device answers from any thread."""
+        assert self._model is not None
+        if self._model.residency is not None:
+            self._outbox.send(self._model.residency())
 
     def _examine(self, submit: Submit) -> None:
         """Tokens and a constraint, or a 400 with all that is wrong."""
@@ -254,18 +209,9 @@ def _load_failed(error: StartupError) -> LoadFailed:
             message=str(error),
             needed_bytes=error.needed_bytes,
             available_bytes=error.available_bytes,
+            device=error.device,
         )
     return LoadFailed(code=error.code, message=str(error))
-
-
-def leave(reason: str) -> int:
-    """End the process now, from any thread: nobody is left to answer to. An empty reason is the expected one."""
-    try:
-        if reason:
-            sys.stderr.write(f"engine: {reason}; leaving\n")
-            sys.stderr.flush()
-    finally:  # a killed front has closed the pipe's other end too
-        os._exit(0)
 
 
 def die() -> None:
@@ -289,7 +235,12 @@ def main(load: Load) -> None:
         die()
 
 
-if __name__ == "__main__":
-    from worker.llama.load import load_model
+def _load_llama(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
+    """A library that cannot be loaded is reported as a model is that cannot."""
+    from worker.llama.load import load_model  # noqa: PLC0415 - this loads llama.cpp
 
-    main(load_model)
+    return load_model(config, on_progress)
+
+
+if __name__ == "__main__":
+    main(_load_llama)

@@ -1,9 +1,12 @@
 """How an engine process starts: the settings it needs, the environment it may see, and how its refusal reads."""
 
 from pathlib import Path
+from typing import cast
 
 from worker.engine.contract import Configure, LoadFailed
+from worker.engine.offload import SplitMode
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
+from worker.gpu_flags import shares
 from worker.settings import Settings, environment
 
 SPIN_COUNT = "30000"
@@ -31,6 +34,9 @@ def configure(settings: Settings, model_path: Path) -> Configure:
         is_deterministic=settings.deterministic,
         prefix_cache_bytes=settings.prefix_cache_bytes,
         has_prompt_lookup=settings.prompt_lookup == "on",
+        split_mode=cast(SplitMode, settings.split_mode),  # check() lets no other pass
+        tensor_split=shares(settings.tensor_split),
+        main_gpu=-1 if settings.main_gpu is None else settings.main_gpu,
     )
 
 
@@ -49,6 +55,9 @@ def load_error(failed: LoadFailed) -> StartupError:
     """The engine's reason for not loading, as the front raises it."""
     if failed.needed_bytes is not None and failed.available_bytes is not None:
         return InsufficientMemory(
-            failed.message, needed_bytes=failed.needed_bytes, available_bytes=failed.available_bytes
+            failed.message,
+            needed_bytes=failed.needed_bytes,
+            available_bytes=failed.available_bytes,
+            device=failed.device,
         )
     return ModelLoadFailed(failed.message)

@@ -114,10 +114,12 @@ class CertificateRefused(StartupError):
 class InsufficientMemory(StartupError):
     code = "INSUFFICIENT_VRAM"
 
-    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
+    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int, device: str | None = None) -> None:
+        """`device`: the one that has too little, where it is known."""
         super().__init__(message)
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
+        self.device = device
 
 
 class DownloadFailed(StartupError):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from worker.account import Account
-from worker.engine.contract import JobKey, Loaded, SelfTested, StepDone
+from worker.engine.contract import JobKey, Loaded, Residency, SelfTested, StepDone
 from worker.engine_client import EngineClient, EngineState
 from worker.errors import (
     DeadlineExceeded,
@@ -27,7 +27,7 @@ from worker.logs import get_logger
 from worker.metrics import Metrics
 from worker.order import Order, Surroundings, order_of
 from worker.phase import READY_WORDS, Phase
-from worker.progress import LoadProgress
+from worker.progress import LoadProgress, report_loaded
 from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
 from worker.protocol.events import Dialect
 from worker.protocol.headers import parse_deadline
@@ -89,7 +89,7 @@ class Front:
     def vram_bytes(self) -> int:
         """Memory on the device; 0 on a CPU, where `memory_bytes` has the figure."""
         facts = self.facts
-        return facts.memory_bytes if facts is not None and facts.backend != "cpu" else 0
+        return self._vitals.residency_of(facts).memory_bytes if facts is not None and facts.backend != "cpu" else 0
 
     @property
     def n_running(self) -> int:
@@ -105,7 +105,7 @@ class Front:
         facts = self.facts
         assert facts is not None
         self._is_open = True
-        self.metrics.loaded(vram_bytes=self.vram_bytes, memory_bytes=facts.memory_bytes, n_cells=facts.n_cells)
+        self.metrics.loaded(memory_bytes=facts.memory_bytes, n_cells=facts.n_cells)
 
     def load_ended(self) -> None:
         """Loaded or not: nothing more will be shown of it. Idempotent."""
@@ -145,7 +145,9 @@ class Front:
 
     def scrape(self, accept: str | None) -> tuple[bytes, str]:
         """/metrics: (body, content type). What is a state, not a count, is looked up now, not at every step."""
-        self.metrics.load(queue_depth=self.n_waiting, running=self.n_running, step=self._vitals.step)
+        self.metrics.load(
+            vram_bytes=self.vram_bytes, queue_depth=self.n_waiting, running=self.n_running, step=self._vitals.step
+        )
         return self.metrics.render(accept)
 
     def readiness(self) -> ReadyBody:
@@ -255,6 +257,18 @@ class Front:
     def on_self_tested(self, result: SelfTested) -> None:
         self._vitals.self_tested = result
 
+    def on_residency(self, residency: Residency) -> None:
+        assert self.facts is not None
+        was_resident = self._vitals.residency_of(self.facts).is_resident
+        self._vitals.residency = residency
+        if residency.is_resident != was_resident:
+            log.warning(
+                "residency_changed",
+                resident=residency.is_resident,
+                vram_bytes=residency.memory_bytes,
+                device=self.facts.device_name,
+            )
+
     def on_engine_line(self, line: str) -> None:
         log.debug("engine", line=line)
 
@@ -272,7 +286,7 @@ class Front:
         )
 
     def on_restarted(self, facts: Loaded) -> None:
-        log.info("model_load_complete", model_ref=self.settings.reported_model_ref, memory_bytes=facts.memory_bytes)
+        report_loaded(facts, self.settings)
         self._restarted.set()
 
     def on_engine_failed(self, error: StartupError) -> None:

@@ -5,7 +5,7 @@ Cached state only, on the front's event loop: asking never waits for the engine.
 
 from dataclasses import dataclass, field
 
-from worker.engine.contract import Loaded, SelfTested, StepDone
+from worker.engine.contract import Loaded, Residency, SelfTested, StepDone
 from worker.phase import Phase
 from worker.protocol.bodies import HealthBody, ParityBody, PrefixCacheBody
 from worker.settings import Settings
@@ -17,6 +17,11 @@ class Vitals:
 
     step: StepDone = field(default_factory=StepDone)
     self_tested: SelfTested | None = None
+    residency: Residency | None = None
+
+    def residency_of(self, facts: Loaded) -> Residency:
+        """Where the model is: as the engine last said, else as it was after the load."""
+        return self.residency or Residency(is_resident=facts.resident, memory_bytes=facts.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,7 @@ def health_body(settings: Settings, facts: Loaded | None, vitals: Vitals, presen
         model=facts.name if facts else None,
         model_ref=settings.reported_model_ref,
         quant_kind=facts.quant_kind if facts else None,
-        resident=facts.resident if facts else False,
+        resident=facts is not None and vitals.residency_of(facts).is_resident,
         vram_bytes_used=presence.vram_bytes,
         memory_bytes=facts.memory_bytes if facts else 0,
         tokenizer_kind=facts.tokenizer_kind if facts else None,

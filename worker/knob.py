@@ -6,7 +6,8 @@ value was given (precedence.py). Pure.
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -38,6 +39,14 @@ class Knob:
         if self.low is None or self.high is None:
             return ""
         return f"{self.low:.15g}..{self.high:.15g}"
+
+
+def setting(default: Any, help: str, group: Group, *, factory: Callable[[], Any] | None = None, **rest: Any) -> Any:
+    """A dataclass field that is a setting; `rest` are the knob's own fields. Any: a field has its setting's type."""
+    metadata = {"knob": Knob(help, group, **rest)}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def check_value(place: str, knob: Knob, value: Any) -> None:

@@ -30,11 +30,13 @@ Event = Literal[
     "model_load_start",
     "model_load_progress",
     "model_load_complete",
+    "memory_off_plan",
     "ready",
     "callback_sent",
     "execute_start",
     "execute_end",
     "engine_restarted",
+    "residency_changed",
     "error",
     "shutdown",
 ]

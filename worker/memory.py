@@ -1,25 +1,45 @@
 """How much memory a model needs, and how large a context fits: card × settings → plan.
 
-Owns the arithmetic only; what is free is asked elsewhere (host.py, or the device), and after the load the measured
-figures replace these. Weights are exact, KV cells are what llama.cpp allocates for a unified cache without sliding
-windows, compute buffers are an estimate. Pure; runs in the engine before the load, and in `inspect`.
+Owns the arithmetic only; what is free, and where it is, is told by who asks, and after the load the measured figures
+are compared with these. Weights are exact, KV cells are what llama.cpp allocates for a unified cache without sliding
+windows, the compute buffers are graph_memory.py's estimate. Pure; runs in the engine before the load, and in `inspect`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from worker.card import ModelCard
+from worker.engine.backend import MAX_DRAFTS
 from worker.errors import InsufficientMemory
 from worker.ggml_types import TYPES_BY_NAME
+from worker.graph_memory import MAX_SEQ_IDS, Graph, graph_bytes, graph_of, logits_bytes
 
 DEFAULT_PARALLEL = 8
 DEFAULT_MAX_CELLS = 16_384
 CELL_STEP = 256
 """llama.cpp pads its context to a multiple of this (llama-context.cpp)."""
 
+SPARE_SEQ_IDS = 3
+"""Beyond the jobs' slots: one for cells that linger (llama/load.py), two for cells on their way and forgotten ones
+(llama/cells.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the settings ask of memory. 0 in the first two means "decide for me"."""
+
+    ctx_size: int
+    """Cells."""
+    parallel: int
+    cache_type_k: str
+    cache_type_v: str
+    ubatch_size: int
+    has_flash_attention: bool
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be asked of llama.cpp, and the memory that takes."""
+    """What will be asked of llama.cpp, and the memory that takes where all of it lies in one place."""
 
     n_cells: int
     """KV cells shared by all jobs; llama.cpp's context is this rounded up to CELL_STEP."""
@@ -28,56 +48,93 @@ class Plan:
     weights_bytes: int
     kv_bytes: int
     compute_bytes: int
-    """An estimate; see the two functions that make it."""
+    """An estimate."""
+    output_bytes: int
+    """The rows of logits that are kept to be read."""
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.compute_bytes
+        return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.output_bytes
 
     @property
     def context_length(self) -> int:
         """N of PROTOCOL.md 1: tokens one job may use."""
         return min(self.n_cells, self.trained_length)
 
+    @property
+    def n_padded_cells(self) -> int:
+        return -(-self.n_cells // CELL_STEP) * CELL_STEP
 
-def plan_memory(
-    card: ModelCard,
-    *,
-    ctx_size: int,
-    parallel: int,
-    cache_type_k: str,
-    cache_type_v: str,
-    ubatch_size: int,
-    has_flash_attention: bool,
-    available_bytes: int,
-) -> Plan:
-    """The plan for a model in `available_bytes`. `ctx_size` and `parallel` of 0 mean "decide for me".
 
-    An asked-for context is kept as it is, or refused. Otherwise as many cells as fit, in steps of CELL_STEP, up to
-    parallel × trained length and DEFAULT_MAX_CELLS; where memory is what limits them and `parallel` is free, there
-    are fewer slots, so that each can have CELL_STEP cells. Weights count in full, also when the file is mapped.
+Fits = Callable[[Plan], bool]
+"""Whether there is room for a plan; for one with fewer cells too, then."""
 
-    Raises: InsufficientMemory: with what is needed, what is there and the largest context that would fit.
+
+def plan_memory(card: ModelCard, demand: Demand, fits: Fits, *, least_cells: int = CELL_STEP) -> Plan | None:
+    """The plan for a model where `fits` says what there is room for; None where there is too little.
+
+    An asked-for context is kept as it is. Otherwise as many cells as fit, in steps of CELL_STEP, up to parallel ×
+    trained length and DEFAULT_MAX_CELLS, and not fewer than `least_cells` of those that are wanted; where memory is
+    what limits them and `parallel` is free, there are fewer slots, so that each can have CELL_STEP cells. Weights count
+    in full, also when the file is mapped.
     """
-    slots = parallel or DEFAULT_PARALLEL
-    kv_bytes = kv_cell_bytes(card, cache_type_k, cache_type_v)
-    scores_bytes = _scores_bytes(card, ubatch_size, has_flash_attention=has_flash_attention)
-    activations_bytes = _activations_bytes(card, slots, ubatch_size)
-    room = available_bytes - card.weights_bytes - activations_bytes
-    fitting = max(0, room) // (CELL_STEP * (kv_bytes + scores_bytes)) * CELL_STEP
-    wanted = ctx_size or _default_cells(card, slots)
-    n_cells = ctx_size or min(wanted, fitting) or CELL_STEP
-    plan = Plan(
-        n_cells=n_cells,
-        parallel=parallel or (slots if n_cells == wanted else min(slots, n_cells // CELL_STEP)),
-        trained_length=card.context_length,
-        weights_bytes=card.weights_bytes,
-        kv_bytes=_padded(n_cells) * kv_bytes,
-        compute_bytes=activations_bytes + _padded(n_cells) * scores_bytes,
+    wanted = wanted_cells(card, demand)
+    if demand.ctx_size:
+        plan = plan_of(card, demand, wanted)
+        return plan if fits(plan) else None
+    n_cells = most_cells(card, demand, fits)
+    return plan_of(card, demand, n_cells) if n_cells >= min(least_cells, wanted) else None
+
+
+def wanted_cells(card: ModelCard, demand: Demand) -> int:
+    """How many cells a model is given where memory is no limit."""
+    most = min(_slots(demand) * card.context_length, DEFAULT_MAX_CELLS)
+    return demand.ctx_size or max(CELL_STEP, most // CELL_STEP * CELL_STEP)
+
+
+def most_cells(card: ModelCard, demand: Demand, fits: Fits) -> int:
+    """The largest multiple of CELL_STEP that fits, at most the wanted cells; 0 where none does."""
+    fitting, failing = 0, wanted_cells(card, demand) // CELL_STEP + 1
+    while failing - fitting > 1:
+        middle = (fitting + failing) // 2
+        if fits(plan_of(card, demand, middle * CELL_STEP)):
+            fitting = middle
+        else:
+            failing = middle
+    return fitting * CELL_STEP
+
+
+def plan_of(card: ModelCard, demand: Demand, n_cells: int) -> Plan:
+    """The plan for exactly so many cells."""
+    slots = _slots(demand)
+    is_scarce = not demand.ctx_size and n_cells < wanted_cells(card, demand)
+    parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
+    bare = Plan(n_cells, parallel, card.context_length, card.weights_bytes, 0, 0, 0)
+    return replace(
+        bare,
+        kv_bytes=bare.n_padded_cells * kv_cell_bytes(card, demand.cache_type_k, demand.cache_type_v),
+        compute_bytes=graph_bytes(card, planned_graph(demand, bare)),
+        output_bytes=logits_bytes(card, _n_outputs(parallel)),
     )
-    if plan.total_bytes > available_bytes:
-        raise _insufficient(plan, available_bytes, fitting)
-    return plan
+
+
+def planned_graph(demand: Demand, plan: Plan) -> Graph:
+    """The largest step of a plan's slots; a slot draws once a step, and once for each guess."""
+    return graph_of(
+        plan.n_padded_cells,
+        n_seqs=min(plan.parallel + SPARE_SEQ_IDS, MAX_SEQ_IDS),
+        n_most_outputs=_n_outputs(plan.parallel),
+        ubatch_size=demand.ubatch_size,
+        has_flash_attention=demand.has_flash_attention,
+    )
+
+
+def _slots(demand: Demand) -> int:
+    return demand.parallel or DEFAULT_PARALLEL
+
+
+def _n_outputs(parallel: int) -> int:
+    return parallel + 1 + MAX_DRAFTS
 
 
 def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
@@ -113,46 +170,13 @@ def k_type(asked: str, *, is_on_gpu: bool, flash_attn: str) -> str:
 
 def kv_cell_bytes(card: ModelCard, cache_type_k: str, cache_type_v: str) -> int:
     """Bytes of one KV cell over all layers: one token of one job."""
+    return sum(kv_layer_bytes(card, cache_type_k, cache_type_v))
+
+
+def kv_layer_bytes(card: ModelCard, cache_type_k: str, cache_type_v: str) -> tuple[int, ...]:
+    """Bytes of one KV cell in each layer."""
     type_k, type_v = TYPES_BY_NAME[cache_type_k.upper()], TYPES_BY_NAME[cache_type_v.upper()]
-    return sum(
+    return tuple(
         type_k.n_bytes(n_heads * card.key_length) + type_v.n_bytes(n_heads * card.value_length)
         for n_heads in card.head_counts_kv
     )
-
-
-def _default_cells(card: ModelCard, slots: int) -> int:
-    return max(CELL_STEP, min(slots * card.context_length, DEFAULT_MAX_CELLS) // CELL_STEP * CELL_STEP)
-
-
-def _padded(n_cells: int) -> int:
-    return -(-n_cells // CELL_STEP) * CELL_STEP
-
-
-def _activations_bytes(card: ModelCard, slots: int, ubatch_size: int) -> int:
-    """An estimate: a row of float32 logits per slot, computed and kept, and eight rows of activations per token."""
-    return 4 * (2 * card.vocab_size * slots + 8 * card.embedding_length * ubatch_size)
-
-
-def _scores_bytes(card: ModelCard, ubatch_size: int, *, has_flash_attention: bool) -> int:
-    """Per cell, an estimate: the mask of a micro-batch; without flash attention also a layer's scores, in float32."""
-    if has_flash_attention:
-        return 2 * ubatch_size
-    return 4 * ubatch_size * (1 + max(card.head_counts, default=0))
-
-
-def _insufficient(plan: Plan, available_bytes: int, fitting: int) -> InsufficientMemory:
-    if fitting:
-        advice = f"the largest --ctx-size that fits is {fitting}"
-    else:
-        advice = "no context fits: free memory, or choose a smaller model or --ubatch-size"
-    return InsufficientMemory(
-        f"not enough memory: {_mib(plan.total_bytes)} needed (weights {_mib(plan.weights_bytes)}, "
-        f"KV cache of {plan.n_cells} cells {_mib(plan.kv_bytes)}, compute about {_mib(plan.compute_bytes)}), "
-        f"{_mib(available_bytes)} available; {advice}",
-        needed_bytes=plan.total_bytes,
-        available_bytes=available_bytes,
-    )
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:.0f} MiB"

@@ -80,13 +80,13 @@ class Metrics:
         )
         self._queue_s = self._histogram("worker_queue_time_seconds", "From a job's arrival to its slot.", _QUEUE_S)
 
-    def loaded(self, *, vram_bytes: int, memory_bytes: int, n_cells: int) -> None:
-        self._vram_bytes.set(vram_bytes)
+    def loaded(self, *, memory_bytes: int, n_cells: int) -> None:
         self._memory_bytes.set(memory_bytes)
         self._cells_total.set(n_cells)
 
-    def load(self, *, queue_depth: int, running: int, step: StepDone) -> None:
-        """How busy the worker is now; `step` is the engine's last report."""
+    def load(self, *, vram_bytes: int, queue_depth: int, running: int, step: StepDone) -> None:
+        """What the worker holds and how busy it is now; `step` is the engine's last report."""
+        self._vram_bytes.set(vram_bytes)
         self._queue_depth.set(queue_depth)
         self._running.set(running)
         self._cells_used.set(step.cells_used)

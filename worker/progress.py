@@ -1,11 +1,14 @@
-"""How far loading is: a bar for a person at a terminal, `model_load_progress` lines for everybody else."""
+"""How far loading is: a bar for a person at a terminal, `model_load_progress` lines for everybody else; and its end."""
 
 import sys
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from worker.engine.contract import Loaded
 from worker.logs import get_logger, is_pretty
+from worker.settings import Settings
 
 log = get_logger()
 
@@ -40,3 +43,18 @@ class LoadProgress:
         bar.update(self._task, completed=percent)
         if percent >= 100:
             bar.stop()
+
+
+def report_loaded(facts: Loaded, settings: Settings) -> None:
+    """Tell what was loaded and where; a line more for each device on which it takes other memory than was planned."""
+    log.info(
+        "model_load_complete",
+        model=facts.name,
+        model_ref=settings.reported_model_ref,
+        device=facts.device_name,
+        gpu_layers=facts.offload.gpu_layers,
+        layers_total=facts.offload.layers_total,
+        memory_bytes=facts.memory_bytes,
+    )
+    for found in facts.offload.off_plan:
+        log.warning("memory_off_plan", **msgspec.structs.asdict(found))

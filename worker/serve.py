@@ -29,6 +29,7 @@ from worker.fetching import fetch_in_child
 from worker.front import Front
 from worker.metrics import Metrics
 from worker.pool import announce, is_test_mode, shown_url
+from worker.progress import report_loaded
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
 from worker.settings import Settings
 from worker.web.server import allow_open_files, bound_socket, served, url_of
@@ -150,7 +151,7 @@ class Service:
                 facts = await self._unless_stopped(front, client.start())
             finally:
                 front.load_ended()
-            log.info("model_load_complete", model=facts.name, memory_bytes=facts.memory_bytes)
+            report_loaded(facts, self._settings)
             yield client
         finally:
             await client.close()
@@ -210,14 +211,15 @@ class Service:
         return 1 if self._signals.second.is_set() else 0
 
     def _report(self, error: StartupError) -> None:
-        memory = {}
+        device, memory = self._settings.device_or_auto, {}
         if isinstance(error, InsufficientMemory):
+            device = error.device or device
             memory = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
         log.error(
             "error",
             code=error.code,
             message=str(error),
-            device=self._settings.device_or_auto,
+            device=device,
             model=self._settings.model,
             model_path=str(self._model_path or ""),
             **memory,

@@ -7,29 +7,24 @@ Refuses to know how a value was spelled. Used once, before anything else runs; f
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
 from platformdirs import user_cache_path
 
+from worker.engine.offload import SplitMode
 from worker.errors import UsageError
-from worker.knob import Group, Knob, check_token, check_value
+from worker.gpu_flags import SHARES_PATTERN, check_split
+from worker.knob import Knob, check_token, check_value, setting
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """llama.cpp's KV cache types; the first three are not quantised."""
 
 MAX_SLOTS = 256
 """LLAMA_MAX_SEQ in llama.cpp."""
-
-
-def _knob(default: Any, help: str, group: Group, *, factory: Callable[[], Any] | None = None, **rest: Any) -> Any:
-    metadata = {"knob": Knob(help, group, **rest)}
-    if factory is not None:
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 def _default_models_dir() -> Path:
@@ -44,14 +39,14 @@ def _fresh_worker_id() -> str:
 class Settings:
     """What `serve` runs with. `None` means "not given"; 0 in a size means "decide for me"."""
 
-    model: str | None = _knob(
+    model: str | None = setting(
         None,
         "A .gguf path, a name in models.toml, a file in --models-dir, or hf:org/repo[@rev][::file=name.gguf].",
         "Model",
         metavar="REF",
         shown_default="none",
     )
-    models_dir: Path = _knob(
+    models_dir: Path = setting(
         None,
         "Where named models are stored and bare file names are looked up.",
         "Model",
@@ -59,12 +54,12 @@ class Settings:
         metavar="DIR",
         shown_default="user cache directory",
     )
-    model_ref: str | None = _knob(
+    model_ref: str | None = setting(
         None, "Reported verbatim as model_ref.", "Model", metavar="REF", shown_default="--model"
     )
-    catalog: Path | None = _knob(None, "Another models.toml.", "Model", metavar="FILE", shown_default="built in")
+    catalog: Path | None = setting(None, "Another models.toml.", "Model", metavar="FILE", shown_default="built in")
 
-    device: str | None = _knob(
+    device: str | None = setting(
         None,
         "auto, cpu, cuda[:N], metal, vulkan[:N]; a bare integer is a GPU index.",
         "Device and memory",
@@ -72,17 +67,39 @@ class Settings:
         metavar="DEVICE",
         shown_default="auto",
     )
-    gpu_layers: str = _knob(
+    gpu_layers: str = setting(
         "auto",
         "Layers on the GPU: all, auto or a number.",
         "Device and memory",
         pattern=r"all|auto|[0-9]{1,4}",
         metavar="N|all|auto",
     )
-    require_full_offload: bool = _knob(
+    split_mode: str = setting(
+        "none",
+        "Several GPUs for one model: none, layer, or row where the backend can. All of the device's backend take part.",
+        "Device and memory",
+        choices=get_args(SplitMode),
+    )
+    tensor_split: str | None = setting(
+        None,
+        "Each GPU's share with --split-mode layer or row, such as 3,1.",
+        "Device and memory",
+        pattern=SHARES_PATTERN,
+        metavar="A,B,…",
+        shown_default="by free memory",
+    )
+    main_gpu: int | None = setting(
+        None,
+        "The GPU for all of the model with --split-mode none, counted among those of the device's backend.",
+        "Device and memory",
+        low=0,
+        high=999,
+        shown_default="the one that --device chooses",
+    )
+    require_full_offload: bool = setting(
         False, "Refuse to start when a layer would stay off the device.", "Device and memory"
     )
-    ctx_size: int = _knob(
+    ctx_size: int = setting(
         0,
         "Total KV cells shared by all jobs, in tokens.",
         "Device and memory",
@@ -91,34 +108,34 @@ class Settings:
         metavar="TOKENS",
         shown_default="what memory allows, at most 16384",
     )
-    batch_size: int = _knob(
+    batch_size: int = setting(
         2048, "Most tokens in one decode call (n_batch).", "Device and memory", low=1, high=2**20, metavar="TOKENS"
     )
-    ubatch_size: int = _knob(
+    ubatch_size: int = setting(
         512, "Most tokens computed at once (n_ubatch).", "Device and memory", low=1, high=2**20, metavar="TOKENS"
     )
-    threads: int = _knob(
+    threads: int = setting(
         0, "CPU threads for generating.", "Device and memory", low=0, high=512, shown_default="the CPU quota"
     )
-    threads_batch: int = _knob(
+    threads_batch: int = setting(
         0, "CPU threads for reading prompts.", "Device and memory", low=0, high=512, shown_default="--threads"
     )
-    cache_type_k: str = _knob(
+    cache_type_k: str = setting(
         "auto",
         "Type of the K cache; auto is f16, on a CPU bf16, which makes answers independent of the company.",
         "Device and memory",
         choices=("auto", *CACHE_TYPES),
         metavar="TYPE",
     )
-    cache_type_v: str = _knob(
+    cache_type_v: str = setting(
         "f16",
         "Type of the V cache; a quantised one needs flash attention.",
         "Device and memory",
         choices=CACHE_TYPES,
         metavar="TYPE",
     )
-    flash_attn: str = _knob("auto", "Flash attention.", "Device and memory", choices=("auto", "on", "off"))
-    prefix_cache_mb: str = _knob(
+    flash_attn: str = setting("auto", "Flash attention.", "Device and memory", choices=("auto", "on", "off"))
+    prefix_cache_mb: str = setting(
         "auto",
         "Main memory, in MiB, for what ended jobs computed of their prompts, so that later ones need not; 0 is none.",
         "Device and memory",
@@ -127,17 +144,17 @@ class Settings:
         shown_default="as much as the KV cache, at most half of what is left",
     )
 
-    parallel: int = _knob(
+    parallel: int = setting(
         0, "Jobs generating at once.", "Jobs", low=0, high=MAX_SLOTS, shown_default="8, fewer if memory demands"
     )
-    max_queue: int = _knob(256, "Jobs waiting for a slot; beyond it WORKER_BUSY.", "Jobs", low=0, high=100_000)
-    max_tokens_out: int = _knob(
+    max_queue: int = setting(256, "Jobs waiting for a slot; beyond it WORKER_BUSY.", "Jobs", low=0, high=100_000)
+    max_tokens_out: int = setting(
         2048, "Largest max_tokens a request may ask for.", "Jobs", low=1, high=2**31 - 1, metavar="TOKENS"
     )
-    max_tokens_in: int = _knob(
+    max_tokens_in: int = setting(
         0, "Longest prompt.", "Jobs", low=0, high=2**31 - 1, metavar="TOKENS", shown_default="what fits the context"
     )
-    itl_target_ms: int = _knob(
+    itl_target_ms: int = setting(
         150,
         "How long a prompt may hold up the jobs that are generating, in milliseconds; sets the prefill chunk.",
         "Jobs",
@@ -145,22 +162,22 @@ class Settings:
         high=10_000,
         metavar="MS",
     )
-    prompt_lookup: str = _knob(
+    prompt_lookup: str = setting(
         "on",
         "Guess tokens from a job's own text and check several in one step; answers stay the same.",
         "Jobs",
         choices=("on", "off"),
     )
-    deterministic: bool = _knob(
+    deterministic: bool = setting(
         False, "Always read prompts in chunks of 64, whatever this machine's speed and --itl-target-ms.", "Jobs"
     )
-    inference_timeout_sec: float = _knob(
+    inference_timeout_sec: float = setting(
         300.0, "Longest life of a job, from its arrival.", "Jobs", low=0.001, high=86_400 * 7, metavar="SECONDS"
     )
 
-    host: str = _knob("127.0.0.1", "Address to bind.", "Network", metavar="ADDRESS")
-    port: int = _knob(8080, "Port to bind; 0 picks a free one.", "Network", low=0, high=65_535)
-    callback_url: str | None = _knob(
+    host: str = setting("127.0.0.1", "Address to bind.", "Network", metavar="ADDRESS")
+    port: int = setting(8080, "Port to bind; 0 picks a free one.", "Network", low=0, high=65_535)
+    callback_url: str | None = setting(
         None,
         "Full URL of the pool manager's ready callback.",
         "Network",
@@ -168,7 +185,7 @@ class Settings:
         metavar="URL",
         shown_default="stand-alone",
     )
-    advertise_url: str | None = _knob(
+    advertise_url: str | None = setting(
         None,
         "The uri to report to the pool manager.",
         "Network",
@@ -176,7 +193,7 @@ class Settings:
         metavar="URL",
         shown_default="http://localhost:PORT",
     )
-    api_key: str | None = _knob(
+    api_key: str | None = setting(
         None,
         "Bearer token clients must send; better given as LLORCH_API_TOKEN.",
         "Network",
@@ -184,10 +201,10 @@ class Settings:
         metavar="TOKEN",
         shown_default="none: open",
     )
-    legacy_callback_body: bool = _knob(False, "Send the ready callback's three legacy fields only.", "Network")
-    sse_event_names: bool = _knob(False, "Write `event:` lines for old readers.", "Network")
+    legacy_callback_body: bool = setting(False, "Send the ready callback's three legacy fields only.", "Network")
+    sse_event_names: bool = setting(False, "Write `event:` lines for old readers.", "Network")
 
-    worker_id: str = _knob(
+    worker_id: str = setting(
         None,
         "1-256 of A-Z a-z 0-9 _ . : -",
         "Operation",
@@ -196,17 +213,17 @@ class Settings:
         metavar="ID",
         shown_default="worker-<uuid4>",
     )
-    parity_report: Path | None = _knob(
+    parity_report: Path | None = setting(
         None,
         "The report.json of a parity run that passed; /health then shows it. One about another file is refused.",
         "Operation",
         metavar="FILE",
         shown_default="none",
     )
-    shutdown_timeout_sec: float = _knob(
+    shutdown_timeout_sec: float = setting(
         25.0, "How long a drain waits for accepted jobs.", "Operation", low=0, high=86_400, metavar="SECONDS"
     )
-    watchdog_sec: float = _knob(
+    watchdog_sec: float = setting(
         30.0,
         "Least silence of a working engine that restarts it.",
         "Operation",
@@ -214,7 +231,7 @@ class Settings:
         high=86_400,
         metavar="SECONDS",
     )
-    log_format: str | None = _knob(
+    log_format: str | None = setting(
         None, "Log lines on stderr.", "Operation", choices=("json", "pretty"), shown_default="pretty on a terminal"
     )
 
@@ -269,6 +286,12 @@ def check(settings: Settings, where: Mapping[str, str] | None = None) -> Setting
             f"--cache-type-v {settings.cache_type_v} is quantised and needs flash attention: "
             "use --flash-attn on or auto, or --cache-type-v f16"
         )
+    check_split(
+        device=settings.device_or_auto,
+        split_mode=settings.split_mode,
+        tensor_split=settings.tensor_split,
+        main_gpu=settings.main_gpu,
+    )
     return settings
 
 

@@ -12,8 +12,8 @@ from worker.llama.step_costs import StepCosts
 
 
 @pytest.mark.model
-def test_a_step_is_llama_decode_and_the_rest(default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "steps", "--model", str(default_model), "--rounds", "1", "--json"]) in {0, 1}
+def test_a_step_is_llama_decode_and_the_rest(model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "steps", "--model", str(model_path), "--rounds", "1", "--json"]) in {0, 1}
     found = json.loads(capsys.readouterr().out)
     assert [costs["n_streams"] for costs in found] == list(BOUNDS)
     for costs in found:

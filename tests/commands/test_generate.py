@@ -61,8 +61,8 @@ def test_the_text_goes_to_stdout_and_a_summary_to_stderr(default_model: Path) ->
 
 
 @pytest.mark.model
-def test_the_seed_of_the_summary_gives_the_same_text_again(default_model: Path) -> None:
-    drawn = (STORY, "--model", str(default_model), "--max-tokens", "12", "--temperature", "1")
+def test_the_seed_of_the_summary_gives_the_same_text_again(model_path: Path) -> None:
+    drawn = (STORY, "--model", str(model_path), "--max-tokens", "12", "--temperature", "1")
     first = generate(*drawn)
     match = re.search(r"seed (\d+)", first.stderr)
     assert match is not None, first.stderr
@@ -165,8 +165,8 @@ def stderr_of(process: subprocess.Popen[bytes]) -> bytes:
 @pytest.mark.model
 @pytest.mark.usefixtures("_ctrl_c_is_heard")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_answer_and_leaves_no_engine(number: signal.Signals, code: int, default_model: Path) -> None:
-    with endless(default_model) as process:
+def test_a_signal_ends_the_answer_and_leaves_no_engine(number: signal.Signals, code: int, model_path: Path) -> None:
+    with endless(model_path) as process:
         read_first_text(process)
         process.send_signal(number)
         assert stderr_of(process) == b""
@@ -175,16 +175,16 @@ def test_a_signal_ends_the_answer_and_leaves_no_engine(number: signal.Signals, c
 
 @pytest.mark.model
 @pytest.mark.usefixtures("_ctrl_c_is_heard")
-def test_ctrl_c_while_loading_leaves_no_engine(default_model: Path) -> None:
-    with endless(default_model) as process:
+def test_ctrl_c_while_loading_leaves_no_engine(model_path: Path) -> None:
+    with endless(model_path) as process:
         process.send_signal(signal.SIGINT)
         assert stderr_of(process) == b""
     assert process.returncode == 130
 
 
 @pytest.mark.model
-def test_a_reader_that_leaves_early_ends_the_answer_and_leaves_no_engine(default_model: Path) -> None:
-    with endless(default_model) as process:
+def test_a_reader_that_leaves_early_ends_the_answer_and_leaves_no_engine(model_path: Path) -> None:
+    with endless(model_path) as process:
         read_first_text(process)
         assert process.stdout is not None
         process.stdout.close()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from worker.engine.backend import Slice, Step
 from worker.engine.contract import (
     Accepted,
+    AskResidency,
     Cancel,
     Configure,
     Delta,
@@ -24,6 +25,7 @@ from worker.engine.contract import (
     Outbound,
     Progress,
     Refused,
+    Residency,
     Sampling,
     SelfTested,
     SlotId,
@@ -36,6 +38,7 @@ from worker.engine.contract import (
     TopToken,
     Violation,
 )
+from worker.engine.offload import Offload, OffPlan
 from worker.frames import FrameBuffer, encode_frame, inbound_decoder, outbound_decoder
 
 LAW = settings(derandomize=True, deadline=None, max_examples=60)
@@ -85,6 +88,7 @@ FINISHED = st.builds(Finished, JOB, st.sampled_from(get_args(StopReason)), st.no
 STARTED = st.builds(Started, JOB, SIZE)
 FAILED = st.builds(Failed, JOB, st.sampled_from(get_args(FailureCode)), TEXT)
 
+SHARES = st.lists(st.floats(0, 1e9), max_size=4).map(tuple)
 INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
     Configure: st.builds(
         Configure,
@@ -107,6 +111,9 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
         is_deterministic=st.booleans(),
         prefix_cache_bytes=st.integers(-1, 2**63 - 1),
         has_prompt_lookup=st.booleans(),
+        split_mode=st.sampled_from(("none", "layer", "row")),
+        tensor_split=SHARES,
+        main_gpu=st.integers(-1, 999),
     ),
     Submit: st.builds(
         Submit,
@@ -119,7 +126,11 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
         json_schema=st.none() | TEXT,
     ),
     Cancel: st.builds(Cancel, job=JOB),
+    AskResidency: st.builds(AskResidency),
 }
+OFF_PLANS = st.builds(
+    OffPlan, device=TEXT, planned_bytes=SIZE, allocated_bytes=SIZE, taken_bytes=st.none() | st.integers(-(2**60), 2**60)
+)
 OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
     Progress: st.builds(Progress, percent=st.integers(0, 100)),
     Loaded: st.builds(
@@ -139,13 +150,22 @@ OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
         memory_bytes=SIZE,
         prefill_chunk=SIZE,
         prefix_cache_bytes=SIZE,
+        offload=st.builds(
+            Offload, gpu_layers=SIZE, layers_total=SIZE, tensor_split=SHARES, off_plan=st.lists(OFF_PLANS).map(tuple)
+        ),
     ),
     LoadFailed: st.builds(
-        LoadFailed, code=TEXT, message=TEXT, needed_bytes=st.none() | SIZE, available_bytes=st.none() | SIZE
+        LoadFailed,
+        code=TEXT,
+        message=TEXT,
+        needed_bytes=st.none() | SIZE,
+        available_bytes=st.none() | SIZE,
+        device=st.none() | TEXT,
     ),
     SelfTested: st.builds(SelfTested, is_same=st.booleans(), differences=st.lists(TEXT, max_size=3).map(tuple)),
     Accepted: st.builds(Accepted, job=JOB, prompt_tokens=SIZE),
     Refused: st.builds(Refused, job=JOB, violations=several(VIOLATIONS)),
+    Residency: st.builds(Residency, is_resident=st.booleans(), memory_bytes=SIZE),
     StepBegun: st.builds(StepBegun, jobs=JOBS),
     StepDone: st.builds(
         StepDone,

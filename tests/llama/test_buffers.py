@@ -37,6 +37,8 @@ def test_a_device_has_its_own_buffers_and_no_others() -> None:
     assert sizes.on_device("CUDA1") == 2 * 2**20
     assert sizes.total_bytes == 5 * 2**20
     assert (sizes + sizes).of_kind("model") == 10 * 2**20
+    assert sizes.of_kind("model", ["CUDA1", "CUDA10"]) == 3 * 2**20
+    assert sizes.of_kind("KV", ["CUDA1"]) == sizes.of_kind("model", []) == 0
 
 
 def test_offloaded_layers_are_counted() -> None:

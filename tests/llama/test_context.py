@@ -100,6 +100,7 @@ def test_every_cache_type_decodes(make_context: MakeContext, tokens: list[TokenI
         ([slice_of(0, 0, [TokenId(5)]), slice_of(0, 1, [TokenId(5)])], "twice"),
     ],
 )
+@pytest.mark.usefixtures("default_model")
 def test_a_bad_batch_is_refused_and_leaves_no_trace(context: Context, slices: list[Slice], message: str) -> None:
     with pytest.raises(BadBatch, match=message):
         context.decode(slices)

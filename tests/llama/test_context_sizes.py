@@ -85,6 +85,7 @@ def test_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert int(done.stdout) == 2**25 * 128
 
 
+@pytest.mark.usefixtures("default_model")
 def test_the_buffers_of_a_context_are_measured(make_context: MakeContext) -> None:
     """30 layers × 3 KV heads × 64 numbers, K and V, two bytes each: 23,040 bytes a cell."""
     sizes = make_context(n_ctx=1024).sizes

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import Device, Kind, choose_device, devices, features, has_amx
+from worker.llama.devices import Device, Kind, can_split_rows, candidates, choose_device, devices, features, has_amx
 
 
 def device(backend: str, index: int = 0, kind: Kind = "gpu", free_bytes: int = 8) -> Device:
@@ -51,6 +51,16 @@ def test_the_cpu_names_its_features_and_the_build_leaves_amx_out() -> None:
 )
 def test_a_name_means_a_device(asked: str, chosen: Device) -> None:
     assert choose_device(asked, ALL) is chosen
+
+
+def test_auto_ranks_all_gpus_and_then_the_cpu_the_others_mean_one_device() -> None:
+    assert candidates("auto", ALL) == [CUDA1, CUDA0, VULKAN, CPU]
+    assert candidates("cuda:0", ALL) == [CUDA0]
+    assert candidates("2", ALL) == [VULKAN]
+
+
+def test_a_cpu_splits_no_rows() -> None:
+    assert not can_split_rows(choose_device("cpu", devices()))
 
 
 def test_auto_without_a_gpu_is_the_cpu() -> None:

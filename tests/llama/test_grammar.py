@@ -189,6 +189,7 @@ def test_a_grammar_asked_after_its_model_is_closed_refuses(tiny: Model) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("default_model")
 def test_the_default_models_special_tokens_are_never_text(model: Model) -> None:
     constraint = constrain(Grammars(model), ANY)
     allowed = constraint.allowed()

@@ -57,6 +57,7 @@ def stored(model: Model, setup: Setup) -> tuple[KvState, dict[str, list[np.ndarr
 
 @pytest.mark.model
 @pytest.mark.parametrize("flash_attn", ["off", "on"])
+@pytest.mark.usefixtures("default_model")
 def test_f32_memory_holds_what_was_computed_bit_for_bit(loaded: Loaded, flash_attn: str) -> None:
     """V lies transposed without flash attention, in rows with it."""
     state, computed = stored(loaded.model, Setup(flash_attn=flash_attn))

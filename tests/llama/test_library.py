@@ -1,5 +1,8 @@
-"""The library is checked before it is used, and its words are heard."""
+"""The library is checked before it is used, loaded from its own folder only, and its words are heard."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ import tomli
 
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import LogLine
-from worker.llama.library import PINNED_VERSION, STRUCT_SIZES, Library, check_binding, open_library
+from worker.llama.library import LIBRARY_DIR, PINNED_VERSION, STRUCT_SIZES, Library, check_binding, open_library
 
 
 def test_the_pin_is_the_project_files() -> None:
@@ -68,3 +71,78 @@ def test_a_failing_assertion_leaves_its_text_on_stderr() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
     assert done.returncode == -6
     assert b"llama.cpp aborts: some.cpp:7: GGML_ASSERT(x) failed" in done.stderr
+
+
+# ── where it is loaded from ──────────────────────────────────────────────────────────────────────
+
+MODULES = sorted(path for path in LIBRARY_DIR.iterdir() if re.fullmatch(r"libggml-cpu-.+\.so", path.name))
+"""Of a build whose backends are modules; in others they are linked in."""
+
+LISTS_WHAT_IS_MAPPED = """
+from worker.llama.devices import devices
+assert [device.name for device in devices()][-1:] == ["CPU"]
+print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "ggml" in line or "llama" in line}), sep="\\n")
+"""
+
+
+def python(script: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+def test_nothing_is_loaded_from_the_working_directory_or_where_the_environment_says(tmp_path: Path) -> None:
+    """A planted module is a real one, so that it would be loaded if it were looked for."""
+    real = next(iter(MODULES), LIBRARY_DIR / "libggml-cpu.so")
+    for name in ("libggml-cpu.so", "libggml-cpu-planted.so", "libggml-blas.so"):
+        shutil.copy(real, tmp_path / name)
+    done = python(LISTS_WHAT_IS_MAPPED, tmp_path, GGML_BACKEND_PATH=str(tmp_path / "libggml-cpu.so"))
+    assert done.returncode == 0, done.stderr
+    mapped = [Path(line) for line in done.stdout.split("\n") if line.startswith("/")]
+    libraries = [path for path in mapped if ".so" in path.name and path.name.startswith(("libggml", "libllama"))]
+    assert libraries
+    assert {path.parent for path in libraries} == {LIBRARY_DIR}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+def test_there_is_one_copy_of_each_library() -> None:
+    """Two would have a list of backends each, and a module loaded into one is missing in the other."""
+    done = python(LISTS_WHAT_IS_MAPPED, Path.cwd())
+    names = [re.sub(r"\.so.*", "", Path(line).name) for line in done.stdout.split() if ".so" in line]
+    ours = [name for name in names if name.startswith(("libggml", "libllama"))]
+    assert sorted(ours) == sorted(set(ours))
+
+
+@pytest.mark.skipif(not MODULES, reason="the backends are linked in")
+def test_a_build_without_a_module_for_this_processor_is_refused(tmp_path: Path) -> None:
+    """And what lies in the working directory is not taken in its place."""
+    folder, planted = tmp_path / "lib", tmp_path / "cwd"
+    shutil.copytree(LIBRARY_DIR, folder, ignore=shutil.ignore_patterns("libggml-cpu-*"))
+    planted.mkdir()
+    shutil.copy(MODULES[0], planted / "libggml-cpu.so")
+    done = python("from worker.llama.devices import devices; devices()", planted, LLAMA_CPP_LIB_PATH=str(folder))
+    assert "ModelLoadFailed" in done.stderr.splitlines()[-1]
+    assert str(folder) in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", [["devices"], ["devices", "--json"]])
+def test_a_library_that_cannot_be_loaded_is_one_line_for_the_user(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "libllama.so").write_bytes(b"no library")
+    done = subprocess.run(
+        [sys.executable, "-m", "worker", *command],
+        env=os.environ | {"LLAMA_CPP_LIB_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("llorch-worker: error: llama.cpp cannot be loaded")

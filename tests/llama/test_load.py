@@ -1,4 +1,4 @@
-"""The whole composition on the real model, and the arithmetic of layers on made-up devices."""
+"""The whole composition, on the real model and on a tiny one."""
 
 from pathlib import Path
 
@@ -10,17 +10,15 @@ from tests.llama.tiny import write_tiny
 from worker.card import read_card
 from worker.engine.backend import Slice, Step
 from worker.engine.contract import Configure, SelfTested, SlotId
+from worker.engine.offload import Offload
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.llama.buffers import LogLine
-from worker.llama.devices import Device
 from worker.llama.library import open_library
-from worker.llama.load import ALL_LAYERS, host_bytes_left, layers_on_gpu, load_model, load_runner, plan_for
+from worker.llama.load import load_model, load_runner
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.warm_up import LEAST_CHUNK
-from worker.memory import Plan
 
-GIB = 2**30
 TINY_CELL_BYTES = 2 * 32 * 2
 """One layer, K and V of 32 numbers, f16."""
 
@@ -57,6 +55,7 @@ def test_a_model_is_loaded_measured_and_empty(default_model: Path, model: Model,
     assert (facts.name, facts.quant_kind, facts.vocab_size) == (card.name, card.quant_kind, card.vocab_size)
     assert (facts.n_cells, facts.context_length, facts.parallel) == (700, 700, 2)
     assert (facts.backend, facts.device_index, facts.memory_architecture, facts.resident) == ("cpu", 0, "host", True)
+    assert facts.offload == Offload(gpu_layers=0, layers_total=card.block_count + 1), "and all as planned"
     assert facts.prefill_chunk in (16, 32, 64)
     assert percents[-1] == 100
     assert any("buffer size" in line.text for line in lines)
@@ -136,15 +135,6 @@ def test_a_prefix_cache_beyond_memory_is_refused_but_to_a_successor(tmp_path: Pa
     loaded.runner.close()
 
 
-def test_a_gpus_model_leaves_main_memory_alone_unless_it_does_not_fit() -> None:
-    small, available_bytes = plan(8 * GIB, 2 * GIB, GIB), 100 * GIB
-    assert host_bytes_left(small, gpu(11 * GIB), available_bytes) == 90 * GIB
-    assert host_bytes_left(small, gpu(9 * GIB), available_bytes) == 88 * GIB
-    unified = Device("Metal", "a Mac", "gpu", "metal", 0, 11 * GIB, 80 * GIB, 0)
-    for device in (CPU, unified):
-        assert host_bytes_left(small, device, available_bytes) == 79 * GIB
-
-
 def test_a_bad_file_is_refused_before_the_library_sees_it(tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(b"GGUF")
@@ -158,56 +148,18 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_context_beyond_memory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InsufficientMemory):
+    with pytest.raises(
+        InsufficientMemory, match=r"not enough memory on CPU \(.*the largest --ctx-size that fits is "
+    ) as e:
         load_runner(configuration(write_tiny(tmp_path / "tiny.gguf"), ctx_size=2**31 - 257), lambda _: None)
+    assert str(e.value.device) in str(e.value)
+    assert e.value.needed_bytes > e.value.available_bytes > 0
 
 
-# ── layers ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def gpu(free_bytes: int) -> Device:
-    return Device("CUDA0", "a GPU", "gpu", "cuda", 0, free_bytes, 80 * GIB, 0)
-
-
-CPU = Device("CPU", "a CPU", "cpu", "cpu", 0, GIB, GIB, 1)
-
-
-def plan(weights_bytes: int, kv_bytes: int, compute_bytes: int) -> Plan:
-    return Plan(
-        n_cells=256,
-        parallel=1,
-        trained_length=256,
-        weights_bytes=weights_bytes,
-        kv_bytes=kv_bytes,
-        compute_bytes=compute_bytes,
-    )
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "n_layers"),
-    [
-        ("all", gpu(0), ALL_LAYERS),
-        ("auto", gpu(11 * GIB), ALL_LAYERS),
-        ("auto", gpu(11 * GIB - 1), 9),
-        ("auto", gpu(6 * GIB), 5),
-        ("auto", gpu(GIB // 2), 0),
-        ("7", gpu(11 * GIB), 7),
-        ("0", gpu(11 * GIB), 0),
-        ("all", CPU, 0),
-        ("auto", CPU, 0),
-        ("7", CPU, 0),
-    ],
-)
-def test_as_many_layers_go_to_the_gpu_as_fit(asked: str, device: Device, n_layers: int) -> None:
-    """Ten layers of 1 GiB and 1 GiB of compute buffers."""
-    assert layers_on_gpu(asked, device, plan(8 * GIB, 2 * GIB, GIB), 10) == n_layers
-
-
-def test_full_offload_is_planned_in_the_devices_memory_alone(tmp_path: Path) -> None:
-    card = read_card(write_tiny(tmp_path / "tiny.gguf"))
-    small = gpu(free_bytes=1000)
-    for changes in ({"gpu_layers": "all"}, {"require_full_offload": True}):
-        with pytest.raises(InsufficientMemory):
-            plan_for(configuration(card.path, **changes), card, small)
-    for gpu_layers in ("auto", "1"):
-        assert plan_for(configuration(card.path, gpu_layers=gpu_layers), card, small).n_cells == 700
+@pytest.mark.parametrize("changes", [{"split_mode": "layer"}, {"split_mode": "row"}, {"gpu_layers": "all"}])
+def test_wishes_about_gpus_leave_a_cpu_as_it_is(tmp_path: Path, changes: dict[str, str]) -> None:
+    config = configuration(write_tiny(tmp_path / "tiny.gguf"), require_full_offload=True, **changes)
+    loaded = load_runner(config, lambda _: None)
+    assert loaded.facts.resident
+    assert loaded.facts.offload == Offload(gpu_layers=0, layers_total=2)
+    loaded.runner.close()

@@ -36,19 +36,20 @@ def test_progress_rises_to_100_and_never_repeats(loaded: Loaded) -> None:
 
 
 @pytest.mark.model
-def test_the_facts_agree_with_the_card(model: Model, default_model: Path) -> None:
-    card = read_card(default_model)
+def test_the_facts_agree_with_the_card(model: Model, model_path: Path) -> None:
+    card = read_card(model_path)
     assert model.n_vocab == card.vocab_size
 
 
 @pytest.mark.model
-def test_the_weights_are_measured(model: Model, default_model: Path) -> None:
+def test_the_weights_are_measured(model: Model, model_path: Path) -> None:
     """The library prints hundredths of a MiB, and maps the tensors with the padding between them."""
-    weights_bytes = read_card(default_model).weights_bytes
+    weights_bytes = read_card(model_path).weights_bytes
     assert model.sizes.of_kind("model") == pytest.approx(weights_bytes, rel=0.01)
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("default_model")
 def test_special_tokens_in_a_prompt_are_parsed(model: Model) -> None:
     tokens = model.tokenize("<|im_start|>user\nHi<|im_end|>")
     assert tokens[0] == 1
@@ -64,12 +65,14 @@ def test_every_token_has_a_piece_and_control_tokens_an_empty_one(model: Model) -
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("default_model")
 def test_the_end_tokens_are_the_vocabularys_own(model: Model) -> None:
     assert model.ends.tolist() == [0, 2, 4]
     assert [token for token in range(model.n_vocab) if model.is_end(TokenId(token))] == [0, 2, 4]
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("default_model")
 def test_a_text_may_be_one_token(model: Model) -> None:
     assert model.token_of("<|im_start|>") == 1
     assert model.token_of("") is None
@@ -79,12 +82,14 @@ def test_a_text_may_be_one_token(model: Model) -> None:
 @pytest.mark.model
 @settings(derandomize=True, deadline=None)
 @given(text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters=NO_TOKEN, max_codepoint=0x3FFFF)))
+@pytest.mark.usefixtures("default_model")
 def test_the_pieces_of_a_text_are_the_text(loaded: Loaded, text: str) -> None:
     """Any text of bytes that the vocabulary has, NUL included."""
     assert text_of(loaded.model, loaded.model.tokenize(text)) == text
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("default_model")
 def test_a_long_text_is_one_text(model: Model) -> None:
     text = "naïve 🎈 \0 Ελλάδα " * 1500
     assert text_of(model, model.tokenize(text)) == text
@@ -93,6 +98,7 @@ def test_a_long_text_is_one_text(model: Model) -> None:
 @pytest.mark.model
 @settings(derandomize=True, deadline=None)
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
+@pytest.mark.usefixtures("default_model")
 def test_the_bytes_of_a_text_are_tokenised_as_the_text(loaded: Loaded, text: str) -> None:
     assert loaded.model.tokenize_bytes(text.encode()) == loaded.model.tokenize(text)
 

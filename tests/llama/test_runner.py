@@ -41,6 +41,7 @@ def generate(
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("default_model")
 def test_a_chat_ends_by_itself(runner: LlamaRunner) -> None:
     [drawn] = generate(runner, [CHAT], 15)
     ends = [sampled.is_end for sampled in drawn]

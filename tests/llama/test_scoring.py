@@ -99,6 +99,7 @@ def test_a_prompt_in_pieces_is_answered_alike(loaded: Loaded) -> None:
         ([5, 49152], "outside the vocabulary"),
     ],
 )
+@pytest.mark.usefixtures("default_model")
 def test_tokens_that_would_abort_the_process_are_refused(loaded: Loaded, tokens: list[int], message: str) -> None:
     with scorer_of(loaded.model) as scorer:
         with pytest.raises(ValueError, match=message):

@@ -72,6 +72,7 @@ def taken(loaded: Loaded, stems: list[str], setup: Setup) -> dict[str, list[np.n
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("default_model")
 def test_tensors_of_one_name_come_in_the_order_of_computation(loaded: Loaded) -> None:
     found = taken(loaded, ["Qcur"], Setup())
     assert sorted(found) == sorted(f"Qcur-{layer}" for layer in range(30))
@@ -84,6 +85,7 @@ def test_tensors_of_one_name_come_in_the_order_of_computation(loaded: Loaded) ->
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("default_model")
 def test_a_permuted_view_is_the_tensor_it_looks_at(loaded: Loaded) -> None:
     found = taken(loaded, ["Qcur", "Qcur (view) (permuted)"], Setup())
     [permuted] = found["Qcur-3 (view) (permuted)"]
@@ -92,6 +94,7 @@ def test_a_permuted_view_is_the_tensor_it_looks_at(loaded: Loaded) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize(("cache_type", "rounded"), [("f32", 0.0), ("f16", 2.0**-11), ("bf16", 2.0**-8)])
+@pytest.mark.usefixtures("default_model")
 def test_every_float_type_of_the_library_is_read(loaded: Loaded, cache_type: str, rounded: float) -> None:
     """A softmax row adds up to 1, and a view of the cache has the numbers that were stored there."""
     found = taken(loaded, ["Kcur", "cache_k_l5 (view)", "kq_soft_max"], Setup(type_k=cache_type))

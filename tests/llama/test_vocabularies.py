@@ -109,7 +109,7 @@ def load_vocabulary(vocabulary: Vocabulary) -> Model:
     params.vocab_only = True
     handle = capi.llama_model_load_from_file(os.fsencode(path), params)
     assert handle, f"llama.cpp does not read {path}"
-    return Model(handle, cpu, Watch())
+    return Model(handle, (cpu,), Watch())
 
 
 def any_tokens(loaded: Loaded) -> st.SearchStrategy[list[TokenId]]:

@@ -10,9 +10,9 @@ from tests.worker_process import WorkerProcess, serve_default
 
 
 @pytest.fixture(scope="package")
-def worker(default_model: Path) -> Iterator[WorkerProcess]:
+def worker(model_path: Path) -> Iterator[WorkerProcess]:
     """For every test that leaves the worker as it found it."""
-    with serve_default(default_model, "--parallel", "4", "--ctx-size", "4096") as worker:
+    with serve_default(model_path, "--parallel", "4", "--ctx-size", "4096") as worker:
         yield worker.ready()
 
 

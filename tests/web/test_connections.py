@@ -41,9 +41,9 @@ HEALTH = head("GET", "/health")
 
 
 @pytest.fixture(scope="module")
-def impatient(default_model: Path) -> Iterator[WorkerProcess]:
+def impatient(model_path: Path) -> Iterator[WorkerProcess]:
     command = (sys.executable, impatient_worker.__file__)
-    with serve_default(default_model, "--parallel", "1", "--ctx-size", "2048", command=command) as worker:
+    with serve_default(model_path, "--parallel", "1", "--ctx-size", "2048", command=command) as worker:
         yield worker.ready()
 
 

@@ -23,9 +23,9 @@ HUGE_ID = "j" * 1_900_000
 
 
 @pytest.fixture(scope="module")
-def single(default_model: Path) -> Iterator[WorkerProcess]:
+def single(model_path: Path) -> Iterator[WorkerProcess]:
     """One slot: the second job waits."""
-    with serve_default(default_model, "--parallel", "1", "--ctx-size", "4096") as worker:
+    with serve_default(model_path, "--parallel", "1", "--ctx-size", "4096") as worker:
         yield worker.ready()
 
 
@@ -143,10 +143,10 @@ def test_a_client_that_does_not_read_holds_no_more_than_four_mebibytes(single: W
     assert b'"code":"CANCELLED","message":"the client is more than 4194304 bytes behind"' in received
 
 
-def test_a_send_without_progress_ends_the_job(default_model: Path) -> None:
+def test_a_send_without_progress_ends_the_job(model_path: Path) -> None:
     """After 30 s; here after 2. The client neither reads nor leaves."""
     command = (sys.executable, impatient_worker.__file__)
-    with serve_default(default_model, "--ctx-size", "2048", command=command) as worker:
+    with serve_default(model_path, "--ctx-size", "2048", command=command) as worker:
         with dribble(worker.ready()) as sock:
             # Too little for the four mebibytes: only the time-out can end it before its last token.
             sock.sendall(post_json("/execute", request_of("j" * 400_000)))

@@ -30,10 +30,10 @@ MAX_TOKENS_IN = 200
 
 
 @pytest.fixture(scope="module")
-def narrow(default_model: Path) -> Iterator[WorkerProcess]:
+def narrow(model_path: Path) -> Iterator[WorkerProcess]:
     """Every limit of a job made small, and `event:` lines on."""
     with serve_default(
-        default_model,
+        model_path,
         *("--parallel", "1", "--ctx-size", str(CONTEXT)),
         *("--max-tokens-in", str(MAX_TOKENS_IN), "--max-tokens-out", "100"),
         "--sse-event-names",
@@ -98,6 +98,7 @@ def test_event_names_are_written_for_old_readers_when_asked(narrow: WorkerProces
         assert name == "event: " + json.loads(data.removeprefix("data: "))["type"]
 
 
+@pytest.mark.usefixtures("default_model")
 def test_line_breaks_and_emoji_stay_inside_one_data_line(worker: WorkerProcess) -> None:
     """TV-108, TV-126, TV-132: a character split over tokens comes whole, in raw UTF-8, a line break as an escape."""
     emoji = post(worker, short(prompt="🌍🌍🌍🌍") | {"max_tokens": 9}).content.decode()
@@ -111,6 +112,7 @@ def test_line_breaks_and_emoji_stay_inside_one_data_line(worker: WorkerProcess) 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("default_model")
 def test_started_tells_the_model_of_health_and_an_rfc_3339_time(worker: WorkerProcess) -> None:
     before = datetime.now(UTC) - timedelta(seconds=1)
     started = worker.run(prompt=COUNT, max_tokens=1)[0]
@@ -157,6 +159,7 @@ def test_a_stop_at_the_first_token_leaves_started_and_end(worker: WorkerProcess)
     assert (end["tokens_out"], end["tokens_sampled"]) == (0, 1)
 
 
+@pytest.mark.usefixtures("default_model")
 def test_the_models_own_end_is_eos(worker: WorkerProcess) -> None:
     """TV-113. The end-of-generation token is drawn, counted, and not shown."""
     chat = "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"
@@ -169,6 +172,7 @@ def test_the_models_own_end_is_eos(worker: WorkerProcess) -> None:
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("default_model")
 def test_a_prompt_may_leave_room_for_one_token_and_no_less(worker: WorkerProcess) -> None:
     with Stream(worker.url, request_of("fits", prompt=" hello" * 4095)) as stream:
         assert stream.until("started")[0]["prompt_tokens"] == 4095
@@ -179,6 +183,7 @@ def test_a_prompt_may_leave_room_for_one_token_and_no_less(worker: WorkerProcess
     assert response.json() == {"errors": [error]}
 
 
+@pytest.mark.usefixtures("default_model")
 def test_a_job_after_a_prompt_beyond_the_context_runs(narrow: WorkerProcess) -> None:
     """TV-285."""
     message = "prompt has 300 tokens and needs room for one more; the context is 256"
@@ -189,6 +194,7 @@ def test_a_job_after_a_prompt_beyond_the_context_runs(narrow: WorkerProcess) -> 
     check_order(narrow.run(prompt="Hello", max_tokens=10))
 
 
+@pytest.mark.usefixtures("default_model")
 def test_the_operators_limit_on_prompts_is_named(narrow: WorkerProcess) -> None:
     response = post(narrow, short(prompt=" hello" * (MAX_TOKENS_IN + 1)))
     (error,) = response.json()["errors"]
@@ -203,6 +209,7 @@ def test_the_operators_limit_on_tokens_is_in_the_constraint(narrow: WorkerProces
     assert (error["constraint"], error["value"]) == ("range(1..=100)", "101")
 
 
+@pytest.mark.usefixtures("default_model")
 def test_tokens_beyond_the_context_are_cut_and_the_end_says_so(narrow: WorkerProcess) -> None:
     events = narrow.run(prompt=" hello" * MAX_TOKENS_IN, max_tokens=100)
     end = events[-1]
@@ -254,8 +261,8 @@ def test_a_deadline_that_passes_ends_the_stream_with_timeout(worker: WorkerProce
     assert (events[-1]["code"], events[-1]["retriable"]) == ("TIMEOUT", True)
 
 
-def test_the_operators_time_limit_ends_the_stream_with_timeout(default_model: Path) -> None:
-    with serve_default(default_model, "--ctx-size", "2048", "--inference-timeout-sec", "3") as hasty:
+def test_the_operators_time_limit_ends_the_stream_with_timeout(model_path: Path) -> None:
+    with serve_default(model_path, "--ctx-size", "2048", "--inference-timeout-sec", "3") as hasty:
         events = hasty.ready().run(**request_of("too-long"))
         check_order(events)
         assert (events[-1]["code"], events[-1]["retriable"]) == ("TIMEOUT", True)

@@ -91,8 +91,8 @@ def test_unknown_documents_beside_the_openapi_one_are_404_and_empty(client: http
 
 
 @pytest.mark.parametrize("path", ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"])
-def test_shutdown_is_answered_and_ends_the_worker(default_model: Path, path: str) -> None:
-    with serve_default(default_model, "--shutdown-timeout-sec", "7") as worker:
+def test_shutdown_is_answered_and_ends_the_worker(model_path: Path, path: str) -> None:
+    with serve_default(model_path, "--shutdown-timeout-sec", "7") as worker:
         response = worker.listening().post(path)
         assert (response.status_code, response.headers["content-type"]) == (202, JSON)
         assert response.content == b'{"status":"shutting_down","timeout_seconds":7}'

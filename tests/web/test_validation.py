@@ -92,6 +92,7 @@ def test_broken_rules_come_back_byte_for_byte_and_nothing_is_streamed(
 
 
 @pytest.mark.parametrize(("sent", "expected"), rows_of(test_own_rules.test_a_broken_rule_is_told_in_these_words))
+@pytest.mark.usefixtures("default_model")
 def test_broken_rules_of_our_own_fields_come_back_the_same_way(
     client: httpx2.Client, sent: dict[str, Any], expected: str
 ) -> None:

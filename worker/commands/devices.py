@@ -1,6 +1,6 @@
-"""`llorch-worker devices`: every device ggml can compute on, with its memory.
+"""`llorch-worker devices`: what llama.cpp can compute on here, with its memory, and why it cannot use the rest.
 
-Owns: what is said about a device. Refuses to know: how devices are found (llama/devices.py).
+Owns: what is said about devices and backends. Refuses to know: how they are found (llama/devices.py, backends.py).
 Runs in a short-lived process of its own, which may load llama.cpp.
 """
 
@@ -11,8 +11,9 @@ from rich.filesize import decimal
 
 from worker.commands.tables import print_json, print_table
 from worker.host import available_memory_bytes
-from worker.llama.devices import Device
-from worker.llama.devices import devices as find_devices
+from worker.llama.backends import CompiledBackend, backends
+from worker.llama.devices import Device, Kind
+from worker.settings import environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,31 +21,74 @@ class DeviceRow:
     """One device, in the words and the order of the output."""
 
     name: str
-    type: str
+    """ggml's: CPU, CUDA0, MTL0, Vulkan0, BLAS."""
+    backend: str
+    """cpu | cuda | metal | vulkan | blas | …"""
+    type: Kind
+    """cpu | gpu | igpu (shares main memory) | accel (helps the CPU, as BLAS does; never chosen by --device)"""
     flag: str | None
     """What `--device` says for it; None where a worker cannot be told to run on it."""
     free_bytes: int
     total_bytes: int
+    """0 for what has no memory of its own: accel."""
     description: str
 
 
-@click.command
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of a table.")
-def devices(*, as_json: bool) -> None:
-    """Show the devices llama.cpp can use, with their memory.
+@dataclass(frozen=True, slots=True)
+class BackendRow:
+    """One backend that llama.cpp was compiled with: it has devices, or a reason why not."""
 
-    `flag` is what --device says for one; `free` is of this moment.
+    name: str
+    devices: tuple[str, ...]
+    """Their names, as in DeviceRow."""
+    variant: str | None
+    """The processor its code was compiled for, where the build has a module for each: haswell, zen4, armv8.2_1."""
+    features: tuple[str, ...]
+    """What its code uses, in ggml's words: AVX2, AVX512, NEON, LLAMAFILE, …"""
+    reason: str | None
+    """Why there is no device, and what to do; None where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What --json prints. Fields may be added; these keep their names and meaning. Devices are in ggml's order."""
+
+    devices: tuple[DeviceRow, ...]
+    backends: tuple[BackendRow, ...]
+
+
+@click.command
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead: `devices` and `backends`.")
+def devices(*, as_json: bool) -> None:
+    """Show what llama.cpp can compute on here.
+
+    First the devices: `flag` is what --device says for one, `free` is of this moment. Then the backends that llama.cpp
+    was compiled with: the processor features that their code uses, or why there is no device, and what to do.
     """
-    rows = [describe(device, available_memory_bytes()) for device in find_devices()]
+    inventory = take_inventory(backends(environment()), available_memory_bytes())
     if as_json:
-        print_json(rows)
+        print_json(inventory)
         return
-    print_table(
-        ["device", "type", "flag", ">free", ">total", "description"],
-        [
-            (row.name, row.type, row.flag or "-", decimal(row.free_bytes), decimal(row.total_bytes), row.description)
-            for row in rows
-        ],
+    columns = ["device", "type", "flag", ">free", ">total", "description"]
+    print_table(columns, [device_cells(row) for row in inventory.devices])
+    print_table(["backend", "devices", "uses"], [backend_cells(row) for row in inventory.backends])
+
+
+def take_inventory(found: list[CompiledBackend], available_bytes: int) -> Inventory:
+    """The rows of all that was found; `available_bytes` is the host's own figure of its memory."""
+    all_devices = sorted((device for backend in found for device in backend.devices), key=lambda device: device.ordinal)
+    return Inventory(
+        devices=tuple(describe(device, available_bytes) for device in all_devices),
+        backends=tuple(
+            BackendRow(
+                name=backend.name,
+                devices=tuple(device.name for device in backend.devices),
+                variant=backend.variant,
+                features=backend.features,
+                reason=backend.reason,
+            )
+            for backend in found
+        ),
     )
 
 
@@ -53,12 +97,27 @@ def describe(device: Device, available_bytes: int) -> DeviceRow:
     is_cpu = device.kind == "cpu"
     return DeviceRow(
         name=device.name,
+        backend=device.backend,
         type=device.kind,
         flag=_flag(device),
         free_bytes=min(device.free_bytes, available_bytes) if is_cpu else device.free_bytes,
         total_bytes=device.total_bytes,
         description=device.description,
     )
+
+
+def device_cells(row: DeviceRow) -> tuple[str, ...]:
+    """One line of the first table. What helps the CPU has no memory of its own."""
+    sizes = (decimal(row.free_bytes), decimal(row.total_bytes)) if row.total_bytes else ("-", "-")
+    return row.name, row.type, row.flag or "-", *sizes, row.description
+
+
+def backend_cells(row: BackendRow) -> tuple[str, str, str]:
+    """One line of the second table."""
+    if row.reason is not None:
+        return row.name, "none", row.reason
+    uses = [f"{row.variant}:"] if row.variant else []
+    return row.name, " ".join(row.devices), " ".join([*uses, *row.features]) or "-"
 
 
 def _flag(device: Device) -> str | None:

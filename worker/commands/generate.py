@@ -18,7 +18,7 @@ from worker import logs
 from worker.card import read_card
 from worker.catalog import load_catalog, locate
 from worker.cli import read_settings, setting_options
-from worker.engine.contract import JobKey, Loaded, SelfTested, StepDone
+from worker.engine.contract import JobKey, Loaded, Residency, SelfTested, StepDone
 from worker.engine_client import EngineClient
 from worker.engine_setup import configure, engine_environment
 from worker.errors import StartupError, UsageError, WorkerError
@@ -166,6 +166,8 @@ class _Terminal:
     def on_step(self, step: StepDone) -> None: ...
 
     def on_self_tested(self, result: SelfTested) -> None: ...
+
+    def on_residency(self, residency: Residency) -> None: ...
 
     def on_engine_line(self, line: str) -> None: ...
 

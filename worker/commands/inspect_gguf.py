@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from worker.card import ModelCard, read_card
 from worker.commands.tables import print_json, print_table
 from worker.host import available_memory_bytes
-from worker.memory import Plan, k_type, plan_memory, prefix_cache_bytes
+from worker.memory import Demand, Plan, k_type, plan_of, prefix_cache_bytes, wanted_cells
 from worker.settings import Settings
 
 _NO_LIMIT_BYTES = 2**63
@@ -39,6 +39,7 @@ class Memory:
     kv_bytes: int
     kv_cells: int
     compute_bytes: int
+    """With the logits that are kept to be read."""
     total_bytes: int
     prefix_cache_bytes: int
     """Beyond the total, where there is room for twice as much."""
@@ -116,16 +117,15 @@ def _tensor_types(card: ModelCard) -> tuple[TypeRow, ...]:
 
 def _default_plan(card: ModelCard) -> Plan:
     defaults = Settings()
-    return plan_memory(
-        card,
+    demand = Demand(
         ctx_size=defaults.ctx_size,
         parallel=defaults.parallel,
         cache_type_k=k_type(defaults.cache_type_k, is_on_gpu=False, flash_attn=defaults.flash_attn),
         cache_type_v=defaults.cache_type_v,
         ubatch_size=defaults.ubatch_size,
         has_flash_attention=defaults.flash_attn != "off",
-        available_bytes=_NO_LIMIT_BYTES,
     )
+    return plan_of(card, demand, wanted_cells(card, demand))
 
 
 def _memory(plan: Plan, available_bytes: int) -> Memory:
@@ -133,7 +133,7 @@ def _memory(plan: Plan, available_bytes: int) -> Memory:
         weights_bytes=plan.weights_bytes,
         kv_bytes=plan.kv_bytes,
         kv_cells=plan.n_cells,
-        compute_bytes=plan.compute_bytes,
+        compute_bytes=plan.compute_bytes + plan.output_bytes,
         total_bytes=plan.total_bytes,
         prefix_cache_bytes=prefix_cache_bytes(Settings().prefix_cache_bytes, plan, _NO_LIMIT_BYTES),
         available_bytes=available_bytes,

@@ -15,6 +15,7 @@ from worker.engine.contract import (
     Configure,
     Loaded,
     Logprob,
+    Residency,
     Sampling,
     SelfTested,
     SlotId,
@@ -182,6 +183,8 @@ class LoadedModel:
     self_test: SelfTest | None = None
     """Runs on the step thread while no slot holds a cell: a part with each `next`, None between the parts, then the
     result. Closed early or not, it leaves the memory as new."""
+    residency: Callable[[], Residency] | None = None
+    """Where the model is now, from any thread; None on a CPU, whose memory it cannot leave."""
 
 
 Load = Callable[[Configure, Callable[[int], None]], LoadedModel]

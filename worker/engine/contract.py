@@ -3,14 +3,16 @@
 Owns: the frames on the socketpair (msgspec structs, tagged, array-like).
 Knows nothing of HTTP, llama.cpp or numpy.
 
-    front  ── Configure, Submit, Cancel ──▶  engine
-    front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone ──  engine
+    front  ── Configure, Submit, Cancel, AskResidency ──▶  engine
+    front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
 """
 
 from dataclasses import dataclass
 from typing import Literal, NewType
 
 import msgspec
+
+from worker.engine.offload import Offload, SplitMode
 
 TokenId = NewType("TokenId", int)
 SlotId = NewType("SlotId", int)
@@ -102,6 +104,11 @@ class Configure(_Frame, frozen=True, kw_only=True):
     prefix_cache_bytes: int = -1
     """Most bytes of ended jobs' KV cells to keep for later prompts; -1 means "decide for me"."""
     has_prompt_lookup: bool = True
+    split_mode: SplitMode = "none"
+    tensor_split: tuple[float, ...] = ()
+    """Each GPU's share of the layers; none: by free memory."""
+    main_gpu: int = -1
+    """Among the GPUs of the device's backend, where the model is on one; -1 means "decide for me"."""
 
 
 class Submit(_Frame, frozen=True, kw_only=True):
@@ -120,6 +127,10 @@ class Cancel(_Frame, frozen=True, kw_only=True):
     """Leave before the next step; idempotent, unknown jobs are ignored."""
 
     job: JobKey
+
+
+class AskResidency(_Frame, frozen=True, kw_only=True):
+    """Is the model still on the GPU? Answered with a Residency by the intake thread, whatever the steps are doing."""
 
 
 # ── engine → front ───────────────────────────────────────────────────────────────────────────────
@@ -149,10 +160,11 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     device_name: str
     memory_architecture: Literal["vram-only", "unified", "host"]
     memory_bytes: int
-    """Weights + KV + compute buffers on the device, measured after the load."""
+    """Weights + KV + compute buffers on the device, or on all that share the model, measured after the load."""
     prefill_chunk: int
     prefix_cache_bytes: int = 0
     """The limit that holds; 0 where the model's memory cannot be cut, or nothing is to be kept."""
+    offload: Offload = Offload()
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):
@@ -162,6 +174,8 @@ class LoadFailed(_Frame, frozen=True, kw_only=True):
     message: str
     needed_bytes: int | None = None
     available_bytes: int | None = None
+    device: str | None = None
+    """Whose memory is meant."""
 
 
 class Accepted(_Frame, frozen=True, kw_only=True):
@@ -192,6 +206,14 @@ class SelfTested(_Frame, frozen=True, kw_only=True):
     is_same: bool
     differences: tuple[str, ...] = ()
     """What gave other bits, in words: `beside 7 others`."""
+
+
+class Residency(_Frame, frozen=True, kw_only=True):
+    """Where the model is now, by the device's own figures."""
+
+    is_resident: bool
+    memory_bytes: int
+    """Most that the device can still hold of ours: what Loaded told, less where less is in use on the device."""
 
 
 class StepBegun(_Frame, frozen=True, kw_only=True):
@@ -272,5 +294,5 @@ class StepDone(_Frame, frozen=True, kw_only=True):
     """time.monotonic() after sampling; the two processes share that clock."""
 
 
-Inbound = Configure | Submit | Cancel
-Outbound = Progress | Loaded | LoadFailed | SelfTested | Accepted | Refused | StepBegun | StepDone
+Inbound = Configure | Submit | Cancel | AskResidency
+Outbound = Progress | Loaded | LoadFailed | SelfTested | Accepted | Refused | StepBegun | StepDone | Residency

@@ -1,0 +1,12 @@
+"""The room of llama.cpp: nothing outside it touches the library or ctypes.
+
+Importing any part of it loads the library, which may be impossible on this machine. Raises: ModelLoadFailed then.
+"""
+
+from worker.errors import ModelLoadFailed
+from worker.llama.reasons import unloadable
+
+try:
+    import llama_cpp  # noqa: F401 - the modules of this room import it again; here its failure gets its words
+except (RuntimeError, FileNotFoundError) as error:
+    raise ModelLoadFailed(unloadable(str(error))) from error

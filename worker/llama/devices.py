@@ -8,14 +8,13 @@ import ctypes
 import functools
 import itertools
 import re
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes
-from worker.llama.library import ggml_function, open_library
+from worker.llama.library import call_ggml, open_library
 
 Kind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
 """In the order of ggml_backend_dev_type."""
@@ -30,6 +29,18 @@ class _Feature(ctypes.Structure):
     """ggml_backend_feature in ggml-backend.h; a name of NULL ends a list."""
 
     _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a device, for all processes together. 0 of 0 where the driver does not answer."""
+
+    free_bytes: int
+    total_bytes: int
+
+    @property
+    def in_use_bytes(self) -> int:
+        return max(0, self.total_bytes - self.free_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +74,19 @@ def devices() -> list[Device]:
     """Every device of every backend in this build, in ggml's order. Source: ggml-backend.h."""
     open_library()
     found: list[Device] = []
-    for ordinal in range(_call("ggml_backend_dev_count", ctypes.c_size_t)):
+    for ordinal in range(call_ggml("ggml_backend_dev_count", ctypes.c_size_t)):
         found.append(_describe(ordinal, found))
     return found
 
 
 def device_handle(device: Device) -> int:
     """ggml's own pointer to the device; for this room only."""
-    return int(_call("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(device.ordinal)))
+    return int(call_ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(device.ordinal)))
+
+
+def memory_of(device: Device) -> Memory:
+    """The device's memory now; ggml calls all of a CPU's memory free. Source: ggml_backend_dev_memory."""
+    return _memory(ctypes.c_void_p(device_handle(device)))
 
 
 def features(device: Device) -> tuple[str, ...]:
@@ -78,15 +94,25 @@ def features(device: Device) -> tuple[str, ...]:
 
     Source: ggml_backend_get_features in ggml-backend.h.
     """
-    handle = ctypes.c_void_p(device_handle(device))
-    registry = ctypes.c_void_p(_call("ggml_backend_dev_backend_reg", ctypes.c_void_p, handle))
-    name = ctypes.c_char_p(b"ggml_backend_get_features")
-    address = _call("ggml_backend_reg_get_proc_address", ctypes.c_void_p, registry, name)
+    registry, address = _backend_function(device, b"ggml_backend_get_features")
     if not address:
         return ()
     listed = ctypes.CFUNCTYPE(ctypes.POINTER(_Feature), ctypes.c_void_p)(address)(registry)
     found = itertools.takewhile(lambda feature: feature.name, (listed[at] for at in itertools.count()))
     return tuple(feature.name.decode() for feature in found if feature.value == b"1")
+
+
+def can_split_rows(device: Device) -> bool:
+    """Whether the device's backend can have a part of each matrix on each GPU, as --split-mode row asks."""
+    return bool(_backend_function(device, b"ggml_backend_split_buffer_type")[1])
+
+
+def _backend_function(device: Device, name: bytes) -> tuple[ctypes.c_void_p, int | None]:
+    """The device's backend, and where its function of that name is, if it has one."""
+    handle = ctypes.c_void_p(device_handle(device))
+    registry = ctypes.c_void_p(call_ggml("ggml_backend_dev_backend_reg", ctypes.c_void_p, handle))
+    address = call_ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, registry, ctypes.c_char_p(name))
+    return registry, address
 
 
 @functools.cache
@@ -96,39 +122,45 @@ def has_amx() -> bool:
 
 
 def choose_device(asked: str, available: Seq[Device]) -> Device:
-    """The device that `auto`, `cpu`, `cuda[:N]`, `metal`, `vulkan[:N]` or a bare GPU index means.
+    """The first of the `candidates`. Raises: as they do."""
+    return candidates(asked, available)[0]
 
-    `auto`: the GPU with the most free memory (integrated ones last), else the CPU.
+
+def candidates(asked: str, available: Seq[Device]) -> list[Device]:
+    """What `auto`, `cpu`, `cuda[:N]`, `metal`, `vulkan[:N]` or a bare GPU index means, best first.
+
+    `auto`: the GPUs, integrated ones last, those with most free memory first; then the CPU. All others mean one device.
     Raises: ModelLoadFailed, naming what there is.
     """
     gpus = [device for device in available if device.is_gpu]
+    cpus = [device for device in available if device.kind == "cpu"]
     if asked == "auto":
-        cpus = [device for device in available if device.kind == "cpu"]
-        return max(gpus, key=lambda gpu: (gpu.kind == "gpu", gpu.free_bytes)) if gpus else _only(asked, cpus, available)
+        ranked = sorted(gpus, key=lambda gpu: (gpu.kind == "gpu", gpu.free_bytes), reverse=True)
+        return _some(asked, ranked + cpus[:1], available)
     if asked.isdecimal():
-        return _only(asked, gpus[int(asked) :][:1], available)
+        return _some(asked, gpus[int(asked) :][:1], available)
     match = re.fullmatch(r"(cpu|cuda|metal|vulkan)(?::(\d+))?", asked)
     if match is None:
         raise ModelLoadFailed(f"--device {asked!r} is not one of auto, cpu, cuda[:N], metal, vulkan[:N] or a GPU index")
-    usable = [device for device in available if device.is_gpu or device.kind == "cpu"]
-    wanted = [d for d in usable if d.backend == match[1] and d.index == int(match[2] or 0)]
-    return _only(asked, wanted, available)
+    wanted = [d for d in gpus + cpus if d.backend == match[1] and d.index == int(match[2] or 0)]
+    return _some(asked, wanted[:1], available)
 
 
-def _only(asked: str, candidates: Seq[Device], available: Seq[Device]) -> Device:
-    if candidates:
-        return candidates[0]
+def _some(asked: str, found: list[Device], available: Seq[Device]) -> list[Device]:
+    if found:
+        return found
     there = ", ".join(f"{device.backend}:{device.index} ({device.description})" for device in available) or "nothing"
-    raise ModelLoadFailed(f"--device {asked} is not there; this build of llama.cpp sees {there}")
+    raise ModelLoadFailed(
+        f"--device {asked} is not there; this build of llama.cpp sees {there}; `llorch-worker devices` tells why"
+    )
 
 
 def _describe(ordinal: int, before: Seq[Device]) -> Device:
-    handle = ctypes.c_void_p(_call("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(ordinal)))
-    registry = ctypes.c_void_p(_call("ggml_backend_dev_backend_reg", ctypes.c_void_p, handle))
-    backend = _backend_name(_text("ggml_backend_reg_name", registry))
-    kind = get_args(Kind)[_call("ggml_backend_dev_type", ctypes.c_int, handle)]
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    _call("ggml_backend_dev_memory", None, handle, ctypes.pointer(free), ctypes.pointer(total))
+    handle = ctypes.c_void_p(call_ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t(ordinal)))
+    registry = ctypes.c_void_p(call_ggml("ggml_backend_dev_backend_reg", ctypes.c_void_p, handle))
+    backend = backend_name(_text("ggml_backend_reg_name", registry))
+    kind = get_args(Kind)[call_ggml("ggml_backend_dev_type", ctypes.c_int, handle)]
+    memory = _memory(handle)
     return Device(
         name=_text("ggml_backend_dev_name", handle),
         description=_text("ggml_backend_dev_description", handle).strip(),
@@ -136,21 +168,22 @@ def _describe(ordinal: int, before: Seq[Device]) -> Device:
         backend=backend,
         index=sum(device.backend == backend for device in before),
         # ggml calls all of a CPU's memory free.
-        free_bytes=min(free.value, available_memory_bytes()) if kind == "cpu" else free.value,
-        total_bytes=total.value,
+        free_bytes=min(memory.free_bytes, available_memory_bytes()) if kind == "cpu" else memory.free_bytes,
+        total_bytes=memory.total_bytes,
         ordinal=ordinal,
     )
 
 
-def _backend_name(registry: str) -> str:
+def _memory(handle: ctypes.c_void_p) -> Memory:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    call_ggml("ggml_backend_dev_memory", None, handle, ctypes.pointer(free), ctypes.pointer(total))
+    return Memory(free.value, total.value)
+
+
+def backend_name(registry: str) -> str:
+    """Our name of a ggml registry: cuda for CUDA, metal for MTL."""
     return _BACKENDS.get(registry, registry.lower())
 
 
 def _text(name: str, handle: ctypes.c_void_p) -> str:
-    return bytes(_call(name, ctypes.c_char_p, handle)).decode("utf-8", "replace")
-
-
-def _call(name: str, result: Any, *arguments: Any) -> Any:
-    """One call of ggml; the arguments' own ctypes types are its prototype. Any: as for `ggml_function`."""
-    function: Callable[..., Any] = ggml_function(name, result, *map(type, arguments))
-    return function(*arguments)
+    return bytes(call_ggml(name, ctypes.c_char_p, handle)).decode("utf-8", "replace")

@@ -1,7 +1,8 @@
 """llama.cpp as a process-wide thing: checked, initialised once, its log and its last words caught.
 
-Owns the version and struct-size check, the log callback and the abort callback. Knows nothing of models.
-The library's state is global to the process, and so is the one `Library`; open it before anything else in this room.
+Owns the version and struct-size check, where ggml's backends are loaded from, the log callback and the abort callback.
+Knows nothing of models. The library's state is global to the process, and so is the one `Library`; open it before
+anything else in this room.
 Callbacks run on whatever thread the library logs from; they take no locks and do not raise.
 """
 
@@ -10,10 +11,10 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
-from llama_cpp import _ggml
 from llama_cpp import llama_cpp as capi
 
 from worker.errors import InsufficientMemory, ModelLoadFailed
@@ -36,6 +37,9 @@ _CONTINUED = 5
 
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
+LIBRARY_DIR = Path(capi._lib._name).parent
+"""Where libllama lies, and beside it ggml's backends, also when they are modules of their own."""
+
 OnLog = Callable[[LogLine], None]
 
 
@@ -43,7 +47,9 @@ class Library:
     """Made by `open_library` alone. `on_log` gets every whole line; it must not raise."""
 
     def __init__(self) -> None:
-        self.on_log: OnLog | None = None
+        self.first_words: list[LogLine] = []
+        """What was said while the backends began: the module that was loaded, the driver that was not there."""
+        self.on_log: OnLog | None = self.first_words.append
         self._watches: list[Watch] = []
         self._level: Level = "info"
         self._partial = b""
@@ -52,7 +58,10 @@ class Library:
         self._abort_callback = _AbortCallback(_print_last_words)
         capi.llama_log_set(self._log_callback, None)
         ggml_function("ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)(self._abort_callback)
-        capi.llama_backend_init()
+        _load_backends()
+        if has_backends():
+            capi.llama_backend_init()
+        self.on_log = None
 
     @contextmanager
     def watch(self) -> Iterator[Watch]:
@@ -88,9 +97,15 @@ class Library:
 def open_library(on_log: OnLog | None = None) -> Library:
     """The process's one Library, initialised by the first call. A given `on_log` replaces the one before.
 
-    Raises: ModelLoadFailed when the installed binding is not the one this program was written against.
+    Raises: ModelLoadFailed when the installed binding is not the one this program was written against, or has nothing
+    that computes on this machine.
     """
     library = _open_once()
+    if not has_backends():
+        raise ModelLoadFailed(
+            f"llama.cpp has nothing in {LIBRARY_DIR} that computes on this processor: "
+            "install llama-cpp-python again, built for this machine"
+        )
     if on_log is not None:
         library.on_log = on_log
     return library
@@ -128,8 +143,34 @@ def load_failure(what: str, watch: Watch, free_bytes: int) -> ModelLoadFailed | 
 
 
 def ggml_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """A function of ggml, which the binding loads but does not describe. Any: ctypes types have no common one."""
-    return ctypes.CFUNCTYPE(result, *arguments)((name, _ggml.libggml))
+    """A function of ggml, which the binding loads but does not describe. Any: ctypes types have no common one.
+
+    It is looked up where libllama finds it itself. A wheel holds no symbolic links, so libggml.so is another file than
+    the libggml.so.0 that libllama uses: opened too, it would have a list of backends of its own.
+    """
+    return ctypes.CFUNCTYPE(result, *arguments)((name, capi._lib))
+
+
+def call_ggml(name: str, result: Any, *arguments: Any) -> Any:
+    """One call; the arguments' own ctypes types are its prototype. Any: as for `ggml_function`."""
+    return ggml_function(name, result, *map(type, arguments))(*arguments)
+
+
+def has_backends() -> bool:
+    """Whether anything was found to compute with."""
+    return bool(call_ggml("ggml_backend_reg_count", ctypes.c_size_t))
+
+
+def _load_backends() -> None:
+    """Where backends are modules, load them from LIBRARY_DIR and from nowhere else; linked-in ones are there already.
+
+    llama_backend_init would look for missing ones beside the Python executable and in the working directory, and both
+    also load what GGML_BACKEND_PATH names: whoever can write there would run as we do.
+    Source: ggml_backend_load_all_from_path in ggml-backend-reg.cpp.
+    """
+    os.unsetenv("GGML_BACKEND_PATH")
+    if not has_backends():
+        call_ggml("ggml_backend_load_all_from_path", None, ctypes.c_char_p(os.fsencode(LIBRARY_DIR)))
 
 
 def _print_last_words(message: bytes) -> None:

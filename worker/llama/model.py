@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.engine.contract import TokenId
+from worker.engine.offload import SplitMode
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import BufferSizes, Watch
 from worker.llama.devices import Device, device_handle, has_amx
@@ -31,15 +33,29 @@ _BEYOND_UNICODE = re.compile(rb"\xf4[\x90-\xbf][\x80-\xbf]{2}|[\xf5-\xf7][\x80-\
 """What the library's UTF-8 reader takes for a code point, and its writer refuses (unicode_cpt_to_utf8)."""
 
 
+SPLIT_MODES: dict[SplitMode, int] = {"none": 0, "layer": 1, "row": 2}
+"""llama_split_mode (llama.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Several GPUs of one backend that have a model together."""
+
+    mode: SplitMode
+    devices: tuple[Device, ...]
+    shares: tuple[float, ...]
+    """Of each, in any unit."""
+
+
 class Model:
     """Made by `Model.load`. After `close` every method raises ValueError."""
 
-    def __init__(self, handle: int, device: Device, watch: Watch) -> None:
+    def __init__(self, handle: int, devices: tuple[Device, ...], watch: Watch) -> None:
         self._handle: int | None = handle
         self._closing = ExitStack()
         self._closing.callback(self._free)
         self._vocab = capi.llama_model_get_vocab(handle)
-        self.device = device
+        self.devices = devices
         self.sizes: BufferSizes = watch.sizes
         self.n_offloaded = watch.n_offloaded
         self.n_layers = watch.n_layers
@@ -51,20 +67,32 @@ class Model:
         self._has_bos = bool(capi.llama_vocab_get_add_bos(self._vocab)) and self._bos >= 0
 
     @classmethod
-    def load(cls, path: Path, *, device: Device, n_gpu_layers: int, on_progress: Callable[[int], None]) -> Self:
-        """Map the weights and put `n_gpu_layers` of them (output layer included; negative: all) on `device`.
+    def load(
+        cls,
+        path: Path,
+        *,
+        device: Device,
+        n_gpu_layers: int,
+        on_progress: Callable[[int], None],
+        split: Split | None = None,
+    ) -> Self:
+        """Map the weights and put `n_gpu_layers` of them (output layer included; negative: all) on `device`, or on all
+        the GPUs of a `split`, whose first is `device`.
 
         `on_progress` gets whole percents, rising, each at most once, ending in 100; it must not raise.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_model_load_from_file.
         """
         library = open_library()
         params = capi.llama_model_default_params()
-        gpus = [] if device.kind == "cpu" else [device_handle(device)]
+        gpus = [] if device.kind == "cpu" else [device_handle(gpu) for gpu in (split.devices if split else (device,))]
         # NULL-terminated; an empty list keeps every GPU out of it. Both must outlive the call.
         device_list = (ctypes.c_void_p * (len(gpus) + 1))(*gpus, None)
         progress = capi.llama_progress_callback(_percents(on_progress))
         params.devices = ctypes.cast(device_list, ctypes.c_void_p)
-        params.split_mode = capi.LLAMA_SPLIT_MODE_NONE
+        params.split_mode = SPLIT_MODES[split.mode if split else "none"]
+        # One for each device the library was built for, the others 0; it copies them.
+        shares = (ctypes.c_float * capi.llama_max_devices())(*(split.shares if split else ()))
+        params.tensor_split = shares
         params.n_gpu_layers = n_gpu_layers if gpus else 0
         params.progress_callback = progress
         # AMX kernels round otherwise for one row than for several, and GCC before 12.4, 13.3 and 14 compiles them to a
@@ -74,7 +102,7 @@ class Model:
             handle = capi.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise load_failure(f"{path}: cannot be loaded", watch, device.free_bytes)
-        model = cls(handle, device, watch)
+        model = cls(handle, split.devices if split else (device,), watch)
         if not model.has_text:
             model.close()
             raise ModelLoadFailed(f"{path}: only models that read and write text without an encoder can be served")
@@ -88,6 +116,15 @@ class Model:
         if self._handle is None:
             raise ValueError("the model is closed")
         return self._handle
+
+    @property
+    def device(self) -> Device:
+        """The first of `devices`, all of which are of one backend."""
+        return self.devices[0]
+
+    @property
+    def device_names(self) -> list[str]:
+        return [device.name for device in self.devices]
 
     @property
     def is_open(self) -> bool:

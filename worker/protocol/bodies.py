@@ -64,6 +64,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     model_ref: str
     quant_kind: str | None
     resident: bool
+    """Every layer is where it was asked to be; on a GPU looked at again every minute."""
     vram_bytes_used: int
     memory_bytes: int
     tokenizer_kind: str | None

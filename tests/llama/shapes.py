@@ -1,0 +1,165 @@
+"""Models of known shapes, as large as you like: a header and nothing behind it. The library can plan with them.
+
+`no_alloc` in the library's parameters makes it reserve memory without taking any.
+"""
+
+import ctypes
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as capi
+
+from tests.gguf_files import F32, Q8_0, GgufFile, TensorRow, Typed, Value
+from tests.llama.tiny import BOS, BYTE, CONTROL, END, NORMAL, UNKNOWN
+from worker.engine.backend import MAX_DRAFTS
+from worker.llama.library import open_library
+from worker.memory import SPARE_SEQ_IDS, Demand, Plan
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    n_vocab: int
+    has_output: bool = True
+    architecture: str = "llama"
+    head_length: int = 0
+    """0: n_embd / n_head."""
+    n_expert: int = 0
+    n_layers: int = 3
+
+    @property
+    def n_head_dim(self) -> int:
+        return self.head_length or self.n_embd // self.n_head
+
+    def __str__(self) -> str:
+        return self.name
+
+
+LLAMA_8B = Shape("llama-3-8b", 4096, 14336, 32, 8, 128_256)
+LLAMA_7B = Shape("llama-2-7b", 4096, 11008, 32, 32, 32_000)
+SMOLLM = Shape("smollm2-135m", 576, 1536, 9, 3, 49_152, has_output=False)
+TINY_LLAMA = Shape("tinyllama-1.1b", 2048, 5632, 32, 4, 32_000)
+QWEN = Shape("qwen3-0.6b", 1024, 3072, 16, 8, 151_936, has_output=False, architecture="qwen3", head_length=128)
+MIXTURE = Shape("qwen3-30b-a3b", 2048, 768, 32, 4, 151_936, architecture="qwen3moe", head_length=128, n_expert=128)
+
+
+def write_shape(path: Path, shape: Shape) -> Path:
+    """A model without its weights' bytes: the file is as long as they would be, and empty on the disk."""
+    rows = [
+        TensorRow(f"{name}.weight", dims, _n_bytes(dims), F32 if len(dims) == 1 else Q8_0)
+        for name, dims in _tensors(shape).items()
+    ]
+    file = GgufFile(_metadata(shape), rows)
+    header = file.header()
+    with path.open("wb") as target:
+        target.write(header)
+        target.truncate(len(header) + sum(row.n_bytes + file.alignment for row in rows))
+    return path
+
+
+@contextmanager
+def dry_model(path: Path) -> Iterator[Any]:
+    """The handle of a model on the CPU that has no weights in memory. Any: an opaque pointer."""
+    open_library()
+    params = capi.llama_model_default_params()
+    no_devices = (ctypes.c_void_p * 1)(None)
+    params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
+    params.no_alloc, params.load_mode = True, 0
+    handle = capi.llama_model_load_from_file(os.fsencode(path), params)
+    assert handle
+    try:
+        yield handle
+    finally:
+        capi.llama_model_free(handle)
+
+
+def dry_compute_bytes(handle: Any, demand: Demand, plan: Plan) -> int:
+    """What the library would take for the graph of a plan. Any: an opaque pointer."""
+    params = capi.llama_context_default_params()
+    params.n_ctx = plan.n_padded_cells
+    params.n_ubatch = demand.ubatch_size
+    params.n_seq_max = plan.parallel + SPARE_SEQ_IDS
+    params.n_outputs_max = plan.parallel + 1 + MAX_DRAFTS
+    params.kv_unified = True
+    params.flash_attn_type = int(demand.has_flash_attention)
+    with open_library().watch() as watch:
+        context = capi.llama_init_from_model(handle, params)
+    assert context
+    capi.llama_free(context)
+    return watch.sizes.of_kind("compute")
+
+
+def _metadata(shape: Shape) -> dict[str, Value]:
+    keys: dict[str, Value] = {
+        "block_count": shape.n_layers,
+        "context_length": 131_072,
+        "embedding_length": shape.n_embd,
+        "feed_forward_length": shape.n_ff,
+        "attention.head_count": shape.n_head,
+        "attention.head_count_kv": shape.n_head_kv,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    if shape.head_length:
+        keys |= {"attention.key_length": shape.head_length, "attention.value_length": shape.head_length}
+    if shape.n_expert:
+        keys |= {"expert_count": shape.n_expert, "expert_used_count": 8, "expert_feed_forward_length": shape.n_ff}
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    n_words = shape.n_vocab - 259
+    return {
+        "general.architecture": shape.architecture,
+        "general.name": shape.name,
+        **{f"{shape.architecture}.{key}": value for key, value in keys.items()},
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *bytes_, *(f"t{number}" for number in range(n_words))],
+        "tokenizer.ggml.scores": Typed("f32", [0.0] * shape.n_vocab),
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * n_words],
+        "tokenizer.ggml.bos_token_id": BOS,
+        "tokenizer.ggml.eos_token_id": END,
+    }
+
+
+def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    n_embd, n_q, n_kv = shape.n_embd, shape.n_head * shape.n_head_dim, shape.n_head_kv * shape.n_head_dim
+    found: dict[str, tuple[int, ...]] = {"token_embd": (n_embd, shape.n_vocab), "output_norm": (n_embd,)}
+    if shape.has_output:
+        found["output"] = (n_embd, shape.n_vocab)
+    norms = {"attn_q_norm": (shape.n_head_dim,), "attn_k_norm": (shape.n_head_dim,)} if shape.head_length else {}
+    block: dict[str, tuple[int, ...]] = {
+        "attn_norm": (n_embd,),
+        "attn_q": (n_embd, n_q),
+        "attn_k": (n_embd, n_kv),
+        "attn_v": (n_embd, n_kv),
+        "attn_output": (n_q, n_embd),
+        **norms,
+        "ffn_norm": (n_embd,),
+        **_feed_forward(shape),
+    }
+    for layer in range(shape.n_layers):
+        found |= {f"blk.{layer}.{name}": dims for name, dims in block.items()}
+    return found
+
+
+def _feed_forward(shape: Shape) -> dict[str, tuple[int, ...]]:
+    n_embd, n_ff, n_expert = shape.n_embd, shape.n_ff, shape.n_expert
+    if not n_expert:
+        return {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
+    return {
+        "ffn_gate_inp": (n_embd, n_expert),
+        "ffn_gate_exps": (n_embd, n_ff, n_expert),
+        "ffn_up_exps": (n_embd, n_ff, n_expert),
+        "ffn_down_exps": (n_ff, n_embd, n_expert),
+    }
+
+
+def _n_bytes(dims: tuple[int, ...]) -> int:
+    n_elements = math.prod(dims)
+    return n_elements * 4 if len(dims) == 1 else n_elements // 32 * 34

@@ -1,0 +1,369 @@
+"""Where a model goes, on made-up devices: the best that has room for it, as many layers as fit, or a plain refusal."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.llama.test_load import configuration
+from tests.test_memory import card as bare_card
+from tests.test_spread import layered
+from worker.card import ModelCard
+from worker.engine.contract import Configure
+from worker.engine.offload import SplitMode
+from worker.errors import InsufficientMemory, ModelLoadFailed
+from worker.llama.devices import Device, Kind
+from worker.llama.placement import (
+    GPU_SHARE,
+    HOST_SHARE,
+    LEAST_AUTO_CELLS,
+    MOST_LEFT_BYTES,
+    Placement,
+    demand_of,
+    gpu_room,
+    groups_for,
+    place,
+)
+from worker.memory import CELL_STEP, plan_of
+from worker.spread import layers_of, spread
+
+MIB, GIB = 2**20, 2**30
+PLENTY = 1 << 45
+
+law = settings(derandomize=True, deadline=None)
+
+
+def gpu(free_bytes: int, index: int = 0, backend: str = "cuda", kind: Kind = "gpu") -> Device:
+    name = {"cuda": "CUDA", "vulkan": "Vulkan", "metal": "MTL"}[backend]
+    return Device(f"{name}{index}", "a card", kind, backend, index, free_bytes, PLENTY, index)
+
+
+CPU = Device("CPU", "a processor", "cpu", "cpu", 0, PLENTY, PLENTY, 99)
+
+MODEL = replace(
+    layered(n_blocks=8),
+    tensors=tuple(replace(tensor, n_bytes=tensor.n_bytes * MIB) for tensor in layered(n_blocks=8).tensors),
+)
+"""Blocks of 300 MiB, an output layer of 2010 MiB, an embedding of 1000 MiB."""
+N_LAYERS = 9
+
+FREE_BYTES = st.integers(0, 8 * GIB)
+
+
+def config(**changes: Any) -> Configure:
+    return configuration(Path("m.gguf"), **{"device": "auto", "ctx_size": 4096, "parallel": 8, **changes})
+
+
+def placed(
+    available: list[Device], main_memory_bytes: int = PLENTY, model: ModelCard = MODEL, **changes: object
+) -> Placement:
+    return place(config(**changes), model, available, main_memory_bytes)
+
+
+def needs(n_gpu_layers: int = N_LAYERS, **changes: Any) -> int:
+    """Bytes that so many layers take on one GPU."""
+    demand = demand_of(config(**changes), is_on_gpu=True)
+    plan = plan_of(MODEL, demand, demand.ctx_size)
+    _, (part,) = spread(MODEL, layers_of(MODEL), demand, plan, n_gpu_layers=n_gpu_layers, shares=(1.0,))
+    return part.total_bytes
+
+
+def with_room_for(n_bytes: int, index: int = 0, backend: str = "cuda", kind: Kind = "gpu") -> Device:
+    """A GPU that has room for so much and no more."""
+    return gpu(min(math.ceil(n_bytes / GPU_SHARE), n_bytes + MOST_LEFT_BYTES), index, backend, kind)
+
+
+# ── which device ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_auto_takes_the_first_gpu_that_has_room_for_the_whole_plan() -> None:
+    enough, little = with_room_for(needs()), with_room_for(needs() - MIB, index=1)
+    for available in ([enough, little, CPU], [little, enough, CPU], [CPU, enough]):
+        found = placed(available)
+        assert (found.device, found.n_gpu_layers, found.is_complete) == (enough, N_LAYERS, True)
+
+
+def test_auto_prefers_a_card_of_its_own_then_free_memory() -> None:
+    integrated = gpu(80 * GIB, backend="vulkan", kind="igpu")
+    assert placed([integrated, gpu(40 * GIB), gpu(41 * GIB, index=1), CPU]).device == gpu(41 * GIB, index=1)
+    assert placed([integrated, gpu(GIB), CPU]).device == integrated, "the card has no room"
+
+
+def test_auto_takes_the_gpu_with_most_layers_where_none_has_room_for_all() -> None:
+    few, more = with_room_for(needs(3)), with_room_for(needs(5), index=1)
+    for available in ([few, more, CPU], [more, few, CPU]):
+        found = placed(available)
+        assert (found.device, found.n_gpu_layers, found.is_complete) == (more, 5, False)
+
+
+def test_auto_is_the_cpu_where_no_gpu_has_room_for_a_layer_and_where_there_is_none() -> None:
+    for available in ([with_room_for(needs(1) - MIB), CPU], [CPU]):
+        found = placed(available)
+        assert (found.device, found.n_gpu_layers, found.gpus) == (CPU, 0, ())
+        assert found.is_complete, "all of it is where it was put"
+
+
+@law
+@given(free=st.lists(FREE_BYTES, min_size=1, max_size=4), main_memory_bytes=st.integers(3 * GIB, 12 * GIB))
+def test_auto_never_passes_over_a_gpu_that_has_room_for_all(free: list[int], main_memory_bytes: int) -> None:
+    gpus = [gpu(free_bytes, index) for index, free_bytes in enumerate(free)]
+    try:
+        found = placed([*gpus, CPU], main_memory_bytes)
+    except InsufficientMemory:
+        assert max(map(gpu_room, gpus)) < needs()
+        return
+    fitting = [one for one in gpus if gpu_room(one) >= needs()]
+    if fitting:
+        assert found.device == max(fitting, key=lambda one: one.free_bytes)
+    assert found.is_complete == (bool(fitting) or found.device == CPU)
+
+
+def test_an_asked_for_device_is_obeyed_or_refused() -> None:
+    small, large = with_room_for(needs(1) - MIB), gpu(80 * GIB, index=1)
+    assert placed([small, large, CPU], device="cuda:1").device == large
+    assert placed([small, large, CPU], device="cpu").device == CPU
+    with pytest.raises(InsufficientMemory, match=r"not enough memory on CUDA0 \(a card\)"):
+        placed([small, large, CPU], device="cuda:0")
+    with pytest.raises(ModelLoadFailed, match="--device cuda:2 is not there"):
+        placed([small, large, CPU], device="cuda:2")
+
+
+# ── how many layers ──────────────────────────────────────────────────────────────────────────────
+
+
+@law
+@given(free_bytes=FREE_BYTES, main_memory_bytes=st.integers(3 * GIB, 12 * GIB), ctx_size=st.integers(1, 200_000))
+def test_as_many_layers_as_fit_are_on_the_gpu_and_no_more(
+    free_bytes: int, main_memory_bytes: int, ctx_size: int
+) -> None:
+    one = gpu(free_bytes)
+    try:
+        found = placed([one], main_memory_bytes, ctx_size=ctx_size)
+    except InsufficientMemory:
+        assert gpu_room(one) < needs(ctx_size=ctx_size)
+        return
+    assert found.gpus[0].total_bytes == needs(found.n_gpu_layers, ctx_size=ctx_size) <= gpu_room(one)
+    assert found.main_memory_bytes <= main_memory_bytes * HOST_SHARE
+    assert found.plan.n_cells == ctx_size
+    if not found.is_complete:
+        assert needs(found.n_gpu_layers + 1, ctx_size=ctx_size) > gpu_room(one)
+
+
+@pytest.mark.parametrize(
+    ("asked", "n_gpu_layers"), [("all", N_LAYERS), ("0", 0), ("3", 3), ("9", 9), ("9999", N_LAYERS)]
+)
+def test_an_asked_for_number_of_layers_is_kept(asked: str, n_gpu_layers: int) -> None:
+    assert placed([gpu(80 * GIB), CPU], gpu_layers=asked).n_gpu_layers == n_gpu_layers
+
+
+@pytest.mark.parametrize("changes", [{"gpu_layers": "all"}, {"gpu_layers": "6"}, {"require_full_offload": True}])
+def test_what_was_asked_for_is_not_made_less(changes: dict[str, Any]) -> None:
+    with pytest.raises(InsufficientMemory):
+        placed([with_room_for(needs(5)), CPU], **changes)
+
+
+def test_a_context_that_nobody_asked_for_gives_way_to_layers_but_not_all_of_it() -> None:
+    """8 slots of up to 8192 cells would be 16384."""
+    assert placed([gpu(80 * GIB)], ctx_size=0).plan.n_cells == 16_384
+    tight = placed([with_room_for(needs(ctx_size=LEAST_AUTO_CELLS))], ctx_size=0)
+    assert (tight.plan.n_cells, tight.n_gpu_layers) == (LEAST_AUTO_CELLS, N_LAYERS)
+    partial = placed([with_room_for(needs(ctx_size=LEAST_AUTO_CELLS) - MIB)], ctx_size=0)
+    assert (partial.plan.n_cells, partial.is_complete) == (LEAST_AUTO_CELLS, False)
+    forced = placed([with_room_for(needs(ctx_size=1024))], ctx_size=0, gpu_layers="all")
+    assert (forced.plan.n_cells, forced.is_complete) == (1024, True)
+
+
+def test_a_small_context_on_the_gpu_is_better_than_none() -> None:
+    """What does not go to the GPU has no room anywhere."""
+    tight = with_room_for(needs(ctx_size=1024))
+    found = placed([tight], 1300 * MIB, ctx_size=0)
+    assert (found.plan.n_cells, found.is_complete) == (1024, True)
+
+
+@law
+@given(free_bytes=FREE_BYTES, main_memory_bytes=st.integers(0, 12 * GIB), device=st.sampled_from(["auto", "cuda"]))
+def test_a_context_that_nobody_asked_for_fits_or_is_refused(
+    free_bytes: int, main_memory_bytes: int, device: str
+) -> None:
+    available = [gpu(free_bytes), CPU]
+    try:
+        found = placed(available, main_memory_bytes, device=device, ctx_size=0)
+    except InsufficientMemory:
+        for ctx_size in (CELL_STEP, LEAST_AUTO_CELLS):
+            with pytest.raises(InsufficientMemory):
+                placed(available, main_memory_bytes, device=device, ctx_size=ctx_size)
+        return
+    assert all(part.total_bytes <= gpu_room(one) for one, part in zip(available, found.gpus, strict=False))
+    assert found.main_memory_bytes <= main_memory_bytes * HOST_SHARE
+
+
+def test_a_successor_gets_its_predecessors_plan_whatever_memory_looks_like_by_then() -> None:
+    found = placed([gpu(0), CPU], 0, device="cuda:0", gpu_layers="5", prefill_chunk=64)
+    assert (found.device, found.n_gpu_layers, found.plan.n_cells) == (gpu(0), 5, 4096)
+    assert placed([gpu(0), CPU], 0, device="cpu:0", gpu_layers="0", prefill_chunk=64).device == CPU
+
+
+# ── the refusal ──────────────────────────────────────────────────────────────────────────────────
+
+
+def refusal(available: list[Device], main_memory_bytes: int = PLENTY, **changes: Any) -> InsufficientMemory:
+    with pytest.raises(InsufficientMemory) as caught:
+        placed(available, main_memory_bytes, **changes)
+    return caught.value
+
+
+def test_a_refusal_names_the_device_both_figures_and_what_would_fit() -> None:
+    error = refusal([with_room_for(needs(6)), CPU], gpu_layers="all", ctx_size=8192)
+    assert error.device == "CUDA0 (a card)"
+    assert (error.needed_bytes, error.available_bytes) == (needs(ctx_size=8192), gpu_room(with_room_for(needs(6))))
+    line = str(error)
+    assert f"not enough memory on CUDA0 (a card): {error.needed_bytes / MIB:.0f} MiB needed (weights 4410 MiB" in line
+    assert "KV cache of 8192 cells 32 MiB, compute about 2 MiB), " in line
+    assert line.endswith(f"{error.available_bytes / MIB:.0f} MiB available; the largest --gpu-layers that fits is 5")
+
+
+@law
+@given(free_bytes=FREE_BYTES, ctx_size=st.integers(1, 500_000), asked=st.sampled_from(["all", "5"]))
+def test_what_a_refusal_advises_fits_and_more_does_not(free_bytes: int, ctx_size: int, asked: str) -> None:
+    one = gpu(free_bytes)
+    try:
+        placed([one], gpu_layers=asked, ctx_size=ctx_size)
+    except InsufficientMemory as error:
+        line = str(error)
+    else:
+        return
+    layers, cells = (
+        re.search(r"--gpu-layers that fits is (\d+)", line),
+        re.search(r"--ctx-size that fits is (\d+)", line),
+    )
+    if layers:
+        assert placed([one], gpu_layers=layers[1], ctx_size=ctx_size).n_gpu_layers == int(layers[1])
+    if cells:
+        assert placed([one], gpu_layers=asked, ctx_size=int(cells[1])).plan.n_cells == int(cells[1])
+    assert bool(layers or cells) != ("no context fits" in line)
+    wishes: list[dict[str, Any]] = [
+        {"gpu_layers": str(int(layers[1] if layers else 0) + 1), "ctx_size": ctx_size},
+        {"gpu_layers": asked, "ctx_size": int(cells[1] if cells else 0) + 1},
+    ]
+    for wish in wishes:
+        with pytest.raises(InsufficientMemory):
+            placed([one], **wish)
+
+
+def test_full_offload_is_not_advised_to_be_given_up() -> None:
+    error = refusal([with_room_for(needs(6))], require_full_offload=True)
+    assert "no context fits" in str(error)
+
+
+def test_a_cpu_is_refused_with_the_context_that_would_fit() -> None:
+    fits = placed([CPU], ctx_size=2048).host.total_bytes
+    error = refusal([CPU], int(fits / HOST_SHARE) + 1, ctx_size=4096)
+    assert error.device == "CPU (a processor)"
+    assert str(error).endswith("MiB available; the largest --ctx-size that fits is 2048")
+    assert error.needed_bytes > error.available_bytes
+
+
+def test_too_little_main_memory_beside_a_gpu_is_named_as_such() -> None:
+    """The embedding stays there."""
+    error = refusal([gpu(80 * GIB)], 900 * MIB, device="cuda")
+    assert error.device == "main memory"
+    assert "weights 1000 MiB" in str(error)
+
+
+def test_memory_that_a_gpu_shares_with_the_host_counts_once() -> None:
+    shared, own = gpu(80 * GIB, backend="metal"), gpu(80 * GIB)
+    needed = placed([shared]).main_memory_bytes
+    assert needed == placed([own]).main_memory_bytes + placed([own]).gpus[0].total_bytes
+    assert placed([shared], int(needed / HOST_SHARE) + 1, device="metal", gpu_layers="all").is_complete
+    error = refusal([shared], int(needed / HOST_SHARE) - MIB, device="metal", gpu_layers="all")
+    assert (error.device, error.needed_bytes) == ("main memory", needed)
+
+
+# ── several GPUs ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", ["layer", "row"])
+def test_all_gpus_of_the_backend_share_a_model(mode: SplitMode) -> None:
+    first, second, other = gpu(2 * GIB), gpu(80 * GIB, index=1), gpu(79 * GIB, backend="vulkan")
+    found = placed([first, second, other, CPU], split_mode=mode)
+    assert found.group.devices == (first, second)
+    assert found.group.shares == (2 * GIB, 80 * GIB)
+    assert placed([first, second, other, CPU], split_mode=mode, device="vulkan").group.devices == (other,)
+    assert placed([first, second, CPU], split_mode=mode, device="cuda:1").group.devices == (first, second)
+    assert placed([CPU], split_mode=mode).group.devices == (CPU,)
+
+
+def test_what_fits_none_alone_may_fit_all_together() -> None:
+    gpus = [with_room_for(needs() * 2 // 3, index) for index in range(2)]
+    assert not placed([*gpus, CPU]).is_complete
+    found = placed([*gpus, CPU], split_mode="layer")
+    assert found.is_complete
+    assert all(part.total_bytes <= gpu_room(one) for one, part in zip(gpus, found.gpus, strict=True))
+
+
+def test_shares_are_kept_and_the_gpu_that_has_too_little_room_for_its_own_is_named() -> None:
+    gpus = [with_room_for(needs() * 2 // 3, index) for index in range(2)]
+    error = refusal([*gpus, CPU], split_mode="layer", tensor_split=(1.0, 9.0), gpu_layers="all")
+    assert error.device == "CUDA1 (a card)"
+    assert placed([*gpus, CPU], split_mode="layer", tensor_split=(5.0, 4.0)).group.shares == (5.0, 4.0)
+
+
+@pytest.mark.parametrize("n_shares", [1, 3])
+def test_shares_are_one_for_each_gpu(n_shares: int) -> None:
+    line = rf"--tensor-split has {n_shares} shares, but there are 2 GPUs: CUDA0, CUDA1"
+    with pytest.raises(ModelLoadFailed, match=line):
+        placed([gpu(GIB), gpu(GIB, 1), CPU], split_mode="layer", tensor_split=(1.0,) * n_shares)
+
+
+def test_shares_and_a_main_gpu_need_gpus() -> None:
+    with pytest.raises(ModelLoadFailed, match="--tensor-split has nothing to split over"):
+        placed([CPU], split_mode="layer", tensor_split=(1.0,))
+    with pytest.raises(ModelLoadFailed, match="--main-gpu 0 is not there"):
+        placed([CPU], main_gpu=0)
+
+
+def test_the_main_gpu_is_counted_among_those_of_its_backend() -> None:
+    available = [gpu(90 * GIB), gpu(GIB, 1), gpu(80 * GIB, backend="vulkan"), CPU]
+    assert placed(available, main_gpu=0).device == available[0]
+    assert placed(available, main_gpu=0, device="vulkan").device == available[2]
+    with pytest.raises(InsufficientMemory, match="CUDA1"):
+        placed(available, main_gpu=1, gpu_layers="all")
+    with pytest.raises(InsufficientMemory, match="CUDA1"):
+        placed([available[0], gpu(0, 1), CPU], main_gpu=1)
+    with pytest.raises(ModelLoadFailed, match=r"--main-gpu 2 is not there; the 2 GPUs are CUDA0, CUDA1"):
+        groups_for(config(main_gpu=2, device="cuda"), available)
+
+
+def test_gpus_that_tell_no_free_memory_get_equal_shares() -> None:
+    [group] = groups_for(config(device="cuda", split_mode="layer"), [gpu(0), gpu(0, 1)])
+    assert group.shares == (1.0, 1.0)
+
+
+def test_shares_of_nothing_are_llama_cpps_own_which_are_free_memory() -> None:
+    wish = config(device="cuda", split_mode="layer", tensor_split=(0.0, 0.0))
+    assert groups_for(wish, [gpu(3), gpu(1, 1)])[0].shares == (3.0, 1.0)
+
+
+# ── room ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("free_bytes", "left_bytes"), [(0, 0), (10 * MIB, MIB), (10 * GIB, GIB), (141 * GIB, GIB)])
+def test_a_part_of_a_gpu_is_left_to_its_driver(free_bytes: int, left_bytes: int) -> None:
+    assert gpu_room(gpu(free_bytes)) == free_bytes - left_bytes
+
+
+def test_a_model_without_attention_is_placed_too() -> None:
+    model = bare_card(heads_kv=(0, 0))
+    found = placed([gpu(80 * GIB)], model=model, ctx_size=CELL_STEP)
+    assert (found.plan.kv_bytes, found.is_complete) == (0, True)
+
+
+def test_a_configuration_survives_the_way_to_the_engine() -> None:
+    asked = config(split_mode="layer", tensor_split=(3.0, 1.0), main_gpu=1)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Configure) == asked

@@ -1,0 +1,90 @@
+"""The plan is what the library takes: on the default model, and on the shapes of well-known ones without weights."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.llama.conftest import MakeContext
+from tests.llama.shapes import (
+    LLAMA_7B,
+    LLAMA_8B,
+    MIXTURE,
+    QWEN,
+    SMOLLM,
+    TINY_LLAMA,
+    Shape,
+    dry_compute_bytes,
+    dry_model,
+    write_shape,
+)
+from worker.card import read_card
+from worker.llama.model import Model
+from worker.memory import Demand, plan_of
+
+TOLERANCE = 0.1
+"""Of what is allocated. The graph is estimated, the rest is exact but for rows of logits that are allocated later."""
+
+
+CASES = list(itertools.product((512, 2048, 8192, 16_384, 65_536), ("f16", "q8_0", "q4_0"), (1, 8, 16)))
+
+
+def demand(
+    ctx_size: int, parallel: int, cache_type: str = "f16", ubatch_size: int = 512, *, flash: bool = True
+) -> Demand:
+    return Demand(
+        ctx_size=ctx_size,
+        parallel=parallel,
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
+        ubatch_size=ubatch_size,
+        has_flash_attention=flash,
+    )
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_plan_is_what_the_library_allocates(
+    model: Model, default_model: Path, make_context: MakeContext, case: tuple[int, str, int]
+) -> None:
+    """Five contexts, three types of KV cells, and few, some and many slots."""
+    ctx_size, cache_type, parallel = case
+    plan = plan_of(read_card(default_model), demand(ctx_size, parallel, cache_type), ctx_size)
+    context = make_context(
+        n_ctx=ctx_size,
+        n_batch=2048,
+        n_ubatch=512,
+        n_seq_max=parallel + 1,
+        type_k=cache_type,
+        type_v=cache_type,
+        flash_attn="on",
+    )
+    sizes = model.sizes + context.sizes
+    assert plan.weights_bytes == pytest.approx(sizes.of_kind("model"), rel=0.001)
+    assert plan.kv_bytes == pytest.approx(sizes.of_kind("KV"), rel=0.002)
+    assert plan.compute_bytes == pytest.approx(sizes.of_kind("compute"), rel=TOLERANCE)
+    assert plan.total_bytes == pytest.approx(sizes.total_bytes, rel=TOLERANCE)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("ctx_size", [512, 8192])
+def test_it_is_without_flash_attention_too(
+    model: Model, default_model: Path, make_context: MakeContext, ctx_size: int
+) -> None:
+    plan = plan_of(read_card(default_model), demand(ctx_size, 8, flash=False), ctx_size)
+    context = make_context(n_ctx=ctx_size, n_batch=2048, n_ubatch=512, n_seq_max=9, flash_attn="off")
+    assert plan.compute_bytes == pytest.approx(context.sizes.of_kind("compute"), rel=TOLERANCE)
+    assert plan.total_bytes == pytest.approx((model.sizes + context.sizes).total_bytes, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_7B, SMOLLM, TINY_LLAMA, QWEN, MIXTURE], ids=str)
+def test_the_graph_of_other_shapes_takes_what_is_planned(tmp_path: Path, shape: Shape) -> None:
+    path = write_shape(tmp_path / "shape.gguf", shape)
+    card = read_card(path)
+    cases = itertools.product((512, 4096, 32_768), (1, 8), (64, 512, 2048), (True, False))
+    with dry_model(path) as handle:
+        for ctx_size, parallel, ubatch_size, flash in cases:
+            wish = demand(ctx_size, parallel, ubatch_size=ubatch_size, flash=flash)
+            plan = plan_of(card, wish, ctx_size)
+            taken = dry_compute_bytes(handle, wish, plan)
+            assert plan.compute_bytes == pytest.approx(taken, rel=TOLERANCE), (ctx_size, parallel, ubatch_size, flash)

@@ -1,0 +1,197 @@
+"""A model that leaves its GPU while the worker serves: who asks, who is not asked, and what /health tells then."""
+
+import asyncio
+import io
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from tests.log_lines import logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
+from tests.rehearsal import CONFIG, FACTS, Stage
+from tests.toy_engine import GONE, LEAVING, ON_A_GPU, THERE
+from worker.engine.contract import AskResidency, Loaded, Residency
+from worker.engine_client import EngineClient, EngineState
+from worker.engine_setup import engine_environment
+from worker.front import Front
+from worker.metrics import Metrics
+from worker.settings import Settings
+
+PATIENCE_S = 60.0
+OFTEN_S = 0.001
+N_TURNS = 100
+"""Of the event loop, in which a question asked at every turn would be asked many times."""
+
+
+# ── who is asked ─────────────────────────────────────────────────────────────────────────────────
+
+
+def questions(facts: Loaded, *, dies: bool = False) -> list[int]:
+    """To how many questions each engine is put when one is due at every turn of the loop."""
+
+    async def play() -> list[int]:
+        stage = Stage(residency_period_s=0.0)
+        await stage.open(facts)
+        await turn()
+        if dies:
+            await stage.die()
+            await turn()
+        assert stage.client.state is (EngineState.RESTARTING if dies else EngineState.RUNNING)
+        await stage.client.close()
+        asked = [engine.sent.count(AskResidency()) for engine in stage.engines]
+        await turn()
+        assert asked == [engine.sent.count(AskResidency()) for engine in stage.engines], "closed, it asks no more"
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return asked
+
+    return asyncio.run(play())
+
+
+async def turn() -> None:
+    for _ in range(N_TURNS):
+        await asyncio.sleep(0)
+
+
+def test_an_engine_on_a_gpu_is_asked_again_and_again() -> None:
+    assert questions(ON_A_GPU)[0] > 2
+
+
+def test_an_engine_on_a_cpu_is_never_asked() -> None:
+    assert questions(FACTS) == [0]
+
+
+def test_an_engine_that_loads_is_not_asked_yet() -> None:
+    first, second = questions(ON_A_GPU, dies=True)
+    assert first > 2
+    assert second == 0
+
+
+def test_the_first_question_comes_after_a_period() -> None:
+    async def play() -> None:
+        stage = Stage()
+        await stage.open(ON_A_GPU)
+        await turn()
+        assert AskResidency() not in stage.engine.sent
+        await stage.client.close()
+
+    asyncio.run(play())
+
+
+# ── what is told ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Listening(Front):
+    """A front that also says when it has heard of a model that is gone."""
+
+    gone: asyncio.Event
+
+    def on_residency(self, residency: Residency) -> None:
+        super().on_residency(residency)
+        if not residency.is_resident:
+            self.gone.set()
+
+
+async def served(answers: Sequence[Residency], facts: Loaded = ON_A_GPU) -> tuple[Front, Stage]:
+    """A front whose engine has given these answers."""
+    front, stage = Front(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1")), Stage()
+    await stage.open(facts)
+    front.open(stage.client)
+    for answer in answers:
+        front.on_residency(answer)
+    return front, stage
+
+
+def told(*answers: Residency) -> tuple[bool, int, int, str, float]:
+    """(resident, vram_bytes, vram_bytes_used, status of /health, worker_vram_bytes) after these answers."""
+
+    async def play() -> tuple[bool, int, int, str, float]:
+        front, stage = await served(answers)
+        health, metrics = front.health(), front.scrape(None)[0].decode()
+        (sample,) = [line for line in metrics.splitlines() if line.startswith("worker_vram_bytes{")]
+        await stage.client.close()
+        gauge = float(sample.split()[-1])
+        return health.resident, health.vram_bytes, health.vram_bytes_used, health.status, gauge
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("answers", [(), (THERE,), (GONE, THERE)])
+def test_a_model_that_is_there_is_told_as_it_was_loaded(answers: tuple[Residency, ...]) -> None:
+    assert told(*answers) == (True, 1000, 1000, "healthy", 1000.0)
+
+
+@pytest.mark.parametrize("answers", [(GONE,), (THERE, GONE), (GONE, GONE)])
+def test_a_model_that_is_gone_is_told_and_the_worker_goes_on(answers: tuple[Residency, ...]) -> None:
+    assert told(*answers) == (False, 30, 30, "healthy", 30.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "changes"),
+    [
+        ((THERE, THERE), []),
+        ((THERE, GONE, GONE, GONE), [False]),
+        ((GONE, THERE, THERE, GONE), [False, True, False]),
+    ],
+)
+def test_each_change_is_one_warning(answers: tuple[Residency, ...], changes: list[bool]) -> None:
+    async def play() -> None:
+        _, stage = await served(answers)
+        await stage.client.close()
+
+    stream = io.StringIO()
+    to(stream)
+    asyncio.run(play())
+    lines = [msgspec.json.decode(line) for line in stream.getvalue().splitlines()]
+    assert [(line["event"], line["level"], line["resident"]) for line in lines] == [
+        ("residency_changed", "warning", is_resident) for is_resident in changes
+    ]
+
+
+def test_a_model_that_was_never_wholly_there_is_no_news() -> None:
+    async def play() -> None:
+        facts = msgspec.structs.replace(ON_A_GPU, resident=False)
+        front, stage = await served([msgspec.structs.replace(THERE, is_resident=False)], facts)
+        assert (front.health().resident, front.health().vram_bytes_used) == (False, 1000)
+        await stage.client.close()
+
+    stream = io.StringIO()
+    to(stream)
+    asyncio.run(play())
+    assert stream.getvalue() == ""
+
+
+def test_a_successor_is_where_it_was_loaded() -> None:
+    async def play() -> None:
+        front, stage = await served([GONE])
+        front.on_restarting("it was ended by SIGKILL", "")
+        front.on_restarted(ON_A_GPU)
+        assert (front.health().resident, front.health().vram_bytes_used) == (True, 1000)
+        await stage.client.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.process
+def test_an_engine_process_whose_model_leaves_is_found_out() -> None:
+    async def play() -> None:
+        front = Listening(Settings(model="m.gguf", worker_id="w-1"), Metrics("w-1"))
+        front.gone = asyncio.Event()
+        client = EngineClient(
+            msgspec.structs.replace(CONFIG, model_path=LEAVING),
+            front,
+            environment=engine_environment(),
+            watchdog_s=PATIENCE_S,
+            command=(sys.executable, "-m", "tests.toy_engine"),
+            residency_period_s=OFTEN_S,
+        )
+        try:
+            await client.start()
+            front.open(client)
+            assert front.health().resident
+            await asyncio.wait_for(front.gone.wait(), PATIENCE_S)
+            assert (front.health().resident, front.health().vram_bytes_used) == (False, 30)
+        finally:
+            await client.close()
+
+    asyncio.run(play())

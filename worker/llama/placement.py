@@ -1,0 +1,278 @@
+"""Where a model goes: which device or devices, how many of its layers, and the plan that has room there.
+
+Owns the meaning of `--device auto`, `--gpu-layers` and `--split-mode`, and the refusal when there is too little room.
+Decides from a card and from devices as they describe themselves, and calls no library; spread.py has the sums.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from worker.card import ModelCard
+from worker.engine.contract import Configure
+from worker.errors import InsufficientMemory, ModelLoadFailed
+from worker.llama.devices import Device, candidates
+from worker.memory import CELL_STEP, Demand, Plan, k_type, most_cells, plan_memory, plan_of, wanted_cells
+from worker.spread import Layers, Part, layers_of, spread
+
+HOST_SHARE = 0.9
+"""Of the host's available memory; the rest is left to the front and to everything else that grows."""
+
+GPU_SHARE, MOST_LEFT_BYTES = 0.9, 2**30
+"""Of a GPU's free memory, and the most that is left: drivers and kernels allocate while they compute. A GiB is what
+llama.cpp's own fitting leaves."""
+
+LEAST_AUTO_CELLS = 4096
+"""A context that nobody asked for is not cut further for the sake of layers on a GPU, as in llama.cpp's own fitting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Devices that have a model together: the CPU alone, a GPU, or several GPUs of one backend."""
+
+    devices: tuple[Device, ...]
+    shares: tuple[float, ...]
+    """Of the GPU layers; none for the CPU."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.devices[0].is_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What will be asked of llama.cpp, and what will lie where."""
+
+    group: Group
+    n_gpu_layers: int
+    """With the output layer; 0 on a CPU."""
+    n_layers: int
+    plan: Plan
+    host: Part
+    gpus: tuple[Part, ...]
+    """As the group's devices; none for the CPU."""
+
+    @property
+    def device(self) -> Device:
+        return self.group.devices[0]
+
+    @property
+    def is_complete(self) -> bool:
+        """Every layer is on the devices that were chosen."""
+        return not self.group.is_gpu or self.n_gpu_layers == self.n_layers
+
+    @property
+    def main_memory_bytes(self) -> int:
+        """With what lies on GPUs that have no memory of their own."""
+        shared = (
+            part.total_bytes
+            for device, part in zip(self.group.devices, self.gpus, strict=False)
+            if device.memory_architecture != "vram-only"
+        )
+        return self.host.total_bytes + sum(shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A place with too little room."""
+
+    place: str
+    part: Part
+    available_bytes: int
+
+
+def place(config: Configure, card: ModelCard, available: Seq[Device], main_memory_bytes: int) -> Placement:
+    """The first group of devices that has room for the whole plan; else the one that has room for most layers.
+
+    `main_memory_bytes`: what is available of it. Full offload, and an asked-for number of layers, are kept or refused.
+    A successor (a Configure with a chunk) gets its predecessor's plan, which was checked: accepted jobs count on it.
+    Raises: InsufficientMemory: before anything is loaded, with what would fit. ModelLoadFailed for devices that are not
+    there.
+    """
+    groups = groups_for(config, available)
+    trials = [Trial(config, card, group, main_memory_bytes) for group in groups]
+    on_gpus = [trial for trial in trials if trial.group.is_gpu]
+    for trial in on_gpus:
+        if found := trial.whole(LEAST_AUTO_CELLS if trial.may_be_partial else CELL_STEP):
+            return found
+    if on_gpus and not on_gpus[0].may_be_partial:
+        raise on_gpus[0].refusal()
+    partial = [found for trial in on_gpus if (found := trial.most_layers())]
+    if partial:
+        return max(partial, key=lambda found: found.n_gpu_layers)
+    for trial in [*trials[len(on_gpus) :], *on_gpus]:
+        if found := trial.whole(CELL_STEP):
+            return found
+    raise trials[-1].refusal()
+
+
+def groups_for(config: Configure, available: Seq[Device]) -> list[Group]:
+    """The groups a configuration allows, best first, the CPU last.
+
+    Raises: ModelLoadFailed for devices that are not there, and for shares that are not one for each GPU.
+    """
+    found = candidates(config.device, available)
+    if config.split_mode == "none" and config.main_gpu < 0:
+        return [Group((device,), (1.0,) if device.is_gpu else ()) for device in found]
+    backends = list(dict.fromkeys(device.backend for device in found if device.is_gpu))
+    if config.main_gpu >= 0 or config.tensor_split:
+        # Who counts the GPUs means those of one backend, and means GPUs.
+        return [_gpu_group(config, _gpus_of(_first_of(backends, config), available))]
+    groups = [_gpu_group(config, _gpus_of(backend, available)) for backend in backends]
+    return [*groups, *(Group((device,), ()) for device in found if not device.is_gpu)]
+
+
+def _gpus_of(backend: str, available: Seq[Device]) -> list[Device]:
+    return [device for device in available if device.is_gpu and device.backend == backend]
+
+
+def _first_of(backends: Seq[str], config: Configure) -> str:
+    if backends:
+        return backends[0]
+    if config.main_gpu >= 0:
+        raise ModelLoadFailed(f"--main-gpu {config.main_gpu} is not there: no GPU was found")
+    raise ModelLoadFailed("--tensor-split has nothing to split over: no GPU was found")
+
+
+def _gpu_group(config: Configure, gpus: Seq[Device]) -> Group:
+    """All GPUs of one backend, or the main one of them. llama.cpp's own shares are their free memory, too."""
+    names = ", ".join(gpu.name for gpu in gpus)
+    if config.split_mode == "none":
+        if config.main_gpu >= len(gpus):
+            raise ModelLoadFailed(f"--main-gpu {config.main_gpu} is not there; the {len(gpus)} GPUs are {names}")
+        return Group((gpus[config.main_gpu],), (1.0,))
+    if config.tensor_split and len(config.tensor_split) != len(gpus):
+        raise ModelLoadFailed(
+            f"--tensor-split has {len(config.tensor_split)} shares, but there are {len(gpus)} GPUs: {names}"
+        )
+    by_memory = tuple(float(gpu.free_bytes) for gpu in gpus)
+    shares = next((shares for shares in (config.tensor_split, by_memory) if any(shares)), (1.0,) * len(gpus))
+    return Group(tuple(gpus), shares)
+
+
+class Trial:
+    """One group of devices, and what there is room for on it."""
+
+    def __init__(self, config: Configure, card: ModelCard, group: Group, main_memory_bytes: int) -> None:
+        self.group = group
+        self._config, self._card = config, card
+        self._layers: Layers = layers_of(card)
+        self._demand = demand_of(config, is_on_gpu=group.is_gpu)
+        self._main_room = int(main_memory_bytes * HOST_SHARE)
+        self._is_checked = bool(config.prefill_chunk)
+
+    @property
+    def may_be_partial(self) -> bool:
+        """Whether it is ours to say how many layers are on the GPU."""
+        return self.group.is_gpu and self._config.gpu_layers == "auto" and not self._config.require_full_offload
+
+    def whole(self, least_cells: int) -> Placement | None:
+        """With the asked layers, where there is room for them; without a number, with all of them."""
+        n_gpu_layers = self._asked_layers()
+        plan = plan_memory(
+            self._card, self._demand, lambda plan: self._fits(plan, n_gpu_layers), least_cells=least_cells
+        )
+        return self._placement(plan, n_gpu_layers) if plan is not None else None
+
+    def most_layers(self) -> Placement | None:
+        """With as many layers as there is room for; None for none."""
+        n_cells = self._demand.ctx_size or min(LEAST_AUTO_CELLS, wanted_cells(self._card, self._demand))
+        plan = plan_of(self._card, self._demand, n_cells)
+        n_gpu_layers = self._most_layers(plan, self._layers.n_layers)
+        return self._placement(plan, n_gpu_layers) if n_gpu_layers else None
+
+    def refusal(self) -> InsufficientMemory:
+        """What is missing for the asked layers and the asked or else the smallest context, and what would fit."""
+        n_gpu_layers = self._asked_layers()
+        demand = replace(self._demand, ctx_size=self._demand.ctx_size or CELL_STEP)
+        plan = plan_of(self._card, demand, demand.ctx_size)
+        lacking = self._shortage(plan, n_gpu_layers)
+        assert lacking is not None, "there was no room"
+        advice = self._advice(demand, plan, n_gpu_layers)
+        return InsufficientMemory(
+            f"not enough memory on {lacking.place}: {_mib(lacking.part.total_bytes)} needed "
+            f"(weights {_mib(lacking.part.weights_bytes)}, KV cache of {plan.n_cells} cells "
+            f"{_mib(lacking.part.kv_bytes)}, compute about {_mib(lacking.part.compute_bytes)}), "
+            f"{_mib(lacking.available_bytes)} available; {advice}",
+            needed_bytes=lacking.part.total_bytes,
+            available_bytes=lacking.available_bytes,
+            device=lacking.place,
+        )
+
+    def _advice(self, demand: Demand, plan: Plan, n_gpu_layers: int) -> str:
+        n_cells = most_cells(self._card, demand, lambda smaller: self._fits(smaller, n_gpu_layers))
+        n_fitting = 0
+        if not self._config.require_full_offload:
+            n_fitting = self._most_layers(plan, n_gpu_layers)
+        fits = [f"the largest --gpu-layers that fits is {n_fitting}"] * bool(n_fitting)
+        fits += [f"the largest --ctx-size that fits is {n_cells}"] * bool(n_cells)
+        return " and ".join(fits) or "no context fits: free memory, or choose a smaller model or --ubatch-size"
+
+    def _asked_layers(self) -> int:
+        if not self.group.is_gpu:
+            return 0
+        if self._config.require_full_offload or self._config.gpu_layers in ("all", "auto"):
+            return self._layers.n_layers
+        return min(int(self._config.gpu_layers), self._layers.n_layers)
+
+    def _most_layers(self, plan: Plan, below: int) -> int:
+        """The largest number of GPU layers, less than `below`, that there is room for; 0 for none."""
+        return next((n for n in range(below - 1, 0, -1) if self._fits(plan, n)), 0)
+
+    def _placement(self, plan: Plan, n_gpu_layers: int) -> Placement:
+        host, gpus = self._spread(plan, n_gpu_layers)
+        return Placement(self.group, n_gpu_layers, self._layers.n_layers, plan, host, gpus)
+
+    def _spread(self, plan: Plan, n_gpu_layers: int) -> tuple[Part, tuple[Part, ...]]:
+        shares = self.group.shares
+        return spread(self._card, self._layers, self._demand, plan, n_gpu_layers=n_gpu_layers, shares=shares)
+
+    def _fits(self, plan: Plan, n_gpu_layers: int) -> bool:
+        return self._is_checked or self._shortage(plan, n_gpu_layers) is None
+
+    def _shortage(self, plan: Plan, n_gpu_layers: int) -> Shortage | None:
+        """The first GPU, or else the main memory, that has too little room."""
+        made = self._placement(plan, n_gpu_layers)
+        for device, part in zip(self.group.devices, made.gpus, strict=False):
+            if part.total_bytes > gpu_room(device):
+                return Shortage(f"{device.name} ({device.description})", part, gpu_room(device))
+        if made.main_memory_bytes <= self._main_room:
+            return None
+        if self.group.is_gpu:
+            return Shortage("main memory", _sum(made), self._main_room)
+        return Shortage(f"{made.device.name} ({made.device.description})", made.host, self._main_room)
+
+
+def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
+    """What a configuration asks of memory."""
+    return Demand(
+        ctx_size=config.ctx_size,
+        parallel=config.parallel,
+        cache_type_k=k_type(config.cache_type_k, is_on_gpu=is_on_gpu, flash_attn=config.flash_attn),
+        cache_type_v=config.cache_type_v,
+        ubatch_size=config.ubatch_size,
+        has_flash_attention=config.flash_attn != "off",
+    )
+
+
+def gpu_room(device: Device) -> int:
+    """What may be planned of a GPU's free memory, in bytes."""
+    return max(int(device.free_bytes * GPU_SHARE), device.free_bytes - MOST_LEFT_BYTES)
+
+
+def _sum(made: Placement) -> Part:
+    """All that lies in main memory."""
+    shared = [
+        part
+        for device, part in zip(made.group.devices, made.gpus, strict=True)
+        if device.memory_architecture != "vram-only"
+    ]
+    parts = [made.host, *shared]
+    return Part(
+        sum(part.weights_bytes for part in parts),
+        sum(part.kv_bytes for part in parts),
+        sum(part.compute_bytes for part in parts),
+    )
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.0f} MiB"
