@@ -1,0 +1,55 @@
+#!/bin/sh
+# Makes the virtual environment of an image: what pyproject.toml requires, in the versions of constraints.txt, with the
+# given wheel of llama-cpp-python, and nothing that a serving worker never opens. The worker itself is installed after it.
+#
+# Usage: image_libraries.sh FOLDER WHEEL
+# Runs while an image is built, in the folder with pyproject.toml. Needs /tools/bin/python with pip, and strip.
+set -eu
+
+[ $# -eq 2 ] || { echo "usage: image_libraries.sh FOLDER WHEEL" >&2; exit 2; }
+folder=$1
+wheel=$2
+tools=/tools/bin/python
+
+# The environment has no pip of its own: the tools' one installs into it from outside.
+python3 -m venv --without-pip "$folder"
+"$tools" - <<'PYTHON' >/tmp/requirements.txt
+import tomllib
+with open("pyproject.toml", "rb") as file:
+    print(*tomllib.load(file)["project"]["dependencies"], sep="\n")
+PYTHON
+"$tools" -m pip --python "$folder/bin/python" install --no-cache-dir --disable-pip-version-check --quiet \
+    --constraint constraints.txt --requirement /tmp/requirements.txt "$wheel"
+# Required by others and never called, 35 MB together: Litestar's made-up examples of an API, and the hub's own transfer
+# protocol, where the worker downloads over HTTP itself.
+"$tools" -m pip --python "$folder/bin/python" uninstall --quiet --yes faker hf-xet
+
+cd "$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
+# ── llama.cpp ─────────────────────────────────────────────────────────────────────────────────────
+# For compilers and for tools that are not here; a second copy of each library where the build was not portable.
+rm -rf include lib bin llama_cpp/include llama_cpp/lib/cmake llama_cpp/lib/pkgconfig llama_cpp/lib/libllama-common*
+# Not AMX: scripts/build_llama.sh says why. Such a processor takes the module for the generation before it.
+rm -f llama_cpp/lib/libggml-cpu-sapphirerapids.so
+# A wheel has no links: libx.so and libx.so.0 are copies of libx.so.0.1, and both would be loaded, each with its own state.
+for copy in llama_cpp/lib/*.so llama_cpp/lib/*.so.*; do
+    for original in "${copy%%.so*}".so.*.*.*; do
+        if [ "$copy" != "$original" ] && cmp -s "$copy" "$original"; then
+            ln -sf "$(basename "$original")" "$copy"
+        fi
+    done
+done
+
+# ── the others ────────────────────────────────────────────────────────────────────────────────────
+# Commands of the libraries: nobody calls them here.
+find "$folder/bin" -type f -delete
+find . -type d -name tests -prune -exec rm -rf {} +
+find . -name '*.pyi' -delete
+find . -name '*.a' -delete
+# What is never imported, or only by commands that people wait for anyway, need not lie there compiled as well.
+for package in pygments fsspec polyfactory gguf/scripts huggingface_hub/cli huggingface_hub/inference litestar/testing \
+    numpy/f2py numpy/ma numpy/polynomial; do
+    find "$package" -name __pycache__ -prune -exec rm -rf {} +
+done
+# Not numpy: its libraries were patched after they were linked, and strip breaks such ones.
+find . -name '*.so*' -type f ! -path './numpy*' -exec strip --strip-unneeded {} +

@@ -1,0 +1,65 @@
+"""The images, one description each: what is built of what, and what must be true of it. Everything else reads these."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+CHECKOUT = Path(__file__).parents[2]
+
+REPOSITORY = "llorch-worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    name: str
+    """The tag, and the end of Dockerfile.NAME."""
+    wheel: tuple[str, ...]
+    """What scripts/build_llama.sh is told: the backend first."""
+    goal_bytes: int
+    """The whole image, base and all; unpacked, as podman and docker show it."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Build arguments beside WHEEL."""
+    devices: tuple[str, ...] = ("cpu",)
+    """Backends of which `devices` shows at least one device in a container without a GPU."""
+    is_for_every_processor: bool = False
+    """Whether it must run on an x86-64 processor of 2008."""
+    wheel_comes_from: Literal["outside", "inside", "before"] = "outside"
+    """This machine's build_llama.sh, the Dockerfile's own stage, or somebody who has put it into `wheels` before; where
+    it is not built outside, one that lies there is used."""
+
+    @property
+    def tag(self) -> str:
+        return f"{REPOSITORY}:{self.name}"
+
+    @property
+    def dockerfile(self) -> Path:
+        return CHECKOUT / f"Dockerfile.{self.name}"
+
+    @property
+    def wheels(self) -> Path:
+        """Where the Dockerfile takes a wheel that was built outside."""
+        return CHECKOUT / "dist" / "wheels" / self.wheel[0]
+
+    @property
+    def has_wheel(self) -> bool:
+        return any(self.wheels.glob("*.whl"))
+
+    @property
+    def all_arguments(self) -> dict[str, str]:
+        return {"WHEEL": "prebuilt" if self.has_wheel else "build", **self.arguments}
+
+
+MB = 1000**2
+
+IMAGES = (
+    Image("cpu", wheel=("cpu", "--portable"), goal_bytes=250 * MB, is_for_every_processor=True),
+    # An hour of compiling: not something to begin unasked.
+    Image("cuda", wheel=("cuda", "--portable"), goal_bytes=1500 * MB, wheel_comes_from="before"),
+    # Vulkan's headers must be newer than many a machine's.
+    Image("metal", wheel=("vulkan", "--portable"), goal_bytes=600 * MB, wheel_comes_from="inside"),
+)
+
+
+def image(name: str) -> Image | None:
+    return next((image for image in IMAGES if image.name == name), None)

@@ -1,0 +1,93 @@
+"""podman and buildah with a store of their own: images and containers of these tests never meet the user's.
+
+Owns the configuration files and the environment that both programs run in. The store lies in the user's cache.
+"""
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+PATIENCE_S = 3600.0
+"""The longest that one program may take; a build with llama.cpp in it takes most of an hour on two busy processors."""
+
+_MOST_PROCESSES = 4096
+"""Podman's own default is more than a container without CAP_SYS_RESOURCE may ask for."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """`folder`: where everything lies."""
+
+    folder: Path
+
+    @cached_property
+    def environment(self) -> Mapping[str, str]:
+        """For every podman, buildah and docker that is to see this store; written at the first use."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        storage, containers = self.folder / "storage.conf", self.folder / "containers.conf"
+        storage.write_text(self._storage_conf(), encoding="utf-8")
+        containers.write_text(_containers_conf(), encoding="utf-8")
+        return {
+            **os.environ,
+            "CONTAINERS_STORAGE_CONF": str(storage),
+            "CONTAINERS_CONF": str(containers),
+            "BUILDAH_ISOLATION": "chroot",
+            "DOCKER_HOST": f"unix://{self.socket}",
+        }
+
+    @property
+    def socket(self) -> Path:
+        """Where podman answers as a Docker engine would, while docker_cli.py asks it to."""
+        return self.folder / "podman.sock"
+
+    def run(self, *command: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+        """Run to the end and keep what it said, whatever its exit code."""
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def ask(self, *command: str) -> str:
+        """What it wrote to stdout. Raises: AssertionError with its stderr when it failed."""
+        done = self.run(*command)
+        assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}: {last_lines(done.stderr)}"
+        return done.stdout
+
+    def has(self, name: str) -> bool:
+        return self.run("podman", "image", "exists", name).returncode == 0
+
+    def _storage_conf(self) -> str:
+        return (
+            "[storage]\n"
+            'driver = "overlay"\n'
+            f'graphroot = "{self.folder / "images"}"\n'
+            f'runroot = "{self.folder / "run"}"\n'
+        )
+
+
+def last_lines(text: str, n: int = 12) -> str:
+    """What a program said at its end, on one line."""
+    return " | ".join(line.strip() for line in text.strip().splitlines()[-n:])
+
+
+def missing_programs(names: Sequence[str]) -> list[str]:
+    return [name for name in names if shutil.which(name) is None]
+
+
+def _containers_conf() -> str:
+    """No systemd, no limits above our own, and the short name of an image means the one that was built here."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
+    return (
+        "[containers]\n"
+        f'default_ulimits = ["nofile={most_files}:{most_files}", "nproc={_MOST_PROCESSES}:{_MOST_PROCESSES}"]\n'
+        "[engine]\n"
+        f"{runtime}"
+        'cgroup_manager = "cgroupfs"\n'
+        'events_logger = "file"\n'
+        "compat_api_enforce_docker_hub = false\n"
+    )
