@@ -1,0 +1,84 @@
+#!/bin/sh
+# The whole round on a machine with an NVIDIA GPU, in one command: builds llama.cpp for that GPU, installs the worker in an
+# environment of its own, runs the GPU tests, compares the GPU's numbers with the CPU's, measures speed with the default
+# model and with one in the shape of Llama-2-7B; leaves .cuda_check/report.json. docs/performance.md explains it.
+#
+# Usage: cuda_check.sh [--device DEVICE] [--wheel FILE | --python FILE] [--build-only] [OPTIONS] [STEP…]
+#            --device DEVICE  cuda; any other tries the round where there is no NVIDIA GPU
+#            --wheel FILE     a llama-cpp-python built elsewhere (scripts/build_llama.sh), instead of building one
+#            --python FILE    an interpreter in which all is installed: nothing is built, nothing installed
+#            --build-only     build and install, check nothing
+#            OPTIONS, STEP    as for `python -m tests.cuda_check run --help`; steps that have passed are not run again
+# Needs Python 3.11 with venv (PYTHON says which), a C++ compiler, nvcc and cuBLAS. Where there is no network pip finds what
+# was carried along: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. No step takes more than ten minutes; the first use of a build
+# may: --build-only is for that.
+set -eu
+
+fail() {
+    echo "cuda_check: $1" >&2
+    exit 1
+}
+
+device=cuda
+wheel=
+python=
+build_only=
+left=$#
+while [ "$left" -gt 0 ]; do
+    left=$((left - 1))
+    case $1 in
+        --device | --wheel | --python)
+            [ "$left" -gt 0 ] || { echo "cuda_check: $1 needs a value" >&2; exit 2; }
+            left=$((left - 1))
+            case $1 in
+                --device) device=$2 ;;
+                --wheel) wheel=$2 ;;
+                --python) python=$2 ;;
+            esac
+            shift 2
+            ;;
+        --build-only) build_only=1; shift ;;
+        # The check's own: to the end of the line, in their order.
+        *) set -- "$@" "$1"; shift ;;
+    esac
+done
+[ -z "$wheel" ] || [ -f "$wheel" ] || fail "$wheel is not a file"
+wheel=${wheel:+$(realpath "$wheel")}
+# Not through links: a virtual environment's interpreter is one.
+[ -z "$python" ] || python=$(command -v "$python") || fail "--python names no program"
+case $python in '' | /*) ;; *) python=$PWD/$python ;; esac
+cd "$(dirname "$0")/.."
+
+backend=${device%%:*}
+if [ "$backend" = cuda ]; then
+    # 9.0 is 90-real: machine code for this GPU and no other.
+    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2-real/p') || true
+    [ -n "$found" ] || fail "no NVIDIA GPU here: nvidia-smi lists none (--device cpu tries the round without)"
+    LLORCH_CUDA_ARCHITECTURES=${LLORCH_CUDA_ARCHITECTURES:-$(echo "$found" | paste -sd ';' -)}
+    PATH=$PATH:/usr/local/cuda/bin
+    export LLORCH_CUDA_ARCHITECTURES PATH
+fi
+
+build_s=0
+if [ -z "$python" ]; then
+    cache=${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/cuda_check
+    python=$cache/venv/bin/python
+    [ -x "$python" ] || "${PYTHON:-python3}" -m venv "$cache/venv"
+    if [ -z "$wheel" ]; then
+        [ "$backend" != cuda ] || command -v nvcc >/dev/null ||
+            fail "nvcc is missing: install the CUDA toolkit, or give --wheel"
+        began=$(date +%s)
+        wheel=$(PYTHON=$python scripts/build_llama.sh "$backend")
+        build_s=$(($(date +%s) - began))
+    fi
+    # Once for each build and each list of packages, not at every step.
+    wanted=$(cat pyproject.toml constraints.txt "$wheel" | cksum)
+    if [ "$wanted" != "$(cat "$cache/installed" 2>/dev/null)" ]; then
+        echo "==> installing into $cache/venv" >&2
+        "$python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps "$wheel"
+        "$python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+        echo "$wanted" >"$cache/installed"
+    fi
+fi
+[ -z "$build_only" ] || exit 0
+exec "$python" -m tests.cuda_check run --device "$device" ${wheel:+--wheel "$wheel" --build-s "$build_s"} "$@"
