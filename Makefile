@@ -1,6 +1,6 @@
 # The two commands of the README are `make run` and `make test`; both need python3.11 with venv, g++ and make only.
-# BACKEND=cpu|cuda|metal|vulkan says what the first of them builds llama.cpp for (scripts/build_llama.sh); without it
-# .llorch-test.toml does, where there is one.
+# BACKEND=cpu|cuda|metal|vulkan says what llama.cpp is built for (scripts/build_llama.sh); without it .llorch-test.toml
+# does, else it stays what is installed, else it is the CPU.
 #
 #   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
 #   make check         format, lint, types, the quick tests that need no model, process or PyTorch: under a minute
@@ -13,7 +13,9 @@
 #   make bench         the worker under load beside llama-server, which is built first: forty minutes, on an idle machine
 
 PYTHON ?= python3
-BACKEND ?= $(or $(shell sed -n -E 's/^build_(cuda|metal|vulkan) *= *true.*/\1/p' .llorch-test.toml 2>/dev/null),cpu)
+BACKEND ?= $(or \
+	$(shell sed -n -E 's/^build_(cuda|metal|vulkan) *= *true.*/\1/p' .llorch-test.toml 2>/dev/null), \
+	$(patsubst .venv/llama-%,%,$(wildcard .venv/llama-*)),cpu)
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 IMAGES ?=
@@ -67,10 +69,14 @@ format: .venv/installed-dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-.venv/installed: pyproject.toml constraints.txt scripts/build_llama.sh $(wildcard .llorch-test.toml)
+.venv/llama-$(BACKEND): scripts/build_llama.sh pyproject.toml
 	@echo "==> installing into .venv; the first time llama.cpp is built from source, which takes minutes"
 	$(PYTHON) -m venv .venv
 	wheel=$$(scripts/build_llama.sh $(BACKEND)) && $(PIP) --force-reinstall --no-deps "$$wheel"
+	@rm -f .venv/llama-*
+	@touch $@
+
+.venv/installed: .venv/llama-$(BACKEND) pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
