@@ -47,7 +47,6 @@ check_python() {
 # ── what is done ──────────────────────────────────────────────────────────────────────────────────
 install() {
     # make would take an installation for another backend for this one.
-    rm -f .venv/installed
     make PYTHON="$python" BACKEND="$1" .venv/installed
 }
 
