@@ -2,12 +2,14 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "build_llama.sh"
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "scripts" / "build_llama.sh"
 
 
 def build_llama(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -70,3 +72,23 @@ def test_vulkan_headers_that_are_missing_or_too_old_are_told_before_anything_is_
     assert run.returncode == 1
     assert run.stderr.startswith("build_llama: no Vulkan headers, or older than 1.3.272")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_make_keeps_the_installed_backend_until_another_is_asked_for(tmp_path: Path) -> None:
+    needed = [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / ".venv").mkdir()
+    for path in needed:
+        shutil.copy(path, tmp_path)
+    shutil.copy(SCRIPT, tmp_path / "scripts")
+    for stamp in ("llama-cuda", "installed"):
+        (tmp_path / ".venv" / stamp).touch()
+
+    def make(*arguments: str) -> str:
+        command = ["make", "--dry-run", ".venv/installed", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert "build_llama.sh" not in make()
+    assert "build_llama.sh cpu" in make("BACKEND=cpu")
+    (tmp_path / ".llorch-test.toml").write_text("[build]\nbuild_vulkan = true\n")
+    assert "build_llama.sh vulkan" in make()

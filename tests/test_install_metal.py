@@ -77,14 +77,6 @@ def test_on_a_mac_it_builds_for_metal_and_compares_the_answers(run: Run, tmp_pat
     assert "--device metal" in done.stdout.splitlines()[-1]
 
 
-def test_an_installation_for_another_backend_is_made_anew(run: Run, tmp_path: Path) -> None:
-    stamp = tmp_path / "tree with space" / ".venv" / "installed"
-    stamp.parent.mkdir(parents=True)
-    stamp.touch()
-    assert run().returncode == 0
-    assert not stamp.exists()
-
-
 def test_cpu_only_builds_without_metal_and_asks_the_cpu_alone(run: Run, program: Program, tmp_path: Path) -> None:
     program("make", worker(CPU_ONLY, on_metal="wrong"))
     done = run("--cpu-only", PYTHON="python3")
