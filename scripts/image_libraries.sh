@@ -46,9 +46,11 @@ find "$folder/bin" -type f -delete
 find . -type d -name tests -prune -exec rm -rf {} +
 find . -name '*.pyi' -delete
 find . -name '*.a' -delete
+# They compile extensions of numpy's kind.
+rm -rf numpy/distutils numpy/f2py
 # What is never imported, or only by commands that people wait for anyway, need not lie there compiled as well.
 for package in pygments fsspec polyfactory gguf/scripts huggingface_hub/cli huggingface_hub/inference litestar/testing \
-    numpy/f2py numpy/ma numpy/polynomial; do
+    numpy/ma numpy/polynomial; do
     find "$package" -name __pycache__ -prune -exec rm -rf {} +
 done
 # Not numpy: its libraries were patched after they were linked, and strip breaks such ones.
