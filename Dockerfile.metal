@@ -30,6 +30,9 @@ FROM ${BASE} AS python
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \
         ca-certificates libgomp1 libvulkan1 mesa-vulkan-drivers python3 \
+    # Drivers of Windows, of emulators, of old Intel GPUs and of NVIDIA's, which have an image of their own.
+    && for driver in dzn gfxstream intel_hasvk nouveau; do \
+        rm -f /usr/lib/*/libvulkan_$driver.so /usr/share/vulkan/icd.d/${driver}_icd*; done \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
 
 FROM python AS tools

@@ -62,6 +62,10 @@ class Built:
         (base,) = json.loads(self.store.ask("podman", "image", "inspect", self.base))
         return int(base["Size"])
 
+    @property
+    def own_bytes(self) -> int:
+        return self.size_bytes - self.base_bytes
+
 
 def build(store: Store, image: Image) -> Built:
     """Build the image in the store, from layers that are there where nothing has changed.

@@ -17,7 +17,9 @@ class Image:
     wheel: tuple[str, ...]
     """What scripts/build_llama.sh is told: the backend first."""
     goal_bytes: int
-    """The whole image, base and all; unpacked, as podman and docker show it."""
+    """Of what is added to the base; unpacked, as podman and docker show it."""
+    goal_has_base: bool = False
+    """The goal is the whole image's, base and all."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Build arguments beside WHEEL."""
     devices: tuple[str, ...] = ("cpu",)
@@ -53,11 +55,11 @@ class Image:
 MB = 1000**2
 
 IMAGES = (
-    Image("cpu", wheel=("cpu", "--portable"), goal_bytes=250 * MB, is_for_every_processor=True),
+    Image("cpu", wheel=("cpu", "--portable"), goal_bytes=250 * MB, goal_has_base=True, is_for_every_processor=True),
     # An hour of compiling: not something to begin unasked.
-    Image("cuda", wheel=("cuda", "--portable"), goal_bytes=1500 * MB, wheel_comes_from="before"),
+    Image("cuda", wheel=("cuda", "--portable"), goal_bytes=2500 * MB, wheel_comes_from="before"),
     # Vulkan's headers must be newer than many a machine's.
-    Image("metal", wheel=("vulkan", "--portable"), goal_bytes=600 * MB, wheel_comes_from="inside"),
+    Image("metal", wheel=("vulkan", "--portable"), goal_bytes=400 * MB, wheel_comes_from="inside"),
 )
 
 

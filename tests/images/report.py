@@ -36,8 +36,7 @@ def page(report: Report) -> str:
 
 def _image_cells(built: Built) -> Cells:
     layers = " + ".join(_mb(size) for size in built.layers)
-    ours = built.size_bytes - built.base_bytes
-    sizes = (built.size_bytes, built.base_bytes, ours)
+    sizes = (built.size_bytes, built.base_bytes, built.own_bytes)
     return (built.image.tag, f"{built.build_s:.0f} s", *(f"{_mb(size)} MB" for size in sizes), layers)
 
 
