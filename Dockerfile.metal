@@ -30,9 +30,11 @@ FROM ${BASE} AS python
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \
         ca-certificates libgomp1 libvulkan1 mesa-vulkan-drivers python3 \
-    # Drivers of Windows, of emulators, of old Intel GPUs and of NVIDIA's, which have an image of their own.
+    # Drivers of Windows, of emulators, of old Intel GPUs and of NVIDIA's, which have an image of their own; what draws.
     && for driver in dzn gfxstream intel_hasvk nouveau; do \
-        rm -f /usr/lib/*/libvulkan_$driver.so /usr/share/vulkan/icd.d/${driver}_icd*; done \
+        rm -f /usr/lib/*/libvulkan_$driver.so /usr/share/vulkan/icd.d/${driver}_*; done \
+    && rm -rf /usr/share/vulkan/explicit_layer.d /usr/lib/*/libVkLayer_MESA_overlay.so \
+        /usr/lib/*/libVkLayer_INTEL_nullhw.so /usr/share/X11/locale /usr/lib/python3*/pydoc_data /usr/lib/python3*/test \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
 
 FROM python AS tools
