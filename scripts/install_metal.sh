@@ -45,11 +45,6 @@ check_python() {
 }
 
 # ── what is done ──────────────────────────────────────────────────────────────────────────────────
-install() {
-    # make would take an installation for another backend for this one.
-    make PYTHON="$python" BACKEND="$1" .venv/installed
-}
-
 answer() { .venv/bin/llorch-worker generate "$PROMPT" --max-tokens "$N_TOKENS" --temperature 0 --device "$1" 2>/dev/null; }
 
 try_metal() {
@@ -82,6 +77,6 @@ check_machine
 check_tools
 check_python
 cd "$(dirname "$0")/.."
-install "$backend"
+make PYTHON="$python" BACKEND="$backend" .venv/installed
 "try_$backend"
 echo "==> serve it with: .venv/bin/llorch-worker --model smollm2-135m-instruct --device $backend"

@@ -1,13 +1,11 @@
 """What all tests share: the model they run on, where `make test` put it or the owner of the machine says."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.backends.choice import FILE, MODEL_VARIABLE, MistakenChoiceError, chosen
-from worker.catalog import load_catalog
-from worker.cli import parse
+from tests.default_model import default_file, default_path
 
 
 def pytest_configure() -> None:
@@ -29,23 +27,13 @@ def pytest_report_header() -> str:
 def model_path() -> Path:
     """The model of the tests that any model can pass: LLORCH_TEST_MODEL_PATH, else `.llorch-test.toml`'s, else the
     default one."""
-    return chosen().model_path or _fetched(_default())
+    return chosen().model_path or default_file()
 
 
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """The default model's file, for tests that know its digest, its tokens or its numbers."""
     asked = chosen().model_path
-    if asked is not None and asked.resolve() != _default().resolve():
+    if asked is not None and asked.resolve() != default_path().resolve():
         pytest.skip(f"tied to the default model, and {MODEL_VARIABLE} or {FILE} names {asked.name}")
-    return _fetched(_default())
-
-
-def _default() -> Path:
-    models_dir = parse(["--model", "any"], os.environ).models_dir
-    return models_dir / load_catalog(None).default.file
-
-
-def _fetched(path: Path) -> Path:
-    assert path.is_file(), f"{path} is missing: run `make model`"
-    return path
+    return default_file()

@@ -25,14 +25,13 @@ from worker.engine.contract import (
     StepDone,
     Submit,
 )
-from worker.engine_client import EngineClient, EngineState
+from worker.engine_client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.engine_link import LinkOwner
 from worker.errors import StartupError
 from worker.job import Job
 from worker.metrics import Metrics
 from worker.order import Order, Surroundings
 from worker.protocol.events import choose_dialect
-from worker.recheck import RESIDENCY_PERIOD_S
 
 CONFIG = Configure(
     model_path="/m.gguf",

@@ -38,12 +38,15 @@ from worker.engine_link import EngineLink, LinkOwner
 from worker.engine_setup import load_error
 from worker.errors import EngineCrashed, StartupError
 from worker.job import Job
-from worker.recheck import RESIDENCY_PERIOD_S, Recheck
+from worker.ticker import Ticker
 from worker.verdict import MAX_DEATHS, Deaths
 from worker.watchdog import Watchdog
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.engine_process")
 """-P: the working directory must not be able to plant modules."""
+
+RESIDENCY_PERIOD_S = 60.0
+"""Between two questions to the engine whether its model is still on the GPU."""
 
 
 class EngineState(Enum):
@@ -112,7 +115,10 @@ class EngineClient:
         self._spawn_link = spawn
         self._clock = clock
         self._watchdog = Watchdog(self._kill, floor_s=watchdog_s, clock=clock)
-        self._recheck = Recheck(self._ask_residency, period_s=residency_period_s)
+        self._tickers = (
+            Ticker(self._watchdog.tick, period_s=self._watchdog.tick_s),
+            Ticker(self._ask_residency, period_s=residency_period_s),
+        )
         self._link: Link | None = None
         self._generation = 0
         self._first_load: asyncio.Future[Loaded] | None = None
@@ -128,8 +134,8 @@ class EngineClient:
     async def start(self) -> Loaded:
         """Start the first engine and wait for its model. Raises: StartupError with the engine's own reason."""
         self._first_load = asyncio.get_running_loop().create_future()
-        self._watchdog.start()
-        self._recheck.start()
+        for ticker in self._tickers:
+            ticker.start()
         await self._spawn()
         return await self._first_load
 
@@ -159,8 +165,8 @@ class EngineClient:
             self._link.kill(cause)
 
     def _stop_timers(self) -> None:
-        self._watchdog.stop()
-        self._recheck.stop()
+        for ticker in self._tickers:
+            ticker.stop()
 
     def _ask_residency(self) -> None:
         """A CPU's memory cannot be left, and an engine that loads has nothing there yet."""

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 
 from worker.card import ModelCard
 
-MAX_SEQ_IDS = 256
-"""LLAMA_MAX_SEQ."""
-
 PIPELINE_COPIES = 4
 """GGML_SCHED_MAX_COPIES: of what goes into a graph, where several GPUs compute one behind the other."""
 

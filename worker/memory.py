@@ -9,19 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.card import ModelCard
-from worker.engine.backend import MAX_DRAFTS
+from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
+from worker.engine.contract import Configure
 from worker.errors import InsufficientMemory
 from worker.ggml_types import TYPES_BY_NAME
-from worker.graph_memory import MAX_SEQ_IDS, Graph, graph_bytes, graph_of, logits_bytes
+from worker.graph_memory import Graph, graph_bytes, graph_of, logits_bytes
 
 DEFAULT_PARALLEL = 8
 DEFAULT_MAX_CELLS = 16_384
 CELL_STEP = 256
 """llama.cpp pads its context to a multiple of this (llama-context.cpp)."""
 
-SPARE_SEQ_IDS = 3
-"""Beyond the jobs' slots: one for cells that linger (llama/load.py), two for cells on their way and forgotten ones
-(llama/cells.py)."""
+CELLS_SEQ_IDS = 2
+"""For cells on their way, and for forgotten ones (llama/cells.py)."""
+SPARE_SEQ_IDS = 1 + CELLS_SEQ_IDS
+"""Beyond the jobs' slots: one for cells that linger (llama/load.py), and these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,18 @@ class Demand:
     cache_type_v: str
     ubatch_size: int
     has_flash_attention: bool
+
+
+def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
+    """What a configuration asks of memory."""
+    return Demand(
+        ctx_size=config.ctx_size,
+        parallel=config.parallel,
+        cache_type_k=k_type(config.cache_type_k, is_on_gpu=is_on_gpu, flash_attn=config.flash_attn),
+        cache_type_v=config.cache_type_v,
+        ubatch_size=config.ubatch_size,
+        has_flash_attention=config.flash_attn != "off",
+    )
 
 
 @dataclass(frozen=True, slots=True)

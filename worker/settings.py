@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from platformdirs import user_cache_path
 
+from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.offload import SplitMode
 from worker.errors import UsageError
 from worker.gpu_flags import SHARES_PATTERN, check_split
@@ -22,9 +23,6 @@ from worker.knob import Knob, check_token, check_value, setting
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """llama.cpp's KV cache types; the first three are not quantised."""
-
-MAX_SLOTS = 256
-"""LLAMA_MAX_SEQ in llama.cpp."""
 
 
 def _default_models_dir() -> Path:
@@ -145,7 +143,7 @@ class Settings:
     )
 
     parallel: int = setting(
-        0, "Jobs generating at once.", "Jobs", low=0, high=MAX_SLOTS, shown_default="8, fewer if memory demands"
+        0, "Jobs generating at once.", "Jobs", low=0, high=MAX_SEQ_IDS, shown_default="8, fewer if memory demands"
     )
     max_queue: int = setting(256, "Jobs waiting for a slot; beyond it WORKER_BUSY.", "Jobs", low=0, high=100_000)
     max_tokens_out: int = setting(

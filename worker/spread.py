@@ -14,11 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from worker.card import ModelCard
-from worker.graph_memory import (
-    PIPELINE_COPIES,
-    graph_bytes,
-    graph_input_bytes,
-)
+from worker.graph_memory import PIPELINE_COPIES, graph_bytes, graph_input_bytes
 from worker.memory import Demand, Plan, kv_layer_bytes, planned_graph
 
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
@@ -40,6 +36,13 @@ class Part:
     @property
     def total_bytes(self) -> int:
         return self.weights_bytes + self.kv_bytes + self.compute_bytes
+
+    def __add__(self, other: "Part") -> "Part":
+        return Part(
+            self.weights_bytes + other.weights_bytes,
+            self.kv_bytes + other.kv_bytes,
+            self.compute_bytes + other.compute_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +99,16 @@ def spread(
     for layer, owner in enumerate(owners):
         weights_bytes = layers.layer_bytes[layer]
         if owner is None:
-            host = _more(host, weights_bytes, kv_bytes[layer])
+            host += Part(weights_bytes, kv_bytes[layer])
         else:
             is_copied = layers.is_tied and layer == layers.n_layers - 1
-            gpus[owner] = _more(gpus[owner], weights_bytes + is_copied * layers.embedding_bytes, kv_bytes[layer])
+            gpus[owner] += Part(weights_bytes + is_copied * layers.embedding_bytes, kv_bytes[layer])
     compute_bytes = _gpu_compute_bytes(card, layers, demand, plan, owners)
     graph_input = graph_input_bytes(card, planned_graph(demand, plan))
     return (
-        _more(host, compute_bytes=graph_input + plan.output_bytes),
+        host + Part(compute_bytes=graph_input + plan.output_bytes),
         tuple(
-            _more(gpu, compute_bytes=compute_bytes if at in owners or not n_gpu_layers else 0)
+            gpu + Part(compute_bytes=compute_bytes if at in owners or not n_gpu_layers else 0)
             for at, gpu in enumerate(gpus)
         ),
     )
@@ -141,15 +144,11 @@ def _gpu_compute_bytes(card: ModelCard, layers: Layers, demand: Demand, plan: Pl
     """On each GPU: the graph, what it copies of the weights in main memory for long steps, and what waits for it.
 
     The copies are one tensor at a time (ggml_backend_sched_split_graph begins a new split for each), and none of the
-    output layer's, which computes a few rows only. Several GPUs that
-    have all layers work as a pipeline, which has four copies of what goes in.
+    output layer's, which computes a few rows only. Several GPUs that have all layers work as a pipeline, which has four
+    copies of what goes in.
     """
     graph = planned_graph(demand, plan)
     borrowed = [layers.largest_bytes[layer] for layer, owner in enumerate(owners[:-1]) if owner is None]
     is_pipeline = len(set(owners)) > 1 and None not in owners
     waiting = (PIPELINE_COPIES - 1) * graph_input_bytes(card, graph) if is_pipeline else 0
     return graph_bytes(card, graph) + max(borrowed, default=0) + waiting
-
-
-def _more(part: Part, weights_bytes: int = 0, kv_bytes: int = 0, compute_bytes: int = 0) -> Part:
-    return Part(part.weights_bytes + weights_bytes, part.kv_bytes + kv_bytes, part.compute_bytes + compute_bytes)

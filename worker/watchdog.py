@@ -3,7 +3,6 @@
 Silence counts only while the front's own loop turns: a front that was stopped itself must not blame its engine.
 """
 
-import asyncio
 import time
 from collections.abc import Callable
 
@@ -13,7 +12,10 @@ STEPS_OF_SILENCE = 10
 
 
 class Watchdog:
-    """`kill(cause)` is called once per silence. A heartbeat is a frame of the thread that loads and steps."""
+    """`kill(cause)` is called once per silence. A heartbeat is a frame of the thread that loads and steps.
+
+    `tick` is to be called every `tick_s`, from the front's event loop.
+    """
 
     def __init__(
         self, kill: Callable[[str], None], *, floor_s: float, clock: Callable[[], float] = time.monotonic
@@ -26,7 +28,6 @@ class Watchdog:
         self._heard_at_s = clock()
         self._longest_step_s = 0.0
         self._is_loading = True
-        self._task: asyncio.Task[None] | None = None
         self._is_working = False
 
     @property
@@ -46,13 +47,6 @@ class Watchdog:
             return LOAD_SILENCE_S
         return max(self._floor_s, STEPS_OF_SILENCE * self._longest_step_s)
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._watch())
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
     def expect_load(self) -> None:
         self._is_loading = True
         self._hear()
@@ -69,11 +63,6 @@ class Watchdog:
     def _hear(self) -> None:
         self._silence_s = 0.0
         self._heard_at_s = self._clock()
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self.tick_s)
-            self.tick()
 
     def tick(self) -> None:
         """Add the time since the last tick, but never more than the loop can have been awake for."""

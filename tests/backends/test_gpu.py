@@ -14,6 +14,7 @@ from tests.turns import NEAR, PROMPTS, answers, first_turns
 from tests.worker_process import WorkerProcess, check_order, text_of
 from worker.llama.devices import Device, devices
 from worker.llama.load import LoadedRunner
+from worker.llama.placed import DRIVERS_OWN_BYTES
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.evidence import Window
@@ -23,9 +24,6 @@ SOFTWARE_S = 1800
 """The safety stop: a GPU takes seconds, a driver that computes on a busy processor many minutes."""
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(SOFTWARE_S)]
-
-DRIVERS_OWN_BYTES = 2**30
-"""What a driver takes for itself when the first model comes: kernels, workspaces, staging buffers."""
 
 N_COMPARED = 64
 """Tokens whose logits are compared."""
@@ -38,11 +36,7 @@ def free_bytes(gpu: Device) -> int:
 
 def on_gpu_bytes(gpu: Device, loaded: LoadedRunner) -> int:
     """By the library's own buffer lines."""
-    return (loaded.model.sizes + loaded.runner.context.sizes).on_device(gpu.name)
-
-
-def name_of(gpu: Device) -> str:
-    return gpu.backend if gpu.backend == "metal" else f"{gpu.backend}:{gpu.index}"
+    return loaded.runner.sizes.on_device(gpu.name)
 
 
 def n_part_of(loaded: LoadedRunner) -> int:
@@ -54,7 +48,7 @@ def n_part_of(loaded: LoadedRunner) -> int:
 
 
 def test_the_whole_model_is_resident_where_it_was_asked_for(gpu: Device, load_on: LoadOn) -> None:
-    loaded = load_on(name_of(gpu), gpu_layers="all", require_full_offload=True)
+    loaded = load_on(gpu.flag, gpu_layers="all", require_full_offload=True)
     facts = loaded.facts
     assert (facts.backend, facts.device_index, facts.resident) == (gpu.backend, gpu.index, True)
     assert (facts.device_name, facts.memory_architecture) == (gpu.description, gpu.memory_architecture)
@@ -66,7 +60,7 @@ def test_the_whole_model_is_resident_where_it_was_asked_for(gpu: Device, load_on
 
 def test_the_drivers_figures_agree_with_ours_and_all_is_given_back(gpu: Device, load_on: LoadOn) -> None:
     before = free_bytes(gpu)
-    loaded = load_on(name_of(gpu), gpu_layers="all")
+    loaded = load_on(gpu.flag, gpu_layers="all")
     taken, ours = before - free_bytes(gpu), on_gpu_bytes(gpu, loaded)
     loaded.runner.close()
     loaded.model.close()
@@ -78,8 +72,8 @@ def test_the_drivers_figures_agree_with_ours_and_all_is_given_back(gpu: Device, 
 
 
 def test_some_layers_alone_are_on_the_gpu_and_that_is_not_resident(gpu: Device, load_on: LoadOn) -> None:
-    whole = load_on(name_of(gpu), gpu_layers="all")
-    part = load_on(name_of(gpu), gpu_layers=str(n_part_of(whole)))
+    whole = load_on(gpu.flag, gpu_layers="all")
+    part = load_on(gpu.flag, gpu_layers=str(n_part_of(whole)))
     assert part.model.n_offloaded == part.facts.offload.gpu_layers == n_part_of(whole)
     assert not part.facts.resident
     assert 0 < on_gpu_bytes(gpu, part) < on_gpu_bytes(gpu, whole)
@@ -87,7 +81,7 @@ def test_some_layers_alone_are_on_the_gpu_and_that_is_not_resident(gpu: Device, 
 
 
 def test_none_of_the_weights_is_on_the_gpu_when_no_layer_is_asked_for(gpu: Device, load_on: LoadOn) -> None:
-    loaded = load_on(name_of(gpu), gpu_layers="0")
+    loaded = load_on(gpu.flag, gpu_layers="0")
     assert loaded.model.n_offloaded == 0
     assert loaded.model.sizes.on_device(gpu.name) == 0
     assert not loaded.facts.resident
@@ -100,13 +94,13 @@ def test_its_greedy_answers_are_the_cpus_up_to_a_near_tie(
     gpu: Device, load_on: LoadOn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_cpu = answers(load_on("cpu").runner, PROMPTS)
-    whole = load_on(name_of(gpu), gpu_layers="all")
-    part = load_on(name_of(gpu), gpu_layers=str(n_part_of(whole)))
+    whole = load_on(gpu.flag, gpu_layers="all")
+    part = load_on(gpu.flag, gpu_layers=str(n_part_of(whole)))
     for layers, loaded in (("all", whole), (str(n_part_of(whole)), part)):
         turns = first_turns(on_cpu, answers(loaded.runner, PROMPTS))
         with capsys.disabled():
             for turn in turns:
-                sys.stdout.write(f"\n{name_of(gpu)}, {layers} layers: {turn}\n")
+                sys.stdout.write(f"\n{gpu.flag}, {layers} layers: {turn}\n")
         assert all(turn.margin < NEAR for turn in turns), turns
 
 
@@ -120,7 +114,7 @@ def test_its_logits_are_the_cpus_within_the_bound_of_a_backend(
     on_gpu = compute(model_path, as_served(gpu), windows, folder=tmp_path / "gpu", n_threads=2, device=gpu)
     found = on_gpu.against(on_cpu.logits)
     with capsys.disabled():
-        sys.stdout.write(f"\n{name_of(gpu)}: KL {found.kl_mean.text()}, largest error {found.max_error:.2g}\n")
+        sys.stdout.write(f"\n{gpu.flag}: KL {found.kl_mean.text()}, largest error {found.max_error:.2g}\n")
     check = Bounds.load().check("mean KL", found.kl_mean.value, "sources.step.backend.other.kl_mean")
     assert check.holds, check
 
@@ -131,7 +125,7 @@ def test_its_logits_are_the_cpus_within_the_bound_of_a_backend(
 @pytest.mark.process
 def test_a_worker_serves_on_it_and_says_so(gpu: Device, model_path: Path) -> None:
     flags = ("--port", "0", "--threads", "2", "--ctx-size", str(1024), "--parallel", "2")
-    where = ("--device", name_of(gpu), "--gpu-layers", "all", "--require-full-offload")
+    where = ("--device", str(gpu.flag), "--gpu-layers", "all", "--require-full-offload")
     with WorkerProcess("--model", str(model_path), *flags, *where) as worker:
         health = worker.ready().health()
         assert (health["status"], health["resident"]) == ("healthy", True)

@@ -3,6 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from tests.cuda_check.report import Figure, Report
+from worker.bench.markdown import table
+from worker.bench.wording import Cells
+
+Table = tuple[Cells, Sequence[Cells]]
+"""Columns, rows."""
 
 _CPU = "cpu"
 _UNITS = {"bytes": 1e6}
@@ -11,8 +16,11 @@ _NAMES = {"bytes": "MB"}
 
 def page(report: Report) -> str:
     """Circumstances, steps, numbers; ends with a line feed."""
-    parts = [_about(report), _steps(report), _speeds(report), _others(report)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    blocks = [_about(report)]
+    for columns, rows in (_steps(report), _speeds(report), _others(report)):
+        if rows:
+            blocks += table(columns, rows)
+    return "\n\n".join(blocks) + "\n"
 
 
 def _about(report: Report) -> str:
@@ -31,28 +39,29 @@ def _about(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _steps(report: Report) -> str:
-    rows = [[step.name, step.outcome, f"{step.seconds:.0f} s", step.summary] for step in report.steps]
-    return _table(["step", "", ">time", "found"], rows)
+def _steps(report: Report) -> Table:
+    rows = [(step.name, step.outcome, f"{step.seconds:.0f} s", step.summary) for step in report.steps]
+    return ("step", "", ">time", "found"), rows
 
 
-def _speeds(report: Report) -> str:
+def _speeds(report: Report) -> Table:
     """Each measure of each model: the device, the CPU, and how many times the one is the other."""
     found = {(one.model, one.what, one.device): one for one in _figures(report) if one.unit in ("tokens/s", "ms")}
     pairs = dict.fromkeys((model, what) for model, what, _ in found)
     rows = [_speed_row(found.get((*pair, report.device)), found.get((*pair, _CPU)), *pair) for pair in pairs]
-    return _table(["model", "", f">{report.device}", ">CPU", f">{report.device} / CPU"], rows)
+    return ("model", "", f">{report.device}", ">CPU", f">{report.device} / CPU"), rows
 
 
-def _speed_row(ours: Figure | None, cpu: Figure | None, model: str, what: str) -> list[str]:
+def _speed_row(ours: Figure | None, cpu: Figure | None, model: str, what: str) -> Cells:
     ratio = f"{ours.value / cpu.value:.3g}" if ours and cpu and cpu.value else ""
-    return [model, what, *(_amount(one.value, one.unit) if one else "" for one in (ours, cpu)), ratio]
+    return (model, what, *(_amount(one.value, one.unit) if one else "" for one in (ours, cpu)), ratio)
 
 
-def _others(report: Report) -> str:
+def _others(report: Report) -> Table:
     others = [one for one in _figures(report) if one.unit not in ("tokens/s", "ms")]
-    rows = [[one.model, one.what, _amount(one.value, one.unit), one.bound] for one in others]
-    return _table(["model", "", ">found", "bound"], rows)
+    return ("model", "", ">found", "bound"), [
+        (one.model, one.what, _amount(one.value, one.unit), one.bound) for one in others
+    ]
 
 
 def _figures(report: Report) -> Iterator[Figure]:
@@ -64,13 +73,3 @@ def _amount(value: float, unit: str) -> str:
     shown = f"{number:.0f}" if abs(number) >= 1000 else f"{number:.4g}"
     name = "" if unit == "share" else _NAMES.get(unit, unit)
     return f"{shown} {name}".strip()
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Nothing without rows. A column whose name begins with `>` is aligned to the right."""
-    if not rows:
-        return ""
-    head = " | ".join(column.removeprefix(">") for column in columns)
-    line = " | ".join("---:" if column.startswith(">") else "---" for column in columns)
-    cells = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-    return "\n".join(f"| {row} |" for row in (head, line, *cells))

@@ -7,14 +7,12 @@ import itertools
 import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 
+from tests.default_model import default_file
 from tests.images.building import Built
 from tests.images.store import Store
 from tests.worker_process import WorkerProcess, eventually
-from worker.catalog import load_catalog
-from worker.cli import parse
 
 HARDENED = ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 """Docker's --read-only gives no writable /tmp; podman's does unless told."""
@@ -27,13 +25,6 @@ ONCE_PATIENCE_S = 300.0
 """For what ends by itself; an emulated answer takes most of a minute."""
 
 _numbers = itertools.count()
-
-
-def default_model() -> Path:
-    """The default model's file, in the default models directory. Raises: AssertionError when it is not there."""
-    path = parse(["--model", "any"], os.environ).models_dir / load_catalog(None).default.file
-    assert path.is_file(), f"{path} is missing: run `make model`"
-    return path
 
 
 def once(
@@ -69,7 +60,7 @@ class Container(WorkerProcess):
         # The check itself is run by hand: its timer would be systemd's, which may not be there.
         run = _podman_run(f"--name={self.name}", "--health-interval=disable", *_model_mount(), *options)
         super().__init__(
-            *("--model", default_model().name, *arguments),
+            *("--model", default_file().name, *arguments),
             command=(*run, built.image.tag),
             environment=built.store.environment,
         )
@@ -141,4 +132,4 @@ def _podman_run(*options: str) -> tuple[str, ...]:
 
 
 def _model_mount() -> tuple[str, ...]:
-    return ("--volume", f"{default_model().parent}:/models:ro")
+    return ("--volume", f"{default_file().parent}:/models:ro")

@@ -16,8 +16,9 @@ from tempfile import TemporaryDirectory
 
 import httpx2
 
+from tests.default_model import default_file
 from tests.images.building import Built
-from tests.images.container import PROMPT, default_model
+from tests.images.container import PROMPT
 from tests.images.images import CHECKOUT
 from tests.images.outcome import Check, Skipped
 from tests.images.store import Store, missing_programs
@@ -91,7 +92,7 @@ def _folder_with_models() -> Iterator[Path]:
     with TemporaryDirectory() as name:
         models = Path(name) / "models"
         models.mkdir()
-        shutil.copy(default_model(), models)
+        shutil.copy(default_file(), models)
         for path in (Path(name), models):
             path.chmod(0o755)
         yield Path(name)

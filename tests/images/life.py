@@ -4,8 +4,9 @@ import json
 import socket
 import time
 
+from tests.default_model import default_file
 from tests.images.building import Built
-from tests.images.container import PROMPT, Container, default_model, once
+from tests.images.container import PROMPT, Container, once
 from tests.images.outcome import Check
 from tests.receiver import Receiver
 from tests.worker_process import check_order, text_of
@@ -89,7 +90,7 @@ def it_writes_nothing_even_where_it_may(built: Built) -> str:
 
 
 def it_answers_once_in_the_terminal_as_any_user(built: Built) -> str:
-    arguments = ("--model", default_model().name, "--max-tokens", str(_N_TOKENS), "--temperature", "0", PROMPT)
+    arguments = ("--model", default_file().name, "--max-tokens", str(_N_TOKENS), "--temperature", "0", PROMPT)
     code, out, err = once(built, "generate", *arguments, options=("--user=4711:4711",))
     assert code == 0, err
     assert out.strip()

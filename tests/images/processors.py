@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.default_model import default_file
 from tests.images.building import Built
-from tests.images.container import PROMPT, default_model, once
+from tests.images.container import PROMPT, once
 from tests.images.outcome import Check, Skipped
 
 QEMU = "qemu-x86_64-static"
@@ -36,7 +37,7 @@ def its_code_is_chosen_for_an_old_processor(built: Built) -> str:
 
 
 def it_answers_on_an_old_processor(built: Built) -> str:
-    code, out, err = _emulated(built, "generate", "--model", default_model().name, *_SMALL, PROMPT)
+    code, out, err = _emulated(built, "generate", "--model", default_file().name, *_SMALL, PROMPT)
     assert f"[{_N_TOKENS} tokens" in err, f"exit {code}: {err}"
     assert out.strip()
     assert code in (0, _CRASHED_AT_THE_END), f"exit {code}: {err}"

@@ -9,8 +9,9 @@ import pytest
 
 from tests.llama.conftest import LoadRandom, MakeContext, slice_of
 from tests.llama.random_models import PLAIN
+from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.contract import SlotId, TokenId
-from worker.llama.context import MAX_SLOTS, Context
+from worker.llama.context import Context
 from worker.llama.model import Model
 
 pytestmark = pytest.mark.model
@@ -152,7 +153,7 @@ def test_a_slot_cut_back_beside_others_goes_on_as_if_it_had_never_been_longer(co
 def test_the_most_slots_there_can_be_leave_no_seq_id_for_order_and_still_decode(
     load_random: LoadRandom, make_context: MakeContext
 ) -> None:
-    context = make_context(load_random(PLAIN), n_seq_max=MAX_SLOTS, n_batch=512)
-    fill(context, MAX_SLOTS - 1, 5)
-    context.trim(SlotId(MAX_SLOTS - 1), 2)
+    context = make_context(load_random(PLAIN), n_seq_max=MAX_SEQ_IDS, n_batch=512)
+    fill(context, MAX_SEQ_IDS - 1, 5)
+    context.trim(SlotId(MAX_SEQ_IDS - 1), 2)
     assert context.n_cells_used == 2

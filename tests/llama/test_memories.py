@@ -4,9 +4,8 @@ import pytest
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import MROPE, PLAIN, RECURRENT, SLIDING, WINDOW, Kind
-from worker.engine.backend import Slice, Step
+from worker.engine.backend import MAX_SEQ_IDS, Slice, Step
 from worker.engine.contract import SlotId, TokenId
-from worker.llama.context import MAX_SLOTS
 from worker.llama.runner import LlamaRunner
 
 pytestmark = pytest.mark.model
@@ -20,7 +19,7 @@ def test_an_ordinary_memory_can_be_shared(load_random: LoadRandom, make_context:
 
 
 def test_without_a_seq_id_left_nothing_can_be_shared(load_random: LoadRandom, make_context: MakeContext) -> None:
-    context = make_context(load_random(PLAIN), n_seq_max=MAX_SLOTS, n_batch=512, n_ctx=1024)
+    context = make_context(load_random(PLAIN), n_seq_max=MAX_SEQ_IDS, n_batch=512, n_ctx=1024)
     assert not context.can_share
 
 

@@ -25,12 +25,11 @@ from worker.llama.placement import (
     LEAST_AUTO_CELLS,
     MOST_LEFT_BYTES,
     Placement,
-    demand_of,
     gpu_room,
     groups_for,
     place,
 )
-from worker.memory import CELL_STEP, plan_of
+from worker.memory import CELL_STEP, demand_of, plan_of
 from worker.spread import layers_of, spread
 
 MIB, GIB = 2**20, 2**30
@@ -149,7 +148,7 @@ def test_as_many_layers_as_fit_are_on_the_gpu_and_no_more(
         assert gpu_room(one) < needs(ctx_size=ctx_size)
         return
     assert found.gpus[0].total_bytes == needs(found.n_gpu_layers, ctx_size=ctx_size) <= gpu_room(one)
-    assert found.main_memory_bytes <= main_memory_bytes * HOST_SHARE
+    assert found.main_memory.total_bytes <= main_memory_bytes * HOST_SHARE
     assert found.plan.n_cells == ctx_size
     if not found.is_complete:
         assert needs(found.n_gpu_layers + 1, ctx_size=ctx_size) > gpu_room(one)
@@ -200,7 +199,7 @@ def test_a_context_that_nobody_asked_for_fits_or_is_refused(
                 placed(available, main_memory_bytes, device=device, ctx_size=ctx_size)
         return
     assert all(part.total_bytes <= gpu_room(one) for one, part in zip(available, found.gpus, strict=False))
-    assert found.main_memory_bytes <= main_memory_bytes * HOST_SHARE
+    assert found.main_memory.total_bytes <= main_memory_bytes * HOST_SHARE
 
 
 def test_a_successor_gets_its_predecessors_plan_whatever_memory_looks_like_by_then() -> None:
@@ -278,8 +277,8 @@ def test_too_little_main_memory_beside_a_gpu_is_named_as_such() -> None:
 
 def test_memory_that_a_gpu_shares_with_the_host_counts_once() -> None:
     shared, own = gpu(80 * GIB, backend="metal"), gpu(80 * GIB)
-    needed = placed([shared]).main_memory_bytes
-    assert needed == placed([own]).main_memory_bytes + placed([own]).gpus[0].total_bytes
+    needed = placed([shared]).main_memory.total_bytes
+    assert needed == placed([own]).main_memory.total_bytes + placed([own]).gpus[0].total_bytes
     assert placed([shared], int(needed / HOST_SHARE) + 1, device="metal", gpu_layers="all").is_complete
     error = refusal([shared], int(needed / HOST_SHARE) - MIB, device="metal", gpu_layers="all")
     assert (error.device, error.needed_bytes) == ("main memory", needed)

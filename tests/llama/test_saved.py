@@ -3,6 +3,7 @@
 import struct
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from tests.llama.random_models import PLAIN
 from worker.engine.backend import Slice
 from worker.engine.contract import SlotId, TokenId
 from worker.llama.context import Context
-from worker.llama.saved import SavedCells, chained
+from worker.llama.saved import SavedCells, chained, lasting
 from worker.llama.seq_state import CELL_INTS, parse_seq_state
 
 MAGIC, SEQ_ID = 0xAF143CD8, 7
@@ -142,3 +143,14 @@ def test_a_copy_outlives_what_the_context_does_next(load_random: LoadRandom, mak
     context.close()
     assert chained([saved], 50).tobytes() == before
     assert parse_seq_state(np.frombuffer(before, np.uint8)).n_cells == saved.n_tokens == 50
+
+
+def test_memory_of_a_copy_goes_back_at_once_whatever_lies_around_it() -> None:
+    process, n_bytes = psutil.Process(), 2**20
+    before = process.memory_info().rss
+    rooms = [lasting(n_bytes) for _ in range(100)]
+    for room in rooms:
+        room[:] = 1
+    assert process.memory_info().rss - before > 90 * n_bytes
+    del rooms[::2]
+    assert process.memory_info().rss - before < 60 * n_bytes

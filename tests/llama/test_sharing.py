@@ -11,9 +11,9 @@ from tests.llama.company import N_SLOTS, Company
 from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.random_models import MROPE, PLAIN
 from tests.llama.seq_states import n_used, positions
-from worker.engine.backend import Slice
+from worker.engine.backend import MAX_SEQ_IDS, Slice
 from worker.engine.contract import SlotId, TokenId
-from worker.llama.context import MAX_SLOTS, Context
+from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.seq_state import CELL_INTS_MROPE
 
@@ -31,7 +31,7 @@ def company_of(
     sizes = {**SIZES, **changes}
     context = make_context(model, **sizes | {"n_seq_max": n_slots})
     alone = make_context(model, **sizes)
-    return Company(context, alone, Random(seed), model.n_vocab, is_ordered=n_slots + 2 <= MAX_SLOTS)
+    return Company(context, alone, Random(seed), model.n_vocab, is_ordered=n_slots + 2 <= MAX_SEQ_IDS)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -72,7 +72,7 @@ def test_in_a_memory_without_order_they_notice_no_more_than_rounding(
     load_random: LoadRandom, make_context: MakeContext
 ) -> None:
     """As on a GPU; here because so many slots leave but one seq_id."""
-    company = company_of(load_random(PLAIN), make_context, 6, n_slots=MAX_SLOTS - 1)
+    company = company_of(load_random(PLAIN), make_context, 6, n_slots=MAX_SEQ_IDS - 1)
     company.tolerance = ROUNDING
     company.live(250)
 

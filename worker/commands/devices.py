@@ -27,7 +27,7 @@ class DeviceRow:
     type: Kind
     """cpu | gpu | igpu (shares main memory) | accel (helps the CPU, as BLAS does; never chosen by --device)"""
     flag: str | None
-    """What `--device` says for it; None where a worker cannot be told to run on it."""
+    """As Device.flag."""
     free_bytes: int
     total_bytes: int
     """0 for what has no memory of its own: accel."""
@@ -99,7 +99,7 @@ def describe(device: Device, available_bytes: int) -> DeviceRow:
         name=device.name,
         backend=device.backend,
         type=device.kind,
-        flag=_flag(device),
+        flag=device.flag,
         free_bytes=min(device.free_bytes, available_bytes) if is_cpu else device.free_bytes,
         total_bytes=device.total_bytes,
         description=device.description,
@@ -118,11 +118,3 @@ def backend_cells(row: BackendRow) -> tuple[str, str, str]:
         return row.name, "none", row.reason
     uses = [f"{row.variant}:"] if row.variant else []
     return row.name, " ".join(row.devices), " ".join([*uses, *row.features]) or "-"
-
-
-def _flag(device: Device) -> str | None:
-    if device.kind == "cpu":
-        return "cpu"
-    if not device.is_gpu:
-        return None
-    return device.backend if device.backend == "metal" else f"{device.backend}:{device.index}"

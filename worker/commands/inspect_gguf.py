@@ -13,8 +13,9 @@ from rich.filesize import decimal
 
 from worker.card import ModelCard, read_card
 from worker.commands.tables import print_json, print_table
+from worker.engine_setup import configure
 from worker.host import available_memory_bytes
-from worker.memory import Demand, Plan, k_type, plan_of, prefix_cache_bytes, wanted_cells
+from worker.memory import Plan, demand_of, plan_of, prefix_cache_bytes, wanted_cells
 from worker.settings import Settings
 
 _NO_LIMIT_BYTES = 2**63
@@ -116,15 +117,7 @@ def _tensor_types(card: ModelCard) -> tuple[TypeRow, ...]:
 
 
 def _default_plan(card: ModelCard) -> Plan:
-    defaults = Settings()
-    demand = Demand(
-        ctx_size=defaults.ctx_size,
-        parallel=defaults.parallel,
-        cache_type_k=k_type(defaults.cache_type_k, is_on_gpu=False, flash_attn=defaults.flash_attn),
-        cache_type_v=defaults.cache_type_v,
-        ubatch_size=defaults.ubatch_size,
-        has_flash_attention=defaults.flash_attn != "off",
-    )
+    demand = demand_of(configure(Settings(), card.path), is_on_gpu=False)
     return plan_of(card, demand, wanted_cells(card, demand))
 
 

@@ -27,6 +27,8 @@ from worker.engine.contract import (
 
 MAX_DRAFTS = 16
 """Of all slices of a step together: beyond a token for each slot, so many rows of logits are reserved."""
+MAX_SEQ_IDS = 256
+"""LLAMA_MAX_SEQ: slots, and what the backend needs beside them."""
 
 
 class Constraint(Protocol):

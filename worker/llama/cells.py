@@ -16,14 +16,14 @@ import ctypes
 from collections.abc import Sequence as Seq
 from typing import Any
 
-import numpy as np
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.contract import SlotId
 from worker.llama.model import Model
-from worker.llama.saved import SavedCells, chained
-from worker.llama.seq_state import CELL_INTS, CELL_INTS_MROPE, EMPTY_BYTES, Bytes
+from worker.llama.saved import SavedCells, chained, lasting, passing
+from worker.llama.seq_state import CELL_INTS, CELL_INTS_MROPE, EMPTY_BYTES, Allocate, Bytes
 from worker.llama.spans import Span, Spans
+from worker.memory import CELLS_SEQ_IDS
 
 _SPARE_CELLS = 256
 """So many forgotten cells are always tolerated: moving costs time, and so does attention that walks past them."""
@@ -32,10 +32,6 @@ _MROPE_TYPES = (8, 40)
 """LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE (llama.h)."""
 
 _Uint8s = ctypes.POINTER(ctypes.c_uint8)
-
-
-N_SPARE_SEQ_IDS = 2
-"""For cells on their way, and for forgotten ones."""
 
 
 def can_be_cut(model: Model) -> bool:
@@ -50,7 +46,7 @@ def spare_seq_ids(model: Model, n_left: int) -> int:
     """
     if not can_be_cut(model):
         return 0
-    return min(N_SPARE_SEQ_IDS if model.device.backend == "cpu" else 1, n_left)
+    return min(CELLS_SEQ_IDS if model.device.backend == "cpu" else 1, n_left)
 
 
 class Cells:
@@ -167,7 +163,7 @@ class Cells:
 
     def _rewrite(self, span: Span) -> None:
         """Raises: RuntimeError: the span's cells are lost."""
-        state = self._copy(next(iter(span.slots)), span.start, span.end)
+        state = self._copy(next(iter(span.slots)), span.start, span.end, passing)
         for slot in span.slots:
             capi.llama_memory_seq_rm(self._memory, slot, span.start, span.end)
         self._write(self._courier, state)
@@ -179,7 +175,7 @@ class Cells:
 
     def save(self, slot: SlotId, start: int) -> SavedCells:
         """A copy of the slot's cells from position `start` on, of which there are some."""
-        return SavedCells(self._copy(slot, start, self.n_held(slot)), self._n_cell_ints)
+        return SavedCells(self._copy(slot, start, self.n_held(slot), lasting), self._n_cell_ints)
 
     def load(self, slot: SlotId, parts: Seq[SavedCells], n_tokens: int) -> None:
         """Fill the empty slot with the first `n_tokens` of what the parts hold; there is room.
@@ -192,14 +188,14 @@ class Cells:
         self._write(slot, state)
         self.add(slot, n_tokens)
 
-    def _copy(self, slot: int, start: int, end: int) -> Bytes:
+    def _copy(self, slot: int, start: int, end: int, allocate: Allocate) -> Bytes:
         """The state of the slot's cells at [start, end). Source: llama_state_seq_get_data.
 
         Raises: RuntimeError.
         """
         capi.llama_memory_seq_cp(self._memory, slot, self._courier, start, end)
         try:
-            state = np.empty(int(capi.llama_state_seq_get_size(self._handle, self._courier)), np.uint8)
+            state = allocate(int(capi.llama_state_seq_get_size(self._handle, self._courier)))
             pointer = state.ctypes.data_as(_Uint8s)
             n_read = int(capi.llama_state_seq_get_data(self._handle, pointer, state.nbytes, self._courier))
         finally:

@@ -14,7 +14,7 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.backend import MAX_DRAFTS, Aborted, BadBatch, NoRoom, Slice
+from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS, Aborted, BadBatch, NoRoom, Slice
 from worker.engine.contract import SlotId
 from worker.errors import ModelLoadFailed
 from worker.llama.abort import AbortFlag
@@ -28,8 +28,6 @@ from worker.memory import CELL_STEP
 
 MAX_THREADS = 512
 """GGML_MAX_N_THREADS."""
-MAX_SLOTS = 256
-"""LLAMA_MAX_SEQ."""
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 """ggml_type numbers (ggml.h)."""
@@ -66,7 +64,7 @@ class Context:
         _check_range("cells", n_ctx, 2**31 - CELL_STEP)
         _check_range("batch size", n_batch, 2**31 - 1)
         _check_range("micro-batch size", n_ubatch, 2**31 - 1)
-        _check_range("slots", n_seq_max, MAX_SLOTS)
+        _check_range("slots", n_seq_max, MAX_SEQ_IDS)
         _check_range("threads", n_threads, MAX_THREADS)
         _check_range("threads for prompts", n_threads_batch, MAX_THREADS)
         params = capi.llama_context_default_params()
@@ -74,7 +72,7 @@ class Context:
         params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
         # A slot draws once a step, and once for each guess: llama.cpp reserves n_batch rows of logits (98 MiB where 14
         # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
-        n_spare = spare_seq_ids(model, MAX_SLOTS - n_seq_max)
+        n_spare = spare_seq_ids(model, MAX_SEQ_IDS - n_seq_max)
         self.n_outputs = n_outputs = n_seq_max + MAX_DRAFTS
         params.n_batch = max(n_batch, n_outputs)
         params.n_outputs_max = n_outputs

@@ -64,6 +64,20 @@ class Device:
         return self.kind in ("gpu", "igpu") and self.backend in get_args(Backend)
 
     @property
+    def flag(self) -> str | None:
+        """What `--device` says for it; None where a worker cannot be told to run on it."""
+        if self.kind == "cpu":
+            return "cpu"
+        if not self.is_gpu:
+            return None
+        return self.backend if self.backend == "metal" else f"{self.backend}:{self.index}"
+
+    @property
+    def title(self) -> str:
+        """What people are told of it."""
+        return f"{self.name} ({self.description})"
+
+    @property
     def memory_architecture(self) -> Literal["vram-only", "unified", "host"]:
         if not self.is_gpu:
             return "host"

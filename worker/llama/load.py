@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import cast
 
 from worker.card import ModelCard, read_card
-from worker.engine.backend import LoadedModel
+from worker.engine.backend import MAX_SEQ_IDS, LoadedModel
 from worker.engine.contract import Configure, Loaded, SlotId
 from worker.engine.offload import Offload, OffPlan
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
-from worker.llama.cells import N_SPARE_SEQ_IDS, can_be_cut
-from worker.llama.context import MAX_SLOTS, Context
+from worker.llama.cells import can_be_cut
+from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.grammar import Grammars
 from worker.llama.library import OnLog, open_library
@@ -32,14 +32,11 @@ from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Habits, self_test
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
-from worker.memory import Plan, k_type, prefix_cache_bytes
+from worker.memory import CELLS_SEQ_IDS, Plan, k_type, prefix_cache_bytes
 
 WIDENING = 4
 """How many chunks long a prefill step is while nobody generates. Wider ones gain nothing on a CPU (430 tokens: 1.61 s
 in steps of 32, 1.58 of 64, 1.53 of 128, 1.55 of 256), and whoever arrives meanwhile would wait for longer."""
-
-ALL_LAYERS = -1
-"""llama.h: a negative n_gpu_layers means all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     """What the engine process calls; the library's warnings and errors go to stderr, which the front reads."""
     loaded = load_runner(config, on_progress, _to_stderr)
     runner, shapes = loaded.runner, loaded.shapes
-    sizes = loaded.model.sizes + runner.context.sizes
-    on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
+    on_gpus = [Holding(gpu, runner.sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
     habits = Habits(
         chunk=shapes.chunk,
         is_fixed=config.is_deterministic,
@@ -121,7 +117,7 @@ def prefix_cache_limit(config: Configure, placement: Placement, available_bytes:
 
     Raises: InsufficientMemory for more than the placement leaves. A successor's limit was checked, as its plan was.
     """
-    left_bytes = int(available_bytes * HOST_SHARE) - placement.main_memory_bytes
+    left_bytes = int(available_bytes * HOST_SHARE) - placement.main_memory.total_bytes
     return prefix_cache_bytes(
         config.prefix_cache_bytes, placement.plan, sys.maxsize if config.prefill_chunk else left_bytes
     )
@@ -151,7 +147,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
     may_yield = not config.is_deterministic and not model.device.is_gpu
-    has_spare_slot = can_be_cut(model) and plan.parallel + N_SPARE_SEQ_IDS < MAX_SLOTS
+    has_spare_slot = can_be_cut(model) and plan.parallel + CELLS_SEQ_IDS < MAX_SEQ_IDS
     return Context(
         model,
         n_ctx=plan.n_cells,
@@ -187,7 +183,7 @@ class _Found:
 
 def _found(placement: Placement, runner: LlamaRunner) -> _Found:
     model = runner.model
-    sizes = model.sizes + runner.context.sizes
+    sizes = runner.sizes
     free_after = [memory_of(device).free_bytes for device in model.devices]
     return _Found(
         n_vocab=model.n_vocab,

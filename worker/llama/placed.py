@@ -56,8 +56,7 @@ def _compared(device: Device, planned: int, allocated: int, taken: int | None) -
     least, most = (1 - TOLERANCE) * allocated - LEAST_BYTES, (1 + TOLERANCE) * allocated + DRIVERS_OWN_BYTES
     if is_as_planned and (taken is None or least <= taken <= most):
         return ()
-    name = f"{device.name} ({device.description})"
-    return (OffPlan(device=name, planned_bytes=planned, allocated_bytes=allocated, taken_bytes=taken),)
+    return (OffPlan(device=device.title, planned_bytes=planned, allocated_bytes=allocated, taken_bytes=taken),)
 
 
 def _taken_bytes(device: Device, free_bytes: int) -> int | None:

@@ -11,7 +11,7 @@ from worker.card import ModelCard
 from worker.engine.contract import Configure
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama.devices import Device, candidates
-from worker.memory import CELL_STEP, Demand, Plan, k_type, most_cells, plan_memory, plan_of, wanted_cells
+from worker.memory import CELL_STEP, Demand, Plan, demand_of, most_cells, plan_memory, plan_of, wanted_cells
 from worker.spread import Layers, Part, layers_of, spread
 
 HOST_SHARE = 0.9
@@ -61,14 +61,14 @@ class Placement:
         return not self.group.is_gpu or self.n_gpu_layers == self.n_layers
 
     @property
-    def main_memory_bytes(self) -> int:
-        """With what lies on GPUs that have no memory of their own."""
+    def main_memory(self) -> Part:
+        """All that lies there, with what is on GPUs that have no memory of their own."""
         shared = (
-            part.total_bytes
+            part
             for device, part in zip(self.group.devices, self.gpus, strict=False)
             if device.memory_architecture != "vram-only"
         )
-        return self.host.total_bytes + sum(shared)
+        return sum(shared, self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,44 +234,16 @@ class Trial:
         made = self._placement(plan, n_gpu_layers)
         for device, part in zip(self.group.devices, made.gpus, strict=False):
             if part.total_bytes > gpu_room(device):
-                return Shortage(f"{device.name} ({device.description})", part, gpu_room(device))
-        if made.main_memory_bytes <= self._main_room:
+                return Shortage(device.title, part, gpu_room(device))
+        if made.main_memory.total_bytes <= self._main_room:
             return None
-        if self.group.is_gpu:
-            return Shortage("main memory", _sum(made), self._main_room)
-        return Shortage(f"{made.device.name} ({made.device.description})", made.host, self._main_room)
-
-
-def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
-    """What a configuration asks of memory."""
-    return Demand(
-        ctx_size=config.ctx_size,
-        parallel=config.parallel,
-        cache_type_k=k_type(config.cache_type_k, is_on_gpu=is_on_gpu, flash_attn=config.flash_attn),
-        cache_type_v=config.cache_type_v,
-        ubatch_size=config.ubatch_size,
-        has_flash_attention=config.flash_attn != "off",
-    )
+        place = "main memory" if self.group.is_gpu else made.device.title
+        return Shortage(place, made.main_memory, self._main_room)
 
 
 def gpu_room(device: Device) -> int:
     """What may be planned of a GPU's free memory, in bytes."""
     return max(int(device.free_bytes * GPU_SHARE), device.free_bytes - MOST_LEFT_BYTES)
-
-
-def _sum(made: Placement) -> Part:
-    """All that lies in main memory."""
-    shared = [
-        part
-        for device, part in zip(made.group.devices, made.gpus, strict=True)
-        if device.memory_architecture != "vram-only"
-    ]
-    parts = [made.host, *shared]
-    return Part(
-        sum(part.weights_bytes for part in parts),
-        sum(part.kv_bytes for part in parts),
-        sum(part.compute_bytes for part in parts),
-    )
 
 
 def _mib(n_bytes: int) -> str:

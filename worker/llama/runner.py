@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from worker.engine.backend import BadBatch, NoRoom, Sampled, Saved, Slice, Step
 from worker.engine.contract import Logprob, Sampling, SlotId, TokenId, TopToken
+from worker.llama.buffers import BufferSizes
 from worker.llama.context import Context, Logits
 from worker.llama.grammar import Grammar
 from worker.llama.model import Model
@@ -44,6 +45,11 @@ class LlamaRunner:
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         self.context.trim(slot, n_keep)
+
+    @property
+    def sizes(self) -> BufferSizes:
+        """Of the model's buffers and the context's."""
+        return self.model.sizes + self.context.sizes
 
     @property
     def n_free_cells(self) -> int:

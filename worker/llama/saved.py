@@ -4,10 +4,17 @@ Owns the copy: one array, laid out as the library wants it back. Pure of calls; 
 thread at a time.
 """
 
+import mmap
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from typing import Self
 
+import numpy as np
+
 from worker.llama.seq_state import Bytes, SeqState, joined, parse_seq_state
+
+_LEAST_MAPPED_BYTES, _LEAST_HUGE_BYTES = 2**17, 2**22
+"""As malloc and numpy have it."""
 
 
 class SavedCells:
@@ -18,7 +25,7 @@ class SavedCells:
         state = parse_seq_state(data, n_cell_ints)
         in_order = state.in_order()
         if in_order is not state:
-            data = joined([in_order])
+            data = joined([in_order], lasting)
             in_order = parse_seq_state(data, n_cell_ints)
         self._data = data
         self._n_cell_ints = n_cell_ints
@@ -44,7 +51,7 @@ class SavedCells:
         return self._part(0, n_tokens), self._part(n_tokens, self.n_tokens)
 
     def _part(self, begin: int, end: int) -> Self:
-        return type(self)(joined([self.state.cut(begin, end)]), self._n_cell_ints)
+        return type(self)(joined([self.state.cut(begin, end)], lasting), self._n_cell_ints)
 
 
 def chained(parts: Seq[SavedCells], n_tokens: int) -> Bytes:
@@ -60,5 +67,27 @@ def chained(parts: Seq[SavedCells], n_tokens: int) -> Bytes:
         states.append(part.state.cut(0, n_tokens - n_found))
         n_found += states[-1].n_cells
         if n_found == n_tokens:
-            return joined(states)
+            return joined(states, passing)
     raise ValueError(f"{n_tokens} cells are asked for; the saved ones are {n_found}")
+
+
+# ── where copies lie ──────────────────────────────────────────────────────────────────────────────
+
+
+def passing(n_bytes: int) -> Bytes:
+    """Room for a copy that is dropped at once."""
+    return np.empty(n_bytes, np.uint8)
+
+
+def lasting(n_bytes: int) -> Bytes:
+    """Room for a copy that stays: a mapping of its own, which goes back to the system whole.
+
+    Copies of all sizes that come and go in malloc's heap leave holes between them, a sixth of what they take.
+    """
+    if n_bytes < _LEAST_MAPPED_BYTES:
+        return passing(n_bytes)
+    room = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if n_bytes >= _LEAST_HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            room.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(room, np.uint8)

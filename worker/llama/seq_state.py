@@ -12,6 +12,7 @@ on. Source: llama_kv_cache::state_write, state_read.
 """
 
 import struct
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Self
@@ -20,6 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+
+Allocate = Callable[[int], Bytes]
+"""Where a copy goes: so many bytes of any content."""
 
 EMPTY_BYTES = 16
 """Of the state of a sequence without cells, in a memory of the ordinary kind; every other kind writes more or less."""
@@ -143,8 +147,8 @@ def _block(reader: _Reader, n_cells: int, *, is_transposed: bool) -> Block:
 
 
 class _Writer:
-    def __init__(self, n_bytes: int) -> None:
-        self.data = np.empty(n_bytes, np.uint8)
+    def __init__(self, room: Bytes) -> None:
+        self._room = room
         self._at = 0
 
     def numbers(self, codes: str, *values: int) -> None:
@@ -158,15 +162,16 @@ class _Writer:
         np.concatenate(parts, axis=1, out=room)
 
     def _next(self, n_bytes: int) -> Bytes:
-        room = self.data[self._at : self._at + n_bytes]
+        room = self._room[self._at : self._at + n_bytes]
         self._at += n_bytes
         return room
 
 
-def joined(states: Seq[SeqState]) -> Bytes:
+def joined(states: Seq[SeqState], allocate: Allocate) -> Bytes:
     """One state of all cells of the given ones, in their order; there are cells, and all are of one memory."""
     first, n_cells = states[0], sum(state.n_cells for state in states)
-    writer = _Writer(n_cells * first.cell_bytes + first.header_bytes)
+    data = allocate(n_cells * first.cell_bytes + first.header_bytes)
+    writer = _Writer(data)
     writer.numbers("IiII", _MAGIC, int(first.cells[0, -1]), 1, n_cells)
     writer.items([np.ascontiguousarray(state.cells).view(np.uint8)[np.newaxis] for state in states])
     writer.numbers("II", first.is_transposed, len(first.k))
@@ -174,7 +179,7 @@ def joined(states: Seq[SeqState]) -> Bytes:
         _write_blocks(writer, blocks, is_transposed=False)
     for blocks in zip(*(state.v for state in states), strict=True):
         _write_blocks(writer, blocks, is_transposed=first.is_transposed)
-    return writer.data
+    return data
 
 
 def _write_blocks(writer: _Writer, blocks: Seq[Block], *, is_transposed: bool) -> None:

@@ -1,17 +1,14 @@
-"""Asks again and again, as long as the front's event loop turns. Knows nothing of what is asked."""
+"""Calls again and again, as long as the front's event loop turns. Knows nothing of what is called."""
 
 import asyncio
 from collections.abc import Callable
 
-RESIDENCY_PERIOD_S = 60.0
-"""Between two questions to the engine whether its model is still on the GPU."""
 
+class Ticker:
+    """`tick` is called every `period_s`, the first time after one period; it must not wait."""
 
-class Recheck:
-    """`ask` is called every `period_s`, the first time after one period; it must not wait."""
-
-    def __init__(self, ask: Callable[[], None], *, period_s: float) -> None:
-        self._ask = ask
+    def __init__(self, tick: Callable[[], None], *, period_s: float) -> None:
+        self._tick = tick
         self._period_s = period_s
         self._task: asyncio.Task[None] | None = None
 
@@ -26,4 +23,4 @@ class Recheck:
     async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
-            self._ask()
+            self._tick()

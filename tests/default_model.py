@@ -1,0 +1,19 @@
+"""Where `make model` puts the default model."""
+
+import os
+from pathlib import Path
+
+from worker.catalog import load_catalog
+from worker.cli import parse
+
+
+def default_path() -> Path:
+    models_dir = parse(["--model", "any"], os.environ).models_dir
+    return models_dir / load_catalog(None).default.file
+
+
+def default_file() -> Path:
+    """Raises: AssertionError when it is not there."""
+    path = default_path()
+    assert path.is_file(), f"{path} is missing: run `make model`"
+    return path
