@@ -170,7 +170,12 @@ def test_a_run_id_that_is_no_plain_word_is_refused(tmp_path: Path, run_id: str) 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("run_id", ["a", "x" * 128, "ci-1234.5_6", new_run_id(), new_run_id("ab" * 32)])
+@pytest.mark.parametrize(
+    "run_id",
+    ["a", "x" * 128, "ci-1234.5_6", new_run_id(), new_run_id("ab" * 32)],
+    # The names of tests must not have the time in them: several processes collect them, and have to agree.
+    ids=["short", "long", "given", "made", "made of a file"],
+)
 def test_a_plain_word_is_a_run_id(tmp_path: Path, run_id: str) -> None:
     assert run_folder(tmp_path, "parity", run_id) == tmp_path / "parity" / run_id
 
