@@ -45,8 +45,7 @@ def backends(environ: Mapping[str, str]) -> list[CompiledBackend]:
     Raises: ModelLoadFailed, as `open_library`.
     """
     words = open_library().first_words
-    # A GPU without memory is a driver's empty shell.
-    found = [device for device in devices() if device.total_bytes or device.kind not in ("gpu", "igpu")]
+    found = devices()
     names = list(dict.fromkeys(device.backend for device in found))
     absent = sorted((_registered() | compiled(LIBRARY_DIR)) - set(names))
     variants = dict(loaded_variants(words))

@@ -85,12 +85,15 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """Every device of every backend in this build, in ggml's order. Source: ggml-backend.h."""
+    """Every device of every backend in this build, in ggml's order, but no GPU without memory: a driver's empty shell.
+
+    Source: ggml-backend.h.
+    """
     open_library()
     found: list[Device] = []
     for ordinal in range(call_ggml("ggml_backend_dev_count", ctypes.c_size_t)):
         found.append(_describe(ordinal, found))
-    return found
+    return [device for device in found if device.total_bytes or device.kind not in ("gpu", "igpu")]
 
 
 def device_handle(device: Device) -> int:
