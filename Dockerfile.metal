@@ -84,7 +84,7 @@ ENV PATH=/opt/llorch-worker/bin:$PATH \
 # A number, so that Kubernetes can see that it is not root; in no group that owns anything. Where /dev/dri/renderD128 is
 # its group's alone, `--group-add` that group's number.
 USER 10001:10001
-# Root's, and empty: nothing that somebody puts in the working directory is ever loaded.
+# Root's: nobody can put anything into the working directory that would be loaded.
 WORKDIR /opt/llorch-worker
 EXPOSE 8080
 STOPSIGNAL SIGTERM

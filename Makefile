@@ -15,6 +15,7 @@
 PYTHON ?= python3
 BACKEND ?= $(or \
 	$(shell sed -n -E 's/^build_(cuda|metal|vulkan) *= *true.*/\1/p' .llorch-test.toml 2>/dev/null), \
+	$(shell sed -n -E 's/^build_(cpu) *= *true.*/\1/p' .llorch-test.toml 2>/dev/null), \
 	$(patsubst .venv/llama-%,%,$(wildcard .venv/llama-*)),cpu)
 MODEL ?= smollm2-135m-instruct
 ARGS ?=

@@ -8,8 +8,8 @@
 #        build_llama.sh --flags cpu|cuda|metal|vulkan [--portable]
 #            print the flags, build nothing
 # Needs a C++ compiler and Python (PYTHON says which); cuda: nvcc and cuBLAS, but neither a GPU nor its driver where
-# LLORCH_CUDA_ARCHITECTURES names the GPUs; vulkan: libvulkan-dev 1.3.272 or newer (Debian 13's,
-# Ubuntu 24.04's), glslc and spirv-headers; metal: Xcode's tools.
+# LLORCH_CUDA_ARCHITECTURES names the GPUs; vulkan: libvulkan-dev 1.3.272 or newer (Debian 13's, Ubuntu 24.04's), glslc and
+# spirv-headers; metal: Xcode's tools.
 set -eu
 
 usage() {
@@ -64,6 +64,8 @@ fi
 case $backend in
     cuda)
         flag -DGGML_CUDA=ON
+        # Where NVIDIA's packages put nvcc, and no shell looks.
+        PATH=$PATH:/usr/local/cuda/bin
         # As CMake names them: "80-real;90-real". Without: this machine's own GPU; of a portable build llama.cpp's choice.
         if [ -n "${LLORCH_CUDA_ARCHITECTURES:-}" ]; then
             flag "-DCMAKE_CUDA_ARCHITECTURES='$LLORCH_CUDA_ARCHITECTURES'"
@@ -87,6 +89,30 @@ if [ -n "$only_flags" ]; then
     exit
 fi
 
+# ── what must be there: without it the build fails too, but later and in other words ─────────────
+fail() {
+    echo "build_llama: $1" >&2
+    exit 1
+}
+
+defines() { echo "#include <$1>" | "${CXX:-c++}" -x c++ -E -dM - 2>/dev/null | grep -q "$2"; }
+
+check_tools() {
+    command -v "${CXX:-c++}" >/dev/null || fail "no C++ compiler: install g++"
+    case $backend in
+        cuda)
+            [ -n "${CUDACXX:-}" ] || command -v nvcc >/dev/null ||
+                fail "no nvcc: install the CUDA toolkit, or say in PATH or CUDACXX where it is"
+            ;;
+        vulkan)
+            defines vulkan/vulkan_core.h VK_EXT_layer_settings ||
+                fail "no Vulkan headers, or older than 1.3.272: install libvulkan-dev of Debian 13 or Ubuntu 24.04"
+            defines spirv/unified1/spirv.hpp spirv_HPP || fail "no SPIR-V headers: install spirv-headers"
+            command -v glslc >/dev/null || fail "no compiler of shaders: install glslc"
+            ;;
+    esac
+}
+
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 version=$(sed -n 's/^ *"llama-cpp-python==\(.*\)",$/\1/p' pyproject.toml)
@@ -105,13 +131,7 @@ made_of=$({ echo "$flags $processor $machine${gpu:+ $gpu}"; "${CXX:-c++}" --vers
 wheels=${LLORCH_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/wheels}/$version-$backend-$made_of
 
 if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
-    command -v "${CXX:-c++}" >/dev/null || { echo "build_llama: no C++ compiler: install g++" >&2; exit 1; }
-    # Older headers fail too, but only after minutes.
-    if [ "$backend" = vulkan ] && ! echo '#include <vulkan/vulkan_core.h>' | "${CXX:-c++}" -x c++ -E -dM - 2>/dev/null |
-        grep -q VK_EXT_layer_settings; then
-        echo "build_llama: no Vulkan headers, or older than 1.3.272: install libvulkan-dev of Debian 13 or Ubuntu 24.04" >&2
-        exit 1
-    fi
+    check_tools
     echo "==> building llama.cpp for $backend, once, which takes minutes" >&2
     mkdir -p "$wheels"
     new=$(mktemp -d "$wheels/building.XXXXXX")

@@ -9,8 +9,8 @@
 #            --python FILE    an interpreter in which all is installed: nothing is built, nothing installed
 #            --build-only     build and install, check nothing
 #            OPTIONS, STEP    as for `python -m tests.cuda_check run --help`; steps that have passed are not run again
-# Needs Python 3.11 with venv (PYTHON says which), a C++ compiler, nvcc and cuBLAS. Where there is no network pip finds what
-# was carried along: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. No step takes more than ten minutes; the first use of a build
+# Needs Python 3.11 with venv (PYTHON says which), a C++ compiler, nvcc and cuBLAS; fetches the default model. Where there
+# is no network pip finds what was carried along: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. No step takes more than ten minutes; the first use of a build
 # may: --build-only is for that.
 set -eu
 
@@ -65,8 +65,6 @@ if [ -z "$python" ]; then
     python=$cache/venv/bin/python
     [ -x "$python" ] || "${PYTHON:-python3}" -m venv "$cache/venv"
     if [ -z "$wheel" ]; then
-        [ "$backend" != cuda ] || command -v nvcc >/dev/null ||
-            fail "nvcc is missing: install the CUDA toolkit, or give --wheel"
         began=$(date +%s)
         wheel=$(PYTHON=$python scripts/build_llama.sh "$backend")
         build_s=$(($(date +%s) - began))
@@ -81,4 +79,6 @@ if [ -z "$python" ]; then
     fi
 fi
 [ -z "$build_only" ] || exit 0
+# The tests' model, and the steps' unless --model names another.
+"$python" -m worker models pull smollm2-135m-instruct >/dev/null
 exec "$python" -m tests.cuda_check run --device "$device" ${wheel:+--wheel "$wheel" --build-s "$build_s"} "$@"

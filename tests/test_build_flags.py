@@ -90,5 +90,7 @@ def test_make_keeps_the_installed_backend_until_another_is_asked_for(tmp_path: P
 
     assert "build_llama.sh" not in make()
     assert "build_llama.sh cpu" in make("BACKEND=cpu")
-    (tmp_path / ".llorch-test.toml").write_text("[build]\nbuild_vulkan = true\n")
+    (tmp_path / ".llorch-test.toml").write_text("[build]\nbuild_cpu = true\n")
+    assert "build_llama.sh cpu" in make()
+    (tmp_path / ".llorch-test.toml").write_text("[build]\nbuild_cpu = true\nbuild_vulkan = true\n")
     assert "build_llama.sh vulkan" in make()

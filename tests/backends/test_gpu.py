@@ -65,10 +65,10 @@ def test_the_drivers_figures_agree_with_ours_and_all_is_given_back(gpu: Device, 
     loaded.runner.close()
     loaded.model.close()
     left = before - free_bytes(gpu)
-    if taken == 0:
+    if taken == 0 and gpu.backend != "cuda":
         pytest.skip(f"{gpu.description}: its driver does not say how much memory is in use")
     assert 0.9 * ours <= taken <= 1.1 * ours + DRIVERS_OWN_BYTES
-    assert left <= DRIVERS_OWN_BYTES
+    assert taken - left >= 0.9 * ours
 
 
 def test_some_layers_alone_are_on_the_gpu_and_that_is_not_resident(gpu: Device, load_on: LoadOn) -> None:

@@ -54,9 +54,10 @@ def run(
     """
     asked = _asked(**options)
     out.mkdir(parents=True, exist_ok=True)
-    report = _begun(out / REPORT, new_report(asked.device, is_small=asked.is_small))
+    report = _begun(out / REPORT, new_report(asked.device, is_small=asked.is_small, wheel=wheel))
     steps = Round(report, asked, out.absolute(), limit_s=limit_s, say=_say)
-    if wheel is not None:
+    # A round that goes on knows how long its build took.
+    if wheel is not None and (build_s or report.step(BUILD) is None):
         steps.keep(_build(wheel, build_s))
     steps.run(names or tuple(STEPS), again=again)
     _say(f"report: {out / REPORT}")

@@ -1,8 +1,10 @@
 """What a round is run on: machine, GPU, toolkit, code. Asks nvidia-smi and nvcc where they are; loads no llama.cpp."""
 
+import hashlib
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 from tests.cuda_check.report import Gpu, Machine, Report
 from worker.host import available_memory_bytes, cpu_quota
@@ -13,13 +15,14 @@ _MIB = 2**20
 _TIMEOUT_S = 60.0
 
 
-def new_report(device: str, *, is_small: bool) -> Report:
-    """A report without steps, of this machine and this moment."""
+def new_report(device: str, *, is_small: bool, wheel: Path | None = None) -> Report:
+    """A report without steps, of this machine and this moment. `wheel`: what llama.cpp was installed from."""
     machine = this_machine(cpu_quota())
     return Report(
         device=device,
         created=now_rfc3339(),
         commit=code_revision() or "",
+        wheel=hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel else "",
         is_small=is_small,
         machine=Machine(
             cpu=machine.cpu,

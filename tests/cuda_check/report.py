@@ -97,6 +97,8 @@ class Report(msgspec.Struct, kw_only=True):
     """RFC 3339, UTC."""
     commit: str
     """Of the checkout; empty where it is none."""
+    wheel: str = ""
+    """SHA-256 of the build of llama.cpp; empty where the interpreter had one installed."""
     is_small: bool
     """A trial of the round itself, whose speeds mean nothing."""
     machine: Machine
@@ -129,7 +131,8 @@ class Report(msgspec.Struct, kw_only=True):
     def is_same_round(self, other: "Report") -> bool:
         """Whether both would be about the same thing, so that one may go on where the other was broken off."""
         mine, yours = (
-            (one.device, one.commit, one.is_small, one.machine.cpu, one.gpu, one.versions) for one in (self, other)
+            (one.device, one.commit, one.wheel, one.is_small, one.machine.cpu, one.gpu, one.versions)
+            for one in (self, other)
         )
         return mine == yours
 

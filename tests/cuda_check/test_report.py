@@ -60,7 +60,14 @@ def test_what_is_no_report_of_this_version_is_refused_by_name(tmp_path: Path, te
 def test_a_round_goes_on_only_with_the_same_code_machine_and_build() -> None:
     one = report(step("device"))
     assert one.is_same_round(msgspec.structs.replace(report(), created="2026-01-02T00:00:00Z"))
-    changes = ({"device": "cpu"}, {"commit": "f"}, {"is_small": True}, {"gpu": Gpu()}, {"versions": {"worker": "0.2"}})
+    changes = (
+        {"device": "cpu"},
+        {"commit": "f"},
+        {"wheel": "a"},
+        {"is_small": True},
+        {"gpu": Gpu()},
+        {"versions": {"worker": "0.2"}},
+    )
     assert not any(one.is_same_round(msgspec.structs.replace(one, **change)) for change in changes)
 
 

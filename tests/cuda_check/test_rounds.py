@@ -103,7 +103,8 @@ def test_speeds_are_told_of_every_measure(tmp_path: Path) -> None:
     found = run_apart("large", asked(tmp_path), tmp_path, limit_s=PATIENCE_S)
     assert isinstance(found, Found), found
     assert [figure.what for figure in found.figures] == ["prompt", "first token", "1 stream", f"{N_STREAMS} streams"]
-    assert all(figure.value > 0 for figure in found.figures)
+    # A model this small may have sent its last token before a busy client has read the first: then there is no rate.
+    assert all(figure.value > 0 or figure.what == "1 stream" for figure in found.figures)
 
 
 @pytest.mark.process

@@ -19,7 +19,7 @@ _ARGUMENT = re.compile(r"ARG\s+(\w+)=(\S+)")
 _FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
 _COPY = re.compile(r"COPY\s+(?:--\S+\s+)*--from=(\S+)", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-_DEBIAN = re.compile(r"(?:docker\.io/library/)?debian:(?P<suite>[a-z]+)(?:-slim)?")
+_DEBIAN = re.compile(r"debian:(?P<suite>[a-z]+)(?:-slim)?")
 _SLIM_EXCLUDES = ("doc", "man", "info", "locale", "groff", "lintian", "linda")
 """Folders of /usr/share; the licences in doc stay."""
 
@@ -98,8 +98,7 @@ def _bootstrap(store: Store, suite: str, name: str) -> None:
         _slim(root)
         archive = Path(folder) / "root.tar"
         store.ask("tar", "-C", str(root), "-cf", str(archive), ".")
-        full_name = name if "/" in name else f"docker.io/library/{name}"
-        store.ask("podman", "import", "--quiet", "--change", "CMD=bash", str(archive), full_name)
+        store.ask("podman", "import", "--quiet", "--change", "CMD=bash", str(archive), name)
 
 
 def _mirror(store: Store) -> Iterator[str]:

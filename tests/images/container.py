@@ -21,8 +21,8 @@ PROMPT = "The capital of France is"
 STOP_PATIENCE_S = 35
 """What docs/images.md tells users to give `docker stop`: the worker's own 25 s, and some."""
 
-ONCE_PATIENCE_S = 300.0
-"""For what ends by itself; an emulated answer takes most of a minute."""
+ONCE_PATIENCE_S = 900.0
+"""For what ends by itself; an emulated answer takes most of a minute, one of a GPU in software minutes."""
 
 _numbers = itertools.count()
 
@@ -58,7 +58,9 @@ class Container(WorkerProcess):
         self.name = _new_name()
         self._store = built.store
         # The check itself is run by hand: its timer would be systemd's, which may not be there.
-        run = _podman_run(f"--name={self.name}", "--health-interval=disable", *_model_mount(), *options)
+        run = _podman_run(
+            f"--name={self.name}", "--health-interval=disable", *_model_mount(), *built.image.here, *options
+        )
         super().__init__(
             *("--model", default_file().name, *arguments),
             command=(*run, built.image.tag),

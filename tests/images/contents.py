@@ -1,6 +1,7 @@
 """What an image is and holds: user, entry point, labels, size, and what must not be in it."""
 
 import json
+from pathlib import Path
 
 from tests.images.building import PIP, Built
 from tests.images.container import once, python
@@ -65,17 +66,25 @@ def every_module_can_be_imported(built: Built) -> str:
     return f"{python(built, _IMPORT_ALL)} modules"
 
 
-def its_devices_are_found(built: Built) -> str:
+def its_backends_are_there(built: Built) -> str:
     code, out, err = once(built, "devices", "--json")
     assert code == 0, err
-    inventory = json.loads(out)
-    found = {device["backend"] for device in inventory["devices"]}
-    assert found >= set(built.image.devices), inventory
-    (cpu,) = [backend for backend in inventory["backends"] if backend["name"] == "cpu"]
+    backends = {backend["name"]: backend for backend in json.loads(out)["backends"]}
+    own, cpu = backends[built.image.wheel[0]], backends["cpu"]
+    assert own["devices"] or built.image.missing in own["reason"], own
     assert cpu["variant"], f"the build is for one processor: {cpu}"
+    assert (cpu["variant"] in AVX512_VARIANTS) == _has_avx512(), cpu
     assert "AMX_INT8" not in cpu["features"]
-    return f"{', '.join(sorted(found))}; the CPU's code is {cpu['variant']}"
+    return f"{own['name']}: {own['reason'] or 'there'}; the CPU's code is {cpu['variant']}"
 
+
+def _has_avx512() -> bool:
+    path = Path("/proc/cpuinfo")
+    return path.is_file() and "avx512f" in path.read_text().split()
+
+
+AVX512_VARIANTS = ("skylakex", "cannonlake", "cascadelake", "icelake", "cooperlake", "zen4", "sapphirerapids")
+"""The modules of ggml's CPU code that need it."""
 
 _WRITABLE = """
 import os, stat
@@ -102,5 +111,5 @@ CHECKS: tuple[Check[Built], ...] = (
     it_has_no_compiler_and_no_installer,
     its_user_may_write_nowhere,
     every_module_can_be_imported,
-    its_devices_are_found,
+    its_backends_are_there,
 )

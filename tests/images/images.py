@@ -1,5 +1,6 @@
 """The images, one description each: what is built of what, and what must be true of it. Everything else reads these."""
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,14 @@ class Image:
     """The goal is the whole image's, base and all."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Build arguments beside WHEEL."""
-    devices: tuple[str, ...] = ("cpu",)
-    """Backends of which `devices` shows at least one device in a container without a GPU."""
+    here: tuple[str, ...] = ()
+    """Podman's options with which it serves without the GPU that it is for."""
+    refusal: str = ""
+    """What it says without them; empty: it serves as well."""
+    missing: str = ""
+    """Why its backend has no device in a container that is given none, by `devices`: nothing that the image lacks."""
+    has_software_gpu: bool = False
+    """Its driver can compute on the processor, where a variable says so."""
     is_for_every_processor: bool = False
     """Whether it must run on an x86-64 processor of 2008."""
     wheel_comes_from: Literal["outside", "inside", "before"] = "outside"
@@ -54,12 +61,43 @@ class Image:
 
 MB = 1000**2
 
+_GLIBC_OF_BOOKWORM = (2, 36)
+
+
+def _is_old_enough() -> bool:
+    """Whether what is compiled here runs on Debian 12: with a newer glibc it may ask for what that has not."""
+    name, version = platform.libc_ver()
+    return name == "glibc" and tuple(map(int, version.split("."))) <= _GLIBC_OF_BOOKWORM
+
+
 IMAGES = (
-    Image("cpu", wheel=("cpu", "--portable"), goal_bytes=250 * MB, goal_has_base=True, is_for_every_processor=True),
-    # An hour of compiling: not something to begin unasked.
-    Image("cuda", wheel=("cuda", "--portable"), goal_bytes=2500 * MB, wheel_comes_from="before"),
-    # Vulkan's headers must be newer than many a machine's.
-    Image("metal", wheel=("vulkan", "--portable"), goal_bytes=400 * MB, wheel_comes_from="inside"),
+    Image(
+        "cpu",
+        wheel=("cpu", "--portable"),
+        goal_bytes=250 * MB,
+        goal_has_base=True,
+        is_for_every_processor=True,
+        wheel_comes_from="outside" if _is_old_enough() else "inside",
+    ),
+    Image(
+        "cuda",
+        wheel=("cuda", "--portable"),
+        goal_bytes=2500 * MB,
+        here=("--env=LLORCH_DEVICE=cpu",),
+        refusal="--device cuda is not there",
+        missing="there is no NVIDIA driver here",
+        # An hour of compiling: not something to begin unasked.
+        wheel_comes_from="before",
+    ),
+    Image(
+        "metal",
+        wheel=("vulkan", "--portable"),
+        goal_bytes=400 * MB,
+        missing="Vulkan's drivers find no GPU",
+        has_software_gpu=True,
+        # Vulkan's headers must be newer than many a machine's.
+        wheel_comes_from="inside",
+    ),
 )
 
 

@@ -7,7 +7,7 @@ import time
 from tests.default_model import default_file
 from tests.images.building import Built
 from tests.images.container import PROMPT, Container, once
-from tests.images.outcome import Check
+from tests.images.outcome import Check, Skipped
 from tests.receiver import Receiver
 from tests.worker_process import check_order, text_of
 
@@ -91,10 +91,34 @@ def it_writes_nothing_even_where_it_may(built: Built) -> str:
 
 def it_answers_once_in_the_terminal_as_any_user(built: Built) -> str:
     arguments = ("--model", default_file().name, "--max-tokens", str(_N_TOKENS), "--temperature", "0", PROMPT)
-    code, out, err = once(built, "generate", *arguments, options=("--user=4711:4711",))
+    code, out, err = once(built, "generate", *arguments, options=("--user=4711:4711", *built.image.here))
     assert code == 0, err
     assert out.strip()
     return repr(out.strip())
+
+
+def without_its_gpu_it_refuses_in_one_line(built: Built) -> str:
+    if not built.image.refusal:
+        raise Skipped("this image takes the processor then")
+    error = _only_error(*once(built, "--model", default_file().name))
+    assert built.image.refusal in error["message"], error
+    return str(error["message"])
+
+
+def a_gpu_in_software_answers_as_the_processor_does(built: Built) -> str:
+    if not built.image.has_software_gpu:
+        raise Skipped("this image has none")
+    arguments = ("--model", default_file().name, "--ctx-size", "256", "--max-tokens", "3", "--temperature", "0", PROMPT)
+    answers = []
+    for device in ("cpu", "vulkan"):
+        code, out, err = once(
+            built, "generate", "--device", device, *arguments, options=("--env=GGML_VK_VISIBLE_DEVICES=0",)
+        )
+        assert code == 0, err
+        answers.append(out.strip())
+    assert answers[0]
+    assert answers[0] == answers[1]
+    return repr(answers[0])
 
 
 def a_wrong_flag_is_exit_2(built: Built) -> str:
@@ -105,11 +129,16 @@ def a_wrong_flag_is_exit_2(built: Built) -> str:
 
 
 def a_missing_model_is_exit_1_and_one_line(built: Built) -> str:
-    code, _, err = once(built, "--model", "missing.gguf")
-    assert code == 1, (code, err)
-    (error,) = [line for line in map(json.loads, err.splitlines()) if line["level"] == "error"]
+    error = _only_error(*once(built, "--model", "missing.gguf"))
     assert "/models" in error["message"]
     return f"{error['code']}: {error['message']}"
+
+
+def _only_error(code: int, _: str, err: str) -> dict[str, str]:
+    """Of a worker that does not start: its one line in the log."""
+    assert code == 1, (code, err)
+    (error,) = [line for line in map(json.loads, err.splitlines()) if line["level"] == "error"]
+    return dict(error)
 
 
 CHECKS: tuple[Check[Built], ...] = (
@@ -119,6 +148,8 @@ CHECKS: tuple[Check[Built], ...] = (
     it_replaces_a_killed_engine_and_leaves_no_zombie,
     it_writes_nothing_even_where_it_may,
     it_answers_once_in_the_terminal_as_any_user,
+    without_its_gpu_it_refuses_in_one_line,
+    a_gpu_in_software_answers_as_the_processor_does,
     a_wrong_flag_is_exit_2,
     a_missing_model_is_exit_1_and_one_line,
 )

@@ -13,8 +13,10 @@ import numpy as np
 
 from worker.llama.seq_state import Bytes, SeqState, joined, parse_seq_state
 
-_LEAST_MAPPED_BYTES, _LEAST_HUGE_BYTES = 2**17, 2**22
-"""As malloc and numpy have it."""
+_LEAST_MAPPED_BYTES = 2**19
+"""Linux allows a process 65,530 mappings: these are 32 GiB at least."""
+_LEAST_HUGE_BYTES = 2**22
+"""As numpy has it."""
 
 
 class SavedCells:
@@ -86,7 +88,10 @@ def lasting(n_bytes: int) -> Bytes:
     """
     if n_bytes < _LEAST_MAPPED_BYTES:
         return passing(n_bytes)
-    room = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        room = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # no mapping more; the heap may have room
+        return passing(n_bytes)
     if n_bytes >= _LEAST_HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             room.madvise(mmap.MADV_HUGEPAGE)
