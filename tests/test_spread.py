@@ -135,4 +135,18 @@ def test_gpus_that_have_all_layers_keep_four_copies_of_what_goes_in() -> None:
     copy = graph_input_bytes(layered(), planned_graph(demand(), plan))
     assert first.compute_bytes == second.compute_bytes == plan.compute_bytes + 3 * copy
     _, _, (first, second) = parts_of(layered(), 5, (1.0, 0.0))
-    assert (first.compute_bytes, second.total_bytes) == (plan.compute_bytes, 0)
+    assert (first.compute_bytes, second.total_bytes) == (plan.compute_bytes + 3 * copy, 0)
+
+
+def test_gpus_with_a_part_of_each_matrix_are_no_pipeline() -> None:
+    model, plan = layered(), plan_of(layered(), demand(), 1024)
+    _, gpus = spread(model, layers_of(model), demand(), plan, n_gpu_layers=5, shares=(1.0, 1.0), has_rows_split=True)
+    assert [gpu.compute_bytes for gpu in gpus] == [plan.compute_bytes] * 2
+
+
+def test_blocks_that_guess_further_tokens_are_counted_and_not_loaded() -> None:
+    """Multi-token prediction: llama.cpp loads such a block only when it is told to."""
+    whole, guessing = layered(3), replace(layered(4), n_mtp_blocks=1)
+    assert layers_of(guessing).n_layers == 5
+    assert layers_of(guessing).layer_bytes[3] == 0
+    assert plan_of(guessing, demand(), 1024).weights_bytes == whole.weights_bytes == guessing.weights_bytes - BLOCK

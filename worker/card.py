@@ -42,6 +42,7 @@ TOKENIZER_KINDS = {
 """tokenizer.ggml.model → tokenizer_kind, as in llama_vocab::impl::load; other names are their own kind."""
 
 _PART_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 _GUESSED = 1024
 """LLAMA_FTYPE_GUESSED: set beside a file type that was not written but inferred."""
 
@@ -78,6 +79,9 @@ class ModelCard:
     has_chat_template: bool
     license: str | None
     tensors: tuple[Tensor, ...]
+    n_mtp_blocks: int = 0
+    """The last ones of `block_count`, which guess the tokens after the next: llama.cpp counts them, but does not load
+    them unless it is told to."""
 
     @property
     def tokenizer_kind(self) -> str:
@@ -89,9 +93,25 @@ class ModelCard:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     @property
+    def loaded_tensors(self) -> tuple[Tensor, ...]:
+        """Those that computing the next token needs."""
+        left_out = range(self.block_count - self.n_mtp_blocks, self.block_count)
+        return tuple(tensor for tensor in self.tensors if block_of(tensor.name) not in left_out)
+
+    @property
+    def loaded_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self.loaded_tensors)
+
+    @property
     def bytes_by_type(self) -> tuple[tuple[str, int], ...]:
         """(tensor type, bytes), most bytes first."""
         return _bytes_by_type(self.tensors)
+
+
+def block_of(tensor_name: str) -> int | None:
+    """Which repeating layer a tensor belongs to, if to one."""
+    match = _BLOCK.match(tensor_name)
+    return int(match[1]) if match else None
 
 
 def read_card(path: Path) -> ModelCard:
@@ -206,6 +226,7 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
         has_chat_template=bool(metadata.text("tokenizer.chat_template")),
         license=metadata.remark("general.license"),
         tensors=tensors,
+        n_mtp_blocks=metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0),
     )
 
 

@@ -123,7 +123,7 @@ def plan_of(card: ModelCard, demand: Demand, n_cells: int) -> Plan:
     slots = _slots(demand)
     is_scarce = not demand.ctx_size and n_cells < wanted_cells(card, demand)
     parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
-    bare = Plan(n_cells, parallel, card.context_length, card.weights_bytes, 0, 0, 0)
+    bare = Plan(n_cells, parallel, card.context_length, card.loaded_bytes, 0, 0, 0)
     return replace(
         bare,
         kv_bytes=bare.n_padded_cells * kv_cell_bytes(card, demand.cache_type_k, demand.cache_type_v),

@@ -9,19 +9,16 @@ llama_model_base::load_tensors (llama-model.cpp), LLM_TENSOR_INFOS (llama-arch.c
 
 import bisect
 import itertools
-import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from worker.card import ModelCard
+from worker.card import ModelCard, block_of
 from worker.graph_memory import PIPELINE_COPIES, graph_bytes, graph_input_bytes
 from worker.memory import Demand, Plan, kv_layer_bytes, planned_graph
 
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 """Rows of these are looked up, which the CPU does wherever the layers are."""
 _FIRST_LAYER = ("token_embd_norm.", "rope_freqs.", "rope_factors_long.", "rope_factors_short.")
-
-_LAYER_NAME = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +63,11 @@ class Layers:
 
 
 def layers_of(card: ModelCard) -> Layers:
-    """A card's tensors in their layers; those that llama.cpp would not load count too."""
+    """The tensors of a card that are loaded, in their layers."""
     n_layers = card.block_count + 1
     sizes: list[list[int]] = [[] for _ in range(n_layers)]
-    inputs = [tensor for tensor in card.tensors if tensor.name.startswith(_INPUTS)]
-    for tensor in card.tensors:
+    inputs = [tensor for tensor in card.loaded_tensors if tensor.name.startswith(_INPUTS)]
+    for tensor in card.loaded_tensors:
         if not tensor.name.startswith(_INPUTS):
             sizes[_layer_of(tensor.name, n_layers)].append(tensor.n_bytes)
     return Layers(
@@ -83,7 +80,14 @@ def layers_of(card: ModelCard) -> Layers:
 
 
 def spread(
-    card: ModelCard, layers: Layers, demand: Demand, plan: Plan, *, n_gpu_layers: int, shares: Seq[float]
+    card: ModelCard,
+    layers: Layers,
+    demand: Demand,
+    plan: Plan,
+    *,
+    n_gpu_layers: int,
+    shares: Seq[float],
+    has_rows_split: bool = False,
 ) -> tuple[Part, tuple[Part, ...]]:
     """What lies in main memory, and what on each of the GPUs that have these `shares` of the GPU layers.
 
@@ -103,7 +107,8 @@ def spread(
         else:
             is_copied = layers.is_tied and layer == layers.n_layers - 1
             gpus[owner] += Part(weights_bytes + is_copied * layers.embedding_bytes, kv_bytes[layer])
-    compute_bytes = _gpu_compute_bytes(card, layers, demand, plan, owners)
+    is_pipeline = len(shares) > 1 and None not in owners and not has_rows_split
+    compute_bytes = _gpu_compute_bytes(card, layers, demand, plan, owners, is_pipeline=is_pipeline)
     graph_input = graph_input_bytes(card, planned_graph(demand, plan))
     return (
         host + Part(compute_bytes=graph_input + plan.output_bytes),
@@ -128,9 +133,9 @@ def gpu_of_layers(n_layers: int, n_gpu_layers: int, shares: Seq[float]) -> tuple
 
 def _layer_of(name: str, n_layers: int) -> int:
     """A tensor's layer; what belongs to none is the output layer's."""
-    match = _LAYER_NAME.match(name)
-    if match is not None:
-        return min(int(match[1]), n_layers - 1)
+    block = block_of(name)
+    if block is not None:
+        return min(block, n_layers - 1)
     return 0 if name.startswith(_FIRST_LAYER) else n_layers - 1
 
 
@@ -140,15 +145,16 @@ def _kv_bytes(card: ModelCard, layers: Layers, demand: Demand, plan: Plan) -> li
     return [*(plan.n_padded_cells * n_bytes for n_bytes in cells), *([0] * (layers.n_layers - len(cells)))]
 
 
-def _gpu_compute_bytes(card: ModelCard, layers: Layers, demand: Demand, plan: Plan, owners: Seq[int | None]) -> int:
+def _gpu_compute_bytes(
+    card: ModelCard, layers: Layers, demand: Demand, plan: Plan, owners: Seq[int | None], *, is_pipeline: bool
+) -> int:
     """On each GPU: the graph, what it copies of the weights in main memory for long steps, and what waits for it.
 
     The copies are one tensor at a time (ggml_backend_sched_split_graph begins a new split for each), and none of the
-    output layer's, which computes a few rows only. Several GPUs that have all layers work as a pipeline, which has four
-    copies of what goes in.
+    output layer's, which computes a few rows only. Several GPUs that have all layers, whole ones, work as a pipeline,
+    which has four copies of what goes in; also where one of them has a share of 0.
     """
     graph = planned_graph(demand, plan)
     borrowed = [layers.largest_bytes[layer] for layer, owner in enumerate(owners[:-1]) if owner is None]
-    is_pipeline = len(set(owners)) > 1 and None not in owners
     waiting = (PIPELINE_COPIES - 1) * graph_input_bytes(card, graph) if is_pipeline else 0
     return graph_bytes(card, graph) + max(borrowed, default=0) + waiting

@@ -146,6 +146,8 @@ class FakeRunner:
         """Every call of `run`, also those that failed."""
         self.n_computed = 0
         """Tokens that steps have computed, all together."""
+        self.n_saved = 0
+        """Tokens whose cells were copied out."""
         self.before_run: Callable[[Step], None] = _look_away
         self.has_room = True
         self.has_host_memory = True
@@ -185,6 +187,7 @@ class FakeRunner:
         assert self._can_share
         assert 0 <= start < len(self.cells[slot]), "there is something to save"
         self._need_host_memory()
+        self.n_saved += len(self.cells[slot]) - start
         return Copy(tuple((cell.token, cell.position) for cell in self.cells[slot][start:]))
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:

@@ -362,6 +362,15 @@ def test_without_host_memory_nothing_is_kept_and_nobody_notices() -> None:
     assert rig.engine.reuse.index.n_tokens > 0
 
 
+def test_a_copy_that_the_cache_could_not_hold_is_not_made() -> None:
+    rig = Rig(n_slots=2, prefix_cache_bytes=30 * CELL_BYTES, has_spare_slot=False)
+    for n in (20, 40, 41, 42):
+        rig.submit(Request((*COMMON[:n], 1), max_tokens=1, seed=n))
+        rig.run_until_idle()
+    rig.check_stories()
+    assert rig.runner.n_saved == 20 + 1
+
+
 def test_memory_that_cannot_be_cut_is_neither_shared_nor_kept() -> None:
     rig = Rig(can_share=False, prefix_cache_bytes=1000 * CELL_BYTES)
     for _ in range(2):

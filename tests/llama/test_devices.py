@@ -1,6 +1,7 @@
 """What there is to compute on, and what `--device` makes of it."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,13 @@ def test_a_cpu_splits_no_rows() -> None:
 
 def test_auto_without_a_gpu_is_the_cpu() -> None:
     assert choose_device("auto", [BLAS, CPU]) is CPU
+
+
+def test_auto_passes_by_a_gpu_of_which_the_driver_tells_no_memory_and_its_name_still_means_it() -> None:
+    shell = replace(CUDA0, free_bytes=0, total_bytes=0)
+    assert candidates("auto", [shell, CPU]) == [CPU]
+    assert candidates("auto", [shell, CUDA1, CPU]) == [CUDA1, CPU]
+    assert choose_device("cuda", [shell, CUDA1, CPU]) is shell
 
 
 @pytest.mark.parametrize("asked", ["cuda:2", "metal", "vulkan:1", "3", "blas"])

@@ -167,6 +167,12 @@ def test_what_was_asked_for_is_not_made_less(changes: dict[str, Any]) -> None:
         placed([with_room_for(needs(5)), CPU], **changes)
 
 
+def test_full_offload_by_auto_needs_a_gpu() -> None:
+    with pytest.raises(ModelLoadFailed, match="no GPU was found"):
+        placed([CPU], require_full_offload=True)
+    assert placed([CPU], require_full_offload=True, device="cpu").device == CPU
+
+
 def test_a_context_that_nobody_asked_for_gives_way_to_layers_but_not_all_of_it() -> None:
     """8 slots of up to 8192 cells would be 16384."""
     assert placed([gpu(80 * GIB)], ctx_size=0).plan.n_cells == 16_384

@@ -1,5 +1,6 @@
 """Steps on the real library: what the engine relies on."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
-from tests.llama.tiny import write_tiny
+from tests.llama.tiny import END, write_tiny
 from worker.engine.backend import BadBatch, NoRoom, Sampled, Slice, Step
 from worker.engine.contract import JobKey, Sampling, SlotId, Submit, TokenId, TopToken
 from worker.llama.devices import choose_device, devices
@@ -94,6 +95,23 @@ def test_logits_that_are_not_numbers_are_that_slots_error(model_of_nan: Model, m
     assert one.error is not None
     assert "NaN" in one.error
     assert (one.slot, two.slot) == (0, 1)
+
+
+def test_a_banned_logit_that_is_no_number_is_the_error_of_who_asks_for_log_probabilities(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    """Sampling never looks at it; log-probabilities are those of the row as it is."""
+    path = write_tiny(tmp_path / "m.gguf", token_of_nan=END)
+    with Model.load(path, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None) as model:
+        runner = LlamaRunner(model, make_context(model))
+        plain = Sampling(seed=1, temperature=0.0, ignore_eos=True)
+        asking = replace(plain, logprobs=1)
+        [one, two] = runner.run(
+            Step("prefill", (slice_of(0, 0, [TokenId(5)], asking), slice_of(1, 0, [TokenId(6)], plain)))
+        )
+    assert one.error is not None
+    assert "log-probabilities" in one.error
+    assert two.error is None
 
 
 # ── grammars and log-probabilities ───────────────────────────────────────────────────────────────

@@ -1,5 +1,6 @@
 """A model llama.cpp really loads, in milliseconds: one block, a SentencePiece vocabulary, weights all alike."""
 
+import math
 import struct
 from pathlib import Path
 
@@ -17,9 +18,16 @@ N_EMBD, N_HEAD, N_FF = 32, 4, 32
 
 
 def write_tiny(
-    path: Path, *, has_bos: bool = True, has_end: bool = True, weight: float = 0.0, **changes: Value
+    path: Path,
+    *,
+    has_bos: bool = True,
+    has_end: bool = True,
+    weight: float = 0.0,
+    token_of_nan: int | None = None,
+    **changes: Value,
 ) -> Path:
-    """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `changes`: llama.* keys.
+    """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `token_of_nan`: its logit
+    alone is none. `changes`: llama.* keys.
 
     Without an end the vocabulary is RWKV's, to which llama.cpp adds no end token of its own, and has no "</s>".
     """
@@ -51,7 +59,11 @@ def write_tiny(
     rows = [TensorRow(f"{name}.weight", dims, 4 * _product(dims)) for name, dims in shapes.items()]
     file = GgufFile(metadata, rows)
     n_weights = sum(row.n_bytes for row in rows) // 4
-    path.write_bytes(file.to_bytes()[: -4 * n_weights] + struct.pack("<f", weight) * n_weights)
+    weights = [weight] * n_weights
+    if token_of_nan is not None:
+        # The embedding comes first, and is the output's matrix too.
+        weights[token_of_nan * N_EMBD : (token_of_nan + 1) * N_EMBD] = [math.nan] * N_EMBD
+    path.write_bytes(file.to_bytes()[: -4 * n_weights] + struct.pack(f"<{n_weights}f", *weights))
     return path
 
 

@@ -35,6 +35,9 @@ class Reuse:
         self._grain = grain
         self._worthwhile = worthwhile
         self._spare_slot = spare_slot
+        self._limit_bytes = limit_bytes
+        self._token_bytes = 0.0
+        """Of a copy; 0 before the first one."""
         self._is_keeping = runner.can_share and limit_bytes > 0
         self.index = PrefixIndex(limit_bytes)
         self.lingering: list[TokenId] = []
@@ -90,11 +93,14 @@ class Reuse:
         return True
 
     def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
-        """What there is no memory for is not kept; it can be computed again."""
+        """What there is no memory for is not kept, nor copied first; it can be computed again."""
         n_known = self.index.match(tokens)
-        if len(tokens) - n_known >= LEAST_KEPT:
-            with suppress(MemoryError):
-                self.index.insert(tokens, n_known, self._runner.save(slot, n_known))
+        if len(tokens) - n_known < LEAST_KEPT or len(tokens) * self._token_bytes > self._limit_bytes:
+            return
+        with suppress(MemoryError):
+            saved = self._runner.save(slot, n_known)
+            self._token_bytes = saved.n_bytes / saved.n_tokens
+            self.index.insert(tokens, n_known, saved)
 
     def _n_kept(self, sequence: Sequence) -> int:
         n_kept = self._cut(self.index.match(sequence.tokens), sequence)

@@ -45,7 +45,7 @@ def backends(environ: Mapping[str, str]) -> list[CompiledBackend]:
     Raises: ModelLoadFailed, as `open_library`.
     """
     words = open_library().first_words
-    found = devices()
+    found = [device for device in devices() if not device.is_shell]
     names = list(dict.fromkeys(device.backend for device in found))
     absent = sorted((_registered() | compiled(LIBRARY_DIR)) - set(names))
     variants = dict(loaded_variants(words))

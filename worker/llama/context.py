@@ -85,7 +85,7 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.kv_unified = True
         self._model = model
-        self._threads, self._n_threads_batch = threads, n_threads_batch
+        self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._handle: int | None = None
         self._owner: int | None = None
         self._open(params)
@@ -130,7 +130,8 @@ class Context:
         elapsed_s = time.perf_counter() - began_s
         self.decoding_s += elapsed_s
         if self._threads is not None and self._threads.computed(elapsed_s):
-            capi.llama_set_n_threads(handle, self._threads.n_now, min(self._threads.n_now, self._n_threads_batch))
+            n_now = self._threads.n_now
+            capi.llama_set_n_threads(handle, n_now, max(1, self._n_threads_batch * n_now // self._n_threads))
         if code != 0:
             self._raise_for(code, slices)
         for piece in slices:

@@ -64,6 +64,11 @@ class Device:
         return self.kind in ("gpu", "igpu") and self.backend in get_args(Backend)
 
     @property
+    def is_shell(self) -> bool:
+        """A GPU of which the driver tells no memory: there is none behind it, or another process has it to itself."""
+        return self.kind in ("gpu", "igpu") and not self.total_bytes
+
+    @property
     def flag(self) -> str | None:
         """What `--device` says for it; None where a worker cannot be told to run on it."""
         if self.kind == "cpu":
@@ -85,15 +90,12 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """Every device of every backend in this build, in ggml's order, but no GPU without memory: a driver's empty shell.
-
-    Source: ggml-backend.h.
-    """
+    """Every device of every backend in this build, in ggml's order. Source: ggml-backend.h."""
     open_library()
     found: list[Device] = []
     for ordinal in range(call_ggml("ggml_backend_dev_count", ctypes.c_size_t)):
         found.append(_describe(ordinal, found))
-    return [device for device in found if device.total_bytes or device.kind not in ("gpu", "igpu")]
+    return found
 
 
 def device_handle(device: Device) -> int:
@@ -152,7 +154,8 @@ def candidates(asked: str, available: Seq[Device]) -> list[Device]:
     gpus = [device for device in available if device.is_gpu]
     cpus = [device for device in available if device.kind == "cpu"]
     if asked == "auto":
-        ranked = sorted(gpus, key=lambda gpu: (gpu.kind == "gpu", gpu.free_bytes), reverse=True)
+        whole = [gpu for gpu in gpus if not gpu.is_shell]
+        ranked = sorted(whole, key=lambda gpu: (gpu.kind == "gpu", gpu.free_bytes), reverse=True)
         return _some(asked, ranked + cpus[:1], available)
     if asked.isdecimal():
         return _some(asked, gpus[int(asked) :][:1], available)

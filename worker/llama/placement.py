@@ -91,6 +91,11 @@ def place(config: Configure, card: ModelCard, available: Seq[Device], main_memor
     groups = groups_for(config, available)
     trials = [Trial(config, card, group, main_memory_bytes) for group in groups]
     on_gpus = [trial for trial in trials if trial.group.is_gpu]
+    if config.require_full_offload and config.device == "auto" and not on_gpus:
+        raise ModelLoadFailed(
+            "--require-full-offload, but no GPU was found to put the model on; `llorch-worker devices` tells why, "
+            "--device cpu serves without one"
+        )
     for trial in on_gpus:
         if found := trial.whole(LEAST_AUTO_CELLS if trial.may_be_partial else CELL_STEP):
             return found
@@ -223,8 +228,15 @@ class Trial:
         return Placement(self.group, n_gpu_layers, self._layers.n_layers, plan, host, gpus)
 
     def _spread(self, plan: Plan, n_gpu_layers: int) -> tuple[Part, tuple[Part, ...]]:
-        shares = self.group.shares
-        return spread(self._card, self._layers, self._demand, plan, n_gpu_layers=n_gpu_layers, shares=shares)
+        return spread(
+            self._card,
+            self._layers,
+            self._demand,
+            plan,
+            n_gpu_layers=n_gpu_layers,
+            shares=self.group.shares,
+            has_rows_split=self._config.split_mode == "row",
+        )
 
     def _fits(self, plan: Plan, n_gpu_layers: int) -> bool:
         return self._is_checked or self._shortage(plan, n_gpu_layers) is None

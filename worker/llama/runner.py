@@ -110,12 +110,12 @@ class LlamaRunner:
         assert grammar is None or isinstance(grammar, Grammar), "grammar.py makes them all"
         try:
             token = sample(logits, sampling, generated, self.model.ends, grammar)
+            logprob = None if sampling.logprobs is None else self._logprob(logits, token, sampling.logprobs)
         except ValueError as error:
             if isinstance(error, NoToken) and grammar is not None and self._is_at_its_end(grammar):
                 return Sampled(piece.slot, TokenId(0), b"", is_end=True)
             # Logits that are not numbers are this slot's misfortune; its neighbours' are their own.
             return Sampled(piece.slot, TokenId(0), b"", is_end=False, error=str(error))
-        logprob = None if sampling.logprobs is None else self._logprob(logits, token, sampling.logprobs)
         return Sampled(piece.slot, token, self.model.piece(token), self.model.is_end(token), logprob=logprob)
 
     def _is_at_its_end(self, grammar: Grammar) -> bool:
