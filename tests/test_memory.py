@@ -16,7 +16,6 @@ from worker.memory import (
     DEFAULT_PARALLEL,
     Demand,
     Plan,
-    kv_cell_bytes,
     kv_layer_bytes,
     most_cells,
     plan_memory,
@@ -202,17 +201,17 @@ def test_a_prefix_cache_beyond_memory_is_refused_with_the_most_there_can_be(left
 
 
 def test_cells_cost_what_their_layers_and_types_take() -> None:
-    assert kv_cell_bytes(card(), "f16", "f16") == CELL_BYTES
-    assert kv_cell_bytes(card(), "f32", "f16") == CELL_BYTES * 3 // 2
-    assert kv_cell_bytes(card(), "q8_0", "q4_0") == 4 * 2 * (64 // 32) * (34 + 18)
-    assert kv_cell_bytes(card(heads_kv=(0, 2, 0, 4)), "f16", "f16") == 6 * (64 + 64) * 2
-    assert kv_cell_bytes(card(key_length=128), "f16", "f16") == 8 * (128 + 64) * 2
+    assert sum(kv_layer_bytes(card(), "f16", "f16")) == CELL_BYTES
+    assert sum(kv_layer_bytes(card(), "f32", "f16")) == CELL_BYTES * 3 // 2
+    assert sum(kv_layer_bytes(card(), "q8_0", "q4_0")) == 4 * 2 * (64 // 32) * (34 + 18)
+    assert sum(kv_layer_bytes(card(heads_kv=(0, 2, 0, 4)), "f16", "f16")) == 6 * (64 + 64) * 2
+    assert sum(kv_layer_bytes(card(key_length=128), "f16", "f16")) == 8 * (128 + 64) * 2
     assert kv_layer_bytes(card(heads_kv=(0, 2, 0, 4)), "f16", "f16") == (0, 512, 0, 1024)
 
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_every_cache_type_setting_has_a_size(name: str) -> None:
-    assert kv_cell_bytes(card(), name, name) > 0
+    assert sum(kv_layer_bytes(card(), name, name)) > 0
 
 
 def test_a_model_without_attention_needs_no_cells() -> None:

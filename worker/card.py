@@ -27,6 +27,9 @@ MAX_VOCAB = 10_000_000
 ATTENTION_FREE = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
 """Architectures without attention heads: llm_arch_is_recurrent in llama.cpp."""
 
+HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
+"""Architectures whose head counts do not tell which layers have attention."""
+
 NO_MODELS = ("adapter", "imatrix", "mmproj")
 """Values of general.type that gguf files beside a model have."""
 
@@ -82,6 +85,8 @@ class ModelCard:
     n_mtp_blocks: int = 0
     """The last ones of `block_count`, which guess the tokens after the next: llama.cpp counts them, but does not load
     them unless it is told to."""
+    state_length: int = 0
+    """Float32 numbers that a layer without attention keeps of each job, in recurrent and hybrid models."""
 
     @property
     def tokenizer_kind(self) -> str:
@@ -227,6 +232,7 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
         license=metadata.remark("general.license"),
         tensors=tensors,
         n_mtp_blocks=metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0),
+        state_length=_state_length(metadata, architecture, embedding_length),
     )
 
 
@@ -245,13 +251,39 @@ def _head_counts(metadata: Metadata, architecture: str, n_layers: int) -> tuple[
     key = f"{architecture}.attention.head_count"
     is_attention_free = architecture in ATTENTION_FREE
     heads = metadata.per_layer(key, n_layers, MAX_HEADS, default=(0,) * n_layers if is_attention_free else None)
-    if not is_attention_free and not any(heads):
+    if is_attention_free:
+        return heads, (0,) * n_layers
+    if not any(heads):
         raise metadata.error(f"metadata key {key!r} is 0, must be in 1..{MAX_HEADS}")
     heads_kv = metadata.per_layer(f"{key}_kv", n_layers, MAX_HEADS, default=heads)
+    if interval := _attention_interval(metadata, architecture):
+        heads_kv = tuple(0 if (layer + 1) % interval else n_kv for layer, n_kv in enumerate(heads_kv))
     for layer, (n_heads, n_heads_kv) in enumerate(zip(heads, heads_kv, strict=True)):
         if n_heads_kv and n_heads % n_heads_kv:
             raise metadata.error(f"metadata key '{key}_kv': {n_heads_kv} KV heads for {n_heads} heads in layer {layer}")
     return heads, heads_kv
+
+
+def _attention_interval(metadata: Metadata, architecture: str) -> int:
+    """Every how many layers one has attention; 0 where the head counts tell."""
+    if architecture not in HYBRIDS_BY_INTERVAL:
+        return 0
+    return metadata.number(f"{architecture}.full_attention_interval", MAX_BLOCKS, default=4)
+
+
+def _state_length(metadata: Metadata, architecture: str, embedding_length: int) -> int:
+    """Source: llama_hparams::n_embd_r, n_embd_s."""
+
+    def size(name: str, default: int = 0) -> int:
+        return metadata.number(f"{architecture}.{name}", MAX_EMBEDDING, low=0, default=default)
+
+    if wkv_head := size("wkv.head_size"):
+        return embedding_length * (size("token_shift_count", default=2) + wkv_head)
+    if n_short := size("shortconv.l_cache"):
+        return embedding_length * (n_short - 1)
+    n_inner, n_state = size("ssm.inner_size"), size("ssm.state_size")
+    n_convolved = n_inner + 2 * size("ssm.group_count") * n_state
+    return max(0, size("ssm.conv_kernel") - 1) * n_convolved + n_state * n_inner
 
 
 def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_length: int, vocab_size: int) -> None:

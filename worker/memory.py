@@ -2,7 +2,8 @@
 
 Owns the arithmetic only; what is free, and where it is, is told by who asks, and after the load the measured figures
 are compared with these. Weights are exact, KV cells are what llama.cpp allocates for a unified cache without sliding
-windows, the compute buffers are graph_memory.py's estimate. Pure; runs in the engine before the load, and in `inspect`.
+windows, and its states of recurrent layers, the compute buffers are graph_memory.py's estimate. Pure; runs in the
+engine before the load, and in `inspect`.
 """
 
 from collections.abc import Callable
@@ -61,6 +62,7 @@ class Plan:
     trained_length: int
     weights_bytes: int
     kv_bytes: int
+    """With the states of recurrent layers."""
     compute_bytes: int
     """An estimate."""
     output_bytes: int
@@ -126,7 +128,7 @@ def plan_of(card: ModelCard, demand: Demand, n_cells: int) -> Plan:
     bare = Plan(n_cells, parallel, card.context_length, card.loaded_bytes, 0, 0, 0)
     return replace(
         bare,
-        kv_bytes=bare.n_padded_cells * kv_cell_bytes(card, demand.cache_type_k, demand.cache_type_v),
+        kv_bytes=sum(layer_memory_bytes(card, demand, bare)),
         compute_bytes=graph_bytes(card, planned_graph(demand, bare)),
         output_bytes=logits_bytes(card, _n_outputs(parallel)),
     )
@@ -182,9 +184,11 @@ def k_type(asked: str, *, is_on_gpu: bool, flash_attn: str) -> str:
     return "f16" if is_on_gpu or flash_attn == "off" else "bf16"
 
 
-def kv_cell_bytes(card: ModelCard, cache_type_k: str, cache_type_v: str) -> int:
-    """Bytes of one KV cell over all layers: one token of one job."""
-    return sum(kv_layer_bytes(card, cache_type_k, cache_type_v))
+def layer_memory_bytes(card: ModelCard, demand: Demand, plan: Plan) -> tuple[int, ...]:
+    """Of each layer: its KV cells or, where it has no attention, a state for each job."""
+    states = (0 if n_heads else 4 * card.state_length for n_heads in card.head_counts_kv)
+    cells = kv_layer_bytes(card, demand.cache_type_k, demand.cache_type_v)
+    return tuple(plan.n_padded_cells * cell + plan.parallel * state for cell, state in zip(cells, states, strict=True))
 
 
 def kv_layer_bytes(card: ModelCard, cache_type_k: str, cache_type_v: str) -> tuple[int, ...]:

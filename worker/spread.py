@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from worker.card import ModelCard, block_of
 from worker.graph_memory import PIPELINE_COPIES, graph_bytes, graph_input_bytes
-from worker.memory import Demand, Plan, kv_layer_bytes, planned_graph
+from worker.memory import Demand, Plan, layer_memory_bytes, planned_graph
 
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 """Rows of these are looked up, which the CPU does wherever the layers are."""
@@ -141,8 +141,8 @@ def _layer_of(name: str, n_layers: int) -> int:
 
 def _kv_bytes(card: ModelCard, layers: Layers, demand: Demand, plan: Plan) -> list[int]:
     """Of each layer; the output layer has none."""
-    cells = kv_layer_bytes(card, demand.cache_type_k, demand.cache_type_v)
-    return [*(plan.n_padded_cells * n_bytes for n_bytes in cells), *([0] * (layers.n_layers - len(cells)))]
+    own = layer_memory_bytes(card, demand, plan)
+    return [*own, *([0] * (layers.n_layers - len(own)))]
 
 
 def _gpu_compute_bytes(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.llama.conftest import MakeContext
+from tests.llama.random_models import RECURRENT, write_random
 from tests.llama.shapes import (
     LLAMA_7B,
     LLAMA_8B,
@@ -19,12 +20,16 @@ from tests.llama.shapes import (
     write_shape,
 )
 from worker.card import read_card
+from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.memory import Demand, plan_of
 
 TOLERANCE = 0.1
 """Of what is allocated. The graph is estimated, the rest is exact but for rows of logits that are allocated later."""
 
+
+ROUNDED_BYTES = 2**20 // 100
+"""The library prints hundredths of a MiB."""
 
 CASES = list(itertools.product((512, 2048, 8192, 16_384, 65_536), ("f16", "q8_0", "q4_0"), (1, 8, 16)))
 
@@ -75,6 +80,15 @@ def test_it_is_without_flash_attention_too(
     context = make_context(n_ctx=ctx_size, n_batch=2048, n_ubatch=512, n_seq_max=9, flash_attn="off")
     assert plan.compute_bytes == pytest.approx(context.sizes.of_kind("compute"), rel=TOLERANCE)
     assert plan.total_bytes == pytest.approx((model.sizes + context.sizes).total_bytes, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("parallel", [1, 7])
+def test_the_states_of_a_recurrent_model_are_planned(tmp_path: Path, make_context: MakeContext, parallel: int) -> None:
+    path = write_random(tmp_path / "recurrent.gguf", RECURRENT)
+    plan = plan_of(read_card(path), demand(512, parallel), 512)
+    with Model.load(path, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None) as model:
+        context = make_context(model, n_ctx=512, n_batch=512, n_ubatch=512, n_seq_max=parallel)
+        assert plan.kv_bytes == pytest.approx(context.sizes.of_kind("RS"), abs=ROUNDED_BYTES)
 
 
 @pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_7B, SMOLLM, TINY_LLAMA, QWEN, MIXTURE], ids=str)
