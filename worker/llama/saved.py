@@ -13,10 +13,8 @@ import numpy as np
 
 from worker.llama.seq_state import Bytes, SeqState, joined, parse_seq_state
 
-_LEAST_MAPPED_BYTES = 2**19
-"""Linux allows a process 65,530 mappings: these are 32 GiB at least."""
-_LEAST_HUGE_BYTES = 2**22
-"""As numpy has it."""
+_LEAST_MAPPED_BYTES, _LEAST_HUGE_BYTES = 2**17, 2**22
+"""As malloc and numpy have it. Linux allows a process 65,530 mappings: 8 GiB of the least."""
 
 
 class SavedCells:
