@@ -23,7 +23,7 @@ from tests.images.store import Store
 
 PIP = Path("/etc/xdg/pip")
 """Where pip of every distribution looks for the system's configuration, and distributions have nothing."""
-_AUTHORITIES = "authorities.pem"
+_AUTHORITIES, _CONSTRAINTS = "authorities.pem", "constraints-{}.txt"
 
 _TRUST_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
@@ -112,6 +112,10 @@ def _mounts(folder: Path) -> Iterator[str]:
     if bundle := _authorities(settings):
         shutil.copy(bundle, folder / _AUTHORITIES)
         settings["cert"] = str(PIP / _AUTHORITIES)
+    if named := settings.get("constraint", "").split():
+        for number, path in enumerate(named):
+            shutil.copy(path, folder / _CONSTRAINTS.format(number))
+        settings["constraint"] = " ".join(str(PIP / _CONSTRAINTS.format(number)) for number in range(len(named)))
     lines = [f"{name} = {value}\n" for name, value in settings.items()]
     (folder / "pip.conf").write_text("".join(["[global]\n", *lines]), encoding="utf-8")
     yield f"{folder}:{PIP}"
