@@ -113,8 +113,8 @@ def _mounts(folder: Path) -> Iterator[str]:
         shutil.copy(bundle, folder / _AUTHORITIES)
         settings["cert"] = str(PIP / _AUTHORITIES)
     if named := settings.get("constraint", "").split():
-        for number, path in enumerate(named):
-            shutil.copy(path, folder / _CONSTRAINTS.format(number))
+        for number, constraints in enumerate(named):
+            shutil.copy(constraints, folder / _CONSTRAINTS.format(number))
         settings["constraint"] = " ".join(str(PIP / _CONSTRAINTS.format(number)) for number in range(len(named)))
     lines = [f"{name} = {value}\n" for name, value in settings.items()]
     (folder / "pip.conf").write_text("".join(["[global]\n", *lines]), encoding="utf-8")
