@@ -18,7 +18,7 @@
 # /dev/dri: AMD's and Intel's.
 #
 # Arguments: BASE   a Debian with Vulkan headers 1.3.272 or newer, such as trixie; or one derived from it.
-#            WHEEL  build: llama.cpp is compiled here, in twenty minutes and more;
+#            WHEEL  build: llama.cpp is compiled here, in ten minutes and more;
 #                   prebuilt: its wheel lies in dist/wheels/vulkan (scripts/build_llama.sh vulkan --portable made it).
 # Half of its 500 MB are Mesa's drivers and the LLVM that they compile with. docs/images.md tells the rest.
 
@@ -45,6 +45,7 @@ FROM tools AS wheel-build
 RUN apt-get install --yes --no-install-recommends g++ glslc libvulkan-dev spirv-headers
 WORKDIR /source
 COPY pyproject.toml ./
+COPY scripts/glslc_without_nvidia.sh /usr/local/bin/glslc
 COPY scripts/build_llama.sh scripts/
 RUN PYTHON=/tools/bin/python LLORCH_WHEELS=/built scripts/build_llama.sh vulkan --portable \
     && mkdir /wheels && mv /built/*/*.whl /wheels/

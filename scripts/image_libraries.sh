@@ -31,6 +31,8 @@ cd "$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purel
 rm -rf include lib bin llama_cpp/include llama_cpp/lib/cmake llama_cpp/lib/pkgconfig llama_cpp/lib/libllama-common*
 # Not AMX: scripts/build_llama.sh says why. Such a processor takes the module for the generation before it.
 rm -f llama_cpp/lib/libggml-cpu-sapphirerapids.so
+# Of Cannon Lake hardly a processor was sold; it takes Skylake's, too.
+rm -f llama_cpp/lib/libggml-cpu-cannonlake.so
 # A wheel has no links: libx.so and libx.so.0 are copies of libx.so.0.1, and both would be loaded, each with its own state.
 for copy in llama_cpp/lib/*.so llama_cpp/lib/*.so.*; do
     for original in "${copy%%.so*}".so.*.*.*; do
@@ -46,11 +48,14 @@ find "$folder/bin" -type f -delete
 find . -type d -name tests -prune -exec rm -rf {} +
 find . -name '*.pyi' -delete
 find . -name '*.a' -delete
-# They compile extensions of numpy's kind.
-rm -rf numpy/distutils numpy/f2py
+# They compile extensions of numpy's kind, and try its vector instructions.
+rm -rf numpy/distutils numpy/f2py numpy/_core/_simd.*
+# The hub's command line, and its service of computing elsewhere.
+rm -rf huggingface_hub/cli huggingface_hub/inference
+# Colours for languages that nobody prints here.
+find pygments/lexers -name '*.py' ! -name '__init__.py' ! -name '_mapping.py' ! -name 'python.py' ! -name 'special.py' -delete
 # What is never imported, or only by commands that people wait for anyway, need not lie there compiled as well.
-for package in pygments fsspec polyfactory gguf/scripts huggingface_hub/cli huggingface_hub/inference litestar/testing \
-    numpy/ma numpy/polynomial; do
+for package in pygments fsspec polyfactory gguf/scripts huggingface_hub litestar/testing numpy/ma numpy/polynomial; do
     find "$package" -name __pycache__ -prune -exec rm -rf {} +
 done
 # Not numpy: its libraries were patched after they were linked, and strip breaks such ones.
