@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.attention import MAX_HEADS, head_counts, state_length
 from worker.errors import BadModelFile, ModelNotFound
 from worker.ggml_types import FILE_TYPES
 from worker.gguf_header import MAX_TENSORS, Header, Tensor, read_header
@@ -20,15 +21,8 @@ from worker.gguf_metadata import Metadata
 MAX_BLOCKS = 1_000
 MAX_CONTEXT = 2**31 - 1
 MAX_EMBEDDING = 1 << 20
-MAX_HEADS = 1 << 16
 MAX_EXPERTS = 1 << 16
 MAX_VOCAB = 10_000_000
-
-ATTENTION_FREE = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
-"""Architectures without attention heads: llm_arch_is_recurrent in llama.cpp."""
-
-HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
-"""Architectures whose head counts do not tell which layers have attention."""
 
 NO_MODELS = ("adapter", "imatrix", "mmproj")
 """Values of general.type that gguf files beside a model have."""
@@ -201,7 +195,7 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
     architecture = _architecture(metadata)
     block_count = metadata.number(f"{architecture}.block_count", MAX_BLOCKS)
     embedding_length = metadata.number(f"{architecture}.embedding_length", MAX_EMBEDDING)
-    heads, heads_kv = _head_counts(metadata, architecture, block_count)
+    heads, heads_kv = head_counts(metadata, architecture, block_count)
     # llama.cpp divides by the first layer's heads; hybrid models with none there write key_length.
     head_length = embedding_length // (heads[0] or max(heads)) if any(heads) else 0
     if any(heads) and head_length == 0:
@@ -232,7 +226,7 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
         license=metadata.remark("general.license"),
         tensors=tensors,
         n_mtp_blocks=metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0),
-        state_length=_state_length(metadata, architecture, embedding_length),
+        state_length=state_length(metadata, architecture, embedding_length),
     )
 
 
@@ -244,46 +238,6 @@ def _architecture(metadata: Metadata) -> str:
     if not re.fullmatch(r"[\w.-]{1,64}", architecture, re.ASCII):
         raise metadata.error(f"metadata key 'general.architecture' is no name: {architecture[:64]!r}")
     return architecture
-
-
-def _head_counts(metadata: Metadata, architecture: str, n_layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Query heads and KV heads per layer; layers without attention have 0 (hybrid models)."""
-    key = f"{architecture}.attention.head_count"
-    is_attention_free = architecture in ATTENTION_FREE
-    heads = metadata.per_layer(key, n_layers, MAX_HEADS, default=(0,) * n_layers if is_attention_free else None)
-    if is_attention_free:
-        return heads, (0,) * n_layers
-    if not any(heads):
-        raise metadata.error(f"metadata key {key!r} is 0, must be in 1..{MAX_HEADS}")
-    heads_kv = metadata.per_layer(f"{key}_kv", n_layers, MAX_HEADS, default=heads)
-    if interval := _attention_interval(metadata, architecture):
-        heads_kv = tuple(0 if (layer + 1) % interval else n_kv for layer, n_kv in enumerate(heads_kv))
-    for layer, (n_heads, n_heads_kv) in enumerate(zip(heads, heads_kv, strict=True)):
-        if n_heads_kv and n_heads % n_heads_kv:
-            raise metadata.error(f"metadata key '{key}_kv': {n_heads_kv} KV heads for {n_heads} heads in layer {layer}")
-    return heads, heads_kv
-
-
-def _attention_interval(metadata: Metadata, architecture: str) -> int:
-    """Every how many layers one has attention; 0 where the head counts tell."""
-    if architecture not in HYBRIDS_BY_INTERVAL:
-        return 0
-    return metadata.number(f"{architecture}.full_attention_interval", MAX_BLOCKS, default=4)
-
-
-def _state_length(metadata: Metadata, architecture: str, embedding_length: int) -> int:
-    """Source: llama_hparams::n_embd_r, n_embd_s."""
-
-    def size(name: str, default: int = 0) -> int:
-        return metadata.number(f"{architecture}.{name}", MAX_EMBEDDING, low=0, default=default)
-
-    if wkv_head := size("wkv.head_size"):
-        return embedding_length * (size("token_shift_count", default=2) + wkv_head)
-    if n_short := size("shortconv.l_cache"):
-        return embedding_length * (n_short - 1)
-    n_inner, n_state = size("ssm.inner_size"), size("ssm.state_size")
-    n_convolved = n_inner + 2 * size("ssm.group_count") * n_state
-    return max(0, size("ssm.conv_kernel") - 1) * n_convolved + n_state * n_inner
 
 
 def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_length: int, vocab_size: int) -> None:
