@@ -10,8 +10,8 @@
 #            --build-only     build and install, check nothing
 #            OPTIONS, STEP    as for `python -m tests.cuda_check run --help`; steps that have passed are not run again
 # Needs Python 3.11 with venv (PYTHON says which), a C++ compiler, nvcc and cuBLAS; fetches the default model. Where there
-# is no network pip finds what was carried along: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. No step takes more than ten minutes; the first use of a build
-# may: --build-only is for that.
+# is no network pip finds what was carried along: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. No step takes more than ten
+# minutes; the first use of a build may: --build-only is for that.
 set -eu
 
 fail() {
@@ -55,6 +55,7 @@ if [ "$backend" = cuda ]; then
     found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2-real/p') || true
     [ -n "$found" ] || fail "no NVIDIA GPU here: nvidia-smi lists none (--device cpu tries the round without)"
     LLORCH_CUDA_ARCHITECTURES=${LLORCH_CUDA_ARCHITECTURES:-$(echo "$found" | paste -sd ';' -)}
+    # The report tells nvcc's version, which build_llama.sh finds there, too.
     PATH=$PATH:/usr/local/cuda/bin
     export LLORCH_CUDA_ARCHITECTURES PATH
 fi

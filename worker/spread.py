@@ -66,8 +66,9 @@ def layers_of(card: ModelCard) -> Layers:
     """The tensors of a card that are loaded, in their layers."""
     n_layers = card.block_count + 1
     sizes: list[list[int]] = [[] for _ in range(n_layers)]
-    inputs = [tensor for tensor in card.loaded_tensors if tensor.name.startswith(_INPUTS)]
-    for tensor in card.loaded_tensors:
+    tensors = card.loaded_tensors
+    inputs = [tensor for tensor in tensors if tensor.name.startswith(_INPUTS)]
+    for tensor in tensors:
         if not tensor.name.startswith(_INPUTS):
             sizes[_layer_of(tensor.name, n_layers)].append(tensor.n_bytes)
     return Layers(

@@ -20,9 +20,9 @@ from tests.llama.shapes import (
     write_shape,
 )
 from worker.card import read_card
-from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.memory import Demand, plan_of
+from worker.parity.setups import opened
 
 TOLERANCE = 0.1
 """Of what is allocated. The graph is estimated, the rest is exact but for rows of logits that are allocated later."""
@@ -86,7 +86,7 @@ def test_it_is_without_flash_attention_too(
 def test_the_states_of_a_recurrent_model_are_planned(tmp_path: Path, make_context: MakeContext, parallel: int) -> None:
     path = write_random(tmp_path / "recurrent.gguf", RECURRENT)
     plan = plan_of(read_card(path), demand(512, parallel), 512)
-    with Model.load(path, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with opened(path) as model:
         context = make_context(model, n_ctx=512, n_batch=512, n_ubatch=512, n_seq_max=parallel)
         assert plan.kv_bytes == pytest.approx(context.sizes.of_kind("RS"), abs=ROUNDED_BYTES)
 

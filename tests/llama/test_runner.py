@@ -16,6 +16,7 @@ from worker.llama.devices import choose_device, devices
 from worker.llama.grammar import Grammar, Grammars
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner, batches
+from worker.parity.setups import opened
 
 CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"
 
@@ -102,7 +103,7 @@ def test_a_banned_logit_that_is_no_number_is_the_error_of_who_asks_for_log_proba
 ) -> None:
     """Sampling never looks at it; log-probabilities are those of the row as it is."""
     path = write_tiny(tmp_path / "m.gguf", token_of_nan=END)
-    with Model.load(path, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with opened(path) as model:
         runner = LlamaRunner(model, make_context(model))
         plain = Sampling(seed=1, temperature=0.0, ignore_eos=True)
         asking = replace(plain, logprobs=1)

@@ -41,7 +41,7 @@ class PrefixIndex:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._n_tokens = 0
         self._n_bytes = 0
         self._now = 0
@@ -83,13 +83,13 @@ class PrefixIndex:
         kept = [node.saved for node in path]
         if halves:
             kept[-1] = halves[0]
-        if sum(part.n_bytes for part in kept) + saved.n_bytes > self._limit_bytes:
+        if sum(part.n_bytes for part in kept) + saved.n_bytes > self.limit_bytes:
             return
         if halves:
             path[-1] = self._split(path[-1], *halves)
         self._mark(path)
         self._attach(packed[n_known * _WIDTH :], saved, path[-1] if path else None)
-        self._shrink(self._limit_bytes)
+        self._shrink(self.limit_bytes)
 
     def _walk(self, packed: bytes) -> tuple[list[_Node], int]:
         """The nodes that match, and how many tokens do; of the last node maybe not all."""

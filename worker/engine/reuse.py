@@ -35,7 +35,6 @@ class Reuse:
         self._grain = grain
         self._worthwhile = worthwhile
         self._spare_slot = spare_slot
-        self._limit_bytes = limit_bytes
         self._token_bytes = 0.0
         """Of a copy; 0 before the first one."""
         self._is_keeping = runner.can_share and limit_bytes > 0
@@ -95,7 +94,7 @@ class Reuse:
     def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
         """What there is no memory for is not kept, nor copied first; it can be computed again."""
         n_known = self.index.match(tokens)
-        if len(tokens) - n_known < LEAST_KEPT or len(tokens) * self._token_bytes > self._limit_bytes:
+        if len(tokens) - n_known < LEAST_KEPT or len(tokens) * self._token_bytes > self.index.limit_bytes:
             return
         with suppress(MemoryError):
             saved = self._runner.save(slot, n_known)

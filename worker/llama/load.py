@@ -53,7 +53,8 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     """What the engine process calls; the library's warnings and errors go to stderr, which the front reads."""
     loaded = load_runner(config, on_progress, _to_stderr)
     runner, shapes = loaded.runner, loaded.shapes
-    on_gpus = [Holding(gpu, runner.sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
+    sizes = runner.sizes
+    on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
     habits = Habits(
         chunk=shapes.chunk,
         is_fixed=config.is_deterministic,

@@ -247,10 +247,10 @@ class Trial:
         for device, part in zip(self.group.devices, made.gpus, strict=False):
             if part.total_bytes > gpu_room(device):
                 return Shortage(device.title, part, gpu_room(device))
-        if made.main_memory.total_bytes <= self._main_room:
+        in_main = made.main_memory
+        if in_main.total_bytes <= self._main_room:
             return None
-        place = "main memory" if self.group.is_gpu else made.device.title
-        return Shortage(place, made.main_memory, self._main_room)
+        return Shortage("main memory" if self.group.is_gpu else made.device.title, in_main, self._main_room)
 
 
 def gpu_room(device: Device) -> int:
