@@ -81,7 +81,6 @@ PRINTS = ("worker.cli", "worker.commands")
 IMPORTS_BY_NAME = ("worker.cli",)
 """A module named by a string escapes every table here."""
 
-MAX_MODULE_LINES = 300
 MAX_FUNCTION_LINES = 60
 
 
@@ -208,11 +207,6 @@ def test_only_the_command_line_imports_a_module_by_its_name() -> None:
         or uses(module, "runpy", "run_module")
     ]
     assert [name for name in found if name not in IMPORTS_BY_NAME] == []
-
-
-def test_no_module_is_longer_than_its_subject() -> None:
-    lengths = {module.name: len(module.text.splitlines()) for module in sources()}
-    assert {name: n_lines for name, n_lines in lengths.items() if n_lines > MAX_MODULE_LINES} == {}
 
 
 def test_no_function_is_longer_than_a_page() -> None:

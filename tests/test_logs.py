@@ -1,4 +1,4 @@
-"""The form of log lines: always one line, always decodable, never a secret (PROTOCOL.md 8)."""
+"""The form of log lines: always one line, always decodable, never a secret (docs/protocol.md 8)."""
 
 import io
 import logging

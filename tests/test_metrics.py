@@ -1,4 +1,4 @@
-"""The series of PROTOCOL.md 8: names, types, labels, and what moves them."""
+"""The series of docs/protocol.md 8: names, types, labels, and what moves them."""
 
 import pytest
 from prometheus_client import parser

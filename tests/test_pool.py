@@ -1,4 +1,4 @@
-"""The ready callback against a real receiver process (PROTOCOL.md 2; the notes' B.4)."""
+"""The ready callback against a real receiver process (docs/protocol.md 2; the notes' B.4)."""
 
 import asyncio
 import socket

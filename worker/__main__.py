@@ -11,7 +11,7 @@ from types import FrameType
 
 
 def main() -> None:
-    """Entry of the script `llorch-worker` and of `python -m worker`. Leaves with the exit codes of PROTOCOL.md 1."""
+    """Entry of the script `llorch-worker` and of `python -m worker`; exit codes: docs/protocol.md 1."""
     arguments = sys.argv[1:]
     _handle_signals(is_serving=_means_serve(arguments))
     try:

@@ -1,4 +1,4 @@
-"""Which job is where, and in which order jobs go to the engine (PROTOCOL.md 6).
+"""Which job is where, and in which order jobs go to the engine (docs/protocol.md 6).
 
 Bookkeeping on the front's event loop: it hears what the engine said and what clients did, and hands frames to `send`.
 Knows nothing of processes, sockets or time. Every job leaves exactly once: finished, failed, refused or released.

@@ -1,7 +1,7 @@
 """The front's handle on the engine, whichever process that is at the moment: submit, cancel, survive its death.
 
-Runs on the front's event loop. Owns the generations, the watchdog and the rules of PROTOCOL.md 6 for jobs whose engine
-died; knows nothing of HTTP. `Observer` hears what the rest of the front must know.
+Runs on the front's event loop. Owns the generations, the watchdog and the rules of docs/protocol.md 6 for jobs whose
+engine died; knows nothing of HTTP. `Observer` hears what the rest of the front must know.
 
     LOADING ──Loaded──▶ RUNNING ──death──▶ RESTARTING ──Loaded──▶ RUNNING
        └──death, LoadFailed──▶ FAILED ◀──fifth death in ten minutes──┘

@@ -9,7 +9,8 @@ WorkerError
 │   ├── DownloadFailed · BindFailed · CallbackFailed · EngineCrashed
 └── UsageError                                                             the process ends, exit 2
 
-`code`, `http_status` and `retriable` are class attributes (PROTOCOL.md 3); errors are caught by type, never by text.
+`code`, `http_status` and `retriable` are class attributes (docs/protocol.md 3).
+Errors are caught by type, never by text.
 """
 
 from typing import ClassVar
@@ -96,7 +97,7 @@ class ModelNotFound(StartupError):
 
 
 class BadModelFile(StartupError):
-    """The GGUF does not satisfy PROTOCOL.md 7. The message says what, where and why."""
+    """The GGUF does not satisfy docs/protocol.md 7. The message says what, where and why."""
 
     code = "MODEL_LOAD_FAILED"
 

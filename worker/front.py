@@ -1,4 +1,4 @@
-"""The front: one worker's state, its jobs, and the order of its refusals (PROTOCOL.md 3, 4 and 6).
+"""The front: one worker's state, its jobs, and the order of its refusals (docs/protocol.md 3, 4 and 6).
 
 Runs on the front's event loop and never waits for the engine: health and refusals come from cached state.
 web/ turns its methods into HTTP, serve.py starts and ends it.
@@ -169,7 +169,7 @@ class Front:
     ) -> Job:
         """Admit a valid request; `is_crowded` when only the reserved connections are left.
 
-        Raises: WorkerError in PROTOCOL.md 3's order: state, deadline, duplicate, busy.
+        Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
         """
         arrived_s = time.monotonic()
         facts = self._check_state()

@@ -33,7 +33,7 @@ RETRIABLE: dict[StreamCode, bool] = {
 _OUTCOMES: dict[StreamCode, Outcome] = {"CANCELLED": "cancelled", "TIMEOUT": "timeout"}
 
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
-"""PROTOCOL.md 6: a client further behind than this loses its job."""
+"""docs/protocol.md 6: a client further behind than this loses its job."""
 
 MAX_CHUNK_BYTES = 64 * 1024
 """One send; small enough that a send without progress means a client that does not read."""

@@ -1,4 +1,4 @@
-"""Log lines: one per event, on stderr, JSON off a terminal and readable on one (PROTOCOL.md 8).
+"""Log lines: one per event, on stderr, JSON off a terminal and readable on one (docs/protocol.md 8).
 
 Owns: the words for events, the form of a line, the escaping of control characters, the routing of other libraries'
 lines through the same form, and the reading of the engine's raw stderr.
@@ -40,7 +40,7 @@ Event = Literal[
     "error",
     "shutdown",
 ]
-"""PROTOCOL.md 8. Free words are for debug lines only."""
+"""docs/protocol.md 8. Free words are for debug lines only."""
 
 Level = Literal["debug", "info", "warning", "error"]
 

@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def context_length(self) -> int:
-        """N of PROTOCOL.md 1: tokens one job may use."""
+        """N of docs/protocol.md 1: tokens one job may use."""
         return min(self.n_cells, self.trained_length)
 
     @property

@@ -13,7 +13,7 @@ from worker.engine.contract import Outbound
 from worker.frames import encode_frame
 
 MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
-"""PROTOCOL.md 6: with this much unread the front is dead."""
+"""docs/protocol.md 6: with this much unread the front is dead."""
 
 
 class Outbox:

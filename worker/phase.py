@@ -1,10 +1,10 @@
-"""The worker's state as clients see it (PROTOCOL.md 3)."""
+"""The worker's state as clients see it (docs/protocol.md 3)."""
 
 from enum import Enum, auto
 
 
 class Phase(Enum):
-    """The rows of PROTOCOL.md 3."""
+    """The rows of docs/protocol.md 3."""
 
     STARTING = auto()
     READY = auto()

@@ -1,6 +1,6 @@
 """The ready callback: tells the pool manager, once, that this worker serves.
 
-Owns: the POST, what counts as success, what is tried again and for how long (PROTOCOL.md 2).
+Owns: the POST, what counts as success, what is tried again and for how long (docs/protocol.md 2).
 Refuses to know: what the body says (worker/protocol writes it), and what a failure means to the worker (serve.py).
 Runs on the front's event loop.
 """
@@ -18,10 +18,10 @@ import stamina
 from worker.errors import CallbackFailed
 
 BUDGET_S: Final = 60.0
-"""From the first attempt on; PROTOCOL.md 2."""
+"""From the first attempt on; docs/protocol.md 2."""
 
 ATTEMPT_TIMEOUT_S: Final = 5.0
-"""For one whole attempt, not for each read of it; PROTOCOL.md 2."""
+"""For one whole attempt, not for each read of it; docs/protocol.md 2."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _JITTER_S = 0.2, 5.0, 0.5
 """Doubling waits: a receiver that restarts is found quickly, one that stays away is asked about 15 times."""
@@ -36,7 +36,7 @@ class _NoSuccessYet(CallbackFailed):
 
 
 def is_test_mode(url: str) -> bool:
-    """True for a URL that means "log it, call nobody" (PROTOCOL.md 2)."""
+    """True for a URL that means "log it, call nobody" (docs/protocol.md 2)."""
     return _TEST_MODE_MARK in url
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each job when the engine dies (PROTOCOL.md 6). Pure but for each job's count of deaths."""
+"""What becomes of each job when the engine dies (docs/protocol.md 6). Pure but for each job's count of deaths."""
 
 from collections import deque
 from collections.abc import Iterable

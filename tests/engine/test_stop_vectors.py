@@ -78,7 +78,7 @@ END = ("END",)
             (3, END),
             ["a", "", ""],
             ("STOP_SEQUENCE", "END"),
-            id="TV-238-as-PROTOCOL.md-9-has-it",
+            id="TV-238-as-protocol-9-has-it",
         ),
         pytest.param(
             Script(pieces=("a", "b", ""), tokens=(5, 6, 2), ends=frozenset({2})),

@@ -245,7 +245,7 @@ def check_second_trip(loaded: Loaded, text: str) -> None:
         assert loaded.model.tokenize(b"".join(pieces).decode()) == tokens
 
 
-# ── the law of the stream (PROTOCOL.md 4) ────────────────────────────────────────────────────────
+# ── the law of the stream (docs/protocol.md 4) ────────────────────────────────────────────────────────
 
 
 @LAW

@@ -1,4 +1,4 @@
-"""A full worker: who is refused, how, in which order, and that nobody accepted notices (PROTOCOL.md 3 and 4)."""
+"""A full worker: who is refused, how, in which order, and that nobody accepted notices (docs/protocol.md 3 and 4)."""
 
 import time
 from collections.abc import Iterator

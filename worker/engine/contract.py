@@ -151,7 +151,7 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     tokenizer_kind: str
     vocab_size: int
     context_length: int
-    """N of PROTOCOL.md 1: what one job may use, min(cells, trained length)."""
+    """N of docs/protocol.md 1: what one job may use, min(cells, trained length)."""
     n_cells: int
     parallel: int
     resident: bool

@@ -15,7 +15,7 @@ from worker.llama.runner import LlamaRunner
 LEAST_CHUNK, MOST_CHUNK = 16, 512
 
 DETERMINISTIC_CHUNK = 64
-"""The same on every machine, whatever it took (ARCHITECTURE.md)."""
+"""The same on every machine, whatever it took (docs/architecture.md)."""
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 """Tokens of a decode step whose costs are measured. No step with guesses is wider than the widest that was measured,

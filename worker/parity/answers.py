@@ -1,7 +1,7 @@
 """What a client asks a running worker and what it is told: a request, a stream of events, the answer they make.
 
-Owns the client's side of the wire (PROTOCOL.md 4) and where two answers part. Refuses to know how a worker is reached
-(serving.py) and how much difference is allowed. Pure.
+Owns the client's side of the wire (docs/protocol.md 4) and where two answers part. Refuses to know how a worker is
+reached (serving.py) and how much difference is allowed. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

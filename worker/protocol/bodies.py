@@ -1,4 +1,4 @@
-"""Bodies out: every JSON answer that is not a stream, and the ready callback (PROTOCOL.md 2 and 3).
+"""Bodies out: every JSON answer that is not a stream, and the ready callback (docs/protocol.md 2 and 3).
 
 Owns: keys and their order, which is the order of the fields below. Refuses to know: where the figures come from,
 HTTP. Pure; runs on the front's event loop. A struct becomes bytes with `msgspec.json.encode`.

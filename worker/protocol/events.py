@@ -1,4 +1,4 @@
-"""A stream's events as bytes: server-sent events or JSON lines (PROTOCOL.md 4).
+"""A stream's events as bytes: server-sent events or JSON lines (docs/protocol.md 4).
 
 Owns: keys and their order, framing, which framing a client gets. Refuses to know: when an event is due, sockets.
 Pure; runs on the front's event loop. `token` is the hot one.

@@ -1,4 +1,4 @@
-"""The 400 that tells every broken rule at once: `{"errors":[…]}` (PROTOCOL.md 4).
+"""The 400 that tells every broken rule at once: `{"errors":[…]}` (docs/protocol.md 4).
 
 Owns: its body and its exception. Refuses to know: the rules, HTTP. Pure; runs on the front's event loop.
 """

@@ -1,4 +1,4 @@
-"""Request headers the protocol gives a meaning to: text → value (PROTOCOL.md 3).
+"""Request headers the protocol gives a meaning to: text → value (docs/protocol.md 3).
 
 Refuses to know: HTTP frameworks, the time of day (a deadline is compared elsewhere). `Accept` is events.py's.
 Pure but for the fresh UUIDs; runs on the front's event loop.

@@ -1,4 +1,4 @@
-"""Numbers out of range, in the words clients compare byte for byte (PROTOCOL.md 4).
+"""Numbers out of range, in the words clients compare byte for byte (docs/protocol.md 4).
 
 Pure; runs on the front's event loop.
 """

@@ -1,4 +1,4 @@
-"""What the values of an execute request must satisfy, and the words that say so (PROTOCOL.md 4).
+"""What the values of an execute request must satisfy, and the words that say so (docs/protocol.md 4).
 
 Owns: the order of all rules; ranges, constraint and message texts of the protocol's own fields (own_rules.py has the
 rest), which clients compare byte for byte. Refuses to know: JSON types (request.py), HTTP, the model. Pure; runs on the

@@ -13,7 +13,7 @@ from worker.sampling import dry
 from worker.sampling.arrays import Ids, Reals
 
 _LEAST_PENALTY = 1e-6
-"""PROTOCOL.md 5: penalty 0 acts as this; used as a floor, so that a smaller penalty is never a stronger one."""
+"""docs/protocol.md 5: penalty 0 acts as this; used as a floor, so that a smaller penalty is never a stronger one."""
 
 
 def are_on(sampling: Sampling) -> bool:

@@ -24,7 +24,7 @@ from worker.sampling.row import NoToken, Row, banned, has_only_bans, row_of
 from worker.sampling.unranked import Undecided
 
 _GREEDY_BELOW = 1e-6
-"""PROTOCOL.md 5: a lower temperature means argmax."""
+"""docs/protocol.md 5: a lower temperature means argmax."""
 _LEFT_BY_XTC = 0.25
 """The share of the probability that the quick way expects XTC to leave; where it leaves less, the row is ranked."""
 

@@ -1,4 +1,4 @@
-"""The routes of PROTOCOL.md 3: decode, call the front, encode. No rule of the worker's own lives here.
+"""The routes of docs/protocol.md 3: decode, call the front, encode. No rule of the worker's own lives here.
 
 Runs on the front's event loop; nothing here waits but for the client.
 """
@@ -184,7 +184,7 @@ def _without_page(response: Response[Any]) -> Response[Any]:
 
 
 def render_error(error: Exception) -> Response[bytes]:
-    """A WorkerError as PROTOCOL.md 3 words it."""
+    """A WorkerError as docs/protocol.md 3 words it."""
     match error:
         case BodyRejected():
             return _text(str(error), error.http_status)

@@ -17,7 +17,7 @@ from worker.job import Job
 from worker.web.connection import abort_connection, wait_until_taken
 
 SEND_TIMEOUT_S = 30.0
-"""PROTOCOL.md 6: a send without progress for this long cancels the job."""
+"""docs/protocol.md 6: a send without progress for this long cancels the job."""
 
 CHUNKS_PER_TURN = 32
 """A send that does not block does not yield either; after this many the loop serves others."""
