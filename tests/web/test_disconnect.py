@@ -1,4 +1,4 @@
-"""Clients that leave or stop reading at any stage of a job (docs/protocol.md 6): it ends, its slot and cells are free."""
+"""Clients that leave or stop reading at any stage (docs/protocol.md 6): the job ends, its slot and cells are free."""
 
 import socket
 import sys

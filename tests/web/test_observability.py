@@ -1,4 +1,4 @@
-"""What an operator sees of served jobs: log lines and series that add up, and never what was said (docs/protocol.md 8)."""
+"""What an operator sees of served jobs (docs/protocol.md 8): log lines and series that add up, never what was said."""
 
 import json
 import time
