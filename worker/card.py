@@ -15,14 +15,15 @@ from pathlib import Path
 from worker.attention import MAX_HEADS, head_counts, state_length
 from worker.errors import BadModelFile, ModelNotFound
 from worker.ggml_types import FILE_TYPES
-from worker.gguf_header import MAX_TENSORS, Header, Tensor, read_header
+from worker.gguf_header import MAX_ARRAY_STRINGS, MAX_TENSORS, Allowance, Header, Tensor, read_header
 from worker.gguf_metadata import Metadata
 
 MAX_BLOCKS = 1_000
 MAX_CONTEXT = 2**31 - 1
 MAX_EMBEDDING = 1 << 20
 MAX_EXPERTS = 1 << 16
-MAX_VOCAB = 10_000_000
+MAX_PARTS = 1_000
+"""Files of one model; opening each takes some 100 µs. Those of the largest models are some hundred."""
 
 NO_MODELS = ("adapter", "imatrix", "mmproj")
 """Values of general.type that gguf files beside a model have."""
@@ -118,18 +119,19 @@ def read_card(path: Path) -> ModelCard:
 
     Raises: ModelNotFound, BadModelFile: one line with what, where in the file and why.
     """
-    header, file_bytes = _read_file(path)
+    allowance = Allowance()
+    header, file_bytes = _read_file(path, allowance)
     part_paths = _part_paths(header.metadata)
     tensors = list(header.tensors)
     for number, part in enumerate(part_paths[1:], start=1):
-        part_header, part_bytes = _read_part(part, number)
+        part_header, part_bytes = _read_part(part, number, allowance)
         tensors += part_header.tensors
         file_bytes += part_bytes
     _check_parts_together(header.metadata, len(part_paths), tensors)
     return _card(header, part_paths, file_bytes, tuple(tensors))
 
 
-def _read_file(path: Path) -> tuple[Header, int]:
+def _read_file(path: Path, allowance: Allowance) -> tuple[Header, int]:
     """Header and size in bytes of one file."""
     try:
         # Asked before opening, which would wait for ever on a named pipe.
@@ -142,7 +144,7 @@ def _read_file(path: Path) -> tuple[Header, int]:
             if file.seek(0, 2) == 0:
                 raise BadModelFile(f"{path}: the file is empty")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return read_header(data, path), len(data)
+                return read_header(data, path, allowance), len(data)
     except (FileNotFoundError, NotADirectoryError):
         raise ModelNotFound(f"{path}: no such file") from None
     except OSError as error:
@@ -151,7 +153,7 @@ def _read_file(path: Path) -> tuple[Header, int]:
 
 def _part_paths(metadata: Metadata) -> tuple[Path, ...]:
     """The files of the model, named as llama_split_path names them. Raises: BadModelFile for a part not the first."""
-    count = metadata.number("split.count", 0xFFFF, default=1, low=0, kind="u16")
+    count = metadata.number("split.count", MAX_PARTS, default=1, low=0, kind="u16")
     if count <= 1:
         return (metadata.path,)
     number = metadata.number("split.no", count - 1, low=0, kind="u16") + 1
@@ -168,9 +170,9 @@ def _part_paths(metadata: Metadata) -> tuple[Path, ...]:
     return parts
 
 
-def _read_part(path: Path, number: int) -> tuple[Header, int]:
+def _read_part(path: Path, number: int, allowance: Allowance) -> tuple[Header, int]:
     """A part after the first; `number` counts from 0."""
-    header, file_bytes = _read_file(path)
+    header, file_bytes = _read_file(path, allowance)
     found = header.metadata.number("split.no", 0xFFFF, low=0, kind="u16")
     if found != number:
         raise BadModelFile(f"{path}: metadata key 'split.no' is {found}, must be {number} in a file of this name")
@@ -243,8 +245,10 @@ def _architecture(metadata: Metadata) -> str:
 def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_length: int, vocab_size: int) -> None:
     if not tensors:
         raise metadata.error("it has no tensors: a vocabulary alone cannot be served")
-    if not 1 <= vocab_size <= MAX_VOCAB:
-        raise metadata.error(f"metadata key 'tokenizer.ggml.tokens' has {vocab_size} tokens, must be in 1..{MAX_VOCAB}")
+    if not 1 <= vocab_size <= MAX_ARRAY_STRINGS:
+        raise metadata.error(
+            f"metadata key 'tokenizer.ggml.tokens' has {vocab_size} tokens, must be in 1..{MAX_ARRAY_STRINGS}"
+        )
     for tensor in tensors:
         if tensor.name == "token_embd.weight":
             if tensor.dims != (embedding_length, vocab_size):

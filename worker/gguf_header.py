@@ -2,7 +2,8 @@
 
 Owns the file format (github.com/ggml-org/ggml, docs/gguf.md) and the rule that each tensor lies inside the file, as
 strictly as llama.cpp's own reader. Does not know what the keys mean (card.py does). Runs in either process, on the
-thread that calls; reads the header's bytes only, and takes no memory in proportion to what the file claims.
+thread that calls; reads the header's bytes only. Whatever a file claims or holds, it is accepted or refused within a
+second of processor time and 100 MB of memory: what takes either has a limit, which `Allowance` counts.
 """
 
 import mmap
@@ -17,8 +18,17 @@ from worker.gguf_metadata import Array, Entry, Metadata, Scalar
 MAX_STRING_BYTES = 1 << 20
 MAX_TENSORS = 9_999
 MAX_ALIGNMENT = 1 << 16
-MAX_ARRAY_STRINGS = 10_000_000
-"""Strings in all arrays of a file together: walking them takes seconds at worst. Vocabularies have half a million."""
+MAX_KEYS = 8_192
+"""Metadata keys of a model. Models have 30 to 100; each takes some 10 µs and some 500 bytes here."""
+MAX_ARRAY_STRINGS = 3_000_000
+"""Strings in all arrays of a model. Each takes 0.1 µs, because where one begins is known only when the one before has
+been read. The largest vocabulary with its merges, 262,144 and 514,906, is a quarter of it."""
+MAX_HEADER_BYTES = 64 << 20
+"""Metadata and tensor tables of a model; what was read of a mapped file counts as this process's memory. The largest
+vocabularies with scores and types take 17 MB."""
+MAX_KEPT_BYTES = 2 << 20
+"""Names, texts and numbers of a model that are kept to be asked for, each number counted as eight bytes. In memory they
+are four to five times as much at worst. A chat template has some 10 KB, numbers for each layer take less."""
 MAX_NAME_BYTES = 63
 """GGML_MAX_NAME less its terminating zero."""
 MAX_KEPT_NUMBERS = 1_024
@@ -68,29 +78,48 @@ class Header:
     tensors: tuple[Tensor, ...]
 
 
-def read_header(data: Bytes, path: Path) -> Header:
-    """Walk the header of the file whose bytes are `data`; `path` is for messages.
+@dataclass(slots=True)
+class Allowance:
+    """What reading the headers of one model may still take, those of all its parts together."""
+
+    n_tensors: int = MAX_TENSORS
+    n_keys: int = MAX_KEYS
+    n_strings: int = MAX_ARRAY_STRINGS
+    n_header_bytes: int = MAX_HEADER_BYTES
+    n_kept_bytes: int = MAX_KEPT_BYTES
+
+
+def read_header(data: Bytes, path: Path, allowance: Allowance | None = None) -> Header:
+    """Walk the header of the file whose bytes are `data`; `path` is for messages. A model's parts share an `allowance`,
+    of which this takes what it needs.
 
     Raises: BadModelFile: the bytes are no GGUF that llama.cpp could load.
     """
-    cursor = _Cursor(data, path)
+    allowance = allowance or Allowance()
+    cursor = _Cursor(data, path, allowance)
     version, n_tensors, n_keys = _read_counts(cursor)
+    allowance.n_tensors -= n_tensors
+    allowance.n_keys -= n_keys
     entries: dict[str, Entry] = {}
     for index in range(n_keys):
         cursor.inside = f"metadata key {index + 1} of {n_keys}"
         _read_entry(cursor, entries)
     alignment = _alignment(cursor, entries.get("general.alignment"))
-    return Header(version, Metadata(path, entries), _read_tensors(cursor, n_tensors, alignment))
+    tensors = _read_tensors(cursor, n_tensors, alignment)
+    allowance.n_header_bytes -= cursor.at
+    return Header(version, Metadata(path, entries), tensors)
 
 
 class _Cursor:
     """A position in the bytes. `inside` names what is being read, for the message when the file ends there."""
 
-    def __init__(self, data: Bytes, path: Path) -> None:
+    def __init__(self, data: Bytes, path: Path, allowance: Allowance) -> None:
         self._data = data
         self._path = path
-        self._n_strings_left = MAX_ARRAY_STRINGS
+        self.allowance = allowance
         self.size = len(data)
+        self._end = min(self.size, allowance.n_header_bytes)
+        """Nothing behind it is read."""
         self.at = 0
         self.inside = "the first 24 bytes"
 
@@ -101,29 +130,36 @@ class _Cursor:
     def error(self, why: str) -> BadModelFile:
         return BadModelFile(f"{self._path}: {self.inside}: {why}")
 
-    def truncated(self) -> BadModelFile:
-        return self.error(f"the file is truncated, it ends at byte {self.size}")
+    def step(self, n_bytes: int) -> int:
+        """Step over so many bytes; returns where they begin."""
+        start = self.at
+        if n_bytes > self._end - start:
+            raise self._beyond(start + n_bytes)
+        self.at = start + n_bytes
+        return start
+
+    def keep(self, n_bytes: int) -> None:
+        """Count what stays in memory."""
+        self.allowance.n_kept_bytes -= n_bytes
+        if self.allowance.n_kept_bytes < 0:
+            raise self.error(f"the names, texts and short arrays up to it hold more than {MAX_KEPT_BYTES} bytes")
 
     def number(self, form: struct.Struct) -> float:
-        if form.size > self.n_left:
-            raise self.truncated()
-        (value,) = form.unpack_from(self._data, self.at)
-        self.at += form.size
+        (value,) = form.unpack_from(self._data, self.step(form.size))
         return value  # type: ignore[no-any-return]  # unpack_from knows no types
 
     def integer(self, form: struct.Struct) -> int:
         return int(self.number(form))
 
     def raw(self, n_bytes: int) -> bytes:
-        if n_bytes > self.n_left:
-            raise self.truncated()
-        self.at += n_bytes
-        return self._data[self.at - n_bytes : self.at]
+        start = self.step(n_bytes)
+        return self._data[start : start + n_bytes]
 
     def string(self) -> bytes:
         length = self.integer(_U64)
         if length > MAX_STRING_BYTES:
             raise self._too_long(length, self.at - 8)
+        self.keep(length)
         return self.raw(length)
 
     def name(self) -> str:
@@ -143,21 +179,24 @@ class _Cursor:
 
     def skip_strings(self, n_strings: int) -> None:
         """Step over strings without making them: a vocabulary has 10⁵ and nobody here reads one."""
-        self._n_strings_left -= n_strings
-        if self._n_strings_left < 0:
-            raise self.error(f"its arrays hold more than {MAX_ARRAY_STRINGS} strings")
-        data, at, unpack = self._data, self.at, _U64.unpack_from
-        try:
-            for _ in range(n_strings):
-                (length,) = unpack(data, at)
-                if length > MAX_STRING_BYTES:
-                    raise self._too_long(length, at)
-                at += 8 + length
-        except struct.error:
-            raise self.truncated() from None
-        if at > self.size:
-            raise self.truncated()
+        self.allowance.n_strings -= n_strings
+        if self.allowance.n_strings < 0:
+            raise self.error(f"the arrays up to it hold more than {MAX_ARRAY_STRINGS} strings")
+        data, at, unpack, last = self._data, self.at, _U64.unpack_from, self._end - _U64.size
+        for _ in range(n_strings):
+            if at > last:
+                raise self._beyond(at + _U64.size)
+            (length,) = unpack(data, at)
+            if length > MAX_STRING_BYTES:
+                raise self._too_long(length, at)
+            at += 8 + length
         self.at = at
+        self.step(0)
+
+    def _beyond(self, end: int) -> BadModelFile:
+        if end > self.size:
+            return self.error(f"the file is truncated, it ends at byte {self.size}")
+        return self.error(f"the header goes on to byte {end}; those of a model may take {MAX_HEADER_BYTES} bytes")
 
     def _too_long(self, length: int, at: int) -> BadModelFile:
         return self.error(f"the string at byte {at} claims {length} bytes; at most {MAX_STRING_BYTES} are accepted")
@@ -174,10 +213,12 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
             raise cursor.error("a big-endian GGUF: convert it to little-endian")
         raise cursor.error(f"GGUF version {version} at byte 4 is not supported: 2 and 3 are")
     n_tensors, n_keys = cursor.integer(_U64), cursor.integer(_U64)
-    if n_tensors > MAX_TENSORS:
-        raise cursor.error(f"{n_tensors} tensors at byte 8: fewer than {MAX_TENSORS + 1} are accepted")
+    if n_tensors > cursor.allowance.n_tensors:
+        raise cursor.error(f"{n_tensors} tensors at byte 8: fewer than {MAX_TENSORS + 1} are accepted in a model")
     if n_keys * _LEAST_KEY_BYTES + n_tensors * _LEAST_TENSOR_BYTES > cursor.n_left:
         raise cursor.error(f"{n_keys} metadata keys and {n_tensors} tensors do not fit a file of {cursor.size} bytes")
+    if n_keys > cursor.allowance.n_keys:
+        raise cursor.error(f"{n_keys} metadata keys at byte 16: at most {MAX_KEYS} are accepted in a model")
     return version, n_tensors, n_keys
 
 
@@ -205,8 +246,9 @@ def _read_array(cursor: _Cursor) -> Array:
     name, form = _number_form(cursor, kind)
     cursor.check_room(length, form.size)
     if length > MAX_KEPT_NUMBERS:
-        cursor.at += length * form.size
+        cursor.step(length * form.size)
         return Array(name, length)
+    cursor.keep(8 * length)
     return Array(name, length, tuple(value for (value,) in form.iter_unpack(cursor.raw(length * form.size))))
 
 
