@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.attention import MAX_HEADS, head_counts, state_length
+from worker.computable import MAX_EXPERTS, check_computable
 from worker.errors import BadModelFile, ModelNotFound
 from worker.ggml_types import FILE_TYPES
 from worker.gguf_header import MAX_ARRAY_STRINGS, MAX_TENSORS, Allowance, Header, Tensor, read_header
@@ -21,7 +22,6 @@ from worker.gguf_metadata import Metadata
 MAX_BLOCKS = 1_000
 MAX_CONTEXT = 2**31 - 1
 MAX_EMBEDDING = 1 << 20
-MAX_EXPERTS = 1 << 16
 MAX_PARTS = 1_000
 """Files of one model; opening each takes some 100 µs. Those of the largest models are some hundred."""
 
@@ -204,6 +204,7 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
         raise metadata.error(f"{max(heads)} attention heads for an embedding length of {embedding_length}")
     vocab_size = metadata.n_strings("tokenizer.ggml.tokens")
     _check_embedding(metadata, tensors, embedding_length, vocab_size)
+    check_computable(metadata, architecture, block_count, tensors)
     return ModelCard(
         path=metadata.path,
         part_paths=part_paths,

@@ -67,6 +67,11 @@ class Metadata:
             raise self.error(f"metadata key {key!r} is {value}, must be in {low}..{high}")
         return value
 
+    def real(self, key: str) -> float | None:
+        """A floating-point number; None where it is missing or of another type, which llama.cpp refuses if it asks."""
+        entry = self._entries.get(key)
+        return float(entry.value) if isinstance(entry, Scalar) and entry.kind == "f32" else None
+
     def per_layer(self, key: str, n_layers: int, high: int, default: Sequence[int] | None) -> tuple[int, ...]:
         """An integer in 0..high for each layer; the file has one for all, or an array. No `default`: required."""
         entry = self._entries.get(key)

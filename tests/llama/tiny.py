@@ -2,9 +2,10 @@
 
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
-from tests.gguf_files import GgufFile, TensorRow, Typed, Value
+from tests.gguf_files import F16, F32, GgufFile, TensorRow, Typed, Value
 
 UNKNOWN, NORMAL, CONTROL, BYTE = 2, 1, 3, 6
 """llama_token_type (llama.h)."""
@@ -24,10 +25,12 @@ def write_tiny(
     has_end: bool = True,
     weight: float = 0.0,
     token_of_nan: int | None = None,
+    more: Mapping[str, tuple[int, ...]] | None = None,
+    halves: tuple[str, ...] = (),
     **changes: Value,
 ) -> Path:
     """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `token_of_nan`: its logit
-    alone is none. `changes`: llama.* keys.
+    alone is none. `more`: further tensors. `halves`: which are F16; all others are F32. `changes`: llama.* keys.
 
     Without an end the vocabulary is RWKV's, to which llama.cpp adds no end token of its own, and has no "</s>".
     """
@@ -43,7 +46,7 @@ def write_tiny(
         **vocabulary(has_bos=has_bos, has_end=has_end),
         **{f"llama.{key}": value for key, value in changes.items()},
     }
-    shapes = {
+    names = {
         "token_embd": (N_EMBD, len(TOKENS)),
         "output_norm": (N_EMBD,),
         "blk.0.attn_norm": (N_EMBD,),
@@ -56,14 +59,17 @@ def write_tiny(
         "blk.0.ffn_up": (N_EMBD, N_FF),
         "blk.0.ffn_down": (N_FF, N_EMBD),
     }
-    rows = [TensorRow(f"{name}.weight", dims, 4 * _product(dims)) for name, dims in shapes.items()]
-    file = GgufFile(metadata, rows)
-    n_weights = sum(row.n_bytes for row in rows) // 4
-    weights = [weight] * n_weights
+    shapes = {**{f"{name}.weight": dims for name, dims in names.items()}, **(more or {})}
+    types = {name: F16 if name in halves else F32 for name in shapes}
+    rows = [TensorRow(name, dims, _n_bytes(dims, types[name]), types[name]) for name, dims in shapes.items()]
+    data = [_weights(row, weight) for row in rows]
     if token_of_nan is not None:
-        # The embedding comes first, and is the output's matrix too.
-        weights[token_of_nan * N_EMBD : (token_of_nan + 1) * N_EMBD] = [math.nan] * N_EMBD
-    path.write_bytes(file.to_bytes()[: -4 * n_weights] + struct.pack(f"<{n_weights}f", *weights))
+        # The embedding is the output's matrix too.
+        floats = [weight] * math.prod(rows[0].dims)
+        floats[token_of_nan * N_EMBD : (token_of_nan + 1) * N_EMBD] = [math.nan] * N_EMBD
+        data[0] = struct.pack(f"<{len(floats)}f", *floats)
+    header = GgufFile(metadata, rows).header()
+    path.write_bytes(b"".join(part.ljust(-(-len(part) // 32) * 32, b"\0") for part in (header, *data)))
     return path
 
 
@@ -80,5 +86,9 @@ def vocabulary(*, has_bos: bool = True, has_end: bool = True) -> dict[str, Value
     }
 
 
-def _product(dims: tuple[int, ...]) -> int:
-    return dims[0] if len(dims) == 1 else dims[0] * dims[1]
+def _n_bytes(dims: tuple[int, ...], type_id: int) -> int:
+    return math.prod(dims) * (2 if type_id == F16 else 4)
+
+
+def _weights(row: TensorRow, weight: float) -> bytes:
+    return struct.pack("<e" if row.type_id == F16 else "<f", weight) * math.prod(row.dims)

@@ -1,0 +1,60 @@
+"""What becomes of a model that worker/computable.py refuses, when the library is given it all the same."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.llama.tiny import N_EMBD, write_tiny
+from worker.card import read_card
+from worker.errors import BadModelFile
+
+pytestmark = pytest.mark.process
+
+COMPUTE = """
+import sys
+from pathlib import Path
+import numpy as np
+from worker.llama.scoring import Scorer
+from worker.parity.setups import EXACT, opened
+with opened(Path(sys.argv[1])) as model, Scorer(model, EXACT, n_ctx=64, n_threads=1) as scorer:
+    print("finite" if np.isfinite(scorer.logits([1, 5, 6, 7])).all() else "not finite")
+"""
+
+ABORTED = "aborted"
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "an F16 norm": ({"halves": ("blk.0.attn_norm.weight",)}, ABORTED),
+    "an F16 bias": ({"more": {"blk.0.attn_q.bias": (N_EMBD,)}, "halves": ("blk.0.attn_q.bias",)}, ABORTED),
+    "F16 rope factors": ({"more": {"rope_freqs.weight": (4,)}, "halves": ("rope_freqs.weight",)}, ABORTED),
+    "a negative epsilon": ({"attention.layer_norm_rms_epsilon": -1e-5}, ABORTED),
+    "an epsilon that is no number": ({"attention.layer_norm_rms_epsilon": float("nan")}, ABORTED),
+    "an unknown scaling": ({"rope.scaling.type": "su"}, ABORTED),
+    "too many blocks": ({"block_count": 513}, ABORTED),
+    "experts of none": ({"expert_used_count": 1}, ABORTED),
+    "a rope that turns nothing": ({"rope.freq_base": 0.0}, "not finite"),
+    "a scale that is no number": ({"rope.scaling.factor": float("nan")}, "not finite"),
+}
+
+
+def outcome(path: Path) -> str:
+    command = [sys.executable, "-c", COMPUTE, str(path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    return ABORTED if done.returncode < 0 else done.stdout.strip() or done.stderr
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_refused_model_would_have_ended_the_engine_or_said_nothing(tmp_path: Path, kind: str) -> None:
+    changes, expected = BAD[kind]
+    path = write_tiny(tmp_path / "tiny.gguf", weight=0.5, **changes)
+    with pytest.raises(BadModelFile):
+        read_card(path)
+    assert outcome(path) == expected
+
+
+def test_a_model_of_halves_where_they_may_be_is_computed(tmp_path: Path) -> None:
+    halves = ("token_embd.weight", "blk.0.attn_q.weight", "blk.0.ffn_down.weight")
+    path = write_tiny(tmp_path / "tiny.gguf", weight=0.5, halves=halves)
+    assert [tensor.name for tensor in read_card(path).tensors if tensor.type_name == "F16"] == list(halves)
+    assert outcome(path) == "finite"
