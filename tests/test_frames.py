@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from worker.engine.contract import Cancel, JobKey, Sampling, Submit
 from worker.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame, inbound_decoder
+from worker.settings import knobs
 
 LAW = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -73,6 +74,8 @@ def test_an_impossible_length_is_refused_before_any_of_its_body_is_there() -> No
 
 
 def test_the_longest_prompt_a_request_may_have_fits_a_frame() -> None:
-    submit = Submit(job=JobKey(1), prompt="\U0001f600" * 32768, max_tokens=1, sampling=Sampling(seed=0))
+    (most,) = [knob.high for name, _, knob in knobs() if name == "max_prompt_chars"]
+    assert most is not None
+    submit = Submit(job=JobKey(1), prompt="\U0001f600" * int(most), max_tokens=1, sampling=Sampling(seed=0))
     ((_, body),) = FrameBuffer().feed(encode_frame(1, submit))
     assert inbound_decoder.decode(body) == submit

@@ -1,5 +1,6 @@
 """The rules a value must satisfy, and that the table names every setting once."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from worker.errors import UsageError
 from worker.knob import Knob
-from worker.settings import CACHE_TYPES, Settings, check, env_name, flag_name, knobs
+from worker.settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, Settings, check, env_name, flag_name, knobs
 
 RANGED = [(name, kind, knob) for name, kind, knob in knobs() if knob.low is not None and knob.high is not None]
 
@@ -179,3 +180,17 @@ def test_the_prefix_cache_is_given_in_mib_or_left_to_the_engine(given: str, n_by
 def test_the_reported_model_ref_is_the_model_unless_another_is_given() -> None:
     assert Settings(model="m").reported_model_ref == "m"
     assert Settings(model="m", model_ref="hf:a/b").reported_model_ref == "hf:a/b"
+
+
+@pytest.mark.parametrize("most", [1, DEFAULT_PROMPT_CHARS, DEFAULT_PROMPT_CHARS + 1, 2**21])
+def test_the_longest_prompt_fits_a_body_however_it_is_escaped(most: int) -> None:
+    escaped = 12  # "\\ud83d\\ude00" for one character beyond U+FFFF
+    assert len(json.dumps("😀")) - 2 == escaped
+    settings = check(Settings(max_prompt_chars=most))
+    assert settings.max_body_bytes >= 2 * 2**20
+    assert settings.max_body_bytes >= most * escaped + 2**20
+
+
+def test_the_protocol_s_own_limit_of_a_body_holds_for_its_own_limit_of_a_prompt() -> None:
+    assert Settings().max_prompt_chars == 32_768
+    assert Settings().max_body_bytes == Settings(max_prompt_chars=1).max_body_bytes == 2 * 2**20

@@ -24,6 +24,15 @@ from worker.knob import Knob, check_token, check_value, setting
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """llama.cpp's KV cache types; the first three are not quantised."""
 
+DEFAULT_PROMPT_CHARS = 32_768
+"""The protocol's limit; what is beyond it was never promised to a client."""
+
+_LEAST_BODY_BYTES = 2 * 2**20
+"""The protocol's limit for a request with the default longest prompt: the rest is for a schema or grammar."""
+
+_LONGEST_ESCAPE_BYTES = 12
+"""Of one character in JSON: beyond U+FFFF it may be written as two escapes of six bytes."""
+
 
 def _default_models_dir() -> Path:
     return user_cache_path("llorch-worker") / "models"
@@ -149,8 +158,22 @@ class Settings:
     max_tokens_out: int = setting(
         2048, "Largest max_tokens a request may ask for.", "Jobs", low=1, high=2**31 - 1, metavar="TOKENS"
     )
+    max_prompt_chars: int = setting(
+        DEFAULT_PROMPT_CHARS,
+        "Longest prompt, in characters; the largest request body grows with it.",
+        "Jobs",
+        low=1,
+        high=2**21,
+        metavar="CHARACTERS",
+    )
     max_tokens_in: int = setting(
-        0, "Longest prompt.", "Jobs", low=0, high=2**31 - 1, metavar="TOKENS", shown_default="what fits the context"
+        0,
+        "Longest prompt, in tokens.",
+        "Jobs",
+        low=0,
+        high=2**31 - 1,
+        metavar="TOKENS",
+        shown_default="what fits the context",
     )
     itl_target_ms: int = setting(
         150,
@@ -236,6 +259,12 @@ class Settings:
     @property
     def device_or_auto(self) -> str:
         return self.device or "auto"
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest request body: a prompt of --max-prompt-chars fits however its characters are escaped."""
+        more_chars = max(0, self.max_prompt_chars - DEFAULT_PROMPT_CHARS)
+        return _LEAST_BODY_BYTES + more_chars * _LONGEST_ESCAPE_BYTES
 
     @property
     def prefix_cache_bytes(self) -> int:

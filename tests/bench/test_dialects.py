@@ -53,7 +53,7 @@ def body(dialect: Dialect, ask: Ask) -> dict[str, object]:
 def test_our_worker_finds_nothing_wrong_with_ours(ask: Ask) -> None:
     request = parse_execute(Ours("test").body(ask))
     assert isinstance(request, ExecuteRequest)
-    assert violations(request, 2048, vocab_size=None) == []
+    assert violations(request, 2048, vocab_size=None, max_prompt_chars=32_768) == []
     assert (request.max_tokens, request.ignore_eos) == (7, True)
     assert request.seed == ask.seed
     assert request.temperature == pytest.approx(ask.temperature)

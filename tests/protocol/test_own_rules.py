@@ -20,7 +20,7 @@ GRAMMAR = 'root ::= "a"'
 
 
 def broken(sent: dict[str, Any], vocab_size: int | None = VOCAB) -> list[FieldError]:
-    return violations(parse_execute(body_of(R0 | sent)), MAX_TOKENS_OUT, vocab_size)
+    return violations(parse_execute(body_of(R0 | sent)), MAX_TOKENS_OUT, vocab_size, max_prompt_chars=32_768)
 
 
 def out_of(field: str, constraint: str, bound: str, value: str) -> str:
@@ -145,7 +145,7 @@ def test_the_answer_to_a_flood_stays_small() -> None:
 
 BOUNDED = {
     name: schema
-    for name, schema in request_schema()["properties"].items()
+    for name, schema in request_schema(max_prompt_chars=32_768)["properties"].items()
     if schema.keys() & {"minimum", "maximum"} and name not in {"max_tokens", "min_tokens", "top_k", "seed"}
 }
 
@@ -160,16 +160,21 @@ def test_the_documented_bounds_are_those_of_the_rules(name: str) -> None:
             assert [error.field for error in broken({name: schema[bound] + beyond})] == [name]
 
 
+def test_the_documented_length_of_a_prompt_is_the_one_that_holds() -> None:
+    for most in (1, 100_000):
+        assert request_schema(max_prompt_chars=most)["properties"]["prompt"]["maxLength"] == most
+
+
 @pytest.mark.parametrize("name", ExecuteRequest.__struct_fields__)
 def test_every_field_has_a_description_and_a_default_or_is_required(name: str) -> None:
-    schema = request_schema()
+    schema = request_schema(max_prompt_chars=32_768)
     assert len(schema["properties"][name]["description"]) > 20
     assert ("default" in schema["properties"][name]) != (name in schema["required"])
 
 
 def test_documented_defaults_are_what_an_absent_field_means() -> None:
     request = parse_execute(body_of({"job_id": "a", "prompt": "b", "max_tokens": 1}))
-    for name, schema in request_schema()["properties"].items():
+    for name, schema in request_schema(max_prompt_chars=32_768)["properties"].items():
         if "default" in schema:
             default = schema["default"]
             assert (narrow(default) if isinstance(default, float) else default) == getattr(request, name)
@@ -264,7 +269,7 @@ def test_the_laws_leave_out_no_field() -> None:
 @given(valid_requests)
 @settings(derandomize=True, deadline=None)
 def test_a_request_within_all_ranges_breaks_no_rule(sent: dict[str, Any]) -> None:
-    assert violations(parse_execute(body_of(without_both(sent))), MAX_TOKENS_OUT, VOCAB) == []
+    assert violations(parse_execute(body_of(without_both(sent))), MAX_TOKENS_OUT, VOCAB, max_prompt_chars=5) == []
 
 
 @given(valid_requests, st.sets(st.sampled_from(TABLE), min_size=1).flatmap(broken_values))
@@ -274,7 +279,7 @@ def test_broken_fields_are_told_each_and_no_other_in_the_order_of_the_table(
 ) -> None:
     if not {"grammar", "json_schema"} <= wrong.keys():
         sent = without_both(sent | wrong, keep="json_schema" if "json_schema" in wrong else "grammar")
-    found = violations(parse_execute(body_of(sent | wrong)), MAX_TOKENS_OUT, VOCAB)
+    found = violations(parse_execute(body_of(sent | wrong)), MAX_TOKENS_OUT, VOCAB, max_prompt_chars=5)
     fields = [error.field for error in found]
     assert list(dict.fromkeys(fields)) == [name for name in TABLE if name in wrong]
     assert fields == sorted(fields, key=TABLE.index)

@@ -7,15 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.vectors import R0, body_of
-from worker.protocol.field_errors import MAX_ERRORS, encode_violations
-from worker.protocol.request import parse_execute
+from worker.protocol.field_errors import MAX_ERRORS, FieldError, encode_violations
+from worker.protocol.request import ExecuteRequest, parse_execute
 from worker.protocol.rules import violations
 
 MAX_TOKENS_OUT = 2048
+MAX_PROMPT_CHARS = 32_768
+
+
+def broken(request: ExecuteRequest, max_prompt_chars: int = MAX_PROMPT_CHARS) -> list[FieldError]:
+    return violations(request, MAX_TOKENS_OUT, None, max_prompt_chars=max_prompt_chars)
 
 
 def answer(sent: dict[str, Any], max_tokens_out: int = MAX_TOKENS_OUT) -> bytes:
-    return encode_violations(violations(parse_execute(body_of(sent)), max_tokens_out, None))
+    found = violations(parse_execute(body_of(sent)), max_tokens_out, None, max_prompt_chars=MAX_PROMPT_CHARS)
+    return encode_violations(found)
 
 
 def errors(*entries: str) -> bytes:
@@ -187,7 +193,7 @@ def test_the_limit_of_max_tokens_is_the_workers_own() -> None:
 
 
 def test_the_answer_to_a_flood_of_bad_stops_stays_small() -> None:
-    found = violations(parse_execute(body_of(R0 | {"stop": [""] * 100_000})), MAX_TOKENS_OUT, None)
+    found = broken(parse_execute(body_of(R0 | {"stop": [""] * 100_000})))
     assert found[0].message == "stop must have at most 4 sequences (got 100000)"
     assert len(found) == 1 + MAX_ERRORS
 
@@ -204,6 +210,15 @@ def test_the_answer_to_a_flood_of_bad_stops_stays_small() -> None:
 @settings(derandomize=True, deadline=None)
 def test_prompt_and_stop_texts_are_never_echoed(prompt: str, most: int, top_p: float, stop: list[str]) -> None:
     sent = R0 | {"prompt": prompt * 20_000, "max_tokens": most, "top_p": top_p, "stop": stop}
-    for error in violations(parse_execute(body_of(sent)), MAX_TOKENS_OUT, None):
+    for error in broken(parse_execute(body_of(sent))):
         assert len(error.message) < 100
         assert error.value is None or error.field not in {"prompt", "stop"} or error.value == str(len(stop))
+
+
+@pytest.mark.parametrize("limit", [1, 100, 32_769, 2**21])
+def test_the_longest_prompt_is_a_setting_and_its_constraint_says_which(limit: int) -> None:
+    """--max-prompt-chars, counted in Unicode scalar values."""
+    assert broken(parse_execute(body_of(R0 | {"prompt": "🌍" * limit})), limit) == []
+    (error,) = broken(parse_execute(body_of(R0 | {"prompt": "🌍" * (limit + 1)})), limit)
+    assert (error.constraint, error.value) == (f"length(1..={limit})", None)
+    assert error.message == f"prompt must be at most {limit} characters (got {limit + 1})"

@@ -73,7 +73,7 @@ def generate(prompt: str, **options: Any) -> None:
         environment(),
         default_model=lambda catalog: load_catalog(catalog).default.name,
     )
-    broken = violations(request, settings.max_tokens_out, vocab_size=None)
+    broken = violations(request, settings.max_tokens_out, vocab_size=None, max_prompt_chars=settings.max_prompt_chars)
     if broken:
         raise UsageError(str(FieldsRefused(broken)))
     logs.configure("pretty", settings.worker_id, level="warning")

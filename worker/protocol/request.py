@@ -62,7 +62,8 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: Annotated[str, _doc("The client's name for the job; unique among those in flight.", minLength=1)]
     prompt: Annotated[
-        str, _doc("Raw model input: special tokens are parsed, no template is applied.", minLength=1, maxLength=32_768)
+        str,
+        _doc("Raw model input: special tokens are parsed, no template is applied. --max-prompt-chars.", minLength=1),
     ]
     max_tokens: Annotated[
         U32, _doc("Most tokens to generate; the upper limit is --max-tokens-out. Cut to the context's room.", minimum=1)

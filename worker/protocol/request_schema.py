@@ -11,11 +11,12 @@ from worker.protocol.ranges import f32_text
 from worker.protocol.request import ExecuteRequest
 
 
-def request_schema() -> dict[str, Any]:
+def request_schema(*, max_prompt_chars: int) -> dict[str, Any]:
     """`type`, `properties` in the order of the protocol, and `required`."""
     schema = msgspec.json.schema(ExecuteRequest)["$defs"]["ExecuteRequest"]
     fields = msgspec.structs.fields(ExecuteRequest)
     properties = {field.name: schema["properties"][field.name] | _bounds(field.type) for field in fields}
+    properties["prompt"]["maxLength"] = max_prompt_chars
     return {
         "type": "object",
         "properties": {name: _with_short_default(field) for name, field in properties.items()},

@@ -12,22 +12,22 @@ from worker.protocol.own_rules import own_violations
 from worker.protocol.ranges import float_range
 from worker.protocol.request import ExecuteRequest
 
-MAX_PROMPT_CHARACTERS = 32_768
-"""Unicode scalar values."""
-
 MAX_STOPS = 4
 MAX_STOP_BYTES = 100
 """In UTF-8; the message says characters, as it always did."""
 
 
-def violations(request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None) -> list[FieldError]:
+def violations(
+    request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
+) -> list[FieldError]:
     """All broken rules, the protocol's fields first, each group in the order of its fields.
 
     `max_tokens_out` is the largest max_tokens allowed; `vocab_size` None: not known yet, and ids are not held to it.
+    `max_prompt_chars` counts Unicode scalar values.
     """
     return [
         *_job_id(request.job_id),
-        *_prompt(request.prompt),
+        *_prompt(request.prompt, max_prompt_chars),
         *_max_tokens(request.max_tokens, max_tokens_out),
         *float_range("temperature", request.temperature, 0, 2),
         *float_range("top_p", request.top_p, 0, 1),
@@ -43,12 +43,12 @@ def _job_id(job_id: str) -> Iterator[FieldError]:
         yield FieldError(field="job_id", constraint="non_empty", message="job_id must not be empty", value="")
 
 
-def _prompt(prompt: str) -> Iterator[FieldError]:
-    constraint = f"length(1..={MAX_PROMPT_CHARACTERS})"
+def _prompt(prompt: str, most: int) -> Iterator[FieldError]:
+    constraint = f"length(1..={most})"
     if not prompt:
         yield FieldError(field="prompt", constraint=constraint, message="prompt must not be empty")
-    elif len(prompt) > MAX_PROMPT_CHARACTERS:
-        text = f"prompt must be at most {MAX_PROMPT_CHARACTERS} characters (got {len(prompt)})"
+    elif len(prompt) > most:
+        text = f"prompt must be at most {most} characters (got {len(prompt)})"
         yield FieldError(field="prompt", constraint=constraint, message=text)
 
 

@@ -34,7 +34,6 @@ from worker.web.streaming import JobStream
 
 log = get_logger()
 
-MAX_BODY_BYTES = 2 * 1024 * 1024
 LARGE_BODY_BYTES = 32 * 1024
 
 AnyRequest = Request[Any, Any, Any]
@@ -63,7 +62,7 @@ def create_app(front: Front) -> ASGIApp:
             render_plugins=[JsonRenderPlugin()],
             openapi_router=Router("/openapi", route_handlers=[], include_in_schema=False, after_request=_without_page),
         ),
-        request_max_body_size=MAX_BODY_BYTES,
+        request_max_body_size=front.settings.max_body_bytes,
         logging_config=None,
     )
     return Edge(app, front.settings.api_key)
@@ -101,17 +100,22 @@ def _state_routes(front: Front) -> list[Any]:
     return [health, ready, readyz, livez, metrics]
 
 
-@dataclass  # Operation is one, and has no __post_init__ to override
-class _ExecuteOperation(Operation):
-    """The request body is decoded by protocol/, so the schema is stated here."""
+def _execute_operation(max_prompt_chars: int) -> type[Operation]:
+    """The request body is decoded by protocol/, so the schema is stated here. Litestar wants a class."""
+    body = Schema(**request_schema(max_prompt_chars=max_prompt_chars))
 
-    def __post_init__(self) -> None:
-        body = Schema(**request_schema())
-        self.request_body = RequestBody(content={"application/json": OpenAPIMediaType(schema=body)}, required=True)
+    @dataclass  # Operation is one, and has no __post_init__ to override
+    class ExecuteOperation(Operation):
+        def __post_init__(self) -> None:
+            self.request_body = RequestBody(content={"application/json": OpenAPIMediaType(schema=body)}, required=True)
+
+    return ExecuteOperation
 
 
 def _execute_route(front: Front) -> Any:
-    @post("/execute", status_code=200, operation_class=_ExecuteOperation, response_description=_STREAM)
+    operation = _execute_operation(front.settings.max_prompt_chars)
+
+    @post("/execute", status_code=200, operation_class=operation, response_description=_STREAM)
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines where Accept asks for them."""
         try:
@@ -138,7 +142,9 @@ def _read_execute(body: bytes, front: Front) -> ExecuteRequest:
     """Raises: BodyRejected, FieldsRefused."""
     request = parse_execute(body)
     vocab_size = front.facts.vocab_size if front.facts is not None else None
-    if broken := violations(request, front.settings.max_tokens_out, vocab_size):
+    settings = front.settings
+    broken = violations(request, settings.max_tokens_out, vocab_size, max_prompt_chars=settings.max_prompt_chars)
+    if broken:
         raise FieldsRefused(broken)
     return request
 
