@@ -137,6 +137,13 @@ def test_a_text_becomes_the_reference_tokenisers_tokens(loaded: Loaded) -> None:
     assert found == [(text, loaded.bos + tokens) for text, tokens in cases]
 
 
+@pytest.mark.parametrize("character", "1a! 世")
+def test_a_long_run_of_one_kind_of_character_is_tokenised(loaded: Loaded, character: str) -> None:
+    """Where std::regex splits the text it calls itself for each character: an ordinary stack ends after 30,000."""
+    tokens = loaded.model.tokenize(character * 60_000)
+    assert tokens or loaded.vocabulary.kind in {"Unigram", "WordPiece"}
+
+
 def test_a_special_tokens_text_is_that_token(loaded: Loaded) -> None:
     """BOS, where a prompt begins with it, is not added again."""
     special = loaded.with_attribute(UNKNOWN | CONTROL | USER_DEFINED)

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import re
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ _PIECE_BYTES = 64
 _BEYOND_UNICODE = re.compile(rb"\xf4[\x90-\xbf][\x80-\xbf]{2}|[\xf5-\xf7][\x80-\xbf]{3}")
 """What the library's UTF-8 reader takes for a code point, and its writer refuses (unicode_cpt_to_utf8)."""
 
+SHALLOW_CHARS = 1024
+STACK_BYTES_PER_CHAR = 1024
+_DEFAULT_STACK_BYTES = 8 * 2**20
+"""Vocabularies without a splitter of their own are split by std::regex, whose matcher calls itself for every character
+of a run: 32,768 digits end the process on a stack of 8 MiB (Falcon's, DeepSeek's, Tekken's, GPT-4o's expressions), and
+pass on 12 MiB. Source: unicode_regex_split_stl (unicode.cpp)."""
 
 SPLIT_MODES: dict[SplitMode, int] = {"none": 0, "layer": 1, "row": 2}
 """llama_split_mode (llama.h)."""
@@ -153,8 +160,7 @@ class Model:
 
     def tokenize(self, text: str) -> list[TokenId]:
         """Raw model input: special tokens in it are parsed; BOS comes first where the metadata says so, never twice."""
-        data = text.encode()
-        tokens = self._tokenize(data, len(data) + 1)
+        tokens = self._tokenize_all(text.encode(), len(text))
         if self._has_bos and tokens[:1] != [self._bos]:
             tokens.insert(0, TokenId(self._bos))
         return tokens
@@ -167,7 +173,22 @@ class Model:
         beyond = _BEYOND_UNICODE.search(data)
         if beyond:
             raise ValueError(f"the bytes {beyond[0].hex(' ')} at {beyond.start()} spell no code point of Unicode")
-        return self._tokenize(data, len(data) + 1)
+        return self._tokenize_all(data, len(data))
+
+    def _tokenize_all(self, data: bytes, n_chars: int) -> list[TokenId]:
+        """A long text on a stack that is deep enough for it; its pages are touched only where they are needed."""
+        if n_chars <= SHALLOW_CHARS:
+            return self._tokenize(data, len(data) + 1)
+        found: list[list[TokenId]] = []
+        thread = threading.Thread(target=lambda: found.append(self._tokenize(data, len(data) + 1)), name="tokenizer")
+        before = threading.stack_size(-(-n_chars * STACK_BYTES_PER_CHAR // 2**20) * 2**20 + _DEFAULT_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+        thread.join()
+        (tokens,) = found
+        return tokens
 
     def _tokenize(self, data: bytes, n_max: int) -> list[TokenId]:
         buffer = (capi.llama_token * n_max)()
@@ -208,8 +229,7 @@ class Model:
 
     def token_of(self, text: str) -> TokenId | None:
         """The one token a text is, special tokens included; None where it is none or several."""
-        data = text.encode()
-        tokens = self._tokenize(data, len(data) + 1)
+        tokens = self._tokenize_all(text.encode(), len(text))
         return tokens[0] if len(tokens) == 1 else None
 
     def _check(self, token: int) -> None:
