@@ -116,9 +116,9 @@ class Front:
         self._is_draining = True
 
     def end_all(self, message: str) -> None:
-        """Give every job in flight its terminal event."""
+        """Give every job in flight its terminal event. Nobody but the worker wanted their end: another may run them."""
         for job in list(self.jobs.values()):
-            job.fail("CANCELLED", message)
+            job.fail("CANCELLED", message, is_retriable=True)
 
     @contextmanager
     def watched(self) -> Iterator[None]:

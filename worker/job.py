@@ -177,8 +177,11 @@ class Job:
         self._logprobs.clear()
         self._first_sampled_s = None
 
-    def fail(self, code: StreamCode, message: str) -> None:
-        """End with an error event; before the headers left, a time-out is a 504 instead."""
+    def fail(self, code: StreamCode, message: str, *, is_retriable: bool | None = None) -> None:
+        """End with an error event; before the headers left, a time-out is a 504 instead.
+
+        `is_retriable` where the cause decides it, not the code (RETRIABLE).
+        """
         if self.is_ended:
             return
         self.failure = code
@@ -188,7 +191,8 @@ class Job:
             if self._started_event is None:
                 self._push_started(0)
             self._forget_unsent_tokens()
-            self._push(self.dialect.error(code=code, message=message, retriable=RETRIABLE[code]))
+            retriable = RETRIABLE[code] if is_retriable is None else is_retriable
+            self._push(self.dialect.error(code=code, message=message, retriable=retriable))
         self._end(_OUTCOMES.get(code, "error"))
 
     # ── what the client takes ────────────────────────────────────────────────────────────────────
