@@ -15,7 +15,7 @@ from worker.engine.backend import Aborted, NoRoom, Slice
 from worker.engine.contract import SlotId, TokenId
 from worker.llama.context import Context
 from worker.llama.saved import SavedCells
-from worker.llama.seq_state import CELL_INTS
+from worker.llama.seq_state import ORDINARY, Layout
 
 N_SLOTS = 4
 """So many do something; the context may have more."""
@@ -35,7 +35,7 @@ class Company:
     is_ordered: bool = True
     tolerance: float = 0.0
     """Of logits that need not be the same bits."""
-    n_cell_ints: int = CELL_INTS
+    layout: Layout = ORDINARY
     tokens: list[Tokens] = field(default_factory=lambda: [[] for _ in range(N_SLOTS)])
     cells: PlainCells = field(default_factory=lambda: PlainCells(N_SLOTS))
     kept: list[tuple[Tokens, list[SavedCells]]] = field(default_factory=list)
@@ -160,7 +160,7 @@ class Company:
             n_held = len(self.tokens[slot])
             assert self.context.n_cells(slot) == n_held
             assert capi.llama_memory_seq_pos_max(memory, slot) == n_held - 1
-            found = positions(self.context, slot, self.n_cell_ints)
+            found = positions(self.context, slot, self.layout.cell_ints)
             assert sorted(found) == list(range(n_held))
             assert found == sorted(found) or not self.is_ordered
         assert self.cells.n_cells <= n_used(self.context) <= self.context.n_ctx

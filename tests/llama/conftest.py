@@ -83,13 +83,13 @@ def model_of_nan(tmp_path: Path) -> Iterator[Model]:
 def load_random(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRandom]:
     """The random model of a kind, each loaded once."""
     cpu = choose_device("cpu", devices())
-    loaded: dict[str, Model] = {}
+    loaded: dict[Kind, Model] = {}
 
     def load(kind: Kind) -> Model:
-        if kind.architecture not in loaded:
+        if kind not in loaded:
             path = write_random(tmp_path_factory.mktemp("random") / "random.gguf", kind)
-            loaded[kind.architecture] = Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None)
-        return loaded[kind.architecture]
+            loaded[kind] = Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None)
+        return loaded[kind]
 
     yield load
     for model in loaded.values():

@@ -44,7 +44,7 @@ _STATE_SPACE: Shapes = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """A family of models: its memory is what matters here."""
 
@@ -53,6 +53,9 @@ class Kind:
     keys: dict[str, Value] = field(default_factory=dict)
     is_row_by_row: bool = True
 
+    def __str__(self) -> str:
+        return f"{self.architecture} {self.keys.get('attention.sliding_window_pattern', '')}".strip()
+
 
 PLAIN = Kind("llama", _ATTENTION | {"ffn_norm.weight": (N_EMBD,)})
 MROPE = Kind("qwen2vl", PLAIN.block, {"rope.dimension_sections": [4, 6, 6, 0]})
@@ -60,8 +63,36 @@ MROPE = Kind("qwen2vl", PLAIN.block, {"rope.dimension_sections": [4, 6, 6, 0]})
 SLIDING = Kind(
     "cohere2",
     _ATTENTION,
-    {"attention.sliding_window": WINDOW, "logit_scale": 1.0, "attention.layer_norm_epsilon": 1e-5},
-    is_row_by_row=False,
+    {
+        "attention.sliding_window": WINDOW,
+        "attention.sliding_window_pattern": 2,
+        "logit_scale": 1.0,
+        "attention.layer_norm_epsilon": 1e-5,
+    },
+)
+"""One layer has a window, the next one none."""
+SLIDING_ONLY = Kind("cohere2", _ATTENTION, SLIDING.keys | {"attention.sliding_window_pattern": 4})
+"""Both have one: of the two caches, one is without layers."""
+GEMMA = Kind(
+    "gemma2",
+    PLAIN.block | {"post_attention_norm.weight": (N_EMBD,), "post_ffw_norm.weight": (N_EMBD,)},
+    {
+        "attention.sliding_window": WINDOW,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "attention.key_length": N_EMBD // N_HEAD,
+        "attention.value_length": N_EMBD // N_HEAD,
+    },
+)
+"""Every second layer has a window, by the architecture and not by a key."""
+NAMED_ONLY = Kind(
+    "exaone4",
+    {
+        **{name: dims for name, dims in _ATTENTION.items() if name != "attn_norm.weight"},
+        **{f"{name}.weight": (N_EMBD,) for name in ("post_attention_norm", "post_ffw_norm")},
+        **{f"{name}.weight": (N_EMBD // N_HEAD,) for name in ("attn_q_norm", "attn_k_norm")},
+    },
+    {"attention.sliding_window": WINDOW},
 )
 RECURRENT = Kind(
     "mamba",

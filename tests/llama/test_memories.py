@@ -3,24 +3,30 @@
 import pytest
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
-from tests.llama.random_models import MROPE, PLAIN, RECURRENT, SLIDING, WINDOW, Kind
+from tests.llama.random_models import GEMMA, MROPE, NAMED_ONLY, PLAIN, RECURRENT, SLIDING, SLIDING_ONLY, WINDOW, Kind
 from worker.engine.backend import MAX_SEQ_IDS, Slice, Step
 from worker.engine.contract import SlotId, TokenId
 from worker.llama.runner import LlamaRunner
 
 pytestmark = pytest.mark.model
 
-UNCUT = pytest.mark.parametrize("kind", [SLIDING, RECURRENT], ids=lambda kind: kind.architecture)
+UNCUT = pytest.mark.parametrize("kind", [SLIDING, RECURRENT], ids=str)
+"""Made with `swa_full=False`, which is nothing to a recurrent one."""
 
 
-@pytest.mark.parametrize("kind", [PLAIN, MROPE], ids=lambda kind: kind.architecture)
+@pytest.mark.parametrize("kind", [PLAIN, MROPE, SLIDING, SLIDING_ONLY, GEMMA], ids=str)
 def test_an_ordinary_memory_can_be_shared(load_random: LoadRandom, make_context: MakeContext, kind: Kind) -> None:
     assert LlamaRunner(load_random(kind), make_context(load_random(kind))).can_share
 
 
-def test_without_a_seq_id_left_nothing_can_be_shared(load_random: LoadRandom, make_context: MakeContext) -> None:
-    context = make_context(load_random(PLAIN), n_seq_max=MAX_SEQ_IDS, n_batch=512, n_ctx=1024)
-    assert not context.can_share
+@pytest.mark.parametrize(("kind", "n_slots"), [(PLAIN, MAX_SEQ_IDS), (SLIDING, MAX_SEQ_IDS // 2)], ids=str)
+def test_without_a_seq_id_left_nothing_can_be_shared(
+    load_random: LoadRandom, make_context: MakeContext, kind: Kind, n_slots: int
+) -> None:
+    """A sliding window takes two for each slot."""
+    sizes = {"n_batch": 512, "n_ctx": 1024}
+    assert make_context(load_random(kind), n_seq_max=n_slots - 1, **sizes).can_share
+    assert not make_context(load_random(kind), n_seq_max=n_slots, **sizes).can_share
 
 
 @UNCUT
@@ -30,7 +36,7 @@ def test_what_cannot_be_cut_is_neither_shared_nor_saved(
     plain = make_context(load_random(PLAIN))
     plain.decode([Slice(SlotId(0), 0, [TokenId(5)] * 4)])
     saved = plain.save(SlotId(0), 0)
-    runner = LlamaRunner(load_random(kind), make_context(load_random(kind)))
+    runner = LlamaRunner(load_random(kind), make_context(load_random(kind), swa_full=False))
     runner.run(Step("prefill", (Slice(SlotId(0), 0, [TokenId(5)] * 4, GREEDY),)))
     assert not runner.can_share
     with pytest.raises(ValueError, match="memory cannot be cut"):
@@ -49,12 +55,19 @@ def test_it_is_served_beside_others_and_after_them(
     """Beyond the window, and in a slot that another job had."""
     model = load_random(kind)
     prompts = [[TokenId(3 + i % 200) for i in range(n)] for n in (4 * WINDOW, 3)]
-    alone = [answer(LlamaRunner(model, make_context(model)), {0: prompt})[0] for prompt in prompts]
-    runner = LlamaRunner(model, make_context(model))
+    alone = [answer(LlamaRunner(model, make_context(model, swa_full=False)), {0: prompt})[0] for prompt in prompts]
+    runner = LlamaRunner(model, make_context(model, swa_full=False))
     for slots in ((0, 1), (1, 0)):
         beside = answer(runner, dict(zip(slots, prompts, strict=True)))
         assert [beside[slot] for slot in slots] == alone
     assert runner.n_free_cells == 512
+
+
+def test_a_window_that_no_layer_has_changes_nothing(load_random: LoadRandom, make_context: MakeContext) -> None:
+    """EXAONE 4 names its window in sizes that do not use it."""
+    context = make_context(load_random(NAMED_ONLY))
+    context.decode([Slice(SlotId(0), 0, [TokenId(3 + i) for i in range(40)])])
+    assert context.save(SlotId(0), 5).n_tokens == 35
 
 
 def answer(runner: LlamaRunner, prompts: dict[int, list[TokenId]], n_tokens: int = 8) -> dict[int, list[TokenId]]:

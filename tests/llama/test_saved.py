@@ -14,7 +14,7 @@ from worker.engine.backend import Slice
 from worker.engine.contract import SlotId, TokenId
 from worker.llama.context import Context
 from worker.llama.saved import SavedCells, chained, lasting
-from worker.llama.seq_state import CELL_INTS, parse_seq_state
+from worker.llama.seq_state import Block, parse_seq_state
 
 MAGIC, SEQ_ID = 0xAF143CD8, 7
 
@@ -33,8 +33,12 @@ def state_of(positions: list[int], *, is_transposed: bool) -> np.ndarray[tuple[i
     return np.frombuffer(head + cells + struct.pack("<IIiQ", is_transposed, 1, 1, 3) + k + v, np.uint8)
 
 
+def blocks(saved: SavedCells) -> list[Block]:
+    return [block for cache in saved.state.caches for block in cache.k + cache.v]
+
+
 def saved_of(positions: list[int], *, is_transposed: bool) -> SavedCells:
-    return SavedCells(state_of(positions, is_transposed=is_transposed), CELL_INTS)
+    return SavedCells([state_of(positions, is_transposed=is_transposed)])
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -61,7 +65,7 @@ def test_bytes_are_counted_exactly_and_parts_are_copies() -> None:
         state_of([1, 2, 3], is_transposed=True).nbytes,
     ]
     for part in (first, rest):
-        assert not np.shares_memory(part.state.k[0].items, whole.state.k[0].items)
+        assert not np.shares_memory(part.state.caches[0].k[0].items, whole.state.caches[0].k[0].items)
     assert (rest.start, rest.n_tokens) == (1, 3)
 
 
@@ -115,7 +119,7 @@ def test_what_was_loaded_is_what_was_saved_whatever_the_cache_type(
     context.clear()
     context.load(SlotId(1), [*saved.split(20)[:1], saved.split(20)[1].split(40)[0], tail], 90)
     again = context.save(SlotId(1), 0)
-    for ours, theirs in zip(saved.state.k + saved.state.v, again.state.k + again.state.v, strict=True):
+    for ours, theirs in zip(blocks(saved), blocks(again), strict=True):
         assert ours.items.tobytes() == theirs.items.tobytes()
     assert logits_after(context, 1, 90, tokens[:5]) == expected
 

@@ -9,13 +9,13 @@ import pytest
 
 from tests.llama.company import N_SLOTS, Company
 from tests.llama.conftest import LoadRandom, MakeContext
-from tests.llama.random_models import MROPE, PLAIN
+from tests.llama.random_models import GEMMA, MROPE, PLAIN, SLIDING, SLIDING_ONLY, Kind
 from tests.llama.seq_states import n_used, positions
 from worker.engine.backend import MAX_SEQ_IDS, Slice
 from worker.engine.contract import SlotId, TokenId
 from worker.llama.context import Context
 from worker.llama.model import Model
-from worker.llama.seq_state import CELL_INTS_MROPE
+from worker.llama.seq_state import Layout
 
 pytestmark = pytest.mark.model
 
@@ -64,7 +64,7 @@ def test_where_v_lies_transposed_they_notice_no_more_than_rounding(
 
 def test_nor_where_a_position_is_several_numbers(load_random: LoadRandom, make_context: MakeContext) -> None:
     company = company_of(load_random(MROPE), make_context, 5)
-    company.n_cell_ints = CELL_INTS_MROPE
+    company.layout = Layout(is_mrope=True)
     company.live(250)
 
 
@@ -73,6 +73,28 @@ def test_in_a_memory_without_order_they_notice_no_more_than_rounding(
 ) -> None:
     """As on a GPU; here because so many slots leave but one seq_id."""
     company = company_of(load_random(PLAIN), make_context, 6, n_slots=MAX_SEQ_IDS - 1)
+    company.tolerance = ROUNDING
+    company.live(250)
+
+
+@pytest.mark.parametrize("kind", [SLIDING, SLIDING_ONLY, GEMMA], ids=str)
+def test_nor_where_layers_have_sliding_windows(load_random: LoadRandom, make_context: MakeContext, kind: Kind) -> None:
+    """Windows of 8 tokens in sequences of more than 200: most of what is shared, the window has passed long ago."""
+    company = company_of(load_random(kind), make_context, 8)
+    company.live(300)
+    assert company.n_compared > 150
+    assert company.n_aborted_in_part > 0
+
+
+@pytest.mark.parametrize(
+    ("n_slots", "flash_attn"), [(MAX_SEQ_IDS // 2 - 1, "on"), (N_SLOTS, "off")], ids=["without order", "V transposed"]
+)
+def test_with_sliding_windows_too_they_notice_no_more_than_rounding(
+    load_random: LoadRandom, make_context: MakeContext, n_slots: int, flash_attn: str
+) -> None:
+    """In an unordered memory new cells go into holes, around which lie cells that the window has passed."""
+    company = company_of(load_random(SLIDING), make_context, 9, n_slots=n_slots, flash_attn=flash_attn)
+    company.is_ordered = flash_attn == "off"
     company.tolerance = ROUNDING
     company.live(250)
 

@@ -9,8 +9,10 @@ from itertools import accumulate, chain
 
 import numpy as np
 from llama_cpp import llama_cpp as capi
+from numpy.typing import NDArray
 
 from worker.engine.backend import Slice
+from worker.llama.seq_ids import SeqIds
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
 
@@ -21,13 +23,16 @@ class Batch:
     Not llama_batch_init: that allocates every seq_id apart, which cannot be filled in one go.
     """
 
-    def __init__(self, n_batch: int) -> None:
+    def __init__(self, n_batch: int, seq_ids: SeqIds) -> None:
+        n_each = 1 + seq_ids.has_twins
         self._token = np.zeros(n_batch, dtype=np.int32)
         self._pos = np.zeros(n_batch, dtype=np.int32)
-        self._n_seq_id = np.ones(n_batch, dtype=np.int32)
-        self._seq_id = np.zeros(n_batch, dtype=np.int32)
+        self._n_seq_id = np.full(n_batch, n_each, dtype=np.int32)
+        self._seq_id = np.zeros((n_batch, n_each), dtype=np.int32)
+        self._twins_after = seq_ids.twin(0) if seq_ids.has_twins else 0
+        """0: no token has a second seq_id."""
         self._logits = np.zeros(n_batch, dtype=np.int8)
-        addresses = self._seq_id.ctypes.data + self._seq_id.itemsize * np.arange(n_batch, dtype=np.uintp)
+        addresses = self._seq_id.ctypes.data + self._seq_id.strides[0] * np.arange(n_batch, dtype=np.uintp)
         self._seq_ids = np.append(addresses, np.uintp(0))
         self.struct = capi.llama_batch()
         self.struct.token = self._token.ctypes.data_as(_Int32s)
@@ -55,7 +60,7 @@ class Batch:
             for index in range(end - 1 - piece.n_drafts, end)
         ]
         self._pos[:n_tokens] = list(chain.from_iterable(map(_positions, slices)))
-        self._seq_id[:n_tokens] = np.repeat([piece.slot for piece in slices], lengths)
+        self._fill_seq_ids(np.repeat([piece.slot for piece in slices], lengths))
         self._logits[:n_tokens] = 0
         self._logits[indexes] = 1
         return indexes
@@ -64,9 +69,15 @@ class Batch:
         """Slices of one token: an ordinary decode step."""
         n_tokens = len(slices)
         self._pos[:n_tokens] = [piece.start for piece in slices]
-        self._seq_id[:n_tokens] = [piece.slot for piece in slices]
+        self._fill_seq_ids(np.array([piece.slot for piece in slices]))
         self._logits[:n_tokens] = [piece.sampling is not None for piece in slices]
         return [index for index, piece in enumerate(slices) if piece.sampling is not None]
+
+    def _fill_seq_ids(self, slots: NDArray[np.int_]) -> None:
+        """As they go on in cells.py."""
+        self._seq_id[: len(slots), 0] = slots
+        if self._twins_after:
+            self._seq_id[: len(slots), 1] = slots + self._twins_after
 
 
 def _positions(piece: Slice) -> range:

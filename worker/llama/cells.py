@@ -1,7 +1,7 @@
 """Which KV cells each slot has, and in which order they lie.
 
 Owns the counts, the sharing, the forgetting, the compaction, and the copies out and in; context.py owns the decode that
-fills cells. One thread, the context's.
+fills cells, seq_ids.py the numbers they go by. One thread, the context's.
 
 llama.cpp's CPU attention adds up a sequence's cells in the order in which they lie, and the last bits of an answer
 depend on it. New tokens go to the first free cell; a cell freed among others would be filled out of order. In an
@@ -10,20 +10,26 @@ together: so no free cell lies before a used one, and every sequence lies in the
 others.
 
     cells:  A0 A1 B0 †  †  A2 B1 †  B2 | free      † = forgotten      after moving:  A0 A1 B0 A2 B1 B2 | free
+
+A model with sliding windows has two caches, whose cells are used alike: one for its layers with a window, and one for
+those without. In the first llama.cpp writes over a cell that only one seq_id has, once that one's window has passed it;
+it would be missing when another sequence begins with the same tokens. So every cell there has two: each seq_id has a
+twin that goes along with it. And a saved state leaves out what the window has passed, so that a copy is made of pieces
+no longer than a window.
 """
 
 import ctypes
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.contract import SlotId
-from worker.llama.model import Model
 from worker.llama.saved import SavedCells, chained, lasting, passing
-from worker.llama.seq_state import CELL_INTS, CELL_INTS_MROPE, EMPTY_BYTES, Allocate, Bytes
-from worker.llama.spans import Span, Spans
-from worker.memory import CELLS_SEQ_IDS
+from worker.llama.seq_ids import SeqIds
+from worker.llama.seq_state import ORDINARY, Allocate, Bytes, Layout
+from worker.llama.spans import Spans
 
 _SPARE_CELLS = 256
 """So many forgotten cells are always tolerated: moving costs time, and so does attention that walks past them."""
@@ -34,42 +40,33 @@ _MROPE_TYPES = (8, 40)
 _Uint8s = ctypes.POINTER(ctypes.c_uint8)
 
 
-def can_be_cut(model: Model) -> bool:
-    """Whether its memory can forget any part: a sliding window reuses its cells, recurrent state has none."""
-    return bool(model.can_rewind and capi.llama_model_n_swa(model.handle) == 0)
-
-
-def spare_seq_ids(model: Model, n_left: int) -> int:
-    """How many of the `n_left` seq_ids that the slots leave `Cells` can use.
-
-    None where it cannot be cut; two where the order of a sequence's cells decides its last bits, on a CPU.
-    """
-    if not can_be_cut(model):
-        return 0
-    return min(CELLS_SEQ_IDS if model.device.backend == "cpu" else 1, n_left)
-
-
 class Cells:
     """Made by a Context from its handle; Any: an opaque pointer of the library."""
 
-    def __init__(self, handle: Any, *, n_ctx: int, n_slots: int, n_spare: int) -> None:
-        """`n_spare`: seq_ids beyond the slots': one to share and copy cells, two to keep them in order as well."""
+    def __init__(self, handle: Any, *, n_ctx: int, seq_ids: SeqIds) -> None:
+        """`seq_ids`: those that the context was made with; without a spare one nothing can be shared."""
         self._handle = handle
         self._memory = capi.llama_get_memory(handle)
-        if capi.llama_state_seq_get_size(handle, 0) != EMPTY_BYTES:
-            n_spare = 0  # a memory of several parts
-        self.can_share = n_spare > 0
-        is_mrope = capi.llama_model_rope_type(capi.llama_get_model(handle)) in _MROPE_TYPES
-        self._n_cell_ints = CELL_INTS_MROPE if is_mrope else CELL_INTS
+        model = capi.llama_get_model(handle)
+        is_mrope = capi.llama_model_rope_type(model) in _MROPE_TYPES
+        n_empty_bytes = int(capi.llama_state_seq_get_size(handle, 0))
+        if n_empty_bytes == ORDINARY.empty_bytes:
+            seq_ids = seq_ids.without_twins()  # a model may name a window that no layer has
+        self._layout = Layout(is_mrope, n_caches=2 if seq_ids.has_twins else 1)
+        if n_empty_bytes != self._layout.empty_bytes:
+            seq_ids = seq_ids.without_spares()  # a memory of other parts
+        self.seq_ids = seq_ids
+        self._window = int(capi.llama_model_n_swa(model)) if seq_ids.has_twins else 0
         self._n_ctx = n_ctx
-        self._spans = Spans(n_slots)
-        self._courier = n_slots
-        """The seq_id of cells on their way."""
-        self._graveyard = n_slots + 1 if n_spare > 1 else None
+        self._spans = Spans(seq_ids.n_slots)
         self._n_forgotten = 0
         """Forgotten cells that are still occupied."""
         self._newest: tuple[SlotId, int] = (SlotId(-1), 0)
         """Whose cells are the last of all used ones, as far as is known, and how many: the slot's last positions."""
+
+    @property
+    def can_share(self) -> bool:
+        return self.seq_ids.courier is not None
 
     @property
     def n_held_by_all(self) -> int:
@@ -92,8 +89,10 @@ class Cells:
 
     def recount(self, slot: SlotId) -> None:
         """Ask the library what a decode that was stopped has left. Source: llama_memory_seq_pos_max."""
-        n_more = int(capi.llama_memory_seq_pos_max(self._memory, slot)) + 1 - self.n_held(slot)
-        if n_more:
+        # The library takes what was not computed from one seq_id of each token only, whichever comes first in its set.
+        n_left = 1 + min(int(capi.llama_memory_seq_pos_max(self._memory, each)) for each in self.seq_ids.both(slot))
+        self._remove(slot, n_left)
+        if n_more := n_left - self.n_held(slot):
             self.add(slot, n_more)
 
     def clear(self) -> None:
@@ -107,7 +106,7 @@ class Cells:
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
         """Give the empty `target` the first `n_tokens` cells of `source`. Source: llama_memory_seq_cp."""
-        capi.llama_memory_seq_cp(self._memory, source, target, 0, n_tokens)
+        self._add_owner(source, target, 0, n_tokens)
         self._spans.share(source, target, n_tokens)
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
@@ -117,13 +116,13 @@ class Cells:
         """
         if n_keep >= self.n_held(slot):
             return
-        if self._graveyard is not None:
-            self._bury(slot, n_keep)
-        if not capi.llama_memory_seq_rm(self._memory, slot, n_keep, -1):
+        if self.seq_ids.graveyard is not None:
+            self._bury(slot, n_keep, self.seq_ids.graveyard)
+        if not self._remove(slot, n_keep):
             raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
         self._spans.cut(slot, n_keep)
 
-    def _bury(self, slot: SlotId, n_keep: int) -> None:
+    def _bury(self, slot: SlotId, n_keep: int, graveyard: int) -> None:
         """Keep what only the slot has from `n_keep` on occupied, but for the cells behind which nothing lies."""
         begin, end = max(n_keep, self._spans.n_shared(slot)), self.n_held(slot)
         newest, n_newest = self._newest
@@ -131,7 +130,7 @@ class Cells:
         if slot == newest:
             self._newest = (slot, n_newest - n_last if begin == n_keep else 0)
         if begin < end - n_last:
-            capi.llama_memory_seq_cp(self._memory, slot, self._graveyard, begin, end - n_last)
+            self._add_owner(slot, graveyard, begin, end - n_last)
             self._n_forgotten += end - n_last - begin
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────
@@ -155,27 +154,32 @@ class Cells:
         One span at a time, so that only one is in memory twice. After each, no cell is free before its last: it takes
         the first free ones, and those it had are among them. So what follows it in a sequence stays behind it.
         """
-        capi.llama_memory_seq_rm(self._memory, self._graveyard, -1, -1)
+        assert self.seq_ids.graveyard is not None, "only an ordered memory has forgotten cells"
+        self._remove(self.seq_ids.graveyard)
         self._n_forgotten = 0
         self._newest = (SlotId(-1), 0)
         for span in self._spans.in_order():
-            self._rewrite(span)
+            for begin, end in self._pieces(span.start, span.end):
+                self._rewrite(span.slots, begin, end)
 
-    def _rewrite(self, span: Span) -> None:
-        """Raises: RuntimeError: the span's cells are lost."""
-        state = self._copy(next(iter(span.slots)), span.start, span.end, passing)
-        for slot in span.slots:
-            capi.llama_memory_seq_rm(self._memory, slot, span.start, span.end)
-        self._write(self._courier, state)
-        for slot in span.slots:
-            capi.llama_memory_seq_cp(self._memory, self._courier, slot, -1, -1)
-        capi.llama_memory_seq_rm(self._memory, self._courier, -1, -1)
+    def _rewrite(self, slots: Collection[SlotId], begin: int, end: int) -> None:
+        """Raises: RuntimeError: the cells are lost."""
+        courier = self._courier
+        state = self._copy(next(iter(slots)), begin, end, passing)
+        for slot in slots:
+            self._remove(slot, begin, end)
+        self._write(courier, state)
+        for slot in slots:
+            self._add_owner(courier, slot, begin, end)
+        capi.llama_memory_seq_rm(self._memory, courier, -1, -1)
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
     def save(self, slot: SlotId, start: int) -> SavedCells:
         """A copy of the slot's cells from position `start` on, of which there are some."""
-        return SavedCells(self._copy(slot, start, self.n_held(slot), lasting), self._n_cell_ints)
+        pieces = list(self._pieces(start, self.n_held(slot)))
+        allocate = lasting if len(pieces) == 1 else passing
+        return SavedCells([self._copy(slot, begin, end, allocate) for begin, end in pieces], self._layout)
 
     def load(self, slot: SlotId, parts: Seq[SavedCells], n_tokens: int) -> None:
         """Fill the empty slot with the first `n_tokens` of what the parts hold; there is room.
@@ -186,20 +190,36 @@ class Cells:
         state = chained(parts, n_tokens)
         self.make_room(n_tokens)
         self._write(slot, state)
+        if self.seq_ids.has_twins:
+            capi.llama_memory_seq_cp(self._memory, slot, self.seq_ids.twin(slot), -1, -1)
         self.add(slot, n_tokens)
 
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """[start, end) in the pieces that a saved state can hold: cut at multiples of the window, if there is one.
+
+        At multiples, because the windows of some models do not slide but jump there.
+        """
+        if not self._window:
+            yield start, end
+            return
+        while start < end:
+            stop = min(end, (start // self._window + 1) * self._window)
+            yield start, stop
+            start = stop
+
     def _copy(self, slot: int, start: int, end: int, allocate: Allocate) -> Bytes:
-        """The state of the slot's cells at [start, end). Source: llama_state_seq_get_data.
+        """The state of one piece of the slot's cells, [start, end). Source: llama_state_seq_get_data.
 
         Raises: RuntimeError.
         """
-        capi.llama_memory_seq_cp(self._memory, slot, self._courier, start, end)
+        courier = self._courier
+        capi.llama_memory_seq_cp(self._memory, slot, courier, start, end)
         try:
-            state = allocate(int(capi.llama_state_seq_get_size(self._handle, self._courier)))
+            state = allocate(int(capi.llama_state_seq_get_size(self._handle, courier)))
             pointer = state.ctypes.data_as(_Uint8s)
-            n_read = int(capi.llama_state_seq_get_data(self._handle, pointer, state.nbytes, self._courier))
+            n_read = int(capi.llama_state_seq_get_data(self._handle, pointer, state.nbytes, courier))
         finally:
-            capi.llama_memory_seq_rm(self._memory, self._courier, -1, -1)
+            capi.llama_memory_seq_rm(self._memory, courier, -1, -1)
         if n_read != state.nbytes:
             raise RuntimeError(f"slot {slot}: {n_read} of {state.nbytes} bytes of its cells could be read")
         return state
@@ -211,3 +231,20 @@ class Cells:
         )
         if n_written != state.nbytes:
             raise RuntimeError(f"{n_written} of {state.nbytes} bytes of saved cells could be written")
+
+    # ── seq_ids and their twins ──────────────────────────────────────────────────────────────────
+
+    @property
+    def _courier(self) -> int:
+        assert self.seq_ids.courier is not None, "the context has asked whether cells can be shared"
+        return self.seq_ids.courier
+
+    def _add_owner(self, source: int, target: int, begin: int, end: int) -> None:
+        """What `source` has in [begin, end) is the target's, too. Source: llama_memory_seq_cp."""
+        for seq_id in self.seq_ids.both(target):
+            capi.llama_memory_seq_cp(self._memory, source, seq_id, begin, end)
+
+    def _remove(self, seq_id: int, begin: int = 0, end: int = -1) -> bool:
+        """Take [begin, end) from a seq_id; False where the memory cannot. Source: llama_memory_seq_rm."""
+        removed = [bool(capi.llama_memory_seq_rm(self._memory, each, begin, end)) for each in self.seq_ids.both(seq_id)]
+        return all(removed)

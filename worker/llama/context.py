@@ -19,10 +19,11 @@ from worker.engine.contract import SlotId
 from worker.errors import ModelLoadFailed
 from worker.llama.abort import AbortFlag
 from worker.llama.batch import Batch
-from worker.llama.cells import Cells, spare_seq_ids
+from worker.llama.cells import Cells
 from worker.llama.gate import Gate
 from worker.llama.model import Model
 from worker.llama.saved import SavedCells
+from worker.llama.seq_ids import seq_ids_for
 from worker.llama.threads import Threads
 from worker.memory import CELL_STEP
 
@@ -55,10 +56,12 @@ class Context:
         type_k: str = "f16",
         type_v: str = "f16",
         flash_attn: str = "auto",
+        swa_full: bool = True,
         threads: Threads | None = None,
     ) -> None:
         """`n_ctx` in cells, padded to CELL_STEP; `n_batch` is raised to `n_seq_max` where it is less.
 
+        `swa_full`: layers with a sliding window have as many cells as others, so that their memory can be cut.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_init_from_model.
         """
         _check_range("cells", n_ctx, 2**31 - CELL_STEP)
@@ -72,27 +75,28 @@ class Context:
         params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
         # A slot draws once a step, and once for each guess: llama.cpp reserves n_batch rows of logits (98 MiB where 14
         # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
-        n_spare = spare_seq_ids(model, MAX_SEQ_IDS - n_seq_max)
+        seq_ids = seq_ids_for(model, n_seq_max, swa_full=swa_full)
         self.n_outputs = n_outputs = n_seq_max + MAX_DRAFTS
-        params.n_batch = max(n_batch, n_outputs)
-        params.n_outputs_max = n_outputs
+        params.n_outputs_max = max(n_outputs, seq_ids.n_all)
+        params.n_batch = max(n_batch, params.n_outputs_max)
         params.n_ubatch = n_ubatch
-        params.n_seq_max = n_seq_max + n_spare
+        params.n_seq_max = seq_ids.n_all
         params.n_threads = n_threads
         params.n_threads_batch = n_threads_batch
         params.type_k = CACHE_TYPES[type_k]
         params.type_v = CACHE_TYPES[type_v]
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.kv_unified = True
+        params.swa_full = swa_full
         self._model = model
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._handle: int | None = None
         self._owner: int | None = None
         self._open(params)
         self.n_slots, self.decoding_s = n_seq_max, 0.0
-        self._cells = Cells(self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, n_spare=n_spare)
+        self._cells = Cells(self._handle, n_ctx=self.n_ctx, seq_ids=seq_ids)
         self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
-        self._batch = Batch(self.n_batch)
+        self._batch = Batch(self.n_batch, self._cells.seq_ids)
         self._row_of: dict[int, int] = {}
         """Of the last decode: batch indexes → rows of its logits."""
         self._rows, self._logits_address = _NO_ROWS, 0

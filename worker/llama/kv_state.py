@@ -24,9 +24,9 @@ class KvState:
 
 def parse_kv_state(data: bytes) -> KvState:
     """Raises: ValueError for what is not the state of one sequence in an ordinary memory of f32, f16 or bf16."""
-    state = parse_seq_state(np.frombuffer(data, np.uint8))
+    [state] = parse_seq_state(np.frombuffer(data, np.uint8)).caches
     k, v = (tuple(_numbers(block) for block in blocks) for blocks in (state.k, state.v))
-    return KvState(tuple(state.cells[:, 0].tolist()), k, v)
+    return KvState(tuple(state.positions.tolist()), k, v)
 
 
 def _numbers(block: Block) -> Float32s:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import cast
 
 from worker.card import ModelCard, read_card
-from worker.engine.backend import MAX_SEQ_IDS, LoadedModel
+from worker.engine.backend import LoadedModel
 from worker.engine.contract import Configure, Loaded, SlotId
 from worker.engine.offload import Offload, OffPlan
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
-from worker.llama.cells import can_be_cut
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.grammar import Grammars
@@ -30,6 +29,7 @@ from worker.llama.placement import HOST_SHARE, Placement, place
 from worker.llama.residency import Holding, residency_on
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Habits, self_test
+from worker.llama.seq_ids import seq_ids_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
 from worker.memory import CELLS_SEQ_IDS, Plan, k_type, prefix_cache_bytes
@@ -148,7 +148,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
     may_yield = not config.is_deterministic and not model.device.is_gpu
-    has_spare_slot = can_be_cut(model) and plan.parallel + CELLS_SEQ_IDS < MAX_SEQ_IDS
+    has_spare_slot = seq_ids_for(model, plan.parallel + 1, swa_full=True).n_spare == CELLS_SEQ_IDS
     return Context(
         model,
         n_ctx=plan.n_cells,

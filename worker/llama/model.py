@@ -156,6 +156,11 @@ class Model:
         """Whether the end of a sequence can be forgotten alone; recurrent state cannot be unwound."""
         return not (capi.llama_model_is_recurrent(self.handle) or capi.llama_model_is_hybrid(self.handle))
 
+    @property
+    def n_swa(self) -> int:
+        """Tokens that layers with a sliding window look back on; 0 where no layer has one."""
+        return int(capi.llama_model_n_swa(self.handle))
+
     # ── text ─────────────────────────────────────────────────────────────────────────────────────
 
     def tokenize(self, text: str) -> list[TokenId]:

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from worker.llama.seq_state import Bytes, SeqState, joined, parse_seq_state
+from worker.llama.seq_state import ORDINARY, Bytes, Layout, SeqState, joined, parse_seq_state
 
 _LEAST_MAPPED_BYTES, _LEAST_HUGE_BYTES = 2**17, 2**22
 """As malloc and numpy have it. Linux allows a process 65,530 mappings: 8 GiB of the least."""
@@ -20,21 +20,26 @@ _LEAST_MAPPED_BYTES, _LEAST_HUGE_BYTES = 2**17, 2**22
 class SavedCells:
     """The engine's Saved (backend.py): the cells of positions [start, start + n_tokens)."""
 
-    def __init__(self, data: Bytes, n_cell_ints: int) -> None:
-        """`data`: a state of at least one cell, which is the copy's own from now on. Raises: ValueError: it is none."""
-        state = parse_seq_state(data, n_cell_ints)
-        in_order = state.in_order()
-        if in_order is not state:
-            data = joined([in_order], lasting)
-            in_order = parse_seq_state(data, n_cell_ints)
-        self._data = data
-        self._n_cell_ints = n_cell_ints
-        self.state: SeqState = in_order
-        """For this room only: views of the copy."""
+    def __init__(self, pieces: Seq[Bytes], layout: Layout = ORDINARY) -> None:
+        """`pieces`: states of at least one cell, one behind the other; a single one is the copy's own from now on.
+
+        Raises: ValueError: they are none.
+        """
+        states = [parse_seq_state(piece, layout) for piece in pieces]
+        in_order = [state.in_order() for state in states]
+        if len(pieces) == 1 and in_order[0] is states[0]:
+            self._data, self.state = pieces[0], states[0]
+        else:
+            self._data = joined(in_order, lasting)
+            self.state = parse_seq_state(self._data, layout)
+        self._layout = layout
+
+    state: SeqState
+    """For this room only: views of the copy."""
 
     @property
     def start(self) -> int:
-        return int(self.state.cells[0, 0])
+        return self.state.start
 
     @property
     def n_tokens(self) -> int:
@@ -51,7 +56,7 @@ class SavedCells:
         return self._part(0, n_tokens), self._part(n_tokens, self.n_tokens)
 
     def _part(self, begin: int, end: int) -> Self:
-        return type(self)(joined([self.state.cut(begin, end)], lasting), self._n_cell_ints)
+        return type(self)([joined([self.state.cut(begin, end)], lasting)], self._layout)
 
 
 def chained(parts: Seq[SavedCells], n_tokens: int) -> Bytes:

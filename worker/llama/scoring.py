@@ -21,6 +21,7 @@ from worker.llama.batch import Batch
 from worker.llama.context import CACHE_TYPES, FLASH_ATTENTION, MAX_THREADS
 from worker.llama.kv_state import KvState, parse_kv_state
 from worker.llama.model import Model
+from worker.llama.seq_ids import SeqIds
 from worker.llama.tap import Tap
 from worker.memory import CELL_STEP
 
@@ -64,7 +65,7 @@ class Scorer:
         self._n_rows = min(setup.n_rows, n_ctx)
         self._handle: int | None = None
         self._open(self._params(setup, n_threads))
-        self._batch = Batch(self._n_rows)
+        self._batch = Batch(self._n_rows, SeqIds(n_slots=1))
 
     def _params(self, setup: Setup, n_threads: int) -> object:
         params = capi.llama_context_default_params()

@@ -1,9 +1,10 @@
 """The saved state of one sequence, as the library writes and reads it: cells, K and V of every layer.
 
 Owns that layout. Pure of calls and of what the numbers mean; one thread at a time. Little-endian, as all hosts we run
-on. Source: llama_kv_cache::state_write, state_read.
+on. Source: llama_context::state_seq_write_data, llama_kv_cache::state_write, state_read, llama_kv_cache_iswa.
 
-    magic u32 · seq_id i32 · n_stream u32 · n_cells u32
+    magic u32 · seq_id i32, then each cache of the memory: one; with sliding windows the layers without, and those with
+    n_stream u32 · n_cells u32
     n_cells × (pos i32 · n_seq_id u32 · [x i32 · y i32 · token i32] · n_seq_id × seq_id i32)      [ ]: M-RoPE only
     v_trans u32 · n_layer u32
     n_layer × (K type i32 · row bytes u64 · n_cells rows)
@@ -25,11 +26,30 @@ Bytes = NDArray[np.uint8]
 Allocate = Callable[[int], Bytes]
 """Where a copy goes: so many bytes of any content."""
 
-EMPTY_BYTES = 16
-"""Of the state of a sequence without cells, in a memory of the ordinary kind; every other kind writes more or less."""
-CELL_INTS, CELL_INTS_MROPE = 3, 6
-
 _MAGIC = 0xAF143CD8
+_HEADER_BYTES, _CACHE_BYTES = 8, 8
+"""Of the whole state, and of each cache in it, before its first cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What differs from one memory to another."""
+
+    is_mrope: bool = False
+    """A position is several numbers."""
+    n_caches: int = 1
+
+    @property
+    def cell_ints(self) -> int:
+        return 6 if self.is_mrope else 3
+
+    @property
+    def empty_bytes(self) -> int:
+        """Of the state of a sequence without cells; every kind of memory that we cannot read writes more or less."""
+        return _HEADER_BYTES + self.n_caches * _CACHE_BYTES
+
+
+ORDINARY = Layout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +61,18 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class SeqState:
-    """Views into the bytes it was read from."""
+class CacheState:
+    """A sequence's part of one cache."""
 
     cells: NDArray[np.int32]
-    """[n_cells, CELL_INTS or CELL_INTS_MROPE] in the order in which they lie; the first column has their positions."""
+    """[n_cells, Layout.cell_ints] in the order in which they lie; the first column has their positions."""
     is_transposed: bool
     k: tuple[Block, ...]
     v: tuple[Block, ...]
 
     @property
-    def n_cells(self) -> int:
-        return len(self.cells)
+    def positions(self) -> NDArray[np.int32]:
+        return self.cells[:, 0]
 
     @property
     def cell_bytes(self) -> int:
@@ -63,20 +83,42 @@ class SeqState:
     @property
     def header_bytes(self) -> int:
         """What the state takes beside its cells. Each block of K or V has a header of 12 bytes, transposed or not."""
-        return EMPTY_BYTES + 8 + 12 * len(self.k + self.v)
+        return _CACHE_BYTES + 8 + 12 * len(self.k + self.v)
+
+    def of(self, which: slice | NDArray[np.intp]) -> Self:
+        """Some of its cells."""
+        k, v = (tuple(replace(block, items=block.items[:, which]) for block in blocks) for blocks in (self.k, self.v))
+        return replace(self, cells=self.cells[which], k=k, v=v)
+
+
+@dataclass(frozen=True, slots=True)
+class SeqState:
+    """Views into the bytes it was read from. Every cache has the same positions."""
+
+    caches: tuple[CacheState, ...]
+
+    @property
+    def n_cells(self) -> int:
+        return len(self.caches[0].cells)
+
+    @property
+    def start(self) -> int:
+        """The first position; the cells are in order."""
+        return int(self.caches[0].positions[0])
+
+    @property
+    def seq_id(self) -> int:
+        return int(self.caches[0].cells[0, -1])
 
     def cut(self, begin: int, end: int) -> Self:
         """The cells [begin, end), views still."""
-        return self._each(slice(begin, end))
+        return replace(self, caches=tuple(cache.of(slice(begin, end)) for cache in self.caches))
 
     def in_order(self) -> Self:
         """The cells in the order of their positions; copied where they lie otherwise."""
-        positions = self.cells[:, 0]
-        return self if (positions[1:] > positions[:-1]).all() else self._each(positions.argsort())
-
-    def _each(self, which: slice | NDArray[np.intp]) -> Self:
-        k, v = (tuple(replace(block, items=block.items[:, which]) for block in blocks) for blocks in (self.k, self.v))
-        return replace(self, cells=self.cells[which], k=k, v=v)
+        if all((cache.positions[1:] > cache.positions[:-1]).all() for cache in self.caches):
+            return self
+        return replace(self, caches=tuple(cache.of(cache.positions.argsort()) for cache in self.caches))
 
 
 class _Reader:
@@ -104,29 +146,39 @@ class _Reader:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def parse_seq_state(data: Bytes, n_cell_ints: int = CELL_INTS) -> SeqState:
-    """Raises: ValueError for what is not the state of one sequence in an ordinary memory."""
+def parse_seq_state(data: Bytes, layout: Layout = ORDINARY) -> SeqState:
+    """Raises: ValueError for what is not the state of one sequence in a memory of that layout."""
     reader = _Reader(data)
     if reader.numbers("I") != (_MAGIC,):
         raise ValueError("not a saved state of this version of llama.cpp: its magic number is another")
-    seq_id, n_streams, n_cells = reader.numbers("iII")
-    if n_streams != 1:
-        raise ValueError(f"{n_streams} streams are in the saved state; only one can be read")
-    cells = reader.take(4 * n_cell_ints * n_cells).view("<i4").reshape(n_cells, n_cell_ints)
-    _check_owner(cells, seq_id)
-    if not n_cells:
-        return SeqState(cells, False, (), ())
-    is_transposed, n_layers = reader.numbers("II")
-    k = tuple(_block(reader, n_cells, is_transposed=False) for _ in range(n_layers))
-    # Some attention keeps no V of its own.
-    v = tuple(
-        _block(reader, n_cells, is_transposed=bool(is_transposed)) for _ in range(n_layers if reader.n_left else 0)
-    )
+    (seq_id,) = reader.numbers("i")
+    caches = tuple(_cache(reader, seq_id, layout) for _ in range(layout.n_caches))
     if reader.n_left:
         raise ValueError(
-            f"{reader.n_left} bytes follow the saved state: the model's memory is not of the ordinary kind"
+            f"{reader.n_left} bytes follow the saved state: the model's memory is not of the expected kind"
         )
-    return SeqState(cells, bool(is_transposed), k, v)
+    for cache in caches[1:]:
+        if not np.array_equal(np.sort(cache.positions), np.sort(caches[0].positions)):
+            raise ValueError(
+                f"one cache holds {len(caches[0].cells)} cells of the sequence, another {len(cache.cells)}"
+            )
+    return SeqState(caches)
+
+
+def _cache(reader: _Reader, seq_id: int, layout: Layout) -> CacheState:
+    n_streams, n_cells = reader.numbers("II")
+    if n_streams != 1:
+        raise ValueError(f"{n_streams} streams are in the saved state; only one can be read")
+    cells = reader.take(4 * layout.cell_ints * n_cells).view("<i4").reshape(n_cells, layout.cell_ints)
+    _check_owner(cells, seq_id)
+    if not n_cells:
+        return CacheState(cells, False, (), ())
+    is_transposed, n_layers = reader.numbers("II")
+    k = tuple(_block(reader, n_cells, is_transposed=False) for _ in range(n_layers))
+    # Some attention keeps no V of its own, but none that has sliding windows beside it.
+    has_v = layout.n_caches > 1 or reader.n_left
+    v = tuple(_block(reader, n_cells, is_transposed=bool(is_transposed)) for _ in range(n_layers if has_v else 0))
+    return CacheState(cells, bool(is_transposed), k, v)
 
 
 def _check_owner(cells: NDArray[np.int32], seq_id: int) -> None:
@@ -169,17 +221,26 @@ class _Writer:
 
 def joined(states: Seq[SeqState], allocate: Allocate) -> Bytes:
     """One state of all cells of the given ones, in their order; there are cells, and all are of one memory."""
-    first, n_cells = states[0], sum(state.n_cells for state in states)
-    data = allocate(n_cells * first.cell_bytes + first.header_bytes)
+    of_caches = list(zip(*(state.caches for state in states), strict=True))
+    n_cells = sum(state.n_cells for state in states)
+    n_bytes = sum(n_cells * caches[0].cell_bytes + caches[0].header_bytes for caches in of_caches)
+    data = allocate(_HEADER_BYTES + n_bytes)
     writer = _Writer(data)
-    writer.numbers("IiII", _MAGIC, int(first.cells[0, -1]), 1, n_cells)
+    writer.numbers("Ii", _MAGIC, states[0].seq_id)
+    for caches in of_caches:
+        _write_cache(writer, caches, n_cells)
+    return data
+
+
+def _write_cache(writer: _Writer, states: Seq[CacheState], n_cells: int) -> None:
+    first = states[0]
+    writer.numbers("II", 1, n_cells)
     writer.items([np.ascontiguousarray(state.cells).view(np.uint8)[np.newaxis] for state in states])
     writer.numbers("II", first.is_transposed, len(first.k))
     for blocks in zip(*(state.k for state in states), strict=True):
         _write_blocks(writer, blocks, is_transposed=False)
     for blocks in zip(*(state.v for state in states), strict=True):
         _write_blocks(writer, blocks, is_transposed=first.is_transposed)
-    return data
 
 
 def _write_blocks(writer: _Writer, blocks: Seq[Block], *, is_transposed: bool) -> None:

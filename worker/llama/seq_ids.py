@@ -1,0 +1,67 @@
+"""Which seq_ids of the library a context has, and what each is for.
+
+Owns their numbers. Pure but for what it asks a model about itself.
+
+    0 .. n_slots-1   slots          then, where there are spares:   the courier   the graveyard
+    and, where cells need two of them, the twin of each in the same order behind
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from worker.engine.backend import MAX_SEQ_IDS
+from worker.llama.model import Model
+from worker.memory import CELLS_SEQ_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class SeqIds:
+    n_slots: int
+    n_spare: int = 0
+    """One to share and copy cells, two to keep them in order as well."""
+    has_twins: bool = False
+
+    @property
+    def n_all(self) -> int:
+        return (self.n_slots + self.n_spare) * (1 + self.has_twins)
+
+    @property
+    def courier(self) -> int | None:
+        """Has cells on their way."""
+        return self.n_slots if self.n_spare else None
+
+    @property
+    def graveyard(self) -> int | None:
+        """Has forgotten cells."""
+        return self.n_slots + 1 if self.n_spare > 1 else None
+
+    def twin(self, seq_id: int) -> int:
+        return seq_id + self.n_slots + self.n_spare
+
+    def both(self, seq_id: int) -> tuple[int, ...]:
+        return (seq_id, self.twin(seq_id)) if self.has_twins else (seq_id,)
+
+    def without_twins(self) -> Self:
+        return replace(self, has_twins=False)
+
+    def without_spares(self) -> Self:
+        return replace(self, n_spare=0, has_twins=False)
+
+
+def can_be_cut(model: Model, *, swa_full: bool) -> bool:
+    """Whether its memory can forget any part: recurrent state has none, and a sliding window's cells are used again
+    where there are not as many of them as of others.
+    """
+    return model.can_rewind and (swa_full or not model.n_swa)
+
+
+def seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
+    """Spare ones where the memory can be cut; two where the order of a sequence's cells decides its last bits, on a
+    CPU. None where too few are left.
+    """
+    if not can_be_cut(model, swa_full=swa_full):
+        return SeqIds(n_slots)
+    has_twins = model.n_swa > 0
+    n_left = MAX_SEQ_IDS // (1 + has_twins) - n_slots
+    n_spare = min(CELLS_SEQ_IDS if model.device.backend == "cpu" else 1, n_left)
+    return SeqIds(n_slots, n_spare, has_twins) if n_spare > 0 else SeqIds(n_slots)
