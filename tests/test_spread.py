@@ -11,7 +11,7 @@ from worker.card import ModelCard
 from worker.gguf_header import Tensor
 from worker.graph_memory import graph_input_bytes
 from worker.memory import Plan, plan_of, planned_graph
-from worker.spread import Part, gpu_of_layers, layers_of, spread
+from worker.spread import InMain, Part, RepackedBytes, gpu_of_layers, layers_of, spread
 
 law = settings(derandomize=True, deadline=None)
 
@@ -41,7 +41,7 @@ def parts_of(
 
 def test_tensors_are_counted_where_llama_cpp_has_them() -> None:
     layers = layers_of(layered())
-    assert (layers.input_bytes, layers.n_layers) == (EMBEDDING, 5)
+    assert (layers.input.total_bytes, layers.n_layers) == (EMBEDDING, 5)
     assert layers.layer_bytes == (BLOCK, BLOCK, BLOCK, BLOCK, NORM + OUTPUT)
     assert layers.largest_bytes == (200, 200, 200, 200, OUTPUT)
     assert not layers.is_tied
@@ -62,6 +62,72 @@ def test_tensors_are_counted_where_llama_cpp_has_them() -> None:
 def test_a_tensor_belongs_to_the_layer_in_its_name(name: str, layer: int) -> None:
     model = replace(layered(), tensors=(Tensor(name, (7,), "I8", 7),))
     assert [at for at, n_bytes in enumerate(layers_of(model).layer_bytes) if n_bytes] == [layer]
+
+
+# ── weights that the CPU lays out anew ───────────────────────────────────────────────────────────
+
+
+def grown(tensor: Tensor) -> int:
+    """Twice as large as in the file."""
+    return 2 * tensor.n_bytes
+
+
+def only(*names: str) -> RepackedBytes:
+    return lambda tensor: tensor.n_bytes if tensor.name.endswith(names) else 0
+
+
+def matrices(*, has_output: bool = True) -> ModelCard:
+    """The layered model, its matrices being ones."""
+    model = layered(has_output=has_output)
+    return replace(
+        model,
+        tensors=tuple(
+            tensor if "norm" in tensor.name else replace(tensor, dims=(1, tensor.n_bytes)) for tensor in model.tensors
+        ),
+    )
+
+
+def test_only_matrices_that_are_multiplied_are_laid_out_anew() -> None:
+    found = layers_of(matrices(), grown).weights_in_main(0)
+    n_norms = NORM + 4 * 10
+    assert found == InMain(as_in_file=EMBEDDING + n_norms, repacked=2 * (OUTPUT + 4 * 290), left_in_file=OUTPUT + 1160)
+    bias = Tensor("blk.0.ffn_down_exps.bias", (8, 8), "F32", 256)
+    assert not layers_of(replace(matrices(), tensors=(bias,)), grown).weights_in_main(0).repacked
+
+
+def test_weights_are_there_once_where_the_file_is_read_and_twice_in_part_where_it_is_mapped() -> None:
+    few, many = only("attn_q.weight"), only("ffn_down.weight", "output.weight")
+    model = matrices()
+    mapped = layers_of(model, few).weights_in_main(0)
+    assert (mapped.is_mapped, mapped.repacked) == (True, 4 * 90)
+    assert mapped.total_bytes == model.weights_bytes + 4 * 90
+    read = layers_of(model, many).weights_in_main(0)
+    assert (read.is_mapped, read.repacked) == (False, OUTPUT + 4 * 200)
+    assert read.total_bytes == model.weights_bytes
+
+
+def test_an_embedding_that_is_the_output_too_is_there_once_more_laid_out_anew() -> None:
+    """Its rows are still looked up in the file's layout."""
+    model = matrices(has_output=False)
+    found = layers_of(model, only("token_embd.weight")).weights_in_main(0)
+    assert (found.is_mapped, found.repacked, found.left_in_file) == (True, EMBEDDING, 0)
+    assert found.total_bytes == model.weights_bytes + EMBEDDING
+    assert layers_of(matrices(), only("token_embd.weight")).weights_in_main(0).repacked == 0
+
+
+@pytest.mark.parametrize("n_gpu_layers", range(6))
+def test_layers_on_a_gpu_are_not_laid_out_anew(n_gpu_layers: int) -> None:
+    model = matrices()
+    plan = plan_of(model, demand(), 1024)
+    layers = layers_of(model, grown)
+    host, (gpu,) = spread(model, layers, demand(), plan, n_gpu_layers=n_gpu_layers, shares=(1.0,))
+    found = layers.weights_in_main(n_gpu_layers)
+    n_blocks = min(4, 5 - n_gpu_layers)
+    assert host.weights_bytes == found.total_bytes
+    assert found.repacked == 2 * (n_blocks * 290 + (OUTPUT if n_gpu_layers == 0 else 0))
+    assert gpu.weights_bytes == (model.weights_bytes - EMBEDDING) - n_blocks * BLOCK - (not n_gpu_layers) * (
+        NORM + OUTPUT
+    )
 
 
 @law

@@ -61,6 +61,7 @@ class Plan:
     parallel: int
     trained_length: int
     weights_bytes: int
+    """As the file has them; what they take in main memory is spread.py's."""
     kv_bytes: int
     """With the states of recurrent layers."""
     compute_bytes: int

@@ -3,22 +3,36 @@
     n_gpu_layers = 3 of 5, two GPUs alike:     input, layer 0, layer 1 | layer 2      | layer 3, output
                                                main memory             | first GPU    | second GPU
 
-Owns the rule which layer goes where and the sums. Knows no device, only their shares. Pure. Source:
-llama_model_base::load_tensors (llama-model.cpp), LLM_TENSOR_INFOS (llama-arch.cpp).
+Owns the rule which layer goes where, whether the file is mapped, and the sums. Knows no device, only their shares, and
+is told which weights the CPU lays out anew. Pure. Source: llama_model_base::load_tensors (llama-model.cpp),
+LLM_TENSOR_INFOS (llama-arch.cpp).
 """
 
 import bisect
 import itertools
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from worker.card import ModelCard, block_of
+from worker.gguf_header import Tensor
 from worker.graph_memory import PIPELINE_COPIES, graph_bytes, graph_input_bytes
 from worker.memory import Demand, Plan, layer_memory_bytes, planned_graph
 
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 """Rows of these are looked up, which the CPU does wherever the layers are."""
 _FIRST_LAYER = ("token_embd_norm.", "rope_freqs.", "rope_factors_long.", "rope_factors_short.")
+
+MOST_TWICE = 0.1
+"""Of the weights in main memory. A mapped file lies there as a whole, so that weights which are laid out anew beside it
+are there twice; where they are more than this, the file is read and not mapped, and all weights are there once."""
+
+RepackedBytes = Callable[[Tensor], int]
+"""Bytes that a matrix takes in main memory laid out anew; 0 for one that the CPU computes with as the file has it."""
+
+
+def nothing_repacked(_: Tensor) -> int:
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +57,49 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class InMain:
+    """Weights in main memory, in bytes."""
+
+    as_in_file: int = 0
+    """Computed with as the file has them."""
+    repacked: int = 0
+    """Laid out anew."""
+    left_in_file: int = 0
+    """What the repacked ones take in the file, where nothing else needs them."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the file should be mapped: its pages are then shared by all workers and can be reclaimed."""
+        return self.left_in_file <= MOST_TWICE * (self.as_in_file + self.repacked)
+
+    @property
+    def total_bytes(self) -> int:
+        """A mapping reaches from its first weight to its last, and has been read through when the model is loaded."""
+        return self.as_in_file + self.repacked + (self.left_in_file if self.is_mapped else 0)
+
+    def __add__(self, other: "InMain") -> "InMain":
+        return InMain(
+            self.as_in_file + other.as_in_file,
+            self.repacked + other.repacked,
+            self.left_in_file + other.left_in_file,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Layers:
     """The bytes of a model's weights by llama.cpp's layers."""
 
-    input_bytes: int
-    """Always in main memory."""
+    input: InMain
+    """Always there."""
     layer_bytes: tuple[int, ...]
-    """The repeating layers and, at the end, the output layer."""
+    """On a GPU: the repeating layers and, at the end, the output layer."""
+    in_main: tuple[InMain, ...]
+    """The same layers where they lie in main memory."""
     largest_bytes: tuple[int, ...]
     """The largest tensor of each of these."""
     is_tied: bool
-    """The output layer has no matrix of its own, but the token embedding: once more where it is on a GPU."""
+    """The output layer has no matrix of its own, but the token embedding: once more where it is on a GPU, or where it
+    is laid out anew to be multiplied with."""
     embedding_bytes: int
 
     @property
@@ -61,23 +107,39 @@ class Layers:
         """With the output layer, as llama.cpp counts them."""
         return len(self.layer_bytes)
 
+    def weights_in_main(self, n_gpu_layers: int) -> InMain:
+        """What lies in main memory while so many layers, from the output layer backwards, are on GPUs."""
+        return sum(self.in_main[: max(0, self.n_layers - n_gpu_layers)], self.input)
 
-def layers_of(card: ModelCard) -> Layers:
+
+def layers_of(card: ModelCard, repacked_bytes: RepackedBytes = nothing_repacked) -> Layers:
     """The tensors of a card that are loaded, in their layers."""
     n_layers = card.block_count + 1
-    sizes: list[list[int]] = [[] for _ in range(n_layers)]
+    own: list[list[Tensor]] = [[] for _ in range(n_layers)]
     tensors = card.loaded_tensors
     inputs = [tensor for tensor in tensors if tensor.name.startswith(_INPUTS)]
     for tensor in tensors:
         if not tensor.name.startswith(_INPUTS):
-            sizes[_layer_of(tensor.name, n_layers)].append(tensor.n_bytes)
+            own[_layer_of(tensor.name, n_layers)].append(tensor)
+    in_main = [sum((_in_main(tensor, repacked_bytes) for tensor in tensors_of), InMain()) for tensors_of in own]
+    embeddings = [tensor for tensor in inputs if tensor.name == "token_embd.weight"]
+    is_tied = all(tensor.name != "output.weight" for tensor in card.tensors)
+    if is_tied:
+        in_main[-1] += InMain(repacked=sum(map(repacked_bytes, embeddings)))
     return Layers(
-        input_bytes=sum(tensor.n_bytes for tensor in inputs),
-        layer_bytes=tuple(map(sum, sizes)),
-        largest_bytes=tuple(max(own, default=0) for own in sizes),
-        is_tied=all(tensor.name != "output.weight" for tensor in card.tensors),
-        embedding_bytes=sum(tensor.n_bytes for tensor in inputs if tensor.name == "token_embd.weight"),
+        input=InMain(sum(tensor.n_bytes for tensor in inputs)),
+        layer_bytes=tuple(sum(tensor.n_bytes for tensor in tensors_of) for tensors_of in own),
+        in_main=tuple(in_main),
+        largest_bytes=tuple(max((tensor.n_bytes for tensor in tensors_of), default=0) for tensors_of in own),
+        is_tied=is_tied,
+        embedding_bytes=sum(tensor.n_bytes for tensor in embeddings),
     )
+
+
+def _in_main(tensor: Tensor, repacked_bytes: RepackedBytes) -> InMain:
+    """Only matrices are laid out anew; ggml's kernels for them multiply and do nothing else."""
+    n_repacked = repacked_bytes(tensor) if tensor.name.endswith(".weight") and len(tensor.dims) > 1 else 0
+    return InMain(repacked=n_repacked, left_in_file=tensor.n_bytes) if n_repacked else InMain(tensor.n_bytes)
 
 
 def spread(
@@ -95,19 +157,19 @@ def spread(
     `n_gpu_layers`: how many layers, from the output layer backwards, are on a GPU; with 0 of them a GPU still computes
     what is worth its copy. No shares: all lies in main memory.
     """
+    in_main = layers.weights_in_main(n_gpu_layers if shares else 0)
     if not shares:
-        return Part(plan.weights_bytes, plan.kv_bytes, plan.compute_bytes + plan.output_bytes), ()
+        return Part(in_main.total_bytes, plan.kv_bytes, plan.compute_bytes + plan.output_bytes), ()
     kv_bytes = _kv_bytes(card, layers, demand, plan)
     owners = gpu_of_layers(layers.n_layers, n_gpu_layers, shares)
     gpus = [Part() for _ in shares]
-    host = Part(layers.input_bytes)
+    host = Part(in_main.total_bytes)
     for layer, owner in enumerate(owners):
-        weights_bytes = layers.layer_bytes[layer]
         if owner is None:
-            host += Part(weights_bytes, kv_bytes[layer])
+            host += Part(kv_bytes=kv_bytes[layer])
         else:
             is_copied = layers.is_tied and layer == layers.n_layers - 1
-            gpus[owner] += Part(weights_bytes + is_copied * layers.embedding_bytes, kv_bytes[layer])
+            gpus[owner] += Part(layers.layer_bytes[layer] + is_copied * layers.embedding_bytes, kv_bytes[layer])
     is_pipeline = len(shares) > 1 and None not in owners and not has_rows_split
     compute_bytes = _gpu_compute_bytes(card, layers, demand, plan, owners, is_pipeline=is_pipeline)
     graph_input = graph_input_bytes(card, planned_graph(demand, plan))

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.gguf_files import Value, tiny_model, tiny_split
+from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
 from worker.card import read_card
 from worker.cli import run
 from worker.commands.inspect_gguf import Inspection, inspect_card
+from worker.gguf_header import Tensor
+from worker.spread import nothing_repacked
 
 
 def as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def test_the_chat_template_is_reported(
 
 def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
     card = read_card(tiny_model().write(tmp_path / "tiny.gguf"))
-    rows = inspect_card(card, available_bytes=0).tensor_types
+    rows = inspect_card(card, 0, nothing_repacked).tensor_types
     assert sum(row.tensors for row in rows) == len(card.tensors)
     assert sum(row.bytes for row in rows) == card.weights_bytes
     assert sum(row.share for row in rows) == pytest.approx(1)
@@ -51,11 +53,24 @@ def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
 
 def test_the_memory_estimate_adds_up_and_does_not_depend_on_this_machine(tmp_path: Path) -> None:
     card = read_card(tiny_model().write(tmp_path / "tiny.gguf"))
-    poor, rich = inspect_card(card, available_bytes=0).memory, inspect_card(card, available_bytes=2**50).memory
+    poor, rich = inspect_card(card, 0, nothing_repacked).memory, inspect_card(card, 2**50, nothing_repacked).memory
     assert poor.total_bytes == rich.total_bytes == poor.weights_bytes + poor.kv_bytes + poor.compute_bytes
     assert (poor.available_bytes, rich.available_bytes) == (0, 2**50)
     assert poor.kv_cells == 8 * 512
     assert poor.prefix_cache_bytes == poor.kv_bytes
+    assert (poor.repacked_bytes, poor.is_mapped) == (0, True)
+
+
+def test_weights_that_are_laid_out_anew_are_told(tmp_path: Path) -> None:
+    """A matrix for which the processor has kernels of its own; then the file is read, and all is there once."""
+    matrix = TensorRow("output.weight", (32, 8), 32 * 8 * 4)
+    card = read_card(tiny_model(tensors=[*TINY_TENSORS, matrix]).write(tmp_path / "tiny.gguf"))
+
+    def repacked_bytes(tensor: Tensor) -> int:
+        return tensor.n_bytes
+
+    found = inspect_card(card, 0, repacked_bytes).memory
+    assert (found.repacked_bytes, found.is_mapped, found.weights_bytes) == (matrix.n_bytes, False, card.weights_bytes)
 
 
 def test_a_split_model_is_inspected_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +89,7 @@ def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.C
     assert ["chat template", "yes"] in rows
     assert ["vocabulary", "8 tokens, gguf-bpe"] in rows
     assert ["F32", "3", "1.3 kB", "100.0%"] in rows
+    assert ["weights", "1.3 kB", "mapped from the file"] in rows
 
 
 def test_a_name_in_the_file_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

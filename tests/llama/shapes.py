@@ -6,7 +6,7 @@
 import ctypes
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from llama_cpp import llama_cpp as capi
 from tests.gguf_files import F32, Q8_0, GgufFile, TensorRow, Typed, Value
 from tests.llama.tiny import BOS, BYTE, CONTROL, END, NORMAL, UNKNOWN
 from worker.engine.backend import MAX_DRAFTS
+from worker.ggml_types import TENSOR_TYPES
 from worker.llama.library import open_library
 from worker.memory import SPARE_SEQ_IDS, Demand, Plan
 
@@ -52,10 +53,17 @@ QWEN = Shape("qwen3-0.6b", 1024, 3072, 16, 8, 151_936, has_output=False, archite
 MIXTURE = Shape("qwen3-30b-a3b", 2048, 768, 32, 4, 151_936, architecture="qwen3moe", head_length=128, n_expert=128)
 
 
-def write_shape(path: Path, shape: Shape) -> Path:
-    """A model without its weights' bytes: the file is as long as they would be, and empty on the disk."""
+def all_q8_0(_: str) -> int:
+    return Q8_0
+
+
+def write_shape(path: Path, shape: Shape, type_of: Callable[[str], int] = all_q8_0) -> Path:
+    """A model without its weights' bytes: the file is as long as they would be, and empty on the disk. Read, they are
+    zeros. `type_of`: the type of the matrix of that name; all else is F32.
+    """
+    types = {name: F32 if len(dims) == 1 else type_of(name) for name, dims in _tensors(shape).items()}
     rows = [
-        TensorRow(f"{name}.weight", dims, _n_bytes(dims), F32 if len(dims) == 1 else Q8_0)
+        TensorRow(f"{name}.weight", dims, TENSOR_TYPES[types[name]].n_bytes(math.prod(dims)), types[name])
         for name, dims in _tensors(shape).items()
     ]
     file = GgufFile(_metadata(shape), rows)
@@ -158,8 +166,3 @@ def _feed_forward(shape: Shape) -> dict[str, tuple[int, ...]]:
         "ffn_up_exps": (n_embd, n_ff, n_expert),
         "ffn_down_exps": (n_ff, n_embd, n_expert),
     }
-
-
-def _n_bytes(dims: tuple[int, ...]) -> int:
-    n_elements = math.prod(dims)
-    return n_elements * 4 if len(dims) == 1 else n_elements // 32 * 34

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,8 @@ def test_the_library_says_why_a_context_cannot_be(make_context: MakeContext) -> 
 
 
 def test_a_model_that_does_not_generate_is_refused(tmp_path: Path, make_context: MakeContext) -> None:
-    path = write_tiny(tmp_path / "tiny.gguf", **{"attention.causal": False})
+    changes: dict[str, Any] = {"attention.causal": False}
+    path = write_tiny(tmp_path / "tiny.gguf", **changes)
     cpu = choose_device("cpu", devices())
     model = Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None)
     with model, pytest.raises(ModelLoadFailed, match="does not generate text"):

@@ -18,6 +18,7 @@ from worker.card import ModelCard
 from worker.engine.contract import Configure
 from worker.engine.offload import SplitMode
 from worker.errors import InsufficientMemory, ModelLoadFailed
+from worker.gguf_header import Tensor
 from worker.llama.devices import Device, Kind
 from worker.llama.placement import (
     GPU_SHARE,
@@ -30,7 +31,7 @@ from worker.llama.placement import (
     place,
 )
 from worker.memory import CELL_STEP, demand_of, plan_of
-from worker.spread import layers_of, spread
+from worker.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
 
 MIB, GIB = 2**20, 2**30
 PLENTY = 1 << 45
@@ -288,6 +289,52 @@ def test_memory_that_a_gpu_shares_with_the_host_counts_once() -> None:
     assert placed([shared], int(needed / HOST_SHARE) + 1, device="metal", gpu_layers="all").is_complete
     error = refusal([shared], int(needed / HOST_SHARE) - MIB, device="metal", gpu_layers="all")
     assert (error.device, error.needed_bytes) == ("main memory", needed)
+
+
+# ── weights that the CPU lays out anew ───────────────────────────────────────────────────────────
+
+
+def in_main(available: list[Device], **changes: object) -> InMain:
+    def repacked_bytes(tensor: Tensor) -> int:
+        return tensor.n_bytes
+
+    model = replace(MODEL, tensors=tuple(replace(tensor, dims=(1, tensor.n_bytes)) for tensor in MODEL.tensors))
+    found = place(config(**changes), model, available, PLENTY, repacked_bytes)
+    assert found.host.weights_bytes == found.weights_in_main.total_bytes
+    return found.weights_in_main
+
+
+def test_layers_in_main_memory_are_laid_out_anew_unless_a_gpu_reads_them_there() -> None:
+    pinning = replace(gpu(80 * GIB), has_host_buffers=True)
+    sharing = gpu(80 * GIB, backend="metal")
+    assert in_main([CPU]).repacked > in_main([sharing], device="metal", gpu_layers="5").repacked > 0
+    assert in_main([pinning], device="cuda", gpu_layers="5").repacked == 0
+    assert in_main([sharing], device="metal", gpu_layers="all").repacked == 0
+
+
+def test_what_is_there_twice_is_needed_and_leaves_less_for_cells() -> None:
+    """A tied embedding is looked up in one layout and multiplied in another."""
+    model = replace(
+        layered(n_blocks=8, has_output=False),
+        tensors=(Tensor("token_embd.weight", (256, GIB), "I8", GIB), *MODEL.tensors[3:]),
+    )
+
+    def embedding_bytes(tensor: Tensor) -> int:
+        return GIB if tensor.name == "token_embd.weight" else 0
+
+    def needed(repacked_bytes: RepackedBytes) -> InsufficientMemory:
+        with pytest.raises(InsufficientMemory) as caught:
+            place(config(device="cpu", ctx_size=2**20), model, [CPU], 6 * GIB, repacked_bytes)
+        return caught.value
+
+    once, twice = needed(nothing_repacked), needed(embedding_bytes)
+    assert twice.needed_bytes == once.needed_bytes + GIB
+    fits = [int(re.findall(r"--ctx-size that fits is (\d+)", str(error))[0]) for error in (once, twice)]
+    assert fits[1] < fits[0]
+    for n_cells in fits:
+        repacked_bytes = nothing_repacked if n_cells == fits[0] else embedding_bytes
+        found = place(config(device="cpu", ctx_size=n_cells), model, [CPU], 6 * GIB, repacked_bytes)
+        assert found.main_memory.total_bytes <= 6 * GIB * HOST_SHARE
 
 
 # ── several GPUs ─────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,8 @@
 """`llorch-worker inspect FILE`: what a GGUF holds, and the memory serving it takes.
 
-Owns: what is said about a file. Refuses to know: the format (card.py) and the arithmetic (memory.py).
-Runs in a short-lived process of its own; reads headers only and never loads llama.cpp.
+Owns: what is said about a file. Refuses to know: the format (card.py) and the arithmetic (memory.py, spread.py).
+Runs in a short-lived process of its own; reads headers only. Once the file has been checked, llama.cpp is asked which
+weights it lays out anew on this processor; it never sees the file.
 """
 
 from collections import Counter
@@ -15,8 +16,9 @@ from worker.card import ModelCard, read_card
 from worker.commands.tables import print_json, print_table
 from worker.engine_setup import configure
 from worker.host import available_memory_bytes
-from worker.memory import Plan, demand_of, plan_of, prefix_cache_bytes, wanted_cells
+from worker.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells
 from worker.settings import Settings
+from worker.spread import Layers, RepackedBytes, layers_of, spread
 
 _NO_LIMIT_BYTES = 2**63
 
@@ -37,6 +39,10 @@ class Memory:
     """An estimate for the default settings where memory is no limit. `available_bytes` is this machine's, now."""
 
     weights_bytes: int
+    repacked_bytes: int
+    """Of the weights, laid out anew for this processor's kernels."""
+    is_mapped: bool
+    """Whether the file is mapped, so that its pages are shared by all workers; else it is read."""
     kv_bytes: int
     kv_cells: int
     compute_bytes: int
@@ -77,7 +83,10 @@ def inspect(file: Path, *, as_json: bool) -> None:
 
     The file is checked as `serve` checks it: a bad one is one line that says why, and exit 1.
     """
-    inspection = inspect_card(read_card(file), available_memory_bytes())
+    card = read_card(file)
+    from worker.llama.repack import repacked_bytes  # noqa: PLC0415 - this loads llama.cpp
+
+    inspection = inspect_card(card, available_memory_bytes(), repacked_bytes)
     if as_json:
         print_json(inspection)
         return
@@ -86,7 +95,7 @@ def inspect(file: Path, *, as_json: bool) -> None:
     print_table(["estimated memory", ">bytes", ""], _memory_cells(inspection.memory))
 
 
-def inspect_card(card: ModelCard, available_bytes: int) -> Inspection:
+def inspect_card(card: ModelCard, available_bytes: int, repacked_bytes: RepackedBytes) -> Inspection:
     """All that is shown of a model. `available_bytes` is compared with, it does not shrink the estimate."""
     return Inspection(
         path=str(card.path),
@@ -104,7 +113,7 @@ def inspect_card(card: ModelCard, available_bytes: int) -> Inspection:
         tokenizer=card.tokenizer_kind,
         has_chat_template=card.has_chat_template,
         tensor_types=_tensor_types(card),
-        memory=_memory(_default_plan(card), available_bytes),
+        memory=_memory(card, _default_demand(card), layers_of(card, repacked_bytes), available_bytes),
     )
 
 
@@ -116,18 +125,22 @@ def _tensor_types(card: ModelCard) -> tuple[TypeRow, ...]:
     )
 
 
-def _default_plan(card: ModelCard) -> Plan:
-    demand = demand_of(configure(Settings(), card.path), is_on_gpu=False)
-    return plan_of(card, demand, wanted_cells(card, demand))
+def _default_demand(card: ModelCard) -> Demand:
+    return demand_of(configure(Settings(), card.path), is_on_gpu=False)
 
 
-def _memory(plan: Plan, available_bytes: int) -> Memory:
+def _memory(card: ModelCard, demand: Demand, layers: Layers, available_bytes: int) -> Memory:
+    plan = plan_of(card, demand, wanted_cells(card, demand))
+    host, _ = spread(card, layers, demand, plan, n_gpu_layers=0, shares=())
+    weights = layers.weights_in_main(0)
     return Memory(
-        weights_bytes=plan.weights_bytes,
-        kv_bytes=plan.kv_bytes,
+        weights_bytes=host.weights_bytes,
+        repacked_bytes=weights.repacked,
+        is_mapped=weights.is_mapped,
+        kv_bytes=host.kv_bytes,
         kv_cells=plan.n_cells,
-        compute_bytes=plan.compute_bytes + plan.output_bytes,
-        total_bytes=plan.total_bytes,
+        compute_bytes=host.compute_bytes,
+        total_bytes=host.total_bytes,
         prefix_cache_bytes=prefix_cache_bytes(Settings().prefix_cache_bytes, plan, _NO_LIMIT_BYTES),
         available_bytes=available_bytes,
     )
@@ -154,8 +167,13 @@ def _type_cells(row: TypeRow) -> tuple[str, str, str, str]:
 
 
 def _memory_cells(memory: Memory) -> list[tuple[str, str, str]]:
+    repacked = f"{decimal(memory.repacked_bytes)} repacked for this processor, " if memory.repacked_bytes else ""
     return [
-        ("weights", decimal(memory.weights_bytes), ""),
+        (
+            "weights",
+            decimal(memory.weights_bytes),
+            f"{repacked}{'mapped' if memory.is_mapped else 'read'} from the file",
+        ),
         ("KV cache", decimal(memory.kv_bytes), f"{memory.kv_cells} cells"),
         ("compute buffers", decimal(memory.compute_bytes), "about"),
         ("total", decimal(memory.total_bytes), "with the default settings"),

@@ -57,6 +57,8 @@ class Device:
     total_bytes: int
     ordinal: int
     """Place in ggml's list; how the rest of this room finds it again."""
+    has_host_buffers: bool = False
+    """A GPU that reads a part of main memory by itself, as CUDA reads what is pinned."""
 
     @property
     def is_gpu(self) -> bool:
@@ -113,7 +115,7 @@ def features(device: Device) -> tuple[str, ...]:
 
     Source: ggml_backend_get_features in ggml-backend.h.
     """
-    registry, address = _backend_function(device, b"ggml_backend_get_features")
+    registry, address = backend_function(device, b"ggml_backend_get_features")
     if not address:
         return ()
     listed = ctypes.CFUNCTYPE(ctypes.POINTER(_Feature), ctypes.c_void_p)(address)(registry)
@@ -123,10 +125,10 @@ def features(device: Device) -> tuple[str, ...]:
 
 def can_split_rows(device: Device) -> bool:
     """Whether the device's backend can have a part of each matrix on each GPU, as --split-mode row asks."""
-    return bool(_backend_function(device, b"ggml_backend_split_buffer_type")[1])
+    return bool(backend_function(device, b"ggml_backend_split_buffer_type")[1])
 
 
-def _backend_function(device: Device, name: bytes) -> tuple[ctypes.c_void_p, int | None]:
+def backend_function(device: Device, name: bytes) -> tuple[ctypes.c_void_p, int | None]:
     """The device's backend, and where its function of that name is, if it has one."""
     handle = ctypes.c_void_p(device_handle(device))
     registry = ctypes.c_void_p(call_ggml("ggml_backend_dev_backend_reg", ctypes.c_void_p, handle))
@@ -191,6 +193,7 @@ def _describe(ordinal: int, before: Seq[Device]) -> Device:
         free_bytes=min(memory.free_bytes, available_memory_bytes()) if kind == "cpu" else memory.free_bytes,
         total_bytes=memory.total_bytes,
         ordinal=ordinal,
+        has_host_buffers=bool(call_ggml("ggml_backend_dev_host_buffer_type", ctypes.c_void_p, handle)),
     )
 
 

@@ -26,6 +26,7 @@ from worker.llama.library import OnLog, open_library
 from worker.llama.model import Model, Split
 from worker.llama.placed import is_resident, off_plan
 from worker.llama.placement import HOST_SHARE, Placement, place
+from worker.llama.repack import repacked_bytes
 from worker.llama.residency import Holding, residency_on
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Habits, self_test
@@ -82,7 +83,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     open_library(on_log)
     card = read_card(Path(config.model_path))
     available_bytes = available_memory_bytes()
-    placement = place(config, card, devices(), available_bytes)
+    placement = place(config, card, devices(), available_bytes, repacked_bytes)
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with ExitStack() as undo:
         model = undo.enter_context(
@@ -92,6 +93,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
                 n_gpu_layers=placement.n_gpu_layers,
                 on_progress=on_progress,
                 split=_split(config, placement),
+                is_mapped=placement.weights_in_main.is_mapped,
+                may_repack=placement.weights_in_main.repacked > 0,
             )
         )
         runner = LlamaRunner(model, _context(config, model, placement.plan))

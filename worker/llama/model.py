@@ -42,6 +42,8 @@ pass on 12 MiB. Source: unicode_regex_split_stl (unicode.cpp)."""
 
 SPLIT_MODES: dict[SplitMode, int] = {"none": 0, "layer": 1, "row": 2}
 """llama_split_mode (llama.h)."""
+LOAD_AUTO, LOAD_NONE = -1, 0
+"""llama_load_mode (llama.h): map the file where all devices can, or read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,14 @@ class Model:
         n_gpu_layers: int,
         on_progress: Callable[[int], None],
         split: Split | None = None,
+        is_mapped: bool = True,
+        may_repack: bool = True,
     ) -> Self:
-        """Map the weights and put `n_gpu_layers` of them (output layer included; negative: all) on `device`, or on all
-        the GPUs of a `split`, whose first is `device`.
+        """Take the weights from the file and put `n_gpu_layers` of them (output layer included; negative: all) on
+        `device`, or on all the GPUs of a `split`, whose first is `device`.
 
+        `is_mapped`: leave in the file what is computed with as it lies there, where the device can; else all is read.
+        `may_repack`: whether the CPU may lay weights out anew.
         `on_progress` gets whole percents, rising, each at most once, ending in 100; it must not raise.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_model_load_from_file.
         """
@@ -104,7 +110,8 @@ class Model:
         params.progress_callback = progress
         # AMX kernels round otherwise for one row than for several, and GCC before 12.4, 13.3 and 14 compiles them to a
         # crash. ggml's repacked weights go with them: scripts/build_llama.sh leaves AMX alone out, which costs nothing.
-        params.use_extra_bufts = not has_amx()
+        params.use_extra_bufts = may_repack and not has_amx()
+        params.load_mode = LOAD_AUTO if is_mapped else LOAD_NONE
         with library.watch() as watch:
             handle = capi.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:

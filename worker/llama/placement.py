@@ -12,7 +12,7 @@ from worker.engine.contract import Configure
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama.devices import Device, candidates
 from worker.memory import CELL_STEP, Demand, Plan, demand_of, most_cells, plan_memory, plan_of, wanted_cells
-from worker.spread import Layers, Part, layers_of, spread
+from worker.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
 
 HOST_SHARE = 0.9
 """Of the host's available memory; the rest is left to the front and to everything else that grows."""
@@ -50,6 +50,8 @@ class Placement:
     host: Part
     gpus: tuple[Part, ...]
     """As the group's devices; none for the CPU."""
+    weights_in_main: InMain
+    """How the weights of `host` lie there, which is also how they are to be loaded."""
 
     @property
     def device(self) -> Device:
@@ -80,16 +82,23 @@ class Shortage:
     available_bytes: int
 
 
-def place(config: Configure, card: ModelCard, available: Seq[Device], main_memory_bytes: int) -> Placement:
+def place(
+    config: Configure,
+    card: ModelCard,
+    available: Seq[Device],
+    main_memory_bytes: int,
+    repacked_bytes: RepackedBytes = nothing_repacked,
+) -> Placement:
     """The first group of devices that has room for the whole plan; else the one that has room for most layers.
 
-    `main_memory_bytes`: what is available of it. Full offload, and an asked-for number of layers, are kept or refused.
+    `main_memory_bytes`: what is available of it. `repacked_bytes`: which weights the CPU lays out anew there; with
+    `nothing_repacked` it must not. Full offload, and an asked-for number of layers, are kept or refused.
     A successor (a Configure with a chunk) gets its predecessor's plan, which was checked: accepted jobs count on it.
     Raises: InsufficientMemory: before anything is loaded, with what would fit. ModelLoadFailed for devices that are not
     there.
     """
     groups = groups_for(config, available)
-    trials = [Trial(config, card, group, main_memory_bytes) for group in groups]
+    trials = [Trial(config, card, group, main_memory_bytes, repacked_bytes) for group in groups]
     on_gpus = [trial for trial in trials if trial.group.is_gpu]
     if config.require_full_offload and config.device == "auto" and not on_gpus:
         raise ModelLoadFailed(
@@ -157,10 +166,19 @@ def _gpu_group(config: Configure, gpus: Seq[Device]) -> Group:
 class Trial:
     """One group of devices, and what there is room for on it."""
 
-    def __init__(self, config: Configure, card: ModelCard, group: Group, main_memory_bytes: int) -> None:
+    def __init__(
+        self,
+        config: Configure,
+        card: ModelCard,
+        group: Group,
+        main_memory_bytes: int,
+        repacked_bytes: RepackedBytes,
+    ) -> None:
         self.group = group
         self._config, self._card = config, card
-        self._layers: Layers = layers_of(card)
+        # llama.cpp prefers buffers that a GPU reads from, where there are such, to those that the CPU computes best in.
+        has_host_buffers = any(device.has_host_buffers for device in group.devices)
+        self._layers: Layers = layers_of(card, nothing_repacked if has_host_buffers else repacked_bytes)
         self._demand = demand_of(config, is_on_gpu=group.is_gpu)
         self._main_room = int(main_memory_bytes * HOST_SHARE)
         self._is_checked = bool(config.prefill_chunk)
@@ -225,7 +243,8 @@ class Trial:
 
     def _placement(self, plan: Plan, n_gpu_layers: int) -> Placement:
         host, gpus = self._spread(plan, n_gpu_layers)
-        return Placement(self.group, n_gpu_layers, self._layers.n_layers, plan, host, gpus)
+        in_main = self._layers.weights_in_main(n_gpu_layers)
+        return Placement(self.group, n_gpu_layers, self._layers.n_layers, plan, host, gpus, in_main)
 
     def _spread(self, plan: Plan, n_gpu_layers: int) -> tuple[Part, tuple[Part, ...]]:
         return spread(

@@ -1,0 +1,157 @@
+"""Weights that the CPU lays out anew when they are loaded: planned tensor by tensor, there once, and told as they are.
+
+The models are a billion weights wide and some layers deep, of zeros: what is held does not depend on the values.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.llama.shapes import MIXTURE, TINY_LLAMA, Shape, write_shape
+from tests.llama.test_load import configuration
+from worker.card import read_card
+from worker.engine.contract import Configure
+from worker.ggml_types import TENSOR_TYPES
+from worker.gguf_header import Tensor
+from worker.llama.devices import devices
+from worker.llama.model import Model
+from worker.llama.placement import Placement, place
+from worker.llama.repack import repacked_bytes
+from worker.parity.setups import cpu
+from worker.spread import nothing_repacked
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is held is read from /proc")
+
+TOLERANCE = 0.1
+MIB = 2**20
+WIDE = replace(TINY_LLAMA, n_layers=5)
+TIED = replace(WIDE, name="tied", has_output=False, n_layers=2)
+EXPERTS = replace(MIXTURE, name="experts", n_layers=1, n_expert=16, n_vocab=32_000)
+
+TypeOf = Callable[[str], int]
+TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
+
+
+def all_of(type_name: str) -> TypeOf:
+    return lambda _: TYPE_IDS[type_name]
+
+
+def mostly_q4_k(name: str) -> int:
+    """As a file of the name Q4_K_M has them."""
+    is_finer = name == "output" or name.endswith(("attn_v", "ffn_down"))
+    return TYPE_IDS["Q6_K" if is_finer else "Q4_K"]
+
+
+def hardly_q4_0(name: str) -> int:
+    return TYPE_IDS["Q4_0" if name.endswith("attn_q") else "Q8_0"]
+
+
+MODELS: dict[str, tuple[Shape, TypeOf]] = {
+    "Q4_K": (WIDE, all_of("Q4_K")),
+    "Q4_0": (WIDE, all_of("Q4_0")),
+    "IQ4_NL": (WIDE, all_of("IQ4_NL")),
+    "Q8_0": (WIDE, all_of("Q8_0")),
+    "Q4_1": (WIDE, all_of("Q4_1")),
+    "Q4_K_M": (WIDE, mostly_q4_k),
+    "Q8_0 with some Q4_0": (WIDE, hardly_q4_0),
+    "Q4_0 without an output matrix": (TIED, all_of("Q4_0")),
+    "experts of Q4_0": (EXPERTS, all_of("Q4_0")),
+}
+
+
+def config_of(path: Path) -> Configure:
+    return configuration(path, ctx_size=1024, parallel=2)
+
+
+def placement_of(path: Path) -> Placement:
+    return place(config_of(path), read_card(path), devices(), 1 << 45, repacked_bytes)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_weights_are_planned_as_the_library_has_them(tmp_path: Path, kind: str) -> None:
+    """To the hundredth of a MiB that it prints of each of its buffers."""
+    shape, type_of = MODELS[kind]
+    path = write_shape(tmp_path / "m.gguf", replace(shape, n_layers=1), type_of)
+    planned = placement_of(path).weights_in_main
+    with Model.load(
+        path,
+        device=cpu(),
+        n_gpu_layers=0,
+        on_progress=lambda _: None,
+        is_mapped=planned.is_mapped,
+        may_repack=planned.repacked > 0,
+    ) as model:
+        found = {buffer.name: buffer.size_bytes for buffer in model.sizes.buffers}
+    ordinary = found.pop("CPU", 0) + found.pop("CPU_Mapped", 0)
+    assert sum(found.values()) == pytest.approx(planned.repacked, abs=MIB // 50)
+    assert ordinary == pytest.approx(planned.total_bytes - planned.repacked, abs=MIB // 50)
+
+
+HOLD = """
+import json, sys
+from pathlib import Path
+from tests.llama.test_weights_in_main import config_of
+from worker.llama.library import open_library
+from worker.llama.load import load_runner
+
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = dict(line.split(":", 1) for line in lines)
+    return [int(found[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon")]
+
+open_library()
+rss, anonymous = resident()
+loaded = load_runner(config_of(Path(sys.argv[1])), lambda _: None)
+rss_after, anonymous_after = resident()
+facts = loaded.facts
+print(json.dumps([facts.memory_bytes, rss_after - rss, anonymous_after - anonymous, len(facts.offload.off_plan)]))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["Q4_K", "Q4_0", "IQ4_NL", "Q8_0", "Q4_K_M", "Q8_0 with some Q4_0"])
+def test_what_is_planned_and_told_is_what_the_process_holds(tmp_path: Path, kind: str) -> None:
+    shape, type_of = MODELS[kind]
+    path = write_shape(tmp_path / "m.gguf", shape, type_of)
+    plan = placement_of(path)
+    command = [sys.executable, "-c", HOLD, str(path)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=240)
+    told, resident, anonymous, n_off_plan = json.loads(done.stdout)
+    assert told == pytest.approx(plan.host.total_bytes, rel=TOLERANCE)
+    assert resident == pytest.approx(told, rel=TOLERANCE)
+    assert n_off_plan == 0
+    if not plan.weights_in_main.is_mapped:
+        assert resident - anonymous < TOLERANCE * resident, "a file that is not mapped leaves no pages"
+
+
+# ── what is laid out anew ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("type_name", TYPE_IDS)
+def test_the_library_is_asked_about_every_type(tmp_path: Path, type_name: str) -> None:
+    """Its own account of a load is the proof; most types are never laid out anew."""
+    kind = TENSOR_TYPES[TYPE_IDS[type_name]]
+    n_rows = 64
+    matrix = Tensor("blk.0.attn_q.weight", (2048, n_rows), type_name, kind.n_bytes(2048 * n_rows))
+    assert repacked_bytes(matrix) in (0, matrix.n_bytes)
+    assert not repacked_bytes(replace(matrix, dims=(2048, n_rows - 1))), "kernels take whole groups of rows"
+    assert not repacked_bytes(replace(matrix, dims=(2048, n_rows, 2))), "only experts are multiplied as a stack"
+
+
+def test_what_is_not_laid_out_anew_stays_mapped_in_the_file(tmp_path: Path) -> None:
+    path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q4_1"))
+    planned = placement_of(path).weights_in_main
+    assert (planned.is_mapped, planned.repacked) == (True, 0)
+    assert planned.total_bytes == read_card(path).weights_bytes
+
+
+def test_a_plan_without_repacking_takes_the_file_s_bytes_and_maps_it(tmp_path: Path) -> None:
+    path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q4_0"))
+    card = read_card(path)
+    planned = place(config_of(path), card, devices(), 1 << 45, nothing_repacked).weights_in_main
+    assert (planned.is_mapped, planned.total_bytes) == (True, card.weights_bytes)
