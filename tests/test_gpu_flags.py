@@ -20,6 +20,11 @@ from worker.settings import Settings, check
         {"split_mode": "layer", "tensor_split": "0,0"},
         {"main_gpu": 0},
         {"main_gpu": 3, "device": "vulkan"},
+        {"gpu_layers": "0", "device": "cpu"},
+        {"gpu_layers": "auto", "device": "cpu"},
+        {"gpu_layers": "all", "device": "cuda"},
+        {"gpu_layers": "10"},
+        {"gpu_layers": "0", "require_full_offload": True, "device": "cpu"},
     ],
 )
 def test_good_wishes_pass(changes: dict[str, object]) -> None:
@@ -36,6 +41,10 @@ def test_good_wishes_pass(changes: dict[str, object]) -> None:
         ({"main_gpu": 0, "device": "cuda:1"}, "--main-gpu 0 does not go with --device cuda:1"),
         ({"main_gpu": 0, "device": "1"}, "--main-gpu 0 does not go with --device 1"),
         ({"main_gpu": 0, "device": "cpu"}, "--main-gpu 0 does not go with --device cpu"),
+        ({"gpu_layers": "all", "device": "cpu"}, "--gpu-layers all needs a GPU: leave it out, or --device cpu"),
+        ({"gpu_layers": "10", "device": "cpu"}, "--gpu-layers 10 needs a GPU"),
+        ({"gpu_layers": "0", "require_full_offload": True}, "--require-full-offload needs layers on a GPU"),
+        ({"gpu_layers": "00", "split_mode": "row"}, "--split-mode row needs layers on a GPU"),
     ],
 )
 def test_wishes_that_cannot_all_hold_are_refused(changes: dict[str, object], said: str) -> None:

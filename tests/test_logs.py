@@ -32,7 +32,7 @@ def test_events_are_the_words_of_the_protocol() -> None:
     assert get_args(logs.Event) == (
         "startup", "listening", "model_load_start", "model_load_progress", "model_load_complete",
         "memory_off_plan", "ready", "callback_sent", "execute_start", "execute_end", "engine_restarted",
-        "residency_changed", "error", "shutdown",
+        "residency_changed", "no_effect", "error", "shutdown",
     )  # fmt: skip
 
 

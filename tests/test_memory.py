@@ -124,9 +124,18 @@ def test_a_context_that_nobody_asked_for_is_not_cut_below_the_least_that_is_want
 @pytest.mark.parametrize("ctx_size", [1, 100, 256, 300, 20_000, 100_000])
 def test_an_asked_for_context_is_kept_and_paid_for_as_llama_cpp_pads_it(ctx_size: int) -> None:
     made = plan(card(), ctx_size=ctx_size)
-    assert (made.n_cells, made.context_length, made.parallel) == (ctx_size, min(ctx_size, 8192), DEFAULT_PARALLEL)
+    assert (made.n_cells, made.context_length) == (ctx_size, min(ctx_size, 8192))
     padded = -(-ctx_size // CELL_STEP) * CELL_STEP
     assert made.kv_bytes == padded * CELL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("ctx_size", "slots"), [(1, 1), (33, 1), (34, 2), (135, 7), (136, 8), (100_000, DEFAULT_PARALLEL)]
+)
+def test_an_asked_for_context_has_no_more_slots_than_can_ever_run_over_it(ctx_size: int, slots: int) -> None:
+    """A job is admitted beside others with a token and a margin of 16 cells."""
+    assert plan(card(), ctx_size=ctx_size).parallel == slots
+    assert plan(card(), ctx_size=ctx_size, parallel=3).parallel == 3, "settings.py refuses what does not fit"
 
 
 def test_what_does_not_fit_is_no_plan() -> None:

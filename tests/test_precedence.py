@@ -38,7 +38,7 @@ def values_of(kind: type, knob: Knob) -> st.SearchStrategy[Any]:
     return plain.map(Path) if kind is Path else plain
 
 
-NEEDED = {"tensor_split": ["--split-mode=layer"]}
+NEEDED = {"tensor_split": ["--split-mode=layer"], "ubatch_size": ["--batch-size=1048576"]}
 """Settings that have no meaning without another one."""
 
 

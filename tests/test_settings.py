@@ -1,6 +1,7 @@
 """The rules a value must satisfy, and that the table names every setting once."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,33 @@ def test_the_longest_prompt_fits_a_body_however_it_is_escaped(most: int) -> None
 def test_the_protocol_s_own_limit_of_a_body_holds_for_its_own_limit_of_a_prompt() -> None:
     assert Settings().max_prompt_chars == 32_768
     assert Settings().max_body_bytes == Settings(max_prompt_chars=1).max_body_bytes == 2 * 2**20
+
+
+@pytest.mark.parametrize(("parallel", "ctx_size"), [(8, 16), (2, 33), (256, 4351)])
+def test_more_slots_than_can_run_over_the_context_are_refused_with_what_would_work(
+    parallel: int, ctx_size: int
+) -> None:
+    asked = Settings(parallel=parallel, ctx_size=ctx_size)
+    with pytest.raises(UsageError, match=f"--parallel {parallel} .*--ctx-size is {ctx_size}") as raised:
+        check(asked)
+    found = re.search(r"for \d+ jobs is (\d+), the largest --parallel for \d+ cells is (\d+)", str(raised.value))
+    assert found is not None
+    least_cells, most_jobs = int(found[1]), int(found[2])
+    check(replace(asked, ctx_size=least_cells))
+    check(replace(asked, parallel=most_jobs))
+    for still_wrong in (replace(asked, ctx_size=least_cells - 1), replace(asked, parallel=most_jobs + 1)):
+        with pytest.raises(UsageError):
+            check(still_wrong)
+
+
+def test_either_size_alone_is_fine() -> None:
+    assert check(Settings(parallel=256)).parallel == 256
+    assert check(Settings(ctx_size=1)).ctx_size == 1
+
+
+def test_a_part_of_a_batch_is_not_larger_than_the_batch() -> None:
+    given = {"ubatch_size": "--ubatch-size"}
+    with pytest.raises(UsageError, match="--ubatch-size 512 is more than --batch-size 128"):
+        check(Settings(ubatch_size=512, batch_size=128), given)
+    check(Settings(ubatch_size=128, batch_size=128), given)
+    check(Settings(batch_size=128))  # nobody asked for the default 512

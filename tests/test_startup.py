@@ -19,6 +19,7 @@ from tests.gated_engine import front_command
 from tests.gguf_files import tiny_model
 from tests.receiver import Receiver
 from tests.worker_process import Event, WorkerProcess, serve_default
+from worker.llama.devices import devices
 
 pytestmark = pytest.mark.process
 
@@ -227,6 +228,23 @@ def test_a_device_that_is_not_there_is_refused_with_what_there_is(model_path: Pa
     assert (line["code"], line["device"], line["model"]) == ("MODEL_LOAD_FAILED", ABSENT_DEVICE, str(model_path))
     assert f"--device {ABSENT_DEVICE} is not there" in line["message"]
     assert "cpu:0" in line["message"]
+
+
+@pytest.mark.parametrize("wish", [("--gpu-layers", "10"), ("--split-mode", "row"), ("--require-full-offload",)])
+def test_a_wish_for_a_gpu_is_refused_where_there_is_none(wish: tuple[str, ...], tiny: Path) -> None:
+    if any(device.is_gpu for device in devices()):
+        pytest.skip("this machine has a GPU")
+    with WorkerProcess("--model", str(tiny), "--port", "0", *wish) as worker:
+        line = worker.failure()
+    assert line["message"].startswith(f"{' '.join(wish)}, but no GPU was found")
+
+
+def test_a_setting_without_effect_is_one_line_that_names_it(gate: Path, tiny: Path) -> None:
+    flags = ("--deterministic", "--itl-target-ms", "40")
+    with WorkerProcess("--model", str(tiny), "--port", "0", *flags, command=front_command(gate)) as worker:
+        assert worker.wait_for("no_effect", setting="--itl-target-ms 40")["reason"]
+        worker.terminate()
+        assert worker.exit_code() == 0
 
 
 def test_an_engine_that_dies_while_loading_is_a_start_up_error(gate: Path, tiny: Path) -> None:

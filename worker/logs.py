@@ -37,6 +37,7 @@ Event = Literal[
     "execute_end",
     "engine_restarted",
     "residency_changed",
+    "no_effect",
     "error",
     "shutdown",
 ]

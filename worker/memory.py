@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from worker.card import ModelCard
 from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
 from worker.engine.contract import Configure
+from worker.engine.scheduler import most_jobs
 from worker.errors import InsufficientMemory
 from worker.ggml_types import TYPES_BY_NAME
 from worker.graph_memory import Graph, graph_bytes, graph_of, logits_bytes
@@ -147,7 +148,9 @@ def planned_graph(demand: Demand, plan: Plan) -> Graph:
 
 
 def _slots(demand: Demand) -> int:
-    return demand.parallel or DEFAULT_PARALLEL
+    """As many as were asked for; else the default, or what an asked-for context can have."""
+    most = most_jobs(demand.ctx_size) if demand.ctx_size else DEFAULT_PARALLEL
+    return demand.parallel or min(DEFAULT_PARALLEL, most)
 
 
 def _n_outputs(parallel: int) -> int:

@@ -28,6 +28,7 @@ from worker.errors import CallbackFailed, InsufficientMemory, StartupError
 from worker.fetching import fetch_in_child
 from worker.front import Front
 from worker.metrics import Metrics
+from worker.no_effect import idle_after_load, idle_before_load, tell
 from worker.pool import announce, is_test_mode, shown_url
 from worker.progress import report_loaded
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
@@ -97,6 +98,7 @@ class Service:
         log.info("startup", model_ref=self._settings.reported_model_ref, device=self._settings.device_or_auto)
         if ignored_flags:
             log.warning("startup", ignored_flags=list(ignored_flags))
+        tell(idle_before_load(self._settings))
         try:
             code = await self._live()
         except Stopped:
@@ -152,6 +154,7 @@ class Service:
             finally:
                 front.load_ended()
             report_loaded(facts, self._settings)
+            tell(idle_after_load(self._settings, facts))
             yield client
         finally:
             await client.close()

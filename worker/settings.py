@@ -17,8 +17,9 @@ from platformdirs import user_cache_path
 
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.offload import SplitMode
+from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
-from worker.gpu_flags import SHARES_PATTERN, check_split
+from worker.gpu_flags import SHARES_PATTERN, check_layers, check_split
 from worker.knob import Knob, check_token, check_value, setting
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -308,11 +309,18 @@ def check(settings: Settings, where: Mapping[str, str] | None = None) -> Setting
             check_token(value)
         elif value is not None:
             check_value(place, knob, value)
+    _check_sizes(settings, places)
     if settings.cache_type_v not in CACHE_TYPES[:3] and settings.flash_attn == "off":
         raise UsageError(
             f"--cache-type-v {settings.cache_type_v} is quantised and needs flash attention: "
             "use --flash-attn on or auto, or --cache-type-v f16"
         )
+    check_layers(
+        device=settings.device_or_auto,
+        gpu_layers=settings.gpu_layers,
+        split_mode=settings.split_mode,
+        require_full_offload=settings.require_full_offload,
+    )
     check_split(
         device=settings.device_or_auto,
         split_mode=settings.split_mode,
@@ -320,6 +328,22 @@ def check(settings: Settings, where: Mapping[str, str] | None = None) -> Setting
         main_gpu=settings.main_gpu,
     )
     return settings
+
+
+def _check_sizes(settings: Settings, places: Mapping[str, str]) -> None:
+    """Sizes that could not all hold. Raises: UsageError with those that would."""
+    parallel, ctx_size = settings.parallel, settings.ctx_size
+    if parallel and ctx_size and parallel > most_jobs(ctx_size):
+        raise UsageError(
+            f"--parallel {parallel} needs {LEAST_CELLS} cells for each job, and --ctx-size is {ctx_size}: the smallest "
+            f"--ctx-size for {parallel} jobs is {parallel * LEAST_CELLS}, the largest --parallel for {ctx_size} cells "
+            f"is {most_jobs(ctx_size)}"
+        )
+    if "ubatch_size" in places and settings.ubatch_size > settings.batch_size:
+        raise UsageError(
+            f"--ubatch-size {settings.ubatch_size} is more than --batch-size {settings.batch_size}, of which it is a "
+            "part: lower it, or raise --batch-size"
+        )
 
 
 def environment() -> dict[str, str]:

@@ -174,6 +174,45 @@ def test_full_offload_by_auto_needs_a_gpu() -> None:
     assert placed([CPU], require_full_offload=True, device="cpu").device == CPU
 
 
+@pytest.mark.parametrize(
+    ("flag", "changes"),
+    [
+        ("--gpu-layers all", {"gpu_layers": "all"}),
+        ("--gpu-layers 10", {"gpu_layers": "10"}),
+        ("--split-mode layer", {"split_mode": "layer"}),
+        ("--split-mode row", {"split_mode": "row"}),
+    ],
+)
+def test_a_flag_that_asks_for_gpus_is_refused_where_there_are_none(flag: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadFailed, match=f"^{flag}, but no GPU was found .*leave --[a-z-]+ out"):
+        placed([CPU], **changes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"gpu_layers": "auto"}, {"gpu_layers": "0"}, {"gpu_layers": "000"}])
+def test_no_gpu_is_needed_where_none_is_asked_for(changes: dict[str, Any]) -> None:
+    assert placed([CPU], **changes).device == CPU
+
+
+def test_no_layers_on_a_gpu_that_nobody_named_is_the_cpu() -> None:
+    """Otherwise the GPU would be reported as the device of a model that is not there."""
+    assert placed([gpu(80 * GIB), CPU], gpu_layers="0").device == CPU
+    assert placed([gpu(80 * GIB), CPU], gpu_layers="0", device="cuda").device == gpu(80 * GIB)
+    assert placed([gpu(80 * GIB), CPU], gpu_layers="0", main_gpu=0).device == gpu(80 * GIB)
+
+
+@pytest.mark.parametrize("n_layers", [1, N_LAYERS - 1])
+def test_full_offload_and_fewer_layers_contradict_each_other(n_layers: int) -> None:
+    with pytest.raises(ModelLoadFailed, match=f"leaves {N_LAYERS - n_layers} of {N_LAYERS} layers off the device"):
+        placed([gpu(80 * GIB), CPU], gpu_layers=str(n_layers), require_full_offload=True)
+    assert placed([gpu(80 * GIB), CPU], gpu_layers=str(N_LAYERS), require_full_offload=True).is_complete
+
+
+def test_a_successor_on_the_cpu_keeps_the_wishes_that_its_predecessor_could_not_fulfil() -> None:
+    """They were told once; a restarted engine must not fail for them."""
+    successor: dict[str, Any] = {"device": "cpu:0", "gpu_layers": "0", "split_mode": "layer", "prefill_chunk": 64}
+    assert placed([CPU], **successor).device == CPU
+
+
 def test_a_context_that_nobody_asked_for_gives_way_to_layers_but_not_all_of_it() -> None:
     """8 slots of up to 8192 cells would be 16384."""
     assert placed([gpu(80 * GIB)], ctx_size=0).plan.n_cells == 16_384
@@ -348,7 +387,6 @@ def test_all_gpus_of_the_backend_share_a_model(mode: SplitMode) -> None:
     assert found.group.shares == (2 * GIB, 80 * GIB)
     assert placed([first, second, other, CPU], split_mode=mode, device="vulkan").group.devices == (other,)
     assert placed([first, second, CPU], split_mode=mode, device="cuda:1").group.devices == (first, second)
-    assert placed([CPU], split_mode=mode).group.devices == (CPU,)
 
 
 def test_what_fits_none_alone_may_fit_all_together() -> None:

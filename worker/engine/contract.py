@@ -162,6 +162,8 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     memory_bytes: int
     """Weights + KV + compute buffers on the device, or on all that share the model, measured after the load."""
     prefill_chunk: int
+    batch_size: int = 0
+    """Most tokens in one decode call; more than was asked for where the slots need more. 0: not told."""
     prefix_cache_bytes: int = 0
     """The limit that holds; 0 where the model's memory cannot be cut, or nothing is to be kept."""
     offload: Offload = Offload()

@@ -25,8 +25,16 @@ from worker.engine.sequence import Sequence, State
 DECODE_MARGIN = 16
 """Cells that admission leaves free for each running sequence, so that not every newcomer is paused at once."""
 
+LEAST_CELLS = 1 + DECODE_MARGIN
+"""What the shortest job is admitted with beside others."""
+
 PASSES = 2
 """Prefill steps in a row that may go without the oldest prompt."""
+
+
+def most_jobs(n_cells: int) -> int:
+    """How many jobs can ever run at once over so many cells. The first is admitted into whatever there is."""
+    return max(1, n_cells // LEAST_CELLS)
 
 
 class Scheduler:

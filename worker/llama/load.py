@@ -182,6 +182,7 @@ class _Found:
     n_vocab: int
     is_resident: bool
     memory_bytes: int
+    batch_size: int
     off_plan: tuple[OffPlan, ...]
 
 
@@ -193,6 +194,7 @@ def _found(placement: Placement, runner: LlamaRunner) -> _Found:
         n_vocab=model.n_vocab,
         is_resident=is_resident(placement, model.n_offloaded, sizes),
         memory_bytes=sum(map(sizes.on_device, model.device_names)) if model.device.is_gpu else sizes.total_bytes,
+        batch_size=runner.context.n_batch,
         off_plan=off_plan(placement, sizes, free_after),
     )
 
@@ -214,6 +216,7 @@ def _facts(card: ModelCard, placement: Placement, found: _Found, chunk: int, pre
         memory_architecture=device.memory_architecture,
         memory_bytes=found.memory_bytes,
         prefill_chunk=chunk,
+        batch_size=found.batch_size,
         prefix_cache_bytes=prefix_bytes,
         offload=Offload(
             gpu_layers=placement.n_gpu_layers,

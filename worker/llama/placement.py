@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from worker.card import ModelCard
 from worker.engine.contract import Configure
 from worker.errors import InsufficientMemory, ModelLoadFailed
+from worker.gpu_flags import wants_layers, wants_no_layers
 from worker.llama.devices import Device, candidates
 from worker.memory import CELL_STEP, Demand, Plan, demand_of, most_cells, plan_memory, plan_of, wanted_cells
 from worker.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
@@ -100,11 +101,8 @@ def place(
     groups = groups_for(config, available)
     trials = [Trial(config, card, group, main_memory_bytes, repacked_bytes) for group in groups]
     on_gpus = [trial for trial in trials if trial.group.is_gpu]
-    if config.require_full_offload and config.device == "auto" and not on_gpus:
-        raise ModelLoadFailed(
-            "--require-full-offload, but no GPU was found to put the model on; `llorch-worker devices` tells why, "
-            "--device cpu serves without one"
-        )
+    if not config.prefill_chunk:
+        _check_wishes(config, on_gpus)
     for trial in on_gpus:
         if found := trial.whole(LEAST_AUTO_CELLS if trial.may_be_partial else CELL_STEP):
             return found
@@ -119,12 +117,35 @@ def place(
     raise trials[-1].refusal()
 
 
+def _check_wishes(config: Configure, on_gpus: Seq["Trial"]) -> None:
+    """Raises: ModelLoadFailed where a flag asks for GPUs and there are none, or for less than another flag demands.
+
+    Without this the CPU would serve, and the flag would say what is not so.
+    """
+    layers, is_auto = config.gpu_layers, config.device == "auto"
+    wishes = {
+        "--require-full-offload": config.require_full_offload and is_auto,
+        f"--gpu-layers {layers}": wants_layers(layers) and is_auto,
+        f"--split-mode {config.split_mode}": config.split_mode != "none",
+    }
+    for flag, is_wished in wishes.items():
+        if is_wished and not on_gpus:
+            raise ModelLoadFailed(
+                f"{flag}, but no GPU was found to put the model on; `llorch-worker devices` tells why; leave "
+                f"{flag.split()[0]} out to serve from the CPU"
+            )
+    for trial in on_gpus:
+        trial.check_full_offload()
+
+
 def groups_for(config: Configure, available: Seq[Device]) -> list[Group]:
     """The groups a configuration allows, best first, the CPU last.
 
     Raises: ModelLoadFailed for devices that are not there, and for shares that are not one for each GPU.
     """
-    found = candidates(config.device, available)
+    # Nobody's layers would be on a GPU that nobody has named.
+    is_for_cpu = config.device == "auto" and config.main_gpu < 0 and wants_no_layers(config.gpu_layers)
+    found = candidates("cpu" if is_for_cpu else config.device, available)
     if config.split_mode == "none" and config.main_gpu < 0:
         return [Group((device,), (1.0,) if device.is_gpu else ()) for device in found]
     backends = list(dict.fromkeys(device.backend for device in found if device.is_gpu))
@@ -202,6 +223,15 @@ class Trial:
         plan = plan_of(self._card, self._demand, n_cells)
         n_gpu_layers = self._most_layers(plan, self._layers.n_layers)
         return self._placement(plan, n_gpu_layers) if n_gpu_layers else None
+
+    def check_full_offload(self) -> None:
+        """Raises: ModelLoadFailed where a number of layers contradicts --require-full-offload."""
+        asked, n_layers = self._config.gpu_layers, self._layers.n_layers
+        if self._config.require_full_offload and asked.isdecimal() and int(asked) < n_layers:
+            raise ModelLoadFailed(
+                f"--gpu-layers {asked} leaves {n_layers - int(asked)} of {n_layers} layers off the device, and "
+                "--require-full-offload forbids that; use --gpu-layers all"
+            )
 
     def refusal(self) -> InsufficientMemory:
         """What is missing for the asked layers and the asked or else the smallest context, and what would fit."""
