@@ -1,4 +1,4 @@
-"""Step 0 of the process: signal handlers before anything heavy is imported, then the command line.
+"""Step 0 of the process: standard descriptors and signal handlers before anything heavy is imported, then the command.
 
 Owns: what SIGTERM and SIGINT do until a command installs its own handling. As PID 1 a signal without a handler is
 ignored, so a container could not be stopped while it starts. Runs on the main thread; imports nothing else at the top.
@@ -12,6 +12,7 @@ from types import FrameType
 
 def main() -> None:
     """Entry of the script `llorch-worker` and of `python -m worker`; exit codes: docs/protocol.md 1."""
+    open_standard_descriptors()
     arguments = sys.argv[1:]
     _handle_signals(is_serving=_means_serve(arguments))
     try:
@@ -21,6 +22,21 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     raise SystemExit(code)
+
+
+def open_standard_descriptors() -> None:
+    """Put /dev/null in the place of a descriptor 0, 1 or 2 that the parent closed.
+
+    The next thing opened would get its number: libuv aborts when that is a socket of the event loop's, and a library
+    that writes to stderr would write into a file or a connection.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _means_serve(arguments: list[str]) -> bool:
