@@ -153,7 +153,7 @@ class Stage:
     def on_restarted(self, facts: Loaded) -> None:
         self.n_restarted += 1
 
-    def on_engine_failed(self, error: StartupError) -> None:
+    def on_fatal(self, error: StartupError) -> None:
         self.failure = error
 
     # ── what the test makes happen ───────────────────────────────────────────────────────────────
@@ -167,7 +167,7 @@ class Stage:
 
     async def open(self, facts: Loaded = FACTS) -> None:
         starting = asyncio.create_task(self.client.start())
-        await self._until(lambda: bool(self.engines))
+        await self.until(lambda: bool(self.engines))
         self.say(facts)
         await starting
 
@@ -175,14 +175,14 @@ class Stage:
         """The engine is gone; unless the client gives up, its successor has been started and is silent."""
         n_engines = len(self.engines)
         self.client.on_exit(self.engine.generation, "it was ended by SIGKILL", last_words)
-        await self._until(lambda: len(self.engines) > n_engines or self.client.state is EngineState.FAILED)
+        await self.until(lambda: len(self.engines) > n_engines or self.client.state is EngineState.FAILED)
 
     async def die_and_reload(self) -> None:
         await self.die()
         self.say(FACTS)
 
     @staticmethod
-    async def _until(predicate: Callable[[], bool]) -> None:
+    async def until(predicate: Callable[[], bool]) -> None:
         for _ in range(100):
             if predicate():
                 return

@@ -4,17 +4,20 @@ What a death means for jobs: tests/test_engine_deaths.py; under any order of eve
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import pytest
 
-from tests.rehearsal import CONFIG, FACTS, WATCHDOG_S, Stage, rehearse
+from tests.rehearsal import CONFIG, FACTS, WATCHDOG_S, Engine, Stage, rehearse
 from worker.engine.contract import (
+    AskResidency,
     Cancel,
     Configure,
     Delta,
     Failed,
     Finished,
+    Inbound,
     LoadFailed,
     Outbound,
     Progress,
@@ -25,8 +28,9 @@ from worker.engine.contract import (
     StepDone,
     Violation,
 )
-from worker.engine_client import EngineClient, EngineState
-from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError
+from worker.engine_client import RESIDENCY_PERIOD_S, EngineClient, EngineState
+from worker.engine_link import LinkOwner
+from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, ModelLoadFailed, StartupError
 from worker.watchdog import LOAD_SILENCE_S
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
@@ -38,7 +42,7 @@ def failed_start(happen: Callable[[Stage], None]) -> StartupError:
     async def play() -> StartupError:
         stage = Stage()
         starting = asyncio.create_task(stage.client.start())
-        await asyncio.sleep(0)
+        await stage.until(lambda: bool(stage.engines))
         happen(stage)
         with pytest.raises(StartupError) as raised:
             await starting
@@ -258,6 +262,79 @@ def test_answers_of_the_intake_thread_do_not_hide_a_step_that_hangs() -> None:
         assert stage.engine.killed_for is not None
 
     rehearse(play)
+
+
+# ── the client's own failures ────────────────────────────────────────────────────────────────────
+
+
+class Unaskable(Engine):
+    """An engine whose link breaks when it is asked where its model is."""
+
+    def send(self, message: Inbound) -> None:
+        if isinstance(message, AskResidency):
+            raise ZeroDivisionError("the question")
+        super().send(message)
+
+
+class FailingStage(Stage):
+    """Its n-th engine cannot be started, for a reason that nobody has thought of; the others cannot be asked."""
+
+    def __init__(self, n: int, *, residency_period_s: float = RESIDENCY_PERIOD_S) -> None:
+        super().__init__(residency_period_s=residency_period_s)
+        self._n = n
+
+    async def _spawn(self, _command: Sequence[str], generation: int, _owner: LinkOwner, _: Mapping[str, str]) -> Engine:
+        if generation == self._n:
+            raise ZeroDivisionError("the start")
+        self.engines.append(Unaskable(generation))
+        return self.engine
+
+
+def check_given_up(stage: Stage, cause: str) -> None:
+    assert stage.client.state is EngineState.FAILED
+    assert isinstance(stage.failure, InternalFailure)
+    assert f"ZeroDivisionError: {cause}" in str(stage.failure)
+
+
+def test_a_first_engine_that_cannot_be_started_for_an_unforeseen_reason_ends_the_start() -> None:
+    async def play() -> None:
+        stage = FailingStage(1)
+        with pytest.raises(InternalFailure, match="ZeroDivisionError: the start"):
+            await stage.client.start()
+        await stage.client.close()
+
+    asyncio.run(play())
+
+
+def test_a_successor_that_cannot_be_started_for_an_unforeseen_reason_is_fatal() -> None:
+    """Or the worker would stay in RESTARTING for ever, and its jobs with it."""
+
+    async def play() -> None:
+        stage = FailingStage(2)
+        await stage.open()
+        job = stage.submit()
+        stage.client.on_exit(1, "it was ended by SIGKILL", "")
+        await stage.until(lambda: stage.failure is not None)
+        check_given_up(stage, "the start")
+        assert (await stage.events(job))[-1]["code"] == "INFERENCE_FAILED"
+        await stage.client.close()
+
+    asyncio.run(play())
+
+
+def test_a_timer_of_the_client_that_fails_is_fatal() -> None:
+    """Or there would be no watchdog any more, and nobody would know."""
+
+    async def play() -> None:
+        stage = FailingStage(2, residency_period_s=0.0)
+        await stage.open(msgspec.structs.replace(FACTS, backend="cuda"))
+        await stage.until(lambda: stage.failure is not None)
+        check_given_up(stage, "the question")
+        stage.client.on_exit(1, "it exited with code 0", "")
+        assert stage.deaths == [], "nothing is restarted any more"
+        await stage.client.close()
+
+    asyncio.run(play())
 
 
 # ── room in the engine ───────────────────────────────────────────────────────────────────────────

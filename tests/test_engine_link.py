@@ -12,6 +12,7 @@ import uvloop
 
 from worker.engine.contract import Cancel, JobKey, Outbound, Progress
 from worker.engine_link import EngineLink
+from worker.errors import InternalFailure, StartupError
 from worker.logs import LAST_WORDS_BYTES
 
 pytestmark = pytest.mark.process
@@ -57,6 +58,9 @@ class Owner:
     @property
     def percents(self) -> list[int]:
         return [message.percent for _, message in self.messages if isinstance(message, Progress)]
+
+    def on_fatal(self, error: StartupError) -> None:
+        raise AssertionError("nothing in these owners fails") from error
 
     async def cause(self) -> str:
         """Wait for the exit."""
@@ -202,3 +206,55 @@ def test_closing_ends_an_engine_that_does_not_leave() -> None:
         assert await owner.cause() == "it did not exit when its socket closed"
 
     with_engine("sock.sendall(frame(1)); signal.pause()", play)
+
+
+# ── an owner that fails ──────────────────────────────────────────────────────────────────────────
+
+
+class FailingOwner(Owner):
+    """Raises where it is told to."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._where = where
+        self.told: list[StartupError] = []
+        self.is_told = asyncio.Event()
+
+    def on_message(self, generation: int, message: Outbound) -> None:
+        self._fail("on_message")
+
+    def on_line(self, line: str) -> None:
+        self._fail("on_line")
+
+    def on_exit(self, generation: int, cause: str, last_words: str) -> None:
+        self._fail("on_exit")
+
+    def on_fatal(self, error: StartupError) -> None:
+        self.told.append(error)
+        self.is_told.set()
+
+    def _fail(self, where: str) -> None:
+        if where == self._where:
+            raise ZeroDivisionError(where)
+
+
+@pytest.mark.parametrize("where", ["on_message", "on_line", "on_exit"])
+def test_what_its_owner_raises_is_told_and_the_engine_still_ends_with_the_link(where: str) -> None:
+    program = "sock.sendall(frame(1)); print('a line', file=sys.stderr, flush=True)\n"
+    program += "sys.exit(0)" if where == "on_exit" else "sock.recv(1)"
+
+    async def performance() -> None:
+        owner = FailingOwner(where)
+        command = (sys.executable, "-c", PRELUDE + program)
+        async with asyncio.timeout(PATIENCE_S):
+            link = await EngineLink.spawn(command, GENERATION, owner, {"PATH": os.defpath})
+            engine = psutil.Process(link.pid)
+            await owner.is_told.wait()
+            await link.close()
+            (error,) = owner.told
+            assert isinstance(error, InternalFailure)
+            assert isinstance(error.__cause__, ZeroDivisionError)
+            assert f"ZeroDivisionError: {where}" in str(error)
+        assert not engine.is_running()
+
+    uvloop.run(performance())

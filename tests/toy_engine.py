@@ -2,7 +2,7 @@
 
     python -m tests.toy_engine FD GENERATION
 
-`Configure.model_path` says what it is like: TOY; LOUD: each token is 64 KiB of text; BROKEN: its first step raises;
+`Configure.model_path` says what it is like: TOY, or any file; LOUD: each token is 64 KiB of text; BROKEN: its first step raises;
 LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG: it cannot be loaded.
 """
 
@@ -46,7 +46,7 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     if config.model_path == TOO_BIG:
         raise InsufficientMemory("the toy is too big", needed_bytes=8, available_bytes=4)
     on_progress(100)
-    runner = RUNNERS[config.model_path](
+    runner = RUNNERS.get(config.model_path, FakeRunner)(
         ToyModel(), n_slots=FACTS.parallel, n_cells=FACTS.n_cells, chunk=FACTS.prefill_chunk
     )
     if config.model_path == LEAVING:

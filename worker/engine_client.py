@@ -5,6 +5,8 @@ engine died; knows nothing of HTTP. `Observer` hears what the rest of the front 
 
     LOADING ──Loaded──▶ RUNNING ──death──▶ RESTARTING ──Loaded──▶ RUNNING
        └──death, LoadFailed──▶ FAILED ◀──fifth death in ten minutes──┘
+
+Every state goes to FAILED, too, when one of the client's own tasks raises.
 """
 
 import asyncio
@@ -38,7 +40,7 @@ from worker.engine_link import EngineLink, LinkOwner
 from worker.engine_setup import load_error
 from worker.errors import EngineCrashed, StartupError
 from worker.job import Job
-from worker.ticker import Ticker
+from worker.supervision import ended, every, supervised
 from worker.verdict import MAX_DEATHS, Deaths
 from worker.watchdog import Watchdog
 
@@ -55,6 +57,9 @@ class EngineState(Enum):
     RESTARTING = auto()
     FAILED = auto()
     CLOSED = auto()
+
+
+_OVER = (EngineState.FAILED, EngineState.CLOSED)
 
 
 class Observer(Protocol):
@@ -74,7 +79,7 @@ class Observer(Protocol):
 
     def on_restarted(self, facts: Loaded) -> None: ...
 
-    def on_engine_failed(self, error: StartupError) -> None: ...
+    def on_fatal(self, error: StartupError) -> None: ...
 
 
 class Link(Protocol):
@@ -115,10 +120,8 @@ class EngineClient:
         self._spawn_link = spawn
         self._clock = clock
         self._watchdog = Watchdog(self._kill, floor_s=watchdog_s, clock=clock)
-        self._tickers = (
-            Ticker(self._watchdog.tick, period_s=self._watchdog.tick_s),
-            Ticker(self._ask_residency, period_s=residency_period_s),
-        )
+        self._residency_period_s = residency_period_s
+        self._timers: list[asyncio.Task[None]] = []
         self._link: Link | None = None
         self._generation = 0
         self._first_load: asyncio.Future[Loaded] | None = None
@@ -134,15 +137,18 @@ class EngineClient:
     async def start(self) -> Loaded:
         """Start the first engine and wait for its model. Raises: StartupError with the engine's own reason."""
         self._first_load = asyncio.get_running_loop().create_future()
-        for ticker in self._tickers:
-            ticker.start()
-        await self._spawn()
+        self._timers = [
+            supervised(every(self._watchdog.tick_s, self._watchdog.tick), self.on_fatal, "the engine's watchdog"),
+            supervised(every(self._residency_period_s, self._ask_residency), self.on_fatal, "the residency question"),
+        ]
+        self._spawning = supervised(self._spawn(), self.on_fatal, "the start of the engine")
         return await self._first_load
 
     async def close(self) -> None:
         """End the engine; idempotent. Jobs still in flight are the caller's to end."""
         self.state = EngineState.CLOSED
-        self._stop_timers()
+        for timer in self._timers:
+            await ended(timer)
         if self._spawning is not None:
             await asyncio.wait([self._spawning])
         if self._link is not None:
@@ -163,10 +169,6 @@ class EngineClient:
     def _kill(self, cause: str) -> None:
         if self._link is not None:
             self._link.kill(cause)
-
-    def _stop_timers(self) -> None:
-        for ticker in self._tickers:
-            ticker.stop()
 
     def _ask_residency(self) -> None:
         """A CPU's memory cannot be left, and an engine that loads has nothing there yet."""
@@ -197,7 +199,7 @@ class EngineClient:
     # ── what the engine says (LinkOwner) ─────────────────────────────────────────────────────────
 
     def on_message(self, generation: int, message: Outbound) -> None:
-        if generation != self._generation or self.state is EngineState.CLOSED:
+        if generation != self._generation or self.state in _OVER:
             return
         match message:
             case Accepted(job=key, prompt_tokens=prompt_tokens):
@@ -259,29 +261,37 @@ class EngineClient:
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
     def on_exit(self, generation: int, cause: str, last_words: str) -> None:
-        if generation != self._generation or self.state is EngineState.CLOSED:
+        if generation != self._generation or self.state in _OVER:
             return
         cause = str(self._load_failure or cause)
         if self.state is EngineState.LOADING:
             what = "the engine died while loading the model"
-            self._give_up(self._load_failure or EngineCrashed(what, cause, last_words))
+            self.on_fatal(self._load_failure or EngineCrashed(what, cause, last_words))
             return
         if not self._jobs.close_gate():
+            # Prompts that no step is blamed for count too: a worker that only ever dies must not stay in the pool.
             self._deaths.add(self._clock())
         self._watchdog.is_working = self._jobs.are_in_flight
         if self._deaths.are_too_many:
             what = f"the engine died {MAX_DEATHS} times without finishing a job"
-            self._give_up(EngineCrashed(what, cause, last_words))
+            self.on_fatal(EngineCrashed(what, cause, last_words))
             return
         self.state = EngineState.RESTARTING
         self._observer.on_restarting(cause, last_words)
-        self._spawning = asyncio.create_task(self._spawn())
+        self._spawning = supervised(self._spawn(), self.on_fatal, "the restart of the engine")
 
-    def _give_up(self, error: StartupError) -> None:
+    def on_fatal(self, error: StartupError) -> None:
+        """Give up, whatever the reason. Idempotent.
+
+        The front is told before the jobs are ended, because ending them may be what fails.
+        """
+        if self.state in _OVER:
+            return
         self.state = EngineState.FAILED
-        self._stop_timers()
-        self._jobs.end_all("INFERENCE_FAILED", "the engine could not be kept alive")
+        for timer in self._timers:
+            timer.cancel()
         if self._first_load is not None and not self._first_load.done():
             self._first_load.set_exception(error)
         else:
-            self._observer.on_engine_failed(error)
+            self._observer.on_fatal(error)
+        self._jobs.end_all("INFERENCE_FAILED", "the worker has failed and is about to exit")

@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from worker.engine.contract import Inbound, Outbound
+from worker.errors import StartupError
 from worker.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.logs import StderrTail
+from worker.supervision import failures_to, supervised
 
 _CLOSE_TIMEOUT_S = 5.0
 """An engine whose socket is closed exits at once; one that does not is wedged."""
@@ -32,6 +34,10 @@ class LinkOwner(Protocol):
 
     def on_exit(self, generation: int, cause: str, last_words: str) -> None:
         """The process is gone and everything it had sent has been delivered. Called once."""
+        ...
+
+    def on_fatal(self, error: StartupError) -> None:
+        """What was heard could not be dealt with: the front is at fault, and more cannot be heard."""
         ...
 
 
@@ -73,7 +79,7 @@ class EngineLink(asyncio.Protocol):
             ours.setblocking(False)
             await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
             undo.pop_all()
-        link._watching = asyncio.create_task(link._watch(link._process))
+        link._watching = supervised(link._watch(link._process), owner.on_fatal, "the watch over the engine process")
         return link
 
     @property
@@ -110,6 +116,10 @@ class EngineLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from asyncio's
 
     def data_received(self, data: bytes) -> None:
+        with failures_to(self._owner.on_fatal, "the engine's socket"):
+            self._deliver(data)
+
+    def _deliver(self, data: bytes) -> None:
         try:
             frames = [(number, outbound_decoder.decode(body)) for number, body in self._buffer.feed(data)]
         except ValueError as error:  # msgspec's decoding errors are ValueErrors too
@@ -126,11 +136,13 @@ class EngineLink(asyncio.Protocol):
     # ── the process ──────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self, process: Process) -> None:
-        """Drain stderr for ever; tell the owner once the process is gone and its last frame was delivered."""
+        """Drain stderr for ever, whatever the owner makes of it, because an engine that cannot write stands still; tell
+        the owner once the process is gone and its last frame was delivered."""
         assert process.stderr is not None
         while data := await process.stderr.read(4096):
-            for line in self._tail.feed(data):
-                self._owner.on_line(line)
+            with failures_to(self._owner.on_fatal, "the engine's stderr"):
+                for line in self._tail.feed(data):
+                    self._owner.on_line(line)
         code = await process.wait()
         await self._socket_closed.wait()
         self._owner.on_exit(self._generation, self._kill_cause or _describe(code), self._tail.last_words)

@@ -6,7 +6,7 @@ WorkerError
 ├── CudaError · VramOutOfMemory · InternalError                            the machine's side
 ├── StartupError                                                           the process ends, exit 1
 │   ├── ModelNotFound · BadModelFile · ModelLoadFailed · InsufficientMemory · CertificateRefused
-│   ├── DownloadFailed · BindFailed · CallbackFailed · EngineCrashed
+│   ├── DownloadFailed · BindFailed · CallbackFailed · EngineCrashed · InternalFailure
 └── UsageError                                                             the process ends, exit 2
 
 `code`, `http_status` and `retriable` are class attributes (docs/protocol.md 3).
@@ -143,6 +143,17 @@ class EngineCrashed(StartupError):
 
     def __init__(self, what: str, cause: str, last_words: str) -> None:
         super().__init__(f"{what}: {cause}" + (f"; its last words: {last_words}" if last_words else ""))
+
+
+class InternalFailure(StartupError):
+    """A part of the front has ended that nothing replaces: a defect of ours or of a library. The cause's traceback is
+    logged with it."""
+
+    code = "INTERNAL"
+
+    def __init__(self, what: str, cause: Exception) -> None:
+        super().__init__(f"{what} failed: {type(cause).__name__}: {cause}")
+        self.__cause__ = cause
 
 
 class UsageError(WorkerError):

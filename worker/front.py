@@ -33,6 +33,7 @@ from worker.protocol.events import Dialect
 from worker.protocol.headers import parse_deadline
 from worker.protocol.request import ExecuteRequest
 from worker.settings import Settings
+from worker.supervision import failures_to
 
 log = get_logger()
 
@@ -210,7 +211,7 @@ class Front:
             case Phase.DRAINING:
                 raise WorkerDraining("the worker is shutting down and takes no new jobs")
             case Phase.FAILED:
-                raise WorkerUnhealthy("the engine could not be kept alive")
+                raise WorkerUnhealthy("the worker has failed and is about to exit")
 
     def _check_room(self, facts: Loaded) -> None:
         assert self._client is not None
@@ -229,11 +230,15 @@ class Front:
         self.jobs[order.job_id] = job
         self.idle.clear()
         self._timers[job.key] = asyncio.get_running_loop().call_later(
-            order.expires_s - time.monotonic(), job.fail, "TIMEOUT", "the job's time is up"
+            order.expires_s - time.monotonic(), self._time_is_up, job
         )
         self._account.began(job, facts)
         self._client.submit(job)
         return job
+
+    def _time_is_up(self, job: Job) -> None:
+        with failures_to(self.on_fatal, "a job's time-out"):
+            job.fail("TIMEOUT", "the job's time is up")
 
     def _on_job_end(self, job: Job) -> None:
         """The one place where a job leaves, whatever ended it."""
@@ -289,7 +294,8 @@ class Front:
         report_loaded(facts, self.settings)
         self._restarted.set()
 
-    def on_engine_failed(self, error: StartupError) -> None:
+    def on_fatal(self, error: StartupError) -> None:
+        """A part of the worker is lost that nothing replaces. The first reason is the one that is told."""
         self._is_failed = True
         if not self.fatal.done():
             self.fatal.set_result(error)

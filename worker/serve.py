@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import uvloop
@@ -24,7 +24,7 @@ from worker.catalog import Located, load_catalog, locate
 from worker.certificate import Certificate, read_certificate
 from worker.engine_client import ENGINE_COMMAND, EngineClient
 from worker.engine_setup import configure, engine_environment
-from worker.errors import CallbackFailed, InsufficientMemory, StartupError
+from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, WorkerError
 from worker.fetching import fetch_in_child
 from worker.front import Front
 from worker.metrics import Metrics
@@ -33,6 +33,7 @@ from worker.pool import announce, is_test_mode, shown_url
 from worker.progress import report_loaded
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
 from worker.settings import Settings
+from worker.supervision import ended, first_of, running, supervised
 from worker.web.server import allow_open_files, bound_socket, served, url_of
 
 log = logs.get_logger()
@@ -106,6 +107,11 @@ class Service:
         except StartupError as error:
             self._report(error)
             code = 1
+        except WorkerError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the top of serve (house rule 18): the process ends, and says why
+            self._report(InternalFailure("the worker", error))
+            code = 1
         self._signals.ignore_more()
         log.info("shutdown", exit_code=code)
         return code
@@ -160,28 +166,27 @@ class Service:
             await client.close()
 
     async def _unless_stopped(self, front: Front, work: Coroutine[None, None, T]) -> T:
-        """Do the work, or raise Stopped when a signal or /shutdown comes first."""
-        task = asyncio.create_task(work)
-        await _first_of(task, self._signals.first, front.drain_requested)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-            raise Stopped
-        return task.result()
+        """Do the work. Raises: Stopped when a signal or /shutdown comes first, the fatal error when one does."""
+        async with running(work) as task:
+            await first_of(task, front.fatal, self._signals.first, front.drain_requested)
+            if front.fatal.done():
+                raise front.fatal.result()
+            if not task.done():
+                raise Stopped
+            return task.result()
 
     # ── ready, until told otherwise ──────────────────────────────────────────────────────────────
 
     async def _serve(self, front: Front, port: int) -> int:
-        """Announce, serve, drain. Raises: CallbackFailed, EngineCrashed once everybody has been told."""
-        announcing = asyncio.create_task(self._announce(front, port))
-        await _first_of(announcing, front.fatal, self._signals.first, front.drain_requested)
-        failure = announcing.exception() if announcing.done() else None
-        announcing.cancel()
+        """Announce, serve, drain. Raises: StartupError, what ended it too early, once everybody has been told."""
+        failed: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
+        announcing = supervised(self._announce(front, port), failed.set_result, "the ready callback")
+        await first_of(failed, front.fatal, self._signals.first, front.drain_requested)
+        await ended(announcing)
         code = await self._drain(front)
-        if front.fatal.done():
-            raise front.fatal.result()
-        if failure is not None:
-            raise failure
+        for reason in (front.fatal, failed):
+            if reason.done():
+                raise reason.result()
         return code
 
     async def _announce(self, front: Front, port: int) -> None:
@@ -208,9 +213,9 @@ class Service:
         """Let accepted jobs finish within the time-out; end the rest. Returns the exit code."""
         front.drain()
         log.info("shutdown", jobs=len(front.jobs), timeout_s=self._settings.shutdown_timeout_sec)
-        await _first_of(front.idle, self._signals.second, front.fatal, timeout_s=self._settings.shutdown_timeout_sec)
+        await first_of(front.idle, self._signals.second, front.fatal, timeout_s=self._settings.shutdown_timeout_sec)
         front.end_all("the worker is shutting down")
-        await _first_of(front.unwatched, timeout_s=FAREWELL_S)
+        await first_of(front.unwatched, timeout_s=FAREWELL_S)
         return 1 if self._signals.second.is_set() else 0
 
     def _report(self, error: StartupError) -> None:
@@ -225,22 +230,12 @@ class Service:
             device=device,
             model=self._settings.model,
             model_path=str(self._model_path or ""),
+            exc_info=error.__cause__ if isinstance(error, InternalFailure) else None,
             **memory,
         )
 
 
 # ── pieces ───────────────────────────────────────────────────────────────────────────────────────
-
-
-async def _first_of(*waits: asyncio.Future[Any] | asyncio.Event, timeout_s: float | None = None) -> None:
-    """Wait for the first of futures and events, or the time-out. The futures go on; they are their owners'."""
-    own = [asyncio.create_task(wait.wait()) for wait in waits if isinstance(wait, asyncio.Event)]
-    futures = [wait for wait in waits if not isinstance(wait, asyncio.Event)]
-    try:
-        await asyncio.wait([*own, *futures], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in own:
-            task.cancel()
 
 
 def _callback_body(settings: Settings, front: Front, port: int) -> bytes:

@@ -119,6 +119,31 @@ def test_what_only_llama_cpp_refuses_is_one_line_with_its_reason(tmp_path: Path)
     assert "key not found in model" in complaint(generate("Hi", "--model", str(path)), 1)
 
 
+FAILING_WATCHDOG = """
+import sys
+from worker import watchdog
+from worker.__main__ import main
+
+def fail(_):
+    raise ZeroDivisionError("on purpose")
+
+watchdog.Watchdog.tick = fail
+main()
+"""
+
+
+@pytest.mark.model
+def test_a_part_that_fails_while_the_answer_comes_is_one_line_and_exit_1(model_path: Path) -> None:
+    """Here the watchdog: without it the answer of an engine that hangs would be waited for without end."""
+    command = (sys.executable, "-c", FAILING_WATCHDOG, "generate", STORY, "--model", str(model_path))
+    result = subprocess.run(
+        [*command, "--max-tokens", "2048", "--temperature", "0"],
+        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    line = "llorch-worker: error: the engine's watchdog failed: ZeroDivisionError: on purpose\n"
+    assert (result.returncode, result.stderr) == (1, line)
+
+
 # ── interruptions ────────────────────────────────────────────────────────────────────────────────
 
 

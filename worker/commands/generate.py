@@ -4,6 +4,7 @@ A front without HTTP: it starts an engine process, streams one job's text to std
 Never imports llama.cpp.
 """
 
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ from worker.protocol.field_errors import FieldsRefused
 from worker.protocol.request import ExecuteRequest
 from worker.protocol.rules import violations
 from worker.settings import Settings, environment
+from worker.supervision import first_of, running
 
 _LONGEST_S = 86_400.0
 """A terminal has Ctrl-C; no other limit is needed."""
@@ -98,7 +100,11 @@ async def _answer(settings: Settings, request: ExecuteRequest) -> int:
     )
     try:
         facts = await client.start()
-        return await _stream(client, facts, request)
+        async with running(_stream(client, facts, request)) as answering:
+            await first_of(answering, terminal.fatal)
+            if terminal.fatal.done():
+                raise terminal.fatal.result()
+            return answering.result()
     finally:
         terminal.load_ended()
         await client.close()
@@ -154,6 +160,7 @@ class _Terminal:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
+        self.fatal: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
         self._progress = LoadProgress("pretty")
 
     def on_progress(self, percent: int) -> None:
@@ -176,5 +183,6 @@ class _Terminal:
 
     def on_restarted(self, facts: Loaded) -> None: ...
 
-    def on_engine_failed(self, error: StartupError) -> None:
-        self.console.print(str(error), style="red")
+    def on_fatal(self, error: StartupError) -> None:
+        if not self.fatal.done():
+            self.fatal.set_result(error)

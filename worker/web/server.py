@@ -1,6 +1,5 @@
 """The listening socket and uvicorn on it, for as long as a `with` lasts. Signals and exit codes are serve.py's."""
 
-import asyncio
 import os
 import resource
 import socket
@@ -11,6 +10,7 @@ import uvicorn
 
 from worker.errors import BindFailed
 from worker.front import Front
+from worker.supervision import supervised
 from worker.web.app import create_app
 from worker.web.connection import BoundedConnection
 
@@ -31,6 +31,14 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 
 class _Server(uvicorn.Server):
+    is_wanted = True
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Raises: RuntimeError when uvicorn ends by itself: nobody could reach the worker any more."""
+        await super().serve(sockets)
+        if self.is_wanted:
+            raise RuntimeError("uvicorn has stopped serving")
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are ours: uvicorn would close the listener, and a draining worker still answers."""
@@ -39,6 +47,7 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
+    """HTTP on the socket for as long as the block lasts; the front is told when it ends earlier."""
     config = uvicorn.Config(
         create_app(front),
         http=BoundedConnection,
@@ -51,10 +60,11 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         timeout_graceful_shutdown=1,
     )
     server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    serving = supervised(server.serve([sock]), front.on_fatal, "the web server")
     try:
         yield
     finally:
+        server.is_wanted = False
         server.should_exit = True
         await serving
 

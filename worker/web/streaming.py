@@ -14,6 +14,7 @@ from litestar.types import Receive, Scope, Send
 
 from worker.front import Front
 from worker.job import Job
+from worker.supervision import first_of, running
 from worker.web.connection import abort_connection, wait_until_taken
 
 SEND_TIMEOUT_S = 30.0
@@ -46,17 +47,11 @@ class JobStream(ASGIResponse):
             await self._converse(scope, receive, send)
 
     async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = asyncio.create_task(self._exchange(scope, receive, send))
-        departure = asyncio.create_task(_wait_for_departure(receive))
-        try:
-            await asyncio.wait({exchange, departure}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._job.fail("CANCELLED", "the client went away")
-            for task in (exchange, departure):
-                task.cancel()
-            await asyncio.wait({exchange, departure})
-        if not exchange.cancelled():
-            exchange.result()
+        async with running(_departure(receive)) as departure, running(self._exchange(scope, receive, send)) as exchange:
+            try:
+                await first_of(exchange, departure)
+            finally:
+                self._job.fail("CANCELLED", "the client went away")
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._job.decided.wait()
@@ -89,6 +84,6 @@ class JobStream(ASGIResponse):
                 await asyncio.sleep(0)
 
 
-async def _wait_for_departure(receive: Receive) -> None:
+async def _departure(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
