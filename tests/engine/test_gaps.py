@@ -1,5 +1,6 @@
 """While long prompts are read, the tokens of those who generate come in time: modelled machines, real engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -41,6 +42,28 @@ ON_MANY_CORES = Machine(2e-3, 0.4e-3, 0.3e-6)
 LARGE = Machine(30e-3, 4e-3, 2e-6)
 
 
+def engine_for(
+    machine: Machine,
+    n_streams: int,
+    *,
+    clock: Callable[[], float],
+    emit: Callable[[Outbound], None] = lambda _: None,
+) -> tuple[Engine, FakeRunner]:
+    """With slots for so many streams and one prompt."""
+    chunk = machine.chunk()
+    runner = FakeRunner(ToyModel(n_seen=1), n_slots=n_streams + 2, n_cells=N_CELLS, chunk=chunk, widest_step=4 * chunk)
+    rules = Rules(
+        n_slots=n_streams + 1,
+        n_cells=N_CELLS,
+        context_length=N_CELLS,
+        chunk=chunk,
+        widest_step=4 * chunk,
+        itl_target_s=TARGET_S,
+        spare_slot=SlotId(n_streams + 1),
+    )
+    return Engine(runner, rules, emit=emit, clock=clock), runner
+
+
 def gaps_while_read(machine: Machine, n_streams: int, n_prompt: int, seed: int) -> list[float]:
     """Seconds between the decode steps of the streams until a prompt of so many tokens has been read.
 
@@ -58,19 +81,8 @@ def gaps_while_read(machine: Machine, n_streams: int, n_prompt: int, seed: int) 
         if isinstance(frame, StepDone) and frame.kind == "decode":
             decoded_at_s.append(frame.sampled_at_s)
 
-    chunk = machine.chunk()
-    runner = FakeRunner(ToyModel(n_seen=1), n_slots=n_streams + 2, n_cells=N_CELLS, chunk=chunk, widest_step=4 * chunk)
+    engine, runner = engine_for(machine, n_streams, clock=lambda: now_s, emit=hear)
     runner.before_run = take_time
-    rules = Rules(
-        n_slots=n_streams + 1,
-        n_cells=N_CELLS,
-        context_length=N_CELLS,
-        chunk=chunk,
-        widest_step=4 * chunk,
-        itl_target_s=TARGET_S,
-        spare_slot=SlotId(n_streams + 1),
-    )
-    engine = Engine(runner, rules, emit=hear, clock=lambda: now_s)
     for job in range(n_streams):
         engine.submit(JobKey(job), [TokenId(2 + job)] * 30, 1_000, Sampling(seed=job))
     while len(decoded_at_s) < 5:
@@ -94,3 +106,48 @@ def test_99_of_100_gaps_are_under_one_and_a_half_targets_while_a_long_prompt_is_
     gaps = sorted(gap for seed in range(2) for gap in gaps_while_read(machine, n_streams, n_prompt, seed))
     assert gaps[int(0.99 * len(gaps))] <= 1.5 * TARGET_S
     assert sum(gaps) / len(gaps) > 0.6 * TARGET_S, "the prompt is read as fast as the target allows"
+
+
+# ── steps that did not happen ────────────────────────────────────────────────────────────────────
+
+WITHOUT_DEPTH = Machine(30e-3, 4e-3, 0.0)
+"""A step takes the same wherever it lies, so that more decode steps between two prefill steps change nothing."""
+
+
+def prefill_sizes(share_aborted: float, seed: int = 0) -> list[int]:
+    """Tokens of the prefill steps that ran, until a long prompt is read beside one stream.
+
+    Of all runs since the prompt arrived that share is aborted, and takes no time.
+    """
+    now_s = 0.0
+    sizes: list[int] = []
+    rng = Random(seed)
+    engine, runner = engine_for(WITHOUT_DEPTH, n_streams=1, clock=lambda: now_s)
+
+    def take_time(step: Step) -> None:
+        nonlocal now_s
+        if engine.scheduler.find(JobKey(1)) and rng.random() < share_aborted:
+            runner.request_abort()
+            return
+        now_s += WITHOUT_DEPTH.took_s(step)
+        if step.kind == "prefill":
+            sizes.append(step.n_tokens)
+
+    runner.before_run = take_time
+    engine.submit(JobKey(0), [TokenId(2)], 1_000, Sampling(seed=0))
+    for _ in range(3):
+        engine.step()
+    engine.submit(JobKey(1), [TokenId(50 + i % 40) for i in range(800)], 8, Sampling(seed=1))
+    late = engine.scheduler.find(JobKey(1))
+    assert late is not None
+    while not late.generated:
+        engine.step()
+    return sizes
+
+
+@pytest.mark.parametrize("share_aborted", [0.1, 0.5, 0.9])
+def test_a_step_that_was_aborted_says_nothing_of_what_steps_take(share_aborted: float) -> None:
+    """It ends at once. If that counted, the next one, which runs, would be up to twice as long as fits."""
+    undisturbed = prefill_sizes(0.0)
+    assert len(undisturbed) > 10
+    assert prefill_sizes(share_aborted) == undisturbed

@@ -51,8 +51,8 @@ class Guesses:
         )
 
     def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float, news: News) -> None:
-        """Learn from a decode step before its draws are taken; a step that did not happen says nothing."""
-        if not self._is_on or not sampled:
+        """Learn from a decode step that ran, before its draws are taken."""
+        if not self._is_on:
             return
         self._speculation.took(step.n_tokens, seconds)
         if not self._offers:

@@ -118,7 +118,7 @@ class Engine:
             return
         self.scheduler.runs(step)
         self._announce(step)
-        self._apply(step, self._timed_run(step))
+        self._apply(step, self._run(step))
         self.step_jobs = frozenset()
         self._emit(self._report(step.kind))
         # Only now: a copy takes milliseconds, and a first token may have waited for them.
@@ -168,21 +168,10 @@ class Engine:
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────
 
-    def _timed_run(self, step: Step) -> list[Sampled]:
-        """What a step took shapes those after it."""
+    def _run(self, step: Step) -> list[Sampled]:
+        """Run a step; what failed is failed, what was computed is counted, and what that took shapes later steps."""
         is_holding_up = step.kind == "prefill" and self.scheduler.is_generating
         began_s = self._clock()
-        sampled = self._run(step)
-        seconds = self._clock() - began_s
-        if is_holding_up:
-            self._pace.prefill_took(step.n_tokens, seconds)
-        if step.kind == "decode":
-            self._pace.decode_took(seconds)
-            self._guesses.judge(step, sampled, self.scheduler.running, seconds, self._news)
-        return sampled
-
-    def _run(self, step: Step) -> list[Sampled]:
-        """Run a step; what failed is failed, what was computed is counted."""
         try:
             sampled = self._runner.run(step)
         except BadBatch as error:
@@ -194,6 +183,12 @@ class Engine:
             for piece in step.slices:
                 self._runner.trim(piece.slot, piece.start)
             return []
+        seconds = self._clock() - began_s
+        if is_holding_up:
+            self._pace.prefill_took(step.n_tokens, seconds)
+        if step.kind == "decode":
+            self._pace.decode_took(seconds)
+            self._guesses.judge(step, sampled, self.scheduler.running, seconds, self._news)
         for piece in step.slices:
             self._advance(self.scheduler.running[piece.slot], len(piece.tokens) - piece.n_drafts)
         return sampled
