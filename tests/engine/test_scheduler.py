@@ -35,7 +35,8 @@ def n_free(scheduler: Scheduler) -> int:
 
 def admit(scheduler: Scheduler, n_shared: int = 0) -> list[Sequence]:
     """Who gets a slot; with nothing to share each is at once in prefill."""
-    admitted = scheduler.admit(n_free(scheduler), lambda _: n_shared)
+    scheduler.admit(n_free(scheduler), lambda _: n_shared)
+    admitted = [sequence for sequence in scheduler.running.values() if sequence.state is State.FOLLOW]
     for sequence in admitted:
         sequence.move(State.PREFILL)
     return admitted

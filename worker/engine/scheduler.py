@@ -72,12 +72,11 @@ class Scheduler:
 
     # ── slots and cells ──────────────────────────────────────────────────────────────────────────
 
-    def admit(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> list[Sequence]:
+    def admit(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> None:
         """Give slots to the head of the queue for as long as slots and cells last; they are in FOLLOW then.
 
         `n_shared`: tokens of a waiting sequence that running ones have computed, which take no cells.
         """
-        admitted = []
         n_spare = n_free_cells - sum(self._n_to_come(one) for one in self.running.values())
         while self.waiting and self.free_slots:
             sequence = self.waiting[0]
@@ -86,8 +85,6 @@ class Scheduler:
                 break
             self._give_slot(sequence)
             n_spare -= n_needed
-            admitted.append(sequence)
-        return admitted
 
     def _n_to_come(self, sequence: Sequence) -> int:
         """Cells that a sequence is given room for. With fixed steps all it may need: to pause it would mean to compute
