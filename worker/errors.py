@@ -2,6 +2,7 @@
 
 WorkerError
 ├── InvalidRequest · Unauthorized · DuplicateJob · DeadlineExceeded        the caller's side
+│   └── UnreadableDeadline
 ├── WorkerBusy · WorkerLoading · WorkerDraining · WorkerUnhealthy          the worker's state
 ├── CudaError · VramOutOfMemory · InternalError                            the machine's side
 ├── StartupError                                                           the process ends, exit 1
@@ -27,10 +28,27 @@ class WorkerError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(self.wording.format(message) if "{}" in self.wording else self.wording)
 
+    @property
+    def reason(self) -> str:
+        """What the log may say of a refusal: never a value of the request."""
+        return str(self)
+
 
 class InvalidRequest(WorkerError):
+    """Its message may quote the request, its `reason` does not."""
+
     code, http_status, retriable = "INVALID_REQUEST", 400, False
     wording = "Invalid request: {}"
+
+    @property
+    def reason(self) -> str:
+        return "a value is not valid"
+
+
+class UnreadableDeadline(InvalidRequest):
+    @property
+    def reason(self) -> str:
+        return "X-Deadline is not a time"
 
 
 class Unauthorized(WorkerError):

@@ -30,6 +30,12 @@ class FieldsRefused(InvalidRequest):
         super().__init__("; ".join(error.message for error in errors))
         self.errors = errors
 
+    @property
+    def reason(self) -> str:
+        """Fields and kinds of rules: `max_tokens: range, stop: max_count`. A rule's number may be the client's."""
+        broken = (f"{error.field}: {error.constraint.partition('(')[0]}" for error in self.errors)
+        return ", ".join(dict.fromkeys(broken))
+
 
 class _Errors(msgspec.Struct, frozen=True):
     errors: list[FieldError]

@@ -8,7 +8,7 @@ import re
 import uuid
 from datetime import UTC, datetime
 
-from worker.errors import InvalidRequest
+from worker.errors import UnreadableDeadline
 
 _UUID_FORM = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 """Any version: what counts is that it can be logged and echoed as it stands."""
@@ -30,7 +30,7 @@ def correlation_id(value: str | None) -> str:
 def parse_deadline(value: str) -> float:
     """X-Deadline in epoch seconds, from epoch milliseconds or ISO-8601; without an offset that is UTC.
 
-    Raises: InvalidRequest.
+    Raises: UnreadableDeadline.
     """
     text = value.strip()
     if _EPOCH_MS.fullmatch(text):
@@ -39,7 +39,7 @@ def parse_deadline(value: str) -> float:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         shown = repr(text[:_MAX_SHOWN_CHARACTERS])
-        raise InvalidRequest(
+        raise UnreadableDeadline(
             f"X-Deadline {shown} is not a time; send epoch milliseconds (at most 15 digits) or ISO-8601"
         ) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -36,6 +36,11 @@ class BodyRejected(WorkerError):
 class MalformedJson(BodyRejected):
     wording = "Failed to parse the request body as JSON: {}"
 
+    @property
+    def reason(self) -> str:
+        """The message may quote a byte of the body."""
+        return "the body is not JSON"
+
 
 class WrongShape(BodyRejected):
     """JSON, but a field is missing, given twice, or of the wrong type."""
