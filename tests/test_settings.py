@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from worker.cli import parse
 from worker.errors import UsageError
 from worker.knob import Knob
 from worker.settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, Settings, check, env_name, flag_name, knobs
@@ -23,8 +24,31 @@ def test_the_defaults_satisfy_their_own_rules() -> None:
     assert check(Settings()).port == 8080
 
 
-def test_two_workers_get_different_ids() -> None:
-    assert Settings().worker_id != Settings().worker_id
+HERE = {"model": "m.gguf", "host": "127.0.0.1", "port": 8080}
+
+
+def own_id(**given: Any) -> str:
+    return Settings(**{**HERE, **given}).worker_id
+
+
+def test_a_worker_without_a_given_id_has_the_same_one_after_a_restart() -> None:
+    assert own_id() == own_id(parallel=3)
+    assert re.fullmatch(r"worker-[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", own_id())
+
+
+@pytest.mark.parametrize("other", [{"port": 8081}, {"host": "127.0.0.2"}, {"model": "n.gguf"}, {"model_ref": "\udcff"}])
+def test_two_workers_on_one_machine_have_different_ids(other: dict[str, Any]) -> None:
+    assert own_id(**other) != own_id()
+
+
+def test_workers_on_any_free_port_have_ids_that_nobody_else_has() -> None:
+    assert own_id(port=0) != own_id(port=0)
+
+
+def test_the_same_command_line_gives_the_same_id_and_a_given_one_is_kept() -> None:
+    argv = ["--model", "m.gguf", "--port", "9000"]
+    assert parse(argv, {}).worker_id == parse(argv, {}).worker_id != parse([*argv[:2]], {}).worker_id
+    assert parse(argv, {"LLORCH_WORKER_ID": "w-7"}).worker_id == "w-7"
 
 
 def test_every_setting_has_its_own_flag_variable_and_explanation() -> None:

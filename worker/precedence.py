@@ -7,7 +7,7 @@ A config file is read as a whole, so that a mistake in it is found at once; of t
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def settle(flags: Mapping[str, str | bool], config: str | None, environ: Mapping
         for name, kind, knob in knobs()
         if (found := _from_flag(flags, name, kind) or _from_environ(environ, name, kind, knob) or from_file.get(name))
     }
-    settings = replace(Settings(), **{name: found.value for name, found in given.items()})
+    settings = Settings(**{name: found.value for name, found in given.items()})
     return check(settings, {name: found.where for name, found in given.items()})
 
 

@@ -6,6 +6,7 @@ Refuses to know how a value was spelled. Used once, before anything else runs; f
 """
 
 import os
+import platform
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -39,8 +40,8 @@ def _default_models_dir() -> Path:
     return user_cache_path("llorch-worker") / "models"
 
 
-def _fresh_worker_id() -> str:
-    return f"worker-{uuid.uuid4()}"
+_WORKER_IDS = uuid.UUID("6d1f9d0c-3a5e-4a1c-9a3e-0c1f4d2b7e55")
+"""The namespace of ids made from names (RFC 9562, version 5); any fixed one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,10 +231,9 @@ class Settings:
         None,
         "1-256 of A-Z a-z 0-9 _ . : -",
         "Operation",
-        factory=_fresh_worker_id,
         pattern=r"[A-Za-z0-9_.:-]{1,256}",
         metavar="ID",
-        shown_default="worker-<uuid4>",
+        shown_default="worker-<uuid>, the same after a restart on this machine with this model, host and port",
     )
     parity_report: Path | None = setting(
         None,
@@ -275,6 +275,25 @@ class Settings:
     @property
     def reported_model_ref(self) -> str:
         return self.model_ref or self.model or ""
+
+    def _own_worker_id(self) -> str:
+        """One id per machine, address and model, so that a restarted worker's series go on where they were.
+
+        Nothing of a worker on any free port (--port 0) lasts, so its id is a fresh one.
+        """
+        if self.port == 0:
+            return f"worker-{uuid.uuid4()}"
+        what = (platform.node(), _machine_id(), self.host, str(self.port), self.reported_model_ref)
+        name = "\0".join(what).encode(errors="backslashreplace").decode()  # a path may be no UTF-8
+        return f"worker-{uuid.uuid5(_WORKER_IDS, name)}"
+
+
+def _machine_id() -> str:
+    """Machines made from one image may have one name; systemd gives each an id. Empty where there is none."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def knobs() -> list[tuple[str, type, Knob]]:
