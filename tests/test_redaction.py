@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.redaction import MASK, redact, redact_text
+from worker.redaction import MASK, NO_SECRETS, Secrets
+
+redact, redact_text = NO_SECRETS.redact, NO_SECRETS.redact_text
 
 SECRET_KEYS = [
     "api_key",
@@ -82,3 +84,33 @@ def test_values_become_what_json_can_carry() -> None:
 )
 def test_whatever_comes_can_be_encoded(value: dict[str, object]) -> None:
     assert msgspec.json.encode(redact("field", value))
+
+
+# ── what the worker knows to be secret ───────────────────────────────────────────────────────────
+
+KNOWN = "correct-horse"
+
+
+@pytest.mark.parametrize("text", [KNOWN, f"job {KNOWN} of {KNOWN}", f"/cancel/{KNOWN}", f"x{KNOWN}x"])
+def test_a_known_secret_is_masked_wherever_it_stands(text: str) -> None:
+    secrets = Secrets(KNOWN)
+    assert KNOWN not in secrets.redact_text(text)
+    assert secrets.redact("job_id", {text: [text]}) == {
+        secrets.redact_text(text): [text.replace(KNOWN, MASK)],
+    }
+
+
+def test_a_short_secret_is_masked_alone_and_not_inside_other_words() -> None:
+    secrets = Secrets("a")
+    assert secrets.redact("job_id", "a") == MASK
+    assert secrets.redact("event", "startup at a place") == "startup at a place"
+
+
+def test_no_token_masks_nothing() -> None:
+    assert Secrets(None, "").redact("job_id", "job-1") == "job-1"
+
+
+@settings(derandomize=True, deadline=None)
+@given(before=st.text(max_size=20), after=st.text(max_size=20), secret=st.text("abcXYZ019-._~+/=", min_size=6))
+def test_no_text_around_a_known_secret_saves_it(before: str, after: str, secret: str) -> None:
+    assert secret not in Secrets(secret).redact_text(before + secret + after).replace(MASK, "|")

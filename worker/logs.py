@@ -2,7 +2,7 @@
 
 Owns: the words for events, the form of a line, the escaping of control characters, the routing of other libraries'
 lines through the same form, and the reading of the engine's raw stderr.
-Refuses to know: what a secret is (redaction.py), who logs and why.
+Refuses to know: what a secret is (redaction.py), who waits for a slow reader (log_writer.py), who logs and why.
 Any thread of the front or of a subcommand may log; a failing stderr harms nobody.
 """
 
@@ -22,7 +22,8 @@ from stamina.instrumentation import RetryDetails
 from structlog.typing import EventDict, WrappedLogger
 
 from worker.errors import WorkerError
-from worker.redaction import redact, redact_text
+from worker.log_writer import LogWriter
+from worker.redaction import NO_SECRETS, Secrets
 
 Event = Literal[
     "startup",
@@ -35,9 +36,13 @@ Event = Literal[
     "callback_sent",
     "execute_start",
     "execute_end",
+    "refused",
+    "access",
+    "engine",
     "engine_restarted",
     "residency_changed",
     "no_effect",
+    "log_lines_dropped",
     "error",
     "shutdown",
 ]
@@ -68,29 +73,39 @@ def get_logger() -> Log:
     return log
 
 
-def configure(log_format: str | None, worker_id: str, stream: TextIO | None = None, *, level: Level = "info") -> None:
-    """Sends every line from now on to `stream` (None: stderr): ours from `level` on, other libraries' from WARNING on.
+def configure(
+    log_format: str | None,
+    worker_id: str,
+    stream: TextIO | LogWriter | None = None,
+    *,
+    level: Level = "info",
+    secrets: Secrets = NO_SECRETS,
+) -> None:
+    """Sends every line from now on to `stream` (None: stderr): from `level` on, other libraries' from WARNING on.
 
-    `log_format` is json, pretty, or None for pretty on a terminal; colours are for terminals only.
+    `log_format` is json, pretty, or None for pretty on a terminal; colours are for terminals only. `secrets` are masked
+    wherever they stand. A LogWriter's lines wait for nobody; when it has dropped some, a line says how many.
     """
     stream = stream or sys.stderr
-    sink = _Sink(stream)
+    sink = stream if isinstance(stream, LogWriter) else _Sink(stream)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _Fields(worker_id),
+            _Fields(worker_id, secrets),
             _PrettyLine(has_colors=_is_terminal(stream)) if is_pretty(log_format, stream) else _json_line,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: sink,
     )
+    if isinstance(stream, LogWriter):
+        stream.on_cleared = lambda n_lines: get_logger().warning("log_lines_dropped", lines=n_lines)
     take_over_library_loggers()
     stamina.instrumentation.set_on_retry_hooks([_log_retry])
 
 
-def is_pretty(log_format: str | None, stream: TextIO | None = None) -> bool:
+def is_pretty(log_format: str | None, stream: TextIO | LogWriter | None = None) -> bool:
     """Whether a person reads the lines on `stream` (None: stderr)."""
     return log_format == "pretty" or (log_format is None and _is_terminal(stream or sys.stderr))
 
@@ -154,17 +169,18 @@ def _readable(lines: list[bytes]) -> list[str]:
 class _Fields:
     """The fields of a line: the fixed ones first, then the caller's, plain and without secrets."""
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, secrets: Secrets) -> None:
         self._worker_id = worker_id
+        self._secrets = secrets
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        error = _error_of(event.pop("exc_info", None))
+        error, text = _error_of(event.pop("exc_info", None)), self._secrets.redact_text
         line: EventDict = {key: event.pop(key) for key in ("timestamp", "level", "event")}
-        line["event"] = redact_text(str(line["event"]))
+        line["event"] = text(str(line["event"]))
         line["worker_id"] = self._worker_id
-        line.update({redact_text(key): redact(key, value) for key, value in event.items() if key != "worker_id"})
+        line.update({text(key): self._secrets.redact(key, value) for key, value in event.items() if key != "worker_id"})
         if error is not None:
-            line["traceback"] = [redact_text(text) for text in _traceback(error)]
+            line["traceback"] = [text(frame) for frame in _traceback(error)]
         return line
 
 
@@ -232,7 +248,7 @@ class _Sink:
     debug = info = warning = error = critical = write
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
+def _is_terminal(stream: TextIO | LogWriter | None) -> bool:
     try:
         return stream is not None and stream.isatty()
     except ValueError:  # closed

@@ -8,6 +8,10 @@ from typing import Final
 
 MASK: Final = "[REDACTED]"
 
+SHORTEST_INSIDE_A_TEXT: Final = 6
+"""Characters of a known secret that is looked for inside texts. A shorter one, such as "a", would mask half of every
+line and tell by that what it is; it is masked where it is all of a value."""
+
 _SECRET_KEY = re.compile(
     r"(^|[_-])(api[_-]?key|token|secret|password|passwd|authorization|cookie|credentials?)$", re.IGNORECASE
 )
@@ -26,24 +30,42 @@ _SECRETS_IN_TEXT = (
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 
-def redact(key: str, value: object) -> Plain:
-    """`value` as JSON can carry it, masked where `key`, a key inside it or the form of its text says "secret".
+class Secrets:
+    """What is masked: what looks like a secret, and the values that are `known` to be one, whatever they look like."""
 
-    Numbers stay even under a secret's name: a token may be a number of the vocabulary.
-    """
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if _SECRET_KEY.search(key):
-        return MASK
-    if isinstance(value, dict):
-        return {redact_text(str(name)): redact(str(name), inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [redact(key, inner) for inner in value]
-    return redact_text(str(value))
+    def __init__(self, *known: str | None) -> None:
+        self._known = [secret for secret in known if secret]
+
+    def redact(self, key: str, value: object) -> Plain:
+        """`value` as JSON can carry it, masked where `key`, a key inside it or its text says "secret".
+
+        Numbers stay even under a secret's name: a token may be a number of the vocabulary.
+        """
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if _SECRET_KEY.search(key):
+            return MASK
+        if isinstance(value, dict):
+            return {self.redact_text(str(name)): self.redact(str(name), inner) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.redact(key, inner) for inner in value]
+        return self.redact_text(str(value))
+
+    def redact_text(self, text: str) -> str:
+        text = self.mask_known(text)
+        for pattern, replacement in _SECRETS_IN_TEXT:
+            text = pattern.sub(replacement, text)
+        # Lone surrogates, as in a file name that is not UTF-8, cannot be encoded.
+        return text.encode(errors="backslashreplace").decode()
+
+    def mask_known(self, text: str) -> str:
+        """To be called before a text is cut: a secret's first half would not be recognised."""
+        for secret in self._known:
+            if text == secret:
+                return MASK
+            if len(secret) >= SHORTEST_INSIDE_A_TEXT:
+                text = text.replace(secret, MASK)
+        return text
 
 
-def redact_text(text: str) -> str:
-    for pattern, replacement in _SECRETS_IN_TEXT:
-        text = pattern.sub(replacement, text)
-    # Lone surrogates, as in a file name that is not UTF-8, cannot be encoded.
-    return text.encode(errors="backslashreplace").decode()
+NO_SECRETS: Final = Secrets()

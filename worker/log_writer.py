@@ -1,0 +1,147 @@
+"""Where the front's log lines leave: a bounded queue, and a thread that may wait for whoever reads stderr.
+
+A pipe that nobody reads blocks its writer after 64 KiB, a terminal after Ctrl-S; the event loop must never be that
+writer. Owns the queue, its bound, and the count of what did not fit.
+Refuses to know: the form of a line, who logs and why. Any thread may write; only the writer's own thread waits.
+"""
+
+import contextlib
+import io
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, TextIO
+
+MOST_CHARACTERS: Final = 4 * 1024 * 1024
+"""What may wait. At 500 characters a line these are 8,000 lines: seconds in which a log shipper restarts."""
+
+RESERVE_CHARACTERS: Final = 256 * 1024
+"""Room for errors alone: what ends the worker is told also behind a flood of other lines."""
+
+FLUSH_S: Final = 2.0
+"""At the end: how long the exit waits for a reader of stderr, who may never come."""
+
+
+class LogWriter(io.TextIOBase):
+    """A stream whose `write` never waits, and structlog's logger: its `info`, `error` and so on take finished lines.
+
+    Once something did not fit, everything but errors is dropped until all that waits has left, so that what is missing
+    is one gap; where it ends, `on_cleared` is told how many lines it had, on the writer's thread.
+    """
+
+    def __init__(
+        self, stream: TextIO | None, *, most: int = MOST_CHARACTERS, reserve: int = RESERVE_CHARACTERS
+    ) -> None:
+        """`stream`: a file with a descriptor, to which nobody else writes from now on; None: everything is lost."""
+        self._fd = None if stream is None else stream.fileno()
+        self._encoding = (stream.encoding if stream is not None else None) or "utf-8"
+        self._is_terminal = stream is not None and stream.isatty()
+        self._most = most
+        self._reserve = reserve
+        self.on_cleared: Callable[[int], None] = lambda _: None
+        self.n_dropped = 0
+        """Lines lost since the start."""
+        self._gap = 0
+        """Lines lost and not yet told of."""
+        self._is_full = False
+        self._waiting: deque[str] = deque()
+        self._n_waiting = 0
+        """Characters that have not left, with those that are being written."""
+        # Reentrant: a signal handler may log in the middle of a write.
+        self._changed = threading.Condition(threading.RLock())
+        threading.Thread(target=self._run, name="log writer", daemon=True).start()
+
+    # ── a stream ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override] # TextIOBase declares an attribute
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        self._put(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: whoever calls this after each line must not wait. See `drain`."""
+
+    # ── structlog's logger ───────────────────────────────────────────────────────────────────────
+
+    def info(self, line: str) -> None:
+        self._put(line + "\n")
+
+    debug = warning = info
+
+    def error(self, line: str) -> None:
+        self._put(line + "\n", is_error=True)
+
+    critical = error
+
+    # ── the queue ────────────────────────────────────────────────────────────────────────────────
+
+    def drain(self, timeout_s: float = FLUSH_S) -> bool:
+        """Wait until everything has left; False when the time was up before."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._n_waiting and not self._gap, timeout_s)
+
+    def _put(self, text: str, *, is_error: bool = False) -> None:
+        with self._changed:
+            most = self._most + self._reserve if is_error else self._most
+            if self._n_waiting + len(text) > most or (self._is_full and not is_error):
+                self._is_full = True
+                self._gap += text.count("\n")
+                self.n_dropped += text.count("\n")
+                return
+            self._waiting.append(text)
+            self._n_waiting += len(text)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                text = self._waiting.popleft()
+            # OSError: the reader has left, or the disk is full. Nobody is there to be told.
+            with contextlib.suppress(OSError):
+                self._write_out(text.encode(self._encoding, "backslashreplace"))
+            with self._changed:
+                self._n_waiting -= len(text)
+                self._end_gap()
+                self._changed.notify_all()
+
+    def _end_gap(self) -> None:
+        """Under the lock, so that the line that tells of a gap is the first one after it."""
+        if self._waiting or not self._is_full:
+            return
+        gap, self._gap, self._is_full = self._gap, 0, False
+        if gap:
+            self.on_cleared(gap)
+
+    def _write_out(self, data: bytes) -> None:
+        """To the descriptor itself: Python ends with an abort when a thread waits inside its buffered stderr."""
+        while data and self._fd is not None:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:  # whoever shares the descriptor has made it non-blocking
+                select.select([], [self._fd], [])
+
+
+@contextlib.contextmanager
+def in_background(stream: TextIO | None) -> Iterator[LogWriter]:
+    """A writer to `stream` in place of sys.stderr; at the end what waits has FLUSH_S to leave.
+
+    Everything that Python writes there goes through it: log lines, a progress bar, the traceback of a thread.
+    """
+    writer = LogWriter(stream)
+    with contextlib.redirect_stderr(writer):
+        try:
+            yield writer
+        finally:
+            writer.drain()
