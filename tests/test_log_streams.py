@@ -19,6 +19,9 @@ from tests.log_lines import (
 )
 from tests.receiver import Receiver
 from worker import logs, pool
+from worker.front import Front
+from worker.metrics import Metrics
+from worker.settings import Settings
 
 STDLIB_LOGGERS = ("uvicorn.error", "httpx2", "huggingface_hub.file_download", "litestar")
 law = settings(derandomize=True, deadline=None)
@@ -136,6 +139,29 @@ def test_any_chunking_of_stderr_gives_the_same_printable_lines(chunks: list[byte
     assert fed(*chunks) == fed(whole) == fed(*(bytes([byte]) for byte in whole))
     lines, last_words = fed(whole)
     assert all(line.isprintable() and line for line in [*lines, last_words or "-"])
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("llama.cpp warning: find_slot: no room", "warning"),
+        ("llama.cpp error: no memory", "warning"),
+        ("llama.cpp: more cells than the model was trained on", "debug"),
+        ("Traceback (most recent call last):", "debug"),
+    ],
+)
+def test_the_librarys_warnings_and_errors_are_for_operators_and_other_lines_for_developers(
+    line: str, level: str
+) -> None:
+    stream = io.StringIO()
+    logs.configure("json", "worker-1", stream, level="debug")
+
+    async def play() -> None:
+        Front(Settings(model="m.gguf"), Metrics("worker-1")).on_engine_line(line)
+
+    asyncio.run(play())
+    told = only_line(stream)
+    assert (told["event"], told["level"], told["line"]) == ("engine", level, line)
 
 
 def test_last_words_keep_the_last_4_kib_and_no_half_character() -> None:

@@ -39,6 +39,9 @@ log = get_logger()
 
 LOADING_RETRY_S = 5
 
+LIBRARY_LINES = ("llama.cpp warning: ", "llama.cpp error: ")
+"""How lines begin that llama/load.py writes to the engine's stderr; its other lines have no level."""
+
 
 class Front:
     """Also the engine client's Observer."""
@@ -275,7 +278,11 @@ class Front:
             )
 
     def on_engine_line(self, line: str) -> None:
-        log.debug("engine", line=line)
+        """llama.cpp's warnings and errors are for operators, whatever else comes out of the process is not."""
+        if line.startswith(LIBRARY_LINES):
+            log.warning("engine", line=line)
+        else:
+            log.debug("engine", line=line)
 
     def on_restarting(self, cause: str, last_words: str) -> None:
         self._progress.close()

@@ -12,9 +12,10 @@ from worker.engine.backend import Slice, Step
 from worker.engine.contract import Configure, SelfTested, SlotId
 from worker.engine.offload import Offload
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
+from worker.front import LIBRARY_LINES
 from worker.llama.buffers import LogLine
 from worker.llama.library import open_library
-from worker.llama.load import load_model, load_runner
+from worker.llama.load import FALSE_ALARM, _to_stderr, load_model, load_runner
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.warm_up import LEAST_CHUNK
@@ -93,6 +94,22 @@ def test_the_engine_gets_a_runner_and_the_librarys_warnings(tmp_path: Path, caps
     assert loaded.facts.context_length == 64
     assert "llama.cpp: llama_context: n_ctx_seq (768) > n_ctx_train (64)" in capsys.readouterr().err
     loaded.runner.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "begins"),
+    [
+        (LogLine("warning", "no room"), LIBRARY_LINES[0]),
+        (LogLine("error", "no memory"), LIBRARY_LINES[1]),
+        (LogLine("warning", f"more cells -- {FALSE_ALARM}"), "llama.cpp: "),
+    ],
+)
+def test_the_front_can_tell_how_grave_a_line_of_the_library_is(
+    line: LogLine, begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine and the front know each other's words only here."""
+    _to_stderr(line)
+    assert capsys.readouterr().err == f"{begins}{line.text}\n"
 
 
 def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ WIDENING = 4
 """How many chunks long a prefill step is while nobody generates. Wider ones gain nothing on a CPU (430 tokens: 1.61 s
 in steps of 32, 1.58 of 64, 1.53 of 128, 1.55 of 256), and whoever arrives meanwhile would wait for longer."""
 
+FALSE_ALARM = "possible training context overflow"
+"""What the library says of more cells than the model was trained on: jobs share them, and none uses more than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedRunner:
@@ -228,6 +231,8 @@ def _facts(card: ModelCard, placement: Placement, found: _Found, chunk: int, pre
 
 
 def _to_stderr(line: LogLine) -> None:
+    """The front reads the level from the first words (front.py)."""
     if line.level in ("warning", "error"):
-        sys.stderr.write(f"llama.cpp: {line.text}\n")
+        level = "" if FALSE_ALARM in line.text else f" {line.level}"
+        sys.stderr.write(f"llama.cpp{level}: {line.text}\n")
         sys.stderr.flush()
