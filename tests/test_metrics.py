@@ -1,12 +1,18 @@
 """The series of docs/protocol.md 8: names, types, labels, and what moves them."""
 
+import os
+import sys
+
 import pytest
+from msgspec.structs import replace
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.samples import Sample
 
+from tests.rehearsal import FACTS
+from worker import __version__, errors
 from worker.engine.contract import StepDone
-from worker.metrics import Metrics
+from worker.metrics import REFUSAL_CODES, Metrics
 
 WORKER = {"worker_id"}
 
@@ -30,12 +36,26 @@ PROTOCOL_SERIES = {
     "worker_engine_restarts_total": ("counter", WORKER),
 }
 OWN_SERIES = {
+    "worker_inference_duration_seconds": ("histogram", WORKER),
+    "worker_ready": ("gauge", WORKER),
+    "worker_slots_total": ("gauge", WORKER),
+    "worker_slots_busy": ("gauge", WORKER),
+    "worker_refusals_total": ("counter", WORKER | {"code"}),
+    "worker_log_lines_dropped_total": ("counter", WORKER),
     "worker_steps_total": ("counter", WORKER | {"kind"}),
     "worker_prefix_cache_bytes": ("gauge", WORKER),
     "worker_prefix_cache_tokens": ("gauge", WORKER),
     "worker_draft_tokens_total": ("counter", WORKER),
     "worker_draft_tokens_accepted_total": ("counter", WORKER),
 }
+LATER_SERIES = {"worker_http_requests_total": "counter", "worker_build_info": "gauge", "worker_model_info": "gauge"}
+"""Not at zero from the start: what there is to ask for is told by the web side, and an info is always 1."""
+
+OF_A_PROCESS = (
+    *("cpu_seconds_total", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds"),
+    *("open_fds", "max_fds"),
+)
+PROCESS_SERIES = {f"{prefix}process_{name}" for prefix in ("", "worker_engine_") for name in OF_A_PROCESS}
 
 
 @pytest.fixture
@@ -61,7 +81,8 @@ def types(rendered: str) -> dict[str, str]:
 
 
 def test_every_series_exists_from_the_start_with_its_type(metrics: Metrics) -> None:
-    assert types(text(metrics)) == {name: kind for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()}
+    shown = {name: kind for name, kind in types(text(metrics)).items() if name not in PROCESS_SERIES}
+    assert shown == {name: kind for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()} | LATER_SERIES
 
 
 @pytest.mark.parametrize(("name", "kind", "labels"), [(n, *rest) for n, rest in (PROTOCOL_SERIES | OWN_SERIES).items()])
@@ -102,6 +123,17 @@ def test_a_finished_job_counts_by_outcome_with_its_tokens_and_duration(metrics: 
     assert value(metrics, "worker_tokens_generated_total") == 32
     assert value(metrics, "worker_inference_duration_ms_count") == 2
     assert value(metrics, "worker_inference_duration_ms_sum") == 301_200
+    assert value(metrics, "worker_inference_duration_seconds_sum") == pytest.approx(301.2)
+
+
+def test_the_duration_in_seconds_has_the_buckets_of_the_one_in_milliseconds(metrics: Metrics) -> None:
+    for duration_ms in (9, 10, 11, 700, 10_000_000):
+        metrics.finished("success", tokens_in=0, tokens_generated=0, duration_ms=duration_ms)
+    buckets = [
+        {float(s.labels["le"]) * scale: s.value for s in samples(metrics) if s.name == f"{name}_bucket"}
+        for name, scale in (("worker_inference_duration_ms", 1), ("worker_inference_duration_seconds", 1000))
+    ]
+    assert buckets[0] == buckets[1]
 
 
 def test_a_rejected_request_or_job_counts_and_has_no_duration(metrics: Metrics) -> None:
@@ -123,10 +155,11 @@ def test_what_the_front_measures_lands_in_its_histogram(metrics: Metrics) -> Non
 
 
 def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> None:
-    metrics.loaded(memory_bytes=9_000_000_000, n_cells=4096)
-    metrics.load(vram_bytes=8_000_000_000, queue_depth=3, running=8, step=StepDone())
+    metrics.loaded(replace(FACTS, memory_bytes=9_000_000_000, n_cells=4096, parallel=9), "hf:org/repo")
+    metrics.load(vram_bytes=8_000_000_000, is_ready=False, queue_depth=3, running=8, step=StepDone())
     metrics.load(
         vram_bytes=7_000_000_000,
+        is_ready=True,
         queue_depth=2,
         running=8,
         step=StepDone(cells_used=65, prefix_tokens=7, prefix_bytes=700),
@@ -140,6 +173,7 @@ def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> Non
     assert shown["worker_memory_bytes"] == 9_000_000_000
     assert shown["worker_kv_cells_total"] == 4096
     assert (shown["worker_queue_depth"], shown["worker_requests_running"]) == (2, 8)
+    assert (shown["worker_ready"], shown["worker_slots_total"], shown["worker_slots_busy"]) == (1, 9, 8)
     assert shown["worker_kv_cells_used"] == 65
     assert (shown["worker_prefix_cache_tokens"], shown["worker_prefix_cache_bytes"]) == (7, 700)
     assert shown["worker_engine_restarts_total"] == 1
@@ -177,10 +211,10 @@ def test_prometheus_gets_openmetrics_when_it_asks(metrics: Metrics) -> None:
     body, content_type = metrics.render(accept)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     families = openmetrics_parser.text_string_to_metric_families(body.decode())  # type: ignore[no-untyped-call]  # theirs
-    names = {family.name for family in families}
+    names = {family.name for family in families} - {name.removesuffix("_total") for name in PROCESS_SERIES}
+    kinds = {name: kind for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()} | LATER_SERIES
     assert names == {
-        name.removesuffix("_total") if kind == "counter" else name
-        for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()
+        name.removesuffix("_total") if kind == "counter" else name.removesuffix("_info") for name, kind in kinds.items()
     }
 
 
@@ -189,3 +223,73 @@ def test_two_workers_in_one_process_do_not_meet() -> None:
     first.rejected()
     assert 'worker_requests_total{outcome="rejected",worker_id="w-2"} 0.0' in text(second)
     assert "w-1" not in text(second)
+
+
+# ── what the worker is, and what is asked of it ──────────────────────────────────────────────────
+
+
+def info(metrics: Metrics, name: str) -> list[dict[str, str]]:
+    return [sample.labels for sample in samples(metrics) if sample.name == name and sample.value == 1]
+
+
+def test_the_build_is_told_from_the_start_and_the_model_once_it_is_loaded(metrics: Metrics) -> None:
+    (build,) = info(metrics, "worker_build_info")
+    assert (build["worker_id"], build["version"]) == ("w-1", __version__)
+    assert {"llama_cpp_python", "python"} < set(build)
+    assert info(metrics, "worker_model_info") == []
+    metrics.loaded(FACTS, "hf:org/repo")
+    assert info(metrics, "worker_model_info") == [
+        {
+            "worker_id": "w-1",
+            "model": FACTS.name,
+            "model_ref": "hf:org/repo",
+            "quant_kind": FACTS.quant_kind,
+            "tokenizer_kind": FACTS.tokenizer_kind,
+            "backend": FACTS.backend,
+            "device": FACTS.device_name,
+            "context_length": str(FACTS.context_length),
+        }
+    ]
+
+
+def test_every_code_a_client_can_be_refused_with_has_a_series(metrics: Metrics) -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.WorkerError)]
+    ends_the_process = (errors.StartupError, errors.UsageError)
+    assert {kind.code for kind in kinds if not issubclass(kind, ends_the_process)} <= set(REFUSAL_CODES)
+    for code in REFUSAL_CODES:
+        metrics.refused(code)
+        assert value(metrics, "worker_refusals_total", code=code) == 1
+
+
+def test_what_can_be_asked_for_is_at_zero_and_exchanges_add_up(metrics: Metrics) -> None:
+    metrics.routes([("/execute", "POST", 200), ("/health", "GET", 200)])
+    metrics.answered(route="/execute", method="POST", status=200)
+    metrics.answered(route="/execute", method="POST", status=503)
+    counted = {
+        (s.labels["route"], s.labels["method"], s.labels["status"]): s.value
+        for s in samples(metrics)
+        if s.name == "worker_http_requests_total"
+    }
+    assert counted == {("/execute", "POST", "200"): 1, ("/execute", "POST", "503"): 1, ("/health", "GET", "200"): 0}
+
+
+def test_lost_log_lines_are_asked_for_at_every_scrape() -> None:
+    lost = [0]
+    metrics = Metrics("w-1", n_log_lines_dropped=lambda: lost[0])
+    assert value(metrics, "worker_log_lines_dropped_total") == 0
+    lost[0] = 7
+    assert value(metrics, "worker_log_lines_dropped_total") == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the figures come from /proc")
+def test_the_front_and_the_engine_are_told_as_processes_with_our_label(metrics: Metrics) -> None:
+    def processes() -> set[str]:
+        return {s.name for s in samples(metrics) if s.name in PROCESS_SERIES and s.labels == {"worker_id": "w-1"}}
+
+    assert processes() == {name for name in PROCESS_SERIES if name.startswith("process_")}
+    load = {"vram_bytes": 0, "queue_depth": 0, "running": 0}
+    metrics.load(**load, is_ready=True, step=StepDone(), engine_pid=os.getpid())
+    assert processes() == PROCESS_SERIES
+    assert value(metrics, "worker_engine_process_start_time_seconds") == value(metrics, "process_start_time_seconds")
+    metrics.load(**load, is_ready=True, step=StepDone(), engine_pid=2**22 + 1)
+    assert processes() == {name for name in PROCESS_SERIES if name.startswith("process_")}, "it is gone"

@@ -192,6 +192,11 @@ class EngineClient:
         """Ended jobs that still take room in the engine's intake."""
         return self._jobs.n_leaving
 
+    @property
+    def pid(self) -> int | None:
+        """Of the engine of the moment, or of the one that has just died."""
+        return self._link.pid if self._link is not None else None
+
     def _send(self, message: Submit | Cancel | AskResidency) -> None:
         if self._link is not None:
             self._link.send(message)

@@ -109,7 +109,7 @@ class Front:
         facts = self.facts
         assert facts is not None
         self._is_open = True
-        self.metrics.loaded(memory_bytes=facts.memory_bytes, n_cells=facts.n_cells)
+        self.metrics.loaded(facts, self.settings.reported_model_ref)
 
     def load_ended(self) -> None:
         """Loaded or not: nothing more will be shown of it. Idempotent."""
@@ -150,7 +150,12 @@ class Front:
     def scrape(self, accept: str | None) -> tuple[bytes, str]:
         """/metrics: (body, content type). What is a state, not a count, is looked up now, not at every step."""
         self.metrics.load(
-            vram_bytes=self.vram_bytes, queue_depth=self.n_waiting, running=self.n_running, step=self._vitals.step
+            vram_bytes=self.vram_bytes,
+            is_ready=self.phase is Phase.READY,
+            queue_depth=self.n_waiting,
+            running=self.n_running,
+            step=self._vitals.step,
+            engine_pid=self._client.pid if self._client is not None else None,
         )
         return self.metrics.render(accept)
 
