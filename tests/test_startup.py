@@ -124,7 +124,8 @@ def test_health_readyz_and_execute_open_together(story: Story) -> None:
 
 @pytest.mark.model
 def test_the_log_tells_the_start_in_order(story: Story) -> None:
-    told = [entry["event"] for entry in story.log if not entry["event"].startswith(("execute_", "engine_"))]
+    aside = ("execute_", "engine_", "refused")
+    told = [entry["event"] for entry in story.log if not entry["event"].startswith(aside)]
     assert [event for event, _ in itertools.groupby(told)] == [
         "startup",
         "listening",
@@ -208,6 +209,12 @@ def test_a_model_that_nothing_names_is_one_line_and_exit_1(reference: str) -> No
     assert (line["code"], line["model"]) == ("MODEL_NOT_FOUND", reference)
     assert reference in line["message"]
     assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
+
+
+def test_the_log_level_leaves_out_what_is_less_important() -> None:
+    with WorkerProcess("--model", "no-such-model", environment={"LLORCH_LOG_LEVEL": "error"}) as worker:
+        worker.failure()
+    assert [entry["event"] for entry in worker.log] == ["error"]
 
 
 @pytest.mark.model

@@ -2,8 +2,9 @@
 
     python -m tests.toy_engine FD GENERATION
 
-`Configure.model_path` says what it is like: TOY, or any file; LOUD: each token is 64 KiB of text; BROKEN: its first step raises;
-LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG: it cannot be loaded.
+`Configure.model_path` says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text; BROKEN: its first
+step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG: it cannot be
+loaded.
 """
 
 from collections.abc import Callable

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 import uvloop
@@ -27,11 +27,13 @@ from worker.engine_setup import configure, engine_environment
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, WorkerError
 from worker.fetching import fetch_in_child
 from worker.front import Front
+from worker.log_writer import LogWriter, in_background
 from worker.metrics import Metrics
 from worker.no_effect import idle_after_load, idle_before_load, tell
 from worker.pool import announce, is_test_mode, shown_url
 from worker.progress import report_loaded
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
+from worker.redaction import Secrets
 from worker.settings import Settings
 from worker.supervision import ended, first_of, running, supervised
 from worker.web.server import allow_open_files, bound_socket, served, url_of
@@ -54,12 +56,21 @@ def run(
     settings: Settings, *, ignored_flags: tuple[str, ...] = (), engine_command: Sequence[str] = ENGINE_COMMAND
 ) -> int:
     """Serve until told to stop. Returns the exit code: 0 graceful, 1 start-up or fatal error."""
-    logs.configure(settings.log_format, settings.worker_id)
-    return uvloop.run(_run(settings, ignored_flags, engine_command))
+    with in_background(sys.stderr) as writer:
+        logs.configure(
+            settings.log_format,
+            settings.worker_id,
+            writer,
+            level=cast(logs.Level, settings.log_level),  # check() lets no other pass
+            secrets=Secrets(settings.api_key),
+        )
+        return uvloop.run(_run(settings, ignored_flags, engine_command, writer))
 
 
-async def _run(settings: Settings, ignored_flags: tuple[str, ...], engine_command: Sequence[str]) -> int:
-    return await Service(settings, engine_command).run(ignored_flags)
+async def _run(
+    settings: Settings, ignored_flags: tuple[str, ...], engine_command: Sequence[str], writer: LogWriter
+) -> int:
+    return await Service(settings, engine_command, writer).run(ignored_flags)
 
 
 class Signals:
@@ -89,8 +100,9 @@ class Signals:
 class Service:
     """One worker's life, told from top to bottom in `_live`."""
 
-    def __init__(self, settings: Settings, engine_command: Sequence[str]) -> None:
+    def __init__(self, settings: Settings, engine_command: Sequence[str], writer: LogWriter) -> None:
         self._settings = settings
+        self._writer = writer
         self._engine_command = engine_command
         self._signals = Signals()
         self._model_path: Path | None = None
@@ -124,7 +136,8 @@ class Service:
         report = self._settings.parity_report
         certificate = read_certificate(report) if report is not None else None
         allow_open_files()
-        front = Front(self._settings, Metrics(self._settings.worker_id))
+        metrics = Metrics(self._settings.worker_id, n_log_lines_dropped=lambda: self._writer.n_dropped)
+        front = Front(self._settings, metrics)
         with bound_socket(self._settings.host, self._settings.port) as sock:
             _report_listening(sock)
             async with served(front, sock), self._engine(front, located, certificate) as client:

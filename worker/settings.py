@@ -256,6 +256,17 @@ class Settings:
     log_format: str | None = setting(
         None, "Log lines on stderr.", "Operation", choices=("json", "pretty"), shown_default="pretty on a terminal"
     )
+    log_level: str = setting(
+        "info",
+        "The least important lines to log; debug has every line of the engine's stderr.",
+        "Operation",
+        choices=("debug", "info", "warning", "error"),
+    )
+    access_log: bool = setting(False, "Log a line for every HTTP request when it has been answered.", "Operation")
+
+    def __post_init__(self) -> None:
+        if self.worker_id is None:
+            object.__setattr__(self, "worker_id", self._own_worker_id())
 
     @property
     def device_or_auto(self) -> str:

@@ -1,0 +1,34 @@
+"""The toy engine, whose library warns at every step at length: `python -m tests.talkative_engine FD GENERATION`.
+
+A worker in front of it has more to log than anybody reads.
+"""
+
+import sys
+from collections.abc import Callable
+
+from tests.engine.fake_runner import FakeRunner
+from tests.toy_engine import load as load_toy
+from worker.engine.backend import LoadedModel, Sampled, Step
+from worker.engine.contract import Configure
+from worker.engine_process import main
+
+STEP_BYTES = 1024 * 1024
+LINE = "llama.cpp warning: " + "x" * 4000 + "\n"
+
+
+class TalkativeRunner(FakeRunner):
+    def run(self, step: Step) -> list[Sampled]:
+        sys.stderr.write(LINE * (STEP_BYTES // len(LINE)))
+        sys.stderr.flush()
+        return super().run(step)
+
+
+def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
+    loaded = load_toy(config, on_progress)
+    assert type(loaded.runner) is FakeRunner
+    loaded.runner.__class__ = TalkativeRunner
+    return loaded
+
+
+if __name__ == "__main__":
+    main(load)

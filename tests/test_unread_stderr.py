@@ -1,0 +1,74 @@
+"""A worker whose stderr is a pipe that nobody reads, and whose library has a lot to say (docs/protocol.md 8)."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from tests.gguf_files import tiny_model
+from tests.worker_process import PATIENCE_S, WorkerProcess, check_order
+
+pytestmark = pytest.mark.process
+
+N_TOKENS = 6
+"""As many MiB on the engine's stderr, more than the front lets wait."""
+
+
+class UnreadWorker(WorkerProcess):
+    """Its log is read until it is ready, and then when the test says so."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__(*arguments, command=(sys.executable, "-m", "tests.fronted_by", "tests.talkative_engine"))
+        self._may_read = threading.Event()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for raw in self.process.stderr:
+            self._lines.put(raw.decode())
+            if b'"event":"ready"' in raw:
+                self._may_read.wait()
+        self._lines.put(None)
+
+    def read_on(self) -> None:
+        self._may_read.set()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.read_on()
+        super().__exit__(kind, error, trace)
+
+
+@pytest.fixture
+def unread(tmp_path: Path) -> Iterator[UnreadWorker]:
+    """It has said more than its pipe and its queue hold."""
+    model = tiny_model().write(tmp_path / "tiny.gguf")
+    with UnreadWorker("--model", str(model), "--port", "0") as worker:
+        worker.ready()
+        check_order(worker.run(prompt="abc", max_tokens=N_TOKENS))
+        assert worker.metrics()["worker_log_lines_dropped_total"] > 0
+        yield worker
+
+
+def test_it_answers_streams_and_ends_though_nobody_reads_its_log(unread: UnreadWorker) -> None:
+    assert unread.health()["status"] == "healthy"
+    events = unread.run(prompt="abc", max_tokens=2)
+    check_order(events)
+    assert events[-1]["type"] == "end"
+    unread.terminate()
+    assert unread.process.wait(PATIENCE_S) == 0
+
+
+def test_a_reader_that_comes_back_is_told_how_many_lines_it_has_missed(unread: UnreadWorker) -> None:
+    unread.read_on()
+    missed = unread.wait_for("log_lines_dropped")
+    assert missed["level"] == "warning"
+    assert missed["lines"] == unread.metrics()["worker_log_lines_dropped_total"]
+    unread.terminate()
+    assert unread.exit_code() == 0
+    told = [entry["event"] for entry in unread.log]
+    assert told[-2:] == ["shutdown", "shutdown"]
+    assert all(told), "half a line, or none of ours"
