@@ -9,6 +9,7 @@ from worker.engine.contract import Loaded
 from worker.job import Job
 from worker.logs import get_logger
 from worker.metrics import Metrics
+from worker.redaction import Secrets
 from worker.settings import Settings
 from worker.throughput import Throughput
 
@@ -21,6 +22,7 @@ MAX_LOGGED_ID = 256
 class Account:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._model_ref = settings.reported_model_ref
+        self._secrets = Secrets(settings.api_key)
         self._metrics = metrics
         self.throughput = Throughput()
 
@@ -42,15 +44,19 @@ class Account:
             "execute_end",
             **self._fields(job, facts),
             outcome=job.outcome,
-            code=job.failure,
+            code=job.code,
             tokens_in=job.prompt_tokens,
+            cached_tokens=job.cached_tokens,
             tokens_out=job.tokens_out,
+            queue_time_ms=job.queue_time_ms,
+            time_to_first_token_ms=job.time_to_first_token_ms,
             decode_time_ms=job.decode_time_ms,
         )
 
     def _fields(self, job: Job, facts: Loaded | None) -> dict[str, object]:
         return {
-            "job_id": job.order.job_id[:MAX_LOGGED_ID],
+            # Masked before it is cut: a client may send the API key as its job_id, at any place in it.
+            "job_id": self._secrets.mask_known(job.order.job_id)[:MAX_LOGGED_ID],
             "correlation_id": job.order.correlation_id,
             "model_ref": self._model_ref,
             "device": facts.device_name if facts is not None else None,

@@ -54,6 +54,10 @@ class Job:
         self.prompt_tokens = 0
         self.tokens_out = 0
         self.tokens_sampled = 0
+        self.queue_time_ms: int | None = None
+        """From arrival to the first slot; None without one."""
+        self.cached_tokens = 0
+        """Of the prompt, found computed when it got its slot."""
         self.n_deaths = 0
         """Engine deaths at which this job was running."""
         self.decided = asyncio.Event()
@@ -98,6 +102,18 @@ class Job:
         return round((self._last_sampled_s - self._first_sampled_s) * 1000)
 
     @property
+    def time_to_first_token_ms(self) -> int | None:
+        """From arrival; None before it."""
+        if self._first_sampled_s is None:
+            return None
+        return round((self._first_sampled_s - self.order.arrived_s) * 1000)
+
+    @property
+    def code(self) -> str | None:
+        """What the client was told of a job that failed or was refused."""
+        return self.refusal.code if self.refusal is not None else self.failure
+
+    @property
     def submission(self) -> Submit:
         return Submit(
             job=self.key,
@@ -134,6 +150,7 @@ class Job:
         self._slot_since_s = time.monotonic()
         if self._started_event is None:
             queued_s = self._slot_since_s - self.order.arrived_s
+            self.queue_time_ms, self.cached_tokens = round(queued_s * 1000), n_cached
             self._around.metrics.started(queued_s=queued_s, n_cached=n_cached)
             self._push_started(n_cached)
 
@@ -155,6 +172,8 @@ class Job:
     def finish(self, finished: Finished) -> None:
         if self.is_ended:
             return
+        first_token_ms = self.time_to_first_token_ms
+        assert first_token_ms is not None
         self._push(
             self.dialect.end(
                 tokens_out=self.tokens_out,
@@ -163,7 +182,7 @@ class Job:
                 stop_sequence_matched=finished.stop,
                 tokens_sampled=self.tokens_sampled,
                 prompt_tokens=self.prompt_tokens,
-                time_to_first_token_ms=self._time_to_first_token_ms(),
+                time_to_first_token_ms=first_token_ms,
                 context_full=finished.is_context_full,
             )
         )
@@ -232,10 +251,6 @@ class Job:
             tokens_out=self.tokens_out,
             decode_time_ms=decode_ms,
         )
-
-    def _time_to_first_token_ms(self) -> int:
-        assert self._first_sampled_s is not None
-        return round((self._first_sampled_s - self.order.arrived_s) * 1000)
 
     def _push_started(self, n_cached: int) -> None:
         self._started_event = self.dialect.started(

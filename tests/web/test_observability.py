@@ -18,11 +18,12 @@ SECRET = "mellifluous xylophone"
 
 HISTOGRAMS = (
     "worker_inference_duration_ms",
+    "worker_inference_duration_seconds",
     "worker_time_to_first_token_seconds",
     "worker_inter_token_latency_seconds",
     "worker_queue_time_seconds",
 )
-GAUGES_OF_WORK = ("worker_queue_depth", "worker_requests_running", "worker_kv_cells_used")
+GAUGES_OF_WORK = ("worker_queue_depth", "worker_requests_running", "worker_kv_cells_used", "worker_slots_busy")
 COUNTERS = (
     *(f'worker_requests_total{{outcome="{outcome}"}}' for outcome in ("success", "error", "cancelled", "timeout")),
     'worker_requests_total{outcome="rejected"}',
@@ -31,6 +32,7 @@ COUNTERS = (
     *("worker_draft_tokens_total", "worker_draft_tokens_accepted_total"),
 )
 GAUGES_OF_THE_PAST = ("worker_prefix_cache_tokens", "worker_prefix_cache_bytes")
+REFUSALS = ('worker_refusals_total{code="INVALID_REQUEST"}', 'worker_refusals_total{code="WORKER_BUSY"}')
 OTHERS = ("worker_vram_bytes", "worker_memory_bytes", "worker_uptime_seconds", "worker_kv_cells_total")
 
 
@@ -49,10 +51,12 @@ def chosen(samples: dict[str, float], *names: str) -> dict[str, float]:
 def test_every_series_is_there_at_zero_before_the_first_job(watched: WorkerProcess) -> None:
     samples = watched.metrics()
     counts = [f"{name}_{part}" for name in HISTOGRAMS for part in ("count", "sum")]
-    assert set(chosen(samples, *COUNTERS, *GAUGES_OF_WORK, *GAUGES_OF_THE_PAST, *counts).values()) == {0.0}
+    assert set(chosen(samples, *COUNTERS, *REFUSALS, *GAUGES_OF_WORK, *GAUGES_OF_THE_PAST, *counts).values()) == {0.0}
     assert samples["worker_vram_bytes"] == watched.health()["vram_bytes"]
     assert samples["worker_memory_bytes"] == watched.health()["memory_bytes"] > 0
     assert samples["worker_kv_cells_total"] == 1024
+    assert (samples["worker_ready"], samples["worker_slots_total"], samples["worker_slots_busy"]) == (1, 1, 0)
+    assert samples['worker_http_requests_total{method="POST",route="/execute",status="200"}'] == 0
     assert samples["worker_uptime_seconds"] > 0
     text = watched.get("/metrics").text
     for line in text.splitlines():
@@ -89,7 +93,7 @@ def test_series_add_up_over_jobs_of_every_outcome(watched: WorkerProcess) -> Non
     drawn = sum(end["tokens_sampled"] for end in ends) + sum(line["tokens_out"] for line in lines[2:])
     assert samples["worker_tokens_generated_total"] >= drawn
     counts = {name: samples[f"{name}_count"] for name in HISTOGRAMS}
-    assert counts["worker_inference_duration_ms"] == 5
+    assert counts["worker_inference_duration_ms"] == counts["worker_inference_duration_seconds"] == 5
     assert counts["worker_queue_time_seconds"] == 4, "one never had a slot"
     assert counts["worker_time_to_first_token_seconds"] == 4
     first_and_next = counts["worker_time_to_first_token_seconds"] + counts["worker_inter_token_latency_seconds"]
@@ -134,15 +138,21 @@ def test_a_job_is_two_lines_that_carry_its_ids_and_its_figures(watched: WorkerPr
     starts = {entry["job_id"]: entry for entry in watched.log if entry["event"] == "execute_start"}
     assert starts["told"]["correlation_id"] == told["correlation_id"] == KNOWN
     assert starts["refused"]["correlation_id"] == refused.headers["x-correlation-id"] == not_taken["correlation_id"]
-    figures = {name: told[name] for name in ("job_id", "outcome", "tokens_in", "tokens_out", "decode_time_ms")}
+    names = ("job_id", "outcome", "code", "tokens_in", "cached_tokens", "tokens_out", "decode_time_ms")
+    figures = {name: told[name] for name in (*names, "time_to_first_token_ms")}
     assert figures == {
         "job_id": "told",
+        "code": None,
+        "cached_tokens": 0,
+        "time_to_first_token_ms": end["time_to_first_token_ms"],
         "outcome": "success",
         "tokens_in": end["prompt_tokens"],
         "tokens_out": end["tokens_out"],
         "decode_time_ms": end["decode_time_ms"],
     }
+    assert 0 <= told["queue_time_ms"] <= told["time_to_first_token_ms"]
     assert (not_taken["job_id"], not_taken["outcome"], not_taken["tokens_in"]) == ("refused", "rejected", 0)
+    assert not_taken["code"] == "INVALID_REQUEST"
 
 
 def test_control_characters_of_a_client_stay_inside_their_line(watched: WorkerProcess) -> None:

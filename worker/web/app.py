@@ -4,8 +4,9 @@ Runs on the front's event loop; nothing here waits but for the client.
 """
 
 from asyncio import to_thread
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Litestar, Request, Response, Router, get, post
@@ -30,6 +31,7 @@ from worker.protocol.request_schema import request_schema
 from worker.protocol.rules import violations
 from worker.web.connection import is_crowded
 from worker.web.edge import Edge
+from worker.web.exchange import note_refusal
 from worker.web.streaming import JobStream
 
 log = get_logger()
@@ -37,6 +39,7 @@ log = get_logger()
 LARGE_BODY_BYTES = 32 * 1024
 
 AnyRequest = Request[Any, Any, Any]
+Failure = TypeVar("Failure", bound=Exception)
 
 _TEXT = "text/plain"
 _STREAM = (
@@ -52,9 +55,9 @@ def create_app(front: Front) -> ASGIApp:
     app = Litestar(
         route_handlers=[*_state_routes(front), _execute_route(front), *_control_routes(front)],
         exception_handlers={
-            WorkerError: lambda _, error: render_error(error),
-            HTTPException: lambda _, error: _render_http_error(error),
-            Exception: lambda _, error: _render_unexpected(error),
+            WorkerError: _noting(render_error),
+            HTTPException: _noting(_render_http_error),
+            Exception: _noting(_render_unexpected),
         },
         openapi_config=OpenAPIConfig(
             title="llorch-worker",
@@ -65,7 +68,7 @@ def create_app(front: Front) -> ASGIApp:
         request_max_body_size=front.settings.max_body_bytes,
         logging_config=None,
     )
-    return Edge(app, front.settings.api_key)
+    return Edge(app, front.settings, front.metrics)
 
 
 # ── routes ───────────────────────────────────────────────────────────────────────────────────────
@@ -187,6 +190,16 @@ def _without_page(response: Response[Any]) -> Response[Any]:
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _noting(render: Callable[[Failure], Response[bytes]]) -> Callable[[AnyRequest, Failure], Response[bytes]]:
+    """An exception handler for Litestar whose refusals the log and the counters hear of."""
+
+    def handle(request: AnyRequest, error: Failure) -> Response[bytes]:
+        note_refusal(request.scope, error)
+        return render(error)
+
+    return handle
 
 
 def render_error(error: Exception) -> Response[bytes]:

@@ -1,17 +1,23 @@
-"""What surrounds every route: the correlation id on each response, and the bearer token before anything is read."""
+"""What surrounds every route: the correlation id on each response, the bearer token before anything is read, and the
+end of the exchange, which is told whatever ended it.
+"""
 
 import hashlib
 import hmac
 from collections.abc import Iterable
 
 import structlog
+from litestar import Litestar
 from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Message, Method, Receive, Scope, Send
+from litestar.types import Message, Method, Receive, Scope, Send
 
 from worker.errors import Unauthorized
+from worker.metrics import Metrics
 from worker.protocol.bodies import encode_error
 from worker.protocol.headers import correlation_id
+from worker.settings import Settings
+from worker.web.exchange import Book, note_refusal
 
 CORRELATION_HEADER = b"x-correlation-id"
 
@@ -24,26 +30,32 @@ _ROUTED_AS: dict[str, Method] = {"HEAD": "GET", "OPTIONS": "TRACE"}
 
 
 class Edge:
-    """Outermost ASGI application. `api_key` None means that every route is open."""
+    """Outermost ASGI application. Without an API key every route is open."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: Litestar, settings: Settings, metrics: Metrics) -> None:
         self._app = app
-        self._key_digest = None if api_key is None else _digest(api_key.encode())
+        self._key_digest = None if settings.api_key is None else _digest(settings.api_key.encode())
+        self._book = Book(app, settings, metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         correlation = correlation_id(_header(scope["headers"], CORRELATION_HEADER))
         scope["state"]["correlation_id"] = correlation
+        exchange = self._book.begin(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableScopeHeaders(message)["X-Correlation-ID"] = correlation
+            exchange.sent(message)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(correlation_id=correlation):
-            if self._is_allowed(scope):
-                await self._app(_as_routed(scope), receive, send_with_id)
-            else:
-                await _send_unauthorized(send_with_id)
+            try:
+                if self._is_allowed(scope):
+                    await self._app(_as_routed(scope), receive, send_with_id)
+                else:
+                    await _send_unauthorized(scope, send_with_id)
+            finally:
+                exchange.end()
 
     def _is_allowed(self, scope: Scope) -> bool:
         if self._key_digest is None or scope["path"] in OPEN_PATHS:
@@ -69,10 +81,10 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
-async def _send_unauthorized(send: Send) -> None:
-    body = encode_error(
-        Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token")
-    )
+async def _send_unauthorized(scope: Scope, send: Send) -> None:
+    error = Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token")
+    note_refusal(scope, error)
+    body = encode_error(error)
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

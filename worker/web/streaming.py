@@ -16,6 +16,7 @@ from worker.front import Front
 from worker.job import Job
 from worker.supervision import first_of, running
 from worker.web.connection import abort_connection, wait_until_taken
+from worker.web.exchange import note_refusal
 
 SEND_TIMEOUT_S = 30.0
 """docs/protocol.md 6: a send without progress for this long cancels the job."""
@@ -56,6 +57,7 @@ class JobStream(ASGIResponse):
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._job.decided.wait()
         if self._job.refusal is not None:
+            note_refusal(scope, self._job.refusal)
             answer = self._render_error(self._job.refusal)
             request = Request[Any, Any, Any](scope, receive, send)
             await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
