@@ -99,10 +99,6 @@ class ModelCard:
         return tuple(tensor for tensor in self.tensors if block_of(tensor.name) not in left_out)
 
     @property
-    def loaded_bytes(self) -> int:
-        return sum(tensor.n_bytes for tensor in self.loaded_tensors)
-
-    @property
     def bytes_by_type(self) -> tuple[tuple[str, int], ...]:
         """(tensor type, bytes), most bytes first."""
         return _bytes_by_type(self.tensors)

@@ -1,9 +1,9 @@
 """How much memory a model needs, and how large a context fits: card × settings → plan.
 
 Owns the arithmetic only; what is free, and where it is, is told by who asks, and after the load the measured figures
-are compared with these. Weights are exact, KV cells are what llama.cpp allocates for a unified cache without sliding
-windows, and its states of recurrent layers, the compute buffers are graph_memory.py's estimate. Pure; runs in the
-engine before the load, and in `inspect`.
+are compared with these. Weights are spread.py's. KV cells are what llama.cpp allocates for a unified cache without
+sliding windows, and its states of recurrent layers; the compute buffers are graph_memory.py's estimate. Pure; runs in
+the engine before the load, and in `inspect`.
 """
 
 from collections.abc import Callable
@@ -55,24 +55,18 @@ def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be asked of llama.cpp, and the memory that takes where all of it lies in one place."""
+    """What will be asked of llama.cpp, and the memory that takes beside weights, where all of it lies in one place."""
 
     n_cells: int
     """KV cells shared by all jobs; llama.cpp's context is this rounded up to CELL_STEP."""
     parallel: int
     trained_length: int
-    weights_bytes: int
-    """As the file has them; what they take in main memory is spread.py's."""
     kv_bytes: int
     """With the states of recurrent layers."""
     compute_bytes: int
     """An estimate."""
     output_bytes: int
     """The rows of logits that are kept to be read."""
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.output_bytes
 
     @property
     def context_length(self) -> int:
@@ -93,8 +87,7 @@ def plan_memory(card: ModelCard, demand: Demand, fits: Fits, *, least_cells: int
 
     An asked-for context is kept as it is. Otherwise as many cells as fit, in steps of CELL_STEP, up to parallel ×
     trained length and DEFAULT_MAX_CELLS, and not fewer than `least_cells` of those that are wanted; where memory is
-    what limits them and `parallel` is free, there are fewer slots, so that each can have CELL_STEP cells. Weights count
-    in full, also when the file is mapped.
+    what limits them and `parallel` is free, there are fewer slots, so that each can have CELL_STEP cells.
     """
     wanted = wanted_cells(card, demand)
     if demand.ctx_size:
@@ -127,7 +120,7 @@ def plan_of(card: ModelCard, demand: Demand, n_cells: int) -> Plan:
     slots = _slots(demand)
     is_scarce = not demand.ctx_size and n_cells < wanted_cells(card, demand)
     parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
-    bare = Plan(n_cells, parallel, card.context_length, card.loaded_bytes, 0, 0, 0)
+    bare = Plan(n_cells, parallel, card.context_length, 0, 0, 0)
     return replace(
         bare,
         kv_bytes=sum(layer_memory_bytes(card, demand, bare)),
