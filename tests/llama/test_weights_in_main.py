@@ -143,6 +143,13 @@ def test_the_library_is_asked_about_every_type(tmp_path: Path, type_name: str) -
     assert not repacked_bytes(replace(matrix, dims=(2048, n_rows, 2))), "only experts are multiplied as a stack"
 
 
+@pytest.mark.parametrize("dims", [(0, 8), (32, 0), (32, 8, 0), (32, 8, 2, 2), (32, 8, 2, 0), (32,), (32, 1)])
+@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"])
+def test_shapes_that_ggml_has_no_product_for_are_asked_without_harm(name: str, dims: tuple[int, ...]) -> None:
+    """It would end the process on some of them."""
+    assert repacked_bytes(Tensor(name, dims, "Q4_0", 0)) == 0
+
+
 def test_what_is_not_laid_out_anew_stays_mapped_in_the_file(tmp_path: Path) -> None:
     path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q4_1"))
     planned = placement_of(path).weights_in_main

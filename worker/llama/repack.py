@@ -38,7 +38,11 @@ class _TensorHead(ctypes.Structure):
 def repacked_bytes(matrix: Tensor) -> int:
     """Bytes that a matrix of the model takes laid out anew in main memory; 0 for one that is computed with as it is."""
     dims = (*matrix.dims, 1, 1, 1)[:4]
-    return _repacked_bytes(_TYPE_IDS[matrix.type_name], dims, has_experts="exps." in matrix.name)
+    has_experts = "exps." in matrix.name
+    if 0 in dims or (has_experts and dims[3] > 1):
+        # ggml divides by the one and asserts that there is not the other.
+        return 0
+    return _repacked_bytes(_TYPE_IDS[matrix.type_name], dims, has_experts=has_experts)
 
 
 @functools.cache
