@@ -1,9 +1,9 @@
 """How much memory a model needs, and how large a context fits: card × settings → plan.
 
 Owns the arithmetic only; what is free, and where it is, is told by who asks, and after the load the measured figures
-are compared with these. Weights are spread.py's. KV cells are what llama.cpp allocates for a unified cache without
-sliding windows, and its states of recurrent layers; the compute buffers are graph_memory.py's estimate. Pure; runs in
-the engine before the load, and in `inspect`.
+are compared with these. Weights are spread.py's. KV cells are what llama.cpp allocates for a unified cache, whose
+layers with sliding windows have as many as others, and its states of recurrent layers; the compute buffers are
+graph_memory.py's estimate. Pure; runs in the engine before the load, and in `inspect`.
 """
 
 from collections.abc import Callable

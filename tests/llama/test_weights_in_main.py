@@ -7,9 +7,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.llama.shapes import MIXTURE, TINY_LLAMA, Shape, write_shape
@@ -19,11 +21,11 @@ from worker.engine.contract import Configure
 from worker.ggml_types import TENSOR_TYPES
 from worker.gguf_header import Tensor
 from worker.llama.devices import devices
+from worker.llama.load import load_runner
 from worker.llama.model import Model
 from worker.llama.placement import Placement, place
 from worker.llama.repack import repacked_bytes
 from worker.parity.setups import cpu
-from worker.spread import nothing_repacked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is held is read from /proc")
 
@@ -157,8 +159,10 @@ def test_what_is_not_laid_out_anew_stays_mapped_in_the_file(tmp_path: Path) -> N
     assert planned.total_bytes == read_card(path).weights_bytes
 
 
-def test_a_plan_without_repacking_takes_the_file_s_bytes_and_maps_it(tmp_path: Path) -> None:
-    path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q4_0"))
-    card = read_card(path)
-    planned = place(config_of(path), card, devices(), 1 << 45, nothing_repacked).weights_in_main
-    assert (planned.is_mapped, planned.total_bytes) == (True, card.weights_bytes)
+def test_with_deterministic_the_weights_stay_as_the_file_has_them(tmp_path: Path) -> None:
+    path = write_shape(tmp_path / "m.gguf", replace(WIDE, n_layers=1, n_vocab=1000), all_of("Q4_0"))
+    config = msgspec.structs.replace(config_of(path), is_deterministic=True)
+    with closing(load_runner(config, lambda _: None).runner) as runner:
+        buffers = runner.model.sizes.buffers
+    assert [buffer.name for buffer in buffers] == ["CPU_Mapped"]
+    assert buffers[0].size_bytes == pytest.approx(read_card(path).weights_bytes, abs=MIB // 50)

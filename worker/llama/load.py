@@ -34,6 +34,7 @@ from worker.llama.seq_ids import seq_ids_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
 from worker.memory import CELLS_SEQ_IDS, Plan, k_type, prefix_cache_bytes
+from worker.spread import RepackedBytes, nothing_repacked
 
 WIDENING = 4
 """How many chunks long a prefill step is while nobody generates. Wider ones gain nothing on a CPU (430 tokens: 1.61 s
@@ -86,7 +87,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     open_library(on_log)
     card = read_card(Path(config.model_path))
     available_bytes = available_memory_bytes()
-    placement = place(config, card, devices(), available_bytes, repacked_bytes)
+    placement = place(config, card, devices(), available_bytes, _repacking(config))
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with ExitStack() as undo:
         model = undo.enter_context(
@@ -128,6 +129,11 @@ def prefix_cache_limit(config: Configure, placement: Placement, available_bytes:
     return prefix_cache_bytes(
         config.prefix_cache_bytes, placement.plan, sys.maxsize if config.prefill_chunk else left_bytes
     )
+
+
+def _repacking(config: Configure) -> RepackedBytes:
+    """ggml's kernels for repacked weights compute several rows at once otherwise than one alone."""
+    return nothing_repacked if config.is_deterministic else repacked_bytes
 
 
 def _split(config: Configure, placement: Placement) -> Split | None:
