@@ -18,6 +18,7 @@ from worker.errors import BadModelFile, ModelNotFound
 from worker.ggml_types import FILE_TYPES
 from worker.gguf_header import MAX_ARRAY_STRINGS, MAX_TENSORS, Allowance, Header, Tensor, read_header
 from worker.gguf_metadata import Metadata
+from worker.windows import Windows, n_layers_with_cells, windows_of
 
 MAX_BLOCKS = 1_000
 MAX_CONTEXT = 2**31 - 1
@@ -82,6 +83,9 @@ class ModelCard:
     them unless it is told to."""
     state_length: int = 0
     """Float32 numbers that a layer without attention keeps of each job, in recurrent and hybrid models."""
+    windows: Windows | None = None
+    n_layers_with_cells: int = MAX_BLOCKS
+    """The layers behind these use the KV cells of earlier ones."""
 
     @property
     def tokenizer_kind(self) -> str:
@@ -201,6 +205,9 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
     vocab_size = metadata.n_strings("tokenizer.ggml.tokens")
     _check_embedding(metadata, tensors, embedding_length, vocab_size)
     check_computable(metadata, architecture, block_count, tensors)
+    key_length = metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length)
+    value_length = metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
+    n_mtp_blocks = metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0)
     return ModelCard(
         path=metadata.path,
         part_paths=part_paths,
@@ -214,8 +221,8 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
         embedding_length=embedding_length,
         head_counts=heads,
         head_counts_kv=heads_kv,
-        key_length=metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length),
-        value_length=metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length),
+        key_length=key_length,
+        value_length=value_length,
         experts_used=max(
             metadata.per_layer(f"{architecture}.expert_used_count", block_count, MAX_EXPERTS, default=(0,))
         ),
@@ -224,8 +231,17 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
         has_chat_template=bool(metadata.text("tokenizer.chat_template")),
         license=metadata.remark("general.license"),
         tensors=tensors,
-        n_mtp_blocks=metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0),
+        n_mtp_blocks=n_mtp_blocks,
         state_length=state_length(metadata, architecture, embedding_length),
+        windows=windows_of(
+            metadata,
+            architecture,
+            block_count,
+            n_mtp_blocks=n_mtp_blocks,
+            key_length=key_length,
+            value_length=value_length,
+        ),
+        n_layers_with_cells=n_layers_with_cells(metadata, architecture, block_count),
     )
 
 

@@ -86,6 +86,15 @@ class Metadata:
             raise self.error(f"metadata key {key!r} has {min(counts)}..{max(counts)} in it, must be in 0..{high}")
         return counts
 
+    def flags(self, key: str, n_layers: int) -> tuple[bool, ...] | None:
+        """For each layer whether it is so; not so behind a short array. None where the file has no array."""
+        entry = self._entries.get(key)
+        if not isinstance(entry, Array):
+            return None
+        if entry.kind not in ("bool", "u32", "i32") or not entry.numbers:
+            raise self.error(f"metadata key {key!r} has {entry.length} {entry.kind}, must have {n_layers} bool or u32")
+        return (*map(bool, entry.numbers[:n_layers]), *[False] * (n_layers - entry.length))
+
     def n_strings(self, key: str) -> int:
         """Length of a required array of strings."""
         entry = self._entries.get(key)

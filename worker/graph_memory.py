@@ -20,6 +20,8 @@ class Graph:
 
     n_cells: int
     """Of the whole KV cache, as llama.cpp pads it."""
+    n_window_cells: int
+    """Of the cache for layers with a sliding window; 0 where there are none."""
     n_tokens: int
     """Of a micro-batch, rounded up to as many for each sequence."""
     n_outputs: int
@@ -27,11 +29,20 @@ class Graph:
     has_flash_attention: bool
 
 
-def graph_of(n_cells: int, *, n_seqs: int, n_most_outputs: int, ubatch_size: int, has_flash_attention: bool) -> Graph:
+def graph_of(
+    n_cells: int,
+    *,
+    n_window_cells: int,
+    n_seqs: int,
+    n_most_outputs: int,
+    ubatch_size: int,
+    has_flash_attention: bool,
+) -> Graph:
     """The step that llama.cpp reserves for: a full micro-batch of all sequences."""
     n_tokens = min(ubatch_size, n_cells)
     return Graph(
         n_cells=n_cells,
+        n_window_cells=n_window_cells,
         n_tokens=-(-n_tokens // n_seqs) * n_seqs,
         n_outputs=max(n_seqs, min(n_tokens, n_most_outputs)),
         has_flash_attention=has_flash_attention,
@@ -78,9 +89,14 @@ def _feed_forward_bytes(card: ModelCard, graph: Graph) -> int:
 
 
 def _mask_bytes(card: ModelCard, graph: Graph) -> int:
+    """One for the layers with a window, if there are any, and one for the others."""
     if not any(card.head_counts_kv):
         return 0
-    return graph.n_cells * graph.n_tokens * (_HALF_BYTES if graph.has_flash_attention else _FLOAT_BYTES)
+    return (
+        (graph.n_cells + graph.n_window_cells)
+        * graph.n_tokens
+        * (_HALF_BYTES if graph.has_flash_attention else _FLOAT_BYTES)
+    )
 
 
 def _rows_bytes(graph: Graph, n_floats: int) -> int:

@@ -1,9 +1,9 @@
 """How much memory a model needs, and how large a context fits: card × settings → plan.
 
 Owns the arithmetic only; what is free, and where it is, is told by who asks, and after the load the measured figures
-are compared with these. Weights are spread.py's. KV cells are what llama.cpp allocates for a unified cache, whose
-layers with sliding windows have as many as others, and its states of recurrent layers; the compute buffers are
-graph_memory.py's estimate. Pure; runs in the engine before the load, and in `inspect`.
+are compared with these. Weights are spread.py's. KV cells are what llama.cpp allocates for unified caches, with
+full-size sliding windows or without, and its states of recurrent layers; the compute buffers are graph_memory.py's
+estimate. Pure; runs in the engine before the load, and in `inspect`.
 """
 
 from collections.abc import Callable
@@ -39,10 +39,12 @@ class Demand:
     cache_type_v: str
     ubatch_size: int
     has_flash_attention: bool
+    swa_full: bool = True
+    """Layers with a sliding window have as many cells as others."""
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
-    """What a configuration asks of memory."""
+    """What a configuration asks of memory; `--swa-full auto` as where there is room for it."""
     return Demand(
         ctx_size=config.ctx_size,
         parallel=config.parallel,
@@ -50,6 +52,7 @@ def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
         cache_type_v=config.cache_type_v,
         ubatch_size=config.ubatch_size,
         has_flash_attention=config.flash_attn != "off",
+        swa_full=config.swa_full != "off",
     )
 
 
@@ -67,6 +70,12 @@ class Plan:
     """An estimate."""
     output_bytes: int
     """The rows of logits that are kept to be read."""
+    n_window_cells: int = 0
+    """Of layers with a sliding window; 0 where there are none."""
+    n_seq_ids: int = 0
+    """Of the slots, and what they need beside them."""
+    swa_full: bool = True
+    """As demanded."""
 
     @property
     def context_length(self) -> int:
@@ -120,12 +129,13 @@ def plan_of(card: ModelCard, demand: Demand, n_cells: int) -> Plan:
     slots = _slots(demand)
     is_scarce = not demand.ctx_size and n_cells < wanted_cells(card, demand)
     parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
-    bare = Plan(n_cells, parallel, card.context_length, 0, 0, 0)
+    bare = Plan(n_cells, parallel, card.context_length, 0, 0, 0, swa_full=demand.swa_full)
+    bare = replace(bare, n_window_cells=_n_window_cells(card, demand, bare), n_seq_ids=_n_seq_ids(card, demand, bare))
     return replace(
         bare,
         kv_bytes=sum(layer_memory_bytes(card, demand, bare)),
         compute_bytes=graph_bytes(card, planned_graph(demand, bare)),
-        output_bytes=logits_bytes(card, _n_outputs(parallel)),
+        output_bytes=logits_bytes(card, _n_outputs(bare)),
     )
 
 
@@ -133,8 +143,9 @@ def planned_graph(demand: Demand, plan: Plan) -> Graph:
     """The largest step of a plan's slots; a slot draws once a step, and once for each guess."""
     return graph_of(
         plan.n_padded_cells,
-        n_seqs=min(plan.parallel + SPARE_SEQ_IDS, MAX_SEQ_IDS),
-        n_most_outputs=_n_outputs(plan.parallel),
+        n_window_cells=plan.n_window_cells,
+        n_seqs=plan.n_seq_ids,
+        n_most_outputs=_n_outputs(plan),
         ubatch_size=demand.ubatch_size,
         has_flash_attention=demand.has_flash_attention,
     )
@@ -146,8 +157,23 @@ def _slots(demand: Demand) -> int:
     return demand.parallel or min(DEFAULT_PARALLEL, most)
 
 
-def _n_outputs(parallel: int) -> int:
-    return parallel + 1 + MAX_DRAFTS
+def _n_outputs(plan: Plan) -> int:
+    return max(plan.parallel + 1 + MAX_DRAFTS, plan.n_seq_ids)
+
+
+def _n_window_cells(card: ModelCard, demand: Demand, plan: Plan) -> int:
+    """Source: llama_kv_cache_iswa."""
+    if card.windows is None or demand.swa_full:
+        return plan.n_padded_cells if card.windows else 0
+    n_needed = card.windows.length * plan.parallel + demand.ubatch_size
+    return -(-min(plan.n_padded_cells, n_needed) // CELL_STEP) * CELL_STEP
+
+
+def _n_seq_ids(card: ModelCard, demand: Demand, plan: Plan) -> int:
+    """As llama/seq_ids.py has them."""
+    if card.windows is None:
+        return min(plan.parallel + SPARE_SEQ_IDS, MAX_SEQ_IDS)
+    return min(2 * (plan.parallel + SPARE_SEQ_IDS), MAX_SEQ_IDS) if demand.swa_full else plan.parallel
 
 
 def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
@@ -185,13 +211,24 @@ def layer_memory_bytes(card: ModelCard, demand: Demand, plan: Plan) -> tuple[int
     """Of each layer: its KV cells or, where it has no attention, a state for each job."""
     states = (0 if n_heads else 4 * card.state_length for n_heads in card.head_counts_kv)
     cells = kv_layer_bytes(card, demand.cache_type_k, demand.cache_type_v)
-    return tuple(plan.n_padded_cells * cell + plan.parallel * state for cell, state in zip(cells, states, strict=True))
+    return tuple(
+        (plan.n_window_cells if has_window else plan.n_padded_cells) * cell + plan.parallel * state
+        for cell, state, has_window in zip(cells, states, _in_layer(card), strict=True)
+    )
 
 
 def kv_layer_bytes(card: ModelCard, cache_type_k: str, cache_type_v: str) -> tuple[int, ...]:
     """Bytes of one KV cell in each layer."""
     type_k, type_v = TYPES_BY_NAME[cache_type_k.upper()], TYPES_BY_NAME[cache_type_v.upper()]
-    return tuple(
-        type_k.n_bytes(n_heads * card.key_length) + type_v.n_bytes(n_heads * card.value_length)
-        for n_heads in card.head_counts_kv
-    )
+
+    def cell_bytes(layer: int, n_heads: int) -> int:
+        if layer >= card.n_layers_with_cells:
+            return 0
+        of = card.windows if card.windows and card.windows.in_layer[layer] else card
+        return type_k.n_bytes(n_heads * of.key_length) + type_v.n_bytes(n_heads * of.value_length)
+
+    return tuple(cell_bytes(layer, n_heads) for layer, n_heads in enumerate(card.head_counts_kv))
+
+
+def _in_layer(card: ModelCard) -> tuple[bool, ...]:
+    return card.windows.in_layer if card.windows else (False,) * len(card.head_counts_kv)

@@ -111,6 +111,7 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
         is_deterministic=st.booleans(),
         prefix_cache_bytes=st.integers(-1, 2**63 - 1),
         has_prompt_lookup=st.booleans(),
+        swa_full=st.sampled_from(("auto", "on", "off")),
         split_mode=st.sampled_from(("none", "layer", "row")),
         tensor_split=SHARES,
         main_gpu=st.integers(-1, 999),
@@ -150,6 +151,8 @@ OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
         memory_bytes=SIZE,
         prefill_chunk=SIZE,
         prefix_cache_bytes=SIZE,
+        prefix_cache_off=st.none() | TEXT,
+        swa_full=st.none() | st.booleans(),
         offload=st.builds(
             Offload, gpu_layers=SIZE, layers_total=SIZE, tensor_split=SHARES, off_plan=st.lists(OFF_PLANS).map(tuple)
         ),

@@ -18,8 +18,9 @@ from tests.gguf_files import F32, Q8_0, GgufFile, TensorRow, Typed, Value
 from tests.llama.tiny import BOS, BYTE, CONTROL, END, NORMAL, UNKNOWN
 from worker.engine.backend import MAX_DRAFTS
 from worker.ggml_types import TENSOR_TYPES
+from worker.llama.buffers import BufferSizes
 from worker.llama.library import open_library
-from worker.memory import SPARE_SEQ_IDS, Demand, Plan
+from worker.memory import Demand, Plan
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Shape:
     """0: n_embd / n_head."""
     n_expert: int = 0
     n_layers: int = 3
+    window: int = 0
+    """0: no layer has one."""
 
     @property
     def n_head_dim(self) -> int:
@@ -52,6 +55,21 @@ TINY_LLAMA = Shape("tinyllama-1.1b", 2048, 5632, 32, 4, 32_000)
 QWEN = Shape("qwen3-0.6b", 1024, 3072, 16, 8, 151_936, has_output=False, architecture="qwen3", head_length=128)
 MIXTURE = Shape("qwen3-30b-a3b", 2048, 768, 32, 4, 151_936, architecture="qwen3moe", head_length=128, n_expert=128)
 
+GEMMA_1B = Shape("gemma-3-1b", 1152, 6912, 4, 1, 262_144, False, "gemma3", head_length=256, n_layers=6, window=512)
+GPT_OSS = Shape(
+    "gpt-oss-20b",
+    2880,
+    2880,
+    64,
+    8,
+    201_088,
+    architecture="gpt-oss",
+    head_length=64,
+    n_expert=32,
+    n_layers=4,
+    window=128,
+)
+
 
 def all_q8_0(_: str) -> int:
     return Q8_0
@@ -61,11 +79,7 @@ def write_shape(path: Path, shape: Shape, type_of: Callable[[str], int] = all_q8
     """A model without its weights' bytes: the file is as long as they would be, and empty on the disk. Read, they are
     zeros. `type_of`: the type of the matrix of that name; all else is F32.
     """
-    types = {name: F32 if len(dims) == 1 else type_of(name) for name, dims in _tensors(shape).items()}
-    rows = [
-        TensorRow(f"{name}.weight", dims, TENSOR_TYPES[types[name]].n_bytes(math.prod(dims)), types[name])
-        for name, dims in _tensors(shape).items()
-    ]
+    rows = [_row(name, dims, type_of) for name, dims in _tensors(shape).items()]
     file = GgufFile(_metadata(shape), rows)
     header = file.header()
     with path.open("wb") as target:
@@ -90,20 +104,21 @@ def dry_model(path: Path) -> Iterator[Any]:
         capi.llama_model_free(handle)
 
 
-def dry_compute_bytes(handle: Any, demand: Demand, plan: Plan) -> int:
+def dry_sizes(handle: Any, demand: Demand, plan: Plan) -> BufferSizes:
     """What the library would take for the graph of a plan. Any: an opaque pointer."""
     params = capi.llama_context_default_params()
     params.n_ctx = plan.n_padded_cells
     params.n_ubatch = demand.ubatch_size
-    params.n_seq_max = plan.parallel + SPARE_SEQ_IDS
-    params.n_outputs_max = plan.parallel + 1 + MAX_DRAFTS
+    params.n_seq_max = plan.n_seq_ids
+    params.n_outputs_max = max(plan.n_seq_ids, plan.parallel + 1 + MAX_DRAFTS)
     params.kv_unified = True
+    params.swa_full = demand.swa_full
     params.flash_attn_type = int(demand.has_flash_attention)
     with open_library().watch() as watch:
         context = capi.llama_init_from_model(handle, params)
     assert context
     capi.llama_free(context)
-    return watch.sizes.of_kind("compute")
+    return watch.sizes
 
 
 def _metadata(shape: Shape) -> dict[str, Value]:
@@ -118,6 +133,8 @@ def _metadata(shape: Shape) -> dict[str, Value]:
     }
     if shape.head_length:
         keys |= {"attention.key_length": shape.head_length, "attention.value_length": shape.head_length}
+    if shape.window:
+        keys |= {"attention.sliding_window": shape.window}
     if shape.n_expert:
         keys |= {"expert_count": shape.n_expert, "expert_used_count": 8, "expert_feed_forward_length": shape.n_ff}
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -140,7 +157,10 @@ def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {"token_embd": (n_embd, shape.n_vocab), "output_norm": (n_embd,)}
     if shape.has_output:
         found["output"] = (n_embd, shape.n_vocab)
-    norms = {"attn_q_norm": (shape.n_head_dim,), "attn_k_norm": (shape.n_head_dim,)} if shape.head_length else {}
+    if shape.architecture == "gpt-oss":
+        norms = {"attn_sinks": (shape.n_head,), "attn_output.bias": (n_embd,), "post_attention_norm": (n_embd,)}
+    else:
+        norms = {"attn_q_norm": (shape.n_head_dim,), "attn_k_norm": (shape.n_head_dim,)} if shape.head_length else {}
     block: dict[str, tuple[int, ...]] = {
         "attn_norm": (n_embd,),
         "attn_q": (n_embd, n_q),
@@ -148,7 +168,8 @@ def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
         "attn_v": (n_embd, n_kv),
         "attn_output": (n_q, n_embd),
         **norms,
-        "ffn_norm": (n_embd,),
+        **({"post_attention_norm": (n_embd,), "post_ffw_norm": (n_embd,)} if shape.architecture == "gemma3" else {}),
+        **({} if shape.architecture == "gpt-oss" else {"ffn_norm": (n_embd,)}),
         **_feed_forward(shape),
     }
     for layer in range(shape.n_layers):
@@ -160,9 +181,23 @@ def _feed_forward(shape: Shape) -> dict[str, tuple[int, ...]]:
     n_embd, n_ff, n_expert = shape.n_embd, shape.n_ff, shape.n_expert
     if not n_expert:
         return {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
+    biases: dict[str, tuple[int, ...]] = {
+        "ffn_gate_inp.bias": (n_expert,),
+        "ffn_gate_exps.bias": (n_ff, n_expert),
+        "ffn_up_exps.bias": (n_ff, n_expert),
+        "ffn_down_exps.bias": (n_embd, n_expert),
+    }
     return {
+        **(biases if shape.architecture == "gpt-oss" else {}),
         "ffn_gate_inp": (n_embd, n_expert),
         "ffn_gate_exps": (n_embd, n_ff, n_expert),
         "ffn_up_exps": (n_embd, n_ff, n_expert),
         "ffn_down_exps": (n_ff, n_embd, n_expert),
     }
+
+
+def _row(name: str, dims: tuple[int, ...], type_of: Callable[[str], int]) -> TensorRow:
+    is_bias = name.endswith(".bias")
+    type_id = F32 if is_bias or len(dims) == 1 else type_of(name)
+    n_bytes = TENSOR_TYPES[type_id].n_bytes(math.prod(dims))
+    return TensorRow(name if is_bias else f"{name}.weight", dims, n_bytes, type_id)

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.llama.conftest import MakeContext
-from tests.llama.random_models import RECURRENT, SLIDING, write_random
+from tests.llama.random_models import GEMMA, NAMED_ONLY, RECURRENT, SLIDING, SLIDING_ONLY, Kind, write_random
 from tests.llama.shapes import (
+    GEMMA_1B,
+    GPT_OSS,
     LLAMA_7B,
     LLAMA_8B,
     MIXTURE,
@@ -15,8 +17,8 @@ from tests.llama.shapes import (
     SMOLLM,
     TINY_LLAMA,
     Shape,
-    dry_compute_bytes,
     dry_model,
+    dry_sizes,
     write_shape,
 )
 from worker.card import read_card
@@ -35,7 +37,13 @@ CASES = list(itertools.product((512, 2048, 8192, 16_384, 65_536), ("f16", "q8_0"
 
 
 def demand(
-    ctx_size: int, parallel: int, cache_type: str = "f16", ubatch_size: int = 512, *, flash: bool = True
+    ctx_size: int,
+    parallel: int,
+    cache_type: str = "f16",
+    ubatch_size: int = 512,
+    *,
+    flash: bool = True,
+    swa_full: bool = True,
 ) -> Demand:
     return Demand(
         ctx_size=ctx_size,
@@ -44,6 +52,7 @@ def demand(
         cache_type_v=cache_type,
         ubatch_size=ubatch_size,
         has_flash_attention=flash,
+        swa_full=swa_full,
     )
 
 
@@ -106,6 +115,38 @@ def test_the_states_of_a_recurrent_model_are_planned(tmp_path: Path, make_contex
         assert plan.kv_bytes == pytest.approx(context.sizes.of_kind("RS"), abs=ROUNDED_BYTES)
 
 
+@pytest.mark.parametrize("kind", [SLIDING, SLIDING_ONLY, GEMMA, NAMED_ONLY], ids=str)
+@pytest.mark.parametrize("swa_full", [True, False])
+def test_cells_of_sliding_windows_are_planned_in_full_size_or_not(
+    tmp_path: Path, make_context: MakeContext, kind: Kind, swa_full: bool
+) -> None:
+    """Windows of 8 tokens and steps of 128: where they are not of full size, 256 cells do for 4,096."""
+    path = write_random(tmp_path / "sliding.gguf", kind)
+    plan = plan_of(read_card(path), demand(4096, 3, ubatch_size=128, swa_full=swa_full), 4096)
+    with opened(path) as model:
+        sizes = {"n_ctx": 4096, "n_batch": 512, "n_ubatch": 128, "n_seq_max": 3 + swa_full, "swa_full": swa_full}
+        context = make_context(model, **sizes)
+        assert plan.kv_bytes == pytest.approx(context.sizes.of_kind("KV"), abs=2 * ROUNDED_BYTES)
+
+
+@pytest.mark.parametrize("shape", [GEMMA_1B, GPT_OSS], ids=str)
+@pytest.mark.parametrize("swa_full", [True, False])
+def test_the_graph_of_shapes_with_sliding_windows_takes_what_is_planned(
+    tmp_path: Path, shape: Shape, swa_full: bool
+) -> None:
+    path = write_shape(tmp_path / "shape.gguf", shape)
+    card = read_card(path)
+    assert card.windows is not None
+    with dry_model(path) as handle:
+        for ctx_size, parallel, ubatch_size, flash in itertools.product(
+            (512, 32_768), (1, 8), (64, 512), (True, False)
+        ):
+            wish = demand(ctx_size, parallel, ubatch_size=ubatch_size, flash=flash, swa_full=swa_full)
+            plan = plan_of(card, wish, ctx_size)
+            taken = dry_sizes(handle, wish, plan).of_kind("compute")
+            assert plan.compute_bytes == pytest.approx(taken, rel=TOLERANCE), (ctx_size, parallel, ubatch_size, flash)
+
+
 @pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_7B, SMOLLM, TINY_LLAMA, QWEN, MIXTURE], ids=str)
 def test_the_graph_of_other_shapes_takes_what_is_planned(tmp_path: Path, shape: Shape) -> None:
     path = write_shape(tmp_path / "shape.gguf", shape)
@@ -115,5 +156,5 @@ def test_the_graph_of_other_shapes_takes_what_is_planned(tmp_path: Path, shape: 
         for ctx_size, parallel, ubatch_size, flash in cases:
             wish = demand(ctx_size, parallel, ubatch_size=ubatch_size, flash=flash)
             plan = plan_of(card, wish, ctx_size)
-            taken = dry_compute_bytes(handle, wish, plan)
+            taken = dry_sizes(handle, wish, plan).of_kind("compute")
             assert plan.compute_bytes == pytest.approx(taken, rel=TOLERANCE), (ctx_size, parallel, ubatch_size, flash)

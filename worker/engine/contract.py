@@ -23,6 +23,8 @@ JobKey = NewType("JobKey", int)
 StopReason = Literal["MAX_TOKENS", "EOS", "STOP_SEQUENCE"]
 FailureCode = Literal["VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED"]
 StepKind = Literal["prefill", "decode"]
+SwaFull = Literal["auto", "on", "off"]
+"""Whether layers with a sliding window have as many KV cells as others, so that prefixes can be shared and kept."""
 
 
 # ── what a job asks for ──────────────────────────────────────────────────────────────────────────
@@ -104,6 +106,8 @@ class Configure(_Frame, frozen=True, kw_only=True):
     prefix_cache_bytes: int = -1
     """Most bytes of ended jobs' KV cells to keep for later prompts; -1 means "decide for me"."""
     has_prompt_lookup: bool = True
+    swa_full: SwaFull = "auto"
+    """auto: where it costs neither cells, jobs nor layers on a GPU."""
     split_mode: SplitMode = "none"
     tensor_split: tuple[float, ...] = ()
     """Each GPU's share of the layers; none: by free memory."""
@@ -166,6 +170,10 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     """Most tokens in one decode call; more than was asked for where the slots need more. 0: not told."""
     prefix_cache_bytes: int = 0
     """The limit that holds; 0 where the model's memory cannot be cut, or nothing is to be kept."""
+    prefix_cache_off: str | None = None
+    """Why nothing is kept, and what to do about it; None where something is."""
+    swa_full: bool | None = None
+    """Layers with a sliding window have as many cells as others; None where no layer has one."""
     offload: Offload = Offload()
 
 
