@@ -61,13 +61,13 @@ def test_the_self_test_is_told_with_what_differed(result: SelfTested, word: str)
 
 def test_the_prefix_cache_is_told_as_the_last_step_left_it() -> None:
     body = shown(step=StepDone(prefix_tokens=300, prefix_bytes=4000))
-    assert body["prefix_cache"] == {"tokens": 300, "bytes": 4000, "limit_bytes": 4096}
+    assert body["prefix_cache"] == {"tokens": 300, "bytes": 4000, "limit_bytes": 4096, "off_because": None}
 
 
 def test_before_a_model_is_loaded_nothing_is_made_up() -> None:
     def play(front: Front) -> None:
         body = msgspec.to_builtins(front.health())
-        assert body["prefix_cache"] == {"tokens": 0, "bytes": 0, "limit_bytes": 0}
+        assert body["prefix_cache"] == {"tokens": 0, "bytes": 0, "limit_bytes": 0, "off_because": None}
         assert chosen(body) == (None, False, "untested", ())
 
     fronted(play)

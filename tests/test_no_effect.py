@@ -54,6 +54,8 @@ def test_what_the_settings_alone_make_idle_is_told_before_the_load(changes: dict
         ({"prefix_cache_mb": "5"}, {}, []),
         ({"prefix_cache_mb": "5"}, {"prefix_cache_bytes": 0}, ["--prefix-cache-mb 5"]),
         ({"prefix_cache_mb": "0"}, {"prefix_cache_bytes": 0}, []),
+        ({"swa_full": "off"}, {}, ["--swa-full off"]),
+        ({"swa_full": "off"}, {"swa_full": False}, []),
         ({"split_mode": "layer"}, {}, ["--split-mode layer"]),
         ({"split_mode": "layer"}, {"backend": "cuda"}, []),
     ],

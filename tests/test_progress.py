@@ -12,11 +12,14 @@ from worker.progress import report_loaded
 from worker.settings import Settings
 
 
-def lines(offload: Offload) -> list[dict[str, object]]:
+def lines(
+    offload: Offload, prefix_cache_off: str | None = None, settings: Settings | None = None
+) -> list[dict[str, object]]:
     stream = io.StringIO()
     to(stream)
     structlog.contextvars.clear_contextvars()
-    report_loaded(msgspec.structs.replace(FACTS, offload=offload), Settings(model="m.gguf"))
+    facts = msgspec.structs.replace(FACTS, offload=offload, prefix_cache_off=prefix_cache_off)
+    report_loaded(facts, settings or Settings(model="m.gguf"))
     return [msgspec.json.decode(line, type=dict[str, object]) for line in stream.getvalue().splitlines()]
 
 
@@ -40,3 +43,13 @@ def test_each_device_that_is_off_its_plan_has_a_warning_with_all_figures() -> No
     assert [(line["event"], line["level"]) for line in warnings] == [("memory_off_plan", "warning")] * 2
     names = ("device", "planned_bytes", "allocated_bytes", "taken_bytes")
     assert [tuple(line[name] for name in names) for line in warnings] == [msgspec.structs.astuple(one) for one in off]
+
+
+def test_a_prefix_cache_that_is_off_is_a_warning_with_the_reason_unless_nobody_wanted_one() -> None:
+    _, line = lines(Offload(), "mamba has recurrent state")
+    assert (line["event"], line["level"], line["reason"]) == (
+        "prefix_cache_off",
+        "warning",
+        "mamba has recurrent state",
+    )
+    assert len(lines(Offload(), "--prefix-cache-mb is 0", Settings(model="m.gguf", prefix_cache_mb="0"))) == 1

@@ -252,6 +252,7 @@ class EngineClient:
             parallel=facts.parallel,
             prefill_chunk=facts.prefill_chunk,
             prefix_cache_bytes=facts.prefix_cache_bytes,
+            swa_full="off" if facts.swa_full is False else "on",
             device=f"{facts.backend}:{facts.device_index}",
             gpu_layers=str(facts.offload.gpu_layers),
             tensor_split=facts.offload.tensor_split,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import cast
 
-from worker.engine.contract import Configure, LoadFailed
+from worker.engine.contract import Configure, LoadFailed, SwaFull
 from worker.engine.offload import SplitMode
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.gpu_flags import shares
@@ -34,6 +34,7 @@ def configure(settings: Settings, model_path: Path) -> Configure:
         is_deterministic=settings.deterministic,
         prefix_cache_bytes=settings.prefix_cache_bytes,
         has_prompt_lookup=settings.prompt_lookup == "on",
+        swa_full=cast(SwaFull, settings.swa_full),  # check() lets no other pass
         split_mode=cast(SplitMode, settings.split_mode),  # check() lets no other pass
         tensor_split=shares(settings.tensor_split),
         main_gpu=-1 if settings.main_gpu is None else settings.main_gpu,

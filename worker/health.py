@@ -61,6 +61,7 @@ def health_body(settings: Settings, facts: Loaded | None, vitals: Vitals, presen
             tokens=vitals.step.prefix_tokens,
             bytes=vitals.step.prefix_bytes,
             limit_bytes=facts.prefix_cache_bytes if facts else 0,
+            off_because=facts.prefix_cache_off if facts else None,
         ),
         deterministic=settings.deterministic,
         determinism="untested" if tested is None else "same" if tested.is_same else "differs",

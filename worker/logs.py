@@ -32,6 +32,7 @@ Event = Literal[
     "model_load_progress",
     "model_load_complete",
     "memory_off_plan",
+    "prefix_cache_off",
     "ready",
     "callback_sent",
     "execute_start",

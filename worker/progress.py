@@ -56,5 +56,7 @@ def report_loaded(facts: Loaded, settings: Settings) -> None:
         layers_total=facts.offload.layers_total,
         memory_bytes=facts.memory_bytes,
     )
+    if facts.prefix_cache_off is not None and settings.prefix_cache_bytes:
+        log.warning("prefix_cache_off", reason=facts.prefix_cache_off)
     for found in facts.offload.off_plan:
         log.warning("memory_off_plan", **msgspec.structs.asdict(found))

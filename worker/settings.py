@@ -17,6 +17,7 @@ from typing import Any, get_args
 from platformdirs import user_cache_path
 
 from worker.engine.backend import MAX_SEQ_IDS
+from worker.engine.contract import SwaFull
 from worker.engine.offload import SplitMode
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
@@ -144,6 +145,13 @@ class Settings:
         metavar="TYPE",
     )
     flash_attn: str = setting("auto", "Flash attention.", "Device and memory", choices=("auto", "on", "off"))
+    swa_full: str = setting(
+        "auto",
+        "As many KV cells in layers with a sliding window as in others, so that prompts are not computed again; "
+        "auto: where memory allows it.",
+        "Device and memory",
+        choices=get_args(SwaFull),
+    )
     prefix_cache_mb: str = setting(
         "auto",
         "Main memory, in MiB, for what ended jobs computed of their prompts, so that later ones need not; 0 is none.",

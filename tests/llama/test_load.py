@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from tests.llama.conftest import GREEDY, MakeContext
+from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.card import read_card
+from worker.commands.inspect_gguf import inspect_card
 from worker.engine.backend import Slice, Step
-from worker.engine.contract import Configure, SelfTested, SlotId
+from worker.engine.contract import Configure, SelfTested, SlotId, SwaFull
 from worker.engine.offload import Offload
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.front import LIBRARY_LINES
@@ -19,6 +21,7 @@ from worker.llama.load import FALSE_ALARM, _to_stderr, load_model, load_runner
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.warm_up import LEAST_CHUNK
+from worker.spread import nothing_repacked
 
 TINY_CELL_BYTES = 2 * 32 * 2
 """One layer, K and V of 32 numbers, f16."""
@@ -141,6 +144,36 @@ def test_the_limit_of_the_prefix_cache_is_settled_by_the_load(tmp_path: Path, as
     loaded = load_runner(config, lambda _: None)
     assert loaded.facts.prefix_cache_bytes == limit
     loaded.runner.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "swa_full", "is_full", "reason"),
+    [
+        (SLIDING, "auto", True, None),
+        (SLIDING, "on", True, None),
+        (SLIDING, "off", False, "1 of 2 layers keep no more than their sliding window of 8 tokens"),
+        (RECURRENT, "auto", None, "mamba has recurrent state"),
+        (PLAIN, "off", None, None),
+    ],
+    ids=str,
+)
+def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
+    tmp_path: Path, kind: Kind, swa_full: SwaFull, is_full: bool | None, reason: str | None
+) -> None:
+    path = write_random(tmp_path / "random.gguf", kind)
+    loaded = load_model(configuration(path, swa_full=swa_full), lambda _: None)
+    facts = loaded.facts
+    assert isinstance(loaded.runner, LlamaRunner)
+    loaded.runner.close()
+    open_library().on_log = None
+    assert facts.swa_full is is_full
+    assert (facts.prefix_cache_off or "").startswith(reason or "")
+    assert (facts.prefix_cache_off is None) is (reason is None) is (facts.prefix_cache_bytes > 0)
+    assert (loaded.spare_slot is None) is (reason is not None)
+    assert bool(loaded.row_costs) is (reason is None), "guesses are cut off again"
+    if swa_full == "auto":
+        memory = inspect_card(read_card(path), 0, nothing_repacked).memory
+        assert (memory.prefix_cache_off, memory.prefix_cache_bytes > 0) == (facts.prefix_cache_off, reason is None)
 
 
 def test_a_prefix_cache_beyond_memory_is_refused_but_to_a_successor(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.llama.test_load import configuration
 from tests.test_memory import card as bare_card
 from tests.test_spread import layered
 from worker.card import ModelCard
-from worker.engine.contract import Configure
+from worker.engine.contract import Configure, SwaFull
 from worker.engine.offload import SplitMode
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.gguf_header import Tensor
@@ -32,6 +33,7 @@ from worker.llama.placement import (
 )
 from worker.memory import CELL_STEP, demand_of, plan_of
 from worker.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.windows import Windows
 
 MIB, GIB = 2**20, 2**30
 PLENTY = 1 << 45
@@ -457,3 +459,53 @@ def test_a_model_without_attention_is_placed_too() -> None:
 def test_a_configuration_survives_the_way_to_the_engine() -> None:
     asked = config(split_mode="layer", tensor_split=(3.0, 1.0), main_gpu=1)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Configure) == asked
+
+
+# ── sliding windows ──────────────────────────────────────────────────────────────────────────────
+
+SLIDING = replace(MODEL, windows=Windows(128, (True, False) * 4, MODEL.key_length, MODEL.value_length))
+
+
+def sliding_needs(swa_full: SwaFull) -> int:
+    """Bytes of main memory."""
+    demand = demand_of(config(swa_full=swa_full), is_on_gpu=False)
+    return plan_of(SLIDING, demand, demand.ctx_size).total_bytes
+
+
+def test_windows_are_of_full_size_where_there_is_room_and_small_where_not() -> None:
+    small, full = sliding_needs("off"), sliding_needs("on")
+    assert small < full
+    for n_bytes, swa_full in [(full, True), (full - MIB, False), (small, False)]:
+        found = placed([CPU], math.ceil(n_bytes / HOST_SHARE), SLIDING)
+        assert (found.plan.swa_full, found.plan.total_bytes) == (swa_full, full if swa_full else small)
+    with pytest.raises(InsufficientMemory):
+        placed([CPU], small - MIB, SLIDING)
+    with pytest.raises(InsufficientMemory):
+        placed([CPU], full - MIB, SLIDING, swa_full="on")
+    assert not placed([CPU], PLENTY, SLIDING, swa_full="off").plan.swa_full
+
+
+@law
+@given(
+    free=st.lists(FREE_BYTES, max_size=2),
+    main_memory_bytes=st.integers(3 * GIB, 12 * GIB),
+    ctx_size=st.sampled_from((0, 4096, 65_536)),
+)
+def test_full_windows_never_cost_cells_slots_or_layers(free: list[int], main_memory_bytes: int, ctx_size: int) -> None:
+    available = [*(gpu(free_bytes, index) for index, free_bytes in enumerate(free)), CPU]
+    by_choice: dict[str, Placement] = {}
+    for swa_full in ("auto", "off"):
+        with suppress(InsufficientMemory):
+            by_choice[swa_full] = placed(
+                available, main_memory_bytes, SLIDING, swa_full=swa_full, ctx_size=ctx_size, parallel=0
+            )
+    assert set(by_choice) in ({"auto", "off"}, set())
+    if by_choice:
+        auto, off = by_choice["auto"], by_choice["off"]
+        assert (auto.group, auto.n_gpu_layers) == (off.group, off.n_gpu_layers)
+        assert (auto.plan.n_cells, auto.plan.parallel) == (off.plan.n_cells, off.plan.parallel)
+
+
+def test_a_successor_has_its_predecessor_s_windows_whatever_memory_looks_like() -> None:
+    for swa_full in ("on", "off"):
+        assert placed([CPU], MIB, SLIDING, swa_full=swa_full, prefill_chunk=64).plan.swa_full is (swa_full == "on")

@@ -6,7 +6,7 @@ weights it lays out anew on this processor; it never sees the file.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import rich_click as click
@@ -17,6 +17,7 @@ from worker.commands.tables import print_json, print_table
 from worker.engine_setup import configure
 from worker.host import available_memory_bytes
 from worker.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells
+from worker.prefix_cache import obstacle
 from worker.settings import Settings
 from worker.spread import Layers, RepackedBytes, layers_of, spread
 
@@ -45,11 +46,15 @@ class Memory:
     """Whether the file is mapped, so that its pages are shared by all workers; else it is read."""
     kv_bytes: int
     kv_cells: int
+    kv_small_windows_bytes: int | None
+    """Instead of `kv_bytes` with `--swa-full off`; null where no layer has a sliding window."""
     compute_bytes: int
     """With the logits that are kept to be read."""
     total_bytes: int
     prefix_cache_bytes: int
-    """Beyond the total, where there is room for twice as much."""
+    """Beyond the total, where there is room for twice as much; 0 where nothing can be kept."""
+    prefix_cache_off: str | None
+    """Why nothing can be."""
     available_bytes: int
 
 
@@ -67,6 +72,10 @@ class Inspection:
     license: str | None
     context_length: int
     layers: int
+    window_layers: int
+    """Of these, with a sliding window."""
+    window_length: int
+    """Its tokens; 0 where no layer has one."""
     embedding_length: int
     vocabulary: int
     tokenizer: str
@@ -108,6 +117,8 @@ def inspect_card(card: ModelCard, available_bytes: int, repacked_bytes: Repacked
         license=card.license,
         context_length=card.context_length,
         layers=card.block_count,
+        window_layers=card.windows.n_layers if card.windows else 0,
+        window_length=card.windows.length if card.windows else 0,
         embedding_length=card.embedding_length,
         vocabulary=card.vocab_size,
         tokenizer=card.tokenizer_kind,
@@ -133,15 +144,20 @@ def _memory(card: ModelCard, demand: Demand, layers: Layers, available_bytes: in
     plan = plan_of(card, demand, wanted_cells(card, demand))
     host, _ = spread(card, layers, demand, plan, n_gpu_layers=0, shares=())
     weights = layers.weights_in_main(0)
+    why_off = obstacle(card, swa_full=plan.swa_full, parallel=plan.parallel)
+    asked_bytes = 0 if why_off else Settings().prefix_cache_bytes
+    with_small_windows = plan_of(card, replace(demand, swa_full=False), plan.n_cells)
     return Memory(
         weights_bytes=host.weights_bytes,
         repacked_bytes=weights.repacked,
         is_mapped=weights.is_mapped,
         kv_bytes=host.kv_bytes,
         kv_cells=plan.n_cells,
+        kv_small_windows_bytes=with_small_windows.kv_bytes if card.windows else None,
         compute_bytes=host.compute_bytes,
         total_bytes=host.total_bytes,
-        prefix_cache_bytes=prefix_cache_bytes(Settings().prefix_cache_bytes, plan, _NO_LIMIT_BYTES),
+        prefix_cache_bytes=prefix_cache_bytes(asked_bytes, plan, _NO_LIMIT_BYTES),
+        prefix_cache_off=why_off,
         available_bytes=available_bytes,
     )
 
@@ -156,10 +172,16 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         ("quantisation", inspection.quantisation),
         ("licence", inspection.license or "not stated"),
         ("context", f"{inspection.context_length} tokens"),
-        ("layers", f"{inspection.layers}, {inspection.embedding_length} wide"),
+        ("layers", f"{inspection.layers}, {inspection.embedding_length} wide{_windows(inspection)}"),
         ("vocabulary", f"{inspection.vocabulary} tokens, {inspection.tokenizer}"),
         ("chat template", "yes" if inspection.has_chat_template else "no"),
     ]
+
+
+def _windows(inspection: Inspection) -> str:
+    if not inspection.window_layers:
+        return ""
+    return f", {inspection.window_layers} with a sliding window of {inspection.window_length} tokens"
 
 
 def _type_cells(row: TypeRow) -> tuple[str, str, str, str]:
@@ -168,15 +190,18 @@ def _type_cells(row: TypeRow) -> tuple[str, str, str, str]:
 
 def _memory_cells(memory: Memory) -> list[tuple[str, str, str]]:
     repacked = f"{decimal(memory.repacked_bytes)} repacked for this processor, " if memory.repacked_bytes else ""
+    cells = f"{memory.kv_cells} cells"
+    if memory.kv_small_windows_bytes is not None:
+        cells += f"; {decimal(memory.kv_small_windows_bytes)} with --swa-full off"
     return [
         (
             "weights",
             decimal(memory.weights_bytes),
             f"{repacked}{'mapped' if memory.is_mapped else 'read'} from the file",
         ),
-        ("KV cache", decimal(memory.kv_bytes), f"{memory.kv_cells} cells"),
+        ("KV cache", decimal(memory.kv_bytes), cells),
         ("compute buffers", decimal(memory.compute_bytes), "about"),
         ("total", decimal(memory.total_bytes), "with the default settings"),
-        ("prefix cache", decimal(memory.prefix_cache_bytes), "at most, beyond the total"),
+        ("prefix cache", decimal(memory.prefix_cache_bytes), memory.prefix_cache_off or "at most, beyond the total"),
         ("available here", decimal(memory.available_bytes), "main memory, now"),
     ]

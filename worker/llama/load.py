@@ -34,6 +34,7 @@ from worker.llama.seq_ids import seq_ids_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
 from worker.memory import CELLS_SEQ_IDS, Plan, k_type, prefix_cache_bytes
+from worker.prefix_cache import obstacle
 from worker.spread import RepackedBytes, nothing_repacked
 
 WIDENING = 4
@@ -113,7 +114,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             has_prompt_lookup=config.has_prompt_lookup,
         )
         undo.pop_all()
-    facts = _facts(card, placement, found, shapes.chunk, prefix_bytes if runner.can_share else 0)
+    kept = kept_of(card, placement.plan, prefix_bytes, can_share=runner.can_share)
+    facts = _facts(card, placement, found, shapes.chunk, kept)
     return LoadedRunner(runner, model, facts, shapes)
 
 
@@ -129,6 +131,24 @@ def prefix_cache_limit(config: Configure, placement: Placement, available_bytes:
     return prefix_cache_bytes(
         config.prefix_cache_bytes, placement.plan, sys.maxsize if config.prefill_chunk else left_bytes
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Most bytes of ended jobs' cells; with none, why."""
+
+    limit_bytes: int
+    off_because: str | None = None
+
+
+def kept_of(card: ModelCard, plan: Plan, limit_bytes: int, *, can_share: bool) -> Kept:
+    """What the context says counts; the card knows the words."""
+    if not can_share:
+        why = obstacle(card, swa_full=plan.swa_full, parallel=plan.parallel)
+        return Kept(0, why or f"llama.cpp's memory for {card.architecture} cannot be cut")
+    if not limit_bytes:
+        return Kept(0, "--prefix-cache-mb is 0, or the model leaves no main memory for it")
+    return Kept(limit_bytes)
 
 
 def _repacking(config: Configure) -> RepackedBytes:
@@ -160,7 +180,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
     may_yield = not config.is_deterministic and not model.device.is_gpu
-    has_spare_slot = seq_ids_for(model, plan.parallel + 1, swa_full=True).n_spare == CELLS_SEQ_IDS
+    has_spare_slot = seq_ids_for(model, plan.parallel + 1, swa_full=plan.swa_full).n_spare == CELLS_SEQ_IDS
     return Context(
         model,
         n_ctx=plan.n_cells,
@@ -172,6 +192,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         type_k=k_type(config.cache_type_k, is_on_gpu=model.device.is_gpu, flash_attn=config.flash_attn),
         type_v=config.cache_type_v,
         flash_attn=config.flash_attn,
+        swa_full=plan.swa_full,
         threads=Threads(n_threads, clocks) if may_yield else None,
     )
 
@@ -208,7 +229,7 @@ def _found(placement: Placement, runner: LlamaRunner) -> _Found:
     )
 
 
-def _facts(card: ModelCard, placement: Placement, found: _Found, chunk: int, prefix_bytes: int) -> Loaded:
+def _facts(card: ModelCard, placement: Placement, found: _Found, chunk: int, kept: Kept) -> Loaded:
     plan, group, device = placement.plan, placement.group, placement.device
     return Loaded(
         name=card.name,
@@ -226,7 +247,9 @@ def _facts(card: ModelCard, placement: Placement, found: _Found, chunk: int, pre
         memory_bytes=found.memory_bytes,
         prefill_chunk=chunk,
         batch_size=found.batch_size,
-        prefix_cache_bytes=prefix_bytes,
+        prefix_cache_bytes=kept.limit_bytes,
+        prefix_cache_off=kept.off_because,
+        swa_full=plan.swa_full if card.windows else None,
         offload=Offload(
             gpu_layers=placement.n_gpu_layers,
             layers_total=placement.n_layers,

@@ -7,8 +7,10 @@ Decides from a card and from devices as they describe themselves, and calls no l
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from worker.card import ModelCard
-from worker.engine.contract import Configure
+from worker.engine.contract import Configure, SwaFull
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.gpu_flags import wants_layers, wants_no_layers
 from worker.llama.devices import Device, candidates
@@ -63,6 +65,15 @@ class Placement:
         """Every layer is on the devices that were chosen."""
         return not self.group.is_gpu or self.n_gpu_layers == self.n_layers
 
+    def serves_as(self, other: "Placement") -> bool:
+        """Whether as much is where the other has it: cells, slots and layers."""
+        mine, theirs = self.plan, other.plan
+        return (
+            self.group == other.group
+            and (mine.n_cells, mine.parallel) == (theirs.n_cells, theirs.parallel)
+            and self.n_gpu_layers == other.n_gpu_layers
+        )
+
     @property
     def main_memory(self) -> Part:
         """All that lies there, with what is on GPUs that have no memory of their own."""
@@ -95,9 +106,32 @@ def place(
     `main_memory_bytes`: what is available of it. `repacked_bytes`: which weights the CPU lays out anew there; with
     `nothing_repacked` it must not. Full offload, and an asked-for number of layers, are kept or refused.
     A successor (a Configure with a chunk) gets its predecessor's plan, which was checked: accepted jobs count on it.
+    `--swa-full auto` takes full-size sliding windows where these cost neither cells, jobs nor layers on a GPU.
     Raises: InsufficientMemory: before anything is loaded, with what would fit. ModelLoadFailed for devices that are not
     there.
     """
+
+    def placed(swa_full: SwaFull) -> Placement:
+        wish = msgspec.structs.replace(config, swa_full=swa_full)
+        return _place(wish, card, available, main_memory_bytes, repacked_bytes)
+
+    if card.windows is None or config.swa_full != "auto":
+        return placed(config.swa_full)
+    small = placed("off")
+    try:
+        full = placed("on")
+    except InsufficientMemory:
+        return small
+    return full if full.serves_as(small) else small
+
+
+def _place(
+    config: Configure,
+    card: ModelCard,
+    available: Seq[Device],
+    main_memory_bytes: int,
+    repacked_bytes: RepackedBytes,
+) -> Placement:
     groups = groups_for(config, available)
     trials = [Trial(config, card, group, main_memory_bytes, repacked_bytes) for group in groups]
     on_gpus = [trial for trial in trials if trial.group.is_gpu]

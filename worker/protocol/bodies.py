@@ -51,6 +51,8 @@ class PrefixCacheBody(_Body, frozen=True, kw_only=True):
     bytes: int
     limit_bytes: int
     """0: nothing is kept."""
+    off_because: str | None
+    """Why nothing is, and where something can be done about it, what."""
 
 
 class HealthBody(_Body, frozen=True, kw_only=True):
