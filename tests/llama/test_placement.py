@@ -469,7 +469,13 @@ SLIDING = replace(MODEL, windows=Windows(128, (True, False) * 4, MODEL.key_lengt
 def sliding_needs(swa_full: SwaFull) -> int:
     """Bytes of main memory."""
     demand = demand_of(config(swa_full=swa_full), is_on_gpu=False)
-    return plan_of(SLIDING, demand, demand.ctx_size).total_bytes
+    plan = plan_of(SLIDING, demand, demand.ctx_size)
+    return (
+        sum(tensor.n_bytes for tensor in SLIDING.loaded_tensors)
+        + plan.kv_bytes
+        + plan.compute_bytes
+        + plan.output_bytes
+    )
 
 
 def test_windows_are_of_full_size_where_there_is_room_and_small_where_not() -> None:
@@ -477,7 +483,7 @@ def test_windows_are_of_full_size_where_there_is_room_and_small_where_not() -> N
     assert small < full
     for n_bytes, swa_full in [(full, True), (full - MIB, False), (small, False)]:
         found = placed([CPU], math.ceil(n_bytes / HOST_SHARE), SLIDING)
-        assert (found.plan.swa_full, found.plan.total_bytes) == (swa_full, full if swa_full else small)
+        assert (found.plan.swa_full, found.host.total_bytes) == (swa_full, full if swa_full else small)
     with pytest.raises(InsufficientMemory):
         placed([CPU], small - MIB, SLIDING)
     with pytest.raises(InsufficientMemory):
