@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -154,6 +155,27 @@ def test_a_send_without_progress_ends_the_job(model_path: Path) -> None:
             eventually(worker.is_idle)
         assert counted(worker, "success") == 0
         check_order(worker.run(prompt="Hello", max_tokens=2))
+
+
+def test_a_client_that_reads_slowly_keeps_its_job_and_gets_its_whole_answer(model_path: Path) -> None:
+    """One send takes more than twice the time after which a client that takes nothing is dropped, and goes on.
+
+    The pauses here are the subject: a client that is slow.
+    """
+    command = (sys.executable, impatient_worker.__file__)
+    with serve_default(model_path, "--ctx-size", "2048", command=command) as worker:
+        with dribble(worker.ready()) as sock:
+            # More than buffers hold and than is read meanwhile, in one event.
+            sock.sendall(post_json("/execute", request_of("j" * 400_000, max_tokens=4)))
+            received = read_until(sock, STARTED)
+            end_s = time.monotonic() + 2.5 * impatient_worker.IMPATIENCE_S
+            while time.monotonic() < end_s:
+                received += sock.recv(2048)
+                time.sleep(0.05)
+            received += read_until(sock, b"0\r\n\r\n")
+        assert received.count(TOKEN) == 4
+        assert b'"type":"end"' in received
+        assert counted(worker, "success") == 1
 
 
 def test_an_answer_nobody_reads_costs_nobody_anything(single: WorkerProcess) -> None:

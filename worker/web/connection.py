@@ -1,7 +1,13 @@
 """One HTTP connection: what uvicorn leaves out. Limits on connections and on the time a request may take to arrive."""
 
 import asyncio
+import fcntl
+import socket
+import struct
+import sys
+import termios
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -17,7 +23,7 @@ BODY_TIMEOUT_S = 60.0
 """For a whole body of at most 2 MiB, once the headers are complete."""
 
 FAREWELL_TIMEOUT_S = 30.0
-"""For the client to take what is left of the last answer: a closed transport would wait for it for ever."""
+"""In which a client must take some of what is left of the last answer: a closed transport would wait for ever."""
 
 MAX_OVERHEAD_BYTES = 64 * 1024
 """What may arrive that is not body: request line, headers, blank lines, chunk framing, trailers.
@@ -27,6 +33,8 @@ The parser copies a growing header with every read: tens of megabytes of one wou
 
 _FRAMING_PER_BODY_BYTE = 8
 """A chunk of one byte comes in six."""
+
+_SO_NWRITE = 0x1024
 
 _EXTENSION = "llorch.connection"
 
@@ -78,11 +86,11 @@ class BoundedConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._allow(FAREWELL_TIMEOUT_S)
+            self._take_leave()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._allow(FAREWELL_TIMEOUT_S)
+        self._take_leave()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's, with the id that every response carries, and never into the middle of a stream."""
@@ -93,7 +101,12 @@ class BoundedConnection(HttpToolsProtocol):
             )
             self.transport.write((head + msg).encode("ascii"))
         self.transport.close()
-        self._allow(FAREWELL_TIMEOUT_S)
+        self._take_leave()
+
+    @property
+    def untaken_bytes(self) -> int:
+        """Of what was sent: what waits in our buffer, or in the kernel's for the client's machine to acknowledge it."""
+        return self.transport.get_write_buffer_size() + _send_queue_bytes(self.transport.get_extra_info("socket"))
 
     @property
     def _is_idle(self) -> bool:
@@ -103,6 +116,17 @@ class BoundedConnection(HttpToolsProtocol):
     def _allow(self, seconds: float) -> None:
         self._arrived()
         self._arrival_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _take_leave(self) -> None:
+        """Drop the connection unless bytes of the last answer go on leaving, however slowly."""
+        self._arrived()
+        self._arrival_timer = self.loop.call_later(FAREWELL_TIMEOUT_S, self._leave, self.untaken_bytes)
+
+    def _leave(self, n_untaken: int) -> None:
+        if self.untaken_bytes < n_untaken:
+            self._take_leave()
+        else:
+            self.transport.abort()
 
     def _arrived(self) -> None:
         if self._arrival_timer is not None:
@@ -115,14 +139,37 @@ def is_crowded(scope: Mapping[str, Any]) -> bool:
     return len(_connection(scope).connections) > MAX_CONNECTIONS - RESERVED_CONNECTIONS
 
 
-async def wait_until_taken(scope: Mapping[str, Any]) -> None:
-    """Return once the client has taken so much of what was sent that a further send does not wait."""
-    await _connection(scope).flow.drain()
+async def is_taken(scope: Mapping[str, Any], *, within_s: float) -> bool:
+    """Whether the client takes, in that time, so much of what was sent that a further send does not wait."""
+    flow = _connection(scope).flow
+    if flow.write_paused:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await flow.drain()
+    return not flow.write_paused
+
+
+def untaken_bytes(scope: Mapping[str, Any]) -> int:
+    """What was sent on the connection and has not arrived at the client's machine."""
+    return _connection(scope).untaken_bytes
 
 
 def abort_connection(scope: Mapping[str, Any]) -> None:
     """Drop a connection whose client does not read; closing it would wait for the client again."""
     _connection(scope).transport.abort()
+
+
+def _send_queue_bytes(sock: socket.socket | None) -> int:
+    """Source: Linux, tcp(7), SIOCOUTQ, whose number is TIOCOUTQ's; macOS, sys/socket.h, SO_NWRITE."""
+    if sock is None:  # closed
+        return 0
+    try:
+        if sys.platform == "darwin":
+            return sock.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
+        (n_bytes,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+        return int(n_bytes)
+    except (OSError, ValueError):  # closed meanwhile
+        return 0
 
 
 def _connection(scope: Mapping[str, Any]) -> BoundedConnection:

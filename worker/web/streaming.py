@@ -5,6 +5,7 @@ job in a `finally`, bounds every send, and notices a disconnect while it waits f
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,14 @@ from litestar.types import Receive, Scope, Send
 from worker.front import Front
 from worker.job import Job
 from worker.supervision import first_of, running
-from worker.web.connection import abort_connection, wait_until_taken
+from worker.web.connection import abort_connection, is_taken, untaken_bytes
 from worker.web.exchange import note_refusal
 
 SEND_TIMEOUT_S = 30.0
 """docs/protocol.md 6: a send without progress for this long cancels the job."""
+
+LOOKS = 10
+"""So often within that time it is looked whether bytes have left."""
 
 CHUNKS_PER_TURN = 32
 """A send that does not block does not yield either; after this many the loop serves others."""
@@ -63,27 +67,39 @@ class JobStream(ASGIResponse):
             await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
             return
         try:
-            async with asyncio.timeout(SEND_TIMEOUT_S) as bound:
-                await self.start_response(send)
-                await self._send_chunks(scope, send, bound)
+            await _until_taken(scope)  # an answer before this one, on the same connection
+            await self.start_response(send)
+            await self._send_chunks(scope, send)
         except TimeoutError:
             abort_connection(scope)
 
-    async def _send_chunks(self, scope: Scope, send: Send, bound: asyncio.Timeout) -> None:
+    async def _send_chunks(self, scope: Scope, send: Send) -> None:
         """Take from the job only what can leave at once: tokens still with it are dropped by a cancel."""
-        loop = asyncio.get_running_loop()
         n_sent = 0
         while True:
-            bound.reschedule(None)
             chunk = await self._job.next_chunk()
             await send({"type": "http.response.body", "body": chunk, "more_body": bool(chunk)})
             if not chunk:
                 return
-            bound.reschedule(loop.time() + SEND_TIMEOUT_S)
-            await wait_until_taken(scope)
+            await _until_taken(scope)
             n_sent += 1
             if n_sent % CHUNKS_PER_TURN == 0:
                 await asyncio.sleep(0)
+
+
+async def _until_taken(scope: Scope) -> None:
+    """Wait until a further send does not wait, for as long as bytes leave us, however slowly.
+
+    Raises: TimeoutError when none has left for SEND_TIMEOUT_S.
+    """
+    loop = asyncio.get_running_loop()
+    n_left, left_s = math.inf, loop.time()
+    while not await is_taken(scope, within_s=SEND_TIMEOUT_S / LOOKS):
+        n_before, n_left = n_left, untaken_bytes(scope)
+        if n_left < n_before:
+            left_s = loop.time()
+        elif loop.time() - left_s >= SEND_TIMEOUT_S:
+            raise TimeoutError
 
 
 async def _departure(receive: Receive) -> None:

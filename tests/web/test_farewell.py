@@ -1,0 +1,72 @@
+"""The last bytes on a closed connection: a client has time for them as long as it takes some, and no longer."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from worker.web.connection import FAREWELL_TIMEOUT_S, BoundedConnection
+
+
+class Timer:
+    def __init__(self, clock: "Clock", go_off: Callable[[], None]) -> None:
+        self._clock = clock
+        self.go_off = go_off
+
+    def cancel(self) -> None:
+        self._clock.timers.remove(self)
+
+
+class Clock:
+    """What a connection needs of an event loop; its timers go off when the test says so."""
+
+    def __init__(self) -> None:
+        self.timers: list[Timer] = []
+
+    def call_later(self, delay_s: float, callback: Callable[..., None], *arguments: object) -> Timer:
+        self.timers.append(Timer(self, lambda: callback(*arguments)))
+        return self.timers[-1]
+
+
+class Wire(asyncio.Transport):
+    """Its client takes bytes when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_queued = 60_000
+        self.is_aborted = False
+        self._is_closing = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.n_queued
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self._is_closing = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None: ...
+
+
+def test_a_closed_connection_is_dropped_when_for_a_while_nothing_was_taken_and_not_before() -> None:
+    clock, wire = Clock(), Wire()
+    loop = cast(asyncio.AbstractEventLoop, clock)
+    connection = BoundedConnection(uvicorn.Config(_app), ServerState(), {}, _loop=loop)
+    connection.connection_made(wire)
+    connection.timeout_keep_alive_handler()
+    for _ in range(5):
+        wire.n_queued -= 1
+        (timer,) = clock.timers
+        timer.go_off()
+        assert not wire.is_aborted
+    (timer,) = clock.timers
+    timer.go_off()
+    assert wire.is_aborted
+    assert FAREWELL_TIMEOUT_S == 30
