@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gguf_files import GgufFile, TensorRow, Typed, tiny_split
+from tests.gguf_files import GgufFile, TensorRow, Typed, Value, tiny_split
 from worker.card import read_card
 from worker.errors import BadModelFile
 
@@ -23,6 +23,14 @@ def test_a_split_model_is_one_card(tmp_path: Path) -> None:
     assert card.part_paths == tuple(paths)
     assert card.file_bytes == sum(path.stat().st_size for path in paths)
     assert [tensor.name for tensor in card.tensors][1:] == ["blk.1.attn_norm.weight", "blk.2.attn_norm.weight"]
+
+
+def test_the_least_alignment_of_all_parts_is_the_model_s(tmp_path: Path) -> None:
+    paths = tiny_split(tmp_path)
+    assert read_card(paths[0]).alignment == 32
+    split: dict[str, Value] = {"split.no": Typed("u16", 1), "split.count": Typed("u16", 3), "general.alignment": 8}
+    GgufFile(split, [TensorRow("blk.1.attn_norm.weight", (32,), 32 * 4)], alignment=8).write(paths[1])
+    assert read_card(paths[0]).alignment == 8
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import mmap
 import re
 import stat
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker.attention import MAX_HEADS, head_counts, state_length
 from worker.computable import MAX_EXPERTS, check_computable
 from worker.errors import BadModelFile, ModelNotFound
 from worker.ggml_types import FILE_TYPES
-from worker.gguf_header import MAX_ARRAY_STRINGS, MAX_TENSORS, Allowance, Header, Tensor, read_header
+from worker.gguf_header import DEFAULT_ALIGNMENT, MAX_ARRAY_STRINGS, MAX_TENSORS, Allowance, Header, Tensor, read_header
 from worker.gguf_metadata import Metadata
 from worker.windows import Windows, n_layers_with_cells, windows_of
 
@@ -78,6 +78,8 @@ class ModelCard:
     has_chat_template: bool
     license: str | None
     tensors: tuple[Tensor, ...]
+    alignment: int = DEFAULT_ALIGNMENT
+    """Tensors begin at multiples of it in all files."""
     n_mtp_blocks: int = 0
     """The last ones of `block_count`, which guess the tokens after the next: llama.cpp counts them, but does not load
     them unless it is told to."""
@@ -122,13 +124,15 @@ def read_card(path: Path) -> ModelCard:
     allowance = Allowance()
     header, file_bytes = _read_file(path, allowance)
     part_paths = _part_paths(header.metadata)
-    tensors = list(header.tensors)
+    tensors, alignment = list(header.tensors), header.alignment
     for number, part in enumerate(part_paths[1:], start=1):
         part_header, part_bytes = _read_part(part, number, allowance)
         tensors += part_header.tensors
+        # Powers of two.
+        alignment = min(alignment, part_header.alignment)
         file_bytes += part_bytes
     _check_parts_together(header.metadata, len(part_paths), tensors)
-    return _card(header, part_paths, file_bytes, tuple(tensors))
+    return replace(_card(header, part_paths, file_bytes, tuple(tensors)), alignment=alignment)
 
 
 def _read_file(path: Path, allowance: Allowance) -> tuple[Header, int]:
@@ -204,8 +208,8 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
         raise metadata.error(f"{max(heads)} attention heads for an embedding length of {embedding_length}")
     vocab_size = metadata.n_strings("tokenizer.ggml.tokens")
     _check_embedding(metadata, tensors, embedding_length, vocab_size)
-    check_computable(metadata, architecture, block_count, tensors)
     key_length = metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length)
+    check_computable(metadata, architecture, block_count, key_length, tensors)
     value_length = metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
     n_mtp_blocks = metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0)
     return ModelCard(

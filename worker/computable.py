@@ -56,15 +56,21 @@ _FINITE = (
     "embedding_scale",
 )
 
+_PAIRS = "a position turns pairs of numbers"
+
 _DENSE_WITH_AN_EXPERT = ("hunyuan-dense", "hunyuan_vl")
 """Architectures for which llama.cpp takes one expert for none."""
 
 
-def check_computable(metadata: Metadata, architecture: str, n_layers: int, tensors: Iterable[Tensor]) -> None:
+def check_computable(
+    metadata: Metadata, architecture: str, n_layers: int, key_length: int, tensors: Iterable[Tensor]
+) -> None:
     """Raises: BadModelFile: what, and why llama.cpp would fail with it."""
     if n_layers > MAX_LAYERS:
         raise metadata.error(f"metadata key '{architecture}.block_count' is {n_layers}; llama.cpp ends at {MAX_LAYERS}")
     _check_numbers(metadata, architecture)
+    if key_length % 2:
+        raise metadata.error(f"its attention heads have {key_length} numbers, must be even: {_PAIRS}")
     _check_rope(metadata, architecture)
     _check_experts(metadata, architecture, n_layers)
     for tensor in tensors:
@@ -96,7 +102,7 @@ def _check_rope(metadata: Metadata, architecture: str) -> None:
         key = f"{architecture}.{name}"
         n_dims = metadata.number(key, 2**31 - 1, low=0, default=0)
         if n_dims % 2:
-            raise metadata.error(f"metadata key {key!r} is {n_dims}, must be even: positions turn pairs of numbers")
+            raise metadata.error(f"metadata key {key!r} is {n_dims}, must be even: {_PAIRS}")
 
 
 def _check_experts(metadata: Metadata, architecture: str, n_layers: int) -> None:

@@ -76,6 +76,8 @@ class Header:
     version: int
     metadata: Metadata
     tensors: tuple[Tensor, ...]
+    alignment: int
+    """Tensors begin at multiples of it in the file."""
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ def read_header(data: Bytes, path: Path, allowance: Allowance | None = None) -> 
     alignment = _alignment(cursor, entries.get("general.alignment"))
     tensors = _read_tensors(cursor, n_tensors, alignment)
     allowance.n_header_bytes -= cursor.at
-    return Header(version, Metadata(path, entries), tensors)
+    return Header(version, Metadata(path, entries), tensors, alignment)
 
 
 class _Cursor:

@@ -27,6 +27,9 @@ MOST_TWICE = 0.1
 """Of the weights in main memory. A mapped file lies there as a whole, so that weights which are laid out anew beside it
 are there twice; where they are more than this, the file is read and not mapped, and all weights are there once."""
 
+MAPPED_ALIGNMENT = 32
+"""TENSOR_ALIGNMENT (ggml-impl.h): ggml ends the process where a mapping's first weight begins elsewhere."""
+
 RepackedBytes = Callable[[Tensor], int]
 """Bytes that a matrix takes in main memory laid out anew; 0 for one that the CPU computes with as the file has it."""
 
@@ -66,11 +69,12 @@ class InMain:
     """Laid out anew."""
     left_in_file: int = 0
     """What the repacked ones take in the file, where nothing else needs them."""
+    can_be_mapped: bool = True
 
     @property
     def is_mapped(self) -> bool:
         """Whether the file should be mapped: its pages are then shared by all workers and can be reclaimed."""
-        return self.left_in_file <= MOST_TWICE * (self.as_in_file + self.repacked)
+        return self.can_be_mapped and self.left_in_file <= MOST_TWICE * (self.as_in_file + self.repacked)
 
     @property
     def total_bytes(self) -> int:
@@ -82,6 +86,7 @@ class InMain:
             self.as_in_file + other.as_in_file,
             self.repacked + other.repacked,
             self.left_in_file + other.left_in_file,
+            self.can_be_mapped and other.can_be_mapped,
         )
 
 
@@ -127,7 +132,7 @@ def layers_of(card: ModelCard, repacked_bytes: RepackedBytes = nothing_repacked)
     if is_tied:
         in_main[-1] += InMain(repacked=sum(map(repacked_bytes, embeddings)))
     return Layers(
-        input=InMain(sum(tensor.n_bytes for tensor in inputs)),
+        input=InMain(sum(tensor.n_bytes for tensor in inputs), can_be_mapped=card.alignment % MAPPED_ALIGNMENT == 0),
         layer_bytes=tuple(sum(tensor.n_bytes for tensor in tensors_of) for tensors_of in own),
         in_main=tuple(in_main),
         largest_bytes=tuple(max((tensor.n_bytes for tensor in tensors_of), default=0) for tensors_of in own),

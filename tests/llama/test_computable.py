@@ -31,6 +31,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a negative epsilon": ({"attention.layer_norm_rms_epsilon": -1e-5}, ABORTED),
     "an epsilon that is no number": ({"attention.layer_norm_rms_epsilon": float("nan")}, ABORTED),
     "an unknown scaling": ({"rope.scaling.type": "su"}, ABORTED),
+    "heads of one number": ({"attention.head_count": N_EMBD}, ABORTED),
     "too many blocks": ({"block_count": 513}, ABORTED),
     "experts of none": ({"expert_used_count": 1}, ABORTED),
     "a rope that turns nothing": ({"rope.freq_base": 0.0}, "not finite"),

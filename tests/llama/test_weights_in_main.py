@@ -10,12 +10,14 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.llama.shapes import MIXTURE, TINY_LLAMA, Shape, write_shape
 from tests.llama.test_load import configuration
+from tests.llama.tiny import write_tiny
 from worker.card import read_card
 from worker.engine.contract import Configure
 from worker.ggml_types import TENSOR_TYPES
@@ -157,6 +159,18 @@ def test_what_is_not_laid_out_anew_stays_mapped_in_the_file(tmp_path: Path) -> N
     planned = placement_of(path).weights_in_main
     assert (planned.is_mapped, planned.repacked) == (True, 0)
     assert planned.total_bytes == read_card(path).weights_bytes
+
+
+def test_a_file_whose_tensors_ggml_cannot_map_is_read(tmp_path: Path) -> None:
+    """It aborts on a mapping whose first weight is not aligned to 32 bytes; the format allows 8."""
+    starts = set()
+    for n_letters in range(4):
+        more: dict[str, Any] = {"x" * (8 * n_letters): 1}
+        path = write_tiny(tmp_path / "m.gguf", alignment=8, **more)
+        starts.add((path.stat().st_size - read_card(path).weights_bytes) % 32)
+        with closing(load_runner(config_of(path), lambda _: None).runner) as runner:
+            assert [buffer.name for buffer in runner.model.sizes.buffers] == ["CPU"]
+    assert len(starts) == 4, "weights begin at every multiple of 8"
 
 
 def test_with_deterministic_the_weights_stay_as_the_file_has_them(tmp_path: Path) -> None:

@@ -27,10 +27,12 @@ def write_tiny(
     token_of_nan: int | None = None,
     more: Mapping[str, tuple[int, ...]] | None = None,
     halves: tuple[str, ...] = (),
+    alignment: int = 32,
     **changes: Value,
 ) -> Path:
     """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `token_of_nan`: its logit
-    alone is none. `more`: further tensors. `halves`: which are F16; all others are F32. `changes`: llama.* keys.
+    alone is none. `more`: further tensors. `halves`: which are F16; all others are F32. `alignment`: of the
+    tensors in the file, 8 at least. `changes`: llama.* keys.
 
     Without an end the vocabulary is RWKV's, to which llama.cpp adds no end token of its own, and has no "</s>".
     """
@@ -45,6 +47,7 @@ def write_tiny(
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         **vocabulary(has_bos=has_bos, has_end=has_end),
         **{f"llama.{key}": value for key, value in changes.items()},
+        **({"general.alignment": alignment} if alignment != 32 else {}),
     }
     names = {
         "token_embd": (N_EMBD, len(TOKENS)),
@@ -68,8 +71,8 @@ def write_tiny(
         floats = [weight] * math.prod(rows[0].dims)
         floats[token_of_nan * N_EMBD : (token_of_nan + 1) * N_EMBD] = [math.nan] * N_EMBD
         data[0] = struct.pack(f"<{len(floats)}f", *floats)
-    header = GgufFile(metadata, rows).header()
-    path.write_bytes(b"".join(part.ljust(-(-len(part) // 32) * 32, b"\0") for part in (header, *data)))
+    header = GgufFile(metadata, rows, alignment=alignment).header()
+    path.write_bytes(b"".join(part.ljust(-(-len(part) // alignment) * alignment, b"\0") for part in (header, *data)))
     return path
 
 
