@@ -138,6 +138,7 @@ def test_a_header_is_not_read_past_its_limit_however_long_its_strings(tmp_path: 
     assert f"those of a model may take {MAX_HEADER_BYTES} bytes" in line
 
 
+@pytest.mark.long
 def test_a_vocabulary_twice_as_large_as_the_largest_is_read(tmp_path: Path) -> None:
     n_tokens = 2 * GEMMA_TOKENS
 
@@ -186,6 +187,7 @@ print(json.dumps([n_tensors, time.process_time(), int(status["VmHWM"].split()[0]
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="a process's peak is read from /proc")
 def test_the_worst_file_that_is_accepted_takes_little_memory_and_time(tmp_path: Path) -> None:
     """A process of its own, all of whose memory counts, the interpreter's too."""

@@ -76,6 +76,7 @@ def placement_of(path: Path) -> Placement:
     return place(config_of(path), read_card(path), devices(), 1 << 45, repacked_bytes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MODELS)
 def test_weights_are_planned_as_the_library_has_them(tmp_path: Path, kind: str) -> None:
     """To the hundredth of a MiB that it prints of each of its buffers."""
