@@ -96,16 +96,6 @@ def test_it_is_without_flash_attention_too(
     assert beside_weights(plan) == pytest.approx(context.sizes.total_bytes, rel=TOLERANCE)
 
 
-def test_layers_with_a_sliding_window_are_planned_with_as_many_cells_as_others(
-    tmp_path: Path, make_context: MakeContext
-) -> None:
-    path = write_random(tmp_path / "sliding.gguf", SLIDING)
-    plan = plan_of(read_card(path), demand(2048, 2), 2048)
-    with opened(path) as model:
-        context = make_context(model, n_ctx=2048, n_batch=512, n_ubatch=512, n_seq_max=2)
-        assert plan.kv_bytes == pytest.approx(context.sizes.of_kind("KV"), abs=2 * ROUNDED_BYTES)
-
-
 @pytest.mark.parametrize("parallel", [1, 7])
 def test_the_states_of_a_recurrent_model_are_planned(tmp_path: Path, make_context: MakeContext, parallel: int) -> None:
     path = write_random(tmp_path / "recurrent.gguf", RECURRENT)

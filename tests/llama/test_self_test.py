@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.llama.conftest import LoadRandom, MakeContext
-from tests.llama.random_models import MROPE, PLAIN, RECURRENT, SLIDING, Kind
+from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from worker.engine.backend import Saved, Slice
 from worker.engine.contract import SelfTested, SlotId
 from worker.llama.context import Context, Logits
@@ -60,17 +60,18 @@ def test_with_k_and_v_of_one_type_long_steps_and_many_cells_are_found_to_differ(
     assert {"in one step", "over the cells of 7 others"} <= set(found.differences)
 
 
-def real_runner(make_context: MakeContext, model: Model, type_k: str) -> LlamaRunner:
+def real_runner(make_context: MakeContext, model: Model, type_k: str, *, swa_full: bool = True) -> LlamaRunner:
     """Eight slots, as `serve` has them, and two threads."""
+    more = {"n_threads": 2, "n_threads_batch": 2, "type_k": type_k, "swa_full": swa_full}
     sizes = {"n_ctx": 1024, "n_batch": 512, "n_ubatch": 512, "n_seq_max": 8}
-    return LlamaRunner(model, make_context(model, **sizes, n_threads=2, n_threads_batch=2, type_k=type_k))
+    return LlamaRunner(model, make_context(model, **sizes, **more))
 
 
 # ── small models ─────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("kind", [PLAIN, MROPE], ids=lambda kind: kind.architecture)
+@pytest.mark.parametrize("kind", [PLAIN, MROPE, SLIDING, GEMMA], ids=str)
 @pytest.mark.parametrize("chunk", [16, 64, 512])
 def test_small_models_with_products_row_by_row_are_the_same_too(
     load_random: LoadRandom, make_context: MakeContext, kind: Kind, chunk: int
@@ -86,7 +87,7 @@ def test_small_models_with_products_row_by_row_are_the_same_too(
 def test_a_memory_that_cannot_be_cut_is_tested_without_reuse(
     load_random: LoadRandom, make_context: MakeContext, kind: Kind
 ) -> None:
-    runner = real_runner(make_context, load_random(kind), type_k="bf16")
+    runner = real_runner(make_context, load_random(kind), type_k="bf16", swa_full=False)
     habits = Habits(chunk=16, is_fixed=False, has_guesses=False, context_length=1024)
     found = verdict(runner, habits)
     assert found is not None
