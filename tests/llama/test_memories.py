@@ -1,5 +1,6 @@
 """Models whose memory cannot be cut: they are recognised, share and save nothing, and are served all the same."""
 
+import numpy as np
 import pytest
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
@@ -9,6 +10,9 @@ from worker.engine.contract import SlotId, TokenId
 from worker.llama.runner import LlamaRunner
 
 pytestmark = pytest.mark.model
+
+ROUNDING = 1.0
+"""As in test_sharing.py: where cells lie otherwise, a logit moves by 0.5 at most, with another token by 3 and more."""
 
 UNCUT = pytest.mark.parametrize("kind", [SLIDING, RECURRENT], ids=str)
 """Made with `swa_full=False`, which is nothing to a recurrent one."""
@@ -61,6 +65,28 @@ def test_it_is_served_beside_others_and_after_them(
         beside = answer(runner, dict(zip(slots, prompts, strict=True)))
         assert [beside[slot] for slot in slots] == alone
     assert runner.n_free_cells == 512
+
+
+def test_a_small_window_is_not_gone_back_behind_where_it_was_written_over(
+    load_random: LoadRandom, make_context: MakeContext
+) -> None:
+    """The library would take the end away, and go on without what the window saw before it."""
+    context = make_context(load_random(SLIDING), swa_full=False)
+    tokens = [TokenId(3 + i % 200) for i in range(100)]
+    for start in range(0, 400, 100):
+        context.decode([Slice(SlotId(0), start, tokens)])
+    with pytest.raises(RuntimeError, match="slot 0 cannot go on from position 40"):
+        context.trim(SlotId(0), 40)
+    assert context.n_cells(SlotId(0)) == 400
+    context.trim(SlotId(0), 399)
+    [index] = context.decode([Slice(SlotId(0), 399, tokens[:1], GREEDY)])
+    again = context.logits(index).copy()
+    context.trim(SlotId(0), 0)
+    for start in range(0, 300, 100):
+        context.decode([Slice(SlotId(0), start, tokens)])
+    context.decode([Slice(SlotId(0), 300, tokens[:99])])
+    [index] = context.decode([Slice(SlotId(0), 399, tokens[:1], GREEDY)])
+    assert np.abs(context.logits(index) - again).max() < ROUNDING
 
 
 def test_a_window_that_no_layer_has_changes_nothing(load_random: LoadRandom, make_context: MakeContext) -> None:

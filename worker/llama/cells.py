@@ -56,7 +56,7 @@ class Cells:
         if n_empty_bytes != self._layout.empty_bytes:
             seq_ids = seq_ids.without_spares()  # a memory of other parts
         self.seq_ids = seq_ids
-        self._window = int(capi.llama_model_n_swa(model)) if seq_ids.has_twins else 0
+        self._n_swa = int(capi.llama_model_n_swa(model)) if n_empty_bytes != ORDINARY.empty_bytes else 0
         self._n_ctx = n_ctx
         self._spans = Spans(seq_ids.n_slots)
         self._n_forgotten = 0
@@ -116,11 +116,21 @@ class Cells:
         """
         if n_keep >= self.n_held(slot):
             return
+        if not self._has_window_of(slot, n_keep):
+            raise RuntimeError(f"slot {slot} cannot go on from position {n_keep}: what its window sees there is gone")
         if self.seq_ids.graveyard is not None:
             self._bury(slot, n_keep, self.seq_ids.graveyard)
         if not self._remove(slot, n_keep):
             raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
         self._spans.cut(slot, n_keep)
+
+    def _has_window_of(self, slot: SlotId, pos: int) -> bool:
+        """Whether all that a token at `pos` looks back on is there; where cells have no twins, the library may have
+        written over some. Source: llama_memory_seq_pos_min.
+        """
+        if not self._n_swa or self.seq_ids.has_twins or not pos:
+            return True
+        return int(capi.llama_memory_seq_pos_min(self._memory, slot)) <= max(0, pos - self._n_swa + 1)
 
     def _bury(self, slot: SlotId, n_keep: int, graveyard: int) -> None:
         """Keep what only the slot has from `n_keep` on occupied, but for the cells behind which nothing lies."""
@@ -199,11 +209,11 @@ class Cells:
 
         At multiples, because the windows of some models do not slide but jump there.
         """
-        if not self._window:
+        if not self._n_swa:
             yield start, end
             return
         while start < end:
-            stop = min(end, (start // self._window + 1) * self._window)
+            stop = min(end, (start // self._n_swa + 1) * self._n_swa)
             yield start, stop
             start = stop
 
