@@ -1,15 +1,42 @@
-"""What the log says of a load that succeeded: where the model is, and where its memory is not as planned."""
+"""How far a load is, and what the log says when it has succeeded: where the model is, and how much memory it takes."""
 
 import io
+import sys
 
 import msgspec
+import pytest
 import structlog
 
-from tests.log_lines import logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
+from tests.log_lines import Terminal, logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
 from tests.rehearsal import FACTS
 from worker.engine.offload import Offload, OffPlan
-from worker.progress import report_loaded
+from worker.progress import LoadProgress, report_loaded
 from worker.settings import Settings
+
+
+def test_the_bar_ends_with_the_first_100_whatever_is_heard_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-test of `--deterministic` sends a sign of life after each of its parts: the load is over by then."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = LoadProgress("pretty")
+    for percent in (0, 50, 50, 100):
+        progress.show(percent)
+    drawn = terminal.getvalue()
+    assert "loading the model" in drawn
+    for _ in range(3):
+        progress.show(100)
+    progress.close()
+    assert terminal.getvalue() == drawn
+
+
+def test_without_a_terminal_each_quarter_is_one_line() -> None:
+    stream = io.StringIO()
+    to(stream)
+    progress = LoadProgress("json")
+    for percent in (0, 10, 10, 26, 49, 50, 99, 100, 100):
+        progress.show(percent)
+    percents = [msgspec.json.decode(line)["percent"] for line in stream.getvalue().splitlines()]
+    assert percents == [0, 26, 50, 99, 100]
 
 
 def lines(

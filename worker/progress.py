@@ -20,6 +20,7 @@ class LoadProgress:
 
     def __init__(self, log_format: str | None) -> None:
         self._next_percent = 0
+        self._is_over = False
         self._bar: Progress | None = None
         if is_pretty(log_format) and sys.stderr.isatty():
             columns = (TextColumn("loading the model"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
@@ -27,22 +28,23 @@ class LoadProgress:
             self._task = self._bar.add_task("load", total=100)
 
     def show(self, percent: int) -> None:
+        """What comes after 100 is of no interest to who waits: the engine is alive, and still busy."""
+        if self._is_over:
+            return
         if self._bar is not None:
-            self._draw(self._bar, percent)
+            self._bar.start()
+            self._bar.update(self._task, completed=percent)
         elif percent >= self._next_percent:
             self._next_percent = percent - percent % LOG_EVERY_PERCENT + LOG_EVERY_PERCENT
             log.info("model_load_progress", percent=percent)
+        if percent >= 100:
+            self.close()
 
     def close(self) -> None:
         """Take the bar away and give the terminal its cursor back, however the load ended. Idempotent."""
+        self._is_over = True
         if self._bar is not None:
             self._bar.stop()
-
-    def _draw(self, bar: Progress, percent: int) -> None:
-        bar.start()
-        bar.update(self._task, completed=percent)
-        if percent >= 100:
-            bar.stop()
 
 
 def report_loaded(facts: Loaded, settings: Settings) -> None:
