@@ -31,7 +31,7 @@ from worker.engine.contract import (
 from worker.engine_client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.engine_link import LinkOwner
 from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, ModelLoadFailed, StartupError
-from worker.watchdog import LOAD_SILENCE_S
+from worker.watchdog import LOAD_SILENCE_S, STEPS_OF_SILENCE
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -248,6 +248,22 @@ def test_an_engine_that_owes_an_answer_and_is_silent_is_killed(after: str) -> No
         assert "no sign of life" in stage.engine.killed_for
 
     rehearse(play)
+
+
+def test_the_first_step_of_a_slow_machine_is_not_taken_for_silence() -> None:
+    """The engine knows from its warm-up what a step takes; nobody has seen one yet."""
+
+    async def play() -> None:
+        stage = Stage()
+        await stage.open(msgspec.structs.replace(FACTS, step_s=WATCHDOG_S))
+        stage.submit()
+        stage.let_time_pass(STEPS_OF_SILENCE * WATCHDOG_S - 2)
+        assert stage.engine.killed_for is None
+        stage.let_time_pass(4)
+        assert stage.engine.killed_for is not None
+        await stage.client.close()
+
+    asyncio.run(play())
 
 
 def test_answers_of_the_intake_thread_do_not_hide_a_step_that_hangs() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.crashing_worker import QUESTION, CrashingWorker, check_interrupted, crashing_worker
 from tests.worker_process import check_order, text_of
-from worker.watchdog import LOAD_SILENCE_S, STEPS_OF_SILENCE, Watchdog
+from worker.watchdog import LOAD_SILENCE_S, SLOW_DISK_BYTES_PER_S, STEPS_OF_SILENCE, Watchdog
 
 FLOOR_S = 10.0
 
@@ -19,12 +19,14 @@ FLOOR_S = 10.0
 class Watched:
     """A watchdog whose time passes when the test says so; `kills` are the causes it gave."""
 
-    def __init__(self, *, is_loaded: bool = True, is_working: bool = True) -> None:
+    def __init__(
+        self, *, is_loaded: bool = True, is_working: bool = True, step_s: float = 0.0, model_bytes: int = 0
+    ) -> None:
         self.now_s = 0.0
         self.kills: list[str] = []
-        self.watchdog = Watchdog(self.kills.append, floor_s=FLOOR_S, clock=lambda: self.now_s)
+        self.watchdog = Watchdog(self.kills.append, floor_s=FLOOR_S, model_bytes=model_bytes, clock=lambda: self.now_s)
         if is_loaded:
-            self.watchdog.loaded()
+            self.watchdog.loaded(step_s)
         self.watchdog.is_working = is_working
 
     def stop_front(self, seconds: float) -> None:
@@ -91,9 +93,27 @@ def test_a_loading_engine_has_longer_and_each_progress_begins_it_anew() -> None:
     watched.watchdog.heartbeat()
     assert watched.silence_until_kill_s(2 * LOAD_SILENCE_S) > LOAD_SILENCE_S
     watched.watchdog.expect_load()
-    watched.watchdog.loaded()
+    watched.watchdog.loaded(0.0)
     watched.watchdog.is_working = True
     assert watched.silence_until_kill_s(2 * FLOOR_S) < 2 * FLOOR_S, "loading is no slow step"
+
+
+def test_the_first_step_is_given_ten_of_those_at_warm_up() -> None:
+    slow_s = FLOOR_S / 2
+    watched = Watched(step_s=slow_s)
+    assert watched.silence_until_kill_s(20 * slow_s) > STEPS_OF_SILENCE * slow_s
+    watched.watchdog.expect_load()
+    watched.watchdog.loaded(0.0)
+    assert watched.silence_until_kill_s(20 * slow_s) > STEPS_OF_SILENCE * slow_s, "a successor runs on the same machine"
+
+
+@pytest.mark.parametrize("gigabytes", [1, 60])
+def test_a_large_file_may_be_read_from_a_slow_disk_without_a_word(gigabytes: int) -> None:
+    """A hang is still found: the limit has an end."""
+    model_bytes = gigabytes * 10**9
+    read_s = model_bytes / SLOW_DISK_BYTES_PER_S
+    watched = Watched(is_loaded=False, is_working=False, model_bytes=model_bytes)
+    assert LOAD_SILENCE_S + read_s < watched.silence_until_kill_s(2 * (LOAD_SILENCE_S + read_s))
 
 
 def test_a_front_that_was_stopped_does_not_blame_its_engine() -> None:

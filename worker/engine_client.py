@@ -108,6 +108,7 @@ class EngineClient:
         *,
         environment: Mapping[str, str],
         watchdog_s: float,
+        model_bytes: int = 0,
         command: Sequence[str] = ENGINE_COMMAND,
         spawn: Spawn = EngineLink.spawn,
         clock: Callable[[], float] = time.monotonic,
@@ -119,7 +120,7 @@ class EngineClient:
         self._command = command
         self._spawn_link = spawn
         self._clock = clock
-        self._watchdog = Watchdog(self._kill, floor_s=watchdog_s, clock=clock)
+        self._watchdog = Watchdog(self._kill, floor_s=watchdog_s, model_bytes=model_bytes, clock=clock)
         self._residency_period_s = residency_period_s
         self._timers: list[asyncio.Task[None]] = []
         self._link: Link | None = None
@@ -241,7 +242,7 @@ class EngineClient:
         self._observer.on_engine_line(line)
 
     def _loaded(self, facts: Loaded) -> None:
-        self._watchdog.loaded()
+        self._watchdog.loaded(facts.step_s)
         is_first = self.facts is None
         self.facts = facts
         self.state = EngineState.RUNNING

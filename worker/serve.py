@@ -19,8 +19,8 @@ import msgspec
 import uvloop
 
 from worker import logs
-from worker.card import read_card
-from worker.catalog import Located, load_catalog, locate
+from worker.card import ModelCard, read_card
+from worker.catalog import load_catalog, locate
 from worker.certificate import Certificate, read_certificate
 from worker.engine_client import ENGINE_COMMAND, EngineClient
 from worker.engine_setup import configure, engine_environment
@@ -131,8 +131,7 @@ class Service:
     async def _live(self) -> int:
         located = locate(self._settings.model or "", self._settings.models_dir, load_catalog(self._settings.catalog))
         self._model_path = located.path
-        if located.is_present:
-            read_card(located.path)
+        card = read_card(located.path) if located.is_present else None
         report = self._settings.parity_report
         certificate = read_certificate(report) if report is not None else None
         allow_open_files()
@@ -140,7 +139,7 @@ class Service:
         front = Front(self._settings, metrics)
         with bound_socket(self._settings.host, self._settings.port) as sock:
             _report_listening(sock)
-            async with served(front, sock), self._engine(front, located, certificate) as client:
+            async with served(front, sock), self._engine(front, card, certificate) as client:
                 front.open(client)
                 # What is here now stays: the collector would walk all of it now and then, and every stream would wait.
                 gc.freeze()
@@ -149,24 +148,23 @@ class Service:
 
     @asynccontextmanager
     async def _engine(
-        self, front: Front, located: Located, certificate: Certificate | None
+        self, front: Front, card: ModelCard | None, certificate: Certificate | None
     ) -> AsyncIterator[EngineClient]:
         """The model file made sure of, and an engine that has loaded it."""
-        path = located.path
-        if not located.is_present:
-            path = await self._unless_stopped(front, fetch_in_child(self._settings))
-            read_card(path)
+        if card is None:
+            card = read_card(await self._unless_stopped(front, fetch_in_child(self._settings)))
         if certificate is not None:
-            await self._unless_stopped(front, certificate.check(read_card(path)))
+            await self._unless_stopped(front, certificate.check(card))
             front.parity = certificate.body
         client = EngineClient(
-            configure(self._settings, path),
+            configure(self._settings, card.path),
             front,
             environment=engine_environment(),
             watchdog_s=self._settings.watchdog_sec,
+            model_bytes=card.file_bytes,
             command=self._engine_command,
         )
-        log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(path))
+        log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(card.path))
         try:
             try:
                 facts = await self._unless_stopped(front, client.start())

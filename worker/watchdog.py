@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable
 
 LOAD_SILENCE_S = 300.0
+SLOW_DISK_BYTES_PER_S = 20e6
+"""While loading, the time to read the file at this rate comes on top: where page-ins cannot be counted, or push each
+other out, the first steps read the whole of it before anything is heard."""
+
 STEPS_OF_SILENCE = 10
 """A silent engine is wedged after this many of its longest steps, if that is more than the floor."""
 
@@ -18,10 +22,16 @@ class Watchdog:
     """
 
     def __init__(
-        self, kill: Callable[[str], None], *, floor_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        kill: Callable[[str], None],
+        *,
+        floor_s: float,
+        model_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kill = kill
         self._floor_s = floor_s
+        self._load_silence_s = LOAD_SILENCE_S + model_bytes / SLOW_DISK_BYTES_PER_S
         self._clock = clock
         self.tick_s = min(1.0, floor_s / 10)
         self._silence_s = 0.0
@@ -44,15 +54,17 @@ class Watchdog:
     @property
     def limit_s(self) -> float:
         if self._is_loading:
-            return LOAD_SILENCE_S
+            return self._load_silence_s
         return max(self._floor_s, STEPS_OF_SILENCE * self._longest_step_s)
 
     def expect_load(self) -> None:
         self._is_loading = True
         self._hear()
 
-    def loaded(self) -> None:
+    def loaded(self, step_s: float) -> None:
+        """`step_s`: how long the longest step takes, as far as the engine knows; so the first one is not misjudged."""
         self._is_loading = False
+        self._longest_step_s = max(self._longest_step_s, step_s)
         self._hear()
 
     def heartbeat(self) -> None:

@@ -54,12 +54,17 @@ def test_the_chunk_is_the_largest_that_keeps_the_target_within_a_micro_batch(
 @pytest.mark.parametrize(("n_ubatch", "chunk"), [(512, DETERMINISTIC_CHUNK), (64, 64), (40, 40)])
 def test_a_fixed_chunk_depends_on_no_time(tiny: Model, target_s: float, n_ubatch: int, chunk: int) -> None:
     shapes = warmed(runner_of(tiny, n_ubatch), target_s=target_s, is_deterministic=True)
-    assert shapes == Shapes(chunk, ())
+    assert shapes == Shapes(chunk, shapes.chunk_s, ())
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_a_given_chunk_is_kept(tiny: Model, *, is_deterministic: bool) -> None:
     assert warmed(runner_of(tiny), chunk=48, is_deterministic=is_deterministic).chunk == 48
+
+
+@pytest.mark.parametrize("chunk", [0, 64])
+def test_what_a_step_of_the_chunk_takes_is_measured_also_when_the_chunk_is_given(tiny: Model, chunk: int) -> None:
+    assert warmed(runner_of(tiny), chunk=chunk).chunk_s > 0
 
 
 @pytest.mark.parametrize(("target_s", "n_slots", "widest"), [(FAST, 16, 32), (FAST, 2, 18), (SLOW, 16, 16)])

@@ -7,7 +7,6 @@ Never imports llama.cpp.
 import asyncio
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ import uvloop
 from rich.console import Console
 
 from worker import logs
-from worker.card import read_card
+from worker.card import ModelCard, read_card
 from worker.catalog import load_catalog, locate
 from worker.cli import read_settings, setting_options
 from worker.engine.contract import JobKey, Loaded, Residency, SelfTested, StepDone
@@ -92,11 +91,13 @@ def _is_utf8(text: str) -> bool:
 
 async def _answer(settings: Settings, request: ExecuteRequest) -> int:
     terminal = _Terminal()
+    card = await _model(settings)
     client = EngineClient(
-        configure(settings, await _model_file(settings)),
+        configure(settings, card.path),
         terminal,
         environment=engine_environment(),
         watchdog_s=settings.watchdog_sec,
+        model_bytes=card.file_bytes,
     )
     try:
         facts = await client.start()
@@ -110,11 +111,9 @@ async def _answer(settings: Settings, request: ExecuteRequest) -> int:
         await client.close()
 
 
-async def _model_file(settings: Settings) -> Path:
+async def _model(settings: Settings) -> ModelCard:
     located = locate(settings.model or "", settings.models_dir, load_catalog(settings.catalog))
-    path = located.path if located.is_present else await fetch_in_child(settings)
-    read_card(path)
-    return path
+    return read_card(located.path if located.is_present else await fetch_in_child(settings))
 
 
 async def _stream(client: EngineClient, facts: Loaded, request: ExecuteRequest) -> int:

@@ -141,7 +141,7 @@ class AskResidency(_Frame, frozen=True, kw_only=True):
 
 
 class Progress(_Frame, frozen=True, kw_only=True):
-    """Load progress, 0..100; also the heartbeat while loading."""
+    """Load progress, 0..100; also the heartbeat while loading: a percent that comes again says that something moved."""
 
     percent: int
 
@@ -175,6 +175,8 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     swa_full: bool | None = None
     """Layers with a sliding window have as many cells as others; None where no layer has one."""
     offload: Offload = Offload()
+    step_s: float = 0.0
+    """How long the longest step takes by the warm-up's times: a prefill step while nobody generates."""
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from worker.card import ModelCard, read_card
 from worker.engine.backend import LoadedModel
 from worker.engine.contract import Configure, Loaded, SlotId
@@ -24,6 +26,7 @@ from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.grammar import Grammars
 from worker.llama.library import OnLog, open_library
 from worker.llama.model import Model, Split
+from worker.llama.paging import paging
 from worker.llama.placed import is_resident, off_plan
 from worker.llama.placement import HOST_SHARE, Placement, place
 from worker.llama.repack import repacked_bytes
@@ -53,6 +56,8 @@ class LoadedRunner:
     model: Model
     facts: Loaded
     shapes: Shapes
+    widest_step: int
+    """Tokens of a prefill step while nobody generates."""
 
 
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
@@ -72,7 +77,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         loaded.model.tokenize,
         Grammars(loaded.model).constrain,
         loaded.facts,
-        widest_step=0 if config.is_deterministic else _widest_step(runner, shapes.chunk),
+        widest_step=loaded.widest_step,
         row_costs=shapes.row_costs,
         spare_slot=SlotId(loaded.facts.parallel) if runner.context.n_slots > loaded.facts.parallel else None,
         self_test=partial(self_test, runner, habits, most_s=math.inf if config.is_deterministic else MOST_S),
@@ -81,7 +86,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
 
 
 def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: OnLog | None = None) -> LoadedRunner:
-    """Load, measure and warm up. `on_progress`: whole percents of the weights.
+    """Load, measure and warm up. `on_progress`: whole percents of the weights, never falling.
 
     Raises: ModelNotFound, BadModelFile, ModelLoadFailed, InsufficientMemory; everything is freed then.
     """
@@ -90,13 +95,13 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     available_bytes = available_memory_bytes()
     placement = place(config, card, devices(), available_bytes, _repacking(config))
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
-    with ExitStack() as undo:
+    with paging(on_progress, card.file_bytes) as progress, ExitStack() as undo:
         model = undo.enter_context(
             Model.load(
                 card.path,
                 device=placement.device,
                 n_gpu_layers=placement.n_gpu_layers,
-                on_progress=on_progress,
+                on_progress=progress.hear,
                 split=_split(config, placement),
                 is_mapped=placement.weights_in_main.is_mapped,
                 may_repack=placement.weights_in_main.repacked > 0,
@@ -115,8 +120,11 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         )
         undo.pop_all()
     kept = kept_of(card, placement.plan, prefix_bytes, can_share=runner.can_share)
-    facts = _facts(card, placement, found, shapes.chunk, kept)
-    return LoadedRunner(runner, model, facts, shapes)
+    widest_step = shapes.chunk if config.is_deterministic else _widest_step(runner, shapes.chunk)
+    facts = msgspec.structs.replace(
+        _facts(card, placement, found, shapes.chunk, kept), step_s=shapes.chunk_s * widest_step / shapes.chunk
+    )
+    return LoadedRunner(runner, model, facts, shapes, widest_step)
 
 
 # ── memory and layers ────────────────────────────────────────────────────────────────────────────

@@ -36,6 +36,8 @@ class Shapes:
 
     chunk: int
     """Tokens of a prefill step while somebody generates, at first."""
+    chunk_s: float
+    """How long such a step took."""
     row_costs: tuple[tuple[int, float], ...]
     """(tokens in a decode step, seconds), ascending; empty where nothing is to be guessed."""
 
@@ -46,8 +48,9 @@ def warm_up(
     """Choose the shapes; a `chunk` other than 0 is kept. Wrong guesses need a memory that can be cut anywhere."""
     _time_step(runner, "prefill", LEAST_CHUNK)
     chosen = chunk or _chunk(runner, target_s, is_deterministic=is_deterministic)
+    chunk_s = _time_step(runner, "prefill", chosen)
     may_guess = has_prompt_lookup and runner.can_share and not is_deterministic
-    return Shapes(chosen, _row_costs(runner, chosen) if may_guess else ())
+    return Shapes(chosen, chunk_s, _row_costs(runner, chosen) if may_guess else ())
 
 
 def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> int:
