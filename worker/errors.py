@@ -91,11 +91,16 @@ class WorkerUnhealthy(WorkerError):
 
 
 class CudaError(WorkerError):
+    """In the contract and its vectors, and raised by nothing: the front never touches a device. What the engine meets
+    there ends a stream, or the engine."""
+
     code, http_status, retriable = "CUDA_ERROR", 500, True
     wording = "CUDA error: {}"
 
 
 class VramOutOfMemory(WorkerError):
+    """As CudaError. Its code is also a stream's, and there it is sent."""
+
     code, http_status, retriable = "VRAM_OOM", 503, True
 
 
