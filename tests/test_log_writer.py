@@ -212,6 +212,19 @@ def test_a_terminal_is_known_as_one_through_the_writer() -> None:
     assert not shown.startswith(b"{")
 
 
+def test_a_line_takes_the_place_of_a_bar_and_a_bar_that_is_gone_is_not_missed() -> None:
+    controller, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stream:
+        writer = LogWriter(stream)
+        writer.write("\x1b[32m40 %\x1b[0m")
+        writer.info("first")
+        writer.info("second")
+        assert writer.drain(PATIENCE_S)
+        shown = os.read(controller, 4096)
+    os.close(controller)
+    assert shown == b"\x1b[32m40 %\x1b[0m\r\x1b[2Kfirst\r\nsecond\r\n"
+
+
 @pytest.mark.parametrize("level", ["info", "warning"])
 def test_the_gap_is_told_in_the_form_of_all_lines(level: logs.Level) -> None:
     with unread() as (pipe, writer):

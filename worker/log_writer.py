@@ -20,6 +20,8 @@ MOST_CHARACTERS: Final = 4 * 1024 * 1024
 RESERVE_CHARACTERS: Final = 256 * 1024
 """Room for errors alone: what ends the worker is told also behind a flood of other lines."""
 
+ERASE_LINE: Final = "\r\x1b[2K"
+
 FLUSH_S: Final = 2.0
 """At the end: how long the exit waits for a reader of stderr, who may never come."""
 
@@ -46,6 +48,8 @@ class LogWriter(io.TextIOBase):
         self._gap = 0
         """Lines lost and not yet told of."""
         self._is_full = False
+        self._has_bar = False
+        """Whether a progress bar was drawn last, in whose line the cursor then is."""
         self._waiting: deque[str] = deque()
         self._n_waiting = 0
         """Characters that have not left, with those that are being written."""
@@ -66,6 +70,7 @@ class LogWriter(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
+        self._has_bar = self._is_terminal and "\x1b" in text and not text.endswith("\n")
         self._put(text)
         return len(text)
 
@@ -75,12 +80,12 @@ class LogWriter(io.TextIOBase):
     # ── structlog's logger ───────────────────────────────────────────────────────────────────────
 
     def info(self, line: str) -> None:
-        self._put(line + "\n")
+        self._put_line(line)
 
     debug = warning = info
 
     def error(self, line: str) -> None:
-        self._put(line + "\n", is_error=True)
+        self._put_line(line, is_error=True)
 
     critical = error
 
@@ -90,6 +95,12 @@ class LogWriter(io.TextIOBase):
         """Wait until everything has left; False when the time was up before."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._n_waiting and not self._gap, timeout_s)
+
+    def _put_line(self, line: str, *, is_error: bool = False) -> None:
+        """In place of a bar, which is soon drawn again below."""
+        place = ERASE_LINE if self._has_bar else ""
+        self._has_bar = False
+        self._put(f"{place}{line}\n", is_error=is_error)
 
     def _put(self, text: str, *, is_error: bool = False) -> None:
         with self._changed:
