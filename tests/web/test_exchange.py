@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from tests.gguf_files import tiny_model
-from tests.web.wire import JSON, exchange, head
+from tests.web.wire import JSON, events_in, exchange, head
 from tests.worker_process import Event, Stream, WorkerProcess, check_order
 from worker.redaction import MASK
 
@@ -159,6 +159,11 @@ def test_an_access_tells_method_path_status_bytes_and_time_but_no_query(worker: 
 def test_a_stream_is_an_access_when_it_is_over_with_all_its_bytes(worker: WorkerProcess) -> None:
     answer = worker.post("/execute", json=JOB, headers=GIVEN)
     lines = lines_of(worker, answer)
+    events = events_in(answer.text)
+    (end,) = [line for line in lines if line["event"] == "execute_end"]
+    assert end["time_to_first_token_ms"] == events[-1]["time_to_first_token_ms"]
+    assert end["queue_time_ms"] >= 0
+    assert end["cached_tokens"] == events[0]["cached_tokens"]
     assert [line["event"] for line in lines] == ["execute_start", "execute_end", "access"]
     assert (lines[-1]["path"], lines[-1]["status"], lines[-1]["bytes"]) == ("/execute", 200, len(answer.content))
 

@@ -1,0 +1,41 @@
+"""Labels of metrics are closed sets: a path becomes a route that is offered, or one word for all others."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from litestar import Litestar, get, post
+from litestar.params import FromPath
+
+from worker.web.exchange import OTHER, Routes
+
+
+@get(["/health", "/v1/health"], sync_to_thread=False)
+def health() -> str:
+    return ""
+
+
+@post("/cancel/{job_id:str}", status_code=202, sync_to_thread=False)
+def cancel(job_id: FromPath[str]) -> None: ...
+
+
+ROUTES = Routes(Litestar([health, cancel], openapi_config=None))
+PATHS = {"/health": "/health", "/health/": "/health", "/v1/health": "/v1/health", "/cancel/7": "/cancel/{job_id}"}
+
+
+def test_a_path_is_labelled_with_its_route() -> None:
+    assert {path: ROUTES.label(path) for path in PATHS} == PATHS
+
+
+def test_what_is_offered_has_the_status_of_success_and_head_beside_get() -> None:
+    assert set(ROUTES.offered()) == {
+        ("/health", "GET", 200),
+        ("/health", "HEAD", 200),
+        ("/v1/health", "GET", 200),
+        ("/v1/health", "HEAD", 200),
+        ("/cancel/{job_id}", "POST", 202),
+    }
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.text(max_size=30) | st.lists(st.sampled_from(["/", "health", "cancel", "7", "\n", "{job_id}"])).map("".join))
+def test_no_path_makes_a_new_label(path: str) -> None:
+    assert ROUTES.label("/" + path) in {*PATHS.values(), OTHER}
