@@ -1,11 +1,15 @@
 """Labels of metrics are closed sets: a path becomes a route that is offered, or one word for all others."""
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from litestar import Litestar, get, post
 from litestar.params import FromPath
 
-from worker.web.exchange import OTHER, Routes
+from worker.metrics import Metrics
+from worker.settings import Settings
+from worker.web.exchange import CLIENT_LEFT, OTHER, Book, Routes
 
 
 @get(["/health", "/v1/health"], sync_to_thread=False)
@@ -17,7 +21,8 @@ def health() -> str:
 def cancel(job_id: FromPath[str]) -> None: ...
 
 
-ROUTES = Routes(Litestar([health, cancel], openapi_config=None))
+APP = Litestar([health, cancel], openapi_config=None)
+ROUTES = Routes(APP)
 PATHS = {"/health": "/health", "/health/": "/health", "/v1/health": "/v1/health", "/cancel/7": "/cancel/{job_id}"}
 
 
@@ -39,3 +44,14 @@ def test_what_is_offered_has_the_status_of_success_and_head_beside_get() -> None
 @given(st.text(max_size=30) | st.lists(st.sampled_from(["/", "health", "cancel", "7", "\n", "{job_id}"])).map("".join))
 def test_no_path_makes_a_new_label(path: str) -> None:
     assert ROUTES.label("/" + path) in {*PATHS.values(), OTHER}
+
+
+# ── an exchange without an answer ────────────────────────────────────────────────────────────────
+
+
+def test_a_client_that_leaves_before_it_has_an_answer_is_counted_as_that() -> None:
+    metrics = Metrics("w-1")
+    scope: Any = {"type": "http", "method": "POST", "path": "/cancel/7", "state": {}}
+    Book(APP, Settings(model="m.gguf"), metrics).begin(scope).end()
+    labels = f'method="POST",route="/cancel/{{job_id}}",status="{CLIENT_LEFT}",worker_id="w-1"'
+    assert f"worker_http_requests_total{{{labels}}} 1.0" in metrics.render(None)[0].decode()
