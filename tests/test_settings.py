@@ -62,6 +62,15 @@ def test_every_number_has_a_range() -> None:
     assert {name for name, kind, _ in knobs() if kind in (int, float)} == {name for name, _, _ in RANGED}
 
 
+def test_every_pattern_is_told_in_words_where_it_is_broken() -> None:
+    patterned = [(name, knob) for name, _, knob in knobs() if knob.pattern]
+    assert patterned
+    for name, knob in patterned:
+        assert knob.forms
+        with pytest.raises(UsageError, match=f"'%%' is not valid; allowed is {re.escape(knob.forms)}$"):
+            check(with_value(name, "%%"))
+
+
 def test_only_the_token_breaks_the_naming_rule() -> None:
     assert [name for name, _, knob in knobs() if env_name(name, knob) != f"LLORCH_{name.upper()}"] == ["api_key"]
 

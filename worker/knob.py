@@ -27,13 +27,17 @@ class Knob:
     high: float | None = None
     choices: tuple[str, ...] | None = None
     pattern: str | None = None
+    forms: str | None = None
+    """What the pattern allows, in words."""
     env: str | None = None
     metavar: str | None = None
     shown_default: str | None = None
 
     @property
     def allowed(self) -> str:
-        """The range or the choices, for help and for errors; empty where anything goes."""
+        """The range, the choices or the forms, for help and for errors; empty where anything goes."""
+        if self.forms:
+            return self.forms
         if self.choices:
             return ", ".join(self.choices)
         if self.low is None or self.high is None:
@@ -58,7 +62,7 @@ def check_value(place: str, knob: Knob, value: Any) -> None:
     if knob.low is not None and knob.high is not None and not knob.low <= value <= knob.high:
         raise UsageError(f"{place}: {shown(value)} is out of range; allowed is {knob.allowed}")
     if knob.pattern and not re.fullmatch(knob.pattern, str(value)):
-        raise UsageError(f"{place}: {shown(value)} is not valid: {knob.help}")
+        raise UsageError(f"{place}: {shown(value)} is not valid; allowed is {knob.allowed}")
     if knob.metavar == "URL":
         _check_url(place, value)
 

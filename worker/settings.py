@@ -71,17 +71,19 @@ class Settings:
 
     device: str | None = setting(
         None,
-        "auto, cpu, cuda[:N], metal, vulkan[:N]; a bare integer is a GPU index.",
+        "What computes.",
         "Device and memory",
         pattern=r"auto|cpu|metal|(cuda|vulkan)(:[0-9]{1,3})?|[0-9]{1,3}",
+        forms="auto, cpu, cuda[:N], metal, vulkan[:N] or N, the index of a GPU; N is 0..999",
         metavar="DEVICE",
         shown_default="auto",
     )
     gpu_layers: str = setting(
         "auto",
-        "Layers on the GPU: all, auto or a number.",
+        "Layers on the GPU.",
         "Device and memory",
         pattern=r"all|auto|[0-9]{1,4}",
+        forms="all, auto or 0..9999",
         metavar="N|all|auto",
     )
     split_mode: str = setting(
@@ -92,9 +94,10 @@ class Settings:
     )
     tensor_split: str | None = setting(
         None,
-        "Each GPU's share with --split-mode layer or row, such as 3,1.",
+        "Each GPU's share with --split-mode layer or row.",
         "Device and memory",
         pattern=SHARES_PATTERN,
+        forms="up to 64 numbers from 0 to 999999 with commas between them, such as 3,1",
         metavar="A,B,…",
         shown_default="by free memory",
     )
@@ -157,6 +160,7 @@ class Settings:
         "Main memory, in MiB, for what ended jobs computed of their prompts, so that later ones need not; 0 is none.",
         "Device and memory",
         pattern=r"auto|[0-9]{1,7}",
+        forms="auto or 0..9999999",
         metavar="N|auto",
         shown_default="as much as the KV cache, at most half of what is left",
     )
@@ -213,6 +217,7 @@ class Settings:
         "Full URL of the pool manager's ready callback.",
         "Network",
         pattern=r"https?://\S+",
+        forms="http://… or https://…",
         metavar="URL",
         shown_default="stand-alone",
     )
@@ -221,6 +226,7 @@ class Settings:
         "The uri to report to the pool manager.",
         "Network",
         pattern=r"https?://\S+",
+        forms="http://… or https://…",
         metavar="URL",
         shown_default="http://localhost:PORT",
     )
@@ -237,9 +243,10 @@ class Settings:
 
     worker_id: str = setting(
         None,
-        "1-256 of A-Z a-z 0-9 _ . : -",
+        "This worker's name, in what it reports, logs and counts.",
         "Operation",
         pattern=r"[A-Za-z0-9_.:-]{1,256}",
+        forms="1 to 256 of A-Z a-z 0-9 _ . : -",
         metavar="ID",
         shown_default="worker-<uuid>, the same after a restart on this machine with this model, host and port",
     )
