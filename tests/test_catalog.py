@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,52 @@ def test_folder_and_wrong_file_are_left_to_the_card_check(catalog: Catalog, mode
 
 def test_path_that_does_not_exist_is_named(catalog: Catalog, models_dir: Path) -> None:
     for reference in ("/no/such.gguf", "no/such", "file:/no/such.gguf", "such.gguf", "x/" + "y" * 300):
+        with pytest.raises(ModelNotFound, match="no such file"):
+            locate(reference, models_dir, catalog)
+
+
+@pytest.mark.parametrize(
+    ("reference", "hint"),
+    [
+        ("org/repo", "is written hf:org/repo["),
+        ("org/repo:Q4_K_M", "is written hf:org/repo["),
+        ("https://huggingface.co/org/repo", "write hf:org/repo$"),
+        ("hf.co/org/repo/", "write hf:org/repo$"),
+        ("https://huggingface.co/org/repo/tree/v1.0", "write hf:org/repo@v1.0$"),
+        ("https://huggingface.co/org/repo/resolve/main/a/b.gguf?download=true", "write hf:org/repo::file=a/b.gguf$"),
+        ("https://hf.co/org/repo/blob/refs%2Fpr%2F1/b%20c.gguf", "write hf:org/repo@refs/pr/1::file=b c.gguf$"),
+        ("https://example.com/m.gguf", "download it"),
+        ("s3://bucket/m.gguf", "download it"),
+    ],
+)
+def test_how_a_repository_or_an_address_is_spelled_is_said(
+    reference: str, hint: str, catalog: Catalog, models_dir: Path
+) -> None:
+    with pytest.raises(ModelNotFound, match=re.escape(hint).replace(r"\$", "$")) as raised:
+        locate(reference, models_dir, catalog)
+    told = re.search(r"write (hf:.*)$", str(raised.value))
+    if told:
+        assert isinstance(locate(told[1], models_dir, catalog).wanted, HfReference), "what is told is understood"
+
+
+@pytest.mark.parametrize("reference", ["dir/m.gguf", "./org/repo", "/org/repo", "a/b/c", "file:org/repo"])
+def test_a_path_is_not_taken_for_a_repository(reference: str, catalog: Catalog, models_dir: Path) -> None:
+    with pytest.raises(ModelNotFound) as raised:
+        locate(reference, models_dir, catalog)
+    assert "hf:" not in str(raised.value)
+
+
+def test_a_home_directory_is_understood_where_no_shell_has_seen_it(
+    catalog: Catalog, models_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(models_dir))
+    (models_dir / "m.gguf").touch()
+    for reference in ("~/m.gguf", "file:~/m.gguf"):
+        assert locate(reference, models_dir, catalog) == Located(models_dir / "m.gguf", is_present=True)
+    Path("~").mkdir()
+    Path("~/m.gguf").touch()
+    assert locate("~/m.gguf", models_dir, catalog) == Located(Path("~/m.gguf"), is_present=True), "it is there"
+    for reference in ("~/absent.gguf", "~nobody-of-that-name/m.gguf"):
         with pytest.raises(ModelNotFound, match="no such file"):
             locate(reference, models_dir, catalog)
 

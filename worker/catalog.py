@@ -29,6 +29,12 @@ _HF_REFERENCE = re.compile(
     rf"hf:(?P<repo>{_WORD}/{_WORD})(@(?P<revision>[A-Za-z0-9_][A-Za-z0-9._/-]*))?"
     rf"(::file=(?P<file>({_PATH_PART}/)*{_PATH_PART}\.gguf))?"
 )
+_HUB_URL = re.compile(
+    rf"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(?P<repo>{_WORD}/{_WORD})/?"
+    r"((blob|resolve|raw|tree)/(?P<revision>[^/?#]+)(/(?P<file>[^?#]+\.gguf))?/?)?([?#].*)?"
+)
+_BARE_REPO = re.compile(rf"(?P<repo>(?!hf:){_WORD}/{_WORD})(:[A-Za-z0-9_]+)?")
+"""With the quantisation that llama-server and Ollama put behind it."""
 _SPLIT_FILE = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<n_parts>\d{5})\.gguf")
 _MAX_PARTS = 1000
 
@@ -229,8 +235,17 @@ def _given_path(reference: str) -> Path:
     raw = reference.removeprefix("file:")
     if raw.startswith("//") and raw != reference:
         raw = raw.removeprefix("//").removeprefix("localhost")
+    path = _at_home(raw)
+    return path if _exists(path) or raw == reference else _at_home(unquote(raw))
+
+
+def _at_home(raw: str) -> Path:
+    """`~/x` as a shell reads it, which sees neither variables nor config files, nor `--model=~/x`."""
     path = Path(raw)
-    return path if _exists(path) or raw == reference else Path(unquote(raw))
+    try:
+        return path if _exists(path) else path.expanduser()
+    except (RuntimeError, ValueError):  # `~nobody/`, and a name with a NUL
+        return path
 
 
 def _looks_like_path(reference: str) -> bool:
@@ -273,8 +288,24 @@ def _only_gguf(folder: Path) -> str | None:
 def _nothing_named(reference: str, models_dir: Path, catalog: Catalog) -> str:
     if not reference:
         return "the model reference is empty: give a .gguf path, a name in models.toml or hf:org/repo"
+    if hint := _from_the_hub(reference):
+        return f"no such file: {reference!r}; {hint}"
     if _looks_like_path(reference):
         place = "" if "/" in reference else f" here or in {models_dir}"
         return f"no such file{place}: {str(_given_path(reference))!r}"
     hint = unknown_name(reference, [entry.name for entry in catalog.entries])
     return f"{reference!r} is no path, no name in models.toml, no file in {models_dir} and no hf: reference; {hint}"
+
+
+def _from_the_hub(reference: str) -> str:
+    """How a repository or a web address is spelled here; empty for what is neither."""
+    if match := _HUB_URL.fullmatch(reference):
+        file = f"::file={unquote(match['file'])}" if match["file"] else ""
+        revision = unquote(match["revision"] or "main")
+        return f"write hf:{match['repo']}{'' if revision == 'main' else f'@{revision}'}{file}"
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", reference) and not reference.startswith("file:"):
+        return "download it, and give the file's path; of web addresses only the Hugging Face hub's are known, as hf:"
+    match = _BARE_REPO.fullmatch(reference)
+    if match and not reference.lower().endswith(".gguf"):
+        return f"a repository of the Hugging Face hub is written hf:{match['repo']}[@revision][::file=name.gguf]"
+    return ""

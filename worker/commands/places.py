@@ -21,6 +21,7 @@ def where(command: _Command) -> _Command:
     models_dir = click.option(
         "--models-dir",
         type=click.Path(path_type=Path, file_okay=False),
+        callback=_at_home,
         default=lambda: Settings().models_dir,
         envvar="LLORCH_MODELS_DIR",
         show_default="user cache directory",
@@ -30,12 +31,21 @@ def where(command: _Command) -> _Command:
     catalog = click.option(
         "--catalog",
         type=click.Path(path_type=Path),
+        callback=_at_home,
         envvar="LLORCH_CATALOG",
         show_default="built in",
         metavar="FILE",
         help="Another models.toml.",
     )
     return models_dir(catalog(command))
+
+
+def _at_home(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """`~` is a shell's, which does not see the environment variable or `--models-dir=~/x`."""
+    try:
+        return path.expanduser() if path is not None else None
+    except RuntimeError as error:  # `~nobody/`
+        raise click.BadParameter(str(error)) from error
 
 
 def present(reference: str | None, models_dir: Path, catalog_file: Path | None) -> Path:
