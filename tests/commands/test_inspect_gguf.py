@@ -9,6 +9,7 @@ import pytest
 
 from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
 from worker.card import read_card
+from worker.catalog import load_catalog
 from worker.cli import run
 from worker.commands.inspect_gguf import Inspection, inspect_card
 from worker.gguf_header import Tensor
@@ -79,6 +80,21 @@ def test_a_split_model_is_inspected_as_one(tmp_path: Path, capsys: pytest.Captur
     assert found["tensor_types"][0]["tensors"] == 3
 
 
+def test_a_model_is_named_as_for_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a name of the catalogue, a file in the models directory, file:/path; what is not here is not fetched."""
+    entry = load_catalog(None).default
+    (there := tmp_path / entry.file).write_bytes(tiny_model().to_bytes())
+    for reference in (entry.name, entry.file, f"file:{there}"):
+        assert run(["inspect", reference, "--models-dir", str(tmp_path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["path"] == str(there)
+    there.unlink()
+    for reference in (entry.name, "hf:org/repo"):
+        assert run(["inspect", reference, "--models-dir", str(tmp_path)]) == 1
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert f"llorch-worker models pull {reference}" in err
+
+
 def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", str(tiny_model().write(tmp_path / "tiny.gguf"))]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
@@ -110,7 +126,8 @@ def test_a_bad_file_is_one_line_and_exit_1(
     assert run(["inspect", str(path)]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"llorch-worker: error: {path}")
+    assert err.startswith("llorch-worker: error: ")
+    assert str(path) in err
     assert err.count("\n") == 1
 
 

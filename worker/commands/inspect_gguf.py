@@ -1,4 +1,4 @@
-"""`llorch-worker inspect FILE`: what a GGUF holds, and the memory serving it takes.
+"""`llorch-worker inspect MODEL`: what a GGUF holds, and the memory serving it takes.
 
 Owns: what is said about a file. Refuses to know: the format (card.py) and the arithmetic (memory.py, spread.py).
 Runs in a short-lived process of its own; reads headers only. Once the file has been checked, llama.cpp is asked which
@@ -13,6 +13,7 @@ import rich_click as click
 from rich.filesize import decimal
 
 from worker.card import ModelCard, read_card
+from worker.commands.places import present, where
 from worker.commands.tables import print_json, print_table
 from worker.engine_setup import configure
 from worker.host import available_memory_bytes
@@ -85,14 +86,16 @@ class Inspection:
 
 
 @click.command
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("reference", metavar="MODEL")
+@where
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of tables.")
-def inspect(file: Path, *, as_json: bool) -> None:
-    """Show what a GGUF FILE holds and the memory it needs.
+def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: bool) -> None:
+    """Show what the GGUF of MODEL holds and the memory it needs.
 
+    MODEL is what --model of `serve` takes: a file, a name of the catalogue, hf:org/repo. Nothing is downloaded.
     The file is checked as `serve` checks it: a bad one is one line that says why, and exit 1.
     """
-    card = read_card(file)
+    card = read_card(present(reference, models_dir, catalog))
     from worker.llama.repack import repacked_bytes  # noqa: PLC0415 - this loads llama.cpp
 
     inspection = inspect_card(card, available_memory_bytes(), repacked_bytes)
