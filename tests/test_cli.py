@@ -1,6 +1,9 @@
 """The command line as a user meets it: help, one line for every mistake, exit codes, and signals before the rest."""
 
+import importlib
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -9,14 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import rich_click as click
 
+from tests.gguf_files import tiny_model
 from worker import __version__
+from worker.argv import means_serve
 from worker.cli import parse, read_settings, run, setting_options
 from worker.legacy_flags import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNORED_VALUES
 from worker.settings import flag_name, knobs
 
 MODEL = ["--model", "m.gguf"]
 COMMANDS = ["serve", "generate", "models", "inspect", "devices", "bench"]
+COMMANDS_ALL = [*COMMANDS, "parity"]
+GROUPS = {"models", "bench", "parity"}
 
 
 COLOURS = {"FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH"}
@@ -79,6 +87,25 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert ("Exit codes" in shown) == (command == "serve")
 
 
+def test_h_is_help_on_every_command_and_below(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in every_command():
+        assert run([*words, "-h"]) == 0, words
+        short = capsys.readouterr().out
+        assert run([*words, "--help"]) == 0
+        assert capsys.readouterr().out == short
+        assert "-h" in short
+
+
+def every_command() -> Iterator[list[str]]:
+    """The words of each command and subcommand, the program itself first."""
+    yield []
+    for name in COMMANDS_ALL:
+        yield [name]
+        command = getattr(importlib.import_module(f"worker.commands.{name}"), name) if name in GROUPS else None
+        if isinstance(command, click.Group):
+            yield from ([name, below] for below in command.commands)
+
+
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"llorch-worker {__version__}\n"
@@ -110,6 +137,32 @@ def test_the_last_of_a_repeated_flag_counts() -> None:
     assert parse([*MODEL, "--port", "1", "--port", "2"], {}).port == 2
 
 
+@pytest.mark.parametrize("argv", [["./x.gguf"], ["x.GGUF", "--port", "0"], ["--port", "0", "/a/x.gguf"]])
+def test_a_bare_model_file_is_the_model(argv: list[str]) -> None:
+    (bare,) = (argument for argument in argv if argument.lower().endswith(".gguf"))
+    assert parse(argv, {"LLORCH_MODEL": "other"}).model == bare
+
+
+@pytest.mark.parametrize(
+    ("argv", "is_serve"),
+    [
+        ([], True),
+        (["serve"], True),
+        (["--model", "x"], True),
+        (["dir/x.gguf", "--port", "0"], True),
+        (["-m"], True),
+        (["-h"], False),
+        (["--help"], False),
+        (["--version"], False),
+        (["generate", "x.gguf"], False),
+        (["models"], False),
+        (["x.bin"], False),
+    ],
+)
+def test_what_is_no_command_means_serve(argv: list[str], is_serve: bool) -> None:
+    assert means_serve(argv) is is_serve
+
+
 def test_a_default_model_stands_in_only_where_none_is_given() -> None:
     def of_catalog(catalog: Path | None) -> str:
         return f"default of {catalog}"
@@ -130,6 +183,21 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     (["serve"], {}, "no model: give --model"),
     (["--no-such-flag"], {}, "--no-such-flag"),
     ([*MODEL, "--prot", "1"], {}, "--port"),
+    ([*MODEL, "--hive-ur", "x"], {}, "no such option: --hive-ur\n"),
+    ([*MODEL, "--backen", "cpu"], {}, "--backen"),
+    (["-m", "x.gguf"], {}, "no such option: -m; did you mean --model?"),
+    ([*MODEL, "-ngl", "99"], {}, "no such option: -ngl; did you mean --gpu-layers?"),
+    ([*MODEL, "-ub=512"], {}, "no such option: -ub; did you mean --ubatch-size?"),
+    (["-hf", "org/repo"], {}, "no such option: -hf; did you mean --model hf:ORG/REPO?"),
+    ([*MODEL, "--temp", "1"], {}, "--temp; each request says its own temperature"),
+    (["generate", "Hi", "--temp", "1"], {}, "did you mean --temperature?"),
+    (["x.gguf", *MODEL], {}, "two models: --model 'm.gguf' and 'x.gguf'"),
+    (["x.gguf", "y.gguf"], {}, "y.gguf"),
+    ([*MODEL, "--device", "tpu"], {}, "allowed is auto, cpu, cuda[:N], metal"),
+    ([*MODEL, "--gpu-layers", "many"], {}, "allowed is all, auto or 0..9999"),
+    ([*MODEL, "--device", "cpu", "--gpu-layers", "all"], {}, "--gpu-layers all needs a GPU"),
+    ([*MODEL, "--parallel", "8", "--ctx-size", "16"], {}, "the smallest --ctx-size for 8 jobs is 136"),
+    ([*MODEL, "--catalog", "/nowhere.toml"], {}, "catalogue /nowhere.toml cannot be read"),
     (["-x"], {}, "-x"),
     (["frobnicate"], {}, "frobnicate"),
     (["servr", *MODEL], {}, "serve"),
@@ -151,7 +219,7 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     (MODEL, {"LLORCH_MAX_QUEUE": "many"}, "LLORCH_MAX_QUEUE"),
     (["models"], {}, "--help"),
     (["models", "frobnicate"], {}, "frobnicate"),
-    (["inspect"], {}, "FILE"),
+    (["inspect"], {}, "MODEL"),
     (["devices", "--jason"], {}, "--json"),
 ]
 
@@ -210,6 +278,45 @@ def test_arguments_that_are_not_utf_8_are_one_line_too() -> None:
     )
     assert ended.returncode == 2
     assert ended.stderr.count(b"\n") == 1
+
+
+def limited(limit: int, most: int, *argv: str) -> subprocess.CompletedProcess[str]:
+    """A worker under a limit of its own (RLIMIT_…), hard and soft."""
+    program = (
+        f"import os, resource, sys; resource.setrlimit({limit}, ({most},) * 2); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program, sys.executable, "-m", "worker", *argv, "--log-format", "json"],
+        env=environment({}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("most", [8, 16, 63])
+def test_too_few_open_files_are_one_error_line_and_exit_1(most: int, tmp_path: Path) -> None:
+    path = tiny_model().write(tmp_path / "tiny.gguf")
+    ended = limited(resource.RLIMIT_NOFILE, most, "--model", str(path), "--port", "0")
+    events = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert [event["event"] for event in events] == ["startup", "error", "shutdown"]
+    assert f"only {most} files may be open here" in events[1]["message"]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not limit the address space")
+@pytest.mark.parametrize("mebibytes", [24, 48])
+def test_a_small_address_space_is_one_line_and_exit_1(mebibytes: int) -> None:
+    """Python itself starts in less; its modules do not."""
+    ended = limited(resource.RLIMIT_AS, mebibytes * 2**20, *MODEL)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    errors = [line for line in ended.stderr.splitlines() if "error" in line]
+    assert len(errors) == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.process

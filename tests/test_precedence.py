@@ -165,8 +165,21 @@ def test_keys_are_spelled_with_either_dash(tmp_path: Path) -> None:
 
 def test_a_home_directory_is_understood_in_a_file(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
-    config.write_text('models-dir = "~/models"')
-    assert parse([*MODEL, "--config", str(config)], {}).models_dir == Path.home() / "models"
+    config.write_text('models-dir = "~/models"\ncatalog = "~/c.toml"\nparity-report = "~/r.json"')
+    found = parse([*MODEL, "--config", str(config)], {})
+    assert found.models_dir == Path.home() / "models"
+    assert (found.catalog, found.parity_report) == (Path.home() / "c.toml", Path.home() / "r.json")
+
+
+def test_a_home_directory_is_understood_where_no_shell_has_seen_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "c.toml").write_text("port = 7")
+    assert parse(MODEL, {"LLORCH_CONFIG": "~/c.toml", "LLORCH_MODELS_DIR": "~/m"}).port == 7
+    assert parse([*MODEL, "--config=~/c.toml"], {"LLORCH_MODELS_DIR": "~/m"}).models_dir == tmp_path / "m"
+    with pytest.raises(UsageError, match="LLORCH_CONFIG: '~nobody-of-that-name/c' is not a path"):
+        parse(MODEL, {"LLORCH_CONFIG": "~nobody-of-that-name/c"})
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,25 @@ def test_a_setting_without_effect_is_one_line_that_names_it(gate: Path, tiny: Pa
         assert worker.exit_code() == 0
 
 
+def test_a_variable_that_no_setting_reads_is_one_line_with_the_likely_name(gate: Path, tiny: Path) -> None:
+    environment = {"LLORCH_CTX_SZIE": "4096", "LLORCH_SERVICE_HOST": "10.0.0.1"}
+    flags = ("--model", str(tiny), "--port", "0")
+    with WorkerProcess(*flags, environment=environment) as worker:
+        told = worker.wait_for("no_effect")
+        assert (told["setting"], told["level"]) == ("LLORCH_CTX_SZIE", "warning")
+        assert "did you mean LLORCH_CTX_SIZE?" in told["reason"]
+        worker.exit_code()
+    assert [entry["event"] for entry in worker.log].count("no_effect") == 1
+
+
+def test_a_catalogue_that_cannot_be_read_is_a_usage_error_before_anything_is_logged(tiny: Path) -> None:
+    with WorkerProcess("--model", str(tiny), "--catalog", "/nowhere.toml") as worker:
+        assert worker.exit_code() == 2
+    assert worker.stderr == [
+        "llorch-worker: error: catalogue /nowhere.toml cannot be read: No such file or directory\n"
+    ]
+
+
 def test_an_engine_that_dies_while_loading_is_a_start_up_error(gate: Path, tiny: Path) -> None:
     with WorkerProcess("--model", str(tiny), "--port", "0", command=front_command(gate)) as worker:
         worker.wait_for("model_load_progress")

@@ -1,7 +1,7 @@
 """Step 0 of the process: standard descriptors and signal handlers before anything heavy is imported, then the command.
 
 Owns: what SIGTERM and SIGINT do until a command installs its own handling. As PID 1 a signal without a handler is
-ignored, so a container could not be stopped while it starts. Runs on the main thread; imports nothing else at the top.
+ignored, so a container could not be stopped while it starts. Runs on the main thread; imports nothing heavy at the top.
 """
 
 import os
@@ -9,18 +9,25 @@ import signal
 import sys
 from types import FrameType
 
+from worker.argv import means_serve
+
 
 def main() -> None:
     """Entry of the script `llorch-worker` and of `python -m worker`; exit codes: docs/protocol.md 1."""
     open_standard_descriptors()
     arguments = sys.argv[1:]
-    _handle_signals(is_serving=_means_serve(arguments))
+    _handle_signals(is_serving=means_serve(arguments))
     try:
         from worker.cli import run  # noqa: PLC0415 - the handlers come first
 
         code = run(arguments)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
+    except (MemoryError, ImportError) as error:
+        # Under a small address space modules cannot be loaded, long before anything could report it better.
+        reason = " ".join(str(error).split()) or "there is too little memory"
+        sys.stderr.write(f"llorch-worker: error: the program cannot be loaded: {reason}\n")
+        code = 1
     raise SystemExit(code)
 
 
@@ -37,11 +44,6 @@ def open_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
-
-
-def _means_serve(arguments: list[str]) -> bool:
-    """Flags without a subcommand mean `serve`."""
-    return not arguments or arguments[0] == "serve" or arguments[0].startswith("-")
 
 
 def _handle_signals(*, is_serving: bool) -> None:

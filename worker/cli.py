@@ -8,21 +8,25 @@ Runs on the main thread, before any other work.
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
-from click.exceptions import Exit, NoArgsIsHelpError
+from click.exceptions import Exit, NoArgsIsHelpError, NoSuchOption
 
 from worker import __version__, legacy_flags
+from worker.argv import HELP_FLAGS, is_model_file, means_serve
 from worker.errors import UsageError, WorkerError
-from worker.knob import Group, Knob
-from worker.precedence import settle
+from worker.knob import Group, Knob, shown
+from worker.precedence import settle, unread
 from worker.settings import Settings, environment, flag_name, knobs
+from worker.spellings import flag_hint
 
 PROGRAM = "llorch-worker"
+MODEL_FILE = "model_file"
+"""The argument of `serve` that may stand for `--model`."""
 _BROKEN_PIPE = 141
 """What a shell reports for a command that SIGPIPE ended."""
 _INTERRUPTED = 130
@@ -62,7 +66,10 @@ Exit codes:
   2  a flag, a variable or the config file is wrong
 """
 
-_HELP_LAYOUT: dict[str, Any] = {"rich_help_config": {"footer_text": _FOOTER, "text_paragraph_linebreaks": "\n\n"}}
+_HELP_LAYOUT: dict[str, Any] = {
+    "help_option_names": HELP_FLAGS,
+    "rich_help_config": {"footer_text": _FOOTER, "text_paragraph_linebreaks": "\n\n"},
+}
 
 _ELSEWHERE = {
     "generate": ("worker.commands.generate:generate", "Answer one prompt in the terminal."),
@@ -94,7 +101,7 @@ class CommandLine(click.RichGroup):
     """The group; what does not begin with a command is for `serve`, also nothing at all."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in {"--help", "--version"}):
+        if means_serve(args) and args[:1] != ["serve"]:
             args = ["serve", *args]
         return super().parse_args(ctx, args)
 
@@ -146,6 +153,8 @@ def read_settings(
     `default_model` names the model where the user did not, given `--catalog`. Raises: UsageError, also without either.
     """
     given = {name: value for name, value in params.items() if value is not None}
+    if MODEL_FILE in given:
+        given["model"] = _bare_model(given)
     device = legacy_flags.device_asked_for(
         given.get("device"),
         given.get("backend"),
@@ -162,8 +171,18 @@ def read_settings(
     return replace(settings, model=default_model(settings.catalog))
 
 
-def setting_options(*groups: Group) -> list[click.Option]:
-    """An option for each setting of the groups, or of all when none is named; and `--config`."""
+def _bare_model(given: Mapping[str, Any]) -> str:
+    """The model that was given without `--model`. Raises: UsageError where it is given twice, or no GGUF."""
+    bare: str = given[MODEL_FILE]
+    if not is_model_file(bare):
+        raise UsageError(f"{shown(bare)} is no flag and no .gguf file; give a model as --model REF")
+    if "model" in given:
+        raise UsageError(f"two models: --model {shown(given['model'])} and {shown(bare)}; give one")
+    return bare
+
+
+def setting_options(*groups: Group, also: Collection[str] = ()) -> list[click.Option]:
+    """An option for each setting of the groups and for those named, or for all without groups; and `--config`."""
     config = click.RichOption(
         ["--config"],
         type=_Text(),
@@ -171,7 +190,8 @@ def setting_options(*groups: Group) -> list[click.Option]:
         panel="Operation",
         help="Read settings from this TOML file.",
     )
-    return [*(_option(name, kind, knob) for name, kind, knob in knobs() if not groups or knob.group in groups), config]
+    wanted = [one for one in knobs() if not groups or one[2].group in groups or one[0] in also]
+    return [*(_option(name, kind, knob) for name, kind, knob in wanted), config]
 
 
 def _legacy_options() -> list[click.Option]:
@@ -218,7 +238,7 @@ def _serve_command() -> click.RichCommand:
         name="serve",
         callback=_serve,
         options_metavar="--model REF [OPTIONS]",
-        params=[*setting_options(), *_legacy_options()],
+        params=[click.Argument([MODEL_FILE], required=False, metavar=""), *setting_options(), *_legacy_options()],
         help=_ABOUT_SERVE,
         context_settings=_HELP_LAYOUT,
     )
@@ -228,7 +248,7 @@ def _serve(**params: Any) -> None:
     settings = read_settings(params, environment())
     from worker.serve import run as serve  # noqa: PLC0415 - heavy; help and usage errors come before it
 
-    raise SystemExit(serve(settings, ignored_flags=legacy_flags.ignored(params)))
+    raise SystemExit(serve(settings, ignored_flags=legacy_flags.ignored(params), unread=unread(environment())))
 
 
 def _invoke(argv: Sequence[str]) -> int:
@@ -238,15 +258,35 @@ def _invoke(argv: Sequence[str]) -> int:
             command_line.invoke(ctx)
     except Exit as left:
         return left.exit_code
-    except NoArgsIsHelpError as error:
-        return _fail(f"a command is missing; see {error.ctx.command_path} --help", 2)
     except click.ClickException as error:
-        return _fail(error.format_message(), error.exit_code)
+        return _fail(_wording(error, argv), error.exit_code)
     except WorkerError as error:
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     return 0
+
+
+def _wording(error: click.ClickException, argv: Sequence[str]) -> str:
+    match error:
+        case NoSuchOption():
+            return _unknown_flag(error, argv)
+        case NoArgsIsHelpError():
+            return f"a command is missing; see {error.ctx.command_path} --help"
+        case _:
+            return error.format_message()
+
+
+def _unknown_flag(error: NoSuchOption, argv: Sequence[str]) -> str:
+    """The flag as it was typed, and what it may have meant. Click reads `-ngl` as `-n -g -l` and names one letter."""
+    flag = error.option_name
+    if not flag.startswith("--"):
+        clusters = (arg.partition("=")[0] for arg in argv if arg.startswith("-") and not arg.startswith("--"))
+        flag = next((cluster for cluster in clusters if flag[1:] in cluster), flag)
+    params = error.ctx.command.params if error.ctx is not None else []
+    ours = [name for param in params if isinstance(param, click.Option) and not param.hidden for name in param.opts]
+    hint = flag_hint(flag, ours)
+    return f"no such option: {flag}" + (f"; {hint}" if hint else "")
 
 
 def _fail(message: str, code: int) -> int:

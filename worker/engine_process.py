@@ -36,7 +36,7 @@ from worker.engine.contract import (
 from worker.engine.intake import prompt_violation
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
-from worker.errors import InsufficientMemory, StartupError
+from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.frames import FrameBuffer, inbound_decoder
 from worker.outbox import Outbox, leave
 
@@ -141,6 +141,10 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     except StartupError as error:
         outbox.send(_load_failed(error))
         return
+    except (MemoryError, OSError, ImportError, SystemError) as error:
+        # What Python makes of a small address space or too few descriptors, in the middle of an import.
+        outbox.send(_load_failed(ModelLoadFailed(f"the engine cannot be loaded: {_root_of(error)}")))
+        return
     engine = Engine(model.runner, Rules.of(config, model), emit=outbox.send, clock=time.monotonic)
     intake.serve(config, model, engine)
     # What is here now stays: the collector would walk all of it every few hundred steps, for milliseconds.
@@ -200,6 +204,13 @@ def _apply(message: Inbound | Queued, engine: Engine) -> None:
             engine.submit(submit.job, prompt, submit.max_tokens, submit.sampling, submit.stop, constraint=constraint)
         case Cancel(job=job):
             engine.cancel(job)
+
+
+def _root_of(error: BaseException) -> str:
+    """The first cause's own words: numpy puts a page of advice around "failed to map segment"."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split()) or "there is too little memory"
 
 
 def _load_failed(error: StartupError) -> LoadFailed:

@@ -4,7 +4,7 @@ What can be known before the load is told then, the rest when the model is in me
 contradict each other (settings.py) or ask for what is not there (llama/placement.py), which are refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from worker.engine.contract import Loaded
 from worker.logs import get_logger
@@ -19,7 +19,7 @@ _MOST_CHARS_PER_TOKEN = 16
 """English has about four; a prompt with more on the average is one of blanks, or of a few long words."""
 
 
-def tell(idle: Idle) -> None:
+def tell(idle: Iterable[tuple[str, str]]) -> None:
     for setting, reason in idle:
         log.warning("no_effect", setting=setting, reason=reason)
 

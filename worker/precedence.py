@@ -16,6 +16,7 @@ import tomli
 from worker.errors import UsageError
 from worker.knob import Knob, shown
 from worker.settings import Settings, check, env_name, flag_name, knobs
+from worker.spellings import unknown_variables
 
 CONFIG_ENV = "LLORCH_CONFIG"
 _NOT_THE_TOKEN = "LLORCH_API_KEY"  # noqa: S105 - the name a user would expect of --api-key
@@ -41,8 +42,8 @@ def settle(flags: Mapping[str, str | bool], config: str | None, environ: Mapping
     """
     if environ.get(_NOT_THE_TOKEN):
         raise UsageError(f"{_NOT_THE_TOKEN} is not read, and without a token every route is open: use LLORCH_API_TOKEN")
-    path = config if config is not None else environ.get(CONFIG_ENV)
-    from_file = dict(_config_file(path)) if path else {}
+    where, path = ("--config", config) if config is not None else (CONFIG_ENV, environ.get(CONFIG_ENV))
+    from_file = dict(_config_file(_read_text(where, Path, path))) if path else {}
     given = {
         name: found
         for name, kind, knob in knobs()
@@ -50,6 +51,12 @@ def settle(flags: Mapping[str, str | bool], config: str | None, environ: Mapping
     }
     settings = Settings(**{name: found.value for name, found in given.items()})
     return check(settings, {name: found.where for name, found in given.items()})
+
+
+def unread(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Variables that begin as ours do and are none: their names, and what is to be said of each."""
+    known = [CONFIG_ENV, *(env_name(name, knob) for name, _, knob in knobs())]
+    return list(unknown_variables({name: environ[name] for name in environ if name != _NOT_THE_TOKEN}, known))
 
 
 def _from_flag(flags: Mapping[str, str | bool], name: str, kind: type) -> Given | None:
@@ -69,7 +76,7 @@ def _from_environ(environ: Mapping[str, str], name: str, kind: type, knob: Knob)
     return Given(variable, _read_text(variable, kind, text))
 
 
-def _config_file(path: str) -> Iterator[tuple[str, Given]]:
+def _config_file(path: Path) -> Iterator[tuple[str, Given]]:
     table = {name: (kind, knob) for name, kind, knob in knobs()}
     seen: set[str] = set()
     for key, value in _read_toml(path).items():
@@ -83,9 +90,9 @@ def _config_file(path: str) -> Iterator[tuple[str, Given]]:
         yield name, Given(where, _read_toml_value(where, *table[name], value))
 
 
-def _read_toml(path: str) -> dict[str, Any]:
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomli.loads(Path(path).read_text(encoding="utf-8"))
+        return tomli.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: the config file cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

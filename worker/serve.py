@@ -20,7 +20,7 @@ import uvloop
 
 from worker import logs
 from worker.card import ModelCard, read_card
-from worker.catalog import load_catalog, locate
+from worker.catalog import Catalog, load_catalog, locate
 from worker.certificate import Certificate, read_certificate
 from worker.engine_client import ENGINE_COMMAND, EngineClient
 from worker.engine_setup import configure, engine_environment
@@ -53,9 +53,18 @@ class Stopped(Exception):
 
 
 def run(
-    settings: Settings, *, ignored_flags: tuple[str, ...] = (), engine_command: Sequence[str] = ENGINE_COMMAND
+    settings: Settings,
+    *,
+    ignored_flags: tuple[str, ...] = (),
+    unread: Sequence[tuple[str, str]] = (),
+    engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
-    """Serve until told to stop. Returns the exit code: 0 graceful, 1 start-up or fatal error."""
+    """Serve until told to stop. Returns the exit code: 0 graceful, 1 start-up or fatal error.
+
+    `unread`: environment variables that were meant for us and are no settings, with what is to be said of each.
+    Raises: UsageError for a catalogue that cannot be read, before anything is logged.
+    """
+    catalog = load_catalog(settings.catalog)
     with in_background(sys.stderr) as writer:
         logs.configure(
             settings.log_format,
@@ -64,13 +73,23 @@ def run(
             level=cast(logs.Level, settings.log_level),  # check() lets no other pass
             secrets=Secrets(settings.api_key),
         )
-        return uvloop.run(_run(settings, ignored_flags, engine_command, writer))
+        log.info("startup", model_ref=settings.reported_model_ref, device=settings.device_or_auto)
+        if ignored_flags:
+            log.warning("startup", ignored_flags=list(ignored_flags))
+        tell([*unread, *idle_before_load(settings)])
+        try:
+            allow_open_files()
+            return uvloop.run(_run(settings, catalog, engine_command, writer))
+        except StartupError as error:
+            _report(error, settings, None)
+        except (OSError, MemoryError) as error:
+            _report(StartupError(f"this machine's limits do not suffice: {str(error) or 'no memory'}"), settings, None)
+        log.info("shutdown", exit_code=1)
+        return 1
 
 
-async def _run(
-    settings: Settings, ignored_flags: tuple[str, ...], engine_command: Sequence[str], writer: LogWriter
-) -> int:
-    return await Service(settings, engine_command, writer).run(ignored_flags)
+async def _run(settings: Settings, catalog: Catalog, engine_command: Sequence[str], writer: LogWriter) -> int:
+    return await Service(settings, catalog, engine_command, writer).run()
 
 
 class Signals:
@@ -100,41 +119,37 @@ class Signals:
 class Service:
     """One worker's life, told from top to bottom in `_live`."""
 
-    def __init__(self, settings: Settings, engine_command: Sequence[str], writer: LogWriter) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog, engine_command: Sequence[str], writer: LogWriter) -> None:
         self._settings = settings
+        self._catalog = catalog
         self._writer = writer
         self._engine_command = engine_command
         self._signals = Signals()
         self._model_path: Path | None = None
 
-    async def run(self, ignored_flags: tuple[str, ...]) -> int:
-        log.info("startup", model_ref=self._settings.reported_model_ref, device=self._settings.device_or_auto)
-        if ignored_flags:
-            log.warning("startup", ignored_flags=list(ignored_flags))
-        tell(idle_before_load(self._settings))
+    async def run(self) -> int:
         try:
             code = await self._live()
         except Stopped:
             code = 0
         except StartupError as error:
-            self._report(error)
+            _report(error, self._settings, self._model_path)
             code = 1
         except WorkerError:
             raise
         except Exception as error:  # noqa: BLE001 - the top of serve (house rule 18): the process ends, and says why
-            self._report(InternalFailure("the worker", error))
+            _report(InternalFailure("the worker", error), self._settings, self._model_path)
             code = 1
         self._signals.ignore_more()
         log.info("shutdown", exit_code=code)
         return code
 
     async def _live(self) -> int:
-        located = locate(self._settings.model or "", self._settings.models_dir, load_catalog(self._settings.catalog))
+        located = locate(self._settings.model or "", self._settings.models_dir, self._catalog)
         self._model_path = located.path
         card = read_card(located.path) if located.is_present else None
         report = self._settings.parity_report
         certificate = read_certificate(report) if report is not None else None
-        allow_open_files()
         metrics = Metrics(self._settings.worker_id, n_log_lines_dropped=lambda: self._writer.n_dropped)
         front = Front(self._settings, metrics)
         with bound_socket(self._settings.host, self._settings.port) as sock:
@@ -229,22 +244,6 @@ class Service:
         await first_of(front.unwatched, timeout_s=FAREWELL_S)
         return 1 if self._signals.second.is_set() else 0
 
-    def _report(self, error: StartupError) -> None:
-        device, memory = self._settings.device_or_auto, {}
-        if isinstance(error, InsufficientMemory):
-            device = error.device or device
-            memory = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
-        log.error(
-            "error",
-            code=error.code,
-            message=str(error),
-            device=device,
-            model=self._settings.model,
-            model_path=str(self._model_path or ""),
-            exc_info=error.__cause__ if isinstance(error, InternalFailure) else None,
-            **memory,
-        )
-
 
 # ── pieces ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -268,6 +267,24 @@ def _callback_body(settings: Settings, front: Front, port: int) -> bytes:
             backend=facts.backend,
             device=facts.device_index,
         )
+    )
+
+
+def _report(error: StartupError, settings: Settings, model_path: Path | None) -> None:
+    """The one line that says why there is no worker, whatever the reason."""
+    device, memory = settings.device_or_auto, {}
+    if isinstance(error, InsufficientMemory):
+        device = error.device or device
+        memory = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
+    log.error(
+        "error",
+        code=error.code,
+        message=str(error),
+        device=device,
+        model=settings.model,
+        model_path=str(model_path or ""),
+        exc_info=error.__cause__ if isinstance(error, InternalFailure) else None,
+        **memory,
     )
 
 

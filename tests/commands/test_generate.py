@@ -26,10 +26,11 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")}
 
 
-def generate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+def generate(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+    ended = subprocess.run(
+        [*COMMAND, *arguments], env=environment(), input=stdin, capture_output=True, timeout=PATIENCE_S, check=False
     )
+    return subprocess.CompletedProcess(ended.args, ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
 
 def answer(*arguments: str) -> str:
@@ -76,6 +77,13 @@ def test_a_stop_string_ends_the_text_before_it(default_model: Path) -> None:
     assert answer(FRANCE, *flags, "--stop", "Paris", "--stop", "London") == " "
 
 
+@pytest.mark.model
+def test_a_prompt_may_come_from_stdin(default_model: Path) -> None:
+    flags = ("--model", str(default_model), "--max-tokens", "4", "--temperature", "0")
+    piped = generate("-", *flags, stdin=FRANCE.encode())
+    assert (piped.returncode, piped.stdout) == (0, answer(FRANCE, *flags)), piped.stderr
+
+
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -92,7 +100,17 @@ def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(default_model
     [
         (["--no-such-flag"], "--no-such-flag"),
         (["--max-tokens", "0"], "max_tokens"),
+        (["--max-tokens", "-1"], "--max-tokens"),
+        (["--max-tokens", "2049"], "max_tokens must be at most 2048"),
+        (["--top-k", "-4"], "--top-k"),
+        (["--top-k", "4294967296"], "--top-k"),
+        (["--top-p", "-0.1"], "top_p must be at least 0.0"),
+        (["--min-p", "1.1"], "min_p must be at most 1.0"),
+        (["--repetition-penalty", "2.5"], "repetition_penalty must be at most 2.0"),
         (["--temperature", "3"], "temperature"),
+        (["--temperature", "nan"], "temperature"),
+        (["--temperature", "1e99"], "temperature must be at most 2.0 (got inf)"),
+        (["--max-prompt-chars", "1"], "prompt must be at most 1 characters (got 2)"),
         (["--seed", "-1"], "--seed"),
         (["--stop", ""], "stop"),
         (["--device", "toaster"], "--device"),
@@ -101,6 +119,19 @@ def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(default_model
 )
 def test_a_bad_flag_is_one_line_and_exit_2(arguments: list[str], named: str) -> None:
     assert named in complaint(generate("Hi", *arguments), 2)
+
+
+@pytest.mark.parametrize(
+    ("stdin", "said"),
+    [
+        (b"", "prompt must not be empty"),
+        (b"caf\xe9", "byte 3 is no character"),
+        ("世界".encode()[:-1], "byte 3 is no character"),
+        ("世".encode() * 40_000, "prompt must be at most 32768 characters"),
+    ],
+)
+def test_a_bad_prompt_on_stdin_is_one_line_and_exit_2(stdin: bytes, said: str) -> None:
+    assert said in complaint(generate("-", stdin=stdin), 2)
 
 
 def test_a_prompt_is_required() -> None:

@@ -5,6 +5,7 @@ Never imports llama.cpp.
 """
 
 import asyncio
+import codecs
 import sys
 import time
 from typing import Any
@@ -25,11 +26,13 @@ from worker.errors import StartupError, UsageError, WorkerError
 from worker.fetching import fetch_in_child
 from worker.job import Job
 from worker.metrics import Metrics
+from worker.no_effect import tell
 from worker.order import Surroundings, order_of
+from worker.precedence import unread
 from worker.progress import LoadProgress
 from worker.protocol.events import JSON_LINES_TYPES, choose_dialect
 from worker.protocol.field_errors import FieldsRefused
-from worker.protocol.request import ExecuteRequest
+from worker.protocol.request import ExecuteRequest, narrow
 from worker.protocol.rules import violations
 from worker.settings import Settings, environment
 from worker.supervision import first_of, running
@@ -37,14 +40,18 @@ from worker.supervision import first_of, running
 _LONGEST_S = 86_400.0
 """A terminal has Ctrl-C; no other limit is needed."""
 
+_STDIN = "-"
+_U32 = click.IntRange(0, 2**32 - 1)
+"""What the field's JSON type allows; the rules of /execute do the rest."""
+
 
 def _sampling_options(command: Any) -> Any:
     for option in reversed(
         [
-            click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to generate."),
+            click.option("--max-tokens", type=_U32, default=256, show_default=True, help="Most tokens to generate."),
             click.option("--temperature", type=float, default=0.8, show_default=True, help="0 is greedy."),
             click.option("--top-p", type=float, default=0.95, show_default=True, help="Nucleus; 1 is off."),
-            click.option("--top-k", type=int, default=0, show_default=True, help="Most likely tokens kept; 0 is off."),
+            click.option("--top-k", type=_U32, default=0, show_default=True, help="Most likely tokens kept; 0 is off."),
             click.option("--min-p", type=float, default=0.0, show_default=True, help="Of the best one's; 0 is off."),
             click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="1 is off."),
             click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Repeats an answer. [default random]"),
@@ -61,32 +68,46 @@ def _sampling_options(command: Any) -> Any:
 def generate(prompt: str, **options: Any) -> None:
     """Answer PROMPT in the terminal.
 
-    The text goes to stdout as it is made. PROMPT is raw model input: no chat template is applied.
+    The text goes to stdout as it is made. PROMPT is raw model input: no chat template is applied. As - it is read from
+    stdin, with its line ends.
     Without --model the catalogue's default is used, and fetched the first time.
     """
-    if not _is_utf8(prompt):
-        raise UsageError("the prompt is not UTF-8")
     names = ExecuteRequest.__struct_fields__
-    asked = {name: value for name, value in options.items() if name in names}
-    request = ExecuteRequest(job_id="generate", prompt=prompt, **asked)
     settings = read_settings(
         {name: value for name, value in options.items() if name not in names},
         environment(),
         default_model=lambda catalog: load_catalog(catalog).default.name,
     )
+    asked = {name: value for name, value in options.items() if name in names}
+    request = _request(_read_stdin(settings) if prompt == _STDIN else prompt, asked)
     broken = violations(request, settings.max_tokens_out, vocab_size=None, max_prompt_chars=settings.max_prompt_chars)
     if broken:
         raise UsageError(str(FieldsRefused(broken)))
     logs.configure("pretty", settings.worker_id, level="warning")
+    tell(unread(environment()))
     raise SystemExit(uvloop.run(_answer(settings, request)))
 
 
-generate.params.extend(setting_options("Model", "Device and memory"))
+generate.params.extend(setting_options("Model", "Device and memory", also=("max_prompt_chars",)))
 
 
-def _is_utf8(text: str) -> bool:
-    """Arguments that are not carry lone surrogates."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
+def _read_stdin(settings: Settings) -> str:
+    """All of stdin, or as much as shows that it is too long. Raises: UsageError."""
+    most_bytes = 4 * (settings.max_prompt_chars + 1)
+    data = sys.stdin.buffer.read(most_bytes)
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < most_bytes)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt on stdin is not UTF-8: byte {error.start} is no character") from error
+
+
+def _request(prompt: str, asked: dict[str, Any]) -> ExecuteRequest:
+    """As /execute would have read it. Raises: UsageError for text that is not UTF-8, which has lone surrogates."""
+    for what, text in (("the prompt", prompt), *(("--stop", stop) for stop in asked["stop"])):
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise UsageError(f"{what} is not UTF-8")
+    numbers = {name: narrow(value) for name, value in asked.items() if isinstance(value, float)}
+    return ExecuteRequest(job_id="generate", prompt=prompt, **asked | numbers)
 
 
 async def _answer(settings: Settings, request: ExecuteRequest) -> int:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 
-from worker.errors import BindFailed
+from worker.errors import BindFailed, StartupError
 from worker.front import Front
 from worker.supervision import supervised
 from worker.web.app import create_app
@@ -16,6 +16,9 @@ from worker.web.connection import BoundedConnection
 
 MIN_OPEN_FILES = 4096
 """1,024 connections, the engine and the log need more than the usual soft limit of 1,024."""
+
+LEAST_OPEN_FILES = 64
+"""The engine, the log and the connections kept for health take about 40; libuv aborts where its own are refused."""
 
 
 @contextmanager
@@ -70,11 +73,18 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
 
 
 def allow_open_files(wanted: int = MIN_OPEN_FILES) -> None:
-    """Raise the soft limit as far as the hard one allows; a lower one only means fewer connections."""
+    """Raise the soft limit as far as the hard one allows; a lower one only means fewer connections.
+
+    Raises: StartupError for so few that no start could succeed.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     goal = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < goal:
         resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
+    if hard != resource.RLIM_INFINITY and hard < LEAST_OPEN_FILES:
+        raise StartupError(
+            f"only {hard} files may be open here and the worker needs {LEAST_OPEN_FILES} or more: raise `ulimit -n`"
+        )
 
 
 def url_of(sock: socket.socket) -> str:
