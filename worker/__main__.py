@@ -5,6 +5,7 @@ ignored, so a container could not be stopped while it starts. Runs on the main t
 """
 
 import os
+import resource
 import signal
 import sys
 from types import FrameType
@@ -23,10 +24,12 @@ def main() -> None:
         code = run(arguments)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    except (MemoryError, ImportError) as error:
-        # Under a small address space modules cannot be loaded, long before anything could report it better.
-        reason = " ".join(str(error).split()) or "there is too little memory"
-        sys.stderr.write(f"llorch-worker: error: the program cannot be loaded: {reason}\n")
+    except Exception as error:
+        if not _has_small_address_space():
+            raise
+        # Without memory Python fails with anything, a SyntaxError in the middle of an import too.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        sys.stderr.write(f"llorch-worker: error: the address space is too small (ulimit -v): {reason}\n")
         code = 1
     raise SystemExit(code)
 
@@ -44,6 +47,11 @@ def open_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _has_small_address_space() -> bool:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return soft != resource.RLIM_INFINITY
 
 
 def _handle_signals(*, is_serving: bool) -> None:
