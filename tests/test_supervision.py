@@ -196,7 +196,8 @@ CALLED_BY_THE_LOOP = {
     ("worker.front", "self._time_is_up"),
     ("worker.serve", "self._arrived"),
     ("worker.web.connection", "self.transport.abort"),
-    ("worker.web.connection", "self._leave"),
+    ("worker.web.connection", "self._look_at_taking"),
+    ("worker.web.connection", "self._end_if_reset"),
 }
 """Each tells what it raises (`failures_to`), or does nothing that can fail: sets an event, aborts a transport."""
 

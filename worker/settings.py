@@ -230,6 +230,15 @@ class Settings:
         metavar="URL",
         shown_default="http://localhost:PORT",
     )
+    max_connections_per_address: int = setting(
+        0,
+        "Connections with requests that one client address may have at once; beyond it WORKER_BUSY. 0 is no limit. "
+        "Behind a proxy all clients have the proxy's address, on a Unix socket none.",
+        "Network",
+        low=0,
+        high=1024,
+        shown_default="no limit",
+    )
     api_key: str | None = setting(
         None,
         "Bearer token clients must send; better given as LLORCH_API_TOKEN.",

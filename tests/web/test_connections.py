@@ -3,6 +3,7 @@
 import re
 import resource
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -10,12 +11,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import httpx2
 import psutil
 import pytest
 
 from tests.protocol.vectors import R0
-from tests.web import impatient_worker
+from tests.web import impatient_worker, narrow_worker
 from tests.web.wire import (
     CANCELLED,
     COUNT,
@@ -134,34 +134,98 @@ def remote_ports(worker: WorkerProcess) -> set[int]:
 # ── many ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def health_answers(worker: WorkerProcess) -> bool:
-    try:
-        return worker.get("/health").status_code == 200
-    except httpx2.TransportError:
-        return False
+@pytest.fixture
+def narrow(model_path: Path) -> Iterator[WorkerProcess]:
+    command = (sys.executable, narrow_worker.__file__)
+    with serve_default(model_path, "--ctx-size", "2048", command=command) as worker:
+        yield worker.ready()
+
+
+def answers_what_is_always_answered(worker: WorkerProcess) -> bool:
+    statuses = [worker.get("/health").status_code, worker.get("/metrics").status_code]
+    return [*statuses, worker.post("/cancel/nobody").status_code] == [200, 200, 202]
 
 
 @pytest.mark.usefixtures("open_files")
-def test_a_crowd_of_idle_connections_blocks_neither_health_nor_those_served(worker: WorkerProcess) -> None:
-    """Beyond the limit connections are dropped; with only the reserved ones left, jobs are refused."""
+@pytest.mark.parametrize("said", [b"", b"G"], ids=["nothing", "a byte"])
+def test_a_crowd_of_idle_connections_keeps_nobody_out(worker: WorkerProcess, said: bytes) -> None:
+    """The oldest of them make room for whoever comes, and streams stay."""
     with ExitStack() as stack:
         stream = stack.enter_context(Stream(worker.url, request_of("before-the-crowd")))
         stream.until("token")
-        first = stack.enter_context(worker.connect())
         crowd = [stack.enter_context(worker.connect()) for _ in range(MAX_CONNECTIONS + 76)]
-        eventually(lambda: sum(map(_is_cut, crowd)) >= 78)
-        first.sendall(post_json("/execute", R0))
-        refused = read_answer(first)
-        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-        assert b'"code":"WORKER_BUSY"' in refused.body
-        for sock in [sock for sock in crowd if not _is_cut(sock)][:4]:
-            sock.close()
-        eventually(lambda: health_answers(worker))
-        assert worker.get("/metrics").status_code == 200
-        assert worker.post("/cancel/nobody").status_code == 202
-        assert worker.post("/execute", json=R0).json()["code"] == "WORKER_BUSY"
+        for sock in crowd:
+            with suppress(ConnectionError):
+                sock.sendall(said)
+        for _ in range(3):
+            assert answers_what_is_always_answered(worker)
+        assert worker.post("/execute", json=R0 | {"max_tokens": 1}).is_success
+        assert sum(map(_is_cut, crowd)) >= 76
         assert stream.until("token")
-    eventually(lambda: health_answers(worker) and worker.post("/execute", json=R0 | {"max_tokens": 1}).is_success)
+
+
+@pytest.mark.usefixtures("open_files")
+def test_requests_that_come_faster_than_connections_are_taken_are_all_answered(worker: WorkerProcess) -> None:
+    """They wait in the listener's queue; the first are not cut for the last before they are read."""
+    with ExitStack() as stack:
+        worker.process.send_signal(signal.SIGSTOP)
+        try:
+            crowd = [stack.enter_context(worker.connect()) for _ in range(MAX_CONNECTIONS + 276)]
+            for sock in crowd:
+                sock.sendall(HEALTH)
+        finally:
+            worker.process.send_signal(signal.SIGCONT)
+        assert {read_answer(sock).status for sock in crowd} == {200}
+
+
+def test_jobs_leave_sixteen_connections_to_health_cancel_and_metrics(narrow: WorkerProcess) -> None:
+    """Others crowd in behind them with half a request; half a body gives way as silence does."""
+    engine = narrow.engine
+    engine.suspend()  # nobody decides on a job, so that each keeps its connection
+    try:
+        with ExitStack() as stack:
+            jobs = [stack.enter_context(narrow.connect()) for _ in range(narrow_worker.N_FOR_JOBS)]
+            for number, sock in enumerate(jobs):
+                sock.sendall(post_json("/execute", request_of(f"kept-{number}", max_tokens=1)))
+            eventually(lambda: len(jobs) == narrow.health()["queue_depth"])
+            half = post_json("/cancel", {"job_id": "nobody"})[:-1]
+            for _ in range(2 * RESERVED):
+                stack.enter_context(narrow.connect()).sendall(half)
+            refused = narrow.post("/execute", json=R0)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["code"] == "WORKER_BUSY"
+            assert answers_what_is_always_answered(narrow)
+            engine.resume()
+            assert {read_answer(sock).status for sock in jobs} == {200}
+    finally:
+        if engine.is_running():
+            engine.resume()
+    assert narrow.post("/execute", json=R0 | {"max_tokens": 1}).is_success
+
+
+def test_an_address_may_have_only_so_many_requests(model_path: Path) -> None:
+    """Health answers it all the same, and other addresses do not notice."""
+    with serve_default(model_path, "--ctx-size", "2048", "--max-connections-per-address", "2") as worker:
+        engine = worker.ready().engine
+        engine.suspend()
+        try:
+            with ExitStack() as stack:
+                jobs = [stack.enter_context(worker.connect()) for _ in range(2)]
+                for number, sock in enumerate(jobs):
+                    sock.sendall(post_json("/execute", request_of(f"mine-{number}", max_tokens=1)))
+                eventually(lambda: worker.health()["queue_depth"] == 2)
+                assert worker.post("/execute", json=R0).json()["code"] == "WORKER_BUSY"
+                assert answers_what_is_always_answered(worker)
+                if sys.platform == "linux":  # where all of 127.0.0.0/8 is there
+                    other = socket.create_connection(("127.0.0.1", worker.port), source_address=("127.0.0.2", 0))
+                    jobs.append(stack.enter_context(other))
+                    other.sendall(post_json("/execute", R0 | {"max_tokens": 1}))
+                    eventually(lambda: worker.health()["queue_depth"] == 3)
+                engine.resume()
+                assert {read_answer(sock).status for sock in jobs} == {200}
+        finally:
+            if engine.is_running():
+                engine.resume()
 
 
 def _is_cut(sock: socket.socket) -> bool:
@@ -256,6 +320,18 @@ def test_pipelined_requests_are_answered_in_order(worker: WorkerProcess) -> None
     statuses = re.findall(rb"HTTP/1\.1 (\d+) ", received)
     assert statuses == [b"200", b"200", b"200", b"200", b"404"]
     assert received.count(b'"type":"started"') == received.count(b'"type":"end"') == 2
+
+
+def test_half_a_request_behind_a_stream_does_not_cut_it(impatient: WorkerProcess) -> None:
+    """Only when nothing is owed any more must it come to its end in time."""
+    with impatient.connect() as sock:
+        sock.sendall(post_json("/execute", request_of("outlives-the-half", max_tokens=1000)) + HEALTH[:-2])
+        received = read_until(sock, b"0\r\n\r\n")
+        assert b'"type":"end"' in received
+        sock.sendall(b"\r\n")
+        assert b'"status":"healthy"' in read_until(sock, b"}")
+        sock.sendall(HEALTH[:-2])
+        assert read_to_end(sock) == b""
 
 
 def test_garbage_behind_a_pipelined_request_does_not_get_into_the_stream_before_it(worker: WorkerProcess) -> None:

@@ -5,13 +5,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.client import HTTPResponse
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from tests.web import impatient_worker
-from tests.web.wire import LONG_PROMPT, dribble, post_json, read_to_end, read_until, request_of
+from tests.web.wire import LONG_PROMPT, dribble, events_in, head, post_json, read_to_end, read_until, request_of
 from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -57,11 +58,12 @@ def reset(sock: socket.socket) -> None:
 
 
 def half_close(sock: socket.socket) -> None:
+    """What a client does that reads on, and then this one leaves all the same."""
     sock.shutdown(socket.SHUT_WR)
-    assert STARTED not in read_to_end(sock)
+    sock.close()
 
 
-@pytest.mark.parametrize("leave", [close, reset])
+@pytest.mark.parametrize("leave", [close, reset, half_close])
 def test_a_client_that_leaves_while_its_job_waits(
     single: WorkerProcess, leave: Callable[[socket.socket], None]
 ) -> None:
@@ -114,6 +116,47 @@ def test_a_client_that_leaves_while_its_job_decodes(
         leave(sock)
     eventually(single.is_idle)
     assert counted(single, "cancelled") == cancelled + 1
+
+
+def events_on(sock: socket.socket) -> list[str]:
+    """The types of all events up to the end of the connection; whatever HTTP has around them is taken off."""
+    with HTTPResponse(sock) as response:
+        response.begin()
+        assert response.status == 200
+        kinds = [event["type"] for event in events_in(response.read().decode())]
+    assert sock.recv(1) == b""
+    return kinds
+
+
+def test_a_client_that_sends_no_more_still_gets_its_answer(single: WorkerProcess) -> None:
+    """`nc -N` closes its sending side at once; a FIN is all that a client which left would send, too."""
+    with single.connect() as sock:
+        sock.sendall(post_json("/execute", request_of("half-closed", max_tokens=3)))
+        sock.shutdown(socket.SHUT_WR)
+        assert events_on(sock) == ["started", "token", "token", "token", "end"]
+
+
+def test_a_client_that_sends_no_more_keeps_its_place_in_the_queue(single: WorkerProcess) -> None:
+    """The last chunk's size has a zero in front, by which the worker found out that there still is a client."""
+    with Stream(single.url, request_of("runs")) as running, single.connect() as sock:
+        running.until("token")
+        sock.sendall(post_json("/execute", request_of("waits", max_tokens=2)))
+        assert b"200 OK" in sock.recv(15, socket.MSG_PEEK | socket.MSG_WAITALL)
+        eventually(lambda: single.health()["queue_depth"] == 1)
+        sock.shutdown(socket.SHUT_WR)
+        running.until("token")
+        assert single.post("/cancel/runs").status_code == 202
+        assert events_on(sock) == ["started", "token", "token", "end"]
+
+
+def test_a_client_that_sends_no_more_after_several_requests_gets_all_answers(single: WorkerProcess) -> None:
+    with single.connect() as sock:
+        job = post_json("/execute", request_of("piped", max_tokens=2))
+        sock.sendall(job + head("GET", "/livez") + job + head("GET", "/livez")[:-1])
+        sock.shutdown(socket.SHUT_WR)
+        received = read_to_end(sock)
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+    assert received.count(b'"type":"end"') == 2
 
 
 @pytest.mark.parametrize("leave", [close, reset])

@@ -29,7 +29,7 @@ from worker.protocol.headers import is_json_content_type
 from worker.protocol.request import BodyRejected, ExecuteRequest, parse_cancel, parse_execute
 from worker.protocol.request_schema import request_schema
 from worker.protocol.rules import violations
-from worker.web.connection import is_crowded
+from worker.web.connection import has_too_many, is_crowded
 from worker.web.edge import Edge
 from worker.web.exchange import note_refusal
 from worker.web.streaming import JobStream
@@ -122,6 +122,8 @@ def _execute_route(front: Front) -> Any:
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines where Accept asks for them."""
         try:
+            if has_too_many(request.scope):
+                raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
             body = await _json_body(request)
             # A large body of very many members, or a schema's, takes tens of milliseconds: not on the loop.
             is_small = len(body) < LARGE_BODY_BYTES

@@ -1,4 +1,7 @@
-"""One HTTP connection: what uvicorn leaves out. Limits on connections and on the time a request may take to arrive."""
+"""One HTTP connection: what uvicorn leaves out. Bounds on waits for its client, its place in the crowd, half-close.
+
+Each callback ends in `_review`, which derives from the state of the exchange what the connection waits for.
+"""
 
 import asyncio
 import fcntl
@@ -6,24 +9,28 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import Any, assert_never
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from worker.protocol.headers import correlation_id
-
-MAX_CONNECTIONS = 1024
-RESERVED_CONNECTIONS = 16
-"""Kept for health, cancel and metrics: with fewer free, /execute is answered WORKER_BUSY."""
+from worker.web.crowd import Crowd, Standing
 
 HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
-"""For a whole body of at most 2 MiB, once the headers are complete."""
+"""For a whole body, once the headers are complete and there is room for it."""
 
-FAREWELL_TIMEOUT_S = 30.0
-"""In which a client must take some of what is left of the last answer: a closed transport would wait for ever."""
+READING_TIMEOUT_S = 30.0
+"""docs/protocol.md 6: a send without progress for this long ends the connection, and with it the job. So does the
+farewell: a closed transport would wait for ever for the client to take what is left of the last answer."""
+
+LOOKS = 10
+"""So often within that time it is looked whether bytes have left."""
 
 MAX_OVERHEAD_BYTES = 64 * 1024
 """What may arrive that is not body: request line, headers, blank lines, chunk framing, trailers.
@@ -34,26 +41,69 @@ The parser copies a growing header with every read: tens of megabytes of one wou
 _FRAMING_PER_BODY_BYTE = 8
 """A chunk of one byte comes in six."""
 
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 1.0
+"""How often a half-closed connection is looked at: ever more seldom, because a reset comes after one round trip."""
+
+_INTERIM_ANSWER = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LEADING_ZERO = b"0"
+
 _SO_NWRITE = 0x1024
 
 _EXTENSION = "llorch.connection"
 
 
+class _Wait(Enum):
+    """For what the client is given a time; a new one begins whenever this changes."""
+
+    FIRST_BYTE = auto()
+    HEADERS = auto()
+    BODY = auto()
+    READING = auto()
+    FAREWELL = auto()
+
+
 class BoundedConnection(HttpToolsProtocol):
     """uvicorn's protocol with a bound on every wait for the client."""
 
-    _arrival_timer: asyncio.TimerHandle | None = None
-    _n_overhead_bytes = 0
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        assert isinstance(server_state, Crowd)
+        self.crowd = server_state
+        self._wait: _Wait | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._n_overhead_bytes = 0
+        self._is_in_headers = False
+        self._is_body_held_back = False
+        self._has_client_finished = False
+        """It has shut down its sending side: a FIN came."""
+
+    @property
+    def address(self) -> str | None:
+        return self.client[0] if self.client else None
+
+    def drop(self) -> None:
+        """Close without waiting for the client; what it has not yet taken of an answer is lost."""
+        self.transport.abort()
+
+    # ── asyncio.Protocol ─────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-            return
-        self._allow(HEADERS_TIMEOUT_S)
+        self.crowd.join(self)
+        self._review()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._arrived()
+        self.crowd.leave(self)
+        for timer in (self._timer, self._look):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -61,17 +111,41 @@ class BoundedConnection(HttpToolsProtocol):
         super().data_received(data)
         if self._n_overhead_bytes > MAX_OVERHEAD_BYTES:
             self.transport.abort()
-        elif self._n_overhead_bytes and self._is_idle and self._arrival_timer is None:
-            # Blank lines between requests: uvicorn has just taken back its own timer for idle connections.
-            self._allow(HEADERS_TIMEOUT_S)
+        elif self._is_body_awaited:
+            # What the application has not asked for stays with the client: it may be waiting for room (bodies.py).
+            self.flow.pause_reading()
+        self._review()
+
+    def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's never asks for it to stay open
+        """The client sends no more. Whether the transport stays open: as long as a whole request is owed its answer.
+
+        A FIN says only that. It may come from a client that reads on, as `nc -N` does, or from one that has left, which
+        no answer will reach. Only a write tells them apart: who has left answers it with a reset.
+        """
+        self._has_client_finished = True
+        if self._is_idle or self._is_body_awaited:
+            return False
+        self._provoke_reset()
+        self._look_for_reset(_FIRST_LOOK_S)
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._review()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._review()
+
+    # ── the parser's and uvicorn's callbacks ─────────────────────────────────────────────────────
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {_EXTENSION: {"connection": self}}
-        self._allow(HEADERS_TIMEOUT_S)
+        self._is_in_headers = True
 
     def on_headers_complete(self) -> None:
-        self._allow(BODY_TIMEOUT_S)
+        self._is_in_headers = False
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -80,17 +154,17 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._n_overhead_bytes = 0
-        self._arrived()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing():
-            self._take_leave()
+        if self._has_client_finished and (self._is_idle or self._is_body_awaited):
+            self.transport.close()
+        self._review()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._take_leave()
+        self._review()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's, with the id that every response carries, and never into the middle of a stream."""
@@ -101,62 +175,133 @@ class BoundedConnection(HttpToolsProtocol):
             )
             self.transport.write((head + msg).encode("ascii"))
         self.transport.close()
-        self._take_leave()
 
-    @property
-    def untaken_bytes(self) -> int:
-        """Of what was sent: what waits in our buffer, or in the kernel's for the client's machine to acknowledge it."""
-        return self.transport.get_write_buffer_size() + _send_queue_bytes(self.transport.get_extra_info("socket"))
+    # ── what it waits for ────────────────────────────────────────────────────────────────────────
 
     @property
     def _is_idle(self) -> bool:
         """No response is owed."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _allow(self, seconds: float) -> None:
-        self._arrived()
-        self._arrival_timer = self.loop.call_later(seconds, self.transport.abort)
+    @property
+    def _is_body_awaited(self) -> bool:
+        """The request whose turn it is has not arrived in full."""
+        return not self._is_idle and not self.pipeline and self.cycle.more_body
 
-    def _take_leave(self) -> None:
-        """Drop the connection unless bytes of the last answer go on leaving, however slowly."""
-        self._arrived()
-        self._arrival_timer = self.loop.call_later(FAREWELL_TIMEOUT_S, self._leave, self.untaken_bytes)
+    def _review(self) -> None:
+        self.crowd.stand(self, self._standing())
+        wait = self._awaited()
+        if wait is not self._wait:
+            self._wait = wait
+            self._restart_timer()
 
-    def _leave(self, n_untaken: int) -> None:
-        if self.untaken_bytes < n_untaken:
-            self._take_leave()
+    def _standing(self) -> Standing:
+        if self._is_idle:
+            return Standing.SILENT
+        if self._is_body_awaited:
+            return Standing.SENDING
+        return Standing.NOT_READING if self.flow.write_paused else Standing.SERVED
+
+    def _awaited(self) -> _Wait | None:
+        """None while the worker owes the next move. What is pipelined behind a running answer may take its time."""
+        if self.transport.is_closing():
+            return _Wait.FAREWELL
+        if self._is_body_awaited:
+            return None if self._is_body_held_back else _Wait.BODY
+        if not self._is_idle:
+            return _Wait.READING if self.flow.write_paused else None
+        if self._is_in_headers:
+            return _Wait.HEADERS
+        if self.cycle is not None and self.cycle.more_body:
+            return _Wait.BODY  # its answer, a refusal, did not wait for it
+        # uvicorn bounds the silence between two requests, but takes its timer back at a blank line.
+        return None if self.timeout_keep_alive_task is not None else _Wait.FIRST_BYTE
+
+    def _restart_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        match self._wait:
+            case None:
+                pass
+            case _Wait.READING | _Wait.FAREWELL:
+                self._look_again(self.untaken_bytes, n_vain=0)
+            case _Wait.BODY:
+                self._timer = self.loop.call_later(BODY_TIMEOUT_S, self.transport.abort)
+            case _Wait.FIRST_BYTE | _Wait.HEADERS:
+                self._timer = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.abort)
+            case _:
+                assert_never(self._wait)
+
+    @property
+    def untaken_bytes(self) -> int:
+        """Of what was sent: what waits in our buffer, or in the kernel's for the client's machine to acknowledge it."""
+        return self.transport.get_write_buffer_size() + _send_queue_bytes(self.transport.get_extra_info("socket"))
+
+    def _look_again(self, n_untaken: int, n_vain: int) -> None:
+        self._timer = self.loop.call_later(READING_TIMEOUT_S / LOOKS, self._look_at_taking, n_untaken, n_vain)
+
+    def _look_at_taking(self, n_before: int, n_vain: int) -> None:
+        """Drop the connection unless bytes go on leaving, however slowly. `n_vain`: looks since some left."""
+        n_untaken = self.untaken_bytes
+        n_vain = 0 if n_untaken < n_before else n_vain + 1
+        if n_vain < LOOKS:
+            self._look_again(n_untaken, n_vain)
         else:
             self.transport.abort()
 
-    def _arrived(self) -> None:
-        if self._arrival_timer is not None:
-            self._arrival_timer.cancel()
-            self._arrival_timer = None
+    @contextmanager
+    def body_held_back(self) -> Iterator[None]:
+        """While the client is not asked for its body, it is not late."""
+        self._is_body_held_back = True
+        self._review()
+        try:
+            yield
+        finally:
+            self._is_body_held_back = False
+            self._review()
+
+    # ── half-closed ──────────────────────────────────────────────────────────────────────────────
+
+    def _provoke_reset(self) -> None:
+        """Send bytes that mean nothing in HTTP: an interim answer before the headers, later a chunk size's first digit.
+
+        Without them a client that left while its job waits would keep its place until the job's first event. Behind
+        pipelined requests nobody knows how far the answer before them is: there the next event has to tell.
+        """
+        if self.pipeline:
+            return
+        if self.cycle.response_started:
+            if self.cycle.chunked_encoding:
+                self.transport.write(_LEADING_ZERO)
+        elif self.cycle.scope["http_version"] == "1.1":
+            self.transport.write(_INTERIM_ANSWER)
+
+    def _look_for_reset(self, after_s: float) -> None:
+        """The transport reads no more and so does not notice a reset by itself."""
+        self._look = self.loop.call_later(after_s, self._end_if_reset, min(2 * after_s, _LAST_LOOK_S))
+
+    def _end_if_reset(self, next_s: float) -> None:
+        if _is_reset(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+        else:
+            self._look_for_reset(next_s)
 
 
 def is_crowded(scope: Mapping[str, Any]) -> bool:
-    """Whether only the reserved connections are left."""
-    return len(_connection(scope).connections) > MAX_CONNECTIONS - RESERVED_CONNECTIONS
+    """Whether a job on this connection would take what is kept for health, cancel and metrics."""
+    return connection_of(scope).crowd.is_full
 
 
-async def is_taken(scope: Mapping[str, Any], *, within_s: float) -> bool:
-    """Whether the client takes, in that time, so much of what was sent that a further send does not wait."""
-    flow = _connection(scope).flow
-    if flow.write_paused:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await flow.drain()
-    return not flow.write_paused
+def has_too_many(scope: Mapping[str, Any]) -> bool:
+    """Whether this connection's address has requests on more connections than --max-connections-per-address."""
+    connection = connection_of(scope)
+    return connection.crowd.is_over_limit(connection)
 
 
-def untaken_bytes(scope: Mapping[str, Any]) -> int:
-    """What was sent on the connection and has not arrived at the client's machine."""
-    return _connection(scope).untaken_bytes
-
-
-def abort_connection(scope: Mapping[str, Any]) -> None:
-    """Drop a connection whose client does not read; closing it would wait for the client again."""
-    _connection(scope).transport.abort()
+async def wait_until_taken(scope: Mapping[str, Any]) -> None:
+    """Return once the client has taken so much of what was sent that a further send does not wait."""
+    await connection_of(scope).flow.drain()
 
 
 def _send_queue_bytes(sock: socket.socket | None) -> int:
@@ -172,6 +317,13 @@ def _send_queue_bytes(sock: socket.socket | None) -> int:
         return 0
 
 
-def _connection(scope: Mapping[str, Any]) -> BoundedConnection:
+def _is_reset(sock: socket.socket | None) -> bool:
+    try:
+        return sock is None or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+    except OSError:  # closed meanwhile
+        return True
+
+
+def connection_of(scope: Mapping[str, Any]) -> BoundedConnection:
     connection: BoundedConnection = scope["extensions"][_EXTENSION]["connection"]
     return connection

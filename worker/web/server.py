@@ -13,6 +13,7 @@ from worker.front import Front
 from worker.supervision import supervised
 from worker.web.app import create_app
 from worker.web.connection import BoundedConnection
+from worker.web.crowd import Crowd, affordable_connections
 
 MIN_OPEN_FILES = 4096
 """1,024 connections, the engine and the log need more than the usual soft limit of 1,024."""
@@ -35,6 +36,10 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 class _Server(uvicorn.Server):
     is_wanted = True
+
+    def __init__(self, config: uvicorn.Config, crowd: Crowd) -> None:
+        super().__init__(config)
+        self.server_state = crowd
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Raises: RuntimeError when uvicorn ends by itself: nobody could reach the worker any more."""
@@ -62,7 +67,9 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
-    server = _Server(config)
+    n_open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    crowd = Crowd(affordable_connections(n_open_files), front.settings.max_connections_per_address)
+    server = _Server(config, crowd)
     serving = supervised(server.serve([sock]), front.on_fatal, "the web server")
     try:
         yield

@@ -1,11 +1,10 @@
 """The response that streams a job and always lets go of it.
 
 Litestar's own streams do not close what they opened when the client leaves during a blocked send; this one ends the
-job in a `finally`, bounds every send, and notices a disconnect while it waits for the engine.
+job in a `finally`, and notices a disconnect while it waits for the engine. connection.py bounds every send.
 """
 
 import asyncio
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,14 +15,8 @@ from litestar.types import Receive, Scope, Send
 from worker.front import Front
 from worker.job import Job
 from worker.supervision import first_of, running
-from worker.web.connection import abort_connection, is_taken, untaken_bytes
+from worker.web.connection import wait_until_taken
 from worker.web.exchange import note_refusal
-
-SEND_TIMEOUT_S = 30.0
-"""docs/protocol.md 6: a send without progress for this long cancels the job."""
-
-LOOKS = 10
-"""So often within that time it is looked whether bytes have left."""
 
 CHUNKS_PER_TURN = 32
 """A send that does not block does not yield either; after this many the loop serves others."""
@@ -66,12 +59,9 @@ class JobStream(ASGIResponse):
             request = Request[Any, Any, Any](scope, receive, send)
             await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
             return
-        try:
-            await _until_taken(scope)  # an answer before this one, on the same connection
-            await self.start_response(send)
-            await self._send_chunks(scope, send)
-        except TimeoutError:
-            abort_connection(scope)
+        await wait_until_taken(scope)  # an answer before this one, on the same connection
+        await self.start_response(send)
+        await self._send_chunks(scope, send)
 
     async def _send_chunks(self, scope: Scope, send: Send) -> None:
         """Take from the job only what can leave at once: tokens still with it are dropped by a cancel."""
@@ -81,25 +71,10 @@ class JobStream(ASGIResponse):
             await send({"type": "http.response.body", "body": chunk, "more_body": bool(chunk)})
             if not chunk:
                 return
-            await _until_taken(scope)
+            await wait_until_taken(scope)
             n_sent += 1
             if n_sent % CHUNKS_PER_TURN == 0:
                 await asyncio.sleep(0)
-
-
-async def _until_taken(scope: Scope) -> None:
-    """Wait until a further send does not wait, for as long as bytes leave us, however slowly.
-
-    Raises: TimeoutError when none has left for SEND_TIMEOUT_S.
-    """
-    loop = asyncio.get_running_loop()
-    n_left, left_s = math.inf, loop.time()
-    while not await is_taken(scope, within_s=SEND_TIMEOUT_S / LOOKS):
-        n_before, n_left = n_left, untaken_bytes(scope)
-        if n_left < n_before:
-            left_s = loop.time()
-        elif loop.time() - left_s >= SEND_TIMEOUT_S:
-            raise TimeoutError
 
 
 async def _departure(receive: Receive) -> None:
