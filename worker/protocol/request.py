@@ -161,12 +161,12 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
 
 
-def parse_execute(body: bytes) -> ExecuteRequest:
+def parse_execute(body: bytes | bytearray) -> ExecuteRequest:
     """Read an execute request; unknown fields are ignored. Raises: MalformedJson, WrongShape."""
     return _parse(body, ExecuteRequest)
 
 
-def parse_cancel(body: bytes) -> CancelRequest:
+def parse_cancel(body: bytes | bytearray) -> CancelRequest:
     """Read a cancel request; unknown fields are ignored. Raises: MalformedJson, WrongShape."""
     return _parse(body, CancelRequest)
 
@@ -175,7 +175,7 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 Read = Callable[[bytes], object]
 
 
-def _parse(body: bytes, shape: type[Shape]) -> Shape:
+def _parse(body: bytes | bytearray, shape: type[Shape]) -> Shape:
     readers = _readers(shape)
     values: dict[str, object] = {}
     for member, raw in _members(body).items():
@@ -273,7 +273,7 @@ _document = msgspec.json.Decoder(msgspec.Raw)
 _object = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=_as_name)
 
 
-def _members(body: bytes) -> dict[_Name, msgspec.Raw]:
+def _members(body: bytes | bytearray) -> dict[_Name, msgspec.Raw]:
     """The undecoded values of a JSON object, in order, after the whole body has proved to be JSON."""
     try:
         body.decode()  # msgspec does not look into the strings it skips

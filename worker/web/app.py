@@ -3,13 +3,13 @@
 Runs on the front's event loop; nothing here waits but for the client.
 """
 
-from asyncio import to_thread
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from litestar import Litestar, Request, Response, Router, get, post
+from litestar import Litestar, Response, Router, get, post
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -29,6 +29,7 @@ from worker.protocol.headers import is_json_content_type
 from worker.protocol.request import BodyRejected, ExecuteRequest, parse_cancel, parse_execute
 from worker.protocol.request_schema import request_schema
 from worker.protocol.rules import violations
+from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
 from worker.web.edge import Edge
 from worker.web.exchange import note_refusal
@@ -36,9 +37,7 @@ from worker.web.streaming import JobStream
 
 log = get_logger()
 
-LARGE_BODY_BYTES = 32 * 1024
-
-AnyRequest = Request[Any, Any, Any]
+Decoded = TypeVar("Decoded")
 Failure = TypeVar("Failure", bound=Exception)
 
 _TEXT = "text/plain"
@@ -52,8 +51,9 @@ _STREAM = (
 
 def create_app(front: Front) -> ASGIApp:
     """The whole HTTP side of the worker as one ASGI application."""
+    bodies = Bodies(front.settings.max_body_bytes)
     app = Litestar(
-        route_handlers=[*_state_routes(front), _execute_route(front), *_control_routes(front)],
+        route_handlers=[*_state_routes(front), _execute_route(front, bodies), *_control_routes(front, bodies)],
         exception_handlers={
             WorkerError: _noting(render_error),
             HTTPException: _noting(_render_http_error),
@@ -115,7 +115,7 @@ def _execute_operation(max_prompt_chars: int) -> type[Operation]:
     return ExecuteOperation
 
 
-def _execute_route(front: Front) -> Any:
+def _execute_route(front: Front, bodies: Bodies) -> Any:
     operation = _execute_operation(front.settings.max_prompt_chars)
 
     @post("/execute", status_code=200, operation_class=operation, response_description=_STREAM)
@@ -124,10 +124,7 @@ def _execute_route(front: Front) -> Any:
         try:
             if has_too_many(request.scope):
                 raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
-            body = await _json_body(request)
-            # A large body of very many members, or a schema's, takes tens of milliseconds: not on the loop.
-            is_small = len(body) < LARGE_BODY_BYTES
-            asked = _read_execute(body, front) if is_small else await to_thread(_read_execute, body, front)
+            asked = await _decoded(request, bodies, partial(_read_execute, front=front))
             job = front.open_job(
                 asked,
                 choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names),
@@ -143,7 +140,7 @@ def _execute_route(front: Front) -> Any:
     return execute
 
 
-def _read_execute(body: bytes, front: Front) -> ExecuteRequest:
+def _read_execute(body: bytearray, front: Front) -> ExecuteRequest:
     """Raises: BodyRejected, FieldsRefused."""
     request = parse_execute(body)
     vocab_size = front.facts.vocab_size if front.facts is not None else None
@@ -154,11 +151,11 @@ def _read_execute(body: bytes, front: Front) -> ExecuteRequest:
     return request
 
 
-def _control_routes(front: Front) -> list[Any]:
+def _control_routes(front: Front, bodies: Bodies) -> list[Any]:
     @post("/cancel", status_code=202)
     async def cancel(request: AnyRequest) -> Response[bytes]:
         """End a job; idempotent, also for unknown ids."""
-        return _cancel(front, parse_cancel(await _json_body(request)).job_id)
+        return _cancel(front, (await _decoded(request, bodies, parse_cancel)).job_id)
 
     @post("/cancel/{job_id:str}", status_code=202, sync_to_thread=False)
     def cancel_by_path(job_id: str) -> Response[bytes]:
@@ -179,11 +176,12 @@ def _cancel(front: Front, job_id: str) -> Response[bytes]:
     return _json(CancelBody(job_id=job_id), 202)
 
 
-async def _json_body(request: AnyRequest) -> bytes:
-    """Raises: HTTPException 415 or 413, before and while the body is read."""
+async def _decoded(request: AnyRequest, bodies: Bodies, read: Callable[[bytearray], Decoded]) -> Decoded:
+    """Raises: HTTPException 415, 413, WorkerBusy before and while the body is read; then what `read` raises."""
     if not is_json_content_type(request.headers.get("content-type")):
         raise HTTPException(status_code=415, detail="Expected request with `Content-Type: application/json`")
-    return await request.body()
+    async with bodies.received(request) as body:
+        return await bodies.decode(read, body)
 
 
 def _without_page(response: Response[Any]) -> Response[Any]:

@@ -1,0 +1,138 @@
+"""Request bodies: how many bytes of them are held at once, and the thread on which large ones are decoded.
+
+Owns: the room that large bodies share, and who waits for it. Refuses to know: what a body says.
+Runs on the front's event loop, but for the decoding.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from litestar import Request
+
+from worker.errors import WorkerBusy
+from worker.web.connection import connection_of
+
+LARGE_BODY_BYTES = 32 * 1024
+"""A body from here on needs room, and its decoding, which takes up to tens of milliseconds, a thread."""
+
+ROOM_BYTES = 8 * 1024 * 1024
+"""For all large bodies together, or for one if one may be larger. Small ones are bounded by their number."""
+
+ROOM_TIMEOUT_S = 10.0
+"""How long a body waits for room, and how long one may take to arrive while others wait."""
+
+RETRY_AFTER_S = 1
+
+AnyRequest = Request[Any, Any, Any]
+Decoded = TypeVar("Decoded")
+
+
+class Room:
+    """So many bytes, given out in the order in which they were asked for."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self._n_free = n_bytes
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._queue)
+
+    async def take(self, n_bytes: int) -> None:
+        """Wait for them. At most all there are; whoever takes some calls `give_back`."""
+        assert n_bytes <= self.n_bytes
+        if not self._queue and n_bytes <= self._n_free:
+            self._n_free -= n_bytes
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append((n_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._hand_out()
+            else:
+                self.give_back(n_bytes)
+            raise
+
+    def give_back(self, n_bytes: int) -> None:
+        self._n_free += n_bytes
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._queue:
+            n_bytes, turn = self._queue[0]
+            if not turn.cancelled():
+                if n_bytes > self._n_free:
+                    return
+                self._n_free -= n_bytes
+                turn.set_result(None)
+            self._queue.popleft()
+
+
+class Bodies:
+    """`received` for the bytes of a request, and within it `decode`."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._room = Room(max(ROOM_BYTES, max_body_bytes))
+        self._latest: dict[asyncio.Timeout, float] = {}
+        """Of each large body that is being read: when it has to be there if others wait for its room."""
+        # One at a time: several threads would take the interpreter from the loop in turns, and malloc keeps what each
+        # of them has freed.
+        self._decoding = asyncio.Lock()
+
+    @asynccontextmanager
+    async def received(self, request: AnyRequest) -> AsyncIterator[bytearray]:
+        """The whole body; its room is given back when the context ends.
+
+        A large one is not read before there is room for it: until then the client keeps it.
+        Raises: WorkerBusy, HTTPException 413.
+        """
+        n_taken = 0
+        body = bytearray()
+        bound = asyncio.timeout(None)
+        try:
+            async with bound:
+                announced = request.content_length or 0
+                if LARGE_BODY_BYTES <= announced <= self._max_body_bytes:
+                    n_taken = await self._take_room(request, announced, bound)
+                async for piece in request.stream():
+                    body += piece
+                    if not n_taken and len(body) >= LARGE_BODY_BYTES:
+                        n_taken = await self._take_room(request, self._max_body_bytes, bound)
+            self._latest.pop(bound, None)
+            yield body
+        except TimeoutError:
+            raise WorkerBusy("the body took too long while others waited; try again later", RETRY_AFTER_S) from None
+        finally:
+            self._latest.pop(bound, None)
+            self._room.give_back(n_taken)
+
+    async def decode(self, read: Callable[[bytearray], Decoded], body: bytearray) -> Decoded:
+        """`read(body)`, not on the loop when it may take long."""
+        if len(body) < LARGE_BODY_BYTES:
+            return read(body)
+        async with self._decoding:
+            return await asyncio.to_thread(read, body)
+
+    async def _take_room(self, request: AnyRequest, n_bytes: int, arrival: asyncio.Timeout) -> int:
+        """Once it is there, `arrival` may last ROOM_TIMEOUT_S if others wait. Returns n_bytes."""
+        for other, latest_s in self._latest.items():
+            other.reschedule(latest_s)
+        with connection_of(request.scope).body_held_back():
+            try:
+                async with asyncio.timeout(ROOM_TIMEOUT_S):
+                    await self._room.take(n_bytes)
+            except TimeoutError:
+                raise WorkerBusy("too many large requests at once; try again later", RETRY_AFTER_S) from None
+        latest_s = asyncio.get_running_loop().time() + ROOM_TIMEOUT_S
+        self._latest[arrival] = latest_s
+        if self._room.is_wanted:
+            arrival.reschedule(latest_s)
+        return n_bytes
