@@ -11,20 +11,18 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from worker.card import ModelCard
 from worker.catalog import Sha256
 from worker.errors import CertificateRefused
-from worker.protocol.bodies import ParityBody
+from worker.protocol.bodies import ParityBody, Verdict
 
 REPORT_FORMAT: Final = "llorch-parity-report/1"
 REPORT_FILE: Final = "report.json"
 """Its name in a proof bundle."""
-
-Verdict = Literal["pass", "fail", "not run"]
 
 _OF_OTHER_FILES = {"sources", "matrix"}
 """Levels that measure what was made from the file; alone they say nothing of it."""

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from worker.engine.contract import Cancel, JobKey, Refused, StepDone, Submit
-from worker.job import Job, StreamCode
+from worker.job import Job
+from worker.protocol.events import StreamCode
 from worker.verdict import judge
 
 

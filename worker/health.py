@@ -6,7 +6,7 @@ Cached state only, on the front's event loop: asking never waits for the engine.
 from dataclasses import dataclass, field
 
 from worker.engine.contract import Loaded, Residency, SelfTested, StepDone
-from worker.phase import Phase
+from worker.phase import STATES, Phase
 from worker.protocol.bodies import HealthBody, ParityBody, PrefixCacheBody
 from worker.settings import Settings
 
@@ -42,7 +42,7 @@ def health_body(settings: Settings, facts: Loaded | None, vitals: Vitals, presen
         status="healthy" if presence.phase in {Phase.READY, Phase.DRAINING} else "unhealthy",
         vram_bytes=presence.vram_bytes,
         worker_id=settings.worker_id,
-        state=presence.phase.name.lower(),
+        state=STATES[presence.phase],
         model=facts.name if facts else None,
         model_ref=settings.reported_model_ref,
         quant_kind=facts.quant_kind if facts else None,

@@ -10,17 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
 
 from worker.engine.contract import Finished, JobKey, Logprob, Refused, Submit
 from worker.errors import DeadlineExceeded, WorkerError
 from worker.metrics import Outcome
 from worker.order import Order, Surroundings
+from worker.protocol.events import StreamCode
 from worker.protocol.field_errors import FieldsRefused, field_error
-
-StreamCode = Literal[
-    "CANCELLED", "TIMEOUT", "VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED", "ENGINE_RESTARTED"
-]  # fmt: skip
 
 RETRIABLE: dict[StreamCode, bool] = {
     "CANCELLED": False,

@@ -2,6 +2,8 @@
 
 from enum import Enum, auto
 
+from worker.protocol.bodies import ReadyState, State
+
 
 class Phase(Enum):
     """The rows of docs/protocol.md 3."""
@@ -13,7 +15,16 @@ class Phase(Enum):
     FAILED = auto()
 
 
-READY_WORDS = {
+STATES: dict[Phase, State] = {
+    Phase.STARTING: "starting",
+    Phase.READY: "ready",
+    Phase.RESTARTING: "restarting",
+    Phase.DRAINING: "draining",
+    Phase.FAILED: "failed",
+}
+"""/health's `state`."""
+
+READY_WORDS: dict[Phase, ReadyState] = {
     Phase.STARTING: "loading",
     Phase.READY: "idle",
     Phase.RESTARTING: "loading",

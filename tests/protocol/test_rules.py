@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -212,7 +213,7 @@ def test_prompt_and_stop_texts_are_never_echoed(prompt: str, most: int, top_p: f
     sent = R0 | {"prompt": prompt * 20_000, "max_tokens": most, "top_p": top_p, "stop": stop}
     for error in broken(parse_execute(body_of(sent))):
         assert len(error.message) < 100
-        assert error.value is None or error.field not in {"prompt", "stop"} or error.value == str(len(stop))
+        assert error.value is msgspec.UNSET or error.field not in {"prompt", "stop"} or error.value == str(len(stop))
 
 
 @pytest.mark.parametrize("limit", [1, 100, 32_769, 2**21])
@@ -220,5 +221,5 @@ def test_the_longest_prompt_is_a_setting_and_its_constraint_says_which(limit: in
     """--max-prompt-chars, counted in Unicode scalar values."""
     assert broken(parse_execute(body_of(R0 | {"prompt": "🌍" * limit})), limit) == []
     (error,) = broken(parse_execute(body_of(R0 | {"prompt": "🌍" * (limit + 1)})), limit)
-    assert (error.constraint, error.value) == (f"length(1..={limit})", None)
+    assert (error.constraint, error.value) == (f"length(1..={limit})", msgspec.UNSET)
     assert error.message == f"prompt must be at most {limit} characters (got {limit + 1})"

@@ -4,15 +4,20 @@ Owns: keys and their order, which is the order of the fields below. Refuses to k
 HTTP. Pure; runs on the front's event loop. A struct becomes bytes with `msgspec.json.encode`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from worker.errors import WorkerError
+from worker.protocol.documented import Count, Moment, doc
 
 CAPABILITIES = ("text-gen",)
 PROTOCOL = "sse"
 WORKER_TYPE = "llamacpp"
+
+State = Literal["starting", "ready", "restarting", "draining", "failed"]
+ReadyState = Literal["loading", "idle", "busy", "draining", "error"]
+Verdict = Literal["pass", "fail", "not run"]
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,9 +25,11 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorBody(_Body, frozen=True, kw_only=True):
+    """An error outside a stream."""
+
     code: str
-    message: str
-    retriable: bool
+    message: Annotated[str, doc("One line for a person; its wording is not part of the contract.")]
+    retriable: Annotated[bool, doc("Whether the same request may succeed on this worker later, or on another one.")]
 
 
 def encode_error(error: WorkerError) -> bytes:
@@ -34,69 +41,62 @@ class ParityBody(_Body, frozen=True, kw_only=True):
     """What a parity run found out about the model file, by `--parity-report`."""
 
     model_sha256: str
-    verdict: str
-    levels: dict[str, str]
-    """level → pass, fail or not run"""
-    date: str
-    """RFC 3339."""
+    verdict: Verdict
+    levels: dict[str, Verdict]
+    date: Moment
     run_id: str
-    bounds: str
-    """`built in`, or the name of the file that was laid over them."""
+    bounds: Annotated[str, doc("`built in`, or the name of the file that was laid over them.")]
 
 
 class PrefixCacheBody(_Body, frozen=True, kw_only=True):
     """What ended jobs computed and later prompts may begin with, in main memory."""
 
-    tokens: int
-    bytes: int
-    limit_bytes: int
-    """0: nothing is kept."""
-    off_because: str | None
-    """Why nothing is, and where something can be done about it, what."""
+    tokens: Count
+    bytes: Count
+    limit_bytes: Annotated[Count, doc("0: nothing is kept.")]
+    off_because: Annotated[str | None, doc("Why nothing is, and where something can be done about it, what.")]
 
 
 class HealthBody(_Body, frozen=True, kw_only=True):
     """`GET /health`. What only a loaded model tells is null until then; memory in bytes."""
 
     status: Literal["healthy", "unhealthy"]
-    vram_bytes: int
+    vram_bytes: Count
     worker_id: str
-    state: str
+    state: State
     model: str | None
     model_ref: str
     quant_kind: str | None
-    resident: bool
-    """Every layer is where it was asked to be; on a GPU looked at again every minute."""
-    vram_bytes_used: int
-    memory_bytes: int
+    resident: Annotated[bool, doc("Every layer is where it was asked to be; on a GPU looked at again every minute.")]
+    vram_bytes_used: Count
+    memory_bytes: Count
     tokenizer_kind: str | None
     vocab_size: int | None
-    context_length: int | None
-    """Tokens one job may use."""
+    context_length: Annotated[int | None, doc("Tokens one job may use.")]
     capabilities: tuple[str, ...] = CAPABILITIES
     protocol: str = PROTOCOL
-    uptime_seconds: int
-    slots_total: int
-    slots_busy: int
-    queue_depth: int
+    uptime_seconds: Count
+    slots_total: Count
+    slots_busy: Count
+    queue_depth: Count
     parity: ParityBody | None
-    prefill_chunk: int | None
-    """Tokens of a prompt that are computed in one step while other jobs generate."""
+    prefill_chunk: Annotated[
+        int | None, doc("Tokens of a prompt that are computed in one step while other jobs generate.")
+    ]
     prefix_cache: PrefixCacheBody
-    deterministic: bool
-    """By `--deterministic`."""
-    determinism: Literal["untested", "same", "differs"]
-    """What this engine's self-test found: whether the same tokens give the same logits, bit for bit, in any company."""
-    determinism_differences: tuple[str, ...]
-    """What gave other bits: `beside 7 others`."""
+    deterministic: Annotated[bool, doc("By `--deterministic`.")]
+    determinism: Annotated[
+        Literal["untested", "same", "differs"],
+        doc("Whether this engine's self-test found the same logits for the same tokens, bit for bit, in any company."),
+    ]
+    determinism_differences: Annotated[tuple[str, ...], doc("What gave other bits: `beside 7 others`.")]
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):
     """`GET /v1/ready`."""
 
     ready: bool
-    state: str
-    """loading | idle | busy | draining | error"""
+    state: ReadyState
     model_loaded: bool
 
 
@@ -111,7 +111,7 @@ class ShutdownBody(_Body, frozen=True, kw_only=True):
     """The 202 to a shutdown."""
 
     status: Literal["shutting_down"] = "shutting_down"
-    timeout_seconds: int | float
+    timeout_seconds: Annotated[int | float, doc("How long accepted jobs may go on.", minimum=0)]
 
 
 def shutdown_body(timeout_s: float) -> ShutdownBody:

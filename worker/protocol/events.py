@@ -1,21 +1,26 @@
 """A stream's events as bytes: server-sent events or JSON lines (docs/protocol.md 4).
 
-Owns: keys and their order, framing, which framing a client gets. Refuses to know: when an event is due, sockets.
-Pure; runs on the front's event loop. `token` is the hot one.
+Owns: keys, their order and what the OpenAPI document says of them; framing, and which one a client gets. Refuses to
+know: when an event is due, sockets. Pure; runs on the front's event loop. `token` is the hot one.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from worker.engine.contract import Logprob, StopReason
+from worker.protocol.documented import U64, Count, Moment, doc
 
 EVENT_TYPES: Final = ("started", "token", "metrics", "end", "error")
 SSE_TYPE: Final = "text/event-stream"
 JSON_LINES_TYPES: Final = ("application/jsonl", "application/x-ndjson")
+
+StreamCode = Literal[
+    "CANCELLED", "TIMEOUT", "VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED", "ENGINE_RESTARTED"
+]  # fmt: skip
 
 _WEIGHT = re.compile(r"\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*", re.IGNORECASE | re.ASCII)
 """RFC 9110, 12.4.2."""
@@ -25,63 +30,84 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     """Base of every event; the tag comes first."""
 
 
-class _Started(_Event, frozen=True, kw_only=True, tag="started"):
+class StartedEvent(_Event, frozen=True, kw_only=True, tag="started"):
+    """The job has its slot: exactly one, first."""
+
     job_id: str
-    model: str
-    started_at: str
-    seed: int
-    prompt_tokens: int
-    cached_tokens: int
+    model: Annotated[str, doc("As in `/health`.")]
+    started_at: Moment
+    seed: Annotated[U64, doc("What the request asked for, else what was drawn for it.")]
+    prompt_tokens: Count
+    cached_tokens: Annotated[Count, doc("How many of the prompt's tokens needed no computing.")]
 
 
-class _TopToken(msgspec.Struct, frozen=True, kw_only=True):
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that could have been drawn."""
+
     token: str
-    id: int
-    logprob: float
+    id: Count
+    logprob: Annotated[float, doc("Natural logarithm under the softmax of the raw logits.")]
 
 
-class _SampledToken(_TopToken, frozen=True, kw_only=True):
-    top: list[_TopToken]
+class SampledLogprob(TopLogprob, frozen=True, kw_only=True):
+    """A token that was drawn."""
+
+    top: Annotated[list[TopLogprob], doc("The most probable tokens of that step, the first of them first.")]
 
 
-class _Token(_Event, frozen=True, kw_only=True, tag="token"):
-    t: str
-    i: int
-    logprobs: list[_SampledToken]
+class TokenEvent(_Event, frozen=True, kw_only=True, tag="token"):
+    """Text that may be shown. Tokens without any come with the next that has."""
+
+    t: Annotated[str, msgspec.Meta(min_length=1)]
+    i: Annotated[Count, doc("0, 1, 2, …")]
+    logprobs: Annotated[
+        list[SampledLogprob] | msgspec.UnsetType,
+        doc("Where the request asked for `logprobs`: every sampled token that no event before this one covers."),
+    ] = msgspec.UNSET
 
 
-class _Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
-    tokens_per_sec: float
-    vram_bytes: int
+class MetricsEvent(_Event, frozen=True, kw_only=True, tag="metrics"):
+    """Once a second while tokens are generated."""
+
+    tokens_per_sec: Annotated[float, msgspec.Meta(ge=0)]
+    vram_bytes: Count
     job_id: str
-    tokens_out: int
-    decode_time_ms: int
+    tokens_out: Annotated[Count, doc("`token` events so far.")]
+    decode_time_ms: Count
 
 
-class _End(_Event, frozen=True, kw_only=True, tag="end"):
-    tokens_out: int
-    decode_time_ms: int
+class EndEvent(_Event, frozen=True, kw_only=True, tag="end"):
+    """The job ran to an ordinary end: the last event."""
+
+    tokens_out: Annotated[Count, doc("`token` events.")]
+    decode_time_ms: Annotated[Count, doc("From the first to the last sampled token.")]
     stop_reason: StopReason
-    stop_sequence_matched: str | None = None
-    tokens_sampled: int
-    prompt_tokens: int
-    time_to_first_token_ms: int
-    context_full: bool = False
+    stop_sequence_matched: Annotated[
+        str | msgspec.UnsetType, doc("With STOP_SEQUENCE: the one of `stop` that matched.")
+    ] = msgspec.UNSET
+    tokens_sampled: Annotated[Count, doc("What `max_tokens` limits.")]
+    prompt_tokens: Count
+    time_to_first_token_ms: Annotated[Count, doc("From the request's arrival.")]
+    context_full: Annotated[bool, doc("The context ended before `max_tokens` was reached.")] = False
 
 
-class _Error(_Event, frozen=True, kw_only=True, tag="error"):
-    code: str
+class ErrorEvent(_Event, frozen=True, kw_only=True, tag="error"):
+    """The job did not come to its end: the last event."""
+
+    code: StreamCode
     message: str
-    retriable: bool
+    retriable: Annotated[bool, doc("Whether the same request may succeed on this worker later, or on another one.")]
 
+
+Event = StartedEvent | TokenEvent | MetricsEvent | EndEvent | ErrorEvent
 
 _encoder = msgspec.json.Encoder()
 
 
-def _sampled(entry: Logprob) -> _SampledToken:
-    top = [_TopToken(token=other.text, id=other.id, logprob=other.logprob) for other in entry.top]
+def _sampled(entry: Logprob) -> SampledLogprob:
+    top = [TopLogprob(token=other.text, id=other.id, logprob=other.logprob) for other in entry.top]
     token = entry.token
-    return _SampledToken(token=token.text, id=token.id, logprob=token.logprob, top=top)
+    return SampledLogprob(token=token.text, id=token.id, logprob=token.logprob, top=top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +123,7 @@ class Dialect:
         self, *, job_id: str, model: str, started_at: str, seed: int, prompt_tokens: int, cached_tokens: int
     ) -> bytes:
         """The first event. `started_at` is RFC 3339."""
-        event = _Started(
+        event = StartedEvent(
             job_id=job_id,
             model=model,
             started_at=started_at,
@@ -111,14 +137,13 @@ class Dialect:
         """Some text, not empty and without lone surrogates; `index` counts 0, 1, 2, …; `logprobs` where asked for: of
         each sampled token that no event before this one covers.
         """
-        if logprobs:
-            return self._frame("token", _Token(t=text, i=index, logprobs=[_sampled(entry) for entry in logprobs]))
-        return b'%b{"type":"token","t":%b,"i":%d}%b' % (self.leads["token"], _encoder.encode(text), index, self.tail)
+        sampled = [_sampled(entry) for entry in logprobs] if logprobs else msgspec.UNSET
+        return self._frame("token", TokenEvent(t=text, i=index, logprobs=sampled))
 
     def metrics(
         self, *, tokens_per_sec: float, vram_bytes: int, job_id: str, tokens_out: int, decode_time_ms: int
     ) -> bytes:
-        event = _Metrics(
+        event = MetricsEvent(
             tokens_per_sec=tokens_per_sec,
             vram_bytes=vram_bytes,
             job_id=job_id,
@@ -140,11 +165,11 @@ class Dialect:
         context_full: bool,
     ) -> bytes:
         """Terminal: the job ran to an ordinary end. A stop of None and a context_full of False are left out."""
-        event = _End(
+        event = EndEvent(
             tokens_out=tokens_out,
             decode_time_ms=decode_time_ms,
             stop_reason=stop_reason,
-            stop_sequence_matched=stop_sequence_matched,
+            stop_sequence_matched=msgspec.UNSET if stop_sequence_matched is None else stop_sequence_matched,
             tokens_sampled=tokens_sampled,
             prompt_tokens=prompt_tokens,
             time_to_first_token_ms=time_to_first_token_ms,
@@ -152,9 +177,9 @@ class Dialect:
         )
         return self._frame("end", event)
 
-    def error(self, *, code: str, message: str, retriable: bool) -> bytes:
+    def error(self, *, code: StreamCode, message: str, retriable: bool) -> bytes:
         """Terminal: the job did not come to its end."""
-        return self._frame("error", _Error(code=code, message=message, retriable=retriable))
+        return self._frame("error", ErrorEvent(code=code, message=message, retriable=retriable))
 
     def _frame(self, event_type: str, event: _Event) -> bytes:
         return self.leads[event_type] + _encoder.encode(event) + self.tail

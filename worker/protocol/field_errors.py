@@ -3,22 +3,30 @@
 Owns: its body and its exception. Refuses to know: the rules, HTTP. Pure; runs on the front's event loop.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from worker.engine.contract import Violation
 from worker.errors import InvalidRequest
+from worker.protocol.documented import doc
 
 MAX_ERRORS = 64
 """Of one field. A body of 2 MiB has room for 700,000 stops; an answer about each would be 60 MB."""
 
 
 class FieldError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One broken rule. `value` is what was sent, as text; never a prompt's, a stop's, a grammar's or a schema's."""
+    """One broken rule."""
 
     field: str
-    constraint: str
+    constraint: Annotated[
+        str, doc("The rule: `range(0.0..=2.0)`, `non_empty`, `max_count(4)`, `context_length(4096)`.")
+    ]
     message: str
-    value: str | None = None
+    value: Annotated[
+        str | msgspec.UnsetType,
+        doc("What was sent, as text; never a prompt's, a stop's, a grammar's or a schema's."),
+    ] = msgspec.UNSET
 
 
 class FieldsRefused(InvalidRequest):
@@ -37,8 +45,10 @@ class FieldsRefused(InvalidRequest):
         return ", ".join(dict.fromkeys(broken))
 
 
-class _Errors(msgspec.Struct, frozen=True):
-    errors: list[FieldError]
+class FieldErrors(msgspec.Struct, frozen=True):
+    """All broken rules of a request, in the order of its fields."""
+
+    errors: Annotated[list[FieldError], msgspec.Meta(min_length=1)]
 
 
 def field_error(violation: Violation) -> FieldError:
@@ -48,4 +58,4 @@ def field_error(violation: Violation) -> FieldError:
 
 def encode_violations(errors: list[FieldError]) -> bytes:
     """The body of the 400: `{"errors":[…]}`."""
-    return msgspec.json.encode(_Errors(errors))
+    return msgspec.json.encode(FieldErrors(errors))

@@ -14,10 +14,10 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from worker.errors import WorkerError
+from worker.protocol.documented import U64_MAX, doc
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-U64_MAX = 2**64 - 1
 
 _ZERO_TO_ONE = {"minimum": 0, "maximum": 1}
 
@@ -57,96 +57,94 @@ def narrow(value: float) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-def _doc(description: str, **bounds: int) -> msgspec.Meta:
-    """What request_schema.py tells of a field. The bounds are told there only: breaking one is a 400, not a 422."""
-    return msgspec.Meta(description=description, extra_json_schema=bounds or None)
-
-
 class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `POST /execute`. Floats hold f32 values, possibly infinite; ranges are the rules' business."""
 
-    job_id: Annotated[str, _doc("The client's name for the job; unique among those in flight.", minLength=1)]
+    job_id: Annotated[str, doc("The client's name for the job; unique among those in flight.", minLength=1)]
     prompt: Annotated[
         str,
-        _doc("Raw model input: special tokens are parsed, no template is applied. --max-prompt-chars.", minLength=1),
+        doc("Raw model input: special tokens are parsed, no template is applied. --max-prompt-chars.", minLength=1),
     ]
     max_tokens: Annotated[
-        U32, _doc("Most tokens to generate; the upper limit is --max-tokens-out. Cut to the context's room.", minimum=1)
+        U32, doc("Most tokens to generate; the upper limit is --max-tokens-out. Cut to the context's room.", minimum=1)
     ]
     temperature: Annotated[
-        float, _doc("Divides the logits; 0 takes the most probable token.", minimum=0, maximum=2)
+        float,
+        doc("Divides the logits; 0 takes the most probable token.", minimum=0, maximum=2),
     ] = 1.0
     seed: Annotated[
         Annotated[int, msgspec.Meta(ge=0)] | None,
-        _doc("Repeats an answer; null draws one, which `started` reports.", maximum=U64_MAX),
+        doc("Repeats an answer; null draws one, which `started` reports.", maximum=U64_MAX),
     ] = None
-    top_p: Annotated[float, _doc("Keep the fewest tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)] = 1.0
-    top_k: Annotated[U32, _doc("Keep so many of the most probable tokens; 0 is off.")] = 0
+    top_p: Annotated[float, doc("Keep the fewest tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)] = 1.0
+    top_k: Annotated[U32, doc("Keep so many of the most probable tokens; 0 is off.")] = 0
     repetition_penalty: Annotated[
-        float, _doc("Above 1 makes tokens generated before less probable; 1 is off.", minimum=0, maximum=2)
+        float, doc("Above 1 makes tokens generated before less probable; 1 is off.", minimum=0, maximum=2)
     ] = 1.0
     stop: Annotated[
-        tuple[str, ...], _doc("Texts that end the answer and are not shown; each 1 to 100 bytes.", maxItems=4)
+        tuple[Annotated[str, doc("1 to 100 bytes of UTF-8.", minLength=1, maxLength=100)], ...],
+        doc("Texts that end the answer and are not shown; each 1 to 100 bytes.", maxItems=4),
     ] = ()
     min_p: Annotated[
-        float, _doc("Keep tokens with at least this share of the best one's probability; 0 is off.", **_ZERO_TO_ONE)
+        float, doc("Keep tokens with at least this share of the best one's probability; 0 is off.", **_ZERO_TO_ONE)
     ] = 0.0
     logprobs: Annotated[
         U32 | None,
-        _doc("Report each token's log-probability and so many of the most probable ones; null is off.", maximum=20),
+        doc("Report each token's log-probability and so many of the most probable ones; null is off.", maximum=20),
     ] = None
     frequency_penalty: Annotated[
-        float, _doc("Taken off a token's logit for each time it was generated; 0 is off.", minimum=-2, maximum=2)
+        float, doc("Taken off a token's logit for each time it was generated; 0 is off.", minimum=-2, maximum=2)
     ] = 0.0
     presence_penalty: Annotated[
-        float, _doc("Taken off the logit of every token generated before; 0 is off.", minimum=-2, maximum=2)
+        float, doc("Taken off the logit of every token generated before; 0 is off.", minimum=-2, maximum=2)
     ] = 0.0
     repeat_last_n: Annotated[
-        I32, _doc("How many generated tokens all penalties look at; -1 is all of them, 0 none.", minimum=-1)
+        I32, doc("How many generated tokens all penalties look at; -1 is all of them, 0 none.", minimum=-1)
     ] = -1
     typical_p: Annotated[
-        float, _doc("Keep the most typical tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)
+        float, doc("Keep the most typical tokens with this much probability; 1 is off.", **_ZERO_TO_ONE)
     ] = 1.0
     top_n_sigma: Annotated[
         float,
-        _doc("Keep logits within so many standard deviations of the best; 0 is off.", minimum=0, maximum=100),
+        doc("Keep logits within so many standard deviations of the best; 0 is off.", minimum=0, maximum=100),
     ] = 0.0
     xtc_probability: Annotated[
-        float, _doc("How often the most probable tokens are left out (XTC); 0 is off.", **_ZERO_TO_ONE)
+        float, doc("How often the most probable tokens are left out (XTC); 0 is off.", **_ZERO_TO_ONE)
     ] = 0.0
     xtc_threshold: Annotated[
-        float, _doc("XTC leaves out all tokens at least so probable but the last; above 0.5 none.", **_ZERO_TO_ONE)
+        float, doc("XTC leaves out all tokens at least so probable but the last; above 0.5 none.", **_ZERO_TO_ONE)
     ] = narrow(0.1)
     dry_multiplier: Annotated[
-        float, _doc("Strength of the penalty on repeated sequences (DRY); 0 is off.", minimum=0, maximum=100)
+        float, doc("Strength of the penalty on repeated sequences (DRY); 0 is off.", minimum=0, maximum=100)
     ] = 0.0
     dry_base: Annotated[
-        float, _doc("DRY grows by this factor for each token a sequence is longer.", minimum=1, maximum=16)
+        float, doc("DRY grows by this factor for each token a sequence is longer.", minimum=1, maximum=16)
     ] = 1.75
     dry_allowed_length: Annotated[
-        U32, _doc("The longest repeated sequence that DRY leaves alone, in tokens.", minimum=1, maximum=2048)
+        U32, doc("The longest repeated sequence that DRY leaves alone, in tokens.", minimum=1, maximum=2048)
     ] = 2
     logit_bias: Annotated[
         dict[str, float],
-        _doc(
-            "Token ids in decimal, and what is added to their logits: -100 to 100; -100 is a ban.", maxProperties=1024
-        ),
+        doc("Token ids in decimal, and what is added to their logits: -100 to 100; -100 is a ban.", maxProperties=1024),
     ] = {}
     ignore_eos: Annotated[
-        bool, _doc("Go on to max_tokens: end tokens are never drawn. Not with grammar or json_schema.")
+        bool, doc("Go on to max_tokens: end tokens are never drawn. Not with grammar or json_schema.")
     ] = False
     min_tokens: Annotated[
-        U32, _doc("Draw no end token and none of stop_token_ids before so many tokens; at most max_tokens.")
+        U32, doc("Draw no end token and none of stop_token_ids before so many tokens; at most max_tokens.")
     ] = 0
     stop_token_ids: Annotated[
-        tuple[U32, ...], _doc("Tokens that end the answer as a stop does and are not shown.", maxItems=64)
+        tuple[U32, ...], doc("Tokens that end the answer as a stop does and are not shown.", maxItems=64)
     ] = ()
     grammar: Annotated[
-        str | None, _doc("GBNF with a rule `root` that the whole text follows; at most 65536 bytes, 64 levels deep.")
+        str | None, doc("GBNF with a rule `root` that the whole text follows; at most 65536 bytes, 64 levels deep.")
     ] = None
     json_schema: Annotated[
         SchemaValue,
-        _doc("The text is JSON that this schema allows; at most 65536 bytes, 64 levels deep. Not with grammar."),
+        doc(
+            "The text is JSON that this schema allows; at most 65536 bytes, 64 levels deep. Not with grammar.",
+            anyOf=[{"type": "object"}, {"const": True}, {"type": "null"}],
+        ),
     ] = None
 
     def __post_init__(self) -> None:
