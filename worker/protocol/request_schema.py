@@ -3,6 +3,7 @@
 Pure; runs once, when the application is made.
 """
 
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import msgspec
@@ -11,13 +12,23 @@ from worker.protocol.ranges import f32_text
 from worker.protocol.request import ExecuteRequest
 
 
-def request_schema(*, max_prompt_chars: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that the worker's settings decide."""
+
+    max_prompt_chars: int
+    max_tokens_out: int
+
+
+def request_schema(limits: Limits) -> dict[str, Any]:
     """`type`, `properties` in the order of the protocol, and `required`."""
     schema = msgspec.json.schema(ExecuteRequest)["$defs"]["ExecuteRequest"]
     fields = msgspec.structs.fields(ExecuteRequest)
     properties = {field.name: schema["properties"][field.name] | _bounds(field.type) for field in fields}
-    properties["prompt"]["maxLength"] = max_prompt_chars
+    properties["prompt"]["maxLength"] = limits.max_prompt_chars
+    properties["max_tokens"]["maximum"] = properties["min_tokens"]["maximum"] = limits.max_tokens_out
     return {
+        "title": schema["title"],
         "type": "object",
         "properties": {name: _with_short_default(field) for name, field in properties.items()},
         "required": schema["required"],

@@ -4,33 +4,30 @@ Runs on the front's event loop; nothing here waits but for the client.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-from litestar import Litestar, Response, Router, get, post
+from litestar import Litestar, Response, get, post
 from litestar.exceptions import HTTPException, MethodNotAllowedException
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from worker import __version__
 from worker.errors import InternalError, WorkerBusy, WorkerError, WorkerLoading
 from worker.front import Front
 from worker.logs import get_logger
 from worker.phase import Phase
+from worker.protocol import operations
 from worker.protocol.bodies import CancelBody, encode_error, shutdown_body
 from worker.protocol.events import choose_dialect
 from worker.protocol.field_errors import FieldsRefused, encode_violations
 from worker.protocol.headers import is_json_content_type
 from worker.protocol.request import BodyRejected, ExecuteRequest, parse_cancel, parse_execute
-from worker.protocol.request_schema import request_schema
 from worker.protocol.rules import violations
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
+from worker.web.docs import document_of, document_routes, places, told
 from worker.web.edge import Edge
 from worker.web.exchange import note_refusal
 from worker.web.streaming import JobStream
@@ -41,30 +38,22 @@ Decoded = TypeVar("Decoded")
 Failure = TypeVar("Failure", bound=Exception)
 
 _TEXT = "text/plain"
-_STREAM = (
-    "The job's events: `started`, then `token` and `metrics`, at last `end` or `error`. A `token` event is "
-    '{"type":"token","t":TEXT,"i":INDEX}. For a request with `logprobs` it ends in "logprobs", a list with one entry '
-    'per sampled token it covers: {"token","id","logprob","top":[{"token","id","logprob"}]}, natural logarithms under '
-    "the softmax of the raw logits, the most probable first in `top`. Tokens without text come with the next that has."
-)
 
 
 def create_app(front: Front) -> ASGIApp:
     """The whole HTTP side of the worker as one ASGI application."""
     bodies = Bodies(front.settings.max_body_bytes)
+    handlers = [*_state_routes(front), _execute_route(front, bodies), *_control_routes(front, bodies)]
+    handlers += document_routes(document_of(handlers, front.settings))
+    routes_told = _routes_told(handlers)
     app = Litestar(
-        route_handlers=[*_state_routes(front), _execute_route(front, bodies), *_control_routes(front, bodies)],
+        route_handlers=handlers,
         exception_handlers={
             WorkerError: _noting(render_error),
-            HTTPException: _noting(_render_http_error),
+            HTTPException: _noting(partial(_render_http_error, routes_told=routes_told)),
             Exception: _noting(_render_unexpected),
         },
-        openapi_config=OpenAPIConfig(
-            title="llorch-worker",
-            version=__version__,
-            render_plugins=[JsonRenderPlugin()],
-            openapi_router=Router("/openapi", route_handlers=[], include_in_schema=False, after_request=_without_page),
-        ),
+        openapi_config=None,
         request_max_body_size=front.settings.max_body_bytes,
         logging_config=None,
     )
@@ -74,28 +63,28 @@ def create_app(front: Front) -> ASGIApp:
 # ── routes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _state_routes(front: Front) -> list[Any]:
-    @get(["/health", "/v1/health"], sync_to_thread=False)
+def _state_routes(front: Front) -> list[HTTPRouteHandler]:
+    @get(["/health", "/v1/health"], opt=told(operations.HEALTH), sync_to_thread=False)
     def health() -> Response[bytes]:
         """Cached state; 503 only before the first ready."""
         return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
 
-    @get("/v1/ready", sync_to_thread=False)
+    @get("/v1/ready", opt=told(operations.READY), sync_to_thread=False)
     def ready() -> Response[bytes]:
         return _json(front.readiness())
 
-    @get("/readyz", sync_to_thread=False)
+    @get("/readyz", opt=told(operations.READYZ), sync_to_thread=False)
     def readyz() -> Response[bytes]:
         """Ready to take jobs; ignores the length of the queue."""
         return _text("ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503)
 
-    @get("/livez", sync_to_thread=False)
+    @get("/livez", opt=told(operations.LIVEZ), sync_to_thread=False)
     def livez() -> Response[bytes]:
         """The front's own loop turns; a worker about to exit is not alive."""
         is_live = front.phase is not Phase.FAILED
         return _text("alive" if is_live else "failed", 200 if is_live else 503)
 
-    @get("/metrics", sync_to_thread=False)
+    @get("/metrics", opt=told(operations.METRICS), sync_to_thread=False)
     def metrics(request: AnyRequest) -> Response[bytes]:
         body, content_type = front.scrape(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
@@ -103,22 +92,8 @@ def _state_routes(front: Front) -> list[Any]:
     return [health, ready, readyz, livez, metrics]
 
 
-def _execute_operation(max_prompt_chars: int) -> type[Operation]:
-    """The request body is decoded by protocol/, so the schema is stated here. Litestar wants a class."""
-    body = Schema(**request_schema(max_prompt_chars=max_prompt_chars))
-
-    @dataclass  # Operation is one, and has no __post_init__ to override
-    class ExecuteOperation(Operation):
-        def __post_init__(self) -> None:
-            self.request_body = RequestBody(content={"application/json": OpenAPIMediaType(schema=body)}, required=True)
-
-    return ExecuteOperation
-
-
-def _execute_route(front: Front, bodies: Bodies) -> Any:
-    operation = _execute_operation(front.settings.max_prompt_chars)
-
-    @post("/execute", status_code=200, operation_class=operation, response_description=_STREAM)
+def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
+    @post("/execute", status_code=200, opt=told(operations.EXECUTE))
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines where Accept asks for them."""
         try:
@@ -151,17 +126,22 @@ def _read_execute(body: bytearray, front: Front) -> ExecuteRequest:
     return request
 
 
-def _control_routes(front: Front, bodies: Bodies) -> list[Any]:
-    @post("/cancel", status_code=202)
+def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
+    @post("/cancel", status_code=202, opt=told(operations.CANCEL))
     async def cancel(request: AnyRequest) -> Response[bytes]:
         """End a job; idempotent, also for unknown ids."""
         return _cancel(front, (await _decoded(request, bodies, parse_cancel)).job_id)
 
-    @post("/cancel/{job_id:str}", status_code=202, sync_to_thread=False)
+    @post("/cancel/{job_id:str}", status_code=202, opt=told(operations.CANCEL_BY_PATH), sync_to_thread=False)
     def cancel_by_path(job_id: str) -> Response[bytes]:
         return _cancel(front, job_id)
 
-    @post(["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"], status_code=202, sync_to_thread=False)
+    @post(
+        ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"],
+        status_code=202,
+        opt=told(operations.SHUTDOWN),
+        sync_to_thread=False,
+    )
     def shutdown() -> Response[bytes]:
         """Drain and exit, as SIGTERM does."""
         front.drain_requested.set()
@@ -184,9 +164,10 @@ async def _decoded(request: AnyRequest, bodies: Bodies, read: Callable[[bytearra
         return await bodies.decode(read, body)
 
 
-def _without_page(response: Response[Any]) -> Response[Any]:
-    """Litestar has a page for unknown paths below its OpenAPI document; ours are empty everywhere."""
-    return Response(b"", status_code=404, media_type=_TEXT) if response.status_code == 404 else response
+def _routes_told(handlers: list[HTTPRouteHandler]) -> str:
+    """The answer to an unknown path, for somebody who guesses."""
+    lines = [f"{method} {path}" for handler in handlers for method, path in places(handler)]
+    return "\n".join(["There is no such route. This worker has:", *lines, ""])
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
@@ -217,7 +198,7 @@ def render_error(error: Exception) -> Response[bytes]:
             return _render_unexpected(error)
 
 
-def _render_http_error(error: HTTPException) -> Response[bytes]:
+def _render_http_error(error: HTTPException, routes_told: str) -> Response[bytes]:
     """What Litestar itself refuses: unknown paths, methods, and bodies too large."""
     match error:
         case MethodNotAllowedException():
@@ -227,7 +208,7 @@ def _render_http_error(error: HTTPException) -> Response[bytes]:
         case HTTPException(status_code=413):
             return _text("Failed to buffer the request body: length limit exceeded", 413)
         case HTTPException(status_code=404):
-            return Response(b"", status_code=404, media_type=_TEXT)
+            return _text(routes_told, 404)
         case _:
             return _text(error.detail, error.status_code)
 

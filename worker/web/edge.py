@@ -2,6 +2,8 @@
 end of the exchange, which is told whatever ended it.
 """
 
+import base64
+import binascii
 import hashlib
 import hmac
 from collections.abc import Iterable
@@ -23,6 +25,11 @@ CORRELATION_HEADER = b"x-correlation-id"
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz"})
 """Everything else needs the token, unknown paths included."""
+
+BROWSED_PATHS = frozenset({"/docs", "/docs/", "/docs/page.js", "/docs/redoc.standalone.js"})
+"""Pages for browsers, which ask for a password but never for a bearer token: here the token may be one. Nowhere else,
+because a browser also sends a password along when another site's page makes it ask.
+"""
 
 
 _ROUTED_AS: dict[str, Method] = {"HEAD": "GET", "OPTIONS": "TRACE"}
@@ -60,10 +67,16 @@ class Edge:
     def _is_allowed(self, scope: Scope) -> bool:
         if self._key_digest is None or scope["path"] in OPEN_PATHS:
             return True
-        scheme, _, token = (_header(scope["headers"], b"authorization") or "").partition(" ")
+        scheme, _, value = (_header(scope["headers"], b"authorization") or "").partition(" ")
+        match scheme.lower():
+            case "bearer":
+                token = value.strip().encode("latin-1")
+            case "basic" if scope["path"] in BROWSED_PATHS:
+                token = _password(value)
+            case _:
+                return False
         # Digests have one length, so the comparison tells nothing about the token's.
-        is_same = hmac.compare_digest(_digest(token.strip().encode("latin-1")), self._key_digest)
-        return is_same and scheme.lower() == "bearer"
+        return hmac.compare_digest(_digest(token), self._key_digest)
 
 
 def _as_routed(scope: Scope) -> Scope:
@@ -71,6 +84,14 @@ def _as_routed(scope: Scope) -> Scope:
     routed = scope.copy()
     routed["method"] = _ROUTED_AS.get(scope["method"], scope["method"])
     return routed
+
+
+def _password(credentials: str) -> bytes:
+    """RFC 7617's, whoever the user is; empty, which no token is, for what cannot be read."""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except (binascii.Error, ValueError):
+        return b""
 
 
 def _digest(token: bytes) -> bytes:
@@ -90,5 +111,7 @@ async def _send_unauthorized(scope: Scope, send: Send) -> None:
         (b"content-length", str(len(body)).encode()),
         (b"www-authenticate", b"Bearer"),
     ]
+    if scope["path"] in BROWSED_PATHS:
+        headers.append((b"www-authenticate", b'Basic realm="llorch-worker", charset="UTF-8"'))
     await send({"type": "http.response.start", "status": Unauthorized.http_status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

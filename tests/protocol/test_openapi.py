@@ -1,0 +1,242 @@
+"""The OpenAPI document as such: valid by its own rules, true of the structs, its examples true of its schemas."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, FormatChecker
+
+from tests.protocol.vectors import R0
+from worker.engine.contract import Logprob, TokenId, TopToken
+from worker.protocol import operations
+from worker.protocol.events import EVENT_TYPES, Event, StreamCode, choose_dialect
+from worker.protocol.openapi import Route, openapi_document
+from worker.protocol.request import ExecuteRequest
+from worker.protocol.request_schema import Limits
+
+Json = dict[str, Any]
+
+LIMITS = Limits(max_prompt_chars=77, max_tokens_out=55)
+ROUTES = (
+    Route("/health", "GET", operations.HEALTH, is_open=True),
+    Route("/v1/ready", "GET", operations.READY, is_open=True),
+    Route("/readyz", "GET", operations.READYZ, is_open=True),
+    Route("/livez", "GET", operations.LIVEZ, is_open=True),
+    Route("/metrics", "GET", operations.METRICS, is_open=False),
+    Route("/execute", "POST", operations.EXECUTE, is_open=False),
+    Route("/cancel", "POST", operations.CANCEL, is_open=False),
+    Route("/cancel/{job_id}", "POST", operations.CANCEL_BY_PATH, is_open=False),
+    Route("/shutdown", "POST", operations.SHUTDOWN, is_open=False),
+)
+LINES = choose_dialect("application/jsonl", sse_event_names=False)
+
+
+def document(*, has_token: bool = False) -> Json:
+    made: Json = msgspec.json.decode(
+        msgspec.json.encode(openapi_document("1.2.3", ROUTES, LIMITS, has_token=has_token))
+    )
+    return made
+
+
+DOCUMENT = document()
+SCHEMAS = DOCUMENT["components"]["schemas"]
+
+
+def validator(schema: Json) -> Draft202012Validator:
+    return Draft202012Validator({**schema, "components": DOCUMENT["components"]}, format_checker=FormatChecker())
+
+
+EVENTS = validator({"$ref": "#/components/schemas/Event"})
+
+
+def resolved(node: Json) -> Json:
+    """What a reference stands for."""
+    while "$ref" in node:
+        target = DOCUMENT
+        for name in node["$ref"].removeprefix("#/").split("/"):
+            target = target[name]
+        node = target
+    return node
+
+
+def answers() -> Iterator[tuple[str, str, Json]]:
+    for path, item in DOCUMENT["paths"].items():
+        for method in ("get", "post"):
+            for status, answer in item.get(method, {}).get("responses", {}).items():
+                yield path, status, resolved(answer)
+
+
+def walk(node: Any) -> Iterator[Json]:
+    if isinstance(node, dict):
+        yield node
+        node = list(node.values())
+    for inner in node if isinstance(node, list) else ():
+        yield from walk(inner)
+
+
+# ── the document ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_reference_leads_somewhere() -> None:
+    references = [node for node in walk(DOCUMENT) if isinstance(node.get("$ref"), str)]
+    assert references
+    assert all(resolved(node) for node in references)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_schema_is_one(name: str) -> None:
+    Draft202012Validator.check_schema(SCHEMAS[name])
+
+
+def test_every_example_is_allowed_by_the_schema_beside_it() -> None:
+    beside = [node for node in walk(DOCUMENT) if "examples" in node and "schema" in node]
+    assert len(beside) > 20
+    for node in beside:
+        for example in node["examples"].values():
+            validator(node["schema"]).validate(example["value"])
+
+
+def test_every_operation_has_its_own_id() -> None:
+    ids = [node["operationId"] for node in walk(DOCUMENT) if "operationId" in node]
+    assert len(ids) == len(set(ids)) == len(ROUTES)
+
+
+def test_every_answer_carries_the_correlation_id_and_errors_their_headers() -> None:
+    found = {(path, status): set(answer["headers"]) for path, status, answer in answers()}
+    assert all("X-Correlation-ID" in names for names in found.values())
+    assert "WWW-Authenticate" in found["/execute", "401"]
+    assert "Retry-After" in found["/execute", "503"]
+    assert {"Cache-Control", "X-Accel-Buffering"} < found["/execute", "200"]
+    assert "Allow" in found["/health", "405"]
+    statuses = ["200", "400", "401", "405", "409", "413", "415", "422", "500", "503", "504"]
+    assert [status for path, status in found if path == "/execute"] == statuses
+
+
+def test_the_errors_of_a_status_are_told_by_their_codes() -> None:
+    codes = {
+        status: set(node["code"]["enum"])
+        for path, status, answer in answers()
+        for node in walk(answer)
+        if path == "/execute" and isinstance(node.get("code"), dict) and "enum" in node["code"]
+    }
+    assert codes == {
+        "400": {"INVALID_REQUEST"},
+        "401": {"UNAUTHORIZED"},
+        "409": {"DUPLICATE_JOB"},
+        "500": {"INTERNAL"},
+        "503": {"WORKER_BUSY", "WORKER_LOADING", "WORKER_DRAINING", "WORKER_UNHEALTHY"},
+        "504": {"DEADLINE_EXCEEDED"},
+    }
+
+
+@pytest.mark.parametrize(("has_token", "needed"), [(True, [{"token": []}]), (False, [{}, {"token": []}])])
+def test_a_token_is_needed_where_one_is_set_but_for_open_routes(has_token: bool, needed: list[Json]) -> None:
+    made = document(has_token=has_token)
+    assert made["security"] == needed
+    told = {path: item.get("get") or item["post"] for path, item in made["paths"].items()}
+    open_paths = {path for path, operation in told.items() if operation.get("security") == []}
+    assert open_paths == {route.path for route in ROUTES if route.is_open}
+    assert {path for path, operation in told.items() if "401" not in operation["responses"]} == open_paths
+
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_request_has_every_field_with_a_description_and_the_workers_limits() -> None:
+    request = SCHEMAS["ExecuteRequest"]
+    names = [field.name for field in msgspec.structs.fields(ExecuteRequest)]
+    assert list(request["properties"]) == names
+    assert set(R0) < set(names)
+    assert set(request["required"]) == {"job_id", "prompt", "max_tokens"}
+    assert all(request["properties"][name]["description"] for name in names)
+    assert request["properties"]["prompt"]["maxLength"] == LIMITS.max_prompt_chars
+    assert request["properties"]["max_tokens"]["maximum"] == LIMITS.max_tokens_out
+    assert request["properties"]["dry_base"].items() >= {"minimum": 1, "maximum": 16, "default": 1.75}.items()
+    assert request["properties"]["xtc_threshold"]["default"] == 0.1
+
+
+# ── events ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_types_of_events_are_told_apart_by_their_type() -> None:
+    event = SCHEMAS["Event"]
+    assert tuple(event["discriminator"]["mapping"]) == EVENT_TYPES
+    assert event["discriminator"]["propertyName"] == "type"
+    shapes = [resolved(shape) for shape in event["oneOf"]]
+    assert [shape["properties"]["type"]["enum"] for shape in shapes] == [[name] for name in EVENT_TYPES]
+    assert len(get_args(Event)) == len(EVENT_TYPES)
+
+
+def test_a_frame_and_a_line_hold_the_same_event() -> None:
+    content = DOCUMENT["paths"]["/execute"]["post"]["responses"]["200"]["content"]
+    frame = resolved(content["text/event-stream"]["schema"])["properties"]["data"]
+    assert frame["contentMediaType"] == "application/json"
+    for media_type in ("application/jsonl", "application/x-ndjson"):
+        assert content[media_type]["schema"] == frame["contentSchema"] == {"$ref": "#/components/schemas/Event"}
+
+
+counts = st.integers(0, 2**63 - 1)
+tops = st.builds(TopToken, st.text(), st.integers(0, 2**31).map(TokenId), st.floats(max_value=0, allow_infinity=False))
+encoded = st.one_of(
+    st.builds(
+        LINES.started,
+        job_id=st.text(min_size=1),
+        model=st.text(),
+        started_at=st.datetimes().map(lambda moment: moment.isoformat() + "Z"),
+        seed=st.integers(0, 2**64 - 1),
+        prompt_tokens=counts,
+        cached_tokens=counts,
+    ),
+    st.builds(
+        LINES.token,
+        st.text(min_size=1),
+        counts,
+        st.lists(st.builds(Logprob, tops, st.lists(tops).map(tuple)), max_size=3),
+    ),
+    st.builds(
+        LINES.metrics,
+        tokens_per_sec=st.floats(0, 1e9),
+        vram_bytes=counts,
+        job_id=st.text(min_size=1),
+        tokens_out=counts,
+        decode_time_ms=counts,
+    ),
+    st.builds(
+        LINES.end,
+        tokens_out=counts,
+        decode_time_ms=counts,
+        stop_reason=st.sampled_from(("MAX_TOKENS", "EOS", "STOP_SEQUENCE")),
+        stop_sequence_matched=st.none() | st.text(min_size=1),
+        tokens_sampled=counts,
+        prompt_tokens=counts,
+        time_to_first_token_ms=counts,
+        context_full=st.booleans(),
+    ),
+    st.builds(LINES.error, code=st.sampled_from(get_args(StreamCode)), message=st.text(), retriable=st.booleans()),
+)
+
+
+@given(encoded)
+@settings(derandomize=True, deadline=None)
+def test_whatever_is_encoded_is_an_event_by_the_schema_and_has_no_key_it_does_not_name(line: bytes) -> None:
+    event = msgspec.json.decode(line)
+    EVENTS.validate(event)
+    shape = resolved({"$ref": SCHEMAS["Event"]["discriminator"]["mapping"][event["type"]]})
+    assert event.keys() <= shape["properties"].keys()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"type": "token", "t": "", "i": 0},
+        {"type": "token", "t": "a", "i": -1},
+        {"type": "tokens", "t": "a", "i": 0},
+        {"type": "error", "code": "SURPRISE", "message": "", "retriable": False},
+        {"type": "error", "code": "CANCELLED", "message": ""},
+    ],
+)
+def test_what_is_no_event_is_none_by_the_schema(broken: Json) -> None:
+    assert not EVENTS.is_valid(broken)

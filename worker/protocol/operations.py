@@ -1,0 +1,355 @@
+"""What the OpenAPI document tells of each route: bodies, statuses, headers, examples. Where it is, the router knows.
+
+Owns no field of any body: those are the structs that are encoded and decoded, and examples are made with them.
+Refuses to know: HTTP frameworks, settings. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from worker.errors import (
+    DeadlineExceeded,
+    DuplicateJob,
+    InternalError,
+    InvalidRequest,
+    Unauthorized,
+    WorkerBusy,
+    WorkerDraining,
+    WorkerError,
+    WorkerLoading,
+    WorkerUnhealthy,
+)
+from worker.protocol.bodies import CancelBody, HealthBody, PrefixCacheBody, ReadyBody, encode_error, shutdown_body
+from worker.protocol.events import (
+    JSON_LINES_TYPES,
+    SSE_TYPE,
+    EndEvent,
+    ErrorEvent,
+    Event,
+    MetricsEvent,
+    StartedEvent,
+    TokenEvent,
+)
+from worker.protocol.field_errors import FieldErrors
+from worker.protocol.request import CancelRequest, ExecuteRequest, MalformedJson, WrongShape
+from worker.protocol.rules import violations
+
+JSON = "application/json"
+TEXT = "text/plain"
+PROMETHEUS_TYPES = (TEXT, "application/openmetrics-text")
+
+Tag = Literal["state", "jobs", "life"]
+
+TAGS: dict[Tag, str] = {
+    "state": "What the worker is and does. Answered from what the front knows, without waiting for the engine.",
+    "jobs": "Generating text, and ending it.",
+    "life": "Ending the worker.",
+}
+
+HEADERS: dict[str, dict[str, Any]] = {
+    "X-Correlation-ID": {
+        "description": "The request's where it had the form of a UUID, else a fresh UUIDv4; also in the log.",
+        "required": True,
+        "schema": {"type": "string", "format": "uuid"},
+    },
+    "Retry-After": {
+        "description": "Seconds. With WORKER_BUSY, from measured throughput, and with WORKER_LOADING.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "WWW-Authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}},
+    "Allow": {"required": True, "schema": {"type": "string", "enum": ["GET,HEAD", "POST"]}},
+    "Cache-Control": {"required": True, "schema": {"type": "string", "const": "no-cache"}},
+    "X-Accel-Buffering": {
+        "description": "Keeps nginx from collecting the stream.",
+        "required": True,
+        "schema": {"type": "string", "const": "no"},
+    },
+}
+"""Of answers, by name; X-Correlation-ID is on every one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorOf:
+    """An ErrorBody with one of these codes."""
+
+    codes: tuple[str, ...]
+
+
+class ServerSentEvent:
+    """A frame of a stream: an Event in its `data`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What one media type of an answer holds: one of `shapes`, which are types and ErrorOf, with examples by name."""
+
+    shapes: tuple[Any, ...]
+    examples: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One status of a route."""
+
+    description: str
+    content: Mapping[str, Content] = field(default_factory=dict)
+    headers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One route, apart from what all have in common: 401, 405 and 500."""
+
+    summary: str
+    tag: Tag
+    answers: Mapping[int, Answer]
+    description: str = ""
+    body: type[msgspec.Struct] | None = None
+    body_examples: Mapping[str, Any] = field(default_factory=dict)
+    takes_deadline: bool = False
+
+
+def error_answer(description: str, *errors: WorkerError, headers: tuple[str, ...] = ()) -> Answer:
+    """Errors of one status, as they are encoded."""
+    examples = {error.code: msgspec.json.decode(encode_error(error)) for error in errors}
+    return Answer(description, {JSON: Content(shapes=(ErrorOf(tuple(examples)),), examples=examples)}, headers)
+
+
+def _json(description: str, example: msgspec.Struct) -> Answer:
+    shown = {"example": msgspec.to_builtins(example)}
+    return Answer(description, {JSON: Content(shapes=(type(example),), examples=shown)})
+
+
+def _text(description: str, example: str | None = None) -> Answer:
+    shown = {} if example is None else {"example": example}
+    return Answer(description, {TEXT: Content(shapes=(str,), examples=shown)})
+
+
+# ── what all have in common ──────────────────────────────────────────────────────────────────────
+
+EVERYWHERE: dict[int, Answer] = {
+    401: error_answer(
+        "A token is set (`--api-key`), and the request does not carry it.",
+        Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token"),
+        headers=("WWW-Authenticate",),
+    ),
+    405: Answer("Another method; HEAD is spoken where GET is.", headers=("Allow",)),
+    500: error_answer("A fault of the worker's own.", InternalError("the request could not be answered")),
+}
+
+_JSON_BODY: dict[int, Answer] = {
+    400: _text("Not JSON.", str(MalformedJson("JSON is malformed: expected '}' (byte 17)"))),
+    413: _text("A body over 2 MiB, or what a larger `--max-prompt-chars` makes of it; also one that says it will be."),
+    415: _text("Not application/json or application/*+json."),
+    422: _text(
+        "JSON, but a field is missing, given twice or of the wrong type.", str(WrongShape("missing field `job_id`"))
+    ),
+}
+"""Of routes that take a JSON body, whose fields nobody has looked at yet."""
+
+# ── state ────────────────────────────────────────────────────────────────────────────────────────
+
+_LOADING = HealthBody(
+    status="unhealthy",
+    vram_bytes=0,
+    worker_id="worker-1",
+    state="starting",
+    model=None,
+    model_ref="smollm2-135m-instruct",
+    quant_kind=None,
+    resident=False,
+    vram_bytes_used=0,
+    memory_bytes=0,
+    tokenizer_kind=None,
+    vocab_size=None,
+    context_length=None,
+    uptime_seconds=1,
+    slots_total=0,
+    slots_busy=0,
+    queue_depth=0,
+    parity=None,
+    prefill_chunk=None,
+    prefix_cache=PrefixCacheBody(tokens=0, bytes=0, limit_bytes=0, off_because=None),
+    deterministic=False,
+    determinism="untested",
+    determinism_differences=(),
+)
+_IDLE = msgspec.structs.replace(
+    _LOADING,
+    status="healthy",
+    state="ready",
+    model="SmolLM2 135M Instruct",
+    quant_kind="Q4_1",
+    resident=True,
+    memory_bytes=513_802_240,
+    tokenizer_kind="gguf-bpe",
+    vocab_size=49_152,
+    context_length=8192,
+    uptime_seconds=60,
+    slots_total=8,
+    prefill_chunk=128,
+    prefix_cache=PrefixCacheBody(tokens=812, bytes=18_710_528, limit_bytes=377_487_360, off_because=None),
+    determinism="same",
+)
+
+HEALTH = Operation(
+    summary="What the worker is, has and does",
+    tag="state",
+    answers={
+        200: _json("From the first ready on, whatever the state; `status` tells it.", _IDLE),
+        503: _json("The model is still being loaded for the first time.", _LOADING),
+    },
+)
+READY = Operation(
+    summary="Whether jobs are taken, and how busy the worker is",
+    tag="state",
+    answers={200: _json("Always; `ready` tells it.", ReadyBody(ready=True, state="idle", model_loaded=True))},
+)
+READYZ = Operation(
+    summary="Readiness probe: ignores the length of the queue",
+    tag="state",
+    answers={200: _text("Jobs are taken.", "ready"), 503: _text("None are taken now.", "not ready")},
+)
+LIVEZ = Operation(
+    summary="Liveness probe: the front's own loop turns",
+    tag="state",
+    answers={200: _text("Alive, with or without a model.", "alive"), 503: _text("About to exit.", "failed")},
+)
+METRICS = Operation(
+    summary="Prometheus metrics",
+    tag="state",
+    description="OpenMetrics for an `Accept` that prefers it.",
+    answers={
+        200: Answer("Every series exists from the start.", {name: Content(shapes=(str,)) for name in PROMETHEUS_TYPES})
+    },
+)
+
+# ── jobs ─────────────────────────────────────────────────────────────────────────────────────────
+
+_REQUEST = {"job_id": "job-1", "prompt": "The capital of France is", "max_tokens": 16, "temperature": 0.0}
+_OUT_OF_RANGE = ExecuteRequest(job_id="job-1", prompt="", max_tokens=16, temperature=3.0)
+
+_EVENTS: tuple[msgspec.Struct, ...] = (
+    StartedEvent(
+        job_id="job-1",
+        model="SmolLM2 135M Instruct",
+        started_at="2026-01-31T12:00:00.000Z",
+        seed=42,
+        prompt_tokens=5,
+        cached_tokens=0,
+    ),
+    TokenEvent(t=" Paris", i=0),
+    MetricsEvent(tokens_per_sec=50.0, vram_bytes=0, job_id="job-1", tokens_out=50, decode_time_ms=1000),
+    EndEvent(
+        tokens_out=2,
+        decode_time_ms=21,
+        stop_reason="EOS",
+        tokens_sampled=3,
+        prompt_tokens=5,
+        time_to_first_token_ms=40,
+    ),
+    ErrorEvent(code="CANCELLED", message="Job cancelled by client request", retriable=False),
+)
+_LINES = Content(
+    shapes=(Event,),
+    examples={str(event.__struct_config__.tag): msgspec.to_builtins(event) for event in _EVENTS},
+)
+_FRAMES = Content(
+    shapes=(ServerSentEvent,),
+    examples={str(event.__struct_config__.tag): {"data": msgspec.json.encode(event).decode()} for event in _EVENTS},
+)
+
+_EXECUTE_ERRORS: dict[int, Answer] = {
+    400: Answer(
+        "Rules are broken, all of them at once, also those that need the tokens (`context_length(N)`); or X-Deadline "
+        "cannot be read; or, as text, the body is not JSON.",
+        {
+            JSON: Content(
+                shapes=(FieldErrors, ErrorOf((InvalidRequest.code,))),
+                examples={
+                    "fields": msgspec.to_builtins(
+                        FieldErrors(violations(_OUT_OF_RANGE, 2048, None, max_prompt_chars=32_768))
+                    ),
+                    "X-Deadline": msgspec.json.decode(encode_error(InvalidRequest("X-Deadline 'soon' is not a time"))),
+                },
+            ),
+            TEXT: _JSON_BODY[400].content[TEXT],
+        },
+    ),
+    409: error_answer(
+        "A job with this job_id is in flight.",
+        DuplicateJob("a job with this job_id is in flight; wait for its terminal event or choose another id"),
+    ),
+    503: error_answer(
+        "Not now, by the state of the worker or of its queue.",
+        WorkerBusy("8 jobs are running and 256 waiting; try again later", retry_after_s=3),
+        WorkerLoading("the model is still loading", retry_after_s=5),
+        WorkerDraining("the worker is shutting down and takes no new jobs"),
+        WorkerUnhealthy("the engine could not be kept alive"),
+        headers=("Retry-After",),
+    ),
+    504: error_answer(
+        "X-Deadline, or `--inference-timeout-sec`, passed before the stream began.",
+        DeadlineExceeded("the job's time is up"),
+    ),
+}
+
+EXECUTE = Operation(
+    summary="Run a job and stream its tokens",
+    tag="jobs",
+    description=(
+        "`Accept` chooses the framing. Server-sent events, the default: each event is `data: {compact JSON}` and a "
+        "blank line. `application/jsonl` and `application/x-ndjson`: the same objects, one per line. The schemas are "
+        "those of one event. `type` comes first and says which: `started` once, then `token` and `metrics`, at last "
+        "exactly one `end` or `error`.\n\n"
+        "Whole numbers are sent without a fraction; other numbers are held as 32-bit floats.\n\n"
+        "A client that leaves ends its job. Every refusal comes before the stream begins."
+    ),
+    body=ExecuteRequest,
+    body_examples={
+        "greedy": _REQUEST,
+        "sampled": {**_REQUEST, "temperature": 0.8, "top_p": 0.95, "seed": 42, "stop": ["\n\n"]},
+    },
+    answers={
+        200: Answer(
+            "The job's events.",
+            {SSE_TYPE: _FRAMES} | dict.fromkeys(JSON_LINES_TYPES, _LINES),
+            ("Cache-Control", "X-Accel-Buffering"),
+        ),
+        **_JSON_BODY,
+        **_EXECUTE_ERRORS,
+    },
+    takes_deadline=True,
+)
+
+_CANCELLING = _json("The job ends, if there is one.", CancelBody(job_id="job-1"))
+
+CANCEL = Operation(
+    summary="End a job",
+    tag="jobs",
+    description="Idempotent, also for unknown ids. After the answer no further `token` event is sent.",
+    body=CancelRequest,
+    body_examples={"job-1": msgspec.to_builtins(CancelRequest(job_id="job-1"))},
+    answers={202: _CANCELLING, **_JSON_BODY},
+)
+CANCEL_BY_PATH = Operation(
+    summary="End a job, named in the path",
+    tag="jobs",
+    description="As `POST /cancel`, without a body. An id with a slash in it can only be named there.",
+    answers={202: _CANCELLING},
+)
+
+# ── life ─────────────────────────────────────────────────────────────────────────────────────────
+
+SHUTDOWN = Operation(
+    summary="Drain and exit, as SIGTERM does",
+    tag="life",
+    description=(
+        "New jobs are refused from now on (WORKER_DRAINING). Accepted ones go on until they are done or the time-out "
+        "has passed; then they end with CANCELLED, which another worker may retry."
+    ),
+    answers={202: _json("It has begun.", shutdown_body(25))},
+)
