@@ -87,4 +87,4 @@ format: .venv/installed-dev
 	@touch $@
 
 clean:
-	rm -rf .venv .vocabularies .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .vocabularies .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist

@@ -1,0 +1,96 @@
+"""What schemathesis must know of `/execute` beside the OpenAPI document; schemathesis.toml has it loaded.
+
+A JSON schema does not say how fields depend on each other, on the model's vocabulary, or how many bytes a text has:
+what is generated as valid is made so here. And JSON lines are held to the schema, which schemathesis does for SSE only.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import cycle
+from typing import Any
+
+import schemathesis
+from jsonschema import Draft202012Validator
+
+Fields = dict[str, Any]
+AnyCase = schemathesis.Case[Any]
+
+SSE = "text/event-stream"
+JSON_LINES = ("application/jsonl", "application/x-ndjson")
+VOCABULARY = 49_152
+"""The default model's."""
+LONGEST_STOP = 100
+FITTING_PROMPT = 100
+"""Bytes, and so at most tokens, for which the worker of the test has room."""
+
+_media_types = cycle((SSE, *JSON_LINES))
+
+
+@schemathesis.hook
+def before_call(context: schemathesis.HookContext, case: AnyCase, kwargs: Fields) -> None:
+    if case.path != "/execute":
+        return
+    case.headers["Accept"] = next(_media_types)
+    is_valid = case.meta is not None and case.meta.generation.mode.is_positive
+    if is_valid and isinstance(case.body, dict):
+        case.body = _consistent(case.body)
+
+
+def _consistent(request: Fields) -> Fields:
+    """A request that the schema allows as one that every rule allows."""
+    request = {name: _whole(value) for name, value in request.items()}
+    request["prompt"] = _of_bytes(request["prompt"], FITTING_PROMPT)
+    if isinstance(request.get("grammar"), str):
+        request["grammar"] = 'root ::= "a"'
+    if isinstance(request.get("json_schema"), dict):
+        request["json_schema"] = {"type": "boolean"}
+    if request.get("grammar") is not None:
+        request["json_schema"] = None
+    if request.get("grammar") is not None or request.get("json_schema") is not None:
+        request["ignore_eos"] = False
+    if "min_tokens" in request:
+        request["min_tokens"] = min(request["min_tokens"], request["max_tokens"])
+    if "stop" in request:
+        request["stop"] = [_of_bytes(text, LONGEST_STOP) for text in request["stop"]]
+    if "stop_token_ids" in request:
+        request["stop_token_ids"] = [token % VOCABULARY for token in request["stop_token_ids"]]
+    if "logit_bias" in request:
+        # The boundary cases that schemathesis tries first know nothing of `propertyNames`.
+        biases = {name: bias for name, bias in request["logit_bias"].items() if name.isdecimal()}
+        request["logit_bias"] = {str(int(name) % VOCABULARY): bias for name, bias in biases.items()}
+    return request
+
+
+def _whole(value: Any) -> Any:
+    """For a JSON schema 2.0 is an integer; legacy workers refuse it, and so do we."""
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _of_bytes(text: str, most: int) -> str:
+    return text.encode()[:most].decode(errors="ignore") or "x"
+
+
+@schemathesis.check
+def lines_are_events(context: schemathesis.CheckContext, response: schemathesis.Response, case: AnyCase) -> None:
+    """Every line of a stream of JSON lines is an event by the schema, and the last one is terminal."""
+    media_type = response.headers.get("content-type", [""])[0]
+    if media_type not in JSON_LINES:
+        return
+    events = [json.loads(line) for line in response.content.decode().removesuffix("\n").split("\n")]
+    assert events[-1]["type"] in {"end", "error"}
+    for event in events:
+        for error in _errors(case, event):
+            raise AssertionError(f"{event}: {error}")
+
+
+def _errors(case: AnyCase, event: Fields) -> Iterator[str]:
+    document = case.operation.schema.raw_schema
+    return (error.message for error in _validator(json.dumps(document["components"])).iter_errors(event))
+
+
+@cache
+def _validator(components: str) -> Draft202012Validator:
+    return Draft202012Validator({"components": json.loads(components), "$ref": "#/components/schemas/Event"})
