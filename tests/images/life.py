@@ -25,7 +25,8 @@ def it_serves_after_one_ready_callback(built: Built) -> str:
         (received,) = receiver.requests(1)
         assert received.health_status == 200, received
         assert json.loads(received.body)["uri"] == f"http://localhost:{worker.port}"
-        assert [worker.get(path).status_code for path in ("/livez", "/readyz", "/openapi/openapi.json")] == [200] * 3
+        paths = ("/livez", "/readyz", "/openapi/openapi.json", "/docs", "/docs/redoc.standalone.js")
+        assert [worker.get(path).status_code for path in paths] == [200] * len(paths)
         health = worker.health()
         assert health["status"] == "healthy", health
         events = worker.run(prompt=PROMPT, max_tokens=_N_TOKENS)

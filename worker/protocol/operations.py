@@ -315,8 +315,9 @@ EXECUTE = Operation(
     },
     answers={
         200: Answer(
-            "The job's events.",
-            {SSE_TYPE: _FRAMES} | dict.fromkeys(JSON_LINES_TYPES, _LINES),
+            "The job's events, each the `data` of a frame or a line.",
+            # Lines first: tools and pages show the first schema, and this one is the events' own.
+            dict.fromkeys(JSON_LINES_TYPES, _LINES) | {SSE_TYPE: _FRAMES},
             ("Cache-Control", "X-Accel-Buffering"),
         ),
         **_JSON_BODY,

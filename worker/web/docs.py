@@ -42,7 +42,7 @@ def places(handler: HTTPRouteHandler) -> list[tuple[str, str]]:
 
 
 def document_of(handlers: list[HTTPRouteHandler], settings: Settings) -> bytes:
-    """The document: of each handler that has been `told` an operation."""
+    """The document; every handler must have been `told` its operation."""
     routes = [
         Route(path, method, handler.opt[_OPERATION], is_open=path in OPEN_PATHS)
         for handler in handlers

@@ -4,6 +4,6 @@
 const held = document.getElementById("document");
 Redoc.init(
   JSON.parse(held.textContent),
-  { disableSearch: true, nonce: held.nonce, sanitize: true, jsonSamplesExpandLevel: 3 },
+  { disableSearch: true, expandResponses: "200,202", jsonSamplesExpandLevel: 3, nonce: held.nonce, sanitize: true },
   document.getElementById("page"),
 );
