@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.rehearsal import CONFIG
-from tests.toy_engine import BROKEN, GONE, LEAVING, LOUD, LOUD_BYTES, THERE, TOO_BIG, TOY, UNLOADABLE
+from tests.toy_engine import BROKEN, GONE, LEAVING, LOUD, LOUD_BYTES, STARVED, THERE, TOO_BIG, TOY, UNLOADABLE
 from worker.engine.contract import (
     Accepted,
     AskResidency,
@@ -196,6 +196,13 @@ def test_a_model_in_main_memory_is_not_looked_for() -> None:
     ("kind", "failed"),
     [
         (UNLOADABLE, LoadFailed(code="MODEL_LOAD_FAILED", message="the toy is unloadable")),
+        (
+            STARVED,
+            LoadFailed(
+                code="MODEL_LOAD_FAILED",
+                message="the engine cannot be loaded: failed to map segment from shared object",
+            ),
+        ),
         (
             TOO_BIG,
             LoadFailed(code="INSUFFICIENT_VRAM", message="the toy is too big", needed_bytes=8, available_bytes=4),

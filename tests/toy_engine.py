@@ -3,8 +3,8 @@
     python -m tests.toy_engine FD GENERATION
 
 `Configure.model_path` says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text; BROKEN: its first
-step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG: it cannot be
-loaded.
+step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG, STARVED: it
+cannot be loaded.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from worker.engine_process import main
 from worker.errors import InsufficientMemory, ModelLoadFailed
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
+STARVED = "starved"
 
 ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
 THERE, GONE = Residency(is_resident=True, memory_bytes=1000), Residency(is_resident=False, memory_bytes=30)
@@ -46,6 +47,8 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
         raise ModelLoadFailed("the toy is unloadable")
     if config.model_path == TOO_BIG:
         raise InsufficientMemory("the toy is too big", needed_bytes=8, available_bytes=4)
+    if config.model_path == STARVED:
+        raise ImportError("a page of advice") from OSError("failed to map segment\nfrom shared object")
     on_progress(100)
     runner = RUNNERS.get(config.model_path, FakeRunner)(
         ToyModel(), n_slots=FACTS.parallel, n_cells=FACTS.n_cells, chunk=FACTS.prefill_chunk
