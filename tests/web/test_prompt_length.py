@@ -45,6 +45,7 @@ def test_one_character_more_is_refused_with_the_limit_that_holds(worker: WorkerP
 
 
 def test_the_openapi_document_tells_the_limit_that_holds(worker: WorkerProcess) -> None:
-    execute = worker.get("/openapi/openapi.json").json()["paths"]["/execute"]["post"]
-    schema = execute["requestBody"]["content"]["application/json"]["schema"]
-    assert schema["properties"]["prompt"]["maxLength"] == LIMIT
+    document = worker.get("/openapi/openapi.json").json()
+    schema = document["paths"]["/execute"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    name = schema["$ref"].removeprefix("#/components/schemas/")
+    assert document["components"]["schemas"][name]["properties"]["prompt"]["maxLength"] == LIMIT
