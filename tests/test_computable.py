@@ -11,6 +11,7 @@ import pytest
 from tests.gguf_files import F16, F32, Q8_0, TINY_TENSORS, TensorRow, Typed, Value, tiny_model
 from worker.card import ModelCard, read_card
 from worker.errors import BadModelFile
+from worker.ggml_types import TENSOR_TYPES
 
 NAN, INF = float("nan"), float("inf")
 
@@ -106,6 +107,16 @@ def test_a_tensor_that_is_added_or_multiplied_must_be_f32(tmp_path: Path, name: 
             read_card(path)
     tiny_model(tensors=[*rest, TensorRow(name, (32,), 128, F32)]).write(tmp_path / "F32.gguf")
     assert read_card(tmp_path / "F32.gguf").tensors[-1].name == name
+
+
+@pytest.mark.parametrize("type_name", ["Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"])
+def test_a_type_without_a_product_is_refused_for_matrices_and_not_for_tables(tmp_path: Path, type_name: str) -> None:
+    type_id = next(number for number, kind in TENSOR_TYPES.items() if kind.name == type_name)
+    n_bytes = TENSOR_TYPES[type_id].n_bytes(512)
+    with pytest.raises(BadModelFile, match=f"tensor 'blk.0.attn_q.weight' is {type_name}; llama.cpp has no product"):
+        card_of(tmp_path, {}, TensorRow("blk.0.attn_q.weight", (256, 2), n_bytes, type_id))
+    table = TensorRow("blk.0.ffn_gate_tid2eid.weight", (256, 2), n_bytes, type_id)
+    assert card_of(tmp_path, {}, table).tensors[-1].type_name == type_name
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,12 @@ _FLOAT_ONLY = re.compile(
 them (binary_op in ggml-cpu), nor has its rope, its attention sinks, its convolution and its scan. Converters write all
 of these as F32, also in files of F16 and BF16. A matrix product takes any type, with a single row too."""
 
+_NO_WEIGHTS = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
+"""Types that ggml has no product for, which ends the process on them: those of what weights are multiplied with, and
+numbers of other kinds."""
+_TABLES = re.compile(r"tid2eid|d2t|ordering")
+"""Whole numbers that are looked up."""
+
 _EPSILONS = (
     "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
@@ -74,6 +80,10 @@ def check_computable(
     _check_rope(metadata, architecture)
     _check_experts(metadata, architecture, n_layers)
     for tensor in tensors:
+        if tensor.type_name in _NO_WEIGHTS and len(tensor.dims) > 1 and not _TABLES.search(tensor.name):
+            raise metadata.error(
+                f"tensor {tensor.name!r} is {tensor.type_name}; llama.cpp has no product for that type"
+            )
         if tensor.type_name != "F32" and _FLOAT_ONLY.search(tensor.name):
             raise metadata.error(
                 f"tensor {tensor.name!r} is {tensor.type_name}; llama.cpp computes with it as F32 only"

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.gguf_files import F32
+from tests.llama.shapes import TINY_LLAMA, write_shape
 from tests.llama.tiny import N_EMBD, write_tiny
 from worker.card import read_card
 from worker.errors import BadModelFile
@@ -52,6 +55,16 @@ def test_a_refused_model_would_have_ended_the_engine_or_said_nothing(tmp_path: P
     with pytest.raises(BadModelFile):
         read_card(path)
     assert outcome(path) == expected
+
+
+@pytest.mark.parametrize(("type_id", "matrix"), [(9, "attn_q"), (15, "attn_q"), (28, "token_embd"), (26, "attn_q")])
+def test_a_matrix_of_a_type_without_a_product_would_have_ended_it(tmp_path: Path, type_id: int, matrix: str) -> None:
+    """Q8_1, Q8_K, F64 and I32."""
+    shape = replace(TINY_LLAMA, n_embd=256, n_ff=256, n_head=4, n_head_kv=4, n_vocab=300, n_layers=1)
+    path = write_shape(tmp_path / "m.gguf", shape, lambda name: type_id if name.endswith(matrix) else F32)
+    with pytest.raises(BadModelFile, match="has no product for that type"):
+        read_card(path)
+    assert outcome(path) == ABORTED
 
 
 def test_a_model_of_halves_where_they_may_be_is_computed(tmp_path: Path) -> None:
