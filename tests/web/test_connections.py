@@ -325,7 +325,7 @@ def test_pipelined_requests_are_answered_in_order(worker: WorkerProcess) -> None
 def test_half_a_request_behind_a_stream_does_not_cut_it(impatient: WorkerProcess) -> None:
     """Only when nothing is owed any more must it come to its end in time."""
     with impatient.connect() as sock:
-        sock.sendall(post_json("/execute", request_of("outlives-the-half", max_tokens=1000)) + HEALTH[:-2])
+        sock.sendall(post_json("/execute", request_of("outlives-the-half", max_tokens=500)) + HEALTH[:-2])
         received = read_until(sock, b"0\r\n\r\n")
         assert b'"type":"end"' in received
         sock.sendall(b"\r\n")

@@ -212,6 +212,16 @@ def test_a_body_in_chunks_of_one_byte_is_a_body(worker: WorkerProcess) -> None:
     assert exchange(worker, request).status == 200
 
 
+def test_a_chunk_whose_size_comes_before_its_bytes_is_waited_for(worker: WorkerProcess) -> None:
+    body = chunked(post_json("/execute", R0 | {"max_tokens": 1}).partition(b"\r\n\r\n")[2], 40)
+    with worker.connect() as sock:
+        sock.sendall(head("POST", "/execute", content_type=JSON, transfer_encoding="chunked"))
+        for beginning, end in ((0, 2), (2, 30), (30, 46), (46, len(body))):
+            sock.sendall(body[beginning:end])
+            assert worker.get("/livez").status_code == 200  # by now what was sent before has been read
+        assert read_answer(sock).status == 200
+
+
 def test_a_client_that_expects_100_continue_gets_it_before_its_body(worker: WorkerProcess) -> None:
     request = post_json("/execute", R0 | {"max_tokens": 1}, expect="100-continue")
     front, _, body = request.partition(b"\r\n\r\n")

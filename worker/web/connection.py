@@ -101,9 +101,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.crowd.leave(self)
-        for timer in (self._timer, self._look):
-            if timer is not None:
-                timer.cancel()
+        self._cancel_timer()
+        if self._look is not None:
+            self._look.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -111,8 +111,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().data_received(data)
         if self._n_overhead_bytes > MAX_OVERHEAD_BYTES:
             self.transport.abort()
-        elif self._is_body_awaited:
-            # What the application has not asked for stays with the client: it may be waiting for room (bodies.py).
+        elif self._is_body_awaited and self.cycle.body:
+            # More comes when the application has taken this: it may be waiting for room (bodies.py).
             self.flow.pause_reading()
         self._review()
 
@@ -218,9 +218,7 @@ class BoundedConnection(HttpToolsProtocol):
         return None if self.timeout_keep_alive_task is not None else _Wait.FIRST_BYTE
 
     def _restart_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
         match self._wait:
             case None:
                 pass
@@ -233,12 +231,18 @@ class BoundedConnection(HttpToolsProtocol):
             case _:
                 assert_never(self._wait)
 
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     @property
     def untaken_bytes(self) -> int:
         """Of what was sent: what waits in our buffer, or in the kernel's for the client's machine to acknowledge it."""
         return self.transport.get_write_buffer_size() + _send_queue_bytes(self.transport.get_extra_info("socket"))
 
     def _look_again(self, n_untaken: int, n_vain: int) -> None:
+        self._cancel_timer()
         self._timer = self.loop.call_later(READING_TIMEOUT_S / LOOKS, self._look_at_taking, n_untaken, n_vain)
 
     def _look_at_taking(self, n_before: int, n_vain: int) -> None:
