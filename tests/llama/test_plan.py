@@ -128,13 +128,11 @@ def test_the_graph_of_shapes_with_sliding_windows_takes_what_is_planned(
     card = read_card(path)
     assert card.windows is not None
     with dry_model(path) as handle:
-        for ctx_size, parallel, ubatch_size, flash in itertools.product(
-            (512, 32_768), (1, 8), (64, 512), (True, False)
-        ):
-            wish = demand(ctx_size, parallel, ubatch_size=ubatch_size, flash=flash, swa_full=swa_full)
+        for ctx_size, parallel, flash in itertools.product((512, 4096, 32_768), (1, 8), (True, False)):
+            wish = demand(ctx_size, parallel, flash=flash, swa_full=swa_full)
             plan = plan_of(card, wish, ctx_size)
             taken = dry_sizes(handle, wish, plan).of_kind("compute")
-            assert plan.compute_bytes == pytest.approx(taken, rel=TOLERANCE), (ctx_size, parallel, ubatch_size, flash)
+            assert plan.compute_bytes == pytest.approx(taken, rel=TOLERANCE), (ctx_size, parallel, flash)
 
 
 @pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_7B, SMOLLM, TINY_LLAMA, QWEN, MIXTURE], ids=str)
