@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Literal
 
 from worker.engine.backend import Constraint, Load, LoadedModel, SelfTest
 from worker.engine.contract import (
@@ -29,6 +30,7 @@ from worker.engine.contract import (
     LoadFailed,
     Progress,
     Refused,
+    SelfTested,
     Submit,
     TokenId,
     Violation,
@@ -151,12 +153,17 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     gc.freeze()
     self_test = model.self_test
     if config.is_deterministic:
-        self_test = _test(self_test, outbox, _keep_waiting(outbox))
+        found = _test(self_test, outbox, _keep_waiting(outbox))
+        self_test = None
+        if isinstance(found, SelfTested) and not found.is_same:
+            outbox.send(_load_failed(_indeterminate(found)))
+            return
     outbox.send(model.facts)
     while True:
         if engine.is_idle and self_test is not None:
             engine.put_away()
-            self_test = _test(self_test, outbox, lambda: not intake.inbox.empty())
+            found = _test(self_test, outbox, lambda: not intake.inbox.empty())
+            self_test = self_test if found == "wanted" else None
         _drain(intake.inbox, engine)
         engine.step()
 
@@ -171,20 +178,30 @@ def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:
     return is_wanted
 
 
-def _test(self_test: SelfTest | None, outbox: Outbox, is_wanted: Callable[[], bool]) -> SelfTest | None:
-    """Run the self-test while nobody wants the engine; None when it need not run again."""
+def _test(
+    self_test: SelfTest | None, outbox: Outbox, is_wanted: Callable[[], bool]
+) -> SelfTested | Literal["wanted"] | None:
+    """Run the self-test and tell what it found, unless somebody wants the engine; None where it has nothing to say."""
     if self_test is None:
         return None
     if is_wanted():
-        return self_test
+        return "wanted"
     with closing(self_test()) as parts:
         for result in parts:
             if result is not None:
                 outbox.send(result)
-                return None
+                return result
             if is_wanted():
-                return self_test
+                return "wanted"
     return None
+
+
+def _indeterminate(found: SelfTested) -> ModelLoadFailed:
+    return ModelLoadFailed(
+        f"--deterministic: an answer would depend on the jobs beside it: logits differ {', '.join(found.differences)}. "
+        "Use --device cpu and the defaults of --cache-type-k, --cache-type-v, --flash-attn and --ubatch-size, "
+        "or another model; or leave --deterministic out"
+    )
 
 
 def _drain(inbox: "queue.SimpleQueue[Inbound | Queued]", engine: Engine) -> None:

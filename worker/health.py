@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from worker.engine.contract import Loaded, Residency, SelfTested, StepDone
 from worker.phase import STATES, Phase
-from worker.protocol.bodies import HealthBody, ParityBody, PrefixCacheBody
+from worker.protocol.bodies import HealthBody, ParityBody, PrefixCacheBody, TriedBody
 from worker.settings import Settings
 
 
@@ -66,5 +66,16 @@ def health_body(settings: Settings, facts: Loaded | None, vitals: Vitals, presen
         deterministic=settings.deterministic,
         determinism="untested" if tested is None else "same" if tested.is_same else "differs",
         determinism_differences=tested.differences if tested else (),
+        determinism_tried=_tried(tested) if tested else None,
         parity=presence.parity,
+    )
+
+
+def _tried(tested: SelfTested) -> TriedBody:
+    return TriedBody(
+        prompts=tested.n_prompts,
+        widths=tested.widths,
+        ways=tested.ways,
+        row_multiple=tested.row_multiple,
+        most_rows=tested.most_rows,
     )

@@ -28,6 +28,10 @@ SPARE_SEQ_IDS = 1 + CELLS_SEQ_IDS
 """Beyond the jobs' slots: one for cells that linger (llama/load.py), and these."""
 
 
+MOST_PADDING = 3
+"""Rows that nobody reads in a decode step, and their cells, where a step may be filled up (llama/row_groups.py)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """What the settings ask of memory. 0 in the first two means "decide for me"."""
@@ -41,6 +45,8 @@ class Demand:
     has_flash_attention: bool
     swa_full: bool = True
     """Layers with a sliding window have as many cells as others."""
+    n_padding_cells: int = 0
+    """Beyond the jobs' cells: for rows that fill a decode step up (llama/row_groups.py)."""
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
@@ -53,6 +59,7 @@ def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
         ubatch_size=config.ubatch_size,
         has_flash_attention=config.flash_attn != "off",
         swa_full=config.swa_full != "off",
+        n_padding_cells=MOST_PADDING if config.is_deterministic else 0,
     )
 
 
@@ -61,7 +68,7 @@ class Plan:
     """What will be asked of llama.cpp, and the memory that takes beside weights, where all of it lies in one place."""
 
     n_cells: int
-    """KV cells shared by all jobs; llama.cpp's context is this rounded up to CELL_STEP."""
+    """KV cells shared by all jobs; llama.cpp's context is this, and the padding's, rounded up to CELL_STEP."""
     parallel: int
     trained_length: int
     kv_bytes: int
@@ -76,6 +83,7 @@ class Plan:
     """Of the slots, and what they need beside them."""
     swa_full: bool = True
     """As demanded."""
+    n_padding_cells: int = 0
 
     @property
     def context_length(self) -> int:
@@ -84,7 +92,7 @@ class Plan:
 
     @property
     def n_padded_cells(self) -> int:
-        return -(-self.n_cells // CELL_STEP) * CELL_STEP
+        return -(-(self.n_cells + self.n_padding_cells) // CELL_STEP) * CELL_STEP
 
 
 Fits = Callable[[Plan], bool]
@@ -130,6 +138,7 @@ def plan_of(card: ModelCard, demand: Demand, n_cells: int) -> Plan:
     is_scarce = not demand.ctx_size and n_cells < wanted_cells(card, demand)
     parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
     bare = Plan(n_cells, parallel, card.context_length, 0, 0, 0, swa_full=demand.swa_full)
+    bare = replace(bare, n_padding_cells=demand.n_padding_cells)
     bare = replace(bare, n_window_cells=_n_window_cells(card, demand, bare), n_seq_ids=_n_seq_ids(card, demand, bare))
     return replace(
         bare,

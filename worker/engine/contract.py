@@ -218,6 +218,15 @@ class SelfTested(_Frame, frozen=True, kw_only=True):
     is_same: bool
     differences: tuple[str, ...] = ()
     """What gave other bits, in words: `beside 7 others`."""
+    ways: tuple[str, ...] = ()
+    """All that was compared, in the same words."""
+    widths: tuple[int, ...] = ()
+    """Rows of the decode steps that were compared."""
+    n_prompts: int = 0
+    row_multiple: int = 1
+    """What decode steps are filled up to a multiple of, here and in serving."""
+    most_rows: int = 0
+    """Rows that are decoded at once, here and in serving; 0: all of a step."""
 
 
 class Residency(_Frame, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.engine.backend import Slice
+from worker.engine.contract import SlotId
 from worker.llama.seq_ids import SeqIds
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
@@ -42,7 +43,7 @@ class Batch:
         self.struct.logits = self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
     def fill(self, slices: Seq[Slice]) -> list[int]:
-        """Write checked slices; the batch indexes at which logits are asked for.
+        """Write checked slices; the batch indexes at which logits are asked for, ascending.
 
         Column by column, not slice by slice: each numpy call costs as much as the tokens of a decode step together.
         """
@@ -65,6 +66,17 @@ class Batch:
         self._logits[indexes] = 1
         return indexes
 
+    def pad(self, n_rows: int, slot: SlotId) -> None:
+        """Go on with rows that nobody reads: a sequence of their own, of the first token. Their logits are asked for as
+        an ordinary row's are, because the last layer computes only such rows.
+        """
+        begin = self.struct.n_tokens
+        end = self.struct.n_tokens = begin + n_rows
+        self._token[begin:end] = 0
+        self._pos[begin:end] = range(n_rows)
+        self._fill_seq_ids(np.full(n_rows, slot), begin)
+        self._logits[begin:end] = 1
+
     def _fill_single(self, slices: Seq[Slice]) -> list[int]:
         """Slices of one token: an ordinary decode step."""
         n_tokens = len(slices)
@@ -73,11 +85,12 @@ class Batch:
         self._logits[:n_tokens] = [piece.sampling is not None for piece in slices]
         return [index for index, piece in enumerate(slices) if piece.sampling is not None]
 
-    def _fill_seq_ids(self, slots: NDArray[np.int_]) -> None:
+    def _fill_seq_ids(self, slots: NDArray[np.int_], begin: int = 0) -> None:
         """As they go on in cells.py."""
-        self._seq_id[: len(slots), 0] = slots
+        end = begin + len(slots)
+        self._seq_id[begin:end, 0] = slots
         if self._twins_after:
-            self._seq_id[: len(slots), 1] = slots + self._twins_after
+            self._seq_id[begin:end, 1] = slots + self._twins_after
 
 
 def _positions(piece: Slice) -> range:

@@ -87,6 +87,10 @@ class Cells:
         newest, n_newest = self._newest
         self._newest = (slot, n_tokens + n_newest if slot == newest else n_tokens)
 
+    def vacate(self, slot: SlotId) -> None:
+        """Free cells that a decode has filled behind all others, and that were never added."""
+        self._remove(slot)
+
     def recount(self, slot: SlotId) -> None:
         """Ask the library what a decode that was stopped has left. Source: llama_memory_seq_pos_max."""
         # The library takes what was not computed from one seq_id of each token only, whichever comes first in its set.

@@ -22,6 +22,7 @@ from worker.llama.batch import Batch
 from worker.llama.cells import Cells
 from worker.llama.gate import Gate
 from worker.llama.model import Model
+from worker.llama.row_groups import RowGroups
 from worker.llama.saved import SavedCells
 from worker.llama.seq_ids import seq_ids_for
 from worker.llama.threads import Threads
@@ -58,8 +59,10 @@ class Context:
         flash_attn: str = "auto",
         swa_full: bool = True,
         threads: Threads | None = None,
+        has_padding: bool = False,
     ) -> None:
-        """`n_ctx` in cells, padded to CELL_STEP; `n_batch` is raised to `n_seq_max` where it is less.
+        """`n_ctx` in cells, padded to CELL_STEP; `n_batch` is raised to `n_seq_max` where it is less. `has_padding`:
+        rows of `row_groups` that nobody reads get a seq_id where one is left; their cells are the caller's to add.
 
         `swa_full`: layers with a sliding window have as many cells as others, so that their memory can be cut.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_init_from_model.
@@ -75,7 +78,9 @@ class Context:
         params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
         # A slot draws once a step, and once for each guess: llama.cpp reserves n_batch rows of logits (98 MiB where 14
         # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
-        seq_ids = seq_ids_for(model, n_seq_max, swa_full=swa_full)
+        seq_ids, padded_ids = (seq_ids_for(model, n_slots, swa_full=swa_full) for n_slots in (n_seq_max, n_seq_max + 1))
+        can_pad = has_padding and padded_ids.n_all <= MAX_SEQ_IDS and padded_ids.n_spare == seq_ids.n_spare
+        seq_ids = padded_ids if can_pad else seq_ids
         self.n_outputs = n_outputs = n_seq_max + MAX_DRAFTS
         params.n_outputs_max = max(n_outputs, seq_ids.n_all)
         params.n_batch = max(n_batch, params.n_outputs_max)
@@ -97,6 +102,11 @@ class Context:
         self._cells = Cells(self._handle, n_ctx=self.n_ctx, seq_ids=seq_ids)
         self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
         self._batch = Batch(self.n_batch, self._cells.seq_ids)
+        self.can_pad = can_pad
+        self._padding = SlotId(n_seq_max)
+        """Of rows that nobody reads; no slice may have it."""
+        self.row_groups = RowGroups()
+        """How decode steps are computed; one with padding asks for `can_pad`."""
         self._row_of: dict[int, int] = {}
         """Of the last decode: batch indexes → rows of its logits."""
         self._rows, self._logits_address = _NO_ROWS, 0
@@ -126,11 +136,12 @@ class Context:
         """
         self._check_thread()
         handle = self.handle
-        self._cells.make_room(self._gate.check(slices))
+        n_padding = self.row_groups.n_padding(slices)
+        self._cells.make_room(self._gate.check(slices) + n_padding)
         self._row_of = {}
         indexes = self._batch.fill(slices)
         began_s = time.perf_counter()
-        code = int(capi.llama_decode(handle, self._batch.struct))
+        code = self._decode_padded(n_padding) if n_padding else int(capi.llama_decode(handle, self._batch.struct))
         elapsed_s = time.perf_counter() - began_s
         self.decoding_s += elapsed_s
         if self._threads is not None and self._threads.computed(elapsed_s):
@@ -142,6 +153,13 @@ class Context:
             self._cells.add(piece.slot, len(piece.tokens))
         self._row_of = {index: row for row, index in enumerate(indexes)}
         return indexes
+
+    def _decode_padded(self, n_padding: int) -> int:
+        """With rows behind the slices', whose cells are free again at once: so they are the last, and leave no hole."""
+        self._batch.pad(n_padding, self._padding)
+        code = int(capi.llama_decode(self.handle, self._batch.struct))
+        self._cells.vacate(self._padding)
+        return code
 
     def logits(self, index: int) -> Logits:
         """float32[n_vocab], a view into the library's memory, valid until the next decode; nobody writes into it.

@@ -69,6 +69,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     habits = Habits(
         chunk=shapes.chunk,
         is_fixed=config.is_deterministic,
+        n_parallel=loaded.facts.parallel,
         has_guesses=bool(shapes.row_costs),
         context_length=loaded.facts.context_length,
     )
@@ -191,7 +192,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
     has_spare_slot = seq_ids_for(model, plan.parallel + 1, swa_full=plan.swa_full).n_spare == CELLS_SEQ_IDS
     return Context(
         model,
-        n_ctx=plan.n_cells,
+        n_ctx=plan.n_cells + plan.n_padding_cells,
         n_batch=config.batch_size,
         n_ubatch=config.ubatch_size,
         n_seq_max=plan.parallel + has_spare_slot,
@@ -202,6 +203,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         flash_attn=config.flash_attn,
         swa_full=plan.swa_full,
         threads=Threads(n_threads, clocks) if may_yield else None,
+        has_padding=config.is_deterministic,
     )
 
 

@@ -34,7 +34,7 @@ class LlamaRunner:
         sampled: list[Sampled] = []
         computed: list[Slice] = []
         try:
-            for batch in batches(step.slices, self.context.n_batch):
+            for batch in self.batches(step.slices):
                 sampled += self._run_batch(batch)
                 computed += batch
         except (NoRoom, BadBatch):
@@ -42,6 +42,11 @@ class LlamaRunner:
                 self.trim(piece.slot, piece.start)
             raise
         return sampled
+
+    def batches(self, slices: Seq[Slice]) -> Iterator[Seq[Slice]]:
+        """A step cut into what the context decodes at once: groups of rows, batches of tokens."""
+        for group in self.context.row_groups.split(slices):
+            yield from batches(group, self.context.n_batch)
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         self.context.trim(slot, n_keep)

@@ -3,22 +3,27 @@
 Owns the tokens, the ways to compute them, and the comparison. Knows nothing of jobs; takes the whole memory and leaves
 it empty. Runs on the step thread, one step at a time, so that a job that arrives waits for no more than that.
 
-One sequence, a prompt and a few tokens after it, is computed alone first, then in every other way that serving has.
-Compared are the rows of logits a token would be drawn from: of the prompt's last token, and of each one after it.
+First come decode steps of every width that jobs can make (row_widths.py), then a prompt and a few tokens after it,
+computed alone and in every other way that serving has. Compared are the rows of logits a token would be drawn from.
+Where chunks are fixed the answers are to be the same: the test is repeated with other groupings of rows until they are.
 """
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, takewhile
 
 import numpy as np
 
 from worker.engine.backend import Aborted, Saved, Slice
-from worker.engine.contract import Sampling, SelfTested, SlotId, TokenId
-from worker.llama.context import Context, Logits
-from worker.llama.runner import LlamaRunner, batches
+from worker.engine.contract import SelfTested, SlotId, TokenId
+from worker.llama.context import Context
+from worker.llama.row_groups import CHOICES, RowGroups
+from worker.llama.row_widths import DRAWN, Rows, RowWidths, Steps, in_words, same_bits
+from worker.llama.runner import LlamaRunner
 
 MOST_S = 5.0
 """Of computing, where nobody asked for the test."""
@@ -28,25 +33,23 @@ MOST_OTHERS = 7
 
 _N_AFTER = 4
 """Tokens after the prompt."""
+_N_GUESSED = 9
+"""Rows of a step with guesses: from eight rows on ggml has other kernels for K-quants."""
 _PART, _MOST_PARTS = 24, 3
 """A prompt has one to three parts of so many tokens, as time and context allow."""
-_N_PASSES = 8
+_MORE_LENGTHS = (65, 3)
+"""Of further prompts where the answers are to be the same: a chunk and a token more, and hardly any."""
+_N_ROUNDS = 3
+"""Tokens of each of the sequences that make the widths, where the answers are to be the same."""
+_N_PASSES = 10
 """The whole test computes about so many times a prompt's tokens."""
 _N_BESIDE = 9
 """Tokens that each other sequence computes beside the prompt."""
-_N_SINGLE = 8
-"""Tokens of a prompt that are computed one a step, where it is cut small."""
-
-_DRAWN = Sampling(seed=0, temperature=0.0)
-"""Marks a slice whose logits are wanted; nothing is drawn."""
+_SMALL = (1, 2, 3, 4, 5, 7, 8, 16, 17)
+"""Tokens of the chunks of a prompt that is cut small: ggml computes rows one by one, by four, and from eight on
+otherwise again."""
 
 _SUBJECT = SlotId(0)
-
-Rows = list[Logits]
-"""Copies."""
-
-Steps = Generator[None, None, Rows]
-"""A yield after each decode; returns the sequence's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,51 @@ class Habits:
 
     chunk: int
     is_fixed: bool
-    """Prompts are cut at multiples of the chunk only, whatever else there is to do."""
+    """Prompts are cut at multiples of the chunk only, whatever else there is to do; no step has parts of two."""
+    n_parallel: int
+    """Jobs that may generate at once."""
     has_guesses: bool
     context_length: int
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What was tried so far, and what differed."""
+
+    groups: RowGroups
+    n_prompts: int = 0
+    widths: list[int] = field(default_factory=list)
+    ways: list[str] = field(default_factory=list)
+    differing_widths: list[int] = field(default_factory=list)
+    differing_ways: list[str] = field(default_factory=list)
+
+    def tried_width(self, width: int, *, is_same: bool) -> None:
+        self.widths.append(width)
+        if not is_same:
+            self.differing_widths.append(width)
+
+    def tried(self, way: str, *, is_same: bool) -> None:
+        """A way comes once for each prompt."""
+        if way not in self.ways:
+            self.ways.append(way)
+        if not is_same and way not in self.differing_ways:
+            self.differing_ways.append(way)
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        of_widths = [f"in decode steps of {in_words(self.differing_widths)} rows"] if self.differing_widths else []
+        return (*of_widths, *self.differing_ways)
+
+    def told(self) -> SelfTested:
+        return SelfTested(
+            is_same=not self.differences,
+            differences=self.differences,
+            ways=tuple(self.ways),
+            widths=tuple(self.widths),
+            n_prompts=self.n_prompts,
+            row_multiple=self.groups.multiple,
+            most_rows=self.groups.most,
+        )
 
 
 class _TimeIsUp(Exception):
@@ -69,76 +114,137 @@ def self_test(
 ) -> Generator[SelfTested | None, None, None]:
     """As LoadedModel.self_test. Ends without a result where that would take more than `most_s`, unless something
     differed by then, and where the context is too short for the sequence.
+
+    Where chunks are fixed the runner's row groups are set to the first that leave nothing that differs, or to the last
+    of all. Bits choose them and not times, so that they are the same again after a restart.
     """
     stepper = _Stepper(runner, most_s, clock)
-    found: list[str] = []
+    *trials, last = _choices(runner, habits)
+    for groups in trials:
+        runner.context.row_groups = groups
+        with closing(_tested(runner, habits, stepper, is_last=False)) as results:
+            for result in results:
+                if result is not None and not result.is_same:
+                    break
+                yield result
+            else:
+                return
+    runner.context.row_groups = last
+    yield from _tested(runner, habits, stepper, is_last=True)
+
+
+def _choices(runner: LlamaRunner, habits: Habits) -> list[RowGroups]:
+    """The row groups to try; where chunks are not fixed, llama.cpp's own way alone."""
+    if not habits.is_fixed:
+        return [RowGroups()]
+    can_pad = runner.context.can_pad
+    return [one for one in CHOICES if one.most < habits.n_parallel and (one.multiple == 1 or can_pad)]
+
+
+def _tested(
+    runner: LlamaRunner, habits: Habits, stepper: "_Stepper", *, is_last: bool
+) -> Generator[SelfTested | None, None, None]:
+    """The test with the row groups of the moment. Only the last looks for all that differs."""
+    findings = _Findings(runner.context.row_groups)
     try:
         while True:
             runner.context.clear()
             try:
-                return (yield from _compare(runner, habits, stepper, found))
+                compared = _compare(runner, habits, stepper, findings)
+                for _ in compared:
+                    if findings.differences and not is_last:
+                        break
+                    yield None
+                break
             except Aborted:  # meant for a step that was over by then: somebody cancelled the last job
                 runner.forget_abort()
-                found.clear()
+                findings = _Findings(runner.context.row_groups)
+        if findings.n_prompts or findings.differences:
+            yield findings.told()
     except _TimeIsUp:
-        if found:
-            yield SelfTested(is_same=False, differences=tuple(found))
+        if findings.differences:
+            yield findings.told()
     finally:
         runner.context.clear()
 
 
 def _compare(
-    runner: LlamaRunner, habits: Habits, stepper: "_Stepper", found: list[str]
-) -> Generator[SelfTested | None, None, None]:
-    n_prompt = yield from stepper.affordable(habits.context_length)
+    runner: LlamaRunner, habits: Habits, stepper: "_Stepper", findings: _Findings
+) -> Generator[None, None, None]:
+    n_prompt = yield from stepper.affordable(habits)
     if not n_prompt:
         return
-    runner.context.clear()
-    ways = _Ways(runner, habits, n_prompt, stepper.step)
-    alone = yield from ways.alone()
-    for name, way in ways.others():
+    yield from _compare_widths(runner, habits, stepper, findings)
+    more = [n for n in _MORE_LENGTHS if n <= habits.context_length - _N_AFTER] if habits.is_fixed else []
+    for number, length in enumerate((n_prompt, *more)):
+        ways = _Ways(runner, habits, length, stepper.step, seed=number)
         runner.context.clear()
-        rows = yield from way()
-        if not all(np.array_equal(*pair, equal_nan=True) for pair in zip(rows, alone, strict=True)):
-            found.append(name)
-    yield SelfTested(is_same=not found, differences=tuple(found))
+        alone = yield from ways.alone()
+        for name, way in ways.others():
+            runner.context.clear()
+            rows = yield from way()
+            findings.tried(name, is_same=same_bits(rows, alone[: len(rows)]))
+        findings.n_prompts += 1
+
+
+def _compare_widths(
+    runner: LlamaRunner, habits: Habits, stepper: "_Stepper", findings: _Findings
+) -> Generator[None, None, None]:
+    n_rounds = _N_ROUNDS if habits.is_fixed else 1
+    rows = RowWidths(runner, stepper.all_rows, n_slots=habits.n_parallel, chunk=habits.chunk, n_rounds=n_rounds)
+    yield from rows.compute_alone()
+    for width in rows.widths:
+        findings.tried_width(width, is_same=(yield from rows.is_same_at(width)))
+    findings.n_prompts += rows.n_prompts
 
 
 class _Stepper:
     """Decodes, copies the first slice's rows, and watches the time."""
 
     def __init__(self, runner: LlamaRunner, most_s: float, clock: Callable[[], float]) -> None:
+        self._runner = runner
         self._context = runner.context
-        self._n_vocab = runner.model.n_vocab
         self._clock = clock
         self._most_s = most_s
         self._spent_s = 0.0
 
-    def affordable(self, context_length: int) -> Generator[None, None, int]:
+    def affordable(self, habits: Habits) -> Generator[None, None, int]:
         """Compute one part of a prompt to see how long a prompt may be, in tokens; 0: not even that."""
-        most_parts = min(_MOST_PARTS, (context_length - _N_AFTER) // _PART)
-        if not most_parts:
+        most_parts = min(_MOST_PARTS, (habits.context_length - _n_after_alone(habits)) // _PART)
+        if most_parts < 1:
             return 0
-        tokens = [TokenId(i % self._n_vocab) for i in range(_PART)]
+        n_vocab = self._runner.model.n_vocab
+        tokens = [TokenId(i % n_vocab) for i in range(_PART)]
         before_s = self._spent_s
-        yield from self.step([Slice(_SUBJECT, 0, tokens, _DRAWN)])
+        yield from self.step([Slice(_SUBJECT, 0, tokens, DRAWN)])
         part_s, left_s = self._spent_s - before_s, self._most_s - self._spent_s
         fitting = [n_parts for n_parts in range(1, most_parts + 1) if n_parts * _N_PASSES * part_s <= left_s]
         return max(fitting, default=1) * _PART
 
     def step(self, slices: Seq[Slice]) -> Steps:
         """The first slice's rows, if it draws. Raises: _TimeIsUp."""
+        return self._decode(slices, 0 if slices[0].sampling is None else 1 + slices[0].n_drafts)
+
+    def all_rows(self, slices: Seq[Slice]) -> Steps:
+        """Every slice's. Raises: _TimeIsUp."""
+        return self._decode(slices, sum(1 + one.n_drafts for one in slices if one.sampling is not None))
+
+    def _decode(self, slices: Seq[Slice], n_rows: int) -> Steps:
         if self._spent_s > self._most_s:
             raise _TimeIsUp
         began_s = self._clock()
-        n_rows = 0 if slices[0].sampling is None else 1 + slices[0].n_drafts
         rows: Rows = []
-        for batch in batches(slices, self._context.n_batch):
+        for batch in self._runner.batches(slices):
             indexes = self._context.decode(batch)
             rows += [self._context.logits(index).copy() for index in indexes[: n_rows - len(rows)]]
         self._spent_s += self._clock() - began_s
         yield
         return rows
+
+
+def _n_after_alone(habits: Habits) -> int:
+    """Tokens after the prompt that are computed alone: as many as a step with guesses has."""
+    return _N_GUESSED if habits.has_guesses else _N_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +258,22 @@ class _Company:
     """Cells that each has before, where cells can be loaded: one row over very many is computed in its own way."""
 
     @classmethod
-    def beside(cls, context: Context, *, n_steps: int, n_cells: int, context_length: int) -> "_Company":
-        """As many as there are slots and room for, beside a sequence of `n_cells` and its `n_steps` prefill steps."""
-        n_each = max(1, _N_BESIDE // n_steps)
+    def beside(cls, context: Context, habits: Habits, *, n_steps: int, n_cells: int) -> "_Company":
+        """As many as there are jobs and room for, beside a sequence of `n_cells` and its `n_steps` prefill steps."""
+        n_each = 1 if habits.is_fixed else max(1, _N_BESIDE // n_steps)
         n_own = n_steps * n_each + _N_AFTER
         room = context.n_ctx - n_cells
-        n_others = min(MOST_OTHERS, context.n_slots - 1, room // n_own)
-        n_loaded = min(n_cells, room // n_others - n_own, context_length - n_own) if n_others else 0
+        n_others = min(MOST_OTHERS, habits.n_parallel - 1, room // n_own)
+        n_loaded = min(n_cells, room // n_others - n_own, habits.context_length - n_own) if n_others else 0
         return cls([SlotId(1 + i) for i in range(n_others)], n_each, n_loaded)
 
 
 class _Ways:
     """The sequence, in slot 0, and ways to compute it, each in memory that is empty."""
 
-    def __init__(self, runner: LlamaRunner, habits: Habits, n_prompt: int, step: Callable[[Seq[Slice]], Steps]) -> None:
+    def __init__(
+        self, runner: LlamaRunner, habits: Habits, n_prompt: int, step: Callable[[Seq[Slice]], Steps], *, seed: int
+    ) -> None:
         self._runner = runner
         self._chunk = habits.chunk
         self._habits = habits
@@ -174,17 +282,16 @@ class _Ways:
         self._end = n_prompt + _N_AFTER
         self._after = range(n_prompt + 1, self._end + 1)
         self._beside = self._edges(0, habits.chunk if habits.is_fixed else n_prompt // _MOST_PARTS)
-        self._company = _Company.beside(
-            runner.context, n_steps=len(self._beside), n_cells=self._end, context_length=habits.context_length
-        )
-        size = (2, 2 * self._end)
-        self._subject, self._other = np.random.default_rng(0).integers(runner.model.n_vocab, size=size).tolist()
+        self._company = _Company.beside(runner.context, habits, n_steps=len(self._beside), n_cells=self._end)
+        size = (2, 2 * (n_prompt + _N_GUESSED))
+        self._subject, self._other = np.random.default_rng(seed).integers(runner.model.n_vocab, size=size).tolist()
         self._n_reused = (n_prompt - 1) // habits.chunk * habits.chunk if habits.is_fixed else n_prompt - 1
         self._saved: Saved | None = None
 
     def alone(self) -> Steps:
         """In chunks, as if others were generating. The cells are kept for other ways."""
-        rows = yield from self._compute(0, [*self._edges(0, self._chunk), *self._after])
+        end = self._n_prompt + _n_after_alone(self._habits)
+        rows = yield from self._compute(0, [*self._edges(0, self._chunk), *range(self._n_prompt + 1, end + 1)])
         if self._runner.can_share:
             self._saved = self._runner.save(_SUBJECT, 0)
         return rows
@@ -194,16 +301,17 @@ class _Ways:
         if not self._habits.is_fixed:
             if self._chunk < self._n_prompt:
                 yield "in one step", self._in_one_step
-            yield "in chunks of 7 and 1", self._in_small_chunks
+            yield "in small chunks", self._in_small_chunks
         n_others = len(self._company.slots)
         reused = self._saved if self._n_reused else None
         if reused is not None:
             yield "from the prefix cache", partial(self._from_the_cache, reused)
             if self._habits.has_guesses:
                 yield "with guessed tokens", partial(self._with_guesses, reused)
-            if n_others:
+            if self._runner.context.n_slots > 1:
                 yield "sharing another's prefix", partial(self._sharing, reused)
         if n_others:
+            yield "where others have left", self._where_others_left
             yield f"beside {n_others} others", self._beside_others
             if reused is not None:
                 yield f"over the cells of {n_others} others", partial(self._over_cells, reused)
@@ -214,15 +322,15 @@ class _Ways:
         return self._compute(0, [self._n_prompt, *self._after])
 
     def _in_small_chunks(self) -> Steps:
-        n_sevens = self._n_prompt - _N_SINGLE
-        return self._compute(0, [*range(7, n_sevens, 7), *range(n_sevens, self._n_prompt + 1), *self._after])
+        edges = [*takewhile(lambda edge: edge < self._n_prompt, accumulate(_SMALL)), self._n_prompt]
+        return self._compute(0, [*edges, *self._after])
 
     def _with_guesses(self, saved: Saved) -> Steps:
         """The tokens after the prompt are all guesses but the first, and all right."""
         self._runner.load(_SUBJECT, [saved], self._n_reused)
         rows = yield from self._compute(self._n_reused, self._edges(self._n_reused, self._chunk))
-        tokens = self._subject[self._n_prompt : self._end]
-        guessing = Slice(_SUBJECT, self._n_prompt, tokens, _DRAWN, n_drafts=_N_AFTER - 1)
+        tokens = self._subject[self._n_prompt : self._n_prompt + _N_GUESSED]
+        guessing = Slice(_SUBJECT, self._n_prompt, tokens, DRAWN, n_drafts=_N_GUESSED - 1)
         return rows + (yield from self._step([guessing]))
 
     def _from_the_cache(self, saved: Saved) -> Steps:
@@ -231,10 +339,20 @@ class _Ways:
         return self._compute_rest()
 
     def _sharing(self, saved: Saved) -> Steps:
-        source = self._company.slots[0]
+        source = SlotId(1)
         self._runner.load(source, [saved], self._end)
         self._runner.share(source, _SUBJECT, self._n_reused)
         return self._compute_rest()
+
+    def _where_others_left(self) -> Steps:
+        """Their cells lay before its own, and its later ones may not go there."""
+        for slot in self._company.slots:
+            yield from self._step([Slice(slot, 0, self._other[: len(self._beside) + _N_AFTER])])
+        first, *edges = self._beside
+        rows = yield from self._compute(0, [first])
+        for slot in self._company.slots:
+            self._runner.trim(slot, 0)
+        return rows + (yield from self._compute(first, [*edges, *self._after]))
 
     def _beside_others(self) -> Steps:
         at = self._load_others(self._saved) if self._saved is not None else 0
@@ -262,11 +380,15 @@ class _Ways:
         """The sequence from `start` on, up to each of the ends in a step; in each the others go on from `at`."""
         rows: Rows = []
         for end in ends:
-            wanted = _DRAWN if end >= self._n_prompt else None
+            wanted = DRAWN if end >= self._n_prompt else None
             other_end = at + (self._company.n_each if end <= self._n_prompt else 1)
-            slices = [Slice(_SUBJECT, start, self._subject[start:end], wanted)]
-            slices += [Slice(slot, at, self._other[at:other_end], wanted) for slot in others]
-            rows += yield from self._step(slices)
+            own = Slice(_SUBJECT, start, self._subject[start:end], wanted)
+            beside = [Slice(slot, at, self._other[at:other_end], DRAWN) for slot in others]
+            if beside and self._habits.is_fixed and end <= self._n_prompt:
+                rows += yield from self._step([own])
+                yield from self._step(beside)
+            else:
+                rows += yield from self._step([own, *beside])
             start, at = end, other_end
         return rows
 

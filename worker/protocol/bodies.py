@@ -57,6 +57,23 @@ class PrefixCacheBody(_Body, frozen=True, kw_only=True):
     off_because: Annotated[str | None, doc("Why nothing is, and where something can be done about it, what.")]
 
 
+class TriedBody(_Body, frozen=True, kw_only=True):
+    """What the self-test compared with the same tokens computed alone."""
+
+    prompts: Count
+    widths: Annotated[tuple[Count, ...], doc("Rows of decode steps: how many jobs drew a token in them.")]
+    ways: Annotated[
+        tuple[str, ...],
+        doc("Other ways to compute a prompt and the tokens after it, in the words of `determinism_differences`."),
+    ]
+    row_multiple: Annotated[
+        Count, doc("Decode steps are filled up to a multiple of so many rows; above 1 with `--deterministic` only.")
+    ]
+    most_rows: Annotated[
+        Count, doc("Rows that are decoded at once; 0: all of a step. Above 0 with `--deterministic` only.")
+    ]
+
+
 class HealthBody(_Body, frozen=True, kw_only=True):
     """`GET /health`. What only a loaded model tells is null until then; memory in bytes."""
 
@@ -90,6 +107,9 @@ class HealthBody(_Body, frozen=True, kw_only=True):
         doc("Whether this engine's self-test found the same logits for the same tokens, bit for bit, in any company."),
     ]
     determinism_differences: Annotated[tuple[str, ...], doc("What gave other bits: `beside 7 others`.")]
+    determinism_tried: Annotated[
+        TriedBody | None, doc("What the verdict is about; null before there is one.")
+    ]
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):

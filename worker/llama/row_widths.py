@@ -1,0 +1,121 @@
+"""Whether a decode step's rows have the bits that they have alone, at every width that jobs can make.
+
+Owns some short sequences and the steps that they share. Every row is compared, so that all places in a step are looked
+at. Knows neither time nor verdicts: self_test.py runs it, on the step thread.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from collections.abc import Sequence as Seq
+from itertools import groupby
+
+import numpy as np
+
+from worker.engine.backend import Saved, Slice
+from worker.engine.contract import Sampling, SlotId, TokenId
+from worker.llama.context import Logits
+from worker.llama.runner import LlamaRunner
+
+DRAWN = Sampling(seed=0, temperature=0.0)
+"""Marks a slice whose logits are wanted; nothing is drawn."""
+
+Rows = list[Logits]
+"""Copies."""
+Steps = Generator[None, None, Rows]
+"""A yield after each decode; returns rows."""
+Step = Callable[[Seq[Slice]], Steps]
+"""All rows of a step, slice by slice."""
+
+_ALL_TO = 16
+"""Every width up to this is tried: ggml computes rows in groups of 2, 4, 8 and 16, and what is left of them apart."""
+_SOME = (24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 192)
+"""Of the wider ones those about which a kernel or its tiles may change."""
+
+_PROMPT_LENGTHS = (9, 5, 12, 7)
+"""The step that they share finds them at different positions."""
+
+
+def widths(n_slots: int) -> tuple[int, ...]:
+    """The widths to try for so many slots."""
+    return tuple(sorted({*range(1, min(n_slots, _ALL_TO) + 1), *(n for n in _SOME if n < n_slots), n_slots}))
+
+
+def in_words(found: Iterable[int]) -> str:
+    """`2 to 5 and 8`, of ascending widths."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(found), lambda pair: pair[1] - pair[0])]
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def same_bits(rows: Rows, others: Rows) -> bool:
+    """Whether each row is the other's; one that is no number is its own like."""
+    return all(np.array_equal(*pair, equal_nan=True) for pair in zip(rows, others, strict=True))
+
+
+class RowWidths:
+    """The sequences, each computed alone first, under the row groups that the context has by then."""
+
+    def __init__(self, runner: LlamaRunner, step: Step, *, n_slots: int, chunk: int, n_rounds: int) -> None:
+        """`n_rounds`: tokens of each sequence that are computed in company."""
+        self._runner = runner
+        self._step = step
+        self._chunk = chunk
+        self._n_rounds = n_rounds
+        self._lengths = _PROMPT_LENGTHS[:n_slots]
+        longest = max(self._lengths) + n_rounds
+        chance = np.random.default_rng(1)
+        self._tokens: list[list[TokenId]] = chance.integers(
+            runner.model.n_vocab, size=(len(self._lengths), longest)
+        ).tolist()
+        self.widths = widths(min(n_slots, runner.context.n_ctx // longest))
+        self._alone: list[Rows] = []
+        self._saved: list[Saved | None] = []
+
+    @property
+    def n_prompts(self) -> int:
+        return len(self._lengths)
+
+    def compute_alone(self) -> Generator[None, None, None]:
+        self._alone, self._saved = [], []
+        slot = SlotId(0)
+        for number in range(self.n_prompts):
+            self._runner.context.clear()
+            yield from self._read(slot, number)
+            rows: Rows = []
+            for turn in range(self._n_rounds):
+                rows += yield from self._step([self._next(slot, number, turn)])
+            self._alone.append(rows)
+            self._saved.append(self._runner.save(slot, 0) if self._runner.can_share else None)
+
+    def is_same_at(self, width: int) -> Generator[None, None, bool]:
+        """Whether every row of steps of so many is the one alone.
+
+        Prompts take turns at the places of a step, others at each width and in each round.
+        """
+        self._runner.context.clear()
+        numbers = [(place + width) % self.n_prompts for place in range(width)]
+        for place, number in enumerate(numbers):
+            yield from self._fill(SlotId(place), number)
+        are_same = True
+        for turn in range(self._n_rounds):
+            order = [*range(turn % width, width), *range(turn % width)]
+            rows = yield from self._step([self._next(SlotId(place), numbers[place], turn) for place in order])
+            expected = [self._alone[numbers[place]][turn] for place in order]
+            are_same &= same_bits(rows, expected)
+        return are_same
+
+    def _fill(self, slot: SlotId, number: int) -> Generator[None, None, None]:
+        """The prompt's cells, as they were computed alone."""
+        saved = self._saved[number]
+        if saved is None:
+            yield from self._read(slot, number)
+        else:
+            self._runner.load(slot, [saved], self._lengths[number])
+
+    def _read(self, slot: SlotId, number: int) -> Generator[None, None, None]:
+        tokens = self._tokens[number][: self._lengths[number]]
+        for start in range(0, len(tokens), self._chunk):
+            yield from self._step([Slice(slot, start, tokens[start : start + self._chunk])])
+
+    def _next(self, slot: SlotId, number: int, turn: int) -> Slice:
+        at = self._lengths[number] + turn
+        return Slice(slot, at, self._tokens[number][at : at + 1], DRAWN)
