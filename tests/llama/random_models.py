@@ -119,6 +119,13 @@ def write_random(path: Path, kind: Kind = PLAIN, *, seed: int = 1) -> Path:
         shapes |= {f"blk.{layer}.{name}": dims for name, dims in kind.block.items()}
     chance = np.random.default_rng(seed)
     tensors = {name: _stored(_weights(name, dims, chance), kind) for name, dims in shapes.items()}
+    return write_tensors(path, metadata, shapes, tensors)
+
+
+def write_tensors(
+    path: Path, metadata: dict[str, Value], shapes: Shapes, tensors: dict[str, tuple[bytes, int]]
+) -> Path:
+    """A file of tensors, each with its data and its type."""
     rows = [TensorRow(name, shapes[name], len(data), type_id) for name, (data, type_id) in tensors.items()]
     blobs = [data.ljust(-(-len(data) // 32) * 32, b"\0") for data, _ in tensors.values()]
     header = GgufFile(metadata, rows).header()

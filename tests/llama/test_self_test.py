@@ -1,34 +1,55 @@
 """The self-test finds nothing where there is nothing, names what differs, and leaves the memory as it was."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
+from tests.llama.wide_models import QUANTISED, WIDE, write_wide
 from worker.engine.backend import Saved, Slice
 from worker.engine.contract import SelfTested, SlotId
 from worker.llama.context import Context, Logits
+from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
+from worker.llama.row_groups import RowGroups
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Habits, self_test
+from worker.memory import MOST_PADDING
 
-SERVING = Habits(chunk=16, is_fixed=False, has_guesses=True, context_length=64)
+SERVING = Habits(chunk=16, is_fixed=False, n_parallel=8, has_guesses=True, context_length=64)
 ALL_WAYS = (
     *(
         "in one step",
-        "in chunks of 7 and 1",
+        "in small chunks",
         "from the prefix cache",
         "with guessed tokens",
         "sharing another's prefix",
     ),
-    *("beside 7 others", "over the cells of 7 others"),
+    *("where others have left", "beside 7 others", "over the cells of 7 others"),
 )
 
 
-def verdict(runner: LlamaRunner, habits: Habits = SERVING) -> SelfTested | None:
+@dataclass(frozen=True)
+class Verdict:
+    is_same: bool
+    differences: tuple[str, ...] = ()
+
+
+SAME = Verdict(is_same=True)
+
+
+def verdict(runner: LlamaRunner, habits: Habits = SERVING) -> Verdict | None:
+    found = outcome(runner, habits)
+    return None if found is None else Verdict(found.is_same, found.differences)
+
+
+def outcome(runner: LlamaRunner, habits: Habits = SERVING) -> SelfTested | None:
     """The result; the memory is empty afterwards."""
     results = [result for result in self_test(runner, habits, most_s=600.0) if result is not None]
     assert runner.context.n_cells_used == 0
@@ -43,8 +64,8 @@ def verdict(runner: LlamaRunner, habits: Habits = SERVING) -> SelfTested | None:
 @pytest.mark.model
 def test_with_k_and_v_of_two_types_every_way_gives_the_same_bits(make_context: MakeContext, model: Model) -> None:
     runner = real_runner(make_context, model, type_k="bf16")
-    habits = Habits(chunk=32, is_fixed=False, has_guesses=True, context_length=1024)
-    assert verdict(runner, habits) == SelfTested(is_same=True)
+    habits = Habits(chunk=32, is_fixed=False, n_parallel=8, has_guesses=True, context_length=1024)
+    assert verdict(runner, habits) == SAME
 
 
 @pytest.mark.model
@@ -53,7 +74,7 @@ def test_with_k_and_v_of_one_type_long_steps_and_many_cells_are_found_to_differ(
 ) -> None:
     """ggml then sums in tiles for 64 and more rows, and splits a lone row over 512 and more cells between threads."""
     runner = real_runner(make_context, model, type_k="f16")
-    habits = Habits(chunk=32, is_fixed=False, has_guesses=True, context_length=1024)
+    habits = Habits(chunk=32, is_fixed=False, n_parallel=8, has_guesses=True, context_length=1024)
     found = verdict(runner, habits)
     assert found is not None
     assert not found.is_same
@@ -78,8 +99,8 @@ def test_small_models_with_products_row_by_row_are_the_same_too(
 ) -> None:
     runner = real_runner(make_context, load_random(kind), type_k="bf16")
     for is_fixed in (False, True):
-        habits = Habits(chunk=chunk, is_fixed=is_fixed, has_guesses=True, context_length=1024)
-        assert verdict(runner, habits) == SelfTested(is_same=True)
+        habits = Habits(chunk=chunk, is_fixed=is_fixed, n_parallel=8, has_guesses=True, context_length=1024)
+        assert verdict(runner, habits) == SAME
 
 
 @pytest.mark.model
@@ -88,10 +109,10 @@ def test_a_memory_that_cannot_be_cut_is_tested_without_reuse(
     load_random: LoadRandom, make_context: MakeContext, kind: Kind
 ) -> None:
     runner = real_runner(make_context, load_random(kind), type_k="bf16", swa_full=False)
-    habits = Habits(chunk=16, is_fixed=False, has_guesses=False, context_length=1024)
+    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_guesses=False, context_length=1024)
     found = verdict(runner, habits)
     assert found is not None
-    assert set(found.differences) <= {"in one step", "in chunks of 7 and 1", "beside 7 others"}
+    assert set(found.differences) <= {"in one step", "in small chunks", "where others have left", "beside 7 others"}
 
 
 # ── a memory that remembers what it should not ───────────────────────────────────────────────────
@@ -148,28 +169,129 @@ def tainted(tiny: Model, *taints: str, n_slots: int = 8) -> Tainted:
     [
         ("nothing", ()),
         ("tokens 48", ("in one step",)),
-        ("tokens 7", ("in chunks of 7 and 1",)),
+        ("tokens 7", ("in small chunks",)),
         ("load 2", ("from the prefix cache",)),
-        ("guesses 3", ("with guessed tokens",)),
+        ("guesses 8", ("with guessed tokens",)),
         ("share", ("sharing another's prefix",)),
-        ("slices 8", ("beside 7 others",)),
+        ("slices 8", ("in decode steps of 8 rows", "beside 7 others")),
         ("crowded True", ("over the cells of 7 others",)),
     ],
 )
 def test_what_differs_is_named(tiny: Model, what: str, names: tuple[str, ...]) -> None:
     runner = tainted(tiny, what)
-    assert verdict(runner) == SelfTested(is_same=not names, differences=names)
-    assert names == () or names[0] in ALL_WAYS
+    found = outcome(runner)
+    assert found == SelfTested(
+        is_same=not names, differences=names, ways=ALL_WAYS, widths=tuple(range(1, 9)), n_prompts=5
+    )
 
 
 def test_all_that_differs_is_named(tiny: Model) -> None:
-    kinds = ("tokens 48", "tokens 7", "load 2", "guesses 3", "share", "slices 8", "crowded True")
+    kinds = ("tokens 48", "tokens 7", "load 2", "guesses 8", "share", "slices 8", "crowded True")
     found = verdict(tainted(tiny, *kinds))
-    assert found == SelfTested(is_same=False, differences=ALL_WAYS)
+    ways = tuple(way for way in ALL_WAYS if way != "where others have left")
+    assert found == Verdict(is_same=False, differences=("in decode steps of 8 rows", *ways))
+
+
+def test_every_width_that_differs_is_named(tiny: Model) -> None:
+    found = verdict(tainted(tiny, "slices 2", "slices 3", "slices 5", "slices 7"))
+    assert found == Verdict(is_same=False, differences=("in decode steps of 2 to 3, 5 and 7 rows",))
+
+
+def test_the_cells_of_others_that_have_left_are_looked_at(tiny: Model) -> None:
+    """In a memory without order a sequence's later tokens lie before its first."""
+
+    class Holes(Tainted):
+        def trim(self, slot: SlotId, n_keep: int) -> None:
+            super().trim(slot, n_keep)
+            self.memory.note("hole")
+
+    runner = tainted(tiny, "hole")
+    assert verdict(Holes(tiny, runner.memory)) == Verdict(is_same=False, differences=("where others have left",))
+
+
+# ── row groups ───────────────────────────────────────────────────────────────────────────────────
+
+
+FIXED = replace(SERVING, is_fixed=True, has_guesses=False)
+
+
+@pytest.mark.parametrize(
+    ("taints", "groups"),
+    [((), RowGroups()), (("slices 8",), RowGroups(most=4)), (("slices 2", "slices 3", "slices 4"), RowGroups(most=1))],
+)
+def test_with_fixed_chunks_rows_are_grouped_until_they_are_the_same(
+    tiny: Model, taints: tuple[str, ...], groups: RowGroups
+) -> None:
+    """This context cannot fill steps up, and so has three choices."""
+    runner = tainted(tiny, *taints)
+    found = outcome(runner, FIXED)
+    assert found is not None
+    assert (found.is_same, found.row_multiple, found.most_rows) == (True, groups.multiple, groups.most)
+    assert runner.context.row_groups == groups
+    assert found.widths == tuple(range(1, 9)), "so many jobs there are, however their rows are computed"
+    assert outcome(runner, FIXED) == found, "a restarted engine chooses the same"
+
+
+def test_what_no_grouping_cures_is_named_in_full(tiny: Model) -> None:
+    runner = tainted(tiny, "slices 8", "load 2", "share")
+    assert verdict(runner, FIXED) == Verdict(
+        is_same=False, differences=("from the prefix cache", "sharing another's prefix")
+    )
+
+
+def test_without_the_flag_rows_are_never_grouped(tiny: Model) -> None:
+    runner = tainted(tiny, "slices 8")
+    assert verdict(runner) != SAME
+    assert runner.context.row_groups == RowGroups()
+
+
+# ── weights of many types ────────────────────────────────────────────────────────────────────────
+
+
+WIDE_FIXED = Habits(chunk=64, is_fixed=True, n_parallel=8, has_guesses=False, context_length=1024)
+
+
+@contextmanager
+def wide_runner(folder: Path, family: str, name: str, *, is_fixed: bool) -> Iterator[LlamaRunner]:
+    """As load.py makes one with the flag and without it."""
+    path = write_wide(folder / "wide.gguf", family, name)
+    cpu = choose_device("cpu", devices())
+    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None, may_repack=not is_fixed) as model:
+        context = Context(
+            model,
+            n_ctx=1024 + MOST_PADDING,
+            n_batch=512,
+            n_ubatch=512,
+            n_seq_max=9,
+            n_threads=1,
+            n_threads_batch=1,
+            type_k="bf16",
+            has_padding=is_fixed,
+        )
+        yield LlamaRunner(model, context)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("family", WIDE, ids=str)
+@pytest.mark.parametrize("name", QUANTISED)
+def test_with_fixed_chunks_weights_of_every_type_are_the_same(tmp_path: Path, family: str, name: str) -> None:
+    with wide_runner(tmp_path, family, name, is_fixed=True) as runner:
+        assert verdict(runner, WIDE_FIXED) == SAME
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q6_K", "F16"])
+def test_without_the_flag_the_widths_of_other_kernels_are_found(tmp_path: Path, name: str) -> None:
+    """ggml computes eight rows of K-quants otherwise than one, and two of floats."""
+    with wide_runner(tmp_path, "llama", name, is_fixed=False) as runner:
+        found = verdict(runner, replace(WIDE_FIXED, chunk=32, is_fixed=False))
+    assert found is not None
+    assert found.differences[0].startswith("in decode steps of ")
+    assert found.differences[0].endswith(" 8 rows")
 
 
 def test_logits_that_are_no_numbers_equal_themselves(model_of_nan: Model) -> None:
-    assert verdict(tainted(model_of_nan)) == SelfTested(is_same=True)
+    assert verdict(tainted(model_of_nan)) == SAME
 
 
 # ── ways that are not taken ──────────────────────────────────────────────────────────────────────
@@ -177,33 +299,35 @@ def test_logits_that_are_no_numbers_equal_themselves(model_of_nan: Model) -> Non
 
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 def test_where_chunks_are_fixed_prompts_are_cut_nowhere_else(tiny: Model, chunk: int) -> None:
-    habits = Habits(chunk=chunk, is_fixed=True, has_guesses=False, context_length=64)
-    elsewhere = [f"tokens {n}" for n in range(2, 65) if n not in (chunk, 48 % chunk, 48)]
-    runner = tainted(tiny, *elsewhere, "guesses 3")
-    assert verdict(runner, habits) == SelfTested(is_same=True)
+    habits = Habits(chunk=chunk, is_fixed=True, n_parallel=8, has_guesses=False, context_length=64)
+    prompts = (9, 6, 12, 10, 3, 48, 5, 7)
+    elsewhere = [f"tokens {n}" for n in range(2, 65) if n not in {chunk, *prompts, *(n % chunk for n in prompts)}]
+    runner = tainted(tiny, *elsewhere, "guesses 8")
+    assert verdict(runner, habits) == SAME
 
 
 def test_without_a_memory_that_can_be_cut_nothing_is_reused(tiny: Model) -> None:
     class Uncut(Tainted):
         can_share = False
 
-    runner = tainted(tiny, "load 1", "load 2", "share", "guesses 3", "slices 8")
+    runner = tainted(tiny, "load 1", "load 2", "share", "guesses 8", "slices 8")
     uncut = Uncut(tiny, runner.memory)
-    habits = Habits(chunk=16, is_fixed=False, has_guesses=False, context_length=64)
-    assert verdict(uncut, habits) == SelfTested(is_same=False, differences=("beside 7 others",))
+    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_guesses=False, context_length=64)
+    names = ("in decode steps of 8 rows", "beside 7 others")
+    assert verdict(uncut, habits) == Verdict(is_same=False, differences=names)
 
 
 def test_a_single_slot_has_no_company(tiny: Model) -> None:
     runner = tainted(tiny, "share", "crowded True", n_slots=1)
-    assert verdict(runner) == SelfTested(is_same=True)
+    assert verdict(runner, replace(SERVING, n_parallel=1)) == SAME
 
 
 @pytest.mark.parametrize("n_slots", [2, 3, 8, 200])
 def test_the_smallest_memory_is_enough(tiny: Model, n_slots: int) -> None:
     context = Context(tiny, n_ctx=1, n_batch=1, n_ubatch=1, n_seq_max=n_slots, n_threads=1, n_threads_batch=1)
     for is_fixed in (False, True):
-        habits = Habits(chunk=1, is_fixed=is_fixed, has_guesses=True, context_length=10_000)
-        assert verdict(LlamaRunner(tiny, context), habits) == SelfTested(is_same=True)
+        habits = Habits(chunk=1, is_fixed=is_fixed, n_parallel=n_slots, has_guesses=not is_fixed, context_length=10_000)
+        assert verdict(LlamaRunner(tiny, context), habits) == SAME
 
 
 # ── ends ─────────────────────────────────────────────────────────────────────────────────────────
@@ -218,7 +342,7 @@ def test_it_can_be_broken_off_after_any_step(tiny: Model) -> None:
             assert next(steps) is None
         steps.close()
         assert runner.context.n_cells_used == 0
-    assert verdict(runner) == SelfTested(is_same=True)
+    assert verdict(runner) == SAME
 
 
 @pytest.mark.parametrize("n_taken", [0, 1, 9])
@@ -229,7 +353,7 @@ def test_an_abort_that_comes_too_late_for_its_step_begins_it_anew(tiny: Model, n
     for _ in range(n_taken):
         assert next(steps) is None
     runner.request_abort()
-    assert [result for result in steps if result is not None] == [SelfTested(is_same=True)]
+    assert [result.is_same for result in steps if result is not None] == [True]
     assert runner.context.n_cells_used == 0
 
 
@@ -242,16 +366,27 @@ def ticking() -> Callable[[], float]:
 def test_without_the_time_there_is_no_verdict(tiny: Model, most_s: float, *, is_done: bool) -> None:
     results = list(self_test(tainted(tiny), SERVING, most_s=most_s, clock=ticking()))
     assert len(results) - 2 <= most_s
-    assert (results[-1] == SelfTested(is_same=True)) == is_done
+    assert (results[-1] is not None) == is_done
 
 
 def test_what_was_found_before_the_time_was_up_is_told(tiny: Model) -> None:
-    """One part of a prompt: a step to see how long it takes, six alone, five in one step."""
-    *steps, found = self_test(tainted(tiny, "tokens 24", "slices 8"), SERVING, most_s=12.0, clock=ticking())
-    assert len(steps) == 13
-    assert found == SelfTested(is_same=False, differences=("in one step",))
+    """A step to see how long it takes, 16 for the widths, eleven alone, five in one step: one part of a prompt."""
+    habits = replace(SERVING, context_length=40)
+    *steps, found = self_test(tainted(tiny, "tokens 24", "load 2"), habits, most_s=32.0, clock=ticking())
+    assert len(steps) == 33
+    assert found is not None
+    assert (found.differences, found.ways) == (("in one step",), ("in one step",))
+    assert found.widths == tuple(range(1, 9))
+
+
+def test_before_the_widths_are_through_those_that_differ_are_told(tiny: Model) -> None:
+    *_, found = self_test(tainted(tiny, "slices 3"), SERVING, most_s=14.0, clock=ticking())
+    assert found is not None
+    assert (found.differences, found.ways) == (("in decode steps of 3 rows",), ())
+    assert found.widths[0] == 1
+    assert 3 in found.widths
 
 
 def test_a_context_too_short_for_the_sequence_stays_untested(tiny: Model) -> None:
-    habits = Habits(chunk=16, is_fixed=False, has_guesses=True, context_length=27)
+    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_guesses=True, context_length=27)
     assert verdict(tainted(tiny), habits) is None

@@ -30,7 +30,7 @@ _ALL_TO = 16
 _SOME = (24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 192)
 """Of the wider ones those about which a kernel or its tiles may change."""
 
-_PROMPT_LENGTHS = (9, 5, 12, 7)
+_PROMPT_LENGTHS = (9, 6, 12, 10)
 """The step that they share finds them at different positions."""
 
 

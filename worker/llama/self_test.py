@@ -346,8 +346,10 @@ class _Ways:
 
     def _where_others_left(self) -> Steps:
         """Their cells lay before its own, and its later ones may not go there."""
+        theirs = self._other[: len(self._beside) * self._company.n_each + _N_AFTER]
         for slot in self._company.slots:
-            yield from self._step([Slice(slot, 0, self._other[: len(self._beside) + _N_AFTER])])
+            for start in range(0, len(theirs), self._chunk):
+                yield from self._step([Slice(slot, start, theirs[start : start + self._chunk])])
         first, *edges = self._beside
         rows = yield from self._compute(0, [first])
         for slot in self._company.slots:
