@@ -16,7 +16,20 @@ import msgspec
 import pytest
 
 from tests.rehearsal import CONFIG
-from tests.toy_engine import BROKEN, GONE, LEAVING, LOUD, LOUD_BYTES, STARVED, THERE, TOO_BIG, TOY, UNLOADABLE
+from tests.toy_engine import (
+    BROKEN,
+    DIFFERING,
+    FOUND,
+    GONE,
+    LEAVING,
+    LOUD,
+    LOUD_BYTES,
+    STARVED,
+    THERE,
+    TOO_BIG,
+    TOY,
+    UNLOADABLE,
+)
 from worker.engine.contract import (
     Accepted,
     AskResidency,
@@ -30,6 +43,7 @@ from worker.engine.contract import (
     Refused,
     Residency,
     Sampling,
+    SelfTested,
     Started,
     StepDone,
     Submit,
@@ -214,6 +228,26 @@ def test_why_it_could_not_load_is_its_last_frame(kind: str, failed: LoadFailed) 
         assert engine.next(LoadFailed) == failed
         assert list(engine.frames) == []
         assert engine.end() == (0, "")
+
+
+def test_where_answers_are_to_be_the_same_and_are_not_the_engine_does_not_start() -> None:
+    with EngineProcess("-m", "tests.toy_engine") as engine:
+        engine.send(msgspec.structs.replace(CONFIG, model_path=DIFFERING, is_deterministic=True))
+        assert engine.next(SelfTested) == FOUND
+        failed = engine.next(LoadFailed)
+        assert failed.code == "MODEL_LOAD_FAILED"
+        assert failed.message.startswith("--deterministic: ")
+        assert "differ in decode steps of 2 to 8 rows, beside 7 others. Use --device cpu" in failed.message
+        assert list(engine.frames) == []
+        assert engine.end() == (0, "")
+
+
+def test_where_nobody_asked_for_it_the_engine_serves_and_says_what_differs() -> None:
+    with toy_engine(DIFFERING) as engine:
+        engine.next(Loaded)
+        assert engine.next(SelfTested) == FOUND
+        engine.send(job(1))
+        assert engine.story()[-1].finished
 
 
 def test_a_library_that_cannot_be_loaded_is_reported_as_a_model_is(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_the_keys_of_the_protocol_come_first_and_ours_after_them() -> None:
     keys = list(shown())
     assert keys[:3] == ["status", "vram_bytes", "worker_id"]
     ours = ["parity", "prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"]
+    ours.append("determinism_tried")
     assert keys[keys.index("queue_depth") + 1 :] == ours
 
 
@@ -57,6 +58,13 @@ def test_an_engine_is_untested_until_it_says_otherwise() -> None:
 def test_the_self_test_is_told_with_what_differed(result: SelfTested, word: str) -> None:
     fixed = replace(SETTINGS, deterministic=True)
     assert chosen(shown(fixed, self_tested=result)) == (16, True, word, result.differences)
+
+
+def test_what_the_self_test_tried_is_told_with_its_verdict() -> None:
+    found = SelfTested(is_same=True, ways=("in one step",), widths=(1, 2), n_prompts=5, row_multiple=2, most_rows=4)
+    tried = {"prompts": 5, "widths": (1, 2), "ways": ("in one step",), "row_multiple": 2, "most_rows": 4}
+    assert shown(self_tested=found)["determinism_tried"] == tried
+    assert shown()["determinism_tried"] is None
 
 
 def test_the_prefix_cache_is_told_as_the_last_step_left_it() -> None:

@@ -4,10 +4,10 @@
 
 `Configure.model_path` says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text; BROKEN: its first
 step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG, STARVED: it
-cannot be loaded.
+cannot be loaded; DIFFERING: its self-test finds that answers depend on the jobs beside them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from itertools import chain, repeat
 
 from msgspec.structs import replace
@@ -15,12 +15,13 @@ from msgspec.structs import replace
 from tests.engine.fake_runner import N_VOCAB, FakeRunner, ToyModel
 from tests.rehearsal import FACTS
 from worker.engine.backend import LoadedModel, Sampled, Step
-from worker.engine.contract import Configure, Residency, TokenId
+from worker.engine.contract import Configure, Residency, SelfTested, TokenId
 from worker.engine_process import main
 from worker.errors import InsufficientMemory, ModelLoadFailed
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
-STARVED = "starved"
+STARVED, DIFFERING = "starved", "differing"
+FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
 
 ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
 THERE, GONE = Residency(is_resident=True, memory_bytes=1000), Residency(is_resident=False, memory_bytes=30)
@@ -38,7 +39,7 @@ class BrokenRunner(FakeRunner):
         raise RuntimeError("llama_decode failed with code -3")
 
 
-RUNNERS = {TOY: FakeRunner, LOUD: LoudRunner, BROKEN: BrokenRunner, LEAVING: FakeRunner}
+RUNNERS = {TOY: FakeRunner, LOUD: LoudRunner, BROKEN: BrokenRunner, LEAVING: FakeRunner, DIFFERING: FakeRunner}
 
 
 def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
@@ -56,7 +57,13 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     if config.model_path == LEAVING:
         answers = chain([THERE], repeat(GONE))
         return LoadedModel(runner, tokenize, lambda _: None, ON_A_GPU, residency=lambda: next(answers))
-    return LoadedModel(runner, tokenize, lambda _: None, FACTS)
+    self_test = differing if config.model_path == DIFFERING else None
+    return LoadedModel(runner, tokenize, lambda _: None, FACTS, self_test=self_test)
+
+
+def differing() -> Generator[SelfTested | None, None, None]:
+    yield None
+    yield FOUND
 
 
 def tokenize(text: str) -> list[TokenId]:

@@ -130,7 +130,8 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
     for model in (free, fixed):
         assert model.self_test is not None
         *steps, result = model.self_test()
-        assert result == SelfTested(is_same=True)
+        assert isinstance(result, SelfTested)
+        assert (result.is_same, result.widths) == (True, (1, 2))
         assert set(steps) == {None}
         assert model.runner.n_free_cells == 768
     open_library().on_log = None

@@ -41,6 +41,7 @@ HEALTH_KEYS = (
     *("vram_bytes_used", "memory_bytes", "tokenizer_kind", "vocab_size", "context_length", "capabilities"),
     *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth", "parity"),
     *("prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"),
+    "determinism_tried",
 )
 
 
@@ -117,7 +118,7 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
     assert 0 <= cache["bytes"] <= cache["limit_bytes"]
     assert health["prefill_chunk"] in {2**n for n in range(4, 10)}
     assert health["determinism"] in {"untested", "same"}
-    measured = {"prefill_chunk": 0, "prefix_cache": {}, "determinism": ""}
+    measured = {"prefill_chunk": 0, "prefix_cache": {}, "determinism": "", "determinism_tried": None}
     assert health | measured | {"worker_id": "", "model": "", "memory_bytes": 0, "uptime_seconds": 0} == {
         "status": "healthy",
         "vram_bytes": 0,

@@ -1,0 +1,98 @@
+"""Row groups: every row once and in order, as many rows as a group needs, and nothing left of those nobody reads."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.llama.conftest import GREEDY, LoadRandom, MakeContext, slice_of
+from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind
+from worker.engine.backend import MAX_SEQ_IDS, Slice
+from worker.engine.contract import SlotId, TokenId
+from worker.llama.context import Context
+from worker.llama.model import Model
+from worker.llama.row_groups import CHOICES, RowGroups
+from worker.llama.row_widths import in_words, widths
+
+FILLED = RowGroups(multiple=4, most=4)
+
+
+@given(groups=st.sampled_from(CHOICES), n_rows=st.integers(1, 40))
+def test_each_row_of_a_decode_step_is_in_one_group_and_each_group_is_whole(groups: RowGroups, n_rows: int) -> None:
+    slices = [Slice(SlotId(slot), 5, [TokenId(0)], GREEDY) for slot in range(n_rows)]
+    parts = list(groups.split(slices))
+    assert [piece for part in parts for piece in part] == slices
+    for part in parts:
+        assert len(part) <= (groups.most or n_rows)
+        assert (len(part) + groups.n_padding(part)) % groups.multiple == 0
+        assert groups.n_padding(part) < groups.multiple
+
+
+@pytest.mark.parametrize("groups", CHOICES)
+def test_a_step_of_prompts_or_of_guesses_is_left_as_it_is(groups: RowGroups) -> None:
+    slices = [Slice(SlotId(slot), 0, [TokenId(0)] * (1 + (slot == 3))) for slot in range(9)]
+    assert list(groups.split(slices)) == [slices]
+    assert groups.n_padding(slices) == 0
+
+
+@pytest.mark.parametrize(("found", "words"), [((8,), "8"), ((2, 3, 4, 8), "2 to 4 and 8"), ((1, 3, 5), "1, 3 and 5")])
+def test_widths_are_told_in_words(found: tuple[int, ...], words: str) -> None:
+    assert in_words(found) == words
+
+
+@given(n_slots=st.integers(1, MAX_SEQ_IDS))
+def test_all_small_widths_are_tried_and_the_widest(n_slots: int) -> None:
+    tried = widths(n_slots)
+    assert tried[0] == 1
+    assert tried[-1] == n_slots
+    assert set(range(1, min(16, n_slots) + 1)) <= set(tried)
+    assert list(tried) == sorted(set(tried))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kind", [PLAIN, SLIDING, RECURRENT], ids=str)
+def test_rows_that_nobody_reads_change_no_others_and_leave_no_cell(
+    load_random: LoadRandom, make_context: MakeContext, kind: Kind
+) -> None:
+    """With products row by row; in a memory that is full but for their cells."""
+    model = load_random(kind)
+    bare, filled = (context_of(make_context, model, groups) for groups in (RowGroups(), FILLED))
+    for context in (bare, filled):
+        for slot in range(3):
+            context.decode([slice_of(slot, 0, [TokenId(slot + 5)] * (20 + slot))])
+    for turn in range(8):
+        slices = [slice_of(slot, 20 + slot + turn, [TokenId(40 + turn)]) for slot in range(3)]
+        own, beside = (
+            np.stack([context.logits(index).copy() for index in context.decode(slices)]) for context in (bare, filled)
+        )
+        assert filled.n_cells_used == bare.n_cells_used
+        if kind.is_row_by_row:
+            assert np.array_equal(own, beside)
+        else:
+            np.testing.assert_allclose(own, beside, rtol=0, atol=1e-3)
+
+
+def test_a_full_memory_has_cells_for_rows_that_nobody_reads(tiny: Model) -> None:
+    context = Context(
+        tiny, n_ctx=256, n_batch=256, n_ubatch=64, n_seq_max=1, n_threads=1, n_threads_batch=1, has_padding=True
+    )
+    context.row_groups = FILLED
+    context.decode([slice_of(0, 0, [TokenId(5)] * 252)])
+    context.decode([slice_of(0, 252, [TokenId(5)])])
+    assert context.n_cells_used == 253
+
+
+@pytest.mark.parametrize(("n_slots", "can_pad"), [(8, True), (253, True), (254, False), (256, False)])
+def test_a_context_whose_slots_leave_no_seq_id_cannot_fill_steps_up(
+    tiny: Model, n_slots: int, *, can_pad: bool
+) -> None:
+    context = Context(
+        tiny, n_ctx=256, n_batch=256, n_ubatch=64, n_seq_max=n_slots, n_threads=1, n_threads_batch=1, has_padding=True
+    )
+    assert context.can_pad == can_pad
+
+
+def context_of(make_context: MakeContext, model: Model, groups: RowGroups) -> Context:
+    context = make_context(model, n_seq_max=3, type_k="bf16", has_padding=True)
+    context.row_groups = groups
+    return context

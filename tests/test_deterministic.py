@@ -1,0 +1,115 @@
+"""With --deterministic an answer has the same bits alone and among others that come and go, whatever the weights' type.
+
+Over the engine and llama.cpp, as the engine process puts them together, on small models of our own making.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.llama.wide_models import write_wide
+from tests.rehearsal import CONFIG
+from worker.engine.contract import JobKey, Logprob, Outbound, Sampling, SelfTested, StepDone, TokenId
+from worker.engine.loop import Engine
+from worker.engine.rules import Rules
+from worker.llama.load import load_model
+from worker.llama.runner import LlamaRunner
+
+pytestmark = pytest.mark.model
+
+N_JOBS = 8
+N_TOKENS = 24
+LENGTHS = (70, 5, 64, 131, 9, 40, 65, 3)
+"""Prompts of less than a chunk of 64, of one, and of more."""
+
+Answers = list[list[Logprob]]
+
+
+class Worker:
+    """An engine that is asked for log-probabilities."""
+
+    def __init__(self, path: Path, *, is_deterministic: bool) -> None:
+        sizes = {"ctx_size": 2048, "parallel": N_JOBS, "cache_type_k": "auto"}
+        config = replace(CONFIG, model_path=str(path), is_deterministic=is_deterministic, **sizes)
+        model = load_model(config, lambda _: None)
+        assert isinstance(model.runner, LlamaRunner)
+        assert model.self_test is not None
+        *_, found = model.self_test()
+        assert found is not None
+        self.found: SelfTested = found
+        self._runner = model.runner
+        self._engine = Engine(model.runner, Rules.of(config, model), emit=self._hear, clock=lambda: 0.0)
+        self._told: dict[int, list[Logprob]] = {}
+        chance = random.Random(5)
+        self._prompts = [[TokenId(chance.randrange(3, 259)) for _ in range(length)] for length in LENGTHS]
+
+    def _hear(self, message: Outbound) -> None:
+        for delta in message.deltas if isinstance(message, StepDone) else ():
+            assert delta.logprob is not None
+            self._told[delta.job].append(delta.logprob)
+
+    def ask(self, number: int) -> None:
+        sampling = Sampling(seed=number, temperature=1.0, logprobs=5, ignore_eos=True)
+        self._told[number] = []
+        self._engine.submit(JobKey(number), self._prompts[number], N_TOKENS + 3 * number, sampling)
+
+    def alone(self, number: int) -> list[Logprob]:
+        self.ask(number)
+        self._run_to_the_end()
+        return self._told[number]
+
+    def beside(self, numbers: list[int], n_steps_between: int) -> Answers:
+        """One arrives every so many steps."""
+        for number in numbers:
+            self.ask(number)
+            for _ in range(n_steps_between):
+                self._engine.step()
+        self._run_to_the_end()
+        return [self._told[number] for number in numbers]
+
+    def _run_to_the_end(self) -> None:
+        while not self._engine.is_idle:
+            self._engine.step()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+@contextmanager
+def worker_on(folder: Path, family: str, name: str, *, is_deterministic: bool) -> Iterator[Worker]:
+    worker = Worker(write_wide(folder / "wide.gguf", family, name), is_deterministic=is_deterministic)
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [*(("llama", name) for name in ("Q4_K_M", "Q6_K", "Q4_0", "Q8_0", "F16")), ("gemma3", "Q4_K_M")],
+)
+def test_an_answer_is_the_same_alone_and_among_up_to_seven_others_that_come_and_go(
+    tmp_path: Path, family: str, name: str
+) -> None:
+    with worker_on(tmp_path, family, name, is_deterministic=True) as worker:
+        assert worker.found.is_same, worker.found.differences
+        assert worker.found.widths == tuple(range(1, N_JOBS + 1))
+        alone = [worker.alone(number) for number in range(N_JOBS)]
+        chance = random.Random(7)
+        for n_jobs in range(2, N_JOBS + 1):
+            numbers = chance.sample(range(N_JOBS), n_jobs)
+            assert worker.beside(numbers, n_steps_between=n_jobs % 4) == [alone[number] for number in numbers]
+
+
+def test_without_the_flag_such_weights_answer_otherwise_beside_others_and_the_self_test_says_so(tmp_path: Path) -> None:
+    """Else the test above could not fail."""
+    with worker_on(tmp_path, "llama", "Q4_K_M", is_deterministic=False) as worker:
+        numbers = list(range(N_JOBS))
+        alone = [worker.alone(number) for number in numbers]
+        assert worker.beside(numbers, n_steps_between=2) != alone
+        assert not worker.found.is_same
+        assert "in decode steps of " in worker.found.differences[0]
