@@ -204,7 +204,7 @@ class Settings:
         choices=("on", "off"),
     )
     deterministic: bool = setting(
-        False, "Always read prompts in chunks of 64, whatever this machine's speed and --itl-target-ms.", "Jobs"
+        False, "Give each job the answer that it has alone, bit for bit, or do not start; slower.", "Jobs"
     )
     inference_timeout_sec: float = setting(
         300.0, "Longest life of a job, from its arrival.", "Jobs", low=0.001, high=86_400 * 7, metavar="SECONDS"
