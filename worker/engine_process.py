@@ -199,8 +199,8 @@ def _test(
 def _indeterminate(found: SelfTested) -> ModelLoadFailed:
     return ModelLoadFailed(
         f"--deterministic: an answer would depend on the jobs beside it: logits differ {', '.join(found.differences)}. "
-        "Use --device cpu and the defaults of --cache-type-k, --cache-type-v, --flash-attn and --ubatch-size, "
-        "or another model; or leave --deterministic out"
+        "Use --device cpu and the defaults of --cache-type-k, --cache-type-v, --flash-attn, --swa-full and "
+        "--ubatch-size, or another model; or leave --deterministic out"
     )
 
 

@@ -180,9 +180,10 @@ def _n_window_cells(card: ModelCard, demand: Demand, plan: Plan) -> int:
 
 def _n_seq_ids(card: ModelCard, demand: Demand, plan: Plan) -> int:
     """As llama/seq_ids.py has them."""
+    n_own = plan.parallel + SPARE_SEQ_IDS + (plan.n_padding_cells > 0)
     if card.windows is None:
-        return min(plan.parallel + SPARE_SEQ_IDS, MAX_SEQ_IDS)
-    return min(2 * (plan.parallel + SPARE_SEQ_IDS), MAX_SEQ_IDS) if demand.swa_full else plan.parallel
+        return min(n_own, MAX_SEQ_IDS)
+    return min(2 * n_own, MAX_SEQ_IDS) if demand.swa_full else plan.parallel
 
 
 def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:

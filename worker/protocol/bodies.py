@@ -107,9 +107,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
         doc("Whether this engine's self-test found the same logits for the same tokens, bit for bit, in any company."),
     ]
     determinism_differences: Annotated[tuple[str, ...], doc("What gave other bits: `beside 7 others`.")]
-    determinism_tried: Annotated[
-        TriedBody | None, doc("What the verdict is about; null before there is one.")
-    ]
+    determinism_tried: Annotated[TriedBody | None, doc("What the verdict is about; null before there is one.")]
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):

@@ -176,6 +176,7 @@ _LOADING = HealthBody(
     deterministic=False,
     determinism="untested",
     determinism_differences=(),
+    determinism_tried=None,
 )
 _IDLE = msgspec.structs.replace(
     _LOADING,
