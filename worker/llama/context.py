@@ -24,7 +24,7 @@ from worker.llama.gate import Gate
 from worker.llama.model import Model
 from worker.llama.row_groups import RowGroups
 from worker.llama.saved import SavedCells
-from worker.llama.seq_ids import seq_ids_for
+from worker.llama.seq_ids import padded_seq_ids_for, seq_ids_for
 from worker.llama.threads import Threads
 from worker.memory import CELL_STEP
 
@@ -43,6 +43,9 @@ _NO_ROWS: Logits = np.empty((0, 0), np.float32)
 
 class Context:
     """KV memory of `n_ctx` cells shared by `n_seq_max` slots. Closed by its model at the latest."""
+
+    _handle: int | None = None
+    _owner: int | None = None
 
     def __init__(
         self,
@@ -78,41 +81,36 @@ class Context:
         params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
         # A slot draws once a step, and once for each guess: llama.cpp reserves n_batch rows of logits (98 MiB where 14
         # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
-        seq_ids, padded_ids = (seq_ids_for(model, n_slots, swa_full=swa_full) for n_slots in (n_seq_max, n_seq_max + 1))
-        can_pad = has_padding and padded_ids.n_all <= MAX_SEQ_IDS and padded_ids.n_spare == seq_ids.n_spare
-        seq_ids = padded_ids if can_pad else seq_ids
+        seq_ids = (padded_seq_ids_for if has_padding else seq_ids_for)(model, n_seq_max, swa_full=swa_full)
         self.n_outputs = n_outputs = n_seq_max + MAX_DRAFTS
         params.n_outputs_max = max(n_outputs, seq_ids.n_all)
         params.n_batch = max(n_batch, params.n_outputs_max)
         params.n_ubatch = n_ubatch
         params.n_seq_max = seq_ids.n_all
-        params.n_threads = n_threads
-        params.n_threads_batch = n_threads_batch
-        params.type_k = CACHE_TYPES[type_k]
-        params.type_v = CACHE_TYPES[type_v]
+        params.n_threads, params.n_threads_batch = n_threads, n_threads_batch
+        params.type_k, params.type_v = CACHE_TYPES[type_k], CACHE_TYPES[type_v]
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.kv_unified = True
         params.swa_full = swa_full
         self._model = model
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
-        self._handle: int | None = None
-        self._owner: int | None = None
         self._open(params)
         self.n_slots, self.decoding_s = n_seq_max, 0.0
         self._cells = Cells(self._handle, n_ctx=self.n_ctx, seq_ids=seq_ids)
         self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
         self._batch = Batch(self.n_batch, self._cells.seq_ids)
-        self.can_pad = can_pad
-        self._padding = SlotId(n_seq_max)
-        """Of rows that nobody reads; no slice may have it."""
         self.row_groups = RowGroups()
-        """How decode steps are computed; one with padding asks for `can_pad`."""
         self._row_of: dict[int, int] = {}
         """Of the last decode: batch indexes → rows of its logits."""
         self._rows, self._logits_address = _NO_ROWS, 0
         self._abort_flag = AbortFlag()
         if model.device.backend in ("cpu", "metal") and model.can_rewind:
             self._abort_flag.watched_by(self._handle)
+
+    @property
+    def can_pad(self) -> bool:
+        """Whether `row_groups` may fill steps up."""
+        return self._cells.seq_ids.n_slots > self.n_slots
 
     def _open(self, params: object) -> None:
         handle, watch = self._model.new_context(params, self.close)
@@ -156,9 +154,10 @@ class Context:
 
     def _decode_padded(self, n_padding: int) -> int:
         """With rows behind the slices', whose cells are free again at once: so they are the last, and leave no hole."""
-        self._batch.pad(n_padding, self._padding)
+        behind_all = SlotId(self.n_slots)  # the gate lets no slice have it
+        self._batch.pad(n_padding, behind_all)
         code = int(capi.llama_decode(self.handle, self._batch.struct))
-        self._cells.vacate(self._padding)
+        self._cells.vacate(behind_all)
         return code
 
     def logits(self, index: int) -> Logits:

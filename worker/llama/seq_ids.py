@@ -65,3 +65,10 @@ def seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
     n_left = MAX_SEQ_IDS // (1 + has_twins) - n_slots
     n_spare = min(CELLS_SEQ_IDS if model.device.backend == "cpu" else 1, n_left)
     return SeqIds(n_slots, n_spare, has_twins) if n_spare > 0 else SeqIds(n_slots)
+
+
+def padded_seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
+    """With a slot more, for rows that nobody reads; without it where it would take another's place."""
+    own = seq_ids_for(model, n_slots, swa_full=swa_full)
+    padded = seq_ids_for(model, n_slots + 1, swa_full=swa_full)
+    return padded if padded.n_all <= MAX_SEQ_IDS and padded.n_spare == own.n_spare else own

@@ -22,7 +22,15 @@ from worker.errors import (
     WorkerLoading,
     WorkerUnhealthy,
 )
-from worker.protocol.bodies import CancelBody, HealthBody, PrefixCacheBody, ReadyBody, encode_error, shutdown_body
+from worker.protocol.bodies import (
+    CancelBody,
+    HealthBody,
+    PrefixCacheBody,
+    ReadyBody,
+    TriedBody,
+    encode_error,
+    shutdown_body,
+)
 from worker.protocol.events import (
     JSON_LINES_TYPES,
     SSE_TYPE,
@@ -194,6 +202,13 @@ _IDLE = msgspec.structs.replace(
     prefill_chunk=128,
     prefix_cache=PrefixCacheBody(tokens=812, bytes=18_710_528, limit_bytes=377_487_360, off_because=None),
     determinism="same",
+    determinism_tried=TriedBody(
+        prompts=5,
+        widths=(1, 2, 3, 4, 5, 6, 7, 8),
+        ways=("in one step", "in small chunks", "beside 7 others"),
+        row_multiple=1,
+        most_rows=0,
+    ),
 )
 
 HEALTH = Operation(
