@@ -208,9 +208,8 @@ def test_a_context_beyond_memory_is_refused(tmp_path: Path) -> None:
     assert e.value.needed_bytes > e.value.available_bytes > 0
 
 
-@pytest.mark.parametrize("changes", [{"split_mode": "layer"}, {"split_mode": "row"}, {"gpu_layers": "all"}])
-def test_wishes_about_gpus_leave_a_cpu_as_it_is(tmp_path: Path, changes: dict[str, str]) -> None:
-    config = configuration(write_tiny(tmp_path / "tiny.gguf"), require_full_offload=True, **changes)
+def test_full_offload_leaves_a_cpu_that_was_asked_for_as_it_is(tmp_path: Path) -> None:
+    config = configuration(write_tiny(tmp_path / "tiny.gguf"), require_full_offload=True)
     loaded = load_runner(config, lambda _: None)
     assert loaded.facts.resident
     assert loaded.facts.offload == Offload(gpu_layers=0, layers_total=2)
