@@ -33,10 +33,10 @@ from worker.llama.repack import repacked_bytes
 from worker.llama.residency import Holding, residency_on
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Habits, self_test
-from worker.llama.seq_ids import seq_ids_for
+from worker.llama.seq_ids import can_linger
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
-from worker.memory import CELLS_SEQ_IDS, Plan, k_type, prefix_cache_bytes
+from worker.memory import Plan, k_type, prefix_cache_bytes
 from worker.prefix_cache import obstacle
 from worker.spread import RepackedBytes, nothing_repacked
 
@@ -189,7 +189,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
     may_yield = not config.is_deterministic and not model.device.is_gpu
-    has_spare_slot = seq_ids_for(model, plan.parallel + 1, swa_full=plan.swa_full).n_spare == CELLS_SEQ_IDS
+    has_spare_slot = can_linger(model, plan.parallel, swa_full=plan.swa_full)
     return Context(
         model,
         n_ctx=plan.n_cells + plan.n_padding_cells,

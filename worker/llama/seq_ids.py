@@ -67,8 +67,20 @@ def seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
     return SeqIds(n_slots, n_spare, has_twins) if n_spare > 0 else SeqIds(n_slots)
 
 
+def has_room_for_a_slot(model: Model, n_slots: int, *, swa_full: bool) -> bool:
+    """Whether one slot more takes no spare's place."""
+    own = seq_ids_for(model, n_slots, swa_full=swa_full)
+    wider = seq_ids_for(model, n_slots + 1, swa_full=swa_full)
+    return wider.n_all <= MAX_SEQ_IDS and wider.n_spare == own.n_spare
+
+
+def can_linger(model: Model, n_slots: int, *, swa_full: bool) -> bool:
+    """Whether an ended job's cells can stay in a slot of their own, from which the next job shares them."""
+    n_spare = seq_ids_for(model, n_slots, swa_full=swa_full).n_spare
+    return n_spare > 0 and has_room_for_a_slot(model, n_slots, swa_full=swa_full)
+
+
 def padded_seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
     """With a slot more, for rows that nobody reads; without it where it would take another's place."""
-    own = seq_ids_for(model, n_slots, swa_full=swa_full)
-    padded = seq_ids_for(model, n_slots + 1, swa_full=swa_full)
-    return padded if padded.n_all <= MAX_SEQ_IDS and padded.n_spare == own.n_spare else own
+    n_more = has_room_for_a_slot(model, n_slots, swa_full=swa_full)
+    return seq_ids_for(model, n_slots + n_more, swa_full=swa_full)

@@ -1,0 +1,52 @@
+"""How many seq_ids a model's memory gets for what: slots, spares, twins, and a slot for cells that linger."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
+from worker.engine.backend import MAX_SEQ_IDS
+from worker.llama.model import Model
+from worker.llama.seq_ids import can_linger, padded_seq_ids_for, seq_ids_for
+
+
+@dataclass(frozen=True)
+class Device:
+    backend: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model is asked here."""
+
+    device: Device
+    can_rewind: bool = True
+    n_swa: int = 0
+
+
+def model(backend: str = "cpu", *, can_rewind: bool = True, n_swa: int = 0) -> Model:
+    return cast(Model, Asked(Device(backend), can_rewind, n_swa))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "metal", "vulkan"])
+@pytest.mark.parametrize("n_swa", [0, 128])
+def test_on_every_device_cells_may_linger_where_the_memory_can_be_cut(backend: str, n_swa: int) -> None:
+    assert can_linger(model(backend, n_swa=n_swa), 8, swa_full=True)
+
+
+def test_nothing_lingers_in_a_memory_that_cannot_be_cut() -> None:
+    assert not can_linger(model(can_rewind=False), 8, swa_full=True)
+    assert not can_linger(model(n_swa=128), 8, swa_full=False)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("n_swa", [0, 128])
+def test_no_more_are_used_than_the_library_has_and_a_slot_more_takes_no_spare(backend: str, n_swa: int) -> None:
+    asked = model(backend, n_swa=n_swa)
+    for n_slots in range(1, MAX_SEQ_IDS + 1):
+        own = seq_ids_for(asked, n_slots, swa_full=True)
+        assert own.n_all <= MAX_SEQ_IDS
+        if can_linger(asked, n_slots, swa_full=True):
+            assert seq_ids_for(asked, n_slots + 1, swa_full=True).n_spare == own.n_spare
+        padded = padded_seq_ids_for(asked, n_slots, swa_full=True)
+        assert (padded.n_all <= MAX_SEQ_IDS, padded.n_spare) == (True, own.n_spare)
