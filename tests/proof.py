@@ -46,10 +46,17 @@ class Scene:
 
     @property
     def log_lines(self) -> str:
-        text = json_lines(self.log).decode()
+        return f"```\n{self._without_folders(json_lines(self.log).decode())}```\n"
+
+    @property
+    def samples(self) -> dict[str, float]:
+        """worker_model_info has the model's reference."""
+        return {self._without_folders(name): value for name, value in self.metrics.items()}
+
+    def _without_folders(self, text: str) -> str:
         for folder in {self.model.parent, self.model.parent.resolve()}:
             text = text.replace(f"{folder}/", "")
-        return f"```\n{text}```\n"
+        return text
 
 
 def run_id() -> str:
@@ -105,7 +112,7 @@ def haiku(scene: Scene, requests: Sequence[Event], answers: Sequence[Sequence[Ev
         files={
             "gpu_env.json": document({"device": ready.get("device"), "vram_bytes": scene.health["vram_bytes"]}),
             "sse_transcript.ndjson": lines(events),
-            "metrics_snapshot.json": document({"samples": scene.metrics}),
+            "metrics_snapshot.json": document({"samples": scene.samples}),
             "run_log_redacted.md": markdown(scene.log_lines),
             "test_report.md": markdown(report),
         },
