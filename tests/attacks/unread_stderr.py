@@ -11,7 +11,7 @@ from tests.attacks.watch import GIVE_UP_S
 from tests.default_model import default_file
 from tests.web.wire import request_of
 
-N_JOBS = 1000
+N_JOBS = 300
 """Each is two lines of the log, about 600 bytes: together far more than the 64 KiB of a pipe."""
 
 

@@ -17,13 +17,14 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from worker.argv import HELP_FLAGS
 from worker.catalog import Catalog, Entry, load_catalog, locate, unknown_name, verify
 from worker.commands.places import where
 from worker.download import fetch
 from worker.errors import BadModelFile, ModelNotFound
 
 
-@click.group("models")
+@click.group("models", context_settings={"help_option_names": HELP_FLAGS})
 def models() -> None:
     """List, download, find and check models.
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import rich_click as click
 
+from worker.argv import HELP_FLAGS
 from worker.commands.parity_options import (
     FOLDER,
     Asked,
@@ -38,7 +39,7 @@ class ParityFailed(WorkerError):
     """A level failed, or a bundle is not what it was: one line that says where, exit 1."""
 
 
-@click.group("parity")
+@click.group("parity", context_settings={"help_option_names": HELP_FLAGS})
 def parity() -> None:
     """Prove what a quantised model computes, against the reference in PyTorch.
 
