@@ -4,18 +4,25 @@ Owns: what SIGTERM and SIGINT do until a command installs its own handling. As P
 ignored, so a container could not be stopped while it starts. Runs on the main thread; imports nothing heavy at the top.
 """
 
+import math
 import os
 import resource
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
 from worker.argv import means_serve
+
+LEAST_ADDRESS_SPACE_BYTES = 56 * 1024 * 1024
+"""With less, what a command imports does not fit; Python then fails with anything, or hangs within an import."""
 
 
 def main() -> None:
     """Entry of the script `llorch-worker` and of `python -m worker`; exit codes: docs/protocol.md 1."""
     open_standard_descriptors()
+    if _address_space_bytes() < LEAST_ADDRESS_SPACE_BYTES:
+        _refuse_address_space(f"at least {LEAST_ADDRESS_SPACE_BYTES // 1024} KiB are needed")
     arguments = sys.argv[1:]
     _handle_signals(is_serving=means_serve(arguments))
     try:
@@ -25,12 +32,10 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except Exception as error:
-        if not _has_small_address_space():
+        if _address_space_bytes() == math.inf:
             raise
         # Without memory Python fails with anything, a SyntaxError in the middle of an import too.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        sys.stderr.write(f"llorch-worker: error: the address space is too small (ulimit -v): {reason}\n")
-        code = 1
+        _refuse_address_space(" ".join(str(error).split()) or type(error).__name__)
     raise SystemExit(code)
 
 
@@ -49,9 +54,15 @@ def open_standard_descriptors() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
-def _has_small_address_space() -> bool:
+def _address_space_bytes() -> float:
+    """The limit of this process (ulimit -v)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return soft != resource.RLIM_INFINITY
+    return math.inf if soft == resource.RLIM_INFINITY else soft
+
+
+def _refuse_address_space(reason: str) -> NoReturn:
+    sys.stderr.write(f"llorch-worker: error: the address space is too small (ulimit -v): {reason}\n")
+    raise SystemExit(1)
 
 
 def _handle_signals(*, is_serving: bool) -> None:
