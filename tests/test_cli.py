@@ -357,7 +357,7 @@ def reading_a_fifo(fifo: Path, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def ended_by(number: signal.Signals, process: subprocess.Popen[bytes]) -> int:
-    """The exit code. Python notes a signal that comes right before `read` blocks and acts on it after: then once more."""
+    """The exit code. Python notes a signal right before `read` blocks and acts on it afterwards: then once more."""
     for _ in range(10):
         process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
