@@ -37,8 +37,12 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
 
 
 def llorch_worker(*argv: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return python("-m", "worker", *argv, environ=environ)
+
+
+def python(*argv: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "worker", *argv],
+        [sys.executable, *argv],
         env=environment(environ or {}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -285,15 +289,7 @@ def limited(limit: int, most: int, *argv: str) -> subprocess.CompletedProcess[st
     program = (
         f"import os, resource, sys; resource.setrlimit({limit}, ({most},) * 2); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    return subprocess.run(
-        [sys.executable, "-c", program, sys.executable, "-m", "worker", *argv, "--log-format", "json"],
-        env=environment({}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return python("-c", program, sys.executable, "-m", "worker", *argv, "--log-format", "json")
 
 
 @pytest.mark.process

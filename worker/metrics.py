@@ -102,19 +102,7 @@ class Metrics:
         self._http_requests = self._labelled(
             "worker_http_requests_total", "HTTP requests answered.", "route", "method", "status"
         )
-        self._duration_ms = self._histogram(
-            "worker_inference_duration_ms", "From a job's arrival to its end, in milliseconds.", _DURATION_MS
-        )
-        self._duration_s = self._histogram(
-            "worker_inference_duration_seconds", "From a job's arrival to its end.", _DURATION_S
-        )
-        self._first_token_s = self._histogram(
-            "worker_time_to_first_token_seconds", "From a job's arrival to its first token.", _FIRST_TOKEN_S
-        )
-        self._inter_token_s = self._histogram(
-            "worker_inter_token_latency_seconds", "From one token of a job to its next.", _INTER_TOKEN_S
-        )
-        self._queue_s = self._histogram("worker_queue_time_seconds", "From a job's arrival to its slot.", _QUEUE_S)
+        self._make_histograms()
 
         build = Info("worker_build", "What this worker is made of.", ("worker_id",), registry=self._registry)
         build.labels(worker_id).info(_build())
@@ -217,6 +205,21 @@ class Metrics:
         except (TypeError, ValueError):  # a version in the header that is not a number
             encode, content_type = exposition.choose_encoder("")
         return encode(self._registry), content_type
+
+    def _make_histograms(self) -> None:
+        self._duration_ms = self._histogram(
+            "worker_inference_duration_ms", "From a job's arrival to its end, in milliseconds.", _DURATION_MS
+        )
+        self._duration_s = self._histogram(
+            "worker_inference_duration_seconds", "From a job's arrival to its end.", _DURATION_S
+        )
+        self._first_token_s = self._histogram(
+            "worker_time_to_first_token_seconds", "From a job's arrival to its first token.", _FIRST_TOKEN_S
+        )
+        self._inter_token_s = self._histogram(
+            "worker_inter_token_latency_seconds", "From one token of a job to its next.", _INTER_TOKEN_S
+        )
+        self._queue_s = self._histogram("worker_queue_time_seconds", "From a job's arrival to its slot.", _QUEUE_S)
 
     def _gauge(self, name: str, help: str) -> Gauge:
         return Gauge(name, help, ("worker_id",), registry=self._registry).labels(self._worker_id)

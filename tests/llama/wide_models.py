@@ -12,21 +12,9 @@ from tests.gguf_files import F32, Value
 from tests.llama.random_models import Shapes, write_tensors
 from tests.llama.tiny import TOKENS, vocabulary
 from worker.llama.library import open_library
+from worker.llama.quantise import FILE_TYPES
 
-QUANTISED = {
-    "F16": 1,
-    "BF16": 32,
-    "Q8_0": 7,
-    "Q6_K": 18,
-    "Q5_K_M": 17,
-    "Q4_K_M": 15,
-    "Q3_K_M": 12,
-    "Q2_K": 10,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q5_0": 8,
-    "IQ4_NL": 25,
-}
+QUANTISED = {name: ftype for name, ftype in FILE_TYPES.items() if name != "F32"} | {"Q3_K_M": 12, "Q2_K": 10, "Q5_0": 8}
 """llama_ftype."""
 
 _N_EMBD, _N_FF, _N_HEADS, _N_KV_HEADS, _HEAD = 256, 512, 4, 2, 64
