@@ -4,8 +4,10 @@
 #
 #   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
 #   make check         format, lint, types, the quick tests that need no model, process or PyTorch: under a minute
-#   make test          everything, with the real default model, llama.cpp's test vocabularies and real processes
+#   make test          everything, with the real default model, llama.cpp's test vocabularies and real processes; two
+#                      files at once, because much of it waits: for time-outs, loads, processes that end
 #   make images-test   the container images, built and driven from outside; needs podman and buildah (docs/images.md)
+#   make constraints-test  published JSON schemas: how many are enforced, and what passes and does not; half a minute
 #   make soak          1,000 jobs against one worker, 1,000 JSON schemas; a quarter of an hour
 #   make parity        the default model against its reference in PyTorch, all levels: under 10 minutes
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
@@ -24,7 +26,7 @@ IMAGES ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test soak parity parity-matrix parity-peer bench model vocabularies format clean
+.PHONY: run check test images-test constraints-test soak parity parity-matrix parity-peer bench model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -37,10 +39,13 @@ check: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -m "not soak and not peer"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not peer"
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tests.images $(IMAGES)
+
+constraints-test: .venv/installed-dev
+	$(BIN)/python -m tests.schema_corpus
 
 soak: .venv/installed-dev model
 	$(BIN)/python -m pytest -m soak -s
@@ -87,4 +92,4 @@ format: .venv/installed-dev
 	@touch $@
 
 clean:
-	rm -rf .venv .vocabularies .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist
+	rm -rf .venv .vocabularies .schemas .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist

@@ -1,4 +1,4 @@
-"""What the tests take of llama.cpp: its test vocabularies, its converter from checkpoints, the options of its build.
+"""What the tests take of llama.cpp: its test vocabularies, converter from checkpoints, options of its build, grammars.
 
 They are not in this repository. `make vocabularies` has pip download the source of the llama-cpp-python that is
 installed, once per version, and keeps these files alone in a folder that git ignores. Knows nothing of their use.
@@ -16,12 +16,13 @@ from tempfile import TemporaryDirectory
 _PACKAGE = "llama-cpp-python"
 _VERSION = version(_PACKAGE)
 _FOLDER = Path(__file__).parents[1] / ".vocabularies" / _VERSION
-_CONVERTER, _BUILD = Path("converter"), Path("build")
+_CONVERTER, _BUILD, _GRAMMARS = Path("converter"), Path("build"), Path("grammars")
 
 _WANTED = (
     (re.compile(r"vendor/llama\.cpp/models/(ggml-vocab-[^/]+\.gguf(?:\.inp|\.out)?)"), Path()),
     (re.compile(r"vendor/llama\.cpp/(convert_hf_to_gguf\.py|conversion/[^/]+\.py|gguf-py/gguf/.+\.py)"), _CONVERTER),
     (re.compile(r"((?:vendor/llama\.cpp/(?:ggml/(?:src/[^/]+/)?)?)?CMakeLists\.txt)"), _BUILD),
+    (re.compile(r"vendor/llama\.cpp/(?:grammars|tests(?:/peg-parser)?)/([^/]*(?:gbnf|grammar)[^/]*)"), _GRAMMARS),
 )
 """Names below the archive's root, and where in the folder what is in brackets goes."""
 
@@ -41,9 +42,14 @@ def build_files() -> list[Path]:
     return sorted(_checked(_FOLDER / _BUILD).rglob("CMakeLists.txt"))
 
 
+def grammars() -> list[Path]:
+    """Its examples of grammars (*.gbnf), and the programs that test how it reads and follows grammars (*.cpp)."""
+    return sorted(_checked(_FOLDER / _GRAMMARS).iterdir())
+
+
 def fetch() -> None:
     """Make the folder unless it is whole; it appears whole or not at all. Exits with one line where pip cannot help."""
-    if (_FOLDER / _BUILD).is_dir():
+    if (_FOLDER / _GRAMMARS).is_dir():
         return
     sys.stderr.write("==> fetching llama.cpp's source for its test vocabularies and converter (77 MB), once\n")
     _FOLDER.parent.mkdir(exist_ok=True)

@@ -199,6 +199,7 @@ class Stage:
             stop=(),
             grammar=None,
             json_schema=None,
+            regex=None,
             correlation_id="",
             arrived_s=0.0,
             expires_s=1e9,

@@ -13,6 +13,7 @@ from tests.imports import calls, functions, imports, is_in, is_in_any, reachable
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ctypes": ("worker.llama",),
     "llama_cpp": ("worker.llama",),
+    "llguidance": ("worker.llama.constraint",),
     "torch": ("worker.parity.reference",),
     "transformers": ("worker.parity.reference",),
     "litestar": ("worker.web",),
@@ -61,7 +62,7 @@ FRONT = ("worker.serve", "worker.commands.generate")
 
 NOT_IN_THE_FRONT = (
     *("worker.llama", "worker.engine_process", "worker.parity", "worker.bench"),
-    *("llama_cpp", "ctypes", "gguf", "numpy", "torch", "transformers"),
+    *("llama_cpp", "llguidance", "ctypes", "gguf", "numpy", "torch", "transformers"),
 )
 
 MEASURES = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.crashing_engine import DIES_LOADING, LAST_LINE, marker
+from tests.crashing_engine import DIES_LOADING, LAST_LINE, STALL, marker
 from tests.crashing_worker import QUESTION, CrashingWorker, check_interrupted, crashing_worker
 from tests.worker_process import PATIENCE_S, check_order, text_of
 from worker.logs import LAST_WORDS_BYTES
@@ -29,6 +29,14 @@ DEATHS = {
     "garbage to the front": ("a frame that cannot be read", ""),
 }
 """kind → (part of the cause, part of the last words); most are llama.cpp's own asserts and exceptions."""
+
+
+NAMED = {
+    "type": "object",
+    "properties": {"capital": {"type": "string", "maxLength": 20}},
+    "required": ["capital"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,26 @@ def test_an_engine_killed_from_outside_costs_only_the_job_that_streamed(crashing
     check_order(events)
     assert text_of(events) == answer
     assert "SIGKILL" in death["cause"]
+
+
+def test_a_constrained_job_is_repeated_with_its_seed_and_answers_as_alone(crashing: CrashingWorker) -> None:
+    """The new engine compiles the schema again. One that had sent forced text is interrupted like any other."""
+    worker = crashing.worker
+    constrained = {"prompt": QUESTION, "max_tokens": 24, "temperature": 1.0, "json_schema": NAMED}
+    with crashing.streaming_job() as streaming, worker.stream(**constrained) as queued:
+        worker.engine.kill()
+        crashing.replaced()
+        check_interrupted(list(streaming))
+        events = list(queued)
+    check_order(events)
+    assert text_of(events) == worker.text(**constrained, seed=events[0]["seed"])
+    crashing.gates.shut("decode")
+    with worker.stream(prompt=f"{STALL}{QUESTION}", json_schema=NAMED) as streaming:
+        streaming.until("token")
+        worker.engine.kill()
+        crashing.gates.open("decode")
+        crashing.replaced()
+        check_interrupted(list(streaming))
 
 
 def test_an_engine_killed_while_idle_is_replaced(crashing: CrashingWorker, answer: str) -> None:

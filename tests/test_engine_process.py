@@ -29,6 +29,7 @@ from tests.toy_engine import (
     TOO_BIG,
     TOY,
     UNLOADABLE,
+    UNTESTABLE,
 )
 from worker.engine.contract import (
     Accepted,
@@ -239,6 +240,15 @@ def test_where_answers_are_to_be_the_same_and_are_not_the_engine_does_not_start(
         assert failed.message.startswith("--deterministic: ")
         assert "differ in decode steps of 2 to 8 rows, beside 7 others. Use --device cpu" in failed.message
         assert list(engine.frames) == []
+        assert engine.end() == (0, "")
+
+
+def test_where_answers_are_to_be_the_same_and_that_cannot_be_tested_the_engine_does_not_start() -> None:
+    with EngineProcess("-m", "tests.toy_engine") as engine:
+        engine.send(msgspec.structs.replace(CONFIG, model_path=UNTESTABLE, is_deterministic=True))
+        failed = engine.next(LoadFailed)
+        assert failed.message.startswith("--deterministic: a context of ")
+        assert "Use --ctx-size 64 or more" in failed.message
         assert engine.end() == (0, "")
 
 

@@ -24,6 +24,20 @@ REQUESTS: tuple[Event, ...] = (
     {"prompt": LONG[: len(LONG) // 2], "max_tokens": 24, "temperature": 0.0, "repetition_penalty": 1.1},
 )
 
+PEOPLE = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "minItems": 3,
+    "maxItems": 3,
+}
+CONSTRAINED: Event = {"prompt": HAIKU, "max_tokens": 80, "temperature": 0.8, "seed": 3, "json_schema": PEOPLE}
+"""Three objects alike: forced text, choices, and repetitions that prompt lookup guesses."""
+
 FLAGS = ("--ctx-size", "2048")
 NEIGHBOUR_WORDS = (5, 60, 200)
 
@@ -81,6 +95,17 @@ def test_each_answer_beside_others_that_come_and_go_is_the_one_alone(
     scene = proof.Scene.of(worker, model_path)
     proof.keep(proof.determinism(scene, config, REQUESTS, alone, beside))
     assert beside == alone
+
+
+def test_a_constrained_answer_is_the_same_alone_beside_others_and_without_prompt_lookup(
+    worker: WorkerProcess, model_path: Path
+) -> None:
+    expected = worker.text(**CONSTRAINED)
+    assert worker.text(**CONSTRAINED) == expected
+    assert worker.text(**{**CONSTRAINED, "seed": 4}) != expected
+    assert answer_in_company(worker, CONSTRAINED, count()) == expected
+    with serve_default(model_path, *FLAGS, "--prompt-lookup", "off") as other:
+        assert other.ready().text(**CONSTRAINED) == expected
 
 
 def test_all_requests_at_once_answer_as_alone(worker: WorkerProcess, alone: list[str]) -> None:

@@ -250,6 +250,7 @@ def test_a_setting_without_effect_is_one_line_that_names_it(gate: Path, tiny: Pa
     flags = ("--deterministic", "--itl-target-ms", "40")
     with WorkerProcess("--model", str(tiny), "--port", "0", *flags, command=front_command(gate)) as worker:
         assert worker.wait_for("no_effect", setting="--itl-target-ms 40")["reason"]
+        worker.wait_for("model_load_start")
         worker.terminate()
         assert worker.exit_code() == 0
 

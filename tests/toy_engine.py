@@ -4,7 +4,8 @@
 
 `Configure.model_path` says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text; BROKEN: its first
 step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG, STARVED: it
-cannot be loaded; DIFFERING: its self-test finds that answers depend on the jobs beside them.
+cannot be loaded; DIFFERING: its self-test finds that answers depend on the jobs beside them; UNTESTABLE: its self-test
+finds nothing out.
 """
 
 from collections.abc import Callable, Generator
@@ -12,7 +13,8 @@ from itertools import chain, repeat
 
 from msgspec.structs import replace
 
-from tests.engine.fake_runner import N_VOCAB, FakeRunner, ToyModel
+from tests.engine.fake_runner import FakeRunner, ToyModel
+from tests.engine.toy_constraint import N_VOCAB
 from tests.rehearsal import FACTS
 from worker.engine.backend import LoadedModel, Sampled, Step
 from worker.engine.contract import Configure, Residency, SelfTested, TokenId
@@ -20,7 +22,7 @@ from worker.engine_process import main
 from worker.errors import InsufficientMemory, ModelLoadFailed
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
-STARVED, DIFFERING = "starved", "differing"
+STARVED, DIFFERING, UNTESTABLE = "starved", "differing", "untestable"
 FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
 
 ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
@@ -57,8 +59,12 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     if config.model_path == LEAVING:
         answers = chain([THERE], repeat(GONE))
         return LoadedModel(runner, tokenize, lambda _: None, ON_A_GPU, residency=lambda: next(answers))
-    self_test = differing if config.model_path == DIFFERING else None
+    self_test = {DIFFERING: differing, UNTESTABLE: untestable}.get(config.model_path)
     return LoadedModel(runner, tokenize, lambda _: None, FACTS, self_test=self_test)
+
+
+def untestable() -> Generator[SelfTested | None, None, None]:
+    yield None
 
 
 def differing() -> Generator[SelfTested | None, None, None]:

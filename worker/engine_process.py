@@ -154,10 +154,13 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     self_test = model.self_test
     if config.is_deterministic:
         found = _test(self_test, outbox, _keep_waiting(outbox))
-        self_test = None
         if isinstance(found, SelfTested) and not found.is_same:
             outbox.send(_load_failed(_indeterminate(found)))
             return
+        if self_test is not None and found is None:
+            outbox.send(_load_failed(_untestable(model.facts.context_length)))
+            return
+        self_test = None
     outbox.send(model.facts)
     while True:
         if engine.is_idle and self_test is not None:
@@ -201,6 +204,13 @@ def _indeterminate(found: SelfTested) -> ModelLoadFailed:
         f"--deterministic: an answer would depend on the jobs beside it: logits differ {', '.join(found.differences)}. "
         "Use --device cpu and the defaults of --cache-type-k, --cache-type-v, --flash-attn, --swa-full and "
         "--ubatch-size, or another model; or leave --deterministic out"
+    )
+
+
+def _untestable(context_length: int) -> ModelLoadFailed:
+    return ModelLoadFailed(
+        f"--deterministic: a context of {context_length} tokens is too short to test that answers do not depend on the "
+        "jobs beside them. Use --ctx-size 64 or more; or leave --deterministic out"
     )
 
 

@@ -119,6 +119,7 @@ class Job:
             stop=self.order.stop,
             grammar=self.order.grammar,
             json_schema=self.order.json_schema,
+            regex=self.order.regex,
         )
 
     # ── what the engine says ─────────────────────────────────────────────────────────────────────

@@ -7,7 +7,6 @@ from math import inf
 from worker.engine.contract import Sampling, TokenId
 from worker.metrics import Metrics
 from worker.protocol.events import Dialect
-from worker.protocol.json_schema import plain_schema
 from worker.protocol.own_rules import MAX_BIAS
 from worker.protocol.request import ExecuteRequest
 
@@ -23,7 +22,8 @@ class Order:
     stop: tuple[str, ...]
     grammar: str | None
     json_schema: str | None
-    """As JSON text, plain (protocol/json_schema.py)."""
+    """As JSON text."""
+    regex: str | None
     correlation_id: str
     arrived_s: float
     """time.monotonic() at arrival; all limits count from here."""
@@ -40,7 +40,8 @@ def order_of(request: ExecuteRequest, *, correlation_id: str, arrived_s: float, 
         sampling=_sampling_of(request),
         stop=request.stop,
         grammar=request.grammar,
-        json_schema=plain_schema(request.json_schema) if request.json_schema is not None else None,
+        json_schema=request.json_schema,
+        regex=request.regex,
         correlation_id=correlation_id,
         arrived_s=arrived_s,
         expires_s=expires_s,

@@ -31,7 +31,7 @@ DEFAULT_PROMPT_CHARS = 32_768
 """The protocol's limit; what is beyond it was never promised to a client."""
 
 _LEAST_BODY_BYTES = 2 * 2**20
-"""The protocol's limit for a request with the default longest prompt: the rest is for a schema or grammar."""
+"""The protocol's limit for a request with the default longest prompt: the rest is for a constraint."""
 
 _LONGEST_ESCAPE_BYTES = 12
 """Of one character in JSON: beyond U+FFFF it may be written as two escapes of six bytes."""

@@ -9,12 +9,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from zlib import crc32
 
+from tests.engine.toy_constraint import N_VOCAB, ToyConstraint, letters_of
 from worker.engine.backend import Aborted, BadBatch, NoRoom, Sampled, Saved, Slice, Step
 from worker.engine.contract import FailureCode, SlotId, StepKind, StopReason, TokenId
 from worker.engine.pace import GRAIN
+from worker.engine.scheduler import MAX_FORCED
 
-N_VOCAB = 64
-LETTERS = b"abcd"
 CELL_BYTES = 10
 
 
@@ -24,6 +24,9 @@ class Request:
     max_tokens: int
     stop: tuple[str, ...] = ()
     seed: int = 0
+    constraint: int | None = None
+    """A ToyConstraint's number."""
+    has_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,13 @@ class ToyModel:
     n_seen: int = 0
     """Of the tokens before: the draw depends on so many. Few of them make a text that repeats itself; 0 means all."""
 
-    def draw(self, slot: SlotId, held: Seq[TokenId], seed: int) -> Sampled:
+    def draw(self, slot: SlotId, held: Seq[TokenId], seed: int, constraint: ToyConstraint | None = None) -> Sampled:
         token = TokenId(crc32(repr((seed, list(held[-self.n_seen :]))).encode()) % N_VOCAB)
         if token in self.undrawable:
             return Sampled(slot, TokenId(0), b"", is_end=False, error="the logits are not numbers")
-        return Sampled(slot, token, piece(token), is_end=token in self.ends)
-
-
-def piece(token: int) -> bytes:
-    """One or two letters; every ninth token is a control token, which has none."""
-    return b"" if token % 9 == 0 else LETTERS[token % 4 : token % 4 + 1] * (1 + token % 2)
+        while constraint is not None and token not in self.ends and not constraint.n_allowed([token]):
+            token = TokenId((token + 1) % N_VOCAB)
+        return Sampled(slot, token, letters_of(token), is_end=token in self.ends)
 
 
 # ── a request alone ──────────────────────────────────────────────────────────────────────────────
@@ -68,10 +68,24 @@ def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
     """What the request must give beside any neighbours, told without slots, steps and states."""
     held = [TokenId(token) for token in request.prompt]
     text, n_drawn = "", 0
+    constraint = None if request.constraint is None else ToyConstraint(request.constraint)
+    forced = [] if constraint is None else constraint.take_forced(request.max_tokens)
+    # What is forced before the first draw is told with it.
+    is_told = request.has_logprobs
     while True:
-        drawn = model.draw(SlotId(0), held, request.seed)
-        if model.poison.intersection(held) or drawn.error is not None:
+        if forced and request.has_logprobs and model.poison.intersection(held):
             return Outcome(text, n_drawn, "INFERENCE_FAILED")
+        if forced:
+            known = forced.pop(0)
+            drawn = Sampled(SlotId(0), known.token, known.piece, is_end=False)
+        else:
+            drawn = model.draw(SlotId(0), held, request.seed, constraint)
+            if model.poison.intersection(held) or drawn.error is not None:
+                return Outcome(text, n_drawn if is_told else 0, "INFERENCE_FAILED")
+            is_told = True
+            if constraint is not None and not drawn.is_end:
+                constraint.accept(drawn.token)
+                forced = constraint.take_forced(request.max_tokens)
         held.append(drawn.token)
         n_drawn += 1
         if drawn.is_end:
@@ -79,6 +93,8 @@ def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
         text += drawn.piece.decode()
         if (found := first_stop(text, request.stop)) is not None:
             return Outcome(text[: found[0]], n_drawn, "STOP_SEQUENCE", found[1])
+        if constraint is not None and constraint.is_over and not forced:
+            return Outcome(text, n_drawn, "EOS")
         if n_drawn == request.max_tokens:
             return Outcome(text, n_drawn, "MAX_TOKENS")
         if len(held) == context_length:
@@ -236,12 +252,25 @@ class FakeRunner:
         guesses = piece.tokens[len(piece.tokens) - piece.n_drafts :]
         assert list(piece.generated) == held[len(held) - len(piece.generated) :], "the penalty would see other tokens"
         assert piece.sampling is not None
+        if piece.forced is not None:
+            yield Sampled(piece.slot, piece.forced.token, piece.forced.piece, is_end=False)
+            return
+        constraint = piece.constraint
+        assert constraint is None or isinstance(constraint, ToyConstraint)
+        n_ahead = 0
         for guess in (*guesses, None):
-            drawn = self.model.draw(piece.slot, held, piece.sampling.seed)
+            drawn = self.model.draw(piece.slot, held, piece.sampling.seed, constraint)
             yield drawn
             if drawn.error is not None or drawn.is_end or drawn.token != guess:
-                return
+                break
             held.append(drawn.token)
+            if constraint is not None:
+                constraint.accept(drawn.token)
+                n_ahead += 1
+                if constraint.is_over or constraint.forced is not None:
+                    break
+        if constraint is not None:
+            constraint.take_back(n_ahead)
 
     def _fail_as_told(self, step: Step) -> None:
         if not self.has_room:
@@ -274,8 +303,8 @@ class FakeRunner:
         assert piece.start == len(self.cells[piece.slot]), "positions are contiguous"
         assert end > piece.start, "a slice has tokens"
         if kind == "decode":
-            assert len(piece.tokens) == 1 + piece.n_drafts
-            assert piece.sampling is not None
+            assert 1 <= len(piece.tokens) - piece.n_drafts <= 1 + MAX_FORCED
+            assert piece.sampling is not None or not piece.n_drafts
         else:
             assert piece.n_drafts == 0
             assert end % min(self.chunk, GRAIN) == 0 or piece.sampling is not None, (

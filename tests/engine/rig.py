@@ -5,6 +5,7 @@ from math import ceil
 from typing import Literal
 
 from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alone
+from tests.engine.toy_constraint import ToyConstraint
 from worker.engine.backend import Step
 from worker.engine.contract import (
     Failed,
@@ -113,7 +114,9 @@ class Rig:
         self.requests.append(request)
         self.stories.append(Story())
         prompt = [TokenId(token) for token in request.prompt]
-        self.engine.submit(job, prompt, request.max_tokens, Sampling(seed=request.seed), request.stop)
+        sampling = Sampling(seed=request.seed, logprobs=0 if request.has_logprobs else None)
+        constraint = None if request.constraint is None else ToyConstraint(request.constraint)
+        self.engine.submit(job, prompt, request.max_tokens, sampling, request.stop, constraint=constraint)
         return job
 
     def cancel(self, job: JobKey) -> None:
@@ -239,7 +242,9 @@ class Rig:
         tokens = sequence.prompt + sequence.generated
         assert sequence.tokens == tokens
         assert self.runner.held[sequence.slot] == tokens[: sequence.n_computed], "no token lost, doubled or leaked"
-        assert len(self.stories[sequence.job].texts) == len(sequence.generated), "one Delta per sampled token"
+        n_told = len(self.stories[sequence.job].texts)
+        assert n_told + len(sequence.untold) == len(sequence.generated), "one Delta per token"
+        assert n_told == 0 or not sequence.untold, "what is forced before the first draw is told with it"
         if sequence.state is State.PREFILL and sequence.job in self._prefill_due:
             assert len(self.kinds) < self._prefill_due[sequence.job], "the prompt waits longer than its turn"
 

@@ -83,7 +83,7 @@ SAMPLINGS = st.builds(
 TOPS = st.builds(TopToken, TEXT, TOKEN, NUMBER)
 LOGPROBS = st.builds(Logprob, TOPS, several(TOPS))
 DELTAS = st.builds(Delta, JOB, TEXT, st.none() | LOGPROBS)
-VIOLATIONS = st.builds(Violation, st.sampled_from(("prompt", "grammar", "json_schema")), TEXT, TEXT)
+VIOLATIONS = st.builds(Violation, st.sampled_from(("prompt", "grammar", "json_schema", "regex")), TEXT, TEXT)
 FINISHED = st.builds(Finished, JOB, st.sampled_from(get_args(StopReason)), st.none() | TEXT, st.booleans())
 STARTED = st.builds(Started, JOB, SIZE)
 FAILED = st.builds(Failed, JOB, st.sampled_from(get_args(FailureCode)), TEXT)
@@ -125,6 +125,7 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
         stop=st.lists(TEXT, max_size=4).map(tuple),
         grammar=st.none() | TEXT,
         json_schema=st.none() | TEXT,
+        regex=st.none() | TEXT,
     ),
     Cancel: st.builds(Cancel, job=JOB),
     AskResidency: st.builds(AskResidency),

@@ -17,8 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.engine.fake_runner import CELL_BYTES, N_VOCAB, Request, ToyModel
+from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
+from tests.engine.toy_constraint import N_VOCAB
 from worker.engine.contract import JobKey
 
 LAW = settings(derandomize=True, deadline=None, max_examples=250, stateful_step_count=40, report_multiple_bugs=False)
@@ -41,7 +42,14 @@ def requests(draw: st.DrawFn) -> Request:
     if draw(st.integers(0, 9)) == 9:
         prompt = (*prompt, POISON)
     stop = draw(st.sampled_from(STOPS))
-    return Request(prompt, draw(st.integers(1, 24)), stop, seed=draw(st.integers(0, 3)))
+    return Request(
+        prompt,
+        draw(st.integers(1, 24)),
+        stop,
+        seed=draw(st.integers(0, 3)),
+        constraint=draw(st.none() | st.integers(0, 5)),
+        has_logprobs=draw(st.booleans()),
+    )
 
 
 class Anything(RuleBasedStateMachine):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.engine.fake_runner import Request, ToyModel
 from tests.engine.rig import Rig
+from tests.engine.toy_constraint import ToyConstraint
 from worker.engine.backend import Sampled
 from worker.engine.contract import Finished, JobKey, SlotId, StopReason, TokenId
 
@@ -21,7 +22,8 @@ class Script(ToyModel):
     pieces: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
 
-    def draw(self, slot: SlotId, held: Seq[TokenId], seed: int) -> Sampled:
+    def draw(self, slot: SlotId, held: Seq[TokenId], seed: int, constraint: ToyConstraint | None = None) -> Sampled:
+        assert constraint is None
         n_drawn = len(held) - len(PROMPT)
         text = self.pieces[n_drawn] if n_drawn < len(self.pieces) else "."
         token = self.tokens[n_drawn] if n_drawn < len(self.tokens) else LEAST_TOKEN + n_drawn

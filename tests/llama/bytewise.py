@@ -1,32 +1,42 @@
-"""Grammars asked about byte by byte: the tiny model has a token for each, so that any text can be tried."""
+"""Constraints asked about byte by byte: the tiny model has a token for each, so that any text can be tried."""
 
 from tests.llama.tiny import END
 from worker.engine.contract import JobKey, Sampling, Submit, TokenId
-from worker.llama.grammar import Grammar, Grammars
+from worker.llama.constraint import Constraint, Constraints
 
 
-def submit(grammar: str | None = None, json_schema: str | None = None) -> Submit:
-    sampling = Sampling(seed=0)
-    return Submit(job=JobKey(1), prompt="", max_tokens=9, sampling=sampling, grammar=grammar, json_schema=json_schema)
+def submit(*, grammar: str | None = None, json_schema: str | None = None, regex: str | None = None) -> Submit:
+    return Submit(
+        job=JobKey(1),
+        prompt="",
+        max_tokens=9,
+        sampling=Sampling(seed=0),
+        grammar=grammar,
+        json_schema=json_schema,
+        regex=regex,
+    )
 
 
-def constrain(grammars: Grammars, grammar: str) -> Grammar:
-    constraint = grammars.constrain(submit(grammar))
-    assert isinstance(constraint, Grammar), constraint
-    return constraint
+def constrain(
+    constraints: Constraints, *, grammar: str | None = None, json_schema: str | None = None, regex: str | None = None
+) -> Constraint:
+    found = constraints.constrain(submit(grammar=grammar, json_schema=json_schema, regex=regex))
+    assert isinstance(found, Constraint), found
+    return found
 
 
 def byte(value: int) -> TokenId:
     return TokenId(3 + value)
 
 
-def is_text(grammar: Grammar, text: str) -> bool:
-    """Whether the grammar takes the text as a whole; the grammar is closed then."""
+def is_text(constraint: Constraint, text: str) -> bool:
+    """Whether the constraint takes the text as a whole; it is closed then."""
     try:
         for value in text.encode():
-            if not grammar.allows(byte(value)):
+            # Not the mask: where a byte is forced, it has the tokenizer's own spelling alone.
+            if not constraint.n_allowed([byte(value)]):
                 return False
-            grammar.accept(byte(value))
-        return grammar.allows(END)
+            constraint.accept(byte(value))
+        return bool(constraint.allowed()[END])
     finally:
-        grammar.close()
+        constraint.close()

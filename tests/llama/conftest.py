@@ -10,9 +10,9 @@ from tests.llama.random_models import Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.engine.backend import Slice
 from worker.engine.contract import Sampling, SlotId, TokenId
+from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
-from worker.llama.grammar import Grammars
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 
@@ -106,8 +106,8 @@ def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="session")
-def grammars(bytewise: Model) -> Grammars:
-    return Grammars(bytewise)
+def constraints(bytewise: Model) -> Constraints:
+    return Constraints(bytewise)
 
 
 def slice_of(slot: int, start: int, tokens: list[TokenId], sampling: Sampling | None = GREEDY) -> Slice:

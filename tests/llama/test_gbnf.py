@@ -1,37 +1,116 @@
-"""Texts of grammars, read without a model; tests/llama/test_grammar.py has llama.cpp read them too."""
+"""GBNF texts rewritten in Lark, and refused; tests/llama/test_grammar_verdicts.py has llguidance follow them."""
 
-import time
+import contextlib
+import json
+import re
+import subprocess
+import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llama_cpp import llama_grammar
 
-from tests.llama.hostile_grammars import HOSTILE, MISTAKEN
-from worker.llama.gbnf import TERMINAL, BadGrammar, Rules, read_gbnf
-from worker.llama.grammar_cost import MAX_CHAIN, MAX_WAYS, check_cost
+from tests.llama.hostile_grammars import HOSTILE, LARK, MISTAKEN
+from worker.engine.contract import TokenId
+from worker.llama.gbnf import MAX_CHAIN, MAX_DEPTH, MAX_REPEATS, BadGrammar, check_lark, is_lark, lark_of
 
 SHIPPED = [name for name in dir(llama_grammar) if name.endswith("_GBNF")]
 
+MAX_COMPILE_S, MAX_STEP_S, MAX_MIB = 1.0, 1.0, 64
+"""Processor time and memory, of what may be sent by anybody."""
 
-def checked(text: str, max_depth: int = 64) -> Rules:
-    rules = read_gbnf(text, max_depth=max_depth)
-    check_cost(rules)
-    return rules
+FRAGMENTS = ['"a"', '""', "[a-c]", "[^x]", "[z-a]", ".", "b", "root", "(", ")", "*", "+", "?", "{2}", "{1,3}", "{0,}"]
+FRAGMENTS += [
+    "|",
+    "\nb ::= ",
+    "\n",
+    "\r\n",
+    " ",
+    "# b\n",
+    "<[7]>",
+    "!<[4]>",
+    "<b>",
+    r'"\x41"',
+    "é",
+    "[",
+    '"',
+    "::=",
+    "\0",
+]
 
 
-@pytest.mark.parametrize("name", [*HOSTILE, *MISTAKEN])
-def test_a_bad_grammar_is_refused_at_once_with_its_place_and_without_its_text(name: str) -> None:
-    text, message = {**HOSTILE, **MISTAKEN}[name]
-    began = time.thread_time()
+def token_of(written: str) -> TokenId | None:
+    return {"<think>": TokenId(9), "<[7]>": TokenId(7)}.get(written)
+
+
+def lark(text: str) -> str:
+    return lark_of(text, token_of)
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", MISTAKEN)
+def test_a_mistake_is_refused_with_its_place_and_without_the_text(name: str) -> None:
+    text, message = MISTAKEN[name]
     with pytest.raises(BadGrammar) as caught:
-        checked(text)
-    assert time.thread_time() - began < 2
+        lark(text)
     assert message in str(caught.value)
     assert len(str(caught.value)) < 120
 
 
+def test_no_grammar_ends_the_process_or_costs_it_much() -> None:
+    """In a child, which would die of it. Each is refused, compiled, or ends after a few tokens."""
+    command = [sys.executable, "-m", "tests.llama.hostile_grammars"]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    costs = dict(json.loads(line) for line in child.stdout.splitlines())
+    assert child.returncode == 0, (list(costs)[-1:], child.stderr[-1000:])
+    assert costs.keys() == {**HOSTILE, **LARK}.keys()
+    for name, cost in costs.items():
+        assert cost["compile_s"] < MAX_COMPILE_S, name
+        assert cost["step_s"] < MAX_STEP_S, name
+        assert cost["mib"] < MAX_MIB, name
+
+
+@pytest.mark.parametrize("written", ["<b>", "<[8]>", "!<[8]>", "<[x]>", "<[4000000000]>"])
+def test_a_token_that_the_model_lacks_is_refused_at_its_place(written: str) -> None:
+    with pytest.raises(
+        BadGrammar, match=r"^line 2, column 3: this is no token of the model's vocabulary that has text$"
+    ):
+        lark(f"root ::= (\n  {written})")
+
+
+def test_the_bounds_are_where_they_are_said_to_be() -> None:
+    def nested(n: int) -> str:
+        return f'root ::= {"(" * n}"a"{")" * n}'
+
+    def repeated(n: int) -> str:
+        return f'root ::= "a"{{0,{n}}}'
+
+    def row(n: int) -> str:
+        return "\n".join(["root ::= r1", *(f"r{i} ::= r{i + 1}" for i in range(1, n - 1)), f'r{n - 1} ::= "a"'])
+
+    for make, most in ((nested, MAX_DEPTH), (repeated, MAX_REPEATS), (row, MAX_CHAIN)):
+        lark(make(most))
+        with pytest.raises(BadGrammar):
+            lark(make(most + 1))
+
+
+@settings(derandomize=True, deadline=None, max_examples=500)
+@given(pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=12))
+def test_any_text_is_read_or_refused(pieces: list[str]) -> None:
+    text = "root ::= " + "".join(pieces)
+    with contextlib.suppress(BadGrammar):
+        assert re.search(r"^start: ", lark(text), re.MULTILINE)
+
+
+# ── what is read ─────────────────────────────────────────────────────────────────────────────────
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_grammars_that_the_binding_ships_are_read(name: str) -> None:
-    assert "root" in checked(getattr(llama_grammar, name)).numbers
+    assert "start: " in lark(getattr(llama_grammar, name))
 
 
 @pytest.mark.parametrize(
@@ -43,69 +122,61 @@ def test_the_grammars_that_the_binding_ships_are_read(name: str) -> None:
         'root ::= "a" |\n  "b"',
         'root ::= (\n "a"\n | b\n)\nb ::= [^\\]"-]',
         'root ::= "a"\r\nb ::= root\r\n',
-        r'root ::= "\x41\u00e9\U0001F600\n\r\t\\\"\[\]"',
-        'root ::= "a\nb"',
         "root ::= [a-] [-a] [] [^] [a-z0-9_] .",
         r"root ::= [\t-a] [^\x00-\x1f] [--a] [+--]",
         'root ::= "a"{3} "b"{3,} "c"{ 3 , 4 } "d"{0}',
         'root ::= ("a"?)* b* \nb ::= "c" |',
-        'root ::= "a" root | ',
-        'root ::= "a"\nroot ::= "b"',
+        'root ::= root "a" |',
         "root ::= <think> !<[7]>*",
     ],
 )
 def test_what_the_notation_allows_is_read(text: str) -> None:
-    checked(text)
+    lark(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "n_elements"),
+    ("right_side", "expected"),
     [
-        ('root ::= "abc"', 4),
-        (r'root ::= "\x41\\" | [^a-z\]]', 7),
-        ('root ::= "ab"{3}', 8),
-        ('root ::= "ab"{1,3}', 14),
-        ('root ::= "ab"*', 7),
-        ('root ::= ("ab")', 5),
+        ('"ab"', '"a" "b"'),
+        (r'"\x41\u00e9\U0001F600\n\"\\"', r'"A" "\u00e9" "\ud83d\ude00" "\n" "\"" "\\"'),
+        ('"ab"*', '("a" "b")*'),
+        ('"a"{0} | "b"{2} "c"{1,} "d"{1,02}', '"" | ("b"){2,2} ("c"){1,} ("d"){1,2}'),
+        ('"" [] [^] |', '"" | ""'),
+        (r"[^a-c\-\]-]", r"/[^\x{61}-\x{63}\x{2d}-\x{2d}\x{5d}-\x{5d}\x{2d}-\x{2d}]/"),
+        (".", "/(?s:.)/"),
+        ("<think> !<[7]>", "<[9]> <[^7]>"),
     ],
 )
-def test_elements_are_counted_as_llama_cpp_makes_them(text: str, n_elements: int) -> None:
-    """Each character, reference, bar and end; the repetition itself may be counted as one too many."""
-    assert n_elements <= checked(text).n_elements <= n_elements + 1
+def test_each_character_and_class_becomes_a_lexeme(right_side: str, expected: str) -> None:
+    """In a rule, as one that uses itself can only be."""
+    assert lark(f"root ::= {right_side} | root") == f"start: {expected} | start\n"
 
 
-def test_repetitions_become_rules() -> None:
-    rules = checked('root ::= ("a" | b){2,3}\nb ::= "c"*')
-    root, group, b = rules.numbers["root"], 1, rules.numbers["b"]
-    [[first, second, optional]] = rules.alternatives[root]
-    assert (first, second) == (group, group)
-    assert rules.alternatives[group] == [[TERMINAL], [b]]
-    assert rules.alternatives[optional] == [[group], []]
-    [[loop]] = rules.alternatives[b]
-    assert rules.alternatives[loop] == [[TERMINAL, loop], []]
+def test_a_grammar_without_recursion_becomes_one_lexeme() -> None:
+    assert lark('root ::= b b\nb ::= ("a")?') == 'start: START\nSTART: R1 R1\nG1: "a"\nR1: (G1)?\n'
+    assert lark('root ::= <[7]> b\nb ::= "a"') == 'start: <[7]> r1\nr1: "a"\n'
 
 
-def test_the_bounds_are_where_they_are_said_to_be() -> None:
-    def nested(n: int) -> str:
-        return "root ::= " + "(" * n + '"a"' + ")" * n
-
-    def choice(n: int) -> str:
-        return "root ::= " + " | ".join(['"a"'] * n)
-
-    def row(n: int) -> str:
-        return "\n".join(["root ::= r1", *(f"r{i} ::= r{i + 1}" for i in range(1, n - 1)), f'r{n - 1} ::= "a"'])
-
-    for make, most in ((nested, 64), (choice, MAX_WAYS), (row, MAX_CHAIN)):
-        checked(make(most))
-        with pytest.raises(BadGrammar):
-            checked(make(most + 1))
+def test_groups_and_repeated_repetitions_become_rules() -> None:
+    assert lark('root ::= ("a" | 2-B)+?\n2-B ::= "b" root') == 'g1: "a" | r1\ng2: (g1)+\nstart: (g2)?\nr1: "b" start\n'
 
 
-def test_a_large_grammar_of_little_work_is_read_quickly() -> None:
-    text = "\n".join(
-        ['root ::= "{" item* "}"', "item ::= [a-z]+ "] + [f'r{i} ::= "some text" | item' for i in range(2200)]
-    )
-    assert len(text) > 60_000
-    began = time.thread_time()
-    checked(text)
-    assert time.thread_time() - began < 1
+def test_of_two_rules_with_one_name_the_later_counts() -> None:
+    assert lark('root ::= "yes"\nroot ::= "n"') == lark('root ::= "n"')
+
+
+def test_a_large_grammar_of_little_work_grows_no_more_than_it_is_said_to() -> None:
+    for text in (f'root ::= "{"a" * 60_000}"', f"root ::= [{'a' * 60_000}]", "root ::= a\na ::= " + "a " * 30_000):
+        assert len(lark(text)) < 17 * len(text)
+
+
+# ── Lark ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_lark_is_what_begins_with_its_options() -> None:
+    assert is_lark('\n %llguidance {}\nstart: "a"')
+    assert not any(is_lark(text) for text in ('start: "a"', 'root ::= "%llguidance"', "# %llguidance", ""))
+
+
+def test_an_ordinary_lark_grammar_passes() -> None:
+    check_lark('%llguidance {}\nstart: item ("," item)*\nitem: /[a-z]+/ | "(" start ")"\n')

@@ -1,5 +1,6 @@
 """Steps on the real library: what the engine relies on."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.llama.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
-from worker.engine.backend import BadBatch, NoRoom, Sampled, Slice, Step
-from worker.engine.contract import JobKey, Sampling, SlotId, Submit, TokenId, TopToken
+from worker.engine.backend import BadBatch, Forced, NoRoom, Sampled, Slice, Step
+from worker.engine.contract import Sampling, SlotId, TokenId, TopToken
+from worker.llama.constraint import Constraint, Constraints
 from worker.llama.devices import choose_device, devices
-from worker.llama.grammar import Grammar, Grammars
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner, batches
 from worker.parity.setups import opened
@@ -115,64 +117,65 @@ def test_a_banned_logit_that_is_no_number_is_the_error_of_who_asks_for_log_proba
     assert two.error is None
 
 
-# ── grammars and log-probabilities ───────────────────────────────────────────────────────────────
+# ── constraints and log-probabilities ───────────────────────────────────────────────────────────────
 
 
-def grammar_of(model: Model, gbnf: str) -> Grammar:
-    constraint = Grammars(model).constrain(
-        Submit(job=JobKey(0), prompt="", max_tokens=9, sampling=GREEDY, grammar=gbnf)
-    )
-    assert isinstance(constraint, Grammar)
-    return constraint
+def constraint_of(model: Model, regex: str) -> Constraint:
+    return constrain(Constraints(model), regex=regex)
 
 
-def draw(runner: LlamaRunner, prompt: str, grammar: Grammar, n_most: int = 20) -> list[Sampled]:
-    """Greedy, until an end or an error; the grammar is closed and the slot empty then."""
+def draw(runner: LlamaRunner, prompt: str, constraint: Constraint, n_most: int = 20) -> list[Sampled]:
+    """Greedy, until an end or an error, or nothing may follow; the constraint is closed and the slot empty then."""
     tokens = runner.model.tokenize(prompt)
-    step = Step("prefill", (Slice(SlotId(0), 0, tokens, GREEDY, (), grammar),))
+    step = Step("prefill", (Slice(SlotId(0), 0, tokens, GREEDY, (), constraint),))
     drawn: list[Sampled] = []
     while len(drawn) < n_most:
         drawn += runner.run(step)
         if drawn[-1].is_end or drawn[-1].error is not None:
             break
         generated = [sampled.token for sampled in drawn]
-        grammar.accept(generated[-1])
+        constraint.accept(generated[-1])
+        if constraint.is_over:
+            break
         start = len(tokens) + len(generated) - 1
-        step = Step("decode", (Slice(SlotId(0), start, generated[-1:], GREEDY, generated, grammar),))
-    grammar.close()
+        step = Step("decode", (Slice(SlotId(0), start, generated[-1:], GREEDY, generated, constraint),))
+    constraint.close()
     runner.trim(SlotId(0), 0)
     return drawn
 
 
 @pytest.mark.model
-def test_a_grammar_filters_the_draw_and_ends_the_answer(runner: LlamaRunner) -> None:
-    drawn = draw(runner, CHAT, grammar_of(runner.model, 'root ::= "[" [0-9]{2} "]"'))
-    assert b"".join(sampled.piece for sampled in drawn).startswith(b"[")
-    assert [sampled.is_end for sampled in drawn] == [False] * (len(drawn) - 1) + [True]
+def test_a_constraint_leaves_the_draw_what_it_allows_and_ends_the_answer(runner: LlamaRunner) -> None:
+    drawn = draw(runner, CHAT, constraint_of(runner.model, r"\[[0-9]{2}\]"))
+    assert re.fullmatch(rb"\[[0-9]{2}\]", b"".join(sampled.piece for sampled in drawn))
 
 
 @pytest.mark.model
-def test_a_grammar_that_the_model_follows_changes_no_token(runner: LlamaRunner) -> None:
+def test_a_constraint_that_the_model_follows_changes_no_token(runner: LlamaRunner) -> None:
     [free] = generate(runner, [CHAT], 10)
-    assert draw(runner, CHAT, grammar_of(runner.model, r"root ::= [^\x00]*"), 10) == free
+    assert draw(runner, CHAT, constraint_of(runner.model, r"(?s:.*)"), 10) == free
 
 
 def test_a_complete_text_ends_where_the_vocabulary_has_no_end_token(tmp_path: Path, make_context: MakeContext) -> None:
     cpu = choose_device("cpu", devices())
     path = write_tiny(tmp_path / "endless.gguf", has_end=False)
     with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
-        runner = LlamaRunner(model, make_context(model))
-        drawn = draw(runner, "a", grammar_of(model, 'root ::= "a" "a"'))
+        drawn = draw(LlamaRunner(model, make_context(model)), "a", constraint_of(model, "aa"))
         assert model.ends.size == 0
-    assert [(sampled.piece, sampled.is_end) for sampled in drawn] == [(b"a", False), (b"a", False), (b"", True)]
+    assert [(sampled.piece, sampled.is_end) for sampled in drawn] == [(b"a", False), (b"a", False)]
 
 
-def test_a_text_the_vocabulary_cannot_go_on_is_that_slots_error(tiny: Model, make_context: MakeContext) -> None:
-    """NUL is never text."""
-    runner = LlamaRunner(tiny, make_context(tiny))
-    [sampled] = draw(runner, "a", grammar_of(tiny, r'root ::= "\x00"'))
-    assert sampled.error is not None
-    assert "token" in sampled.error
+@pytest.mark.model
+def test_a_token_that_is_forced_is_told_with_the_log_probability_it_has(runner: LlamaRunner) -> None:
+    sampling = replace(GREEDY, logprobs=0)
+    tokens = runner.model.tokenize(CHAT)
+    forced = Forced(TokenId(5), runner.model.piece(TokenId(5)))
+    [sampled] = runner.run(Step("prefill", (Slice(SlotId(0), 0, tokens, sampling, forced=forced),)))
+    [free] = [each for each in [sampled.logprob] if each is not None]
+    logits = runner.context.logits(len(tokens) - 1).astype(np.float64)
+    expected = logits[5] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    assert (sampled.token, sampled.piece) == (forced.token, forced.piece)
+    assert free.token.logprob == pytest.approx(expected)
 
 
 @pytest.mark.model

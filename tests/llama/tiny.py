@@ -28,11 +28,12 @@ def write_tiny(
     more: Mapping[str, tuple[int, ...]] | None = None,
     halves: tuple[str, ...] = (),
     alignment: int = 32,
+    characters: str = "",
     **changes: Value,
 ) -> Path:
     """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `token_of_nan`: its logit
     alone is none. `more`: further tensors. `halves`: which are F16; all others are F32. `alignment`: of the
-    tensors in the file, 8 at least. `changes`: llama.* keys.
+    tensors in the file, 8 at least. `characters`: each becomes a token, after all others. `changes`: llama.* keys.
 
     Without an end the vocabulary is RWKV's, to which llama.cpp adds no end token of its own, and has no "</s>".
     """
@@ -45,12 +46,12 @@ def write_tiny(
         "llama.feed_forward_length": N_FF,
         "llama.attention.head_count": N_HEAD,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        **vocabulary(has_bos=has_bos, has_end=has_end),
+        **vocabulary(has_bos=has_bos, has_end=has_end, characters=characters),
         **{f"llama.{key}": value for key, value in changes.items()},
         **({"general.alignment": alignment} if alignment != 32 else {}),
     }
     names = {
-        "token_embd": (N_EMBD, len(TOKENS)),
+        "token_embd": (N_EMBD, len(TOKENS) + len(characters)),
         "output_norm": (N_EMBD,),
         "blk.0.attn_norm": (N_EMBD,),
         "blk.0.attn_q": (N_EMBD, N_EMBD),
@@ -76,13 +77,14 @@ def write_tiny(
     return path
 
 
-def vocabulary(*, has_bos: bool = True, has_end: bool = True) -> dict[str, Value]:
+def vocabulary(*, has_bos: bool = True, has_end: bool = True, characters: str = "") -> dict[str, Value]:
     """The tokenizer's keys."""
+    tokens = [*(token if has_end or token != "</s>" else "<2>" for token in TOKENS), *characters]
     return {
         "tokenizer.ggml.model": "llama" if has_end else "rwkv",
-        "tokenizer.ggml.tokens": [token if has_end or token != "</s>" else "<2>" for token in TOKENS],
-        "tokenizer.ggml.scores": Typed("f32", [0.0] * len(TOKENS)),
-        "tokenizer.ggml.token_type": TYPES,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": Typed("f32", [0.0] * len(tokens)),
+        "tokenizer.ggml.token_type": [*TYPES, *[NORMAL] * len(characters)],
         "tokenizer.ggml.bos_token_id": BOS,
         **({"tokenizer.ggml.eos_token_id": END} if has_end else {}),
         "tokenizer.ggml.add_bos_token": has_bos,

@@ -74,6 +74,20 @@ def test_a_job_cancelled_while_it_decodes_ends_with_one_error(single: WorkerProc
     check_order(single.run(prompt="Hello", max_tokens=3))
 
 
+def test_a_cancelled_job_with_a_constraint_ends_and_frees_its_slot(single: WorkerProcess) -> None:
+    eventually(single.is_idle)
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1000}
+    with Stream(single.url, request_of("constrained", json_schema=schema, ignore_eos=False)) as stream:
+        events = stream.until("token")
+        cancel(single, "constrained")
+        events += list(stream)
+    check_order(events)
+    assert events[-1] == CANCELLED
+    assert text_of(events).startswith("[")
+    eventually(single.is_idle)
+    check_order(single.run(prompt="Hello", max_tokens=3, json_schema=schema))
+
+
 def test_no_token_is_sent_after_the_202(single: WorkerProcess) -> None:
     """What had arrived when the 202 did may hold tokens; nothing that arrives afterwards does."""
     with single.connect() as sock:

@@ -213,10 +213,16 @@ def test_the_key_as_a_correlation_id_stays_out_of_the_log(worker: WorkerProcess)
     assert TOKEN[:8] not in "".join(worker.stderr)
 
 
-def test_a_request_line_that_is_no_http_reaches_no_route(worker: WorkerProcess) -> None:
+def test_what_is_no_http_reaches_no_route_and_is_counted_and_logged(worker: WorkerProcess) -> None:
     before = samples(worker)
-    assert exchange(worker, b"nonsense\r\n\r\n").status == 400
+    refusal = exchange(worker, b"nonsense\r\n\r\n")
+    assert refusal.status == 400
+    correlation = refusal.headers["x-correlation-id"]
+    refused = worker.wait_for("refused", correlation_id=correlation)
+    assert (refused["status"], refused["code"], refused["route"]) == (400, "INVALID_REQUEST", "other")
+    assert worker.wait_for("access", correlation_id=correlation)["bytes"] == len(refusal.body)
     assert exchange(worker, head("GET", "/livez")).status == 200
     after = samples(worker)
-    name = 'worker_http_requests_total{{method="GET",route="{}",status="200"}}'.format
-    assert after[name("/livez")] == before[name("/livez")] + 1
+    name = 'worker_http_requests_total{{method="{}",route="{}",status="{}"}}'.format
+    assert after[name("GET", "/livez", 200)] == before[name("GET", "/livez", 200)] + 1
+    assert after[name("other", "other", 400)] == before.get(name("other", "other", 400), 0) + 1

@@ -58,7 +58,7 @@ async def _app(scope: Any, receive: Any, send: Any) -> None: ...
 def test_a_closed_connection_is_dropped_when_for_a_while_nothing_was_taken_and_not_before() -> None:
     clock, wire = Clock(), Wire()
     loop = cast(asyncio.AbstractEventLoop, clock)
-    connection = BoundedConnection(uvicorn.Config(_app), Crowd(max_connections=20), {}, _loop=loop)
+    connection = BoundedConnection(lambda *_: None, uvicorn.Config(_app), Crowd(max_connections=20), {}, _loop=loop)
     connection.connection_made(wire)
     connection.timeout_keep_alive_handler()
     for _ in range(5):

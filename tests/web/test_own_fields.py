@@ -1,6 +1,7 @@
 """Our own request fields over the wire: what they add to a stream, and what they leave alone."""
 
 import json
+import re
 
 import pytest
 
@@ -71,6 +72,7 @@ def test_fields_at_their_off_values_change_nothing(worker: WorkerProcess) -> Non
         "stop_token_ids": [],
         "grammar": None,
         "json_schema": None,
+        "regex": None,
     }
     texts = ["".join(event["t"] for event in tokens_of(events(worker, **fields))) for fields in (plain, plain | off)]
     assert texts[0] == texts[1]
@@ -90,7 +92,8 @@ def test_a_stop_token_ends_the_answer_as_a_stop_and_is_not_shown(worker: WorkerP
 
 
 def test_a_schema_gives_json_in_the_order_of_its_text(worker: WorkerProcess) -> None:
-    schema = {"properties": {"z": {"enum": [1, 2]}, "a": {"type": "boolean"}}, "required": ["z", "a"]}
+    properties = {"z": {"enum": [1, 2]}, "a": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["z", "a"], "additionalProperties": False}
     told = events(worker, max_tokens=60, temperature=0, json_schema=schema)
     value = json.loads("".join(event["t"] for event in tokens_of(told)))
     assert list(value) == ["z", "a"]
@@ -101,13 +104,19 @@ def test_a_schema_gives_json_in_the_order_of_its_text(worker: WorkerProcess) -> 
     ("fields", "field"),
     [
         ({"grammar": "root ::= missing"}, "grammar"),
-        ({"json_schema": {"enum": ["a"], "minLength": 1}}, "json_schema"),
+        ({"json_schema": {"not": {"type": "string"}}}, "json_schema"),
+        ({"json_schema": False}, "json_schema"),
+        ({"regex": "("}, "regex"),
     ],
 )
-def test_a_grammar_that_is_none_and_a_schema_that_cannot_be_honoured_are_400(
-    worker: WorkerProcess, fields: Event, field: str
-) -> None:
-    """The first is found out by the engine, the second at the door; the client sees no difference."""
+def test_a_constraint_that_cannot_be_kept_to_is_400(worker: WorkerProcess, fields: Event, field: str) -> None:
+    """The engine finds it out."""
     answer = worker.post("/execute", json=request_of("own", **fields))
     assert answer.status_code == 400
     assert [error["field"] for error in answer.json()["errors"]] == [field]
+
+
+def test_a_regular_expression_is_what_the_whole_answer_matches(worker: WorkerProcess) -> None:
+    told = events(worker, max_tokens=60, temperature=0, regex="[A-F]{3}-[0-9]{4}")
+    assert re.fullmatch("[A-F]{3}-[0-9]{4}", "".join(event["t"] for event in tokens_of(told)))
+    assert told[-1]["stop_reason"] == "EOS"

@@ -113,7 +113,7 @@ def test_the_first_token_id_behind_the_vocabulary_is_refused(worker: WorkerProce
 
 def test_a_large_body_is_held_to_the_same_rules(client: httpx2.Client) -> None:
     """It is read on a thread of its own."""
-    schema = {"title": "x" * 60_000, "properties": {"a": {"not": {}}}}
+    schema = {"title": "x" * 66_000}
     response = execute(client, body_of(R0 | {"max_tokens": 0, "json_schema": schema}))
     assert [error["field"] for error in response.json()["errors"]] == ["max_tokens", "json_schema"]
 

@@ -31,11 +31,33 @@ MAX_SEQ_IDS = 256
 """LLAMA_MAX_SEQ: slots, and what the backend needs beside them."""
 
 
+class Forced(msgspec.Struct, frozen=True):
+    """A token that a constraint leaves no choice about, and its raw bytes."""
+
+    token: TokenId
+    piece: bytes
+
+
 class Constraint(Protocol):
     """A grammar at one point of one job's text. Who holds it closes it; the runner knows what else it can do."""
 
     def accept(self, token: TokenId) -> None:
         """Go on by a token that was drawn under this constraint and does not end the job."""
+        ...
+
+    def take_forced(self, n_enough: int) -> Seq[Forced]:
+        """Go on by the tokens that must come next, and tell them; empty where there is a choice, or an end. There may
+        be no last one: `n_enough` or more are not looked for further.
+        """
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow but an end."""
+        ...
+
+    def n_allowed(self, tokens: Seq[TokenId]) -> int:
+        """How many of the tokens, from the first on, the text may go on by."""
         ...
 
     def close(self) -> None:
@@ -49,7 +71,8 @@ class Slice(msgspec.Struct, frozen=True):
     `sampling` is set when a token is to be drawn after the last of them; `generated` is then the job's
     tokens so far (owned by the sequence, read during the step only), and `constraint` filters the draw.
     The last `n_drafts` tokens are guesses at what will be drawn: a token is drawn after the one before them, and
-    after each of them for as long as the draws agree with the guesses.
+    after each of them for as long as the draws agree with the guesses. `forced` is the token that comes next whatever
+    the logits are, where only its log-probability is wanted.
     """
 
     slot: SlotId
@@ -59,6 +82,7 @@ class Slice(msgspec.Struct, frozen=True):
     generated: Seq[TokenId] = ()
     constraint: Constraint | None = None
     n_drafts: int = 0
+    forced: Forced | None = None
 
 
 class Saved(Protocol):

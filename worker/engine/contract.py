@@ -122,9 +122,10 @@ class Submit(_Frame, frozen=True, kw_only=True):
     sampling: Sampling
     stop: tuple[str, ...] = ()
     grammar: str | None = None
-    """GBNF with a `root`. At most one of these two."""
+    """GBNF with a `root`, or Lark, which begins with `%llguidance`. At most one of these three."""
     json_schema: str | None = None
-    """A JSON schema as JSON text, already found to be of a kind we honour (protocol/json_schema.py)."""
+    """A JSON schema as JSON text, nested at most 64 deep; nobody has looked at its keywords yet."""
+    regex: str | None = None
 
 
 class Cancel(_Frame, frozen=True, kw_only=True):
@@ -198,9 +199,9 @@ class Accepted(_Frame, frozen=True, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True, array_like=True):
-    """A broken rule that only the engine can see: context_length(N), max_tokens_in(K), a grammar's syntax."""
+    """A broken rule that only the engine can see: context_length(N), max_tokens_in(K), what a constraint says."""
 
-    field: Literal["prompt", "grammar", "json_schema"]
+    field: Literal["prompt", "grammar", "json_schema", "regex"]
     constraint: str
     message: str
 

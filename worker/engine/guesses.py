@@ -45,9 +45,13 @@ class Guesses:
         counts = self._speculation.plan(candidates)
         if not any(counts):
             return step
-        chosen = zip(self._offers.items(), counts, strict=True)
+        offers = zip(step.slices, self._offers.values(), counts, strict=True)
         return replace(
-            step, slices=tuple(running[slot].decode_slice(offer.tokens[:count]) for (slot, offer), count in chosen)
+            step,
+            slices=tuple(
+                running[piece.slot].decode_slice(offer.tokens[:count]) if count else piece
+                for piece, offer, count in offers
+            ),
         )
 
     def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float, news: News) -> None:
@@ -68,8 +72,11 @@ class Guesses:
 
 
 def _offer(sequence: Sequence, n_most: int) -> Offer:
-    """A constraint is at one point of the text only; and nothing is drawn behind the last allowed token."""
+    """Nothing where the next token is known, behind the last allowed token, or that a constraint forbids."""
     n_allowed = min(n_most, sequence.max_tokens - len(sequence.generated) - 1)
-    if sequence.constraint is not None or n_allowed <= 0:
+    if sequence.n_to_compute > 1 or sequence.forced or n_allowed <= 0:
         return NO_OFFER
-    return sequence.lookup.propose(n_allowed)
+    offer = sequence.lookup.propose(n_allowed)
+    if sequence.constraint is None or not offer.tokens:
+        return offer
+    return Offer(offer.tokens[: sequence.constraint.n_allowed(offer.tokens)], offer.n_matched)

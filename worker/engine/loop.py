@@ -8,13 +8,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import groupby
 
-from worker.engine.backend import Aborted, BadBatch, Constraint, NoRoom, Runner, Sampled, Step
+from worker.engine.backend import Aborted, BadBatch, Constraint, Forced, NoRoom, Runner, Sampled, Step
 from worker.engine.contract import (
     Delta,
     Failed,
     FailureCode,
     Finished,
     JobKey,
+    Logprob,
     Outbound,
     Sampling,
     Started,
@@ -132,10 +133,14 @@ class Engine:
         running = self.scheduler.running.values()
         if self.scheduler.waiting:
             self.scheduler.admit(self._n_free_cells, lambda sequence: self.reuse.n_shared(sequence, running))
+        begun = []
         for sequence in running:
             if sequence.state is State.FOLLOW and self.reuse.settle(sequence, running) and not sequence.is_begun:
                 sequence.is_begun = True
                 self._news.started.append(Started(sequence.job, min(sequence.n_computed, len(sequence.prompt))))
+                begun.append(sequence)
+        for sequence in begun:
+            self._go_on(sequence, ())
         if self._news.started:
             self._emit(self._report(None))
 
@@ -249,15 +254,33 @@ class Engine:
         if sampled.error is not None:
             self._fail(sequence, "INFERENCE_FAILED", sampled.error)
             return
-        sequence.append(sampled.token)
-        is_stop_token = sampled.token in sequence.sampling.stop_token_ids
-        text = "" if sampled.is_end or is_stop_token else sequence.text.push(sampled.piece)
-        reason = sequence.stop_reason(is_end=sampled.is_end, is_stop_token=is_stop_token)
+        drawn = [Forced(sampled.token, sampled.piece)]
+        if sampled.is_end:
+            self._append(sequence, drawn[0], sampled.logprob, is_end=True)
+        else:
+            self._go_on(sequence, drawn, sampled.logprob)
+
+    def _go_on(self, sequence: Sequence, drawn: Seq[Forced], logprob: Logprob | None = None) -> None:
+        """Append what was drawn and what the sequence's constraint forces behind it, until the job ends."""
+        tokens = sequence.followed(drawn)
+        for n_left, each in zip(reversed(range(len(tokens))), tokens, strict=True):
+            self._append(sequence, each, logprob, is_over=n_left == 0 and sequence.is_over)
+            if sequence.state is State.DONE:
+                return
+
+    def _append(
+        self, sequence: Sequence, each: Forced, logprob: Logprob | None, *, is_end: bool = False, is_over: bool = False
+    ) -> None:
+        sequence.append(each.token)
+        is_stop_token = each.token in sequence.sampling.stop_token_ids
+        text = "" if is_end or is_stop_token else sequence.text.push(each.piece)
+        reason = sequence.stop_reason(is_end=is_end, is_stop_token=is_stop_token, is_over=is_over)
         if reason is not None:
             text += sequence.text.flush()
-        elif sequence.constraint is not None:
-            sequence.constraint.accept(sampled.token)
-        self._news.deltas.append(Delta(sequence.job, text, sampled.logprob))
+        sequence.untold.append(Delta(sequence.job, text, logprob))
+        if reason is not None or sequence.state is State.DECODE:
+            self._news.deltas += sequence.untold
+            sequence.untold.clear()
         if reason is not None:
             self._finish(sequence, reason)
 

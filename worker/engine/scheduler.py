@@ -28,6 +28,9 @@ DECODE_MARGIN = 16
 LEAST_CELLS = 1 + DECODE_MARGIN
 """What the shortest job is admitted with beside others."""
 
+MAX_FORCED = 16
+"""Forced tokens of a decode step, beyond a token for each slot: more would hold the others up."""
+
 PASSES = 2
 """Prefill steps in a row that may go without the oldest prompt."""
 
@@ -139,7 +142,7 @@ class Scheduler:
         if prefilling and (not decoding or self._last_kind == "decode"):
             step = Step("prefill", self._prefill(prefilling, self._pace.size if decoding else self._pace.widest))
         elif decoding:
-            step = Step("decode", tuple(sequence.decode_slice() for sequence in decoding))
+            step = Step("decode", self._decode(decoding))
         else:
             return None
         return step
@@ -151,6 +154,19 @@ class Scheduler:
             oldest = min((one for one in self.running.values() if one.state is State.PREFILL), key=_age)
             has_oldest = any(piece.slot == oldest.slot for piece in step.slices)
             self._n_passes = 0 if has_oldest else self._n_passes + 1
+
+    def _decode(self, decoding: list[Sequence]) -> tuple[Slice, ...]:
+        """The next token of each, and up to MAX_FORCED more that nothing has to be drawn for.
+
+        With fixed steps one of each: how many rows a step has would depend on the company.
+        """
+        n_more = 0 if self._pace.is_fixed else MAX_FORCED
+        slices: list[Slice] = []
+        for sequence in decoding:
+            piece = sequence.decode_slice(n_most=1 + n_more)
+            n_more -= len(piece.tokens) - 1
+            slices.append(piece)
+        return tuple(slices)
 
     def _prefill(self, prefilling: list[Sequence], size: int) -> tuple[Slice, ...]:
         """The next slices of as many prompts as there is room for, shortest first."""

@@ -8,13 +8,14 @@ Owned by the step thread. Knows nothing of the decode call, the clock or other s
      └─────────────────────────────── end ───────────────────────────────────┴──▶ DONE
 """
 
+from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Self
 
-from worker.engine.backend import Constraint, Slice
-from worker.engine.contract import JobKey, Sampling, SlotId, StopReason, TokenId
+from worker.engine.backend import Constraint, Forced, Slice
+from worker.engine.contract import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 from worker.engine.lookup import Lookup
 from worker.engine.speculation import Acceptance
 from worker.engine.text import TextStream
@@ -64,6 +65,11 @@ class Sequence:
     """In FOLLOW: who is computing its beginning."""
     n_awaited: int = 0
     """Of the leader's cells: so many are worth waiting for."""
+    forced: deque[Forced] = field(default_factory=deque)
+    """Tokens that come next without a choice, where each waits for its log-probability."""
+    untold: list[Delta] = field(default_factory=list)
+    """Of forced tokens that the text begins with. They are told with the first that is drawn: until then nothing that
+    depends on the prompt was shown, and the job can begin anew."""
     lookup: Lookup = field(init=False)
     acceptance: Acceptance = field(default_factory=Acceptance)
 
@@ -95,28 +101,60 @@ class Sequence:
         self.generated.append(token)
         self.tokens.append(token)
 
-    def stop_reason(self, *, is_end: bool, is_stop_token: bool) -> StopReason | None:
-        """Why nothing follows the token just drawn; a stop completed by the last allowed token is a stop."""
+    def followed(self, drawn: Seq[Forced]) -> Seq[Forced]:
+        """What was drawn, if anything was, and the tokens that the constraint leaves no choice about behind it.
+
+        Where log-probabilities are wanted, these wait in `forced`, and come back one by one as if they were drawn.
+        """
+        if self.constraint is None:
+            return drawn
+        if self.forced and drawn:
+            self.forced.popleft()
+            return drawn
+        for each in drawn:
+            self.constraint.accept(each.token)
+        run = self.constraint.take_forced(self.max_tokens - len(self.generated))
+        if self.sampling.logprobs is None:
+            return [*drawn, *run]
+        self.forced.extend(run)
+        return drawn
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the constraint allows nothing behind the tokens there are."""
+        return self.constraint is not None and not self.forced and self.constraint.is_over
+
+    def stop_reason(self, *, is_end: bool, is_stop_token: bool, is_over: bool) -> StopReason | None:
+        """Why nothing follows the token just appended; a stop completed by the last allowed token is a stop."""
         if is_end:
             return "EOS"
         if is_stop_token or self.text.matched is not None:
             return "STOP_SEQUENCE"
+        if is_over:
+            return "EOS"
         return "MAX_TOKENS" if self.is_out_of_tokens else None
 
     def prefill_slice(self, n_most: int, grain: int) -> Slice | None:
         """Up to `n_most` of the tokens to come: all, and then the last one draws, or up to an absolute multiple of
         `grain`; None where they do not reach one.
         """
-        assert self.slot is not None
         reach = self.n_computed + n_most
         is_last = reach >= len(self.tokens)
         tokens = self.tokens[self.n_computed : None if is_last else reach // grain * grain]
         if not tokens:
             return None
-        draws = self.sampling if is_last else None
-        return Slice(self.slot, self.n_computed, tokens, draws, self.generated, self.constraint)
+        return self._slice(tokens, draws=is_last)
 
-    def decode_slice(self, guesses: Seq[TokenId] = ()) -> Slice:
+    def decode_slice(self, guesses: Seq[TokenId] = (), n_most: int = 1) -> Slice:
+        """Up to `n_most` of the tokens to come, of which a constraint can force several at once; the last one draws."""
+        tokens = self.tokens[self.n_computed : self.n_computed + n_most]
+        return self._slice([*tokens, *guesses], draws=len(tokens) == self.n_to_compute, n_drafts=len(guesses))
+
+    def _slice(self, tokens: Seq[TokenId], *, draws: bool, n_drafts: int = 0) -> Slice:
         assert self.slot is not None
-        tokens = (self.tokens[-1], *guesses)
-        return Slice(self.slot, self.n_computed, tokens, self.sampling, self.generated, self.constraint, len(guesses))
+        if not draws:
+            return Slice(self.slot, self.n_computed, tokens)
+        forced = self.forced[0] if self.forced else None
+        return Slice(
+            self.slot, self.n_computed, tokens, self.sampling, self.generated, self.constraint, n_drafts, forced
+        )

@@ -4,6 +4,7 @@ Owns a chain's handle. Not on the serving path: `bench` and the tests use it.
 Knows nothing of requests. A chain belongs to one thread.
 """
 
+import ctypes
 import functools
 import math
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.engine.contract import TokenId
-from worker.llama.candidates import Candidates
 from worker.llama.context import Context
 from worker.llama.library import open_library
 
@@ -25,6 +25,9 @@ Stage = Callable[[], Any]
 
 _RANDOM_SEED = 2**32 - 1
 """LLAMA_DEFAULT_SEED: draws another one."""
+
+_ROW = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""llama_token_data (llama.h)."""
 
 Logits = NDArray[np.float32]
 
@@ -144,3 +147,27 @@ class Chain:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+class Candidates:
+    """The library's candidate array (llama_token_data_array) over `n` rows that numpy reads and writes.
+
+    `ids` (int32[n]) and `logits` (float32[n]) are views into them.
+    """
+
+    def __init__(self, n: int) -> None:
+        rows = np.zeros(n, _ROW)
+        self.ids, self.logits = rows["id"], rows["logit"]
+        # The pointer keeps the array alive.
+        self._data = rows.ctypes.data_as(capi.llama_token_data_p)
+        self._array = capi.llama_token_data_array()
+
+    def apply(self, sampler: Any) -> Any:
+        """The llama_token_data_array after the sampler, from all rows unsorted; valid until the next call.
+
+        Any: opaque pointers of the library. Source: llama_sampler_apply.
+        """
+        array = self._array
+        array.data, array.size, array.selected, array.sorted = self._data, len(self.ids), -1, False
+        capi.llama_sampler_apply(sampler, ctypes.byref(array))
+        return array

@@ -21,9 +21,9 @@ from worker.engine.offload import Offload, OffPlan
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
+from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
-from worker.llama.grammar import Grammars
 from worker.llama.library import OnLog, open_library
 from worker.llama.model import Model, Split
 from worker.llama.paging import paging
@@ -76,7 +76,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     return LoadedModel(
         runner,
         loaded.model.tokenize,
-        Grammars(loaded.model).constrain,
+        Constraints(loaded.model).constrain,
         loaded.facts,
         widest_step=loaded.widest_step,
         row_costs=shapes.row_costs,

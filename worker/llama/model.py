@@ -30,6 +30,8 @@ from worker.llama.library import load_failure, open_library
 
 _PIECE_BYTES = 64
 """Most pieces are shorter; a longer one costs a second call."""
+_NEVER_MERGED = b"\n"
+"""A byte of its own in vocabularies that put a space before a text."""
 _BEYOND_UNICODE = re.compile(rb"\xf4[\x90-\xbf][\x80-\xbf]{2}|[\xf5-\xf7][\x80-\xbf]{3}")
 """What the library's UTF-8 reader takes for a code point, and its writer refuses (unicode_cpt_to_utf8)."""
 
@@ -187,12 +189,33 @@ class Model:
             raise ValueError(f"the bytes {beyond[0].hex(' ')} at {beyond.start()} spell no code point of Unicode")
         return self._tokenize_all(data, len(data))
 
-    def _tokenize_all(self, data: bytes, n_chars: int) -> list[TokenId]:
+    def spell(self, text: bytes) -> list[TokenId]:
+        """UTF-8 in the middle of a text, as the tokenizer spells it: names of special tokens in it are text, and the
+        space that some vocabularies put before a text is left out. Empty where there is no such spelling.
+        """
+        for before in (b"", _NEVER_MERGED):
+            tokens = self._tokenize_all(before + text, len(text), parse_special=False)
+            # -1: the vocabulary has no token there.
+            pieces = [self.piece(token) if token >= 0 else b"" for token in tokens]
+            n_left = len(before) + len(text)
+            first = 0
+            while first < len(pieces) and n_left > len(text):
+                n_left -= len(pieces[first].lstrip(b" "))
+                first += 1
+            if b"".join(pieces[first:]) == text:
+                return tokens[first:]
+        return []
+
+    def _tokenize_all(self, data: bytes, n_chars: int, *, parse_special: bool = True) -> list[TokenId]:
         """A long text on a stack that is deep enough for it; its pages are touched only where they are needed."""
         if n_chars <= SHALLOW_CHARS:
-            return self._tokenize(data, len(data) + 1)
+            return self._tokenize(data, len(data) + 1, parse_special=parse_special)
         found: list[list[TokenId]] = []
-        thread = threading.Thread(target=lambda: found.append(self._tokenize(data, len(data) + 1)), name="tokenizer")
+
+        def tokenize() -> None:
+            found.append(self._tokenize(data, len(data) + 1, parse_special=parse_special))
+
+        thread = threading.Thread(target=tokenize, name="tokenizer")
         before = threading.stack_size(-(-n_chars * STACK_BYTES_PER_CHAR // 2**20) * 2**20 + _DEFAULT_STACK_BYTES)
         try:
             thread.start()
@@ -202,10 +225,10 @@ class Model:
         (tokens,) = found
         return tokens
 
-    def _tokenize(self, data: bytes, n_max: int) -> list[TokenId]:
+    def _tokenize(self, data: bytes, n_max: int, *, parse_special: bool) -> list[TokenId]:
         buffer = (capi.llama_token * n_max)()
-        n = int(capi.llama_tokenize(self.vocab, data, len(data), buffer, n_max, False, True))
-        return self._tokenize(data, -n) if n < 0 else buffer[:n]
+        n = int(capi.llama_tokenize(self.vocab, data, len(data), buffer, n_max, False, parse_special))
+        return self._tokenize(data, -n, parse_special=parse_special) if n < 0 else buffer[:n]
 
     def piece(self, token: TokenId) -> bytes:
         """The token's raw bytes, which need not be whole characters; a control, unknown or unused token has none.

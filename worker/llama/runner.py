@@ -13,12 +13,11 @@ from msgspec.structs import replace
 from worker.engine.backend import BadBatch, NoRoom, Sampled, Saved, Slice, Step
 from worker.engine.contract import Logprob, Sampling, SlotId, TokenId, TopToken
 from worker.llama.buffers import BufferSizes
+from worker.llama.constraint import Constraint
 from worker.llama.context import Context, Logits
-from worker.llama.grammar import Grammar
 from worker.llama.model import Model
 from worker.llama.saved import SavedCells
 from worker.sampling.logprobs import log_probabilities
-from worker.sampling.row import NoToken
 from worker.sampling.sample import sample
 
 
@@ -94,11 +93,14 @@ class LlamaRunner:
         return sampled
 
     def _draw_guessed(self, piece: Slice, indexes: Seq[int]) -> list[Sampled]:
-        """A token at each index, until one is not the guess that the next index was computed from, or ends the job."""
+        """A token at each index, until one is not the guess that the next index was computed from, or ends the job, or
+        leaves no choice about the next. The constraint is left as it was.
+        """
         sampling = piece.sampling
         assert sampling is not None, "the context's gate has seen it"
-        assert piece.constraint is None, "a grammar would have to take guesses back"
+        constraint = _constraint_of(piece)
         generated = list(piece.generated)
+        n_ahead = 0
         drawn: list[Sampled] = []
         for index, guess in zip_longest(indexes, piece.tokens[-piece.n_drafts :]):
             sampled = self._draw(piece, sampling, generated, index)
@@ -107,25 +109,29 @@ class LlamaRunner:
             if is_last or sampled.token != guess:
                 break
             generated.append(sampled.token)
+            if constraint is not None:
+                constraint.accept(sampled.token)
+                n_ahead += 1
+                if constraint.is_over or constraint.forced():
+                    break
+        if constraint is not None:
+            constraint.take_back(n_ahead)
         return drawn
 
     def _draw(self, piece: Slice, sampling: Sampling, generated: Seq[TokenId], index: int) -> Sampled:
         logits = self.context.logits(index)
-        grammar = piece.constraint
-        assert grammar is None or isinstance(grammar, Grammar), "grammar.py makes them all"
+        constraint = _constraint_of(piece)
         try:
-            token = sample(logits, sampling, generated, self.model.ends, grammar)
+            if piece.forced is not None:
+                token = piece.forced.token
+            else:
+                allowed = None if constraint is None else constraint.allowed()
+                token = sample(logits, sampling, generated, self.model.ends, allowed)
             logprob = None if sampling.logprobs is None else self._logprob(logits, token, sampling.logprobs)
         except ValueError as error:
-            if isinstance(error, NoToken) and grammar is not None and self._is_at_its_end(grammar):
-                return Sampled(piece.slot, TokenId(0), b"", is_end=True)
             # Logits that are not numbers are this slot's misfortune; its neighbours' are their own.
             return Sampled(piece.slot, TokenId(0), b"", is_end=False, error=str(error))
         return Sampled(piece.slot, token, self.model.piece(token), self.model.is_end(token), logprob=logprob)
-
-    def _is_at_its_end(self, grammar: Grammar) -> bool:
-        """Whether the vocabulary has no token that could say so, and no other may come."""
-        return not self.model.ends.size and not grammar.allowed().any()
 
     def _logprob(self, logits: Logits, token: TokenId, n_top: int) -> Logprob:
         logprob, top = log_probabilities(logits, token, n_top)
@@ -138,6 +144,11 @@ class LlamaRunner:
 def _own(saved: Saved) -> SavedCells:
     assert isinstance(saved, SavedCells), "save makes them all"
     return saved
+
+
+def _constraint_of(piece: Slice) -> Constraint | None:
+    assert piece.constraint is None or isinstance(piece.constraint, Constraint), "constraint.py makes them all"
+    return piece.constraint
 
 
 def batches(slices: Seq[Slice], n_batch: int) -> Iterator[Seq[Slice]]:

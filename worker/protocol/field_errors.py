@@ -25,7 +25,7 @@ class FieldError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str
     value: Annotated[
         str | msgspec.UnsetType,
-        doc("What was sent, as text; never a prompt's, a stop's, a grammar's or a schema's."),
+        doc("What was sent, as text; never a prompt, a stop, a grammar, a schema or a regular expression."),
     ] = msgspec.UNSET
 
 
@@ -52,7 +52,7 @@ class FieldErrors(msgspec.Struct, frozen=True):
 
 
 def field_error(violation: Violation) -> FieldError:
-    """What only the engine could find out: context_length(N), max_tokens_in(K), a grammar's syntax."""
+    """What only the engine could find out: context_length(N), max_tokens_in(K), what a constraint says."""
     return FieldError(field=violation.field, constraint=violation.constraint, message=violation.message)
 
 

@@ -328,6 +328,7 @@ EXECUTE = Operation(
     body_examples={
         "greedy": _REQUEST,
         "sampled": {**_REQUEST, "temperature": 0.8, "top_p": 0.95, "seed": 42, "stop": ["\n\n"]},
+        "regex": {**_REQUEST, "regex": "[A-Z][a-z]+"},
     },
     answers={
         200: Answer(

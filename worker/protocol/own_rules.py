@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
+from worker.protocol.constraints import constraint_errors
 from worker.protocol.field_errors import MAX_ERRORS, FieldError
-from worker.protocol.grammar import grammar_errors
-from worker.protocol.json_schema import schema_errors
 from worker.protocol.ranges import float_range, int_range
 from worker.protocol.request import ExecuteRequest
 
@@ -43,8 +42,7 @@ def own_violations(request: ExecuteRequest, max_tokens_out: int, vocab_size: int
         *_ignore_eos(request),
         *_min_tokens(request, max_tokens_out),
         *_stop_token_ids(request.stop_token_ids, vocab_size),
-        *(grammar_errors(request.grammar) if request.grammar is not None else ()),
-        *_json_schema(request),
+        *constraint_errors(request.grammar, request.json_schema, request.regex),
     ]
 
 
@@ -68,7 +66,7 @@ def _bias(index: int, token: str, bias: float, vocab_size: int | None) -> Iterat
 def _ignore_eos(request: ExecuteRequest) -> Iterator[FieldError]:
     if not request.ignore_eos:
         return
-    for other in ("grammar", "json_schema"):
+    for other in ("grammar", "json_schema", "regex"):
         if getattr(request, other) is not None:
             message = f"ignore_eos cannot go with {other}, which says where the text ends; send one of them"
             yield FieldError(field="ignore_eos", constraint=f"exclusive({other})", message=message)
@@ -84,15 +82,6 @@ def _stop_token_ids(tokens: tuple[int, ...], vocab_size: int | None) -> Iterator
     yield from _max_count("stop_token_ids", len(tokens), MAX_STOP_TOKEN_IDS)
     for index, token in enumerate(tokens[:MAX_ERRORS]):
         yield from _in_vocabulary("stop_token_ids", f"stop_token_ids entry {index}", token, vocab_size)
-
-
-def _json_schema(request: ExecuteRequest) -> Iterator[FieldError]:
-    if request.json_schema is None:
-        return
-    if request.grammar is not None:
-        message = "json_schema cannot go with grammar; send one of them"
-        yield FieldError(field="json_schema", constraint="exclusive(grammar)", message=message)
-    yield from schema_errors(request.json_schema)
 
 
 def _max_count(field: str, n_entries: int, most: int) -> Iterator[FieldError]:

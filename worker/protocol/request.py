@@ -5,7 +5,6 @@ wrong shape.
 Refuses to know: whether values are in range (rules.py, own_rules.py), HTTP. Pure; runs on the front's event loop.
 """
 
-import json
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from worker.errors import WorkerError
+from worker.protocol.constraints import SchemaText, schema_text
 from worker.protocol.documented import U64_MAX, doc
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -22,9 +22,6 @@ I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _ZERO_TO_ONE = {"minimum": 0, "maximum": 1}
 
 _NUMBER_STARTS = b"-0123456789"
-
-
-SchemaValue = dict[str, Any] | bool | None
 
 
 class BodyRejected(WorkerError):
@@ -128,7 +125,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
         doc("Token ids in decimal, and what is added to their logits: -100 to 100; -100 is a ban.", maxProperties=1024),
     ] = {}
     ignore_eos: Annotated[
-        bool, doc("Go on to max_tokens: end tokens are never drawn. Not with grammar or json_schema.")
+        bool, doc("Go on to max_tokens: end tokens are never drawn. Not with grammar, json_schema or regex.")
     ] = False
     min_tokens: Annotated[
         U32, doc("Draw no end token and none of stop_token_ids before so many tokens; at most max_tokens.")
@@ -137,14 +134,19 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
         tuple[U32, ...], doc("Tokens that end the answer as a stop does and are not shown.", maxItems=64)
     ] = ()
     grammar: Annotated[
-        str | None, doc("GBNF with a rule `root` that the whole text follows; at most 65536 bytes, 64 levels deep.")
+        str | None,
+        doc("What the text follows: GBNF with a `root`, or Lark that begins with `%llguidance`; at most 65536 bytes."),
     ] = None
     json_schema: Annotated[
-        SchemaValue,
+        SchemaText | None,
         doc(
             "The text is JSON that this schema allows; at most 65536 bytes, 64 levels deep. Not with grammar.",
             anyOf=[{"type": "object"}, {"const": True}, {"type": "null"}],
         ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        doc("The whole text matches this expression; at most 65536 bytes. Not with grammar or json_schema."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -209,8 +211,8 @@ def _reader(wanted: Any) -> Read:
     bare = get_args(wanted)[0] if get_origin(wanted) is Annotated else wanted
     if bare is float:
         return _number
-    if bare == SchemaValue:
-        return _schema
+    if bare == SchemaText | None:
+        return schema_text
     return _numbers if bare == dict[str, float] else msgspec.json.Decoder(wanted).decode
 
 
@@ -230,22 +232,6 @@ def _numbers(raw: bytes) -> dict[str, float]:
             raise msgspec.ValidationError("a name is given twice")
         numbers[member.text] = _number(bytes(number))
     return numbers
-
-
-_any_schema: msgspec.json.Decoder[SchemaValue] = msgspec.json.Decoder(SchemaValue)
-
-
-def _schema(raw: bytes) -> object:
-    """msgspec keeps the last of members given twice; nothing of a schema may be lost."""
-    schema = _any_schema.decode(raw)
-    json.loads(raw, object_pairs_hook=_check_distinct, parse_int=str, parse_float=str)
-    return schema
-
-
-def _check_distinct(members: list[tuple[str, object]]) -> None:
-    names = [name for name, _ in members]
-    if len(set(names)) < len(names):
-        raise msgspec.ValidationError("a name is given twice")
 
 
 class _Name:

@@ -11,8 +11,8 @@ _ROUNDS = 10
 _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
-TOKEN_LANE, FILTERED_LANE, XTC_LANE = 0, 1, 2
-"""What a lane decides: the token; the token once more, where a filter refused it; whether XTC acts."""
+TOKEN_LANE, XTC_LANE = 0, 2
+"""What a lane decides: the token; whether XTC acts."""
 
 
 def uniform(seed: int, position: int, lane: int = TOKEN_LANE) -> float:

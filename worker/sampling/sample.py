@@ -16,33 +16,42 @@ import numpy as np
 
 from worker.engine.contract import Sampling, TokenId
 from worker.sampling import ranked, unranked
-from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
-from worker.sampling.draw import FILTERED_LANE, TOKEN_LANE, XTC_LANE, uniform
-from worker.sampling.filter import Filter, masked
+from worker.sampling.arrays import NO_IDS, Ids, Logits, Mask, Reals
+from worker.sampling.draw import TOKEN_LANE, XTC_LANE, uniform
 from worker.sampling.pool import Pool, covering, settled, whole
 from worker.sampling.row import NoToken, Row, banned, has_only_bans, row_of
 from worker.sampling.unranked import Undecided
 
 _GREEDY_BELOW = 1e-6
 """docs/protocol.md 5: a lower temperature means argmax."""
+_NEVER = np.float32(-np.inf)
 _LEFT_BY_XTC = 0.25
 """The share of the probability that the quick way expects XTC to leave; where it leaves less, the row is ranked."""
 
 
 def sample(
-    logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids = NO_IDS, filter: Filter | None = None
+    logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids = NO_IDS, allowed: Mask | None = None
 ) -> TokenId:
     """The job's next token.
 
     `logits`: float32[n_vocab], a view that is only read. `generated`: the job's tokens so far, without the prompt;
-    their number is the position of the draw. `ends`: the vocabulary's end-of-generation ids. `filter`: a token that it
-    refuses is drawn again, with an independent number, among those that it allows.
-    Raises: ValueError when no distribution exists (a NaN, a +inf, or no token that is possible, unbanned and allowed).
+    their number is the position of the draw. `ends`: the vocabulary's end-of-generation ids. `allowed`: bool[n_vocab],
+    the only tokens that may come; all else sees a row that has no others. Where only ends may come, min_tokens gives
+    way. Raises: ValueError when no distribution exists (a NaN, a +inf, or no token that is possible, unbanned and
+    allowed).
     """
-    token = _drawn(logits, sampling, generated, ends, TOKEN_LANE)
-    if filter is None or filter.allows(token):
-        return TokenId(token)
-    return TokenId(_drawn_allowed(masked(logits, filter), sampling, generated, ends))
+    if allowed is None:
+        return TokenId(_drawn(logits, sampling, generated, ends))
+    row = masked(logits, allowed)
+    for settings in (sampling, replace(sampling, min_tokens=0)):
+        with suppress(NoToken):
+            return TokenId(_drawn(row, settings, generated, ends))
+    raise NoToken("cannot sample: the constraint allows no token that is possible and not banned")
+
+
+def masked(logits: Logits, allowed: Mask) -> Logits:
+    """A copy of the row with -inf at every token that is not allowed."""
+    return np.where(allowed, logits, _NEVER)
 
 
 def candidates(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids = NO_IDS) -> tuple[Ids, Reals]:
@@ -57,11 +66,11 @@ def candidates(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Id
     return _ranked(row, sampling, len(generated))
 
 
-def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, lane: int) -> int:
+def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
     if sampling.temperature < _GREEDY_BELOW:
         return _most_likely(logits, sampling, generated, ends)
     row = row_of(logits, sampling, generated, ends, sampling.temperature)
-    number = uniform(sampling.seed, len(generated), lane)
+    number = uniform(sampling.seed, len(generated), TOKEN_LANE)
     is_xtc = _xtc_acts(sampling, len(generated))
     # XTC takes from the front: what is drawn then lies further back.
     reach = 1.0 - (1.0 - number) * _LEFT_BY_XTC if is_xtc else number
@@ -72,14 +81,6 @@ def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, l
     cumulative = np.cumsum(probs)
     # number < 1 keeps the target below the last sum, and side="right" passes over candidates of probability 0.
     return int(ids[np.searchsorted(cumulative, number * cumulative[-1], side="right")])
-
-
-def _drawn_allowed(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
-    """Draw again from a filtered row; without min_tokens' ban where that leaves nothing."""
-    for settings in (sampling, replace(sampling, min_tokens=0)):
-        with suppress(NoToken):
-            return _drawn(logits, settings, generated, ends, FILTERED_LANE)
-    raise NoToken("cannot sample: the grammar allows no token that is possible and not banned")
 
 
 def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:

@@ -12,7 +12,6 @@ from litestar import Litestar, Response, get, post
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
-from litestar.types import ASGIApp
 
 from worker.errors import InternalError, WorkerBusy, WorkerError, WorkerLoading
 from worker.front import Front
@@ -40,7 +39,7 @@ Failure = TypeVar("Failure", bound=Exception)
 _TEXT = "text/plain"
 
 
-def create_app(front: Front) -> ASGIApp:
+def create_app(front: Front) -> Edge:
     """The whole HTTP side of the worker as one ASGI application."""
     bodies = Bodies(front.settings.max_body_bytes)
     handlers = [*_state_routes(front), _execute_route(front, bodies), *_control_routes(front, bodies)]

@@ -9,7 +9,7 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any, assert_never
@@ -67,12 +67,15 @@ class BoundedConnection(HttpToolsProtocol):
 
     def __init__(
         self,
+        on_malformed: Callable[[str, int], None],
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        """`on_malformed` is told of each answer to what is not HTTP: its correlation id and the bytes of its body."""
         super().__init__(config, server_state, app_state, _loop)
+        self._on_malformed = on_malformed
         assert isinstance(server_state, Crowd)
         self.crowd = server_state
         self._wait: _Wait | None = None
@@ -169,11 +172,13 @@ class BoundedConnection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """uvicorn's, with the id that every response carries, and never into the middle of a stream."""
         if self._is_idle or not (self.cycle.response_started or self.pipeline):
+            correlation = correlation_id(None)
             head = (
                 "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
-                f"x-correlation-id: {correlation_id(None)}\r\ncontent-length: {len(msg)}\r\n\r\n"
+                f"x-correlation-id: {correlation}\r\ncontent-length: {len(msg)}\r\n\r\n"
             )
             self.transport.write((head + msg).encode("ascii"))
+            self._on_malformed(correlation, len(msg))
         self.transport.close()
 
     # ── what it waits for ────────────────────────────────────────────────────────────────────────

@@ -64,6 +64,11 @@ class Edge:
             finally:
                 exchange.end()
 
+    def malformed(self, correlation: str, n_bytes: int) -> None:
+        """Bytes that are no HTTP were answered, with so many, before there was anything to route."""
+        with structlog.contextvars.bound_contextvars(correlation_id=correlation):
+            self._book.malformed(n_bytes)
+
     def _is_allowed(self, scope: Scope) -> bool:
         if self._key_digest is None or scope["path"] in OPEN_PATHS:
             return True

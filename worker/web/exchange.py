@@ -47,6 +47,9 @@ class Refusal:
     """Never a value of the request."""
 
 
+_NOT_HTTP = Refusal(400, "INVALID_REQUEST", "what was sent is not HTTP")
+
+
 def note_refusal(scope: Scope, error: Exception) -> None:
     """For whoever turns an error into an answer: the exchange's end then tells of it."""
     scope["state"][_NOTED] = _refusal(error)
@@ -101,6 +104,49 @@ class Book:
     def begin(self, scope: Scope) -> "Exchange":
         return Exchange(self, scope)
 
+    def malformed(self, n_bytes: int) -> None:
+        """An exchange without a request: what came is no HTTP, and was answered with 400 and so many bytes."""
+        self.enter(OTHER, OTHER, _NOT_HTTP.status, _NOT_HTTP, path="", n_bytes=n_bytes, seconds=0.0)
+
+    def enter(
+        self,
+        method: str,
+        route: str,
+        status: int,
+        refusal: Refusal | None,
+        *,
+        path: str,
+        n_bytes: int,
+        seconds: float,
+    ) -> None:
+        """An exchange is over: count it, and tell of it."""
+        self.metrics.answered(route=route, method=method, status=status)
+        if refusal is not None:
+            self._refused(method, route, refusal)
+        if self.has_access_log:
+            log.info(
+                "access",
+                method=method,
+                # Without the query, and masked before it is cut: a job_id in it may be the API key.
+                path=self.secrets.mask_known(path)[:MAX_LOGGED_PATH],
+                status=status,
+                bytes=n_bytes,
+                ms=round(seconds * 1000, 1),
+            )
+
+    def _refused(self, method: str, route: str, refusal: Refusal) -> None:
+        self.metrics.refused(refusal.code)
+        if refusal.code == InternalError.code:
+            return  # told where it was caught, with its traceback
+        log.info(
+            "refused",
+            method=method,
+            route=route,
+            status=refusal.status,
+            code=refusal.code,
+            reason=refusal.reason,
+        )
+
 
 class Exchange:
     """Tell it what is sent, and its end."""
@@ -122,30 +168,12 @@ class Exchange:
             self._n_bytes += len(message.get("body", b""))
 
     def end(self) -> None:
-        self._book.metrics.answered(route=self._route, method=self._method, status=self._status)
-        refusal: Refusal | None = self._scope["state"].get(_NOTED)
-        if refusal is not None:
-            self._tell(refusal)
-        if self._book.has_access_log:
-            log.info(
-                "access",
-                method=self._method,
-                # Without the query, and masked before it is cut: a job_id in it may be the API key.
-                path=self._book.secrets.mask_known(self._scope["path"])[:MAX_LOGGED_PATH],
-                status=self._status,
-                bytes=self._n_bytes,
-                ms=round((time.monotonic() - self._began_s) * 1000, 1),
-            )
-
-    def _tell(self, refusal: Refusal) -> None:
-        self._book.metrics.refused(refusal.code)
-        if refusal.code == InternalError.code:
-            return  # told where it was caught, with its traceback
-        log.info(
-            "refused",
-            method=self._method,
-            route=self._route,
-            status=refusal.status,
-            code=refusal.code,
-            reason=refusal.reason,
+        self._book.enter(
+            self._method,
+            self._route,
+            self._status,
+            self._scope["state"].get(_NOTED),
+            path=self._scope["path"],
+            n_bytes=self._n_bytes,
+            seconds=time.monotonic() - self._began_s,
         )

@@ -5,6 +5,8 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
@@ -56,9 +58,10 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
     """HTTP on the socket for as long as the block lasts; the front is told when it ends earlier."""
+    app = create_app(front)
     config = uvicorn.Config(
-        create_app(front),
-        http=BoundedConnection,
+        cast(Any, app),  # its types are Litestar's, and uvicorn has its own
+        http=partial(BoundedConnection, app.malformed),  # type: ignore[arg-type] # it is only ever called
         ws="none",
         lifespan="off",
         log_config=None,

@@ -21,6 +21,8 @@ JSON_LINES = ("application/jsonl", "application/x-ndjson")
 VOCABULARY = 49_152
 """The default model's."""
 LONGEST_STOP = 100
+VALID_CONSTRAINTS: Fields = {"grammar": 'root ::= "a"', "json_schema": {"type": "boolean"}, "regex": "a"}
+"""A request has at most one of them."""
 FITTING_PROMPT = 100
 """Bytes, and so at most tokens, for which the worker of the test has room."""
 
@@ -41,13 +43,9 @@ def _consistent(request: Fields) -> Fields:
     """A request that the schema allows as one that every rule allows."""
     request = {name: _whole(value) for name, value in request.items()}
     request["prompt"] = _of_bytes(request["prompt"], FITTING_PROMPT)
-    if isinstance(request.get("grammar"), str):
-        request["grammar"] = 'root ::= "a"'
-    if isinstance(request.get("json_schema"), dict):
-        request["json_schema"] = {"type": "boolean"}
-    if request.get("grammar") is not None:
-        request["json_schema"] = None
-    if request.get("grammar") is not None or request.get("json_schema") is not None:
+    given = [name for name in VALID_CONSTRAINTS if request.get(name) is not None]
+    request |= {name: VALID_CONSTRAINTS[name] if name == given[0] else None for name in given}
+    if given:
         request["ignore_eos"] = False
     if "min_tokens" in request:
         request["min_tokens"] = min(request["min_tokens"], request["max_tokens"])

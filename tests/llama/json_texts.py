@@ -1,0 +1,124 @@
+"""JSON schemas asked about byte by byte: which texts one lets through, and texts that it lets come up by chance.
+
+The vocabulary has a token for each byte, so that any text can be tried and every turn taken.
+"""
+
+import codecs
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.llama.constraint import LIMITS_OF, Unsupported, compiled, json_options
+
+END = 256
+
+
+class _Bytes:
+    eos_token_id = END
+    bos_token_id = None
+    tokens = [*(bytes([value]) for value in range(256)), b"\xff<end>"]  # noqa: RUF012  # the library's protocol
+    special_token_ids = [END]  # noqa: RUF012
+
+    def __call__(self, data: bytes) -> list[int]:
+        return list(data)
+
+
+TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=END + 1, eos_token=END)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a schema cannot be enforced."""
+
+    message: str
+
+
+def unchecked(schema: Any) -> "Texts | Refusal":
+    """What the library alone makes of a schema."""
+    try:
+        source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(schema))
+    except ValueError as refused:
+        return Refusal(str(refused))
+    matcher = llguidance.LLMatcher(TOKENIZER, source, log_level=0, limits=LIMITS_OF["json_schema"])
+    return Refusal(matcher.get_error()) if matcher.is_error() else Texts(matcher)
+
+
+def texts(schema: Any) -> "Texts | Refusal":
+    """The texts of a schema as the worker enforces it."""
+    try:
+        return Texts(compiled(TOKENIZER, "json_schema", json.dumps(schema), lambda _: None))
+    except Unsupported as refused:
+        return Refusal(str(refused))
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What a schema lets through."""
+
+    _matcher: llguidance.LLMatcher
+
+    def have(self, text: str) -> bool:
+        """Whether the text as a whole is one of them."""
+        follower = self.follow()
+        return follower.go(text.encode()) and follower.may_end
+
+    def any(self, rng: random.Random, *, max_bytes: int = 1000) -> str | None:
+        """One of them, each byte drawn from those allowed; None where it did not end in time."""
+        follower, character, text = self.follow(), b"", b""
+        for _ in range(max_bytes):
+            allowed = follower.allowed()
+            following = [value for value in range(256) if allowed[value] and _is_begun(character + bytes([value]))]
+            assert following or follower.may_end, f"nothing may follow {text!r}: {follower.error}"
+            if follower.may_end and (not following or rng.random() < 0.5):
+                return text.decode()
+            # Mostly what belongs to the notation, so that strings end and numbers go on.
+            notation = [value for value in following if value in b'"}],: 0123456789']
+            character += bytes([rng.choice(notation if notation and rng.random() < 0.7 else following)])
+            assert follower.go(character[-1:])
+            text += character[-1:]
+            character = b"" if character.decode(errors="ignore") else character
+        return None
+
+    def follow(self) -> "Follower":
+        return Follower(self._matcher.deep_copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A point in one text."""
+
+    _matcher: llguidance.LLMatcher
+
+    @property
+    def may_end(self) -> bool:
+        return self._matcher.is_accepting()
+
+    @property
+    def error(self) -> str:
+        return self._matcher.get_error()
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """bool[256]: the bytes that may follow."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return np.unpackbits(bits, bitorder="little")[:256].astype(np.bool_)
+
+    def go(self, data: bytes) -> bool:
+        """Go on by the bytes if all may follow, else stay."""
+        n_taken = self._matcher.try_consume_tokens(list(data))
+        if n_taken < len(data):
+            self._matcher.rollback(n_taken)
+        return n_taken == len(data)
+
+
+def _is_begun(character: bytes) -> bool:
+    """Whether some bytes after these make it one UTF-8 character."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(character)
+    except UnicodeDecodeError:
+        return False
+    return True

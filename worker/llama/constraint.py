@@ -1,0 +1,307 @@
+"""What a job's text must follow: a grammar, a JSON schema or a regular expression, compiled by llguidance.
+
+Owns that library: its tokenizer, its limits, its matchers. `Constraints` is made with the model and compiles on the
+intake thread; each job gets a `Constraint`, a matcher of its own, which is used and closed on the step thread. The
+library never ends the process: what it cannot compile is a Violation, what becomes too costly is the job's error. No
+matcher is kept for a second job: copies share one lexer, and with it its growth, its limits and its end.
+"""
+
+import ctypes
+import json
+import re
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any, Literal
+
+import llguidance
+import llguidance._lib
+import numpy as np
+from llama_cpp import llama_cpp as capi
+from numpy.typing import NDArray
+
+from worker.engine.backend import Forced
+from worker.engine.contract import Submit, TokenId, Violation
+from worker.llama.gbnf import BadGrammar, TokenOf, check_lark, is_lark, lark_of
+from worker.llama.model import Model
+from worker.llama.schema_gaps import gap, has_open_names, plain, readable
+from worker.llama.trial import survives
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # in the stubs only
+
+Field = Literal["grammar", "json_schema", "regex"]
+Notation = Literal["gbnf", "lark", "json_schema", "regex"]
+Mask = NDArray[np.bool_]
+
+MAX_FORCED_BYTES = 65_536
+"""Of a text without a choice in it: as much as a request's constraint may have. A short grammar can repeat itself to
+gigabytes, and to spell a mebibyte takes a second."""
+
+
+def limits(initial_lexer_fuel: int, step_max_items: int = 5_000) -> llguidance.LLParserLimits:
+    """What compiling and each mask may cost, as measured: the first fuel of a lexer at 250,000 takes 0.2 s, and so does
+    a step's at 50,000, with 64 MiB, both at worst; 20 items a microsecond; 0.7 KB for each state of the lexer.
+
+    Items bound a forced run too, by its lexemes. An object has four at once for each of its optional properties.
+    """
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=initial_lexer_fuel,
+        step_lexer_fuel=50_000,
+        step_max_items=step_max_items,
+        max_items_in_row=5_000,
+        max_lexer_states=20_000,
+        max_grammar_size=50_000,
+        verbose_errors=False,
+    )
+
+
+LIMITS_OF: dict[Notation, llguidance.LLParserLimits] = {
+    # Each character is a lexeme.
+    "gbnf": limits(50_000, step_max_items=50_000),
+    "lark": limits(50_000),
+    "json_schema": limits(250_000),
+    "regex": limits(30_000),
+}
+"""To begin an expression of n parts can take n² steps, where nothing but the fuel bounds n."""
+
+_TOO_COSTLY = "the constraint is too costly to follow at this point of the text; make it simpler"
+_LIMIT_MET = re.compile(r"[Tt]oo many|max is|too complex")
+"""What the library says where a limit ends it; its stop reasons do not tell."""
+_NOTHING_FOLLOWS = "NoExtension"
+
+UNTRIED_BYTES = 4096
+"""So short a schema without patterns is compiled at once; others are tried first (trial.py): nothing bounds the product
+of several patterns at one place, or of a thousand alternatives."""
+_LIBRARY: str = llguidance._lib.__file__
+_give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""glibc's: what compiling took and freed goes back to the system, some milliseconds' work."""
+
+_TOKEN_ID = re.compile(r"<\[(\d{1,10})\]>")
+
+_SPECIAL = b"\xff"
+"""Before a token's name: it is no text, and only its name in a grammar allows it."""
+
+
+class Constraints:
+    """What `LoadedModel.constrain` needs."""
+
+    def __init__(self, model: Model) -> None:
+        """Takes some tenths of a second: the library reads the whole vocabulary."""
+        self._vocabulary = _Vocabulary(model)
+        ends = self._vocabulary.ends
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(self._vocabulary), n_vocab=len(self._vocabulary.tokens), eos_token=ends
+        )
+
+    def constrain(self, submit: Submit) -> "Constraint | Violation | None":
+        """The job's constraint, which is the caller's to close, or what is wrong with the one it asks for."""
+        asked: dict[Field, str | None] = {
+            "grammar": submit.grammar,
+            "json_schema": submit.json_schema,
+            "regex": submit.regex,
+        }
+        for field, text in asked.items():
+            if text is not None:
+                return self._constrain(field, text)
+        return None
+
+    def _constrain(self, field: Field, text: str) -> "Constraint | Violation":
+        try:
+            return Constraint(compiled(self._tokenizer, field, text, self._vocabulary.token_of), self._vocabulary)
+        except Unsupported as error:
+            return Violation(field, "supported", f"{field}: {error}")
+        finally:
+            if len(text) > UNTRIED_BYTES and _give_back is not None:
+                _give_back(0)
+
+
+# ── compiling ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Unsupported(ValueError):
+    """A constraint that cannot be kept to; the message never quotes it."""
+
+
+def compiled(tokenizer: llguidance.LLTokenizer, field: Field, text: str, token_of: TokenOf) -> llguidance.LLMatcher:
+    """A matcher at the beginning of its text. Raises: Unsupported."""
+    make = llguidance.LLMatcher
+    if field == "json_schema":
+        return _of_schema(tokenizer, text)
+    if field == "regex":
+        return _matcher(tokenizer, "regex", make.grammar_from_regex(text), _plain)
+    try:
+        if not is_lark(text):
+            return _matcher(tokenizer, "gbnf", make.grammar_from_lark(lark_of(text, token_of)), _plain)
+        check_lark(text)
+    except BadGrammar as error:
+        raise Unsupported(str(error)) from error
+    return _matcher(tokenizer, "lark", make.grammar_from_lark(text), _plain)
+
+
+def _of_schema(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMatcher:
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise Unsupported("it has a number of thousands of digits") from error
+    schema = {} if schema is True else schema
+    if fault := gap(schema):
+        raise Unsupported(fault)
+    source_text, options = json.dumps(readable(schema)), json_options(schema)
+    try:
+        source = llguidance.LLMatcher.grammar_from_json_schema(source_text, overrides=options)
+    except ValueError as error:
+        raise Unsupported(plain(str(error), schema)) from error
+    if (len(text) > UNTRIED_BYTES or '"pattern' in text) and not survives(_LIBRARY, source):
+        raise Unsupported("it cannot be compiled in reasonable time and memory; make it simpler")
+    return _matcher(tokenizer, "json_schema", source, lambda error: plain(error, schema))
+
+
+def _matcher(
+    tokenizer: llguidance.LLTokenizer, notation: Notation, source: str, in_words: Callable[[str], str]
+) -> llguidance.LLMatcher:
+    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=LIMITS_OF[notation])
+    if matcher.is_error():
+        raise Unsupported(in_words(matcher.get_error()))
+    # What nothing satisfies compiles too, and shows in its first mask.
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        is_empty = matcher.get_error().startswith(_NOTHING_FOLLOWS)
+        raise Unsupported("nothing can satisfy it" if is_empty else "it is too large or too complex")
+    return matcher
+
+
+def json_options(schema: Any) -> "JsonCompileOptions":
+    """JSON as most programs write it: what stands between two values is known then, and need not be computed."""
+    options: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    if has_open_names(schema):
+        return {**options, "json_allowed_escapes": 'nrbtf\\"'}
+    return {**options, "json_allow_general_unicode_escapes": True}
+
+
+def _plain(error: str) -> str:
+    """The library's refusal of a grammar or a regular expression, less what it quotes of them."""
+    if found := re.search(r"^error: ([^\n]*)", error, re.MULTILINE):
+        return f"a regular expression cannot be read: {found[1]}"
+    if "lookarounds" in error:
+        return "a regular expression has an anchor or a word boundary where it cannot be enforced"
+    if found := re.match(r"(?:at )?(\d+)\((\d+)\): ([^\n\"'(;⟦]*)", error):
+        line, column, what = found.groups()
+        return f"line {line}, column {column}: {what.strip() or 'this cannot be read'}"
+    return "it has no rule named start" if error.startswith("no start rule") else "it is too large or too complex"
+
+
+# ── following ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Constraint:
+    """A constraint at one point of one job's text: the engine's Constraint, and the sampler's mask.
+
+    A matcher that has met a limit stays in error: it allows nothing more, which `allowed` tells.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: "_Vocabulary") -> None:
+        self._matcher: llguidance.LLMatcher | None = matcher
+        self._vocabulary = vocabulary
+        self._is_run_too_long = False
+
+    def allowed(self) -> Mask:
+        """bool[n_vocab]: whether the text may go on by a token, or end with it where it is an end of the vocabulary's.
+
+        Tens of microseconds. Raises: ValueError when the constraint is too costly to follow here, or closed.
+        """
+        if self._is_run_too_long:
+            raise ValueError(_TOO_COSTLY)
+        vocabulary = self._vocabulary
+        bits = vocabulary.bits
+        self._open.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        error = self._open.get_error()
+        if error and not error.startswith(_NOTHING_FOLLOWS):
+            is_limit = _LIMIT_MET.search(error)
+            raise ValueError(_TOO_COSTLY if is_limit else "the constraint cannot be followed any further")
+        mask: Mask = np.unpackbits(bits.view(np.uint8), count=vocabulary.n_vocab, bitorder="little").view(np.bool_)
+        # A grammar can allow "any token but this one", of which the library then takes an end to be one.
+        mask[vocabulary.own_ends] = self._open.is_accepting()
+        return mask
+
+    def accept(self, token: TokenId) -> None:
+        """Go on by a token that is allowed."""
+        self._open.consume_token(token)
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, as the tokenizer spells them; empty where there is a choice, or an end, or
+        more than MAX_FORCED_BYTES, which `allowed` tells.
+        """
+        n_bytes = len(self._open.compute_ff_bytes())
+        self._is_run_too_long = n_bytes > MAX_FORCED_BYTES
+        return self._open.compute_ff_tokens() if 0 < n_bytes <= MAX_FORCED_BYTES else []
+
+    def take_forced(self, n_enough: int) -> list[Forced]:
+        """Go on by the tokens that must come next, and tell them; `n_enough` or more are not looked for further."""
+        run: list[Forced] = []
+        while len(run) < n_enough and (tokens := self.forced()) and self._open.consume_tokens(tokens):
+            run += [Forced(TokenId(token), self._vocabulary.piece(token)) for token in tokens]
+        return run
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow but an end."""
+        return self._open.is_stopped() and not self._open.is_error()
+
+    def n_allowed(self, tokens: Seq[TokenId]) -> int:
+        """How many of the tokens, from the first on, the text may go on by."""
+        return self._open.validate_tokens([*tokens])
+
+    def take_back(self, n_tokens: int) -> None:
+        """Undo the last so many tokens."""
+        self._open.rollback(n_tokens)
+
+    def close(self) -> None:
+        """Free the matcher. Idempotent."""
+        self._matcher = None
+
+    @property
+    def _open(self) -> llguidance.LLMatcher:
+        if self._matcher is None:
+            raise ValueError("the constraint is closed")
+        return self._matcher
+
+
+class _Vocabulary:
+    """The model's vocabulary in the form that `llguidance.TokenizerWrapper` asks for; it is called with bytes."""
+
+    bos_token_id = None
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.n_vocab = model.n_vocab
+        self.tokens = [_spelled(model, TokenId(token)) for token in range(model.n_vocab)]
+        self.special_token_ids = [i for i, spelled in enumerate(self.tokens) if spelled.startswith(_SPECIAL)]
+        self.own_ends = model.ends
+        self.ends: list[int] = model.ends.tolist()
+        if not self.ends:
+            # The library needs one. No mask that is read reaches as far.
+            self.ends = [len(self.tokens)]
+            self.tokens.append(_SPECIAL + b"<no end>")
+        self.eos_token_id = self.ends[0]
+        self.bits = np.zeros(-(-len(self.tokens) // 32), np.int32)
+        """Where masks are written, on the step thread."""
+
+    def piece(self, token: int) -> bytes:
+        return self._model.piece(TokenId(token))
+
+    def token_of(self, name: str) -> TokenId | None:
+        """The token written as `<think>` or `<[12]>`; None where there is none, or it has no text."""
+        number = _TOKEN_ID.fullmatch(name)
+        token = TokenId(int(number[1])) if number else self._model.token_of(name)
+        if token is None or token >= self.n_vocab or not self.piece(token):
+            return None
+        return token
+
+    def __call__(self, data: bytes) -> list[int]:
+        return list(self._model.spell(data))
+
+
+def _spelled(model: Model, token: TokenId) -> bytes:
+    """A token's bytes, or its name where it is no text."""
+    piece = model.piece(token)
+    return piece or _SPECIAL + (capi.llama_vocab_get_text(model.vocab, token) or b"")
