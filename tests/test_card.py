@@ -230,6 +230,7 @@ def test_an_unreadable_file_is_refused(locked_file: Path) -> None:
     assert refusal(locked_file) == "cannot be read: Permission denied"
 
 
+@pytest.mark.long
 def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
     whole = tiny_model().to_bytes()
     path = tmp_path / "cut.gguf"

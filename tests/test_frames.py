@@ -27,6 +27,7 @@ def portions(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(edges)]
 
 
+@pytest.mark.long
 @LAW
 @given(
     sent=st.lists(st.tuples(GENERATIONS, MESSAGES), max_size=6),

@@ -132,6 +132,7 @@ noise = st.binary(max_size=200) | st.lists(
 )
 
 
+@pytest.mark.long
 @law
 @given(st.lists(noise.map(lambda part: part if isinstance(part, bytes) else b"".join(part)), max_size=8))
 def test_any_chunking_of_stderr_gives_the_same_printable_lines(chunks: list[bytes]) -> None:

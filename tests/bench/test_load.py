@@ -73,6 +73,7 @@ def _release_when_asked(server: StandIn, n_jobs: int, hold: threading.Event) -> 
     hold.set()
 
 
+@pytest.mark.long
 @both
 def test_silence_ends_a_stream(dialect: Dialect) -> None:
     hold = threading.Event()

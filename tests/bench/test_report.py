@@ -124,6 +124,7 @@ def test_a_page_of_nothing_says_where_it_was_measured() -> None:
 # ── plots ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 def test_plots_show_what_there_is() -> None:
     assert set(plots.draw(report())) == {"ratios.png", "rounds.png"}
     assert set(plots.draw(replace(report(), lines=report().lines[3:]))) == {"rounds.png"}

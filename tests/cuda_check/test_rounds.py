@@ -157,6 +157,7 @@ def test_another_rounds_report_is_kept_aside(tmp_path: Path) -> None:
     assert [path.read_text() for path in tmp_path.glob(f"before-*/{REPORT}")] == ["{}"]
 
 
+@pytest.mark.long
 def test_the_schema_is_printed_and_a_page_is_refused_for_what_is_none(tmp_path: Path) -> None:
     assert "Report" in msgspec.json.decode(run("schema").stdout)["$defs"]
     (tmp_path / REPORT).write_text("{}")

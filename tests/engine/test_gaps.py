@@ -98,6 +98,7 @@ def gaps_while_read(machine: Machine, n_streams: int, n_prompt: int, seed: int) 
     return [after - earlier for earlier, after in pairwise(times)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("machine", [SMALL_ON_TWO_CORES, ON_MANY_CORES, LARGE])
 @pytest.mark.parametrize(("n_streams", "n_prompt"), [(1, 200), (3, 1_200), (8, 1_600)])
 def test_99_of_100_gaps_are_under_one_and_a_half_targets_while_a_long_prompt_is_read(

@@ -61,6 +61,7 @@ def leaves(pieces: set[Piece]) -> set[Piece]:
     return {piece for piece in pieces if piece[0] not in continued}
 
 
+@pytest.mark.long
 @LAW
 @given(st.lists(sequences, max_size=12), sequences)
 def test_with_room_for_all_the_match_is_the_longest_common_prefix(kept: list[Tokens], query: Tokens) -> None:

@@ -35,6 +35,7 @@ TRUSTED = [True] * 500
 # ── what guesses have been worth ─────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 @LAW
 @given(st.lists(st.booleans(), max_size=60), MATCHES)
 def test_a_right_guess_raises_the_rate_and_a_wrong_one_lowers_it(history: list[bool], n_matched: int) -> None:
@@ -142,6 +143,7 @@ def test_a_plan_is_the_best_of_all(costs: Costs, candidates: list[Candidate]) ->
     assert planned == pytest.approx(best if best > len(candidates) * log(LEAST_GAIN) else 0.0)
 
 
+@pytest.mark.long
 @LAW
 @given(row_costs(), st.lists(CANDIDATES, min_size=1, max_size=20))
 def test_a_step_with_guesses_is_expected_to_give_more_tokens_a_second(

@@ -27,6 +27,7 @@ overlapping_stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 @LAW
 @given(any_bytes, any_cuts)
 @example(b"\xed\xa0", [1])
@@ -65,12 +66,14 @@ def test_stops_are_matched_on_the_replaced_text(data: bytes, cuts: list[int], st
     check_against_the_reference(chunked(data, cuts), stops)
 
 
+@pytest.mark.long
 @LAW_WITH_DRAWN_STOPS
 @given(st.one_of(any_bytes, st.text(max_size=60).map(str.encode)), any_cuts, st.data())
 def test_stops_cut_from_any_text_end_it(data: bytes, cuts: list[int], draw: st.DataObject) -> None:
     check_against_the_reference(chunked(data, cuts), draw.draw(stops_cut_from(finished_text(data)), label="stops"))
 
 
+@pytest.mark.long
 @LAW_WITH_DRAWN_STOPS
 @given(st.one_of(st.text("aé👋", max_size=40), st.text(max_size=40)), any_cuts, st.data())
 def test_nothing_of_a_stop_leaks_and_nothing_before_it_is_lost(text: str, cuts: list[int], draw: st.DataObject) -> None:

@@ -264,6 +264,7 @@ def test_a_constraint_in_error_says_so_and_allows_nothing(constraints: Constrain
         constraint.allowed()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_doublings", [4, 9])
 def test_a_run_is_forced_whole_up_to_a_length_and_never_spelled_beyond(
     constraints: Constraints, n_doublings: int

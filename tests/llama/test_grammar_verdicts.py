@@ -151,6 +151,7 @@ GRAMMARS = st.builds(
 )
 
 
+@pytest.mark.long
 @LAW
 @given(gbnf=GRAMMARS, seed=st.integers(0, 99))
 def test_random_grammars_allow_the_same_characters_everywhere(vocabulary: Vocabulary, gbnf: str, seed: int) -> None:

@@ -367,6 +367,7 @@ def test_a_schema_lets_its_texts_through_and_no_others(row: str) -> None:
     assert [text for text in good + bad if found.have(text) != (text in good)] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ENFORCED)
 def test_whatever_comes_up_satisfies_the_schema(row: str) -> None:
     schema, _, _ = ENFORCED[row]
@@ -493,6 +494,7 @@ def test_an_error_of_the_library_is_never_passed_on(error: str) -> None:
     assert "sesame" not in message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "schema",
     [
@@ -539,6 +541,7 @@ def keeps(format_: str, text: str) -> bool:
     return bool(jsonschema_rs.Draft202012Validator({"format": format_}, validate_formats=True).is_valid(text))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_format_is_kept_but_for_what_is_known(format_: str) -> None:
     found = enforced(string(format=format_))

@@ -119,6 +119,7 @@ def test_cells_of_sliding_windows_are_planned_in_full_size_or_not(
         assert plan.kv_bytes == pytest.approx(context.sizes.of_kind("KV"), abs=2 * ROUNDED_BYTES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [GEMMA_1B, GPT_OSS], ids=str)
 @pytest.mark.parametrize("swa_full", [True, False])
 def test_the_graph_of_shapes_with_sliding_windows_takes_what_is_planned(
@@ -135,6 +136,7 @@ def test_the_graph_of_shapes_with_sliding_windows_takes_what_is_planned(
             assert plan.compute_bytes == pytest.approx(taken, rel=TOLERANCE), (ctx_size, parallel, flash)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_7B, SMOLLM, TINY_LLAMA, QWEN, MIXTURE], ids=str)
 def test_the_graph_of_other_shapes_takes_what_is_planned(tmp_path: Path, shape: Shape) -> None:
     path = write_shape(tmp_path / "shape.gguf", shape)

@@ -171,6 +171,7 @@ def test_penalties(window: int, repetition: float, frequency: float, presence: f
         assert_agree(logits, sampling, [penalties], generated)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("multiplier", "base", "allowed"), [(0.8, 1.75, 2), (2.0, 1.0, 1), (0.1, 3.0, 4)])
 @pytest.mark.parametrize("window", [-1, 3, 25])
 @pytest.mark.parametrize("n_tokens", [2, 5, 60])

@@ -103,6 +103,7 @@ def test_repository_without_a_checkpoint_is_refused(hub: HubStandIn, tmp_path: P
     )
 
 
+@pytest.mark.long
 def test_folder_is_taken_as_it_is(checkpoint: Path) -> None:
     assert checkpoint_folder(str(checkpoint)) == checkpoint
 

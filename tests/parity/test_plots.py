@@ -30,6 +30,7 @@ def drawn() -> dict[str, bytes]:
     return draw(PLOTS)
 
 
+@pytest.mark.long
 def test_each_name_is_one_plot_whatever_its_values_and_words_are() -> None:
     plots = drawn()
     assert list(plots) == [file_of(name) for name in dict.fromkeys(series.name for series in PLOTS)]

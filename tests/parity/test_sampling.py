@@ -96,6 +96,7 @@ def unscaled(row: Rows, settings: Sampling, generated: Sequence[int]) -> Distrib
     return ids, probs * (1.0 - 2e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wrong", "where"),
     [

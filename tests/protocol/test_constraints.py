@@ -101,6 +101,7 @@ def depth_of(value: Any) -> int:
     return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
 
 
+@pytest.mark.long
 @given(schemas, st.booleans(), st.none() | st.integers(0, 3))
 @settings(derandomize=True, deadline=None, max_examples=300)
 def test_the_text_says_what_was_sent_in_its_order_however_it_was_spelled(
@@ -111,6 +112,7 @@ def test_the_text_says_what_was_sent_in_its_order_however_it_was_spelled(
     assert json.dumps(json.loads(text)) == json.dumps(schema)
 
 
+@pytest.mark.long
 @given(schemas, st.integers(MAX_DEPTH - 6, MAX_DEPTH))
 @settings(derandomize=True, deadline=None, max_examples=300)
 def test_a_schema_is_too_deep_by_its_objects_and_arrays_alone(schema: dict[str, Any], n_around: int) -> None:
@@ -138,6 +140,7 @@ members = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from(["a", '"', "\\"]), members), max_size=3).map(tuple))
 @settings(derandomize=True, deadline=None, max_examples=500)
 def test_a_name_given_twice_is_refused_wherever_it_is_and_nothing_else(value: Any) -> None:

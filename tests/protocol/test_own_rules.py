@@ -150,6 +150,7 @@ def test_a_max_tokens_out_of_range_does_not_make_min_tokens_wrong() -> None:
     assert [error.field for error in broken({"max_tokens": 4096, "min_tokens": 2049})] == ["max_tokens", "min_tokens"]
 
 
+@pytest.mark.long
 def test_the_answer_to_a_flood_stays_small() -> None:
     biases = {f"x{i}": 1000 for i in range(100_000)}
     found = broken({"logit_bias": biases, "stop_token_ids": [2**32 - 1] * 100_000})
@@ -292,6 +293,7 @@ def test_a_request_within_all_ranges_breaks_no_rule(sent: dict[str, Any]) -> Non
     )
 
 
+@pytest.mark.long
 @given(valid_requests, st.sets(st.sampled_from(TABLE), min_size=1).flatmap(broken_values))
 @settings(derandomize=True, deadline=None, max_examples=300)
 def test_broken_fields_are_told_each_and_no_other_in_the_order_of_the_table(

@@ -202,6 +202,7 @@ def test_the_answer_to_a_flood_of_bad_stops_stays_small() -> None:
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 @given(
     st.text(max_size=3),
     st.integers(0, 3000),

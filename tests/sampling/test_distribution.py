@@ -43,6 +43,7 @@ def test_a_hundred_thousand_draws_follow_the_probabilities() -> None:
     assert excess(counts, expected) < 3.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -62,6 +63,7 @@ def test_a_few_thousand_draws_follow_the_probabilities(sampling: Sampling) -> No
     assert excess(counts, expected) < 3.0
 
 
+@pytest.mark.long
 def test_xtc_acts_on_its_share_of_positions_whatever_the_token_drawn() -> None:
     """p = 1/2, 3/8, 1/8: XTC leaves the last two of them, and acts on three draws in ten."""
     logits = np.log(np.array([4.0, 3.0, 1.0])).astype(np.float32)

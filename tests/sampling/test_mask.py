@@ -47,6 +47,7 @@ def expected_given(case: Case, allowed: Mask, borders: Borders) -> Probs:
 # ── all settings at once ─────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 @LAW
 @given(masked_cases())
 def test_the_draw_is_the_plain_references_on_a_row_without_the_other_tokens(drawn: tuple[Case, Mask]) -> None:
@@ -65,6 +66,7 @@ def test_the_draw_is_the_plain_references_on_a_row_without_the_other_tokens(draw
     assert token == expected_token(expected, uniform(sampling.seed, len(generated)))
 
 
+@pytest.mark.long
 @LAW
 @given(masked_cases())
 def test_the_probabilities_are_the_plain_references_on_a_row_without_the_other_tokens(
@@ -83,6 +85,7 @@ def test_the_probabilities_are_the_plain_references_on_a_row_without_the_other_t
     assert probs.tolist() == pytest.approx(list(expected.values()), rel=1e-9, abs=1e-300)
 
 
+@pytest.mark.long
 @LAW
 @given(cases())
 def test_a_mask_that_allows_all_changes_nothing(case: Case) -> None:
@@ -94,6 +97,7 @@ def test_a_mask_that_allows_all_changes_nothing(case: Case) -> None:
     assert sample(*case, ENDS, everything) == free
 
 
+@pytest.mark.long
 @LAW
 @given(masked_cases(), st.floats(-15, 15, width=32) | st.just(-math.inf))
 def test_what_is_not_allowed_has_no_part_in_the_draw(drawn: tuple[Case, Mask], other: float) -> None:
@@ -124,6 +128,7 @@ def test_without_cuts_the_probabilities_are_the_models_own_renormalised_over_wha
     assert dict(zip(ids.tolist(), probs.tolist(), strict=True)) == pytest.approx(renormalised(weights))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling",
     [

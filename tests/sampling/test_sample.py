@@ -57,6 +57,7 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], Sampling, list[int]]:
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 @LAW
 @given(cases())
 def test_candidates_and_draw_agree_with_the_plain_reference(
@@ -83,6 +84,7 @@ def test_candidates_are_a_distribution_in_descending_order_with_ties_by_id(
         assert (np.diff(ids)[same_score] > 0).all()
 
 
+@pytest.mark.long
 @LAW
 @given(cases(), cases())
 def test_the_token_depends_on_its_own_row_settings_and_history_only(
@@ -103,6 +105,7 @@ def test_greedy_is_argmax_whatever_the_seed_and_history(
     assert sample(logits, replace(GREEDY, seed=seed), generated) == int(np.argmax(logits))
 
 
+@pytest.mark.long
 @LAW
 @given(cases())
 def test_a_token_drawn_is_a_candidate_of_positive_probability(

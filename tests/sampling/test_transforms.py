@@ -60,6 +60,7 @@ def cases(draw: st.DrawFn) -> Case:
 # ── all fields at once ───────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 @LAW
 @given(cases())
 def test_candidates_and_draw_agree_with_the_plain_reference(case: Case) -> None:
@@ -78,6 +79,7 @@ def test_candidates_and_draw_agree_with_the_plain_reference(case: Case) -> None:
     assert sample(*case, ENDS) == expected_token(expected, uniform(sampling.seed, len(generated)))
 
 
+@pytest.mark.long
 @LAW
 @given(cases())
 def test_candidates_are_never_banned_and_probabilities_sum_to_one(case: Case) -> None:

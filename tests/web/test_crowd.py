@@ -32,6 +32,7 @@ def joined(crowd: Crowd, standing: Standing, n: int = 1, address: str | None = "
 moves = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*Standing, "join", "leave"])), max_size=200)
 
 
+@pytest.mark.long
 @law
 @given(moves)
 def test_there_are_never_too_many_and_whoever_is_served_stays(moves: list[tuple[int, Standing | str]]) -> None:
