@@ -18,11 +18,11 @@ from typing import Any, cast
 import numpy as np
 from llama_cpp import llama_cpp as capi
 
+from worker.config.settings import Settings
 from worker.engine.backend import LoadedModel, Slice, Step
-from worker.engine.contract import JobKey, Outbound, Sampling, SlotId, StepDone, Submit, TokenId, Violation
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
-from worker.engine_setup import configure
+from worker.front.engine_setup import configure
 from worker.llama.buffers import Watch
 from worker.llama.constraint import Constraint, Constraints
 from worker.llama.devices import choose_device, devices
@@ -30,7 +30,7 @@ from worker.llama.library import open_library
 from worker.llama.load import load_model
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.settings import Settings
+from worker.wire.messages import JobKey, Outbound, Sampling, SlotId, StepDone, Submit, TokenId, Violation
 
 N_ROUNDS = 3
 N_WALKS = 5

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import cast
 
+from worker.config.settings import Settings
 from worker.engine.backend import Slice, Step
-from worker.engine.contract import Sampling, SlotId, StepKind, TokenId
-from worker.engine_setup import configure
+from worker.front.engine_setup import configure
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
-from worker.settings import Settings
+from worker.wire.messages import Sampling, SlotId, StepKind, TokenId
 
 WIDTHS = (1, 2, 4, 8)
 CHUNK = 64

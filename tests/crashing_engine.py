@@ -22,11 +22,11 @@ from typing import Any
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.backend import LoadedModel, Sampled, Saved, Slice, Step
-from worker.engine.contract import Configure, Finished, JobKey, SlotId, StepDone, TokenId
-from worker.engine_process import main
-from worker.frames import encode_frame
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.process.main import main
+from worker.wire.frames import encode_frame
+from worker.wire.messages import Configure, Finished, JobKey, SlotId, StepDone, TokenId
 
 GATES_DIR = "CRASHING_ENGINE_GATES"
 DIES_LOADING = "CRASHING_ENGINE_DIES_LOADING"

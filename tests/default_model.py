@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from worker.catalog import load_catalog
 from worker.cli import parse
+from worker.model.catalog import load_catalog
 
 
 def default_path() -> Path:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from worker import serve
 from worker.cli import parse
-from worker.engine_client import EngineClient
-from worker.front import Front
+from worker.front.client import EngineClient
+from worker.front.state import Front
 from worker.web import server
 
 

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from worker import engine_process
 from worker.cli import parse
 from worker.engine.backend import LoadedModel
-from worker.engine.contract import Configure
+from worker.process import main as engine_process
 from worker.serve import run
+from worker.wire.messages import Configure
 
 
 def front_command(gate: Path) -> list[str]:

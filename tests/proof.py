@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.worker_process import Event, WorkerProcess, text_of
-from worker.catalog import sha256_of
 from worker.host import cpu_quota
+from worker.model.catalog import sha256_of
 from worker.parity.bundle import DEFAULT_ROOT, Proof, document, lines, markdown, write
 from worker.parity.plain import json_lines
 from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, versions

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from tests.engine.fake_runner import FakeRunner
 from tests.toy_engine import load as load_toy
 from worker.engine.backend import LoadedModel, Sampled, Step
-from worker.engine.contract import Configure
-from worker.engine_process import main
+from worker.process.main import main
+from worker.wire.messages import Configure
 
 STEP_BYTES = 1024 * 1024
 LINE = "llama.cpp warning: " + "x" * 4000 + "\n"

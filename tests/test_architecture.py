@@ -11,8 +11,8 @@ import pytest
 from tests.imports import calls, functions, imports, is_in, is_in_any, reachable, source, sources, uses
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "ctypes": ("worker.llama",),
-    "llama_cpp": ("worker.llama",),
+    "ctypes": ("worker.llama", "worker.parity.llama"),
+    "llama_cpp": ("worker.llama", "worker.parity.llama"),
     "llguidance": ("worker.llama.constraint",),
     "torch": ("worker.parity.reference",),
     "transformers": ("worker.parity.reference",),
@@ -40,19 +40,28 @@ IMPURE: dict[str, tuple[str, ...]] = {
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.errors": (),
-    "worker.engine": ("worker.engine", "worker.errors"),
-    "worker.engine.contract": ("worker.engine.offload",),
-    "worker.engine.offload": (),
-    "worker.sampling": ("worker.sampling", "worker.engine.contract"),
-    "worker.protocol": ("worker.protocol", "worker.engine.contract", "worker.errors"),
-    "worker.frames": ("worker.engine.contract",),
+    "worker.host": ("worker.errors",),
+    "worker.logs": ("worker.logs", "worker.errors"),
+    "worker.wire": ("worker.wire",),
+    "worker.engine": ("worker.engine", "worker.wire", "worker.errors"),
+    "worker.sampling": ("worker.sampling", "worker.wire"),
+    "worker.protocol": ("worker.protocol", "worker.wire", "worker.errors"),
+    "worker.config": ("worker.config", "worker.engine", "worker.wire", "worker.logs", "worker.errors"),
+    "worker.model": ("worker.model", "worker.config", "worker.engine", "worker.wire", "worker.errors"),
+    "worker.llama": (
+        *("worker.llama", "worker.engine", "worker.sampling", "worker.wire", "worker.model", "worker.config"),
+        *("worker.host", "worker.errors"),
+    ),
+    "worker.process": ("worker.process", "worker.llama", "worker.engine", "worker.wire", "worker.errors"),
+    "worker.front": (
+        *("worker.front", "worker.protocol", "worker.wire", "worker.model", "worker.config", "worker.logs"),
+        *("worker.host", "worker.errors"),
+    ),
+    "worker.web": ("worker.web", "worker.front", "worker.protocol", "worker.config", "worker.logs", "worker.errors"),
 }
 """A room, and all of the worker it may import."""
 
 NEVER_IMPORT: dict[str, tuple[str, ...]] = {
-    "worker.web": ("worker.llama", "worker.sampling", "worker.engine_process", "worker.commands"),
-    "worker.llama": ("worker.web", "worker.protocol", "worker.serve", "worker.front", "worker.commands"),
-    "worker.engine_process": ("worker.web", "worker.protocol", "worker.front", "worker.settings"),
     "worker.bench": ("worker.llama", "worker.web", "worker.front", "worker.serve", "worker.parity", "worker.commands"),
 }
 """A room, and the rooms it never meets."""
@@ -61,7 +70,7 @@ FRONT = ("worker.serve", "worker.commands.generate")
 """Where the front process begins."""
 
 NOT_IN_THE_FRONT = (
-    *("worker.llama", "worker.engine_process", "worker.parity", "worker.bench"),
+    *("worker.llama", "worker.process", "worker.parity", "worker.bench"),
     *("llama_cpp", "llguidance", "ctypes", "gguf", "numpy", "torch", "transformers"),
 )
 
@@ -69,15 +78,12 @@ MEASURES = (
     "worker.llama.chain",
     "worker.llama.logit_rows",
     "worker.llama.sampling_costs",
-    "worker.llama.scoring",
-    "worker.llama.tap",
-    "worker.llama.kv_state",
-    "worker.llama.quantise",
+    "worker.parity",
     "worker.bench",
 )
 """For `bench`, `parity` and the tests: llama.cpp's own sampler chains, the clock, what looks inside a computation."""
 
-READS_THE_ENVIRONMENT = ("worker.settings", "worker.cli", "worker.precedence", "worker.__main__")
+READS_THE_ENVIRONMENT = ("worker.config.settings", "worker.cli", "worker.config.precedence", "worker.__main__")
 PRINTS = ("worker.cli", "worker.commands")
 IMPORTS_BY_NAME = ("worker.cli",)
 """A module named by a string escapes every table here."""
@@ -145,7 +151,7 @@ def test_a_pure_room_opens_no_file_and_asks_nobody(room: str) -> None:
 @pytest.mark.parametrize("peer", MEASURES)
 def test_the_engine_never_reaches_what_it_is_measured_against(peer: str) -> None:
     assert peer in {module.name for module in sources()}
-    assert peer not in reachable("worker.engine_process")
+    assert peer not in reachable("worker.process.main")
 
 
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────
@@ -245,9 +251,9 @@ def test_the_walk_finds_what_is_used_and_called() -> None:
 def test_the_walk_knows_a_room_from_a_name_that_begins_like_it() -> None:
     assert is_in("worker.engine.loop", "worker.engine")
     assert is_in("worker.engine", "worker.engine")
-    assert not is_in("worker.engine_client", "worker.engine")
+    assert not is_in("worker.engine_room", "worker.engine")
 
 
 def test_the_walk_follows_imports_to_their_end() -> None:
-    assert {"worker.engine.contract", "worker.engine.text", "worker.engine.sequence"} <= reachable("worker.engine.loop")
+    assert {"worker.wire.messages", "worker.engine.text", "worker.engine.sequence"} <= reachable("worker.engine.loop")
     assert "worker.llama.model" in reachable("worker.commands.devices", "worker.llama.runner")

@@ -18,8 +18,8 @@ from tests.gguf_files import tiny_model
 from worker import __version__
 from worker.argv import means_serve
 from worker.cli import parse, read_settings, run, setting_options
-from worker.legacy_flags import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNORED_VALUES
-from worker.settings import flag_name, knobs
+from worker.config.legacy import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNORED_VALUES
+from worker.config.settings import flag_name, knobs
 
 MODEL = ["--model", "m.gguf"]
 COMMANDS = ["serve", "generate", "models", "inspect", "devices", "bench"]

@@ -16,7 +16,6 @@ import pytest
 
 from tests.random_schemas import Schema, random_schema
 from worker.engine.backend import Slice, Step
-from worker.engine.contract import Failed, Finished, JobKey, Outbound, Sampling, SlotId, StepDone, Submit, Violation
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
 from worker.llama.constraint import Constraint, Constraints
@@ -24,6 +23,7 @@ from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
+from worker.wire.messages import Failed, Finished, JobKey, Outbound, Sampling, SlotId, StepDone, Submit, Violation
 
 pytestmark = pytest.mark.model
 

@@ -16,13 +16,13 @@ import jsonschema
 import pytest
 from msgspec.structs import replace
 
-from tests.rehearsal import CONFIG
+from tests.front.rehearsal import CONFIG
 from worker.engine.backend import LoadedModel
-from worker.engine.contract import Failed, Finished, JobKey, Outbound, Sampling, StepDone, Submit, Violation
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.wire.messages import Failed, Finished, JobKey, Outbound, Sampling, StepDone, Submit, Violation
 
 pytestmark = pytest.mark.model
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.front.rehearsal import CONFIG
 from tests.llama.wide_models import write_wide
-from tests.rehearsal import CONFIG
-from worker.engine.contract import JobKey, Logprob, Outbound, Sampling, SelfTested, StepDone, TokenId
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, SelfTested, StepDone, TokenId
 
 pytestmark = pytest.mark.model
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub_stand_in import HubStandIn
-from tests.puller import CONTENT, REFERENCE, stocked_hub
+from tests.model.puller import CONTENT, REFERENCE, stocked_hub
 
 pytestmark = pytest.mark.process
 SCRIPT = Path(__file__).parents[1] / "scripts" / "download_model.sh"

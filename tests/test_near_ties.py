@@ -1,6 +1,6 @@
 """Models whose rows llama.cpp computes otherwise in company: where an answer differs, it was a near-tie, and which.
 
-The default model's Q4_1 rows are the same bits in any company (tests/llama/test_cells.py). Other types have matrix
+The default model's Q4_1 rows are the same bits in any company (tests/llama/test_kv.py). Other types have matrix
 kernels of their own for several rows at once, so a greedy answer may turn where two tokens were almost equally likely.
 """
 

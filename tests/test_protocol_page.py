@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 
 from worker import errors
-from worker.logs import Event
-from worker.metrics import Metrics
-from worker.phase import Phase
+from worker.config.settings import knobs
+from worker.front.metrics import Metrics
+from worker.front.phase import Phase
+from worker.logs.lines import Event
 from worker.protocol.bodies import HealthBody, ReadyCallback, TriedBody
 from worker.protocol.events import EVENT_TYPES, StreamCode
-from worker.settings import knobs
 
 PAGE = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
 NAMED = set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", " ".join(re.findall(r"`[^`\n]+`", PAGE))))

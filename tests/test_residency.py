@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from tests.log_lines import logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
-from tests.rehearsal import CONFIG, FACTS, Stage
+from tests.front.rehearsal import CONFIG, FACTS, Stage
+from tests.logs.log_lines import logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
 from tests.toy_engine import GONE, LEAVING, ON_A_GPU, THERE
-from worker.engine.contract import AskResidency, Loaded, Residency
-from worker.engine_client import EngineClient, EngineState
-from worker.engine_setup import engine_environment
-from worker.front import Front
-from worker.metrics import Metrics
-from worker.settings import Settings
+from worker.config.settings import Settings
+from worker.front.client import EngineClient, EngineState
+from worker.front.engine_setup import engine_environment
+from worker.front.metrics import Metrics
+from worker.front.state import Front
+from worker.wire.messages import AskResidency, Loaded, Residency
 
 PATIENCE_S = 60.0
 OFTEN_S = 0.001

@@ -10,11 +10,11 @@ import pytest
 
 from tests.backends.choice import chosen
 from tests.worker_process import Event, WorkerProcess, check_order, serve_default, text_of
+from worker.config.settings import Settings
 from worker.engine.backend import Slice, Step
-from worker.engine.contract import Configure, Sampling, SlotId
-from worker.engine_setup import configure
+from worker.front.engine_setup import configure
 from worker.llama.load import load_runner
-from worker.settings import Settings
+from worker.wire.messages import Configure, Sampling, SlotId
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 

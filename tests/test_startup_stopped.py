@@ -14,7 +14,7 @@ import pytest
 from tests.gated_engine import front_command
 from tests.gguf_files import tiny_model
 from tests.hub_stand_in import HubStandIn
-from tests.puller import Puller, stocked_hub
+from tests.model.puller import Puller, stocked_hub
 from tests.receiver import Receiver
 from tests.worker_process import WorkerProcess, eventually
 

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.toy_constraint import N_VOCAB
-from tests.rehearsal import FACTS
+from tests.front.rehearsal import FACTS
 from worker.engine.backend import LoadedModel, Sampled, Step
-from worker.engine.contract import Configure, Residency, SelfTested, TokenId
-from worker.engine_process import main
 from worker.errors import InsufficientMemory, ModelLoadFailed
+from worker.process.main import main
+from worker.wire.messages import Configure, Residency, SelfTested, TokenId
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
 STARVED, DIFFERING, UNTESTABLE = "starved", "differing", "untestable"

@@ -7,10 +7,10 @@ likely, and nowhere else. Knows neither models nor why two answers are compared.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker.engine.contract import JobKey, Logprob, Outbound, Sampling, StepDone
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
 from worker.llama.runner import LlamaRunner
+from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, StepDone
 
 NEAR = 1.0
 """Nats between the two best tokens. Rounding moves a logit of the default model by up to about half of that."""

@@ -16,13 +16,14 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit, NoArgsIsHelpError, NoSuchOption
 
-from worker import __version__, legacy_flags
+from worker import __version__
 from worker.argv import HELP_FLAGS, is_model_file, means_serve
+from worker.config import legacy as legacy_flags
+from worker.config.option import Group, Knob, shown
+from worker.config.precedence import settle, unread
+from worker.config.settings import Settings, environment, flag_name, knobs
+from worker.config.spellings import flag_hint
 from worker.errors import UsageError, WorkerError
-from worker.knob import Group, Knob, shown
-from worker.precedence import settle, unread
-from worker.settings import Settings, environment, flag_name, knobs
-from worker.spellings import flag_hint
 
 PROGRAM = "llorch-worker"
 MODEL_FILE = "model_file"

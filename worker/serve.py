@@ -18,24 +18,24 @@ from typing import TypeVar, cast
 import msgspec
 import uvloop
 
-from worker import logs
-from worker.card import ModelCard, read_card
-from worker.catalog import Catalog, load_catalog, locate
-from worker.certificate import Certificate, read_certificate
-from worker.engine_client import ENGINE_COMMAND, EngineClient
-from worker.engine_setup import configure, engine_environment
+from worker.config.no_effect import idle_after_load, idle_before_load, tell
+from worker.config.settings import Settings
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, WorkerError
-from worker.fetching import fetch_in_child
-from worker.front import Front
-from worker.log_writer import LogWriter, in_background
-from worker.metrics import Metrics
-from worker.no_effect import idle_after_load, idle_before_load, tell
-from worker.pool import announce, is_test_mode, shown_url
-from worker.progress import report_loaded
+from worker.front.certificate import Certificate, read_certificate
+from worker.front.client import ENGINE_COMMAND, EngineClient
+from worker.front.engine_setup import configure, engine_environment
+from worker.front.fetch_child import fetch_in_child
+from worker.front.metrics import Metrics
+from worker.front.pool_manager import announce, is_test_mode, shown_url
+from worker.front.progress import report_loaded
+from worker.front.state import Front
+from worker.front.supervision import ended, first_of, running, supervised
+from worker.logs import lines as logs
+from worker.logs.redaction import Secrets
+from worker.logs.writer import LogWriter, in_background
+from worker.model.catalog import Catalog, load_catalog, locate
+from worker.model.info import ModelCard, read_card
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
-from worker.redaction import Secrets
-from worker.settings import Settings
-from worker.supervision import ended, first_of, running, supervised
 from worker.web.server import allow_open_files, bound_socket, served, url_of
 
 log = logs.get_logger()

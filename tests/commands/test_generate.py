@@ -152,7 +152,7 @@ def test_what_only_llama_cpp_refuses_is_one_line_with_its_reason(tmp_path: Path)
 
 FAILING_WATCHDOG = """
 import sys
-from worker import watchdog
+from worker.front import watchdog
 from worker.__main__ import main
 
 def fail(_):
@@ -205,7 +205,7 @@ def endless(model: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def engines_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     children = psutil.Process(process.pid).children()
-    return [child for child in children if "worker.engine_process" in child.cmdline()]
+    return [child for child in children if "worker.process.main" in child.cmdline()]
 
 
 def read_first_text(process: subprocess.Popen[bytes]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
-from worker.card import read_card
-from worker.catalog import load_catalog
 from worker.cli import run
 from worker.commands.inspect_gguf import Inspection, inspect_card
-from worker.gguf_header import Tensor
-from worker.spread import nothing_repacked
+from worker.model.catalog import load_catalog
+from worker.model.gguf import Tensor
+from worker.model.info import read_card
+from worker.model.spread import nothing_repacked
 
 
 def as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tomli
 
-from worker.certificate import read_certificate
 from worker.cli import run
 from worker.errors import WorkerError
+from worker.front.certificate import read_certificate
 from worker.parity.gguf_copy import rewrite
 from worker.parity.logits_file import LogitsFile
 from worker.parity.report import Report, from_json

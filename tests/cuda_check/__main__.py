@@ -14,8 +14,8 @@ from tests.cuda_check.markdown import page
 from tests.cuda_check.report import DamagedReportError, Figure, Report, Step
 from tests.cuda_check.runs import BUILD, REPORT, Round
 from tests.cuda_check.steps import STEPS, Asked, StepFailedError
+from worker.config.settings import Settings
 from worker.errors import WorkerError
-from worker.settings import Settings
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from tests.cuda_check.report import Figure
-from worker.card import read_card
-from worker.catalog import sha256_of
 from worker.host import cpu_quota
 from worker.llama.devices import choose_device, devices
+from worker.model.catalog import sha256_of
+from worker.model.info import read_card
 from worker.parity.bounds import Bounds
 from worker.parity.compare import Summary
 from worker.parity.evidence import LONG, Window

@@ -18,8 +18,8 @@ from tests.cuda_check.made_model import SHAPES, made_model
 from tests.cuda_check.report import Figure
 from tests.cuda_check.same_numbers import compare
 from worker.commands.places import present
+from worker.config.settings import Settings
 from worker.llama.devices import choose_device, devices
-from worker.settings import Settings
 
 CHECKOUT = Path(__file__).parents[2]
 CPU = "cpu"

@@ -10,9 +10,9 @@ from gguf.quants import dequantize
 
 from tests.cuda_check.made_model import BLOCK_BYTES, Q4_K, SHAPES, made_model
 from worker.bench.words import Prompts, common_words
-from worker.card import read_card
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
+from worker.model.info import read_card
 
 TINY = SHAPES["tiny"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
-from worker.engine.contract import TokenId
-from worker.engine.prefix import PrefixIndex
+from worker.engine.prefix_tree import PrefixIndex
+from worker.wire.messages import TokenId
 
 Tokens = tuple[TokenId, ...]
 

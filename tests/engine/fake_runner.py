@@ -11,9 +11,9 @@ from zlib import crc32
 
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint, letters_of
 from worker.engine.backend import Aborted, BadBatch, NoRoom, Sampled, Saved, Slice, Step
-from worker.engine.contract import FailureCode, SlotId, StepKind, StopReason, TokenId
-from worker.engine.pace import GRAIN
+from worker.engine.prefill_budget import GRAIN
 from worker.engine.scheduler import MAX_FORCED
+from worker.wire.messages import FailureCode, SlotId, StepKind, StopReason, TokenId
 
 CELL_BYTES = 10
 

@@ -7,7 +7,11 @@ from typing import Literal
 from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alone
 from tests.engine.toy_constraint import ToyConstraint
 from worker.engine.backend import Step
-from worker.engine.contract import (
+from worker.engine.loop import Engine
+from worker.engine.rules import Rules
+from worker.engine.scheduler import PASSES
+from worker.engine.sequence import Sequence, State
+from worker.wire.messages import (
     Failed,
     Finished,
     JobKey,
@@ -19,10 +23,6 @@ from worker.engine.contract import (
     StepKind,
     TokenId,
 )
-from worker.engine.loop import Engine
-from worker.engine.rules import Rules
-from worker.engine.scheduler import PASSES
-from worker.engine.sequence import Sequence, State
 
 MAX_STEPS = 5_000
 Misfortune = Literal["no room", "abort"]

@@ -4,8 +4,8 @@ from itertools import accumulate, pairwise
 
 from hypothesis import strategies as st
 
-from worker.engine.contract import TokenId
-from worker.engine.lookup import NO_OFFER, Offer
+from worker.engine.ngram import NO_OFFER, Offer
+from worker.wire.messages import TokenId
 
 CPU = ((1, 7.5e-3), (2, 11e-3), (4, 19e-3), (8, 34e-3), (16, 66e-3))
 """A small model on two cores: a row computes for half as long as the weights take to read."""

@@ -9,9 +9,9 @@ import pytest
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from worker.engine.backend import Step
-from worker.engine.contract import JobKey, Outbound, Sampling, SlotId, StepDone, TokenId
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
+from worker.wire.messages import JobKey, Outbound, Sampling, SlotId, StepDone, TokenId
 
 TARGET_S = 0.150
 N_CELLS = 4_000

@@ -9,8 +9,8 @@ from itertools import count
 from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
 from worker.engine.backend import Step
-from worker.engine.contract import Failed, Finished, JobKey, SlotId, StepBegun, StepDone, TokenId
-from worker.engine.reuse import LEAST_KEPT
+from worker.engine.prefix_cache import LEAST_KEPT
+from worker.wire.messages import Failed, Finished, JobKey, SlotId, StepBegun, StepDone, TokenId
 
 UNDRAWABLE, POISON = 2, 3
 POISONOUS = ToyModel(poison=frozenset({POISON}))

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB
-from worker.engine.contract import JobKey
+from worker.wire.messages import JobKey
 
 LAW = settings(derandomize=True, deadline=None, max_examples=250, stateful_step_count=40, report_multiple_bugs=False)
 

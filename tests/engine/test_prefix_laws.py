@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.engine.fake_cells import Cells, Memory, Tokens
 from worker.engine.backend import Saved
-from worker.engine.contract import TokenId
-from worker.engine.prefix import PrefixIndex
+from worker.engine.prefix_tree import PrefixIndex
+from worker.wire.messages import TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=300)
 LAW_OF_STATES = settings(LAW, max_examples=150, stateful_step_count=25, report_multiple_bugs=False)

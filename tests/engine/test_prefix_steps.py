@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.engine.fake_cells import Memory, ids, index_of, numbered, remember
-from worker.engine import prefix
-from worker.engine.contract import TokenId
-from worker.engine.prefix import PrefixIndex
+from worker.engine import prefix_tree as prefix
+from worker.engine.prefix_tree import PrefixIndex
+from worker.wire.messages import TokenId
 
 
 def lines_run(action: Callable[[], object]) -> int:
-    """Lines of prefix.py that run: a loop over nodes, leaves or tokens shows, whatever the machine is doing."""
+    """Lines of prefix_tree.py that run: a loop over nodes, leaves or tokens shows, whatever the machine is doing."""
     n_lines = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:  # Any: what sys.settrace passes and wants back

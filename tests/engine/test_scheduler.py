@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.backend import Step
-from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
-from worker.engine.pace import Pace
+from worker.engine.prefill_budget import Pace
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
+from worker.wire.messages import JobKey, Sampling, SlotId, TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=300)
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.backend import Slice
-from worker.engine.contract import JobKey, Sampling, SlotId, TokenId
 from worker.engine.sequence import LEGAL_MOVES, Sequence, State
 from worker.engine.text import TextStream
+from worker.wire.messages import JobKey, Sampling, SlotId, TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=200)
 SAMPLING = Sampling(seed=7)

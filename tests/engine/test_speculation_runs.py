@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, offer, row_costs
-from worker.engine.contract import TokenId
-from worker.engine.lookup import Lookup
+from worker.engine.ngram import Lookup
 from worker.engine.speculation import MOST_LOST, Acceptance, Candidate, Speculation
+from worker.wire.messages import TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=200)
 

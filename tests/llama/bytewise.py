@@ -1,8 +1,8 @@
 """Constraints asked about byte by byte: the tiny model has a token for each, so that any text can be tried."""
 
 from tests.llama.tiny import END
-from worker.engine.contract import JobKey, Sampling, Submit, TokenId
 from worker.llama.constraint import Constraint, Constraints
+from worker.wire.messages import JobKey, Sampling, Submit, TokenId
 
 
 def submit(*, grammar: str | None = None, json_schema: str | None = None, regex: str | None = None) -> Submit:

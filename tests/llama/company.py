@@ -12,10 +12,10 @@ from tests.llama.conftest import GREEDY
 from tests.llama.plain_cells import PlainCells
 from tests.llama.seq_states import n_used, positions
 from worker.engine.backend import Aborted, NoRoom, Slice
-from worker.engine.contract import SlotId, TokenId
 from worker.llama.context import Context
-from worker.llama.saved import SavedCells
+from worker.llama.kv_copies import SavedCells
 from worker.llama.seq_state import ORDINARY, Layout
+from worker.wire.messages import SlotId, TokenId
 
 N_SLOTS = 4
 """So many do something; the context may have more."""

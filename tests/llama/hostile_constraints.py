@@ -19,10 +19,10 @@ import numpy as np
 import psutil
 
 from tests.llama.bytewise import submit
-from worker.engine.contract import TokenId, Violation
 from worker.llama.constraint import Constraint, Constraints
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
+from worker.wire.messages import TokenId, Violation
 
 Kind = Literal["json_schema", "regex"]
 

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from worker.engine.contract import SlotId
+from worker.wire.messages import SlotId
 
 
 class PlainCells:

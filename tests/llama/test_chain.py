@@ -11,10 +11,10 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from tests.llama.conftest import slice_of
-from worker.engine.contract import TokenId
 from worker.llama.chain import Chain, Stage, dist, greedy, temp, top_p
 from worker.llama.context import Context
 from worker.llama.model import Model
+from worker.wire.messages import TokenId
 
 
 def row(*logits: float) -> NDArray[np.float32]:

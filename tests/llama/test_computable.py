@@ -1,4 +1,4 @@
-"""What becomes of a model that worker/computable.py refuses, when the library is given it all the same."""
+"""What becomes of a model that worker/model/computable.py refuses, when the library is given it all the same."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ import pytest
 from tests.gguf_files import F32
 from tests.llama.shapes import TINY_LLAMA, write_shape
 from tests.llama.tiny import N_EMBD, write_tiny
-from worker.card import read_card
 from worker.errors import BadModelFile
+from worker.model.info import read_card
 
 pytestmark = pytest.mark.process
 
@@ -20,7 +20,7 @@ COMPUTE = """
 import sys
 from pathlib import Path
 import numpy as np
-from worker.llama.scoring import Scorer
+from worker.parity.llama.scoring import Scorer
 from worker.parity.setups import EXACT, opened
 with opened(Path(sys.argv[1])) as model, Scorer(model, EXACT, n_ctx=64, n_threads=1) as scorer:
     print("finite" if np.isfinite(scorer.logits([1, 5, 6, 7])).all() else "not finite")

@@ -17,10 +17,10 @@ from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import END, write_tiny
 from tests.vocabularies import VOCABULARIES
 from worker.engine.backend import Forced
-from worker.engine.contract import TokenId, Violation
 from worker.llama.constraint import MAX_FORCED_BYTES, Constraint, Constraints
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
+from worker.wire.messages import TokenId, Violation
 
 LAW = settings(derandomize=True, deadline=None, max_examples=60)
 

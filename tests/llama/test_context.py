@@ -7,9 +7,9 @@ import pytest
 
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from worker.engine.backend import Aborted, BadBatch, NoRoom, Slice
-from worker.engine.contract import SlotId, TokenId
 from worker.llama.context import CACHE_TYPES, Context
 from worker.llama.model import Model
+from worker.wire.messages import SlotId, TokenId
 
 TEXT = "The first prime numbers are 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41 and 43; the next one after them is"
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.llama.conftest import MakeContext, slice_of
 from tests.llama.tiny import write_tiny
-from worker.engine.contract import TokenId
 from worker.errors import ModelLoadFailed
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
+from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from llama_cpp import llama_grammar
 
 from tests.llama.hostile_grammars import HOSTILE, LARK, MISTAKEN
-from worker.engine.contract import TokenId
 from worker.llama.gbnf import MAX_CHAIN, MAX_DEPTH, MAX_REPEATS, BadGrammar, check_lark, is_lark, lark_of
+from worker.wire.messages import TokenId
 
 SHIPPED = [name for name in dir(llama_grammar) if name.endswith("_GBNF")]
 

@@ -16,10 +16,10 @@ from llguidance import LLTokenizer
 from tests.llama.tiny import write_tiny
 from tests.llama.verdicts import OTHERS, Matcher, Sampler, check_walk, is_taken, token_of_character, tokenizer_of
 from tests.llama_source import grammars
-from worker.engine.contract import TokenId
 from worker.llama.devices import choose_device, devices
 from worker.llama.gbnf import lark_of
 from worker.llama.model import Model
+from worker.wire.messages import TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=300)
 

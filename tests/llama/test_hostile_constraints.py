@@ -10,10 +10,10 @@ import pytest
 
 from tests.llama.bytewise import byte, constrain, submit
 from tests.llama.hostile_constraints import HOSTILE, Taken
-from worker.engine.contract import TokenId, Violation
-from worker.engine_setup import engine_environment
+from worker.front.engine_setup import engine_environment
 from worker.llama.constraint import LIMITS_OF, Constraint, Constraints
 from worker.llama.trial import MAX_CPU_S
+from worker.wire.messages import TokenId, Violation
 
 SLOWNESS = 3.0
 """Of the machines that run tests, which others use at the same time, against one whose processors are its own."""

@@ -8,20 +8,20 @@ import pytest
 from tests.llama.conftest import GREEDY, MakeContext
 from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind, write_random
 from tests.llama.tiny import write_tiny
-from worker.card import read_card
 from worker.commands.inspect_gguf import inspect_card
 from worker.engine.backend import Slice, Step
-from worker.engine.contract import Configure, SelfTested, SlotId, SwaFull
-from worker.engine.offload import Offload
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
-from worker.front import LIBRARY_LINES
+from worker.front.state import LIBRARY_LINES
 from worker.llama.buffers import LogLine
 from worker.llama.library import open_library
 from worker.llama.load import FALSE_ALARM, _to_stderr, load_model, load_runner
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.warm_up import LEAST_CHUNK
-from worker.spread import nothing_repacked
+from worker.model.info import read_card
+from worker.model.spread import nothing_repacked
+from worker.wire.messages import Configure, SelfTested, SlotId, SwaFull
+from worker.wire.offload import Offload
 
 TINY_CELL_BYTES = 2 * 32 * 2
 """One layer, K and V of 32 numbers, f16."""

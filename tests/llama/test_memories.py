@@ -6,8 +6,8 @@ import pytest
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import GEMMA, MROPE, NAMED_ONLY, PLAIN, RECURRENT, SLIDING, SLIDING_ONLY, WINDOW, Kind
 from worker.engine.backend import MAX_SEQ_IDS, Slice, Step
-from worker.engine.contract import SlotId, TokenId
 from worker.llama.runner import LlamaRunner
+from worker.wire.messages import SlotId, TokenId
 
 pytestmark = pytest.mark.model
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.llama.conftest import Loaded
 from tests.llama.tiny import BOS, END, LONG_PIECE, TOKENS, write_tiny
-from worker.card import read_card
-from worker.engine.contract import TokenId
 from worker.errors import ModelLoadFailed
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
+from worker.model.info import read_card
+from worker.wire.messages import TokenId
 
 CPU = choose_device("cpu", devices())
 

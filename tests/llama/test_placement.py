@@ -13,13 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.llama.test_load import configuration
-from tests.test_memory import card as bare_card
-from tests.test_spread import layered
-from worker.card import ModelCard
-from worker.engine.contract import Configure, SwaFull
-from worker.engine.offload import SplitMode
+from tests.model.test_memory import card as bare_card
+from tests.model.test_spread import layered
 from worker.errors import InsufficientMemory, ModelLoadFailed
-from worker.gguf_header import Tensor
 from worker.llama.devices import Device, Kind
 from worker.llama.placement import (
     GPU_SHARE,
@@ -31,9 +27,13 @@ from worker.llama.placement import (
     groups_for,
     place,
 )
-from worker.memory import CELL_STEP, demand_of, plan_of
-from worker.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
-from worker.windows import Windows
+from worker.model.gguf import Tensor
+from worker.model.info import ModelCard
+from worker.model.memory import CELL_STEP, demand_of, plan_of
+from worker.model.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.model.windows import Windows
+from worker.wire.messages import Configure, SwaFull
+from worker.wire.offload import SplitMode
 
 MIB, GIB = 2**20, 2**30
 PLENTY = 1 << 45

@@ -21,9 +21,9 @@ from tests.llama.shapes import (
     dry_sizes,
     write_shape,
 )
-from worker.card import read_card
 from worker.llama.model import Model
-from worker.memory import Demand, Plan, plan_of
+from worker.model.info import read_card
+from worker.model.memory import Demand, Plan, plan_of
 from worker.parity.setups import opened
 
 TOLERANCE = 0.1

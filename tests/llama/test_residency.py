@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import settings as law
 from hypothesis import strategies as st
 
-from worker.engine.contract import Residency
 from worker.llama.devices import Memory, choose_device, devices, memory_of
 from worker.llama.residency import Holding, judge, residency_on
+from worker.wire.messages import Residency
 
 BYTES = st.integers(0, 2**40)
 MEMORIES = st.tuples(BYTES, BYTES).map(lambda sizes: Memory(min(sizes), max(sizes)))

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext, slice_of
 from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind
 from worker.engine.backend import MAX_SEQ_IDS, Slice
-from worker.engine.contract import SlotId, TokenId
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.row_groups import CHOICES, RowGroups
 from worker.llama.row_widths import in_words, widths
+from worker.wire.messages import SlotId, TokenId
 
 FILLED = RowGroups(multiple=4, most=4)
 

@@ -13,12 +13,12 @@ from tests.llama.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
 from worker.engine.backend import BadBatch, Forced, NoRoom, Sampled, Slice, Step
-from worker.engine.contract import Sampling, SlotId, TokenId, TopToken
 from worker.llama.constraint import Constraint, Constraints
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner, batches
 from worker.parity.setups import opened
+from worker.wire.messages import Sampling, SlotId, TokenId, TopToken
 
 CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"
 

@@ -13,14 +13,14 @@ from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from tests.llama.wide_models import QUANTISED, WIDE, write_wide
 from worker.engine.backend import Saved, Slice
-from worker.engine.contract import SelfTested, SlotId
 from worker.llama.context import Context, Logits
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.llama.row_groups import RowGroups
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Habits, self_test
-from worker.memory import MOST_PADDING
+from worker.model.memory import MOST_PADDING
+from worker.wire.messages import SelfTested, SlotId
 
 SERVING = Habits(chunk=16, is_fixed=False, n_parallel=8, has_guesses=True, context_length=64)
 ALL_WAYS = (

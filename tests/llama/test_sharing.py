@@ -12,10 +12,10 @@ from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, SLIDING, SLIDING_ONLY, Kind
 from tests.llama.seq_states import n_used, positions
 from worker.engine.backend import MAX_SEQ_IDS, Slice
-from worker.engine.contract import SlotId, TokenId
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.seq_state import Layout
+from worker.wire.messages import SlotId, TokenId
 
 pytestmark = pytest.mark.model
 

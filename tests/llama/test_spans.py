@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.llama.plain_cells import PlainCells
-from worker.engine.contract import SlotId
 from worker.llama.spans import Spans
+from worker.wire.messages import SlotId
 
 N_SLOTS = 4
 SLOTS = st.integers(0, N_SLOTS - 1).map(SlotId)

@@ -19,9 +19,9 @@ import pytest
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.contract import Sampling, TokenId
 from worker.llama.chain import Chain, Stage, temp, top_p
 from worker.sampling.sample import candidates
+from worker.wire.messages import Sampling, TokenId
 
 N_VOCAB = 600
 RELATIVE = 1e-5

@@ -21,11 +21,11 @@ from tests.engine.text_reference import (
 )
 from tests.llama_source import folder
 from tests.vocabularies import VOCABULARIES, Vocabulary, texts
-from worker.engine.contract import TokenId
 from worker.llama.buffers import Watch
 from worker.llama.devices import choose_device, devices
 from worker.llama.library import open_library
 from worker.llama.model import Model
+from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model
 

@@ -18,16 +18,16 @@ import pytest
 from tests.llama.shapes import MIXTURE, TINY_LLAMA, Shape, write_shape
 from tests.llama.test_load import configuration
 from tests.llama.tiny import write_tiny
-from worker.card import read_card
-from worker.engine.contract import Configure
-from worker.ggml_types import TENSOR_TYPES
-from worker.gguf_header import Tensor
 from worker.llama.devices import devices
 from worker.llama.load import load_runner
 from worker.llama.model import Model
 from worker.llama.placement import Placement, place
 from worker.llama.repack import repacked_bytes
+from worker.model.ggml_types import TENSOR_TYPES
+from worker.model.gguf import Tensor
+from worker.model.info import read_card
 from worker.parity.setups import cpu
+from worker.wire.messages import Configure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is held is read from /proc")
 

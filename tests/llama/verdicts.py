@@ -17,8 +17,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tests.llama.bytewise import byte
 from tests.llama.tiny import END, TOKENS
-from worker.engine.contract import TokenId
 from worker.llama.model import Model
+from worker.wire.messages import TokenId
 
 OTHERS = "é\x85\u2028ぁゟァ漢、〾✅❌🔵🟠😀\U0010ffff"
 

@@ -10,7 +10,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from tests.gguf_files import Value, tiny_model
-from worker.card import read_card
+from worker.model.info import read_card
 from worker.parity.naming import Naming
 
 N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM, N_FF, N_VOCAB = 2, 4, 2, 16, 256, 40

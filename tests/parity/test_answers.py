@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.parity.made_answers import answer, row
-from worker.engine.contract import Logprob, Sampling, TokenId, TopToken
 from worker.parity.answers import (
     END,
     N_DRAWN,
@@ -27,6 +26,7 @@ from worker.protocol.request import narrow
 from worker.sampling.draw import uniform
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample
+from worker.wire.messages import Logprob, Sampling, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)
 

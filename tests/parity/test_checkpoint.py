@@ -11,8 +11,8 @@ import pytest
 
 from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
 from tests.parity.plain_llama import PlainLlama
-from worker.card import read_card
 from worker.errors import UsageError
+from worker.model.info import read_card
 from worker.parity.gguf_copy import dequantised, open_gguf
 from worker.parity.naming import Naming
 from worker.parity.reference.checkpoint import dequantise

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from worker.parity.compare import compare_full, compare_partial, second_half, side_by_side, summarise
 from worker.parity.evidence import Positions
 from worker.parity.row_numbers import KnownRow, logsumexp
-from worker.sampling.pool import highest_ranked
+from worker.sampling.shortlist import highest_ranked
 
 LAW = settings(derandomize=True, deadline=None, max_examples=60)
 Rows = NDArray[np.float32]

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from tests.gguf_files import F32, TensorRow, Typed, Value, tiny_model, tiny_split
 from tests.llama.tiny import N_EMBD, TOKENS, write_tiny
 from tests.parity.small_gguf import random_checkpoint, write_gguf
-from worker.card import read_card
-from worker.engine.contract import TokenId
 from worker.errors import BadModelFile, ModelNotFound, UsageError
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.llama.quantise import FILE_TYPES, quantise
+from worker.model.info import read_card
 from worker.parity.gguf_copy import dequantised, open_gguf, read_tensor, rewrite, tensor_names
+from worker.parity.llama.quantise import FILE_TYPES, quantise
+from worker.wire.messages import TokenId
 
 
 def contents(path: Path) -> dict[str, object]:

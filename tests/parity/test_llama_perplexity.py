@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from worker.llama.quantise import quantise
-from worker.llama.scoring import Scorer, Setup
 from worker.parity import corpus
 from worker.parity.compare import Summary, compare_full, second_half, summarise
+from worker.parity.llama.quantise import quantise
+from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.setups import opened
 
 pytestmark = [pytest.mark.model, pytest.mark.peer]

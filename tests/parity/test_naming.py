@@ -19,8 +19,8 @@ from tests.parity.small_gguf import (
     write_gemma,
     write_gguf,
 )
-from worker.card import read_card
 from worker.errors import UsageError, WorkerError
+from worker.model.info import read_card
 from worker.parity.gguf_copy import dequantised, open_gguf, tensor_names
 from worker.parity.naming import not_comparable, to_checkpoint_order, to_gguf_order
 from worker.parity.twin import write_twin

@@ -13,9 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.parity.other_architectures import convert, write_gemma2, write_qwen2
-from worker.engine.contract import TokenId
 from worker.llama.model import Model
-from worker.llama.scoring import Scorer, Setup
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
@@ -26,10 +24,12 @@ from worker.parity.gather import gather, plan_windows
 from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.levels import generation, logits, serving, tokenizer
 from worker.parity.levels.serving import Expected
+from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.reference.model import Reference
 from worker.parity.results import Level
 from worker.parity.serving import ServedWorker
 from worker.parity.setups import opened
+from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model
 

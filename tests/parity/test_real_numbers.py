@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker.llama.scoring import Scorer, Setup
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
@@ -20,6 +19,7 @@ from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather
 from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.levels import generation, logits, sampling
+from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.reference.model import Reference
 from worker.parity.setups import opened
 

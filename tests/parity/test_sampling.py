@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
-from worker.engine.contract import Sampling
 from worker.parity import formula
 from worker.parity.bounds import Bounds
 from worker.parity.full_logits import FullLogits
@@ -18,6 +17,7 @@ from worker.parity.logits_file import LogitsFile, write_logits_file
 from worker.parity.results import Level
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
+from worker.wire.messages import Sampling
 
 
 @pytest.fixture(scope="module")

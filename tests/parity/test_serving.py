@@ -11,13 +11,13 @@ from tests.parity.made_answers import answer, row
 from tests.parity.relay import Event, Relay
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.llama.scoring import Scorer, Setup
 from worker.parity.answers import Answer, Drawn, Request, Top, unanswered
 from worker.parity.bounds import Bounds
 from worker.parity.company import Neighbour
 from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.interview import SEEDS, Heard, Question
 from worker.parity.levels.serving import Expected, judge, run
+from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.results import Level
 from worker.parity.serving import N_NEIGHBOURS, NotServed, SelfTest, ServedWorker
 from worker.sampling.draw import uniform

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from worker.engine.contract import TokenId
 from worker.llama.model import Model
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
@@ -15,6 +14,7 @@ from worker.parity.levels import tokenizer
 from worker.parity.reference.tokenizer import ReferenceTokenizer
 from worker.parity.results import Level
 from worker.parity.setups import opened
+from worker.wire.messages import TokenId
 
 # ── a tokenizer that one can read ────────────────────────────────────────────────────────────────
 

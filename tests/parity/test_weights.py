@@ -18,10 +18,10 @@ from tests.parity.small_gguf import (
     write_gemma,
     write_gguf,
 )
-from worker.llama.quantise import FILE_TYPES, quantise
 from worker.parity.bounds import Bounds
 from worker.parity.gguf_copy import open_gguf, read_tensor
 from worker.parity.levels import weights
+from worker.parity.llama.quantise import FILE_TYPES, quantise
 from worker.parity.naming import to_checkpoint_order, to_gguf_order
 from worker.parity.reference.tensors import CheckpointTensors
 from worker.parity.results import Check, Level

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.contract import Logprob, StopReason, TokenId, TopToken
 from worker.protocol.events import Dialect, choose_dialect
+from worker.wire.messages import Logprob, StopReason, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)
 NAMED_SSE = choose_dialect(None, sse_event_names=True)

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from tests.protocol.test_rules import entry
-from worker.engine.contract import Violation
 from worker.protocol.field_errors import FieldError, FieldsRefused, field_error
+from worker.wire.messages import Violation
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
 from tests.protocol.vectors import R0
-from worker.engine.contract import Logprob, TokenId, TopToken
 from worker.protocol import operations
 from worker.protocol.events import EVENT_TYPES, Event, StreamCode, choose_dialect
 from worker.protocol.openapi import Route, openapi_document
 from worker.protocol.request import ExecuteRequest
 from worker.protocol.request_schema import Limits
+from worker.wire.messages import Logprob, TokenId, TopToken
 
 Json = dict[str, Any]
 

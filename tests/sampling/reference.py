@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from numpy.random import Philox
 
-from worker.engine.contract import Sampling
+from worker.wire.messages import Sampling
 
 Scores = dict[int, float]
 Probs = dict[int, float]

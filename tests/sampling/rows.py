@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine.contract import Sampling
 from worker.sampling.arrays import NO_IDS
 from worker.sampling.sample import candidates
+from worker.wire.messages import Sampling
 
 Row = NDArray[np.float32]
 

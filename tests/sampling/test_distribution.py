@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.sampling.reference import expected_candidates
-from worker.engine.contract import Sampling
 from worker.sampling.sample import sample
+from worker.wire.messages import Sampling
 
 WORST = Sampling(seed=42, temperature=0.8, top_p=0.95)
 

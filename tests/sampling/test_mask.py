@@ -13,10 +13,10 @@ from tests.sampling.reference import Borders, NothingLeft, Probs, expected_candi
 from tests.sampling.rows import Row, row
 from tests.sampling.test_distribution import excess
 from tests.sampling.test_transforms import ENDS, SHARP, Case, cases
-from worker.engine.contract import Sampling, TokenId
 from worker.sampling.arrays import NO_IDS, Ids, Mask
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, masked, sample
+from worker.wire.messages import Sampling, TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=250)
 GREEDY = Sampling(seed=0, temperature=0.0)

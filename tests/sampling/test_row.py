@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.sampling.rows import Row, ids_of, probs_of, row
-from worker.engine.contract import Sampling, TokenId
 from worker.sampling.sample import candidates, sample
+from worker.wire.messages import Sampling, TokenId
 
 ENDS = np.array([0, 2], dtype=np.intp)
 

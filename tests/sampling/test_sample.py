@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tests.sampling.reference import expected_candidates, expected_token
 from tests.sampling.rows import ids_of, probs_of, row
-from worker.engine.contract import Sampling
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
+from worker.wire.messages import Sampling
 
 LAW = settings(derandomize=True, deadline=None, max_examples=250)
 PLAIN = Sampling(seed=42)

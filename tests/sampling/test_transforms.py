@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.sampling.reference import Borders, NothingLeft, expected_candidates, expected_token, expected_uniform
 from tests.sampling.rows import Row, ids_of, row
-from worker.engine.contract import Sampling, TokenId
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
+from worker.wire.messages import Sampling, TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=250)
 ENDS = np.array([0, 2], dtype=np.intp)

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.engine.contract import Sampling
 from worker.parity import formula
 from worker.sampling.arrays import NO_IDS
-from worker.sampling.pool import covering, settled, some_highest, whole
-from worker.sampling.ranked import ranked
 from worker.sampling.row import row_of
 from worker.sampling.sample import candidates, sample
-from worker.sampling.unranked import truncated
+from worker.sampling.shortlist import covering, settled, some_highest, whole
+from worker.sampling.sorted import ranked
+from worker.sampling.unsorted import truncated
+from worker.wire.messages import Sampling
 
 Row = NDArray[np.float32]
 Make = Callable[[np.random.Generator, int], Row]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from litestar import Litestar, get, post
 from litestar.params import FromPath
 
-from worker.metrics import Metrics
-from worker.settings import Settings
+from worker.config.settings import Settings
+from worker.front.metrics import Metrics
 from worker.web.exchange import CLIENT_LEFT, OTHER, Book, Routes
 
 

@@ -1,6 +1,6 @@
 """What a lookup and an insert cost in a prefix index of a given size: a full one, so that an insert also evicts.
 
-Owns the clock around worker/engine/prefix.py and a stand-in for the cells. Needs no model, no server and no threads.
+Owns the clock around worker/engine/prefix_tree.py and a stand-in for the cells. Needs no model, server or threads.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from functools import partial
 from statistics import median
 from time import perf_counter
 
-from worker.engine.contract import TokenId
-from worker.engine.prefix import PrefixIndex
+from worker.engine.prefix_tree import PrefixIndex
+from worker.wire.messages import TokenId
 
 N_PROMPT = 400
 """Tokens of the prompt that is looked up and of the one that is inserted."""

@@ -19,9 +19,9 @@ from worker.bench.servers import LLAMA_SERVER, OURS, Plan, found, llama_server, 
 from worker.bench.session import Found, Wanted
 from worker.bench.sides import LlamaBench
 from worker.commands.places import present, where
+from worker.config.settings import environment
 from worker.errors import UsageError
 from worker.parity.provenance import now_rfc3339, this_machine
-from worker.settings import environment
 
 OVERLOAD = "overload"
 _N_REFUSALS = 10_000

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import rich_click as click
 
-from worker.catalog import load_catalog, locate
 from worker.cli import read_settings
 from worker.commands.bench import BoundMissed
 from worker.commands.places import not_here
 from worker.commands.tables import print_json, print_table
+from worker.config.settings import environment
 from worker.llama.logit_rows import Origin, Rows, model_rows, synthetic_rows
 from worker.llama.sampling_costs import Comparison, FieldCost, Settings, compare, field_costs
-from worker.settings import environment
+from worker.model.catalog import load_catalog, locate
 
 BOUNDS: dict[tuple[Settings, Origin], float] = {
     ("greedy", "model"): 1 / 10,

@@ -10,9 +10,9 @@ from worker.cli import read_settings
 from worker.commands.bench import BoundMissed
 from worker.commands.places import present
 from worker.commands.tables import print_json, print_table
-from worker.engine_setup import configure
+from worker.config.settings import environment
+from worker.front.engine_setup import configure
 from worker.llama.step_costs import StepCosts, step_costs
-from worker.settings import environment
 
 BOUNDS = {1: 0.03, 16: 0.05}
 """streams → the most that the rest of a step may take, as a share of llama_decode."""

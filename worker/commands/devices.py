@@ -10,10 +10,10 @@ import rich_click as click
 from rich.filesize import decimal
 
 from worker.commands.tables import print_json, print_table
+from worker.config.settings import environment
 from worker.host import available_memory_bytes
 from worker.llama.backends import CompiledBackend, backends
 from worker.llama.devices import Device, Kind
-from worker.settings import environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,27 +15,27 @@ import rich_click as click
 import uvloop
 from rich.console import Console
 
-from worker import logs
-from worker.card import ModelCard, read_card
-from worker.catalog import load_catalog, locate
 from worker.cli import read_settings, setting_options
-from worker.engine.contract import JobKey, Loaded, Residency, SelfTested, StepDone
-from worker.engine_client import EngineClient
-from worker.engine_setup import configure, engine_environment
+from worker.config.no_effect import tell
+from worker.config.precedence import unread
+from worker.config.settings import Settings, environment
 from worker.errors import StartupError, UsageError, WorkerError
-from worker.fetching import fetch_in_child
-from worker.job import Job
-from worker.metrics import Metrics
-from worker.no_effect import tell
-from worker.order import Surroundings, order_of
-from worker.precedence import unread
-from worker.progress import LoadProgress
+from worker.front.checked_request import Surroundings, order_of
+from worker.front.client import EngineClient
+from worker.front.engine_setup import configure, engine_environment
+from worker.front.fetch_child import fetch_in_child
+from worker.front.job import Job
+from worker.front.metrics import Metrics
+from worker.front.progress import LoadProgress
+from worker.front.supervision import first_of, running
+from worker.logs import lines as logs
+from worker.model.catalog import load_catalog, locate
+from worker.model.info import ModelCard, read_card
 from worker.protocol.events import JSON_LINES_TYPES, choose_dialect
 from worker.protocol.field_errors import FieldsRefused
 from worker.protocol.request import ExecuteRequest, narrow
 from worker.protocol.rules import violations
-from worker.settings import Settings, environment
-from worker.supervision import first_of, running
+from worker.wire.messages import JobKey, Loaded, Residency, SelfTested, StepDone
 
 _LONGEST_S = 86_400.0
 """A terminal has Ctrl-C; no other limit is needed."""

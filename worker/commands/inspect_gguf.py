@@ -1,6 +1,6 @@
 """`llorch-worker inspect MODEL`: what a GGUF holds, and the memory serving it takes.
 
-Owns: what is said about a file. Refuses to know: the format (card.py) and the arithmetic (memory.py, spread.py).
+Owns: what is said about a file. Refuses to know: the format (info.py) and the arithmetic (memory.py, spread.py).
 Runs in a short-lived process of its own; reads headers only. Once the file has been checked, llama.cpp is asked which
 weights it lays out anew on this processor; it never sees the file.
 """
@@ -12,15 +12,15 @@ from pathlib import Path
 import rich_click as click
 from rich.filesize import decimal
 
-from worker.card import ModelCard, read_card
 from worker.commands.places import present, where
 from worker.commands.tables import print_json, print_table
-from worker.engine_setup import configure
+from worker.config.settings import Settings
+from worker.front.engine_setup import configure
 from worker.host import available_memory_bytes
-from worker.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells
-from worker.prefix_cache import obstacle
-from worker.settings import Settings
-from worker.spread import Layers, RepackedBytes, layers_of, spread
+from worker.model.info import ModelCard, read_card
+from worker.model.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells
+from worker.model.prefix_support import obstacle
+from worker.model.spread import Layers, RepackedBytes, layers_of, spread
 
 _NO_LIMIT_BYTES = 2**63
 

@@ -1,7 +1,7 @@
 """`llorch-worker models list|pull|path|verify`: the catalogue in the terminal.
 
 Owns: what is printed. Results go to stdout (`pull` and `path` print a path and nothing else), progress to stderr.
-Refuses to know: how a reference is read (catalog.py) or a file is fetched (download.py).
+Refuses to know: how a reference is read (catalog.py) or a file is fetched (fetch.py).
 Runs in a short-lived process of its own; `serve` starts `models pull` as a child to download.
 """
 
@@ -18,10 +18,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from worker.argv import HELP_FLAGS
-from worker.catalog import Catalog, Entry, load_catalog, locate, unknown_name, verify
 from worker.commands.places import where
-from worker.download import fetch
 from worker.errors import BadModelFile, ModelNotFound
+from worker.model.catalog import Catalog, Entry, load_catalog, locate, unknown_name, verify
+from worker.model.fetch import fetch
 
 
 @click.group("models", context_settings={"help_option_names": HELP_FLAGS})

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import rich_click as click
 
 from worker.commands.places import present, where
+from worker.config.settings import Settings
 from worker.host import cpu_quota
 from worker.parity import bundle
 from worker.parity.bounds import built_in
@@ -22,7 +23,6 @@ from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, vers
 from worker.parity.report import BoundsUsed, ModelFile, Report, report_of
 from worker.parity.results import Level
 from worker.parity.store import found, given
-from worker.settings import Settings
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

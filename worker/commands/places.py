@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import rich_click as click
 
-from worker.catalog import load_catalog, locate
+from worker.config.settings import Settings
 from worker.errors import ModelNotFound
-from worker.settings import Settings
+from worker.model.catalog import load_catalog, locate
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from worker.engine.contract import (
+from worker.wire.messages import (
     Configure,
     Loaded,
     Logprob,

@@ -9,7 +9,14 @@ from collections.abc import Sequence as Seq
 from itertools import groupby
 
 from worker.engine.backend import Aborted, BadBatch, Constraint, Forced, NoRoom, Runner, Sampled, Step
-from worker.engine.contract import (
+from worker.engine.drafts import Guesses
+from worker.engine.prefix_cache import Reuse
+from worker.engine.rules import Rules
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence, State
+from worker.engine.step_report import News
+from worker.engine.text import TextStream
+from worker.wire.messages import (
     Delta,
     Failed,
     FailureCode,
@@ -25,13 +32,6 @@ from worker.engine.contract import (
     StopReason,
     TokenId,
 )
-from worker.engine.guesses import Guesses
-from worker.engine.news import News
-from worker.engine.reuse import Reuse
-from worker.engine.rules import Rules
-from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Sequence, State
-from worker.engine.text import TextStream
 
 
 class Engine:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from worker.engine.backend import LoadedModel
-from worker.engine.contract import Configure, SlotId
-from worker.engine.pace import Pace
+from worker.engine.prefill_budget import Pace
+from worker.wire.messages import Configure, SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ to the queue. The oldest is never paused, so all come to their end.
 
 A step is either prefill or decode, because decode steps of one shape reuse the compute graph. While both kinds have
 work they alternate: a long prompt costs the others one chunk per token. While nobody generates, a prefill step is wide;
-while somebody does, its size follows from what the last ones took (pace.py). Of several prompts the shortest rest goes
-first, but at most PASSES times before the oldest; what room it leaves is filled with parts of the next.
+while somebody does, its size follows from what the last ones took (prefill_budget.py). Of several prompts the shortest
+rest goes first, but at most PASSES times before the oldest; what room it leaves is filled with parts of the next.
 """
 
 from collections import deque
@@ -18,9 +18,9 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from worker.engine.backend import Slice, Step
-from worker.engine.contract import JobKey, SlotId, StepKind
-from worker.engine.pace import Pace
+from worker.engine.prefill_budget import Pace
 from worker.engine.sequence import Sequence, State
+from worker.wire.messages import JobKey, SlotId, StepKind
 
 DECODE_MARGIN = 16
 """Cells that admission leaves free for each running sequence, so that not every newcomer is paused at once."""

@@ -15,10 +15,10 @@ from enum import Enum, auto
 from typing import Self
 
 from worker.engine.backend import Constraint, Forced, Slice
-from worker.engine.contract import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
-from worker.engine.lookup import Lookup
+from worker.engine.ngram import Lookup
 from worker.engine.speculation import Acceptance
 from worker.engine.text import TextStream
+from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 
 
 class State(Enum):

@@ -16,8 +16,8 @@ from itertools import accumulate, islice, pairwise
 from math import log
 from statistics import median
 
-from worker.engine.contract import TokenId
-from worker.engine.lookup import Offer
+from worker.engine.ngram import Offer
+from worker.wire.messages import TokenId
 
 N_CLASSES = 5
 """Matches of 1, 2-3, 4-7, 8-15 and more tokens are judged apart: a long one is right far more often."""

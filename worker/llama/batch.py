@@ -12,8 +12,8 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.engine.backend import Slice
-from worker.engine.contract import SlotId
 from worker.llama.seq_ids import SeqIds
+from worker.wire.messages import SlotId
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
 
@@ -86,7 +86,7 @@ class Batch:
         return [index for index, piece in enumerate(slices) if piece.sampling is not None]
 
     def _fill_seq_ids(self, slots: NDArray[np.int_], begin: int = 0) -> None:
-        """As they go on in cells.py."""
+        """As they go on in kv.py."""
         end = begin + len(slots)
         self._seq_id[begin:end, 0] = slots
         if self._twins_after:

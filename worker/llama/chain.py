@@ -16,9 +16,9 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.contract import TokenId
 from worker.llama.context import Context
 from worker.llama.library import open_library
+from worker.wire.messages import TokenId
 
 Stage = Callable[[], Any]
 """Makes one sampler, which the chain then owns: a llama_sampler_init_* with its arguments. Any: an opaque pointer."""

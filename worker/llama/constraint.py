@@ -20,11 +20,11 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.engine.backend import Forced
-from worker.engine.contract import Submit, TokenId, Violation
 from worker.llama.gbnf import BadGrammar, TokenOf, check_lark, is_lark, lark_of
 from worker.llama.model import Model
 from worker.llama.schema_gaps import gap, has_open_names, plain, readable
 from worker.llama.trial import survives
+from worker.wire.messages import Submit, TokenId, Violation
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # in the stubs only

@@ -1,8 +1,8 @@
 """One llama_context: the KV memory of all slots and the decode call.
 
-Owns the handle, the batch arrays, and that every argument passes a gate (gate.py for slices): many wrong ones would
-abort the process (a batch over n_batch, a seq_id or token out of range, logits that were not asked for). Knows nothing
-of jobs or sampling. One thread at a time, recorded by the first decode; `request_abort` from any.
+Owns the handle, the batch arrays, and that every argument is checked (batch_check.py has the check of slices): many
+wrong ones would abort the process (a batch over n_batch, a seq_id or token out of range, logits that were not asked
+for). Knows nothing of jobs or sampling. One thread at a time, recorded by the first decode; `request_abort` from any.
 """
 
 import ctypes
@@ -15,18 +15,18 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS, Aborted, BadBatch, NoRoom, Slice
-from worker.engine.contract import SlotId
 from worker.errors import ModelLoadFailed
 from worker.llama.abort import AbortFlag
 from worker.llama.batch import Batch
-from worker.llama.cells import Cells
-from worker.llama.gate import Gate
+from worker.llama.batch_check import Gate
+from worker.llama.kv import Cells
+from worker.llama.kv_copies import SavedCells
 from worker.llama.model import Model
 from worker.llama.row_groups import RowGroups
-from worker.llama.saved import SavedCells
 from worker.llama.seq_ids import padded_seq_ids_for, seq_ids_for
 from worker.llama.threads import Threads
-from worker.memory import CELL_STEP
+from worker.model.memory import CELL_STEP
+from worker.wire.messages import SlotId
 
 MAX_THREADS = 512
 """GGML_MAX_N_THREADS."""

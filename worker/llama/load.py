@@ -14,10 +14,7 @@ from typing import cast
 
 import msgspec
 
-from worker.card import ModelCard, read_card
 from worker.engine.backend import LoadedModel
-from worker.engine.contract import Configure, Loaded, SlotId
-from worker.engine.offload import Offload, OffPlan
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
@@ -25,9 +22,9 @@ from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.library import OnLog, open_library
+from worker.llama.load_check import is_resident, off_plan
 from worker.llama.model import Model, Split
 from worker.llama.paging import paging
-from worker.llama.placed import is_resident, off_plan
 from worker.llama.placement import HOST_SHARE, Placement, place
 from worker.llama.repack import repacked_bytes
 from worker.llama.residency import Holding, residency_on
@@ -36,9 +33,12 @@ from worker.llama.self_test import MOST_S, Habits, self_test
 from worker.llama.seq_ids import can_linger
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
-from worker.memory import Plan, k_type, prefix_cache_bytes
-from worker.prefix_cache import obstacle
-from worker.spread import RepackedBytes, nothing_repacked
+from worker.model.info import ModelCard, read_card
+from worker.model.memory import Plan, k_type, prefix_cache_bytes
+from worker.model.prefix_support import obstacle
+from worker.model.spread import RepackedBytes, nothing_repacked
+from worker.wire.messages import Configure, Loaded, SlotId
+from worker.wire.offload import Offload, OffPlan
 
 WIDENING = 4
 """How many chunks long a prefill step is while nobody generates. Wider ones gain nothing on a CPU (430 tokens: 1.61 s
@@ -270,7 +270,7 @@ def _facts(card: ModelCard, placement: Placement, found: _Found, chunk: int, kep
 
 
 def _to_stderr(line: LogLine) -> None:
-    """The front reads the level from the first words (front.py)."""
+    """The front reads the level from the first words (front/state.py)."""
     if line.level in ("warning", "error"):
         level = "" if FALSE_ALARM in line.text else f" {line.level}"
         sys.stderr.write(f"llama.cpp{level}: {line.text}\n")

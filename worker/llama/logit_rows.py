@@ -13,14 +13,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.card import read_card
 from worker.engine.backend import Slice
-from worker.engine.contract import Sampling, SlotId
 from worker.errors import ModelLoadFailed
 from worker.host import cpu_quota
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
+from worker.model.info import read_card
+from worker.wire.messages import Sampling, SlotId
 
 N_SYNTHETIC = 8
 STANDARD_DEVIATION = 3.0

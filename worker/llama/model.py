@@ -21,12 +21,12 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.contract import TokenId
-from worker.engine.offload import SplitMode
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import BufferSizes, Watch
 from worker.llama.devices import Device, device_handle, has_amx
 from worker.llama.library import load_failure, open_library
+from worker.wire.messages import TokenId
+from worker.wire.offload import SplitMode
 
 _PIECE_BYTES = 64
 """Most pieces are shorter; a longer one costs a second call."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from worker.card import ModelCard
-from worker.engine.contract import Configure, SwaFull
+from worker.config.gpu_flags import wants_layers, wants_no_layers
 from worker.errors import InsufficientMemory, ModelLoadFailed
-from worker.gpu_flags import wants_layers, wants_no_layers
 from worker.llama.devices import Device, candidates
-from worker.memory import CELL_STEP, Demand, Plan, demand_of, most_cells, plan_memory, plan_of, wanted_cells
-from worker.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.model.info import ModelCard
+from worker.model.memory import CELL_STEP, Demand, Plan, demand_of, most_cells, plan_memory, plan_of, wanted_cells
+from worker.model.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.wire.messages import Configure, SwaFull
 
 HOST_SHARE = 0.9
 """Of the host's available memory; the rest is left to the front and to everything else that grows."""

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from worker.ggml_types import TENSOR_TYPES
-from worker.gguf_header import Tensor
 from worker.llama.devices import Device, backend_function, device_handle, devices, has_amx
 from worker.llama.library import call_ggml
+from worker.model.ggml_types import TENSOR_TYPES
+from worker.model.gguf import Tensor
 
 _F32, _I32 = 0, 26
 _TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}

@@ -9,8 +9,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 
-from worker.engine.contract import Residency
 from worker.llama.devices import Device, Memory, memory_of
+from worker.wire.messages import Residency
 
 
 @dataclass(frozen=True, slots=True)

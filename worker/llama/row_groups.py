@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from worker.engine.backend import Slice
-from worker.memory import MOST_PADDING
+from worker.model.memory import MOST_PADDING
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from itertools import groupby
 import numpy as np
 
 from worker.engine.backend import Saved, Slice
-from worker.engine.contract import Sampling, SlotId, TokenId
 from worker.llama.context import Logits
 from worker.llama.runner import LlamaRunner
+from worker.wire.messages import Sampling, SlotId, TokenId
 
 DRAWN = Sampling(seed=0, temperature=0.0)
 """Marks a slice whose logits are wanted; nothing is drawn."""

@@ -11,14 +11,14 @@ from itertools import islice, zip_longest
 from msgspec.structs import replace
 
 from worker.engine.backend import BadBatch, NoRoom, Sampled, Saved, Slice, Step
-from worker.engine.contract import Logprob, Sampling, SlotId, TokenId, TopToken
 from worker.llama.buffers import BufferSizes
 from worker.llama.constraint import Constraint
 from worker.llama.context import Context, Logits
+from worker.llama.kv_copies import SavedCells
 from worker.llama.model import Model
-from worker.llama.saved import SavedCells
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample
+from worker.wire.messages import Logprob, Sampling, SlotId, TokenId, TopToken
 
 
 class LlamaRunner:

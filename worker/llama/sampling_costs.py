@@ -19,12 +19,12 @@ from typing import Literal
 
 import numpy as np
 
-from worker.engine.contract import Sampling, TokenId
 from worker.llama import chain
 from worker.llama.chain import Chain, Stage
 from worker.llama.logit_rows import Logits, Origin, Rows
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import candidates, sample
+from worker.wire.messages import Sampling, TokenId
 
 PHRASE_TOKENS = 250
 """The generated tokens that penalties look back on are a phrase of so many, twice."""

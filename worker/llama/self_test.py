@@ -19,11 +19,11 @@ from itertools import accumulate, takewhile
 import numpy as np
 
 from worker.engine.backend import Aborted, Saved, Slice
-from worker.engine.contract import SelfTested, SlotId, TokenId
 from worker.llama.context import Context
 from worker.llama.row_groups import CHOICES, RowGroups
 from worker.llama.row_widths import DRAWN, Rows, RowWidths, Steps, in_words, same_bits
 from worker.llama.runner import LlamaRunner
+from worker.wire.messages import SelfTested, SlotId, TokenId
 
 MOST_S = 5.0
 """Of computing, where nobody asked for the test."""

@@ -11,7 +11,7 @@ from typing import Self
 
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.llama.model import Model
-from worker.memory import CELLS_SEQ_IDS
+from worker.model.memory import CELLS_SEQ_IDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Which slots have which positions in common: counts only, no cell is touched here.
 
-Owns the bookkeeping behind cells.py. Pure; the same thread's.
+Owns the bookkeeping behind kv.py. Pure; the same thread's.
 
 Slots only ever share from position 0 on, so the spans of all slots form a tree, and a span stands at the same place in
 the list of each slot that has it:
@@ -13,7 +13,7 @@ the list of each slot that has it:
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from worker.engine.contract import SlotId
+from worker.wire.messages import SlotId
 
 
 @dataclass(slots=True, eq=False)

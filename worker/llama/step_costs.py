@@ -11,13 +11,13 @@ from statistics import median
 import numpy as np
 
 from worker.engine.backend import LoadedModel
-from worker.engine.contract import Configure, JobKey, Outbound, Sampling, TokenId
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
 from worker.engine.sequence import Sequence, State
-from worker.frames import encode_frame
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.wire.frames import encode_frame
+from worker.wire.messages import Configure, JobKey, Outbound, Sampling, TokenId
 
 N_PROMPT, N_TOKENS = 85, 96
 """As `llama-bench -d 85 -n 96`."""

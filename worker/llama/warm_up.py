@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 
 from worker.engine.backend import Slice, Step
-from worker.engine.contract import Sampling, SlotId, StepKind, TokenId
 from worker.llama.runner import LlamaRunner
+from worker.wire.messages import Sampling, SlotId, StepKind, TokenId
 
 LEAST_CHUNK, MOST_CHUNK = 16, 512
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.llama.kv_state import KvState
 from worker.llama.model import Model
-from worker.llama.scoring import Scorer, Setup
-from worker.llama.tap import Tap
+from worker.parity.llama.kv_state import KvState
+from worker.parity.llama.scoring import Scorer, Setup
+from worker.parity.llama.tensor_capture import Tap
 from worker.parity.naming import to_checkpoint_order
 from worker.parity.points import Activations, Name, Point
 from worker.parity.setups import opened

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from worker.card import ModelCard, read_card
-from worker.catalog import sha256_of
 from worker.errors import UsageError
-from worker.llama.quantise import quantise
+from worker.model.catalog import sha256_of
+from worker.model.info import ModelCard, read_card
 from worker.parity import corpus
 from worker.parity.evidence import Kind, ReferenceLogits
 from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather, plan_windows
 from worker.parity.levels import checkpoints
 from worker.parity.levels.checkpoints import Expected
+from worker.parity.llama.quantise import quantise
 from worker.parity.logits_file import LogitsFile
 from worker.parity.naming import not_comparable
 from worker.parity.origin import Origin, made_from

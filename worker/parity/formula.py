@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine.contract import Sampling
 from worker.sampling.draw import uniform
+from worker.wire.messages import Sampling
 
 Ids = NDArray[np.intp]
 Reals = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Copies of a GGUF file in which named keys and tensors have other values, and its tensors as float32.
 
-Owns the layout of a copy; the format itself is the gguf package's, the check of a file is card.py's. Refuses to know
+Owns the layout of a copy; the format itself is the gguf package's, the check of a file is info.py's. Refuses to know
 what a tensor means (naming.py), and files that are split. A copy has one tensor in memory at a time.
 """
 
@@ -16,8 +16,8 @@ from gguf.gguf_reader import ReaderField, ReaderTensor
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from worker.card import read_card
 from worker.errors import BadModelFile, UsageError
+from worker.model.info import read_card
 
 _AT_ONCE = 1 << 20
 """Numbers de-quantised at once: 4 MB, and the gguf package's own arrays on the way there."""
@@ -53,7 +53,7 @@ def rewrite(
 
 
 def tensor_names(path: Path) -> list[str]:
-    """In the order of the file. Raises: as `worker.card.read_card`."""
+    """In the order of the file. Raises: as `worker.model.info.read_card`."""
     return [tensor.name for tensor in read_card(path).tensors]
 
 
@@ -70,7 +70,7 @@ def read_tensor(path: Path, name: str) -> NDArray[np.float32]:
 def open_gguf(path: Path) -> GGUFReader:
     """The gguf package's reader over a file that has passed our own checks. It takes 2 s to read a vocabulary.
 
-    Raises: as `worker.card.read_card`; BadModelFile for a split model.
+    Raises: as `worker.model.info.read_card`; BadModelFile for a split model.
     """
     n_parts = len(read_card(path).part_paths)
     if n_parts > 1:

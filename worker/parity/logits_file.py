@@ -23,7 +23,7 @@ from worker.parity.compare import compare_full, compare_partial
 from worker.parity.evidence import Positions, Window
 from worker.parity.full_logits import FullLogits, spread
 from worker.parity.row_numbers import KnownRow, logsumexp
-from worker.sampling.pool import highest_ranked
+from worker.sampling.shortlist import highest_ranked
 
 FORMAT = "llorch-parity-logits/1"
 N_TOP = 256

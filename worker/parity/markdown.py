@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
-from worker.logs import escape
+from worker.logs.lines import escape
 from worker.parity.plots import HOW_TO_GET_PLOTS, file_of
 from worker.parity.report import Report, broken_first
 from worker.parity.results import Check, Level, Table

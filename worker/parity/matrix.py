@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from worker.card import ModelCard, read_card
-from worker.ggml_types import TYPES_BY_NAME
-from worker.gguf_header import Tensor
-from worker.llama.quantise import quantise
-from worker.llama.scoring import Scorer
+from worker.model.ggml_types import TYPES_BY_NAME
+from worker.model.gguf import Tensor
+from worker.model.info import ModelCard, read_card
 from worker.parity.bounds import Bounds
 from worker.parity.case import Case, Say
 from worker.parity.compare import Summary, summarise
 from worker.parity.evidence import ReferenceLogits
+from worker.parity.llama.quantise import quantise
+from worker.parity.llama.scoring import Scorer
 from worker.parity.results import Check, Level, Series, Table, judged, not_run
 from worker.parity.setups import as_served, cpu, evaluated, opened
 

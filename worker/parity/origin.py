@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from worker.catalog import sha256_of
 from worker.errors import UsageError
+from worker.model.catalog import sha256_of
 
 _FILE: Final = "llorch-parity.json"
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from worker.parity.bounds import Bounds
 from worker.parity.results import Check
-from worker.sampling.ranked import softmax
+from worker.sampling.sorted import softmax
 
 Logits = NDArray[np.floating]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from worker.certificate import REPORT_FILE
+from worker.front.certificate import REPORT_FILE
 from worker.parity.bundle import Proof, markdown
 from worker.parity.markdown import cell, to_markdown
 from worker.parity.plots import can_draw, draw

@@ -1,7 +1,7 @@
 """A run's outcome as one value, and as report.json: written once, read back strictly, judged again from its numbers.
 
 Owns: what a report holds, when the whole passes, the JSON. Refuses to know: how levels are run (run.py), how a report
-looks (markdown.py), where it lies (bundle.py). worker/certificate.py reads a few of its keys in the front.
+looks (markdown.py), where it lies (bundle.py). worker/front/certificate.py reads a few of its keys in the front.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from worker.certificate import REPORT_FORMAT
+from worker.front.certificate import REPORT_FORMAT
 from worker.parity.plain import NOT_FINITE, json_document, plain
 from worker.parity.provenance import GENERATED_BY, Machine
 from worker.parity.results import LEVELS, Check, Level, Verdict

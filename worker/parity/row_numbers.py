@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.sampling.pool import highest_ranked
+from worker.sampling.shortlist import highest_ranked
 
 N_TOP = 5
 _NOISE = 1e-14

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from worker.engine.contract import TokenId
-from worker.llama.quantise import quantise
-from worker.llama.scoring import Scorer, Setup
 from worker.parity import corpus, matrix, sources
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
 from worker.parity.case import Case, Say
 from worker.parity.evidence import longest
 from worker.parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
+from worker.parity.llama.quantise import quantise
+from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.naming import not_comparable
 from worker.parity.results import LEVELS, Level, not_run
 from worker.parity.serving import ServedWorker
 from worker.parity.setups import EXACT, as_served, cpu, opened
+from worker.wire.messages import TokenId
 
 BUDGET_S: Final = {
     "tokenizer": 15.0,

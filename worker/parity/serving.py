@@ -20,9 +20,9 @@ from typing import Self
 import httpx2
 import msgspec
 
+from worker.config.settings import environment
 from worker.errors import WorkerError
 from worker.parity.answers import Answer, Event, Request, answer_of, events, unanswered
-from worker.settings import environment
 
 N_NEIGHBOURS = 8
 

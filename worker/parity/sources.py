@@ -11,12 +11,12 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from worker.card import read_card
 from worker.llama.devices import devices
-from worker.llama.scoring import Setup
+from worker.model.info import read_card
 from worker.parity.bounds import Bounds
 from worker.parity.compare import Summary
 from worker.parity.evidence import ReferenceLogits, Window
+from worker.parity.llama.scoring import Setup
 from worker.parity.results import Check, Level, Series, Table, judged
 from worker.parity.setups import EXACT, Rows, as_served, compute, cpu, evaluated
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.config.settings import environment
 from worker.errors import WorkerError
-from worker.settings import environment
 
 _SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|credentials?)$", re.IGNORECASE)
 _SHORTEST_SECRET = 8

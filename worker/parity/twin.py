@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.card import read_card
 from worker.errors import WorkerError
-from worker.gguf_header import read_header
+from worker.model.gguf import read_header
+from worker.model.info import read_card
 from worker.parity.gguf_copy import rewrite
 from worker.parity.naming import NO_COUNTERPART, Naming, not_comparable
 

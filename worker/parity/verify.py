@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from worker.catalog import Sha256
-from worker.certificate import REPORT_FILE
 from worker.errors import UsageError
+from worker.front.certificate import REPORT_FILE
+from worker.model.catalog import Sha256
 from worker.parity.bundle import COMMON, LINES_HEADER, MANIFEST, MARKDOWN_HEADER, BundleType, is_safe
 from worker.parity.proof import REPORT_TEXT
 from worker.parity.report import contradictions, from_json

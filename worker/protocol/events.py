@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from worker.engine.contract import Logprob, StopReason
 from worker.protocol.documented import U64, Count, Moment, doc
+from worker.wire.messages import Logprob, StopReason
 
 EVENT_TYPES: Final = ("started", "token", "metrics", "end", "error")
 SSE_TYPE: Final = "text/event-stream"

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import msgspec
 
-from worker.engine.contract import Violation
 from worker.errors import InvalidRequest
 from worker.protocol.documented import doc
+from worker.wire.messages import Violation
 
 MAX_ERRORS = 64
 """Of one field. A body of 2 MiB has room for 700,000 stops; an answer about each would be 60 MB."""

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from worker.sampling.arrays import NO_IDS, Logits
-from worker.sampling.pool import highest_ranked
+from worker.sampling.shortlist import highest_ranked
 
 
 def log_probabilities(logits: Logits, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:

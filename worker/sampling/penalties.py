@@ -8,9 +8,9 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from worker.engine.contract import Sampling
 from worker.sampling import dry
 from worker.sampling.arrays import Ids, Reals
+from worker.wire.messages import Sampling
 
 _LEAST_PENALTY = 1e-6
 """docs/protocol.md 5: penalty 0 acts as this; used as a floor, so that a smaller penalty is never a stronger one."""

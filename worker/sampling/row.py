@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.engine.contract import Sampling
 from worker.sampling import penalties
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
+from worker.wire.messages import Sampling
 
 
 class NoToken(ValueError):

@@ -1,7 +1,7 @@
 """From a row of logits to a token: the request's settings in their order, and the draw.
 
-Owns that order, and which way is taken: the cheap one (pool.py, unranked.py) wherever it gives the same answer as
-ranking all tokens (ranked.py). Knows nothing of slots, steps or llama.cpp: a row, a Sampling and the job's own tokens
+Owns that order, and which way is taken: the cheap one (shortlist.py, unsorted.py) wherever it gives the same answer as
+ranking all tokens (sorted.py). Knows nothing of slots, steps or llama.cpp: a row, a Sampling and the job's own tokens
 come in, a token goes out. Pure; runs on the engine's step thread. Scores are float64, so that neither a temperature of
 1e-6 nor a penalty of 1e-6 can overflow a float32 logit.
 """
@@ -14,13 +14,14 @@ from math import isfinite
 
 import numpy as np
 
-from worker.engine.contract import Sampling, TokenId
-from worker.sampling import ranked, unranked
+from worker.sampling import sorted as ranked
+from worker.sampling import unsorted as unranked
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Mask, Reals
 from worker.sampling.draw import TOKEN_LANE, XTC_LANE, uniform
-from worker.sampling.pool import Pool, covering, settled, whole
 from worker.sampling.row import NoToken, Row, banned, has_only_bans, row_of
-from worker.sampling.unranked import Undecided
+from worker.sampling.shortlist import Pool, covering, settled, whole
+from worker.sampling.unsorted import Undecided
+from worker.wire.messages import Sampling, TokenId
 
 _GREEDY_BELOW = 1e-6
 """docs/protocol.md 5: a lower temperature means argmax."""

@@ -14,9 +14,9 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from worker.errors import InternalError, WorkerBusy, WorkerError, WorkerLoading
-from worker.front import Front
-from worker.logs import get_logger
-from worker.phase import Phase
+from worker.front.phase import Phase
+from worker.front.state import Front
+from worker.logs.lines import get_logger
 from worker.protocol import operations
 from worker.protocol.bodies import CancelBody, encode_error, shutdown_body
 from worker.protocol.events import choose_dialect

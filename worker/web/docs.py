@@ -13,10 +13,10 @@ from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from worker import __version__
+from worker.config.settings import Settings
 from worker.protocol.openapi import MEDIA_TYPE, Route, openapi_document
 from worker.protocol.operations import Operation
 from worker.protocol.request_schema import Limits
-from worker.settings import Settings
 from worker.web.edge import OPEN_PATHS
 
 _OPERATION = "operation"

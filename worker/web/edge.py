@@ -14,11 +14,11 @@ from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.types import Message, Method, Receive, Scope, Send
 
+from worker.config.settings import Settings
 from worker.errors import Unauthorized
-from worker.metrics import Metrics
+from worker.front.metrics import Metrics
 from worker.protocol.bodies import encode_error
 from worker.protocol.headers import correlation_id
-from worker.settings import Settings
 from worker.web.exchange import Book, note_refusal
 
 CORRELATION_HEADER = b"x-correlation-id"

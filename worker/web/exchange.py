@@ -16,11 +16,11 @@ from litestar.exceptions import HTTPException
 from litestar.routes import HTTPRoute
 from litestar.types import Message, Scope
 
+from worker.config.settings import Settings
 from worker.errors import InternalError, WorkerError
-from worker.logs import get_logger
-from worker.metrics import Metrics
-from worker.redaction import Secrets
-from worker.settings import Settings
+from worker.front.metrics import Metrics
+from worker.logs.lines import get_logger
+from worker.logs.redaction import Secrets
 
 log = get_logger()
 

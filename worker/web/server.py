@@ -11,8 +11,8 @@ from typing import Any, cast
 import uvicorn
 
 from worker.errors import BindFailed, StartupError
-from worker.front import Front
-from worker.supervision import supervised
+from worker.front.state import Front
+from worker.front.supervision import supervised
 from worker.web.app import create_app
 from worker.web.connection import BoundedConnection
 from worker.web.crowd import Crowd, affordable_connections

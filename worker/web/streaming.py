@@ -12,9 +12,9 @@ from litestar import Request, Response
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from worker.front import Front
-from worker.job import Job
-from worker.supervision import first_of, running
+from worker.front.job import Job
+from worker.front.state import Front
+from worker.front.supervision import first_of, running
 from worker.web.connection import wait_until_taken
 from worker.web.exchange import note_refusal
 

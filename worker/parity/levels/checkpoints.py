@@ -12,12 +12,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.card import read_card
 from worker.llama.model import Model
-from worker.llama.scoring import Scorer, Setup
+from worker.model.info import read_card
 from worker.parity.bounds import Bounds
 from worker.parity.capture import capture_from
 from worker.parity.deviations import Deviation, deviations
+from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.naming import not_comparable
 from worker.parity.outcomes import Rows, outcomes
 from worker.parity.points import CHECKPOINT, NAMES, Activations, Name, Point

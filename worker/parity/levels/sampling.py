@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine.contract import Sampling
 from worker.parity import formula
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
@@ -18,6 +17,7 @@ from worker.parity.evidence import ReferenceLogits
 from worker.parity.results import Check, Level, Table, judged
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
+from worker.wire.messages import Sampling
 
 Row = NDArray[np.float32]
 Distribution = tuple[NDArray[np.intp], NDArray[np.float64]]

@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf.gguf_reader import ReaderTensor
 from numpy.typing import NDArray
 
-from worker.card import read_card
+from worker.model.info import read_card
 from worker.parity.bounds import Bounds
 from worker.parity.gguf_copy import open_gguf, row_blocks, shape_of
 from worker.parity.naming import EMBEDDING, NO_COUNTERPART, OUTPUT, Naming, not_comparable

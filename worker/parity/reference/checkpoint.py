@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from worker.card import ModelCard, read_card
 from worker.errors import UsageError
-from worker.gguf_header import read_header
+from worker.model.gguf import read_header
+from worker.model.info import ModelCard, read_card
 from worker.parity.origin import write_origin
 from worker.parity.reference.libraries import UNREADABLE, failure, pre_tokenizers, quiet, torch, transformers
 

@@ -1,0 +1,59 @@
+"""Wishes about several GPUs that go together, and those that do not: each named in one line with the way out."""
+
+from dataclasses import replace
+
+import pytest
+
+from worker.config.gpu_flags import shares
+from worker.config.settings import Settings, check
+from worker.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"split_mode": "layer"},
+        {"split_mode": "row", "device": "cuda"},
+        {"split_mode": "layer", "device": "cuda:1"},
+        {"split_mode": "layer", "tensor_split": "3,1"},
+        {"split_mode": "layer", "tensor_split": "0,0.5"},
+        {"split_mode": "layer", "tensor_split": "0,0"},
+        {"main_gpu": 0},
+        {"main_gpu": 3, "device": "vulkan"},
+        {"gpu_layers": "0", "device": "cpu"},
+        {"gpu_layers": "auto", "device": "cpu"},
+        {"gpu_layers": "all", "device": "cuda"},
+        {"gpu_layers": "10"},
+        {"gpu_layers": "0", "require_full_offload": True, "device": "cpu"},
+    ],
+)
+def test_good_wishes_pass(changes: dict[str, object]) -> None:
+    wish = replace(Settings(), **changes)  # type: ignore[arg-type]  # mixed on purpose
+    assert check(wish) is wish
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tensor_split": "3,1"}, "--tensor-split needs --split-mode layer or row"),
+        ({"split_mode": "row", "main_gpu": 1}, "--main-gpu 1 needs --split-mode none"),
+        ({"split_mode": "layer", "device": "cpu"}, "--split-mode layer needs GPUs"),
+        ({"main_gpu": 0, "device": "cuda:1"}, "--main-gpu 0 does not go with --device cuda:1"),
+        ({"main_gpu": 0, "device": "1"}, "--main-gpu 0 does not go with --device 1"),
+        ({"main_gpu": 0, "device": "cpu"}, "--main-gpu 0 does not go with --device cpu"),
+        ({"gpu_layers": "all", "device": "cpu"}, "--gpu-layers all needs a GPU: leave it out, or --device cpu"),
+        ({"gpu_layers": "10", "device": "cpu"}, "--gpu-layers 10 needs a GPU"),
+        ({"gpu_layers": "0", "require_full_offload": True}, "--require-full-offload needs layers on a GPU"),
+        ({"gpu_layers": "00", "split_mode": "row"}, "--split-mode row needs layers on a GPU"),
+    ],
+)
+def test_wishes_that_cannot_all_hold_are_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check(replace(Settings(), **changes))  # type: ignore[arg-type]  # mixed on purpose
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "numbers"), [(None, ()), ("1", (1.0,)), ("3,1", (3.0, 1.0)), ("0.25,2", (0.25, 2.0))])
+def test_shares_are_numbers(text: str | None, numbers: tuple[float, ...]) -> None:
+    assert shares(text) == numbers

@@ -1,0 +1,68 @@
+"""Settings that change nothing here are named with the reason, and those that count are not."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.front.rehearsal import FACTS
+from worker.config.no_effect import idle_after_load, idle_before_load
+from worker.config.settings import Settings
+from worker.wire.messages import Loaded
+
+LOADED = msgspec.structs.replace(
+    FACTS, parallel=2, context_length=512, n_cells=1024, batch_size=2048, prefix_cache_bytes=1, backend="cpu"
+)
+
+
+def facts(**changes: Any) -> Loaded:
+    return msgspec.structs.replace(LOADED, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, []),
+        ({"require_full_offload": True}, []),
+        ({"require_full_offload": True, "device": "cpu"}, ["--require-full-offload"]),
+        ({"deterministic": True}, []),
+        ({"itl_target_ms": 40}, []),
+        ({"itl_target_ms": 40, "deterministic": True}, ["--itl-target-ms 40"]),
+        ({"advertise_url": "http://a:1", "callback_url": "http://b:1"}, []),
+        ({"advertise_url": "http://a:1"}, ["--advertise-url"]),
+        ({"legacy_callback_body": True}, ["--legacy-callback-body"]),
+    ],
+)
+def test_what_the_settings_alone_make_idle_is_told_before_the_load(changes: dict[str, Any], told: list[str]) -> None:
+    assert [setting for setting, _ in idle_before_load(replace(Settings(), **changes))] == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "told"),
+    [
+        ({}, {}, []),
+        ({"ctx_size": 1024}, {}, []),
+        ({"ctx_size": 1025}, {}, ["--ctx-size 1025"]),
+        ({"max_tokens_in": 511}, {}, []),
+        ({"max_tokens_in": 512}, {}, ["--max-tokens-in 512"]),
+        ({"max_prompt_chars": 32_768}, {}, []),
+        ({"max_prompt_chars": 32_769}, {}, ["--max-prompt-chars 32769"]),
+        ({"max_prompt_chars": 131_072}, {"context_length": 8192}, []),
+        ({"batch_size": 4}, {"batch_size": 4}, []),
+        ({"batch_size": 4}, {"batch_size": 19}, ["--batch-size 4"]),
+        ({"prefix_cache_mb": "5"}, {}, []),
+        ({"prefix_cache_mb": "5"}, {"prefix_cache_bytes": 0}, ["--prefix-cache-mb 5"]),
+        ({"prefix_cache_mb": "0"}, {"prefix_cache_bytes": 0}, []),
+        ({"swa_full": "off"}, {}, ["--swa-full off"]),
+        ({"swa_full": "off"}, {"swa_full": False}, []),
+        ({"split_mode": "layer"}, {}, ["--split-mode layer"]),
+        ({"split_mode": "layer"}, {"backend": "cuda"}, []),
+    ],
+)
+def test_what_the_model_and_the_machine_make_idle_is_told_after_the_load(
+    changes: dict[str, Any], found: dict[str, Any], told: list[str]
+) -> None:
+    idle = list(idle_after_load(replace(Settings(), **changes), facts(**found)))
+    assert [setting for setting, _ in idle] == told
+    assert all(reason for _, reason in idle)

@@ -1,0 +1,281 @@
+"""Flag > environment > config file > default, for every setting there is."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.cli import parse
+from worker.config.option import Knob
+from worker.config.settings import Settings, env_name, flag_name, knobs
+from worker.errors import UsageError
+
+MODEL = ["--model", "m.gguf"]
+
+
+def values_of(kind: type, knob: Knob) -> st.SearchStrategy[Any]:
+    """Values the setting may have."""
+    if knob.choices:
+        return st.sampled_from(knob.choices)
+    if knob.metavar == "URL":
+        return st.sampled_from(["http://pool:1/ready", "https://10.0.0.1/x", "http://[::1]:8/"])
+    if knob.pattern:
+        return st.from_regex(re.compile(knob.pattern, re.ASCII), fullmatch=True)
+    if kind is bool:
+        return st.just(True)
+    if kind in (int, float):
+        assert knob.low is not None
+        assert knob.high is not None
+        if kind is int:
+            return st.integers(int(knob.low), int(knob.high))
+        return st.floats(knob.low, knob.high).map(lambda number: float(f"{number:.6f}")).filter(lambda n: n >= 0.1)
+    plain = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="~"), min_size=1)
+    return plain.map(Path) if kind is Path else plain
+
+
+NEEDED = {"tensor_split": ["--split-mode=layer"], "ubatch_size": ["--batch-size=1048576"]}
+"""Settings that have no meaning without another one."""
+
+
+def as_toml(value: Any) -> str:
+    return json.dumps(str(value) if isinstance(value, Path) else value)
+
+
+def on_the_flags(name: str, value: Any) -> list[str]:
+    return [flag_name(name)] if value is True else [f"{flag_name(name)}={value}"]
+
+
+@pytest.mark.parametrize(("name", "kind", "knob"), knobs())
+def test_the_highest_source_that_speaks_decides(
+    name: str, kind: type, knob: Knob, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    config = tmp_path_factory.mktemp("config") / "llorch.toml"
+    sources = st.none() | values_of(kind, knob)
+
+    @settings(derandomize=True, deadline=None, max_examples=20)
+    @given(sources, sources, sources)
+    def law(flag: Any, variable: Any, key: Any) -> None:
+        config.write_text("" if key is None else f"{name.replace('_', '-')} = {as_toml(key)}\n", encoding="utf-8")
+        environ = {"LLORCH_CONFIG": str(config)}
+        if variable is not None:
+            environ[env_name(name, knob)] = str(variable)
+        argv = [*NEEDED.get(name, ()), *([] if flag is None else on_the_flags(name, flag))]
+        found = getattr(
+            parse([*([] if name == "model" and (flag or variable or key) else MODEL), *argv], environ), name
+        )
+        expected = next((value for value in (flag, variable, key) if value is not None), None)
+        if expected is not None:
+            assert found == expected
+            assert type(found) is type(expected)
+        elif name not in {"model", "worker_id"}:
+            assert found == getattr(Settings(), name)
+
+    law()
+
+
+def test_no_source_gives_the_defaults() -> None:
+    assert parse([*MODEL, "--worker-id=w"], {}) == Settings(model="m.gguf", worker_id="w")
+
+
+@pytest.mark.parametrize("model", [(["--model", "x"], {}, ""), ([], {"LLORCH_MODEL": "x"}, ""), ([], {}, "model='x'")])
+def test_the_model_may_come_from_anywhere(model: tuple[list[str], dict[str, str], str], tmp_path: Path) -> None:
+    argv, environ, toml = model
+    config = tmp_path / "c.toml"
+    config.write_text(toml)
+    assert parse([*argv, "--config", str(config)], environ).model == "x"
+
+
+def test_without_a_model_the_message_says_how_to_give_one() -> None:
+    with pytest.raises(UsageError, match=r"--model .* --help"):
+        parse([], {})
+
+
+def test_the_config_flag_beats_the_config_variable(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("port = 1")
+    (tmp_path / "b").write_text("port = 2")
+    assert parse([*MODEL, "--config", str(tmp_path / "a")], {"LLORCH_CONFIG": str(tmp_path / "b")}).port == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("1", True),
+        ("true", True),
+        ("YES", True),
+        ("On", True),
+        ("0", False),
+        ("false", False),
+        ("no", False),
+        ("OFF", False),
+    ],
+)
+def test_a_switch_in_the_environment_has_four_words_each_way(word: str, expected: bool) -> None:
+    assert parse(MODEL, {"LLORCH_SSE_EVENT_NAMES": word}).sse_event_names is expected
+
+
+@pytest.mark.parametrize("name", [env_name(name, knob) for name, _, knob in knobs() if name != "api_key"])
+def test_an_empty_variable_counts_as_not_given(name: str) -> None:
+    empty, unset = parse([*MODEL, "--worker-id=w"], {name: ""}), parse([*MODEL, "--worker-id=w"], {})
+    assert empty == unset
+
+
+def test_an_empty_config_variable_counts_as_not_given() -> None:
+    assert parse(MODEL, {"LLORCH_CONFIG": ""}).port == 8080
+
+
+def test_unknown_variables_are_ignored() -> None:
+    assert parse(MODEL, {"LLORCH_RUN_ID": "x", "LLORCH_API_KEY": ""}).api_key is None
+
+
+@pytest.mark.parametrize("token", ["", "  "])
+def test_an_empty_token_never_opens_the_worker(token: str, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(f'api-key = "{token}"')
+    for argv, environ in (
+        (MODEL, {"LLORCH_API_TOKEN": token}),
+        ([*MODEL, f"--api-key={token}"], {"LLORCH_API_TOKEN": "good"}),
+        ([*MODEL, "--config", str(config)], {}),
+    ):
+        with pytest.raises(UsageError, match="token is empty"):
+            parse(argv, environ)
+
+
+def test_the_token_under_the_flag_s_own_name_is_refused_instead_of_serving_without_one() -> None:
+    with pytest.raises(UsageError, match="use LLORCH_API_TOKEN"):
+        parse(MODEL, {"LLORCH_API_KEY": "secret"})
+
+
+def test_a_variable_that_a_flag_overrides_is_not_read() -> None:
+    """Kubernetes sets LLORCH_PORT to a URL for a service named `llorch`."""
+    assert parse([*MODEL, "--port", "9"], {"LLORCH_PORT": "tcp://10.0.0.1:80"}).port == 9
+
+
+def test_keys_are_spelled_with_either_dash(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("max-queue = 3\nctx_size = 512\ngpu-layers = 20\ninference-timeout-sec = 60\n")
+    found = parse([*MODEL, "--config", str(config)], {})
+    assert (found.max_queue, found.ctx_size, found.gpu_layers, found.inference_timeout_sec) == (3, 512, "20", 60.0)
+    assert type(found.inference_timeout_sec) is float
+
+
+def test_a_home_directory_is_understood_in_a_file(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('models-dir = "~/models"\ncatalog = "~/c.toml"\nparity-report = "~/r.json"')
+    found = parse([*MODEL, "--config", str(config)], {})
+    assert found.models_dir == Path.home() / "models"
+    assert (found.catalog, found.parity_report) == (Path.home() / "c.toml", Path.home() / "r.json")
+
+
+def test_a_home_directory_is_understood_where_no_shell_has_seen_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "c.toml").write_text("port = 7")
+    assert parse(MODEL, {"LLORCH_CONFIG": "~/c.toml", "LLORCH_MODELS_DIR": "~/m"}).port == 7
+    assert parse([*MODEL, "--config=~/c.toml"], {"LLORCH_MODELS_DIR": "~/m"}).models_dir == tmp_path / "m"
+    with pytest.raises(UsageError, match="LLORCH_CONFIG: '~nobody-of-that-name/c' is not a path"):
+        parse(MODEL, {"LLORCH_CONFIG": "~nobody-of-that-name/c"})
+
+
+@pytest.mark.parametrize(
+    ("toml", "wording"),
+    [
+        (b"prot = 1", "prot: there is no such setting"),
+        (b"config = 'x'", "config: there is no such setting"),
+        (b"gpu = 0", "gpu: there is no such setting"),
+        (b"[serve]\nport = 1", "serve: there is no such setting"),
+        (b"max-queue = 1\nmax_queue = 1", "given twice"),
+        (b"port = '1'", "port: expected a whole number, not a TOML str"),
+        (b"port = 1.0", "expected a whole number"),
+        (b"port = true", "expected a whole number"),
+        (b"port = 65536", r"port: 65536 is out of range; allowed is 0\.\.65535"),
+        (b"port = [1]", "expected a whole number"),
+        (b"shutdown-timeout-sec = nan", "out of range"),
+        (b"shutdown-timeout-sec = inf", "out of range"),
+        (b"shutdown-timeout-sec = 1" + b"0" * 400, "is not a number"),
+        (b"shutdown-timeout-sec = '1'", "expected a number"),
+        (b"sse-event-names = 1", "sse-event-names: expected"),
+        (b"sse-event-names = 'on'", "expected"),
+        (b"host = 1", "host: expected text"),
+        (b"host = ''", "host: the value is empty"),
+        (b"models-dir = 1", "models-dir: expected a path"),
+        (b"models-dir = ''", "models-dir: '' is not a path"),
+        (b"models-dir = '~nobody-of-that-name/x'", "is not a path"),
+        (b"model = 1979-05-27", "model: expected text"),
+        (b"api-key = 12345", "api-key: expected text, not a TOML int"),
+        (b"flash-attn = 'maybe'", "flash-attn: 'maybe' is not one of auto, on, off"),
+        (b"port = ", "is not TOML"),
+        (b"port = 1\nport = 2", "is not TOML"),
+        (b"\xff\xfe", "is not TOML"),
+        (b"a = " + b"[" * 20_000, "is not TOML"),
+    ],
+)
+def test_a_mistake_in_the_config_file_is_found_even_where_a_flag_overrides_it(
+    toml: bytes, wording: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_bytes(toml)
+    with pytest.raises(UsageError, match=wording) as raised:
+        parse([*MODEL, "--config", str(config)], {})
+    assert str(config) in str(raised.value)
+    assert "12345" not in str(raised.value)
+
+
+def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.toml"):
+        with pytest.raises(UsageError, match=f"{path}: the config file cannot be read"):
+            parse([*MODEL, "--config", str(path)], {})
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "wording"),
+    [
+        (["--port", "abc"], {}, "--port: 'abc' is not a whole number"),
+        (["--port", "1_000"], {}, "--port: '1_000' is not a whole number"),
+        (["--port", ""], {}, "--port: '' is not a whole number"),
+        (["--port", "-1"], {}, r"--port: -1 is out of range; allowed is 0\.\.65535"),
+        (["--port", "1" * 5000], {}, "--port"),
+        (["--parallel", "257"], {}, r"0\.\.256"),
+        (["--inference-timeout-sec", "0"], {}, r"0\.001\.\.604800"),
+        (["--inference-timeout-sec", "nan"], {}, "is not a number"),
+        (["--inference-timeout-sec", "1e999"], {}, "out of range"),
+        (["--cache-type-k", "q2"], {}, "f32, f16, bf16"),
+        (["--host", ""], {}, "--host: the value is empty"),
+        ([], {"LLORCH_PORT": "x"}, "LLORCH_PORT: 'x' is not a whole number"),
+        ([], {"LLORCH_PORT": "8080 "}, "LLORCH_PORT"),
+        ([], {"LLORCH_DEVICE": "tpu"}, "LLORCH_DEVICE: 'tpu'"),
+        ([], {"LLORCH_SSE_EVENT_NAMES": "maybe"}, "LLORCH_SSE_EVENT_NAMES: 'maybe' is not 1, true"),
+        ([], {"LLORCH_CONFIG": "/nowhere/x.toml"}, "/nowhere/x.toml: the config file cannot be read"),
+        (["--cache-type-v", "q8_0"], {"LLORCH_FLASH_ATTN": "off"}, "needs flash attention"),
+        (["--gpu", "-1"], {}, "--gpu: '-1' is not a device number"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_place_and_what_is_allowed(
+    argv: list[str], environ: Mapping[str, str], wording: str
+) -> None:
+    with pytest.raises(UsageError, match=wording) as raised:
+        parse([*MODEL, *argv], environ)
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "expected"),
+    [
+        ([], {}, None),
+        ([], {"LLORCH_DEVICE": "cpu"}, "cpu"),
+        (["--gpu-device", "1"], {"LLORCH_DEVICE": "cpu"}, "1"),
+        (["--backend", "cuda", "--device", "1"], {}, "cuda:1"),
+        (["--backend", "accelerate"], {"LLORCH_DEVICE": "0"}, "cpu"),
+        (["--device", "2", "--gpu", "1"], {}, "2"),
+    ],
+)
+def test_a_legacy_device_flag_counts_as_a_flag(
+    argv: list[str], environ: Mapping[str, str], expected: str | None
+) -> None:
+    assert parse([*MODEL, *argv], environ).device == expected

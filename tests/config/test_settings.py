@@ -1,0 +1,260 @@
+"""The rules a value must satisfy, and that the table names every setting once."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.cli import parse
+from worker.config.option import Knob
+from worker.config.settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, Settings, check, env_name, flag_name, knobs
+from worker.errors import UsageError
+
+RANGED = [(name, kind, knob) for name, kind, knob in knobs() if knob.low is not None and knob.high is not None]
+
+
+def with_value(name: str, value: Any) -> Settings:
+    return replace(Settings(), **{name: value})
+
+
+def test_the_defaults_satisfy_their_own_rules() -> None:
+    assert check(Settings()).port == 8080
+
+
+HERE = {"model": "m.gguf", "host": "127.0.0.1", "port": 8080}
+
+
+def own_id(**given: Any) -> str:
+    return Settings(**{**HERE, **given}).worker_id
+
+
+def test_a_worker_without_a_given_id_has_the_same_one_after_a_restart() -> None:
+    assert own_id() == own_id(parallel=3)
+    assert re.fullmatch(r"worker-[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", own_id())
+
+
+@pytest.mark.parametrize("other", [{"port": 8081}, {"host": "127.0.0.2"}, {"model": "n.gguf"}, {"model_ref": "\udcff"}])
+def test_two_workers_on_one_machine_have_different_ids(other: dict[str, Any]) -> None:
+    assert own_id(**other) != own_id()
+
+
+def test_workers_on_any_free_port_have_ids_that_nobody_else_has() -> None:
+    assert own_id(port=0) != own_id(port=0)
+
+
+def test_the_same_command_line_gives_the_same_id_and_a_given_one_is_kept() -> None:
+    argv = ["--model", "m.gguf", "--port", "9000"]
+    assert parse(argv, {}).worker_id == parse(argv, {}).worker_id != parse([*argv[:2]], {}).worker_id
+    assert parse(argv, {"LLORCH_WORKER_ID": "w-7"}).worker_id == "w-7"
+
+
+def test_every_setting_has_its_own_flag_variable_and_explanation() -> None:
+    table = knobs()
+    assert len({flag_name(name) for name, _, _ in table}) == len(table)
+    assert len({env_name(name, knob) for name, _, knob in table}) == len(table)
+    assert all(knob.help for _, _, knob in table)
+
+
+def test_every_number_has_a_range() -> None:
+    assert {name for name, kind, _ in knobs() if kind in (int, float)} == {name for name, _, _ in RANGED}
+
+
+def test_every_pattern_is_told_in_words_where_it_is_broken() -> None:
+    patterned = [(name, knob) for name, _, knob in knobs() if knob.pattern]
+    assert patterned
+    for name, knob in patterned:
+        assert knob.forms
+        with pytest.raises(UsageError, match=f"'%%' is not valid; allowed is {re.escape(knob.forms)}$"):
+            check(with_value(name, "%%"))
+
+
+def test_only_the_token_breaks_the_naming_rule() -> None:
+    assert [name for name, _, knob in knobs() if env_name(name, knob) != f"LLORCH_{name.upper()}"] == ["api_key"]
+
+
+@pytest.mark.parametrize(("name", "kind", "knob"), RANGED)
+def test_a_range_includes_both_its_ends_and_nothing_beyond(name: str, kind: type, knob: Knob) -> None:
+    assert knob.low is not None
+    assert knob.high is not None
+    for good in (knob.low, knob.high):
+        check(with_value(name, kind(good)))
+    for bad in (knob.low - 1, knob.high + 1, float("nan")):
+        with pytest.raises(UsageError) as raised:
+            check(with_value(name, bad))
+        assert flag_name(name) in str(raised.value)
+        assert knob.allowed in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", "auto"),
+        ("device", "cpu"),
+        ("device", "metal"),
+        ("device", "cuda"),
+        ("device", "cuda:15"),
+        ("device", "vulkan:0"),
+        ("device", "3"),
+        ("gpu_layers", "all"),
+        ("gpu_layers", "0"),
+        ("split_mode", "layer"),
+        ("split_mode", "row"),
+        ("prefix_cache_mb", "auto"),
+        ("prefix_cache_mb", "0"),
+        ("prefix_cache_mb", "9999999"),
+        ("prompt_lookup", "off"),
+        ("worker_id", "a"),
+        ("worker_id", "worker_1.2:3-4"),
+        ("worker_id", "x" * 256),
+        ("callback_url", "http://pool:9200/v2/internal/workers/ready"),
+        ("callback_url", "https://[::1]:9200/ready?x=1"),
+        ("advertise_url", "http://10.0.0.5:65535"),
+        ("api_key", "s3cret+/=~"),
+        ("model", "models/日本語　 x.gguf"),
+    ],
+)
+def test_good_values_pass(name: str, value: str) -> None:
+    assert getattr(check(with_value(name, value)), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", "tpu"),
+        ("device", "cuda:"),
+        ("device", "cuda:1000"),
+        ("device", "cpu:0"),
+        ("device", "-1"),
+        ("device", "cuda:\u0661"),
+        ("gpu_layers", "some"),
+        ("gpu_layers", "-1"),
+        ("split_mode", "tensor"),
+        ("tensor_split", "1,"),
+        ("tensor_split", "1,-1"),
+        ("tensor_split", "1 1"),
+        ("tensor_split", "a,b"),
+        ("main_gpu", -1),
+        ("main_gpu", 1000),
+        ("prefix_cache_mb", "-1"),
+        ("prefix_cache_mb", "1.5"),
+        ("prefix_cache_mb", "10000000"),
+        ("prefix_cache_mb", "1\u0661"),
+        ("prompt_lookup", "true"),
+        ("worker_id", ""),
+        ("worker_id", "a b"),
+        ("worker_id", "worker/1"),
+        ("worker_id", "x" * 257),
+        ("callback_url", "pool:9200/ready"),
+        ("callback_url", "ftp://pool/ready"),
+        ("callback_url", "http:///ready"),
+        ("callback_url", "http://pool:65536/ready"),
+        ("callback_url", "http://pool:0/ready"),
+        ("callback_url", "http://[::1/ready"),
+        ("advertise_url", "http://a b"),
+        ("cache_type_k", "q2_k"),
+        ("flash_attn", "maybe"),
+        ("log_format", "xml"),
+        ("host", ""),
+        ("model", ""),
+        ("model", "a\0b"),
+        ("model", "a\nb"),
+        ("model", "\udcff.gguf"),
+        ("models_dir", Path("a\rb")),
+    ],
+)
+def test_bad_values_are_named_with_their_flag_in_one_line(name: str, value: Any) -> None:
+    with pytest.raises(UsageError) as raised:
+        check(with_value(name, value))
+    assert flag_name(name) in str(raised.value)
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("token", ["", " ", "\n", "tökén-secret", "secret\n", " secret", "sec\x00ret", "sec\ud800ret"])
+def test_a_token_no_header_can_carry_is_refused_and_never_shown(token: str) -> None:
+    with pytest.raises(UsageError, match="API token") as raised:
+        check(replace(Settings(), api_key=token))
+    assert "sec" not in str(raised.value)
+
+
+def test_a_value_is_called_by_the_words_the_user_gave_it_with() -> None:
+    with pytest.raises(UsageError, match=r"^LLORCH_PORT: 70000 is out of range; allowed is 0\.\.65535$"):
+        check(replace(Settings(), port=70_000), {"port": "LLORCH_PORT"})
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(UsageError) as raised:
+        check(replace(Settings(), device="x" * 100_000))
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@pytest.mark.parametrize("flash_attn", ["auto", "on", "off"])
+def test_a_quantised_v_cache_needs_flash_attention(cache_type: str, flash_attn: str) -> None:
+    settings = replace(Settings(), cache_type_v=cache_type, flash_attn=flash_attn)
+    if flash_attn == "off" and cache_type not in {"f32", "f16", "bf16"}:
+        with pytest.raises(UsageError, match="--flash-attn"):
+            check(settings)
+    else:
+        assert check(settings) is settings
+
+
+def test_the_k_cache_may_be_quantised_without_flash_attention() -> None:
+    settings = replace(Settings(), cache_type_k="q4_0", flash_attn="off")
+    assert check(settings) is settings
+
+
+@pytest.mark.parametrize(("given", "n_bytes"), [("auto", -1), ("0", 0), ("000", 0), ("512", 512 * 2**20)])
+def test_the_prefix_cache_is_given_in_mib_or_left_to_the_engine(given: str, n_bytes: int) -> None:
+    assert check(Settings(prefix_cache_mb=given)).prefix_cache_bytes == n_bytes
+
+
+def test_the_reported_model_ref_is_the_model_unless_another_is_given() -> None:
+    assert Settings(model="m").reported_model_ref == "m"
+    assert Settings(model="m", model_ref="hf:a/b").reported_model_ref == "hf:a/b"
+
+
+@pytest.mark.parametrize("most", [1, DEFAULT_PROMPT_CHARS, DEFAULT_PROMPT_CHARS + 1, 2**21])
+def test_the_longest_prompt_fits_a_body_however_it_is_escaped(most: int) -> None:
+    escaped = 12  # "\\ud83d\\ude00" for one character beyond U+FFFF
+    assert len(json.dumps("😀")) - 2 == escaped
+    settings = check(Settings(max_prompt_chars=most))
+    assert settings.max_body_bytes >= 2 * 2**20
+    assert settings.max_body_bytes >= most * escaped + 2**20
+
+
+def test_the_protocol_s_own_limit_of_a_body_holds_for_its_own_limit_of_a_prompt() -> None:
+    assert Settings().max_prompt_chars == 32_768
+    assert Settings().max_body_bytes == Settings(max_prompt_chars=1).max_body_bytes == 2 * 2**20
+
+
+@pytest.mark.parametrize(("parallel", "ctx_size"), [(8, 16), (2, 33), (256, 4351)])
+def test_more_slots_than_can_run_over_the_context_are_refused_with_what_would_work(
+    parallel: int, ctx_size: int
+) -> None:
+    asked = Settings(parallel=parallel, ctx_size=ctx_size)
+    with pytest.raises(UsageError, match=f"--parallel {parallel} .*--ctx-size is {ctx_size}") as raised:
+        check(asked)
+    found = re.search(r"for \d+ jobs is (\d+), the largest --parallel for \d+ cells is (\d+)", str(raised.value))
+    assert found is not None
+    least_cells, most_jobs = int(found[1]), int(found[2])
+    check(replace(asked, ctx_size=least_cells))
+    check(replace(asked, parallel=most_jobs))
+    for still_wrong in (replace(asked, ctx_size=least_cells - 1), replace(asked, parallel=most_jobs + 1)):
+        with pytest.raises(UsageError):
+            check(still_wrong)
+
+
+def test_either_size_alone_is_fine() -> None:
+    assert check(Settings(parallel=256)).parallel == 256
+    assert check(Settings(ctx_size=1)).ctx_size == 1
+
+
+def test_a_part_of_a_batch_is_not_larger_than_the_batch() -> None:
+    given = {"ubatch_size": "--ubatch-size"}
+    with pytest.raises(UsageError, match="--ubatch-size 512 is more than --batch-size 128"):
+        check(Settings(ubatch_size=512, batch_size=128), given)
+    check(Settings(ubatch_size=128, batch_size=128), given)
+    check(Settings(batch_size=128))  # nobody asked for the default 512

@@ -1,0 +1,228 @@
+"""PrefixIndex by example: what is found, what is given out, and who goes first.
+
+An index that nobody else holds parts of owns all that is alive in its Memory (fake_cells.py).
+"""
+
+import sys
+
+import pytest
+
+from tests.engine.fake_cells import Cells, Memory, Tokens, ids, index_of, numbered, remember
+from worker.wire.messages import TokenId
+
+
+def pieces(memory: Memory) -> list[Tokens]:
+    return sorted(cells.tokens for cells in memory.alive)
+
+
+A, B, C = (numbered(family, 10) for family in (100, 200, 300))
+
+
+# ── what is found ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n_matched"),
+    [
+        pytest.param([], 0, id="nothing"),
+        pytest.param([9], 0, id="another first token"),
+        pytest.param([1, 2, 3, 4, 5], 5, id="the whole of it"),
+        pytest.param([1, 2, 3], 3, id="shorter"),
+        pytest.param([1, 2, 3, 4, 5, 6], 5, id="longer"),
+        pytest.param([1, 2, 9, 4, 5], 2, id="parting in the middle of an edge"),
+        pytest.param([2, 3, 4], 0, id="not from the beginning"),
+        pytest.param([1 << 24, 2, 3], 0, id="a token with the same bytes elsewhere"),
+    ],
+)
+def test_a_prefix_is_matched_to_its_last_token(tokens: list[int], n_matched: int) -> None:
+    index = index_of(Memory(), ids([1, 2, 3, 4, 5]))
+    assert index.match(ids(tokens)) == n_matched
+
+
+def test_an_edge_is_split_where_two_sequences_part() -> None:
+    memory = Memory()
+    index_of(memory, ids([1, 2, 3, 4, 5]), ids([1, 2, 9]))
+    assert pieces(memory) == [(1, 2), (3, 4, 5), (9,)]
+
+
+def test_a_longer_sequence_continues_a_shorter_one_without_a_split() -> None:
+    memory = Memory()
+    index_of(memory, ids([1, 2]), ids([1, 2, 3, 4]))
+    assert pieces(memory) == [(1, 2), (3, 4)]
+
+
+def test_what_lies_below_a_split_is_still_found() -> None:
+    index = index_of(Memory(), ids([1, 2, 3, 4]), ids([1, 2, 3, 4, 5, 6]), ids([1, 2, 3, 4, 7]), ids([1, 9]))
+    assert [index.match(ids(tokens)) for tokens in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7], [1, 9])] == [6, 5, 2]
+
+
+def test_inserting_what_is_known_already_is_the_callers_mistake() -> None:
+    memory = Memory()
+    index = index_of(memory, A)
+    with pytest.raises(AssertionError):
+        index.insert(A[:5], 5, memory.save(A, 5))
+
+
+def test_cells_that_do_not_begin_where_the_match_ends_are_the_callers_mistake() -> None:
+    memory = Memory()
+    index = index_of(memory, A)
+    longer = (*A, TokenId(1))
+    with pytest.raises(AssertionError):
+        index.insert(longer, 0, memory.save(longer, 0))
+
+
+# ── what is given out ────────────────────────────────────────────────────────────────────────────
+
+
+def test_parts_come_in_order_and_only_as_many_as_are_needed() -> None:
+    index = index_of(Memory(), ids([1, 2]), ids([1, 2, 3, 4]), ids([1, 2, 3, 4, 5, 6]))
+    query = ids([1, 2, 3, 4, 5, 6])
+    lengths = {n_tokens: [part.n_tokens for part in index.take(query, n_tokens)] for n_tokens in range(7)}
+    assert lengths == {0: [], 1: [2], 2: [2], 3: [2, 2], 4: [2, 2], 5: [2, 2, 2], 6: [2, 2, 2]}
+
+
+def test_taking_more_than_is_matched_is_the_callers_mistake() -> None:
+    index = index_of(Memory(), A)
+    with pytest.raises(AssertionError):
+        index.take((*A, TokenId(1)), 11)
+
+
+def test_parts_outlive_their_eviction_for_as_long_as_somebody_holds_them() -> None:
+    memory = Memory()
+    index = index_of(memory, A, limit_bytes=10 * len(A))
+    parts = index.take(A, 10)
+    remember(index, memory, B)
+    assert index.match(A) == 0
+    assert [part.tokens for part in parts if isinstance(part, Cells)] == [A]
+    parts.clear()
+    assert memory.n_alive_bytes == index.n_bytes
+
+
+def test_parts_outlive_the_split_of_their_edge() -> None:
+    memory = Memory()
+    index = index_of(memory, A)
+    parts = index.take(A, 10)
+    remember(index, memory, (*A[:5], TokenId(77)))
+    assert [part.n_tokens for part in parts] == [10]
+    assert [part.n_tokens for part in index.take(A, 10)] == [5, 5]
+
+
+# ── who goes first ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_of_equal_size_the_longest_unused_goes() -> None:
+    memory = Memory()
+    index = index_of(memory, A, B, limit_bytes=200)
+    remember(index, memory, C)
+    assert pieces(memory) == [B, C]
+
+
+def test_taking_is_a_use() -> None:
+    memory = Memory()
+    index = index_of(memory, A, B, limit_bytes=200)
+    index.take(A, 3)
+    remember(index, memory, C)
+    assert pieces(memory) == [A, C]
+
+
+def test_matching_is_no_use() -> None:
+    memory = Memory()
+    index = index_of(memory, A, B, limit_bytes=200)
+    assert index.match(A) == 10
+    remember(index, memory, C)
+    assert pieces(memory) == [B, C]
+
+
+@pytest.mark.parametrize(
+    ("n_uses_between", "goes"),
+    [
+        pytest.param(0, "large", id="ages 2 and 1"),
+        pytest.param(20, "large", id="ages 22 and 1, sizes 1 and 32: 22 < 32"),
+        pytest.param(40, "small", id="ages 42 and 1, sizes 1 and 32: 42 > 32"),
+    ],
+)
+def test_the_greatest_age_times_bytes_goes(n_uses_between: int, goes: str) -> None:
+    memory = Memory()
+    small, large, new = numbered(100, 4), numbered(200, 128), numbered(300, 4)
+    index = index_of(memory, small, limit_bytes=10 * (4 + 128 + 3))
+    for _ in range(n_uses_between):
+        index.take(numbered(400, 1), 0)
+    remember(index, memory, large)
+    remember(index, memory, new)
+    assert pieces(memory) == sorted([new, large if goes == "small" else small])
+
+
+def test_a_prefix_stays_while_something_continues_it() -> None:
+    memory = Memory()
+    trunk = numbered(100, 20)
+    branches = [(*trunk, *numbered(family, 2)) for family in (1, 2, 3)]
+    index = index_of(memory, trunk, *branches, limit_bytes=10 * (20 + 2 + 2 + 2))
+    remember(index, memory, numbered(500, 3))
+    assert pieces(memory) == sorted([trunk, numbered(3, 2), numbered(500, 3)])
+
+
+def test_a_prefix_that_nothing_continues_any_more_goes_by_its_own_last_use() -> None:
+    memory = Memory()
+    trunk, branch, other = numbered(100, 8), (*numbered(100, 8), *numbered(1, 8)), numbered(200, 8)
+    index = index_of(memory, trunk, branch, other, limit_bytes=10 * 24)
+    remember(index, memory, numbered(300, 8))
+    assert pieces(memory) == sorted([trunk, other, numbered(300, 8)])
+    remember(index, memory, numbered(400, 8))
+    assert pieces(memory) == sorted([other, numbered(300, 8), numbered(400, 8)])
+
+
+def test_using_a_continuation_uses_its_prefix() -> None:
+    memory = Memory()
+    trunk, other = numbered(100, 8), numbered(200, 8)
+    index = index_of(memory, trunk, (*trunk, *numbered(1, 32)), other, limit_bytes=10 * 48)
+    index.take((*trunk, *numbered(1, 32)), 40)
+    remember(index, memory, numbered(300, 8))
+    assert pieces(memory) == sorted([trunk, other, numbered(300, 8)])
+    remember(index, memory, numbered(400, 32))
+    assert pieces(memory) == sorted([trunk, numbered(300, 8), numbered(400, 32)])
+
+
+def test_the_rest_of_a_split_edge_keeps_its_age() -> None:
+    memory = Memory()
+    index = index_of(memory, A, B, limit_bytes=200)
+    remember(index, memory, (*A[:4], *numbered(1, 6)))
+    assert pieces(memory) == sorted([A[:4], numbered(1, 6), B]), "2 × 60 > 1 × 100; had it become new, B would be gone"
+
+
+def test_what_can_never_fit_is_dropped_and_nobody_goes_for_it() -> None:
+    memory = Memory()
+    index = index_of(memory, A, B, limit_bytes=200)
+    remember(index, memory, numbered(300, 21))
+    assert pieces(memory) == [A, B]
+
+
+def test_what_would_fit_only_without_its_own_prefix_is_dropped_and_nobody_goes_for_it() -> None:
+    memory = Memory()
+    index = index_of(memory, A, B, limit_bytes=200)
+    remember(index, memory, (*A[:5], *numbered(1, 16)))
+    assert pieces(memory) == [A, B]
+    remember(index, memory, (*A[:5], *numbered(1, 15)))
+    assert pieces(memory) == sorted([A[:5], numbered(1, 15)])
+
+
+def test_copies_that_a_split_makes_larger_count_against_the_limit() -> None:
+    memory = Memory(header_bytes=10)
+    index = index_of(memory, A, B, limit_bytes=2 * 110 + 20)
+    remember(index, memory, (*A[:5], TokenId(77)))
+    assert index.n_bytes == memory.n_alive_bytes <= 240
+    assert pieces(memory) == sorted([A[:5], ids([77]), B]), "without the second header nobody had to go"
+
+
+def test_an_index_without_room_keeps_nothing() -> None:
+    memory = Memory()
+    index = index_of(memory, A, B, limit_bytes=0)
+    assert (index.n_tokens, index.n_bytes, index.match(A), pieces(memory)) == (0, 0, 0, [])
+
+
+def test_a_path_may_be_deeper_than_python_can_recurse() -> None:
+    memory = Memory()
+    tokens = ids(range(sys.getrecursionlimit() + 100))
+    index = index_of(memory, *(tokens[: n + 1] for n in range(len(tokens))), limit_bytes=10 * len(tokens))
+    assert index.match(tokens) == len(tokens) == len(index.take(tokens, len(tokens)))
+    remember(index, memory, numbered(1 << 20, len(tokens)))
+    assert pieces(memory) == [numbered(1 << 20, len(tokens))]

@@ -1,0 +1,266 @@
+"""An engine client on stage: real jobs, a real client, and engines that are no processes but say what the test says."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from worker.errors import StartupError
+from worker.front.checked_request import Order, Surroundings
+from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
+from worker.front.job import Job
+from worker.front.link import LinkOwner
+from worker.front.metrics import Metrics
+from worker.protocol.events import choose_dialect
+from worker.wire.messages import (
+    Accepted,
+    Cancel,
+    Configure,
+    Delta,
+    Finished,
+    Inbound,
+    JobKey,
+    Loaded,
+    Outbound,
+    Residency,
+    Sampling,
+    SelfTested,
+    Started,
+    StepBegun,
+    StepDone,
+    Submit,
+)
+
+CONFIG = Configure(
+    model_path="/m.gguf",
+    device="cpu",
+    gpu_layers="auto",
+    require_full_offload=False,
+    ctx_size=0,
+    parallel=0,
+    batch_size=2048,
+    ubatch_size=512,
+    threads=1,
+    threads_batch=1,
+    cache_type_k="f16",
+    cache_type_v="f16",
+    flash_attn="auto",
+    max_tokens_in=0,
+)
+FACTS = Loaded(
+    name="toy",
+    quant_kind="F32",
+    tokenizer_kind="none",
+    vocab_size=64,
+    context_length=1024,
+    n_cells=4096,
+    parallel=8,
+    resident=True,
+    backend="cpu",
+    device_index=0,
+    device_name="none",
+    memory_architecture="host",
+    memory_bytes=1,
+    prefill_chunk=16,
+    prefix_cache_bytes=4096,
+)
+WATCHDOG_S = 30.0
+
+
+@dataclass(eq=False)
+class Engine:
+    """One generation. `sent` is what the client sent it, `submitted` the jobs among that which it still has."""
+
+    generation: int
+    sent: list[Inbound] = field(default_factory=list)
+    submitted: list[JobKey] = field(default_factory=list)
+    killed_for: str | None = None
+    is_closed: bool = False
+    pid: int = 0
+
+    def send(self, message: Inbound) -> None:
+        self.sent.append(message)
+        if isinstance(message, Submit):
+            self.submitted.append(message.job)
+        elif isinstance(message, Cancel):
+            self.forget(message.job)
+
+    def forget(self, key: JobKey) -> None:
+        """Idempotent, as a Cancel is."""
+        self.submitted = [other for other in self.submitted if other != key]
+
+    def kill(self, cause: str) -> None:
+        self.killed_for = cause
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Stage:
+    """The client's surroundings: it spawns `engines`, and what it observes is kept. `now_s` is its clock."""
+
+    def __init__(self, *, residency_period_s: float = RESIDENCY_PERIOD_S) -> None:
+        self.now_s = 0.0
+        self.engines: list[Engine] = []
+        self.jobs: dict[JobKey, Job] = {}
+        self.ended: list[JobKey] = []
+        """In the order of their ends; more than once if they ended more than once."""
+        self.deaths: list[tuple[str, str]] = []
+        self.percents: list[int] = []
+        self.lines: list[str] = []
+        self.n_restarted = 0
+        self.self_tests: list[SelfTested] = []
+        self.residencies: list[Residency] = []
+        self.failure: StartupError | None = None
+        self.metrics = Metrics("stage")
+        self.client = EngineClient(
+            CONFIG,
+            self,
+            environment={},
+            watchdog_s=WATCHDOG_S,
+            spawn=self._spawn,
+            clock=lambda: self.now_s,
+            residency_period_s=residency_period_s,
+        )
+
+    async def _spawn(
+        self, _command: Sequence[str], generation: int, _owner: LinkOwner, _env: Mapping[str, str]
+    ) -> Engine:
+        self.engines.append(Engine(generation))
+        return self.engines[-1]
+
+    # ── the client's Observer ────────────────────────────────────────────────────────────────────
+
+    def on_progress(self, percent: int) -> None:
+        self.percents.append(percent)
+
+    def on_step(self, step: StepDone) -> None: ...
+
+    def on_self_tested(self, result: SelfTested) -> None:
+        self.self_tests.append(result)
+
+    def on_residency(self, residency: Residency) -> None:
+        self.residencies.append(residency)
+
+    def on_engine_line(self, line: str) -> None:
+        self.lines.append(line)
+
+    def on_restarting(self, cause: str, last_words: str) -> None:
+        self.deaths.append((cause, last_words))
+
+    def on_restarted(self, facts: Loaded) -> None:
+        self.n_restarted += 1
+
+    def on_fatal(self, error: StartupError) -> None:
+        self.failure = error
+
+    # ── what the test makes happen ───────────────────────────────────────────────────────────────
+
+    @property
+    def engine(self) -> Engine:
+        return self.engines[-1]
+
+    def say(self, message: Outbound) -> None:
+        self.client.on_message(self.engine.generation, message)
+
+    async def open(self, facts: Loaded = FACTS) -> None:
+        starting = asyncio.create_task(self.client.start())
+        await self.until(lambda: bool(self.engines))
+        self.say(facts)
+        await starting
+
+    async def die(self, last_words: str = "") -> None:
+        """The engine is gone; unless the client gives up, its successor has been started and is silent."""
+        n_engines = len(self.engines)
+        self.client.on_exit(self.engine.generation, "it was ended by SIGKILL", last_words)
+        await self.until(lambda: len(self.engines) > n_engines or self.client.state is EngineState.FAILED)
+
+    async def die_and_reload(self) -> None:
+        await self.die()
+        self.say(FACTS)
+
+    @staticmethod
+    async def until(predicate: Callable[[], bool]) -> None:
+        for _ in range(100):
+            if predicate():
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("it did not happen")
+
+    def submit(self) -> JobKey:
+        key = JobKey(len(self.jobs) + 1)
+        order = Order(
+            job_id=f"job-{key}",
+            prompt="x",
+            max_tokens=100,
+            sampling=Sampling(seed=key),
+            stop=(),
+            grammar=None,
+            json_schema=None,
+            regex=None,
+            correlation_id="",
+            arrived_s=0.0,
+            expires_s=1e9,
+        )
+        dialect = choose_dialect("application/jsonl", sse_event_names=False)
+        around = Surroundings(dialect=dialect, model="toy", vram_bytes=0, metrics=self.metrics)
+        self.jobs[key] = Job(key, order, around, self._on_end)
+        self.client.submit(self.jobs[key])
+        return key
+
+    def _on_end(self, job: Job) -> None:
+        self.ended.append(job.key)
+        self.client.release(job)
+
+    def accept(self, *keys: JobKey) -> None:
+        for key in keys:
+            self.say(Accepted(job=key, prompt_tokens=1))
+
+    def begin(self, *keys: JobKey, n_cached: int = 0) -> None:
+        """A step with these jobs runs."""
+        self.say(StepDone(started=tuple(Started(key, n_cached) for key in keys)))
+        self.say(StepBegun(jobs=keys))
+
+    def draw(self, *keys: JobKey, text: str = "x") -> None:
+        self.say(StepDone(deltas=tuple(Delta(key, text) for key in keys), kind="decode"))
+
+    def finish(self, *keys: JobKey) -> None:
+        """Their last token, and their ends."""
+        for key in keys:
+            self.engine.forget(key)
+        deltas = tuple(Delta(key, "x") for key in keys)
+        self.say(StepDone(deltas=deltas, finished=tuple(Finished(key, "EOS") for key in keys), kind="decode"))
+
+    def let_time_pass(self, seconds: float) -> None:
+        """While the front's loop turns and nobody says anything. The watchdog's own timer is too slow to matter."""
+        watchdog = self.client._watchdog
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s += watchdog.tick_s
+            watchdog.tick()
+
+    # ── what became of a job ─────────────────────────────────────────────────────────────────────
+
+    async def events(self, key: JobKey) -> list[dict[str, Any]]:
+        """All events of a job that has ended."""
+        job = self.jobs[key]
+        assert job.is_ended
+        told = b""
+        while chunk := await job.next_chunk():
+            told += chunk
+        return [msgspec.json.decode(line) for line in told.splitlines()]
+
+
+def rehearse(play: Callable[[Stage], Awaitable[None]]) -> None:
+    """Run a play on an open stage, and close the client."""
+
+    async def performance() -> None:
+        stage = Stage()
+        await stage.open()
+        await play(stage)
+        await stage.client.close()
+        assert stage.engine.is_closed
+
+    asyncio.run(performance())

@@ -1,0 +1,70 @@
+"""From a checked request to what the engine is given."""
+
+from dataclasses import asdict, fields
+from math import inf
+from typing import Any
+
+from tests.protocol.vectors import R0, body_of
+from worker.front.checked_request import Order, order_of
+from worker.protocol.request import ExecuteRequest, parse_execute
+from worker.wire.messages import Sampling, TokenId
+
+
+def order(**sent: Any) -> Order:
+    request = parse_execute(body_of(R0 | sent))
+    return order_of(request, correlation_id="c", arrived_s=1.0, expires_s=2.0)
+
+
+def test_every_field_of_sampling_is_the_requests() -> None:
+    """Each is given another value than its default."""
+    given: dict[str, Any] = {
+        "seed": 7,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3,
+        "repetition_penalty": 1.5,
+        "min_p": 0.125,
+        "frequency_penalty": -0.5,
+        "presence_penalty": 0.75,
+        "repeat_last_n": 9,
+        "typical_p": 0.5,
+        "top_n_sigma": 1.5,
+        "xtc_probability": 0.25,
+        "xtc_threshold": 0.5,
+        "dry_multiplier": 0.75,
+        "dry_base": 2.5,
+        "dry_allowed_length": 4,
+        "logit_bias": {"5": 1.5, "0": -100},
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "stop_token_ids": [8, 9],
+        "logprobs": 0,
+    }
+    changed = {"logit_bias": ((TokenId(5), 1.5), (TokenId(0), -inf)), "stop_token_ids": (TokenId(8), TokenId(9))}
+    assert set(given) == {field.name for field in fields(Sampling)}
+    assert asdict(order(**given).sampling) == given | changed
+
+
+def test_defaults_are_off() -> None:
+    request = ExecuteRequest(job_id="a", prompt="b", max_tokens=1, seed=7)
+    made = order_of(request, correlation_id="c", arrived_s=1.0, expires_s=2.0)
+    assert made.sampling == Sampling(seed=7, xtc_threshold=request.xtc_threshold)
+    assert (made.grammar, made.json_schema, made.regex) == (None, None, None)
+
+
+def test_a_missing_seed_is_drawn_anew_for_each_order() -> None:
+    seeds = {order(seed=None).sampling.seed for _ in range(8)}
+    assert len(seeds) == 8
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_constraints_go_on_as_the_texts_they_are() -> None:
+    assert order(grammar='root ::= "a"').grammar == 'root ::= "a"'
+    assert order(regex="a+").regex == "a+"
+    text = order(json_schema={"properties": {"z": {}, "a": {"const": "é"}}, "title": "T"}).json_schema
+    assert text == '{"properties":{"z":{},"a":{"const":"é"}},"title":"T"}'
+
+
+def test_the_schema_that_allows_everything_is_not_a_missing_one() -> None:
+    assert order(json_schema=True).json_schema == "true"
+    assert order(json_schema={}).json_schema == "{}"

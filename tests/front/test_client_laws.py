@@ -1,0 +1,181 @@
+"""Laws of the engine client under any order of submissions, answers, steps, cancels and deaths."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.front.rehearsal import FACTS, Stage, rehearse
+from tests.worker_process import check_order
+from worker.front.client import EngineState
+from worker.front.verdict import DEATHS_OF_A_CULPRIT
+from worker.wire.messages import Failed, Inbound, JobKey, Refused, StepDone, Submit, Violation
+
+ACTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**6 - 1)), min_size=30, max_size=90)
+"""Each act: which of those possible at that moment, and a number whose bits say to which jobs."""
+
+
+@dataclass
+class Improvisation:
+    """Makes acts happen as a real engine could: a job is read, in order, before it can be in a step."""
+
+    stage: Stage
+    n_read: int = 0
+    """Frames that this engine has taken from its socket."""
+    accepted: list[JobKey] = field(default_factory=list)
+    """By this engine."""
+    ran: set[JobKey] = field(default_factory=set)
+    """In this engine."""
+    step: set[JobKey] = field(default_factory=set)
+    """Of this engine's last StepBegun."""
+    has_text: set[JobKey] = field(default_factory=set)
+    suspects: set[JobKey] = field(default_factory=set)
+    n_deaths: Counter[JobKey] = field(default_factory=Counter)
+    """At which the job was running or being read."""
+    expected: dict[JobKey, str] = field(default_factory=dict)
+    """The codes deaths have given: exactly these jobs, unless the client has given up."""
+
+    def _possible(self) -> list[str]:
+        """Often twice what makes deaths interesting."""
+        acts = ["submit", "submit", "die", *(["cancel"] if self._alive() else [])]
+        if self.stage.client.state is EngineState.RESTARTING:
+            return [*acts, *["load"] * 9]
+        if self._unread():
+            acts += ["read", "read", "read"]
+        if self._running_or_queued():
+            acts += ["begin", "begin", "begin", "draw", "finish", "fail", "die"]
+        return acts
+
+    async def act(self, number: int, bits: int) -> None:
+        possible = self._possible()
+        running = self._running_or_queued()
+        chosen = [key for at, key in enumerate(running) if bits >> at & 1] or running[:1]
+        match possible[number % len(possible)]:
+            case "submit":
+                self.stage.submit()
+            case "read":
+                self._read(is_refusing=bits % 8 == 0)
+            case "cancel":
+                alive = self._alive()
+                self.stage.jobs[alive[bits % len(alive)]].fail("CANCELLED", "enough")
+            case "die":
+                await self._die()
+            case "load":
+                self._load()
+            case name:
+                self._run(name, chosen, text="x" if bits % 3 == 0 else "")
+
+    def _alive(self) -> list[JobKey]:
+        return [key for key, job in self.stage.jobs.items() if not job.is_ended]
+
+    def _running_or_queued(self) -> list[JobKey]:
+        return [key for key in self.accepted if key in self.stage.engine.submitted]
+
+    def _unread(self) -> list[Inbound]:
+        return self.stage.engine.sent[self.n_read :]
+
+    def _read(self, *, is_refusing: bool) -> None:
+        for message in self._unread():
+            self.n_read += 1
+            if isinstance(message, Submit):
+                self._answer(message.job, is_refusing=is_refusing)
+                return
+
+    def _answer(self, key: JobKey, *, is_refusing: bool) -> None:
+        if is_refusing and not self.stage.jobs[key].decided.is_set():
+            self.stage.engine.forget(key)
+            self.stage.say(Refused(job=key, violations=(Violation("prompt", "non_empty", "no"),)))
+        else:
+            self.accepted.append(key)
+            self.stage.accept(key)
+
+    def _run(self, name: str, chosen: list[JobKey], *, text: str) -> None:
+        self.ran.update(chosen)
+        self.step = set(chosen)
+        self.stage.begin(*chosen)
+        match name:
+            case "draw":
+                self.has_text.update(chosen if text else [])
+                self.stage.draw(*chosen, text=text)
+            case "finish":
+                self.stage.finish(*chosen)
+            case "fail":
+                for key in chosen:
+                    self.stage.engine.forget(key)
+                self.stage.say(StepDone(failed=tuple(Failed(key, "VRAM_OOM", "no room") for key in chosen)))
+
+    async def _die(self) -> None:
+        alive = self._alive()
+        being_read = [message.job for message in self._unread() if isinstance(message, Submit)][:1]
+        for key in alive:
+            self.n_deaths[key] += key in self.ran or key in being_read
+            if key in self.has_text:
+                self.expected[key] = "ENGINE_RESTARTED"
+            elif self.n_deaths[key] >= DEATHS_OF_A_CULPRIT:
+                self.expected[key] = "INFERENCE_FAILED"
+        self.suspects |= self.step.union(being_read)
+        self.n_read, self.accepted, self.ran, self.step = 0, [], set(), set()
+        await self.stage.die()
+
+    def _load(self) -> None:
+        if self.stage.client.state is EngineState.RESTARTING:
+            self.stage.say(FACTS)
+
+    def finish_all(self) -> None:
+        """From here on nothing goes wrong."""
+        self._load()
+        while len(self.stage.ended) < len(self.stage.jobs):
+            n_ended = len(self.stage.ended)
+            while self._unread():
+                self._read(is_refusing=False)
+            if left := self._running_or_queued():
+                self._run("finish", left, text="x")
+            assert len(self.stage.ended) > n_ended, "somebody is always next"
+
+    # ── the laws ─────────────────────────────────────────────────────────────────────────────────
+
+    def check(self) -> None:
+        if self.stage.failure is None:
+            by_death = ("ENGINE_RESTARTED", "INFERENCE_FAILED")
+            jobs = self.stage.jobs.items()
+            assert {key: job.failure for key, job in jobs if job.failure in by_death} == self.expected
+        if self.stage.client.state is EngineState.RUNNING:
+            self._check_submitted(self.stage.engine.submitted)
+
+    def _check_submitted(self, submitted: list[JobKey]) -> None:
+        assert len(set(submitted)) == len(submitted)
+        assert not [key for key in submitted if self.stage.jobs[key].is_ended], "the engine works for nobody"
+        waiting_suspects = {key for key in self.suspects if not self.stage.jobs[key].is_ended}
+        if waiting_suspects and submitted:
+            assert len(submitted) == 1, "suspects run alone"
+            assert waiting_suspects.issuperset(submitted), "and before anything else"
+
+    async def check_stories(self) -> None:
+        assert sorted(self.stage.ended) == sorted(self.stage.jobs), "every job ends exactly once"
+        for key, job in self.stage.jobs.items():
+            assert self.n_deaths[key] <= DEATHS_OF_A_CULPRIT
+            if job.refusal is None:
+                events = await self.stage.events(key)
+                check_order(events)
+                assert events[-1].get("code") == job.failure
+
+
+@pytest.mark.long
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(ACTS)
+def test_every_job_ends_exactly_once_and_as_its_deaths_demand(acts: Sequence[tuple[int, int]]) -> None:
+    async def play(stage: Stage) -> None:
+        improvisation = Improvisation(stage)
+        for number, bits in acts:
+            await improvisation.act(number, bits)
+            improvisation.check()
+            if stage.failure is not None:
+                break
+        else:
+            improvisation.finish_all()
+        await improvisation.check_stories()
+
+    rehearse(play)

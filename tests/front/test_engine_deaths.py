@@ -1,0 +1,199 @@
+"""What becomes of each job, and of the worker, when engines die (docs/protocol.md 6, "Engine death")."""
+
+import pytest
+
+from tests.front.rehearsal import FACTS, Stage, rehearse
+from worker.front.client import EngineState
+from worker.front.verdict import DEATHS_WINDOW_S, MAX_DEATHS
+from worker.wire.messages import LoadFailed
+
+# ── what becomes of a job ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_that_has_sent_a_token_ends_with_the_engine() -> None:
+    async def play(stage: Stage) -> None:
+        job = stage.submit()
+        stage.accept(job)
+        stage.begin(job)
+        stage.draw(job)
+        await stage.die_and_reload()
+        error = (await stage.events(job))[-1]
+        assert (error["code"], error["retriable"]) == ("ENGINE_RESTARTED", True)
+        assert stage.engine.submitted == []
+
+    rehearse(play)
+
+
+def test_a_job_that_has_sent_none_runs_again_as_it_was() -> None:
+    """Also when tokens were drawn whose text was held back. The same Submit, so the same seed; one `started`."""
+
+    async def play(stage: Stage) -> None:
+        job = stage.submit()
+        stage.accept(job)
+        stage.begin(job)
+        stage.draw(job, text="")
+        first = stage.engine.sent[-1]
+        await stage.die_and_reload()
+        assert stage.engine.sent[1:] == [first]
+        stage.accept(job)
+        stage.begin(job)
+        stage.finish(job)
+        started, token, end = await stage.events(job)
+        assert (started["type"], token["i"], end["tokens_sampled"]) == ("started", 0, 1)
+
+    rehearse(play)
+
+
+def test_a_job_present_at_two_deaths_ends_and_its_second_death_does_not_count() -> None:
+    async def play(stage: Stage) -> None:
+        for _ in range(MAX_DEATHS - 1):
+            job = stage.submit()
+            stage.accept(job)
+            stage.begin(job)
+            await stage.die_and_reload()
+            stage.begin(job)
+            await stage.die_and_reload()
+            error = (await stage.events(job))[-1]
+            assert (error["code"], error["retriable"]) == ("INFERENCE_FAILED", False)
+        assert stage.failure is None
+        await stage.die()
+        assert stage.failure is not None
+
+    rehearse(play)
+
+
+def test_a_queued_job_outlives_any_number_of_deaths() -> None:
+    async def play(stage: Stage) -> None:
+        running, queued = stage.submit(), stage.submit()
+        stage.accept(running, queued)
+        stage.begin(running)
+        stage.draw(running)
+        for _ in range(MAX_DEATHS - 1):
+            await stage.die_and_reload()
+            stage.accept(queued)
+        assert stage.engine.submitted == [queued]
+        assert not stage.jobs[queued].is_ended
+
+    rehearse(play)
+
+
+def test_jobs_of_the_failing_step_run_alone_and_before_all_others() -> None:
+    async def play(stage: Stage) -> None:
+        queued, first, second = stage.submit(), stage.submit(), stage.submit()
+        stage.accept(queued, first, second)
+        stage.begin(first, second)
+        await stage.die()
+        late = stage.submit()
+        stage.say(FACTS)
+        assert stage.engine.submitted == [first]
+        stage.accept(first)
+        stage.begin(first)
+        assert stage.engine.submitted == [first], "alone until its end"
+        stage.finish(first)
+        assert stage.engine.submitted == [second]
+        stage.jobs[second].fail("CANCELLED", "enough")
+        assert stage.engine.submitted == [queued, late]
+
+    rehearse(play)
+
+
+def test_two_poison_jobs_in_one_step_do_not_take_a_third_with_them() -> None:
+    """After the first of them has killed its second engine, the others of that step still wait for their own turn."""
+
+    async def play(stage: Stage) -> None:
+        poison, more_poison, innocent = stage.submit(), stage.submit(), stage.submit()
+        stage.accept(poison, more_poison, innocent)
+        stage.begin(poison, more_poison, innocent)
+        await stage.die_and_reload()
+        for culprit in (poison, more_poison):
+            assert stage.engine.submitted == [culprit]
+            stage.accept(culprit)
+            stage.begin(culprit)
+            await stage.die_and_reload()
+            assert (await stage.events(culprit))[-1]["code"] == "INFERENCE_FAILED"
+        assert stage.engine.submitted == [innocent]
+
+    rehearse(play)
+
+
+def test_the_job_being_tokenised_is_a_suspect_and_those_behind_it_are_not() -> None:
+    async def play(stage: Stage) -> None:
+        done, tokenising, behind = stage.submit(), stage.submit(), stage.submit()
+        stage.accept(done)
+        await stage.die_and_reload()
+        assert stage.engine.submitted == [tokenising]
+        await stage.die_and_reload()
+        assert (await stage.events(tokenising))[-1]["code"] == "INFERENCE_FAILED"
+        assert stage.engine.submitted == [done, behind]
+
+    rehearse(play)
+
+
+def test_jobs_that_end_while_there_is_no_engine_are_not_submitted() -> None:
+    async def play(stage: Stage) -> None:
+        suspect, bystander = stage.submit(), stage.submit()
+        stage.accept(suspect, bystander)
+        stage.begin(suspect)
+        await stage.die()
+        for job in (suspect, bystander):
+            stage.jobs[job].fail("TIMEOUT", "the job's time is up")
+        stage.say(FACTS)
+        assert stage.engine.submitted == []
+
+    rehearse(play)
+
+
+# ── the client's own end ─────────────────────────────────────────────────────────────────────────
+
+
+def test_the_fifth_death_without_a_finished_job_ends_every_job_and_the_worker() -> None:
+    async def play(stage: Stage) -> None:
+        job = stage.submit()
+        for _ in range(MAX_DEATHS - 1):
+            stage.accept(job)
+            await stage.die_and_reload()
+        await stage.die("the library's last words")
+        assert (await stage.events(job))[-1]["code"] == "INFERENCE_FAILED"
+        assert stage.failure is not None
+        assert str(stage.failure).endswith("the library's last words")
+        assert len(stage.engines) == MAX_DEATHS, "no sixth engine"
+
+    rehearse(play)
+
+
+@pytest.mark.parametrize("mercy", ["a finished job", "time"])
+def test_a_finished_job_or_ten_minutes_make_deaths_forgotten(mercy: str) -> None:
+    async def play(stage: Stage) -> None:
+        for _ in range(2):
+            for _ in range(MAX_DEATHS - 1):
+                await stage.die_and_reload()
+            if mercy == "time":
+                stage.now_s += DEATHS_WINDOW_S + 1
+            else:
+                job = stage.submit()
+                stage.accept(job)
+                stage.begin(job)
+                stage.finish(job)
+        assert stage.client.state is EngineState.RUNNING
+
+    rehearse(play)
+
+
+def test_deaths_while_a_successor_loads_count_too() -> None:
+    async def play(stage: Stage) -> None:
+        for _ in range(MAX_DEATHS):
+            assert stage.client.state is not EngineState.FAILED
+            await stage.die()
+        assert stage.client.state is EngineState.FAILED
+
+    rehearse(play)
+
+
+def test_why_a_successor_could_not_load_is_reported() -> None:
+    async def play(stage: Stage) -> None:
+        await stage.die()
+        stage.say(LoadFailed(code="MODEL_LOAD_FAILED", message="the file is gone"))
+        await stage.die()
+        assert "the file is gone" in stage.deaths[-1][0]
+
+    rehearse(play)

@@ -1,0 +1,159 @@
+"""Who holds which cells; and the law they are ordered for: a job's logits are the same bits in any company."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.llama.conftest import LoadRandom, MakeContext, slice_of
+from tests.llama.random_models import PLAIN
+from worker.engine.backend import MAX_SEQ_IDS
+from worker.llama.context import Context
+from worker.llama.model import Model
+from worker.wire.messages import SlotId, TokenId
+
+pytestmark = pytest.mark.model
+
+N_SLOTS, N_CELLS = 4, 768
+COMPANY = {"n_ctx": N_CELLS, "n_batch": 512, "n_ubatch": 512, "n_seq_max": N_SLOTS, "n_threads": 2, "type_k": "bf16"}
+
+
+@dataclass
+class Job:
+    prompt: list[TokenId]
+    n_draws: int
+    n_computed: int = 0
+    rows: list[bytes] = field(default_factory=list)
+    """The logits of each draw, bit for bit."""
+    last: TokenId | None = None
+
+    @property
+    def is_prompt_done(self) -> bool:
+        return self.n_computed >= len(self.prompt)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.rows) == self.n_draws
+
+    def next_tokens(self, most: int) -> list[TokenId]:
+        return [self.last] if self.last is not None else self.prompt[self.n_computed :][:most]
+
+    def take(self, n_tokens: int, logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
+        self.n_computed += n_tokens
+        if self.is_prompt_done:
+            self.rows.append(logits.tobytes())
+            self.last = TokenId(int(np.argmax(logits)))
+
+
+def jobs(n_vocab: int) -> list[Job]:
+    """Prompts from one token to beyond 512 cells, which is where llama.cpp has other kernels for lone rows."""
+    chance = Random(5)
+    lengths = (1, 3, 300, 40, 70, 520, 20, 150, 33, 64)
+    return [Job([TokenId(chance.randrange(n_vocab)) for _ in range(n)], n_draws=4 + n % 9) for n in lengths]
+
+
+def step(context: Context, parts: dict[int, tuple[Job, list[TokenId]]]) -> None:
+    slices = [slice_of(slot, job.n_computed, tokens) for slot, (job, tokens) in parts.items()]
+    for index, (job, tokens) in zip(context.decode(slices), parts.values(), strict=True):
+        job.take(len(tokens), context.logits(index))
+
+
+def alone(context: Context, job: Job) -> list[bytes]:
+    context.clear()
+    while not job.is_done:
+        step(context, {0: (job, job.next_tokens(32))})
+    return job.rows
+
+
+def in_company(context: Context, waiting: list[Job], chance: Random) -> Iterator[Job]:
+    """Run all jobs as they come, in steps of random shape; some are given up half-way. Yields each when it leaves."""
+    context.clear()
+    running: dict[int, Job] = {}
+    while waiting or running:
+        room = N_CELLS - sum(len(job.prompt) + job.n_draws for job in running.values())
+        free = [slot for slot in range(N_SLOTS) if slot not in running]
+        if waiting and free and len(waiting[-1].prompt) + waiting[-1].n_draws <= room:
+            running[chance.choice(free)] = waiting.pop()
+        is_prefill = chance.random() < 0.5
+        some = [slot for slot, job in running.items() if job.is_prompt_done != is_prefill and chance.random() < 0.8]
+        if some:
+            most = chance.choice([16, 64, 200]) // len(some)
+            step(context, {slot: (running[slot], running[slot].next_tokens(most)) for slot in some})
+        for slot in [slot for slot, job in running.items() if job.is_done or chance.random() < 0.01]:
+            context.trim(SlotId(slot), 0)
+            yield running.pop(slot)
+
+
+def test_a_job_has_the_same_logits_alone_and_in_any_company(make_context: MakeContext, model: Model) -> None:
+    context = make_context(**COMPANY)
+    expected = {tuple(job.prompt): alone(context, job) for job in jobs(model.n_vocab)}
+    for seed in (1, 2):
+        n_drawn = 0
+        for job in in_company(context, jobs(model.n_vocab), Random(seed)):
+            assert job.rows == expected[tuple(job.prompt)][: len(job.rows)], f"prompt of {len(job.prompt)} tokens"
+            n_drawn += len(job.rows)
+        assert n_drawn > 40
+
+
+def test_without_a_cache_type_of_its_own_company_shows(make_context: MakeContext, model: Model) -> None:
+    """The law above can fail: llama.cpp's own types choose the kernel by the company. Loud when that changes."""
+    lonely = make_context(**COMPANY | {"type_k": "f16"})
+    long = jobs(model.n_vocab)[5]
+    rows = alone(lonely, long)
+    again = jobs(model.n_vocab)[5]
+    lonely.clear()
+    neighbour = Job([TokenId(7)], n_draws=99)
+    step(lonely, {1: (neighbour, neighbour.next_tokens(1))})
+    while not again.is_done:
+        step(lonely, {0: (again, again.next_tokens(32)), 1: (neighbour, neighbour.next_tokens(1))})
+    assert again.rows != rows
+
+
+# ── forgetting ───────────────────────────────────────────────────────────────────────────────────
+
+
+def fill(context: Context, slot: int, n_tokens: int) -> None:
+    held = context.n_cells(SlotId(slot))
+    context.decode([slice_of(slot, held, [TokenId(9 + i % 200) for i in range(n_tokens)])])
+
+
+@pytest.fixture
+def context(load_random: LoadRandom, make_context: MakeContext) -> Context:
+    return make_context(load_random(PLAIN), **COMPANY)
+
+
+def test_a_full_memory_of_forgotten_cells_has_room_for_a_full_one_again(context: Context) -> None:
+    for _ in range(2):
+        for slot in (0, 1, 2):
+            fill(context, slot, N_CELLS // 3)
+        assert context.n_cells_used == N_CELLS
+        for slot in (2, 0, 1):
+            context.trim(SlotId(slot), 0)
+
+
+@pytest.mark.parametrize("keep", [1, 100, 199])
+def test_a_slot_cut_back_beside_others_goes_on_as_if_it_had_never_been_longer(context: Context, keep: int) -> None:
+    fill(context, 0, keep)
+    (index,) = context.decode([slice_of(0, keep, [TokenId(77)])])
+    expected = context.logits(index).tobytes()
+    context.clear()
+    fill(context, 1, 30)
+    fill(context, 0, keep)
+    fill(context, 2, 30)
+    for _ in range(8):
+        fill(context, 0, 40)
+        fill(context, 1, 10)
+        context.trim(SlotId(0), keep)
+    (index,) = context.decode([slice_of(0, keep, [TokenId(77)])])
+    assert context.logits(index).tobytes() == expected
+
+
+def test_the_most_slots_there_can_be_leave_no_seq_id_for_order_and_still_decode(
+    load_random: LoadRandom, make_context: MakeContext
+) -> None:
+    context = make_context(load_random(PLAIN), n_seq_max=MAX_SEQ_IDS, n_batch=512)
+    fill(context, MAX_SEQ_IDS - 1, 5)
+    context.trim(SlotId(MAX_SEQ_IDS - 1), 2)
+    assert context.n_cells_used == 2

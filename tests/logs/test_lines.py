@@ -1,0 +1,212 @@
+"""The form of log lines: always one line, always decodable, never a secret (docs/protocol.md 8)."""
+
+import io
+import logging
+import os
+from datetime import datetime, timedelta
+from typing import get_args
+
+import msgspec
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.logs.log_lines import (
+    Terminal,
+    logging_is_put_back,  # noqa: F401 - pytest finds the fixture by its name
+    only_line,
+    raised,
+    to,
+)
+from worker.logs import lines as logs
+from worker.logs.redaction import MASK
+
+law = settings(derandomize=True, deadline=None)
+
+
+# ── the form ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_events_are_the_words_of_the_protocol() -> None:
+    assert get_args(logs.Event) == (
+        "startup", "listening", "model_load_start", "model_load_progress", "model_load_complete",
+        "memory_off_plan", "prefix_cache_off", "ready", "callback_sent", "execute_start", "execute_end", "refused",
+        "access", "engine", "engine_restarted", "residency_changed", "no_effect", "log_lines_dropped", "error",
+        "shutdown",
+    )  # fmt: skip
+
+
+def test_a_json_line_begins_with_time_level_event_and_worker() -> None:
+    stream = io.StringIO()
+    to(stream).info("execute_end", tokens_out=3, tokens_per_sec=1.5, device=None, stop=["a"])
+    line = only_line(stream)
+    assert list(line)[:4] == ["timestamp", "level", "event", "worker_id"]
+    assert line["level"], line["event"] == ("info", "execute_end")
+    assert line["worker_id"] == "worker-1"
+    assert datetime.fromisoformat(line["timestamp"]).utcoffset() == timedelta(0)
+    assert (line["tokens_out"], line["tokens_per_sec"], line["device"], line["stop"]) == (3, 1.5, None, ["a"])
+
+
+def test_bound_context_is_on_every_line_also_on_those_of_libraries() -> None:
+    stream = io.StringIO()
+    log = to(stream)
+    structlog.contextvars.bind_contextvars(correlation_id="c-1", job_id="j-1")
+    log.info("execute_start")
+    logging.getLogger("uvicorn.error").warning("slow")
+    lines = [msgspec.json.decode(line) for line in stream.getvalue().splitlines()]
+    assert [(line["correlation_id"], line["job_id"], line["worker_id"]) for line in lines] == [
+        ("c-1", "j-1", "worker-1")
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("log_format", "stream", "is_json", "has_colors"),
+    [
+        (None, io.StringIO(), True, False),
+        (None, Terminal(), False, True),
+        ("json", Terminal(), True, False),
+        ("pretty", io.StringIO(), False, False),
+    ],
+)
+def test_json_off_a_terminal_pretty_on_one_and_colours_only_there(
+    log_format: str | None, stream: io.StringIO, is_json: bool, has_colors: bool
+) -> None:
+    to(stream, log_format).warning("ready", url="http://x")
+    assert stream.getvalue().startswith("{") is is_json
+    assert ("\x1b[" in stream.getvalue()) is has_colors
+
+
+def test_a_real_terminal_gets_the_pretty_form() -> None:
+    controller, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stream, os.fdopen(controller, "rb", buffering=0) as screen:
+        logs.configure(None, "worker-1", stream)
+        logs.get_logger().info("ready")
+        shown = screen.read(4096)
+    assert b"ready" in shown
+    assert b"\x1b[" in shown
+    assert not shown.startswith(b"{")
+
+
+@pytest.mark.parametrize(("level", "n_lines"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_lines_below_the_level_stay_out(level: logs.Level, n_lines: int) -> None:
+    stream = io.StringIO()
+    logs.configure("json", "worker-1", stream, level=level)
+    log = logs.get_logger()
+    log.debug("engine", line="x")
+    log.info("ready")
+    log.warning("error")
+    log.error("error")
+    assert len(stream.getvalue().splitlines()) == n_lines
+
+
+def test_debug_lines_stay_out_unless_asked_for() -> None:
+    stream = io.StringIO()
+    to(stream).debug("engine", line="x")
+    assert stream.getvalue() == ""
+
+
+def test_without_a_stream_lines_go_to_stderr_and_nothing_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "worker-1")
+    logs.get_logger().info("startup")
+    shown = capsys.readouterr()
+    assert '"startup"' in shown.err
+    assert shown.out == ""
+
+
+# ── control characters ───────────────────────────────────────────────────────────────────────────
+
+texts = st.text(st.characters(codec=None), max_size=40) | st.sampled_from(
+    ["a\nb", "\x1b[2J", "\x9b31m", "a b\r\n", "\u202eevil", "\u2028", "\x7f", "\udc80", "{}", "%s", "\U000e0001"]
+)
+
+
+@law
+@given(value=texts, key=texts.filter(lambda key: key not in ("event", "logger", "level")))
+def test_any_field_is_one_json_line_of_printable_characters_with_the_same_value(value: str, key: str) -> None:
+    stream = io.StringIO()
+    to(stream).info("ready", **{"note": value, key: value, "nested": {"a": [value]}})
+    line = only_line(stream)
+    assert stream.getvalue().removesuffix("\n").isprintable()
+    if not any("\ud800" <= c <= "\udfff" for c in value + key):
+        assert line["note"] == value
+        assert line["nested"] == {"a": [value]}
+
+
+@law
+@given(value=texts)
+@pytest.mark.parametrize("key", ["note", "logger", "logger_name", "worker_id", "timestamp", "level", "nested"])
+def test_any_field_is_one_printable_line_in_the_pretty_form(key: str, value: str) -> None:
+    stream = io.StringIO()
+    to(stream, "pretty").info("ready", **{key: [value] if key == "nested" else value})
+    assert stream.getvalue().removesuffix("\n").isprintable()
+
+
+@law
+@given(text=texts)
+@pytest.mark.parametrize("log_format", ["json", "pretty"])
+def test_any_exception_text_event_or_trace_field_stays_printable(log_format: str, text: str) -> None:
+    stream = io.StringIO()
+    log = to(stream, log_format)
+    log.error("error", exc_info=raised(ValueError(text)))
+    log.error("error", exception=text, stack=text, traceback=text)
+    logging.getLogger("uvicorn.error").error("%s", text)
+    assert stream.getvalue().replace("\n", "").isprintable()
+
+
+def test_a_forged_line_in_an_exception_cannot_begin_a_line() -> None:
+    for log_format in ("json", "pretty"):
+        stream = io.StringIO()
+        forged = "x\n2026-01-01T00:00:00Z [info] shutdown"
+        to(stream, log_format).error("error", exc_info=raised(ValueError(forged)))
+        assert not any(line.startswith("2026-01-01") for line in stream.getvalue().splitlines())
+
+
+@law
+@given(st.text(st.characters(codec=None)))
+def test_escape_gives_printable_text_and_leaves_printable_text_alone(text: str) -> None:
+    assert logs.escape(text).isprintable()
+    assert logs.escape(logs.escape(text)) == logs.escape(text)
+
+
+def test_an_exception_is_told_with_its_cause_and_frames_but_without_local_values() -> None:
+    stream = io.StringIO()
+    prompt = "a confidential prompt"
+    try:
+        try:
+            raise KeyError(len(prompt))
+        except KeyError as cause:
+            raise ValueError("bad") from cause
+    except ValueError:
+        to(stream).exception("error", code="INTERNAL")
+    trace = only_line(stream)["traceback"]
+    assert trace[-1] == "ValueError: bad"
+    assert f"KeyError: {len(prompt)}" in trace
+    assert any("test_lines.py" in line for line in trace)
+    assert prompt not in stream.getvalue()
+    assert only_line(stream)["level"] == "error"
+
+
+def test_every_member_of_an_exception_group_is_told() -> None:
+    stream = io.StringIO()
+    group = ExceptionGroup("tasks", [ValueError("one"), KeyError("two")])
+    to(stream).error("error", exc_info=group)
+    assert [line for line in only_line(stream)["traceback"] if "one" in line or "two" in line] == [
+        "ValueError: one",
+        "KeyError: 'two'",
+    ]
+
+
+# ── secrets ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("log_format", ["json", "pretty"])
+def test_a_secret_is_masked_wherever_it_stands_in_a_line(log_format: str) -> None:
+    stream = io.StringIO()
+    text = "Authorization: Bearer s3cret"
+    log = to(stream, log_format)
+    structlog.contextvars.bind_contextvars(api_key="s3cret")
+    log.error("error", message=text, headers={"authorization": "s3cret"}, exc_info=raised(ValueError(text)))
+    logging.getLogger("httpx2").warning(text, exc_info=raised(ValueError(text)))
+    assert "s3cret" not in stream.getvalue()
+    assert stream.getvalue().count(MASK) == 7

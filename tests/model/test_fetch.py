@@ -1,0 +1,138 @@
+"""A file under its final name is whole and right: whoever else pulls, whatever lay there, however full the disk."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hub_stand_in import HubStandIn
+from tests.model.puller import (
+    CONTENT,
+    DIGEST,
+    PATIENCE_S,
+    REFERENCE,
+    Puller,
+    complaint,
+    files_in,
+    ignore,
+    pulled,
+    stocked_hub,
+    wanted,
+)
+from worker.errors import DownloadFailed
+from worker.model.catalog import UrlSource
+from worker.model.fetch import fetch
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def hub() -> Iterator[HubStandIn]:
+    with stocked_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def models_dir(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def puller(hub: HubStandIn, tmp_path: Path) -> Puller:
+    return Puller(hub.url, tmp_path / "models", tmp_path)
+
+
+@pytest.fixture
+def fetch_url(hub: HubStandIn, models_dir: Path) -> Callable[[], bytes]:
+    """Fetch the plain file over a redirect; returns what lies under the final name."""
+
+    def fetch_url() -> bytes:
+        source = UrlSource(url=f"{hub.url}/moved/tiny.gguf?token=secret")
+        return fetch(wanted(models_dir, source), models_dir, ignore).read_bytes()
+
+    return fetch_url
+
+
+def test_models_directory_that_cannot_be_written_is_one_line(hub: HubStandIn, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    source = UrlSource(url=f"{hub.url}/files/tiny.gguf")
+    with pytest.raises(DownloadFailed, match="choose another --models-dir"):
+        fetch(wanted(tmp_path / "file/models", source), tmp_path / "file/models", ignore)
+
+
+def test_wrong_file_at_a_url_is_asked_for_once_and_leaves_nothing(
+    hub: HubStandIn, fetch_url: Callable[[], bytes], models_dir: Path
+) -> None:
+    hub.plain["tiny.gguf"] = b"another file"
+    with pytest.raises(DownloadFailed, match=DIGEST):
+        fetch_url()
+    assert files_in(models_dir) == set()
+    assert len(hub.body_requests()) == 1
+
+
+def test_next_source_is_tried_and_all_failures_are_told(hub: HubStandIn, models_dir: Path) -> None:
+    good = UrlSource(url=f"{hub.url}/files/tiny.gguf")
+    missing = UrlSource(url=f"{hub.url}/files/missing.gguf?token=secret")
+    nobody = UrlSource(url="http://127.0.0.1:1/tiny.gguf")
+    with pytest.raises(DownloadFailed) as caught:
+        fetch(wanted(models_dir, missing, nobody), models_dir, ignore)
+    for part in ("missing.gguf answered HTTP 404", "127.0.0.1:1/tiny.gguf cannot be read", "; "):
+        assert part in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert fetch(wanted(models_dir, missing, good), models_dir, ignore).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("n_bytes", [1000, len(CONTENT) + 1000], ids=["shorter", "longer"])
+def test_partial_file_of_something_else_is_replaced(
+    n_bytes: int, fetch_url: Callable[[], bytes], models_dir: Path
+) -> None:
+    models_dir.mkdir()
+    (models_dir / "tiny.gguf.partial").write_bytes(b"?" * n_bytes)
+    assert fetch_url() == CONTENT
+
+
+def test_whole_partial_file_needs_no_further_byte(
+    hub: HubStandIn, fetch_url: Callable[[], bytes], models_dir: Path
+) -> None:
+    models_dir.mkdir()
+    (models_dir / "tiny.gguf.partial").write_bytes(CONTENT)
+    assert fetch_url() == CONTENT
+    assert hub.n_body_bytes == 0
+
+
+def test_second_pull_of_one_model_waits_and_finds_the_file(hub: HubStandIn, puller: Puller) -> None:
+    hub.gate_after = len(CONTENT) // 2
+    with puller.start("pull", REFERENCE) as first:
+        assert hub.at_gate.wait(PATIENCE_S)
+        with puller.start("pull", REFERENCE) as second:
+            assert second.stderr is not None
+            assert "started" in second.stderr.readline()
+            hub.gate.set()
+            printed = {child.communicate(timeout=PATIENCE_S)[0] for child in (first, second)}
+    assert len(printed) == 1
+    assert Path(printed.pop().strip()).read_bytes() == CONTENT
+    assert hub.n_body_bytes == len(CONTENT)
+
+
+def test_full_disk_is_one_line_and_what_arrived_is_kept(hub: HubStandIn, puller: Puller) -> None:
+    """A file-size limit of the operating system: the write itself fails in the middle."""
+    limited = ("sh", "-c", 'ulimit -f 2000 && exec "$@"', "sh")
+    line = complaint(puller.run("pull", REFERENCE, before=limited))
+    assert "no room for tiny.gguf" in line
+    assert files_in(puller.models_dir) == {"tiny.gguf.partial"}
+    assert pulled(puller.pull()).read_bytes() == CONTENT
+
+
+def test_disk_that_fills_up_unforeseen_is_one_line(hub: HubStandIn, puller: Puller) -> None:
+    """A real file system of 1 MB; the catalogue and the server give no length that could be checked beforehand."""
+    mounted = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+    if subprocess.run([*mounted, "mount -t tmpfs tmpfs /mnt"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine lets nobody mount a file system of their own")
+    hub.hides_length = True
+    puller.models_dir.mkdir()
+    catalog = puller.catalog(source=f'{{ kind = "url", url = "{hub.url}/files/tiny.gguf" }}')
+    small = (*mounted, f'mount -t tmpfs -o size=1m tmpfs {puller.models_dir} && exec "$@"', "sh")
+    line = complaint(puller.run("pull", "tiny", before=small, LLORCH_CATALOG=catalog))
+    assert "no room for tiny.gguf" in line
+    assert "No space left on device" in line

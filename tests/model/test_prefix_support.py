@@ -1,0 +1,33 @@
+"""Why nothing is kept of prompts: said of every kind of model that it is true of, and of no other."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.model.test_memory import card
+from worker.model.info import ModelCard
+from worker.model.prefix_support import MOST_SLOTS, MOST_SLOTS_OF_WINDOWS, obstacle
+from worker.model.windows import Windows
+
+PLAIN = card()
+SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, False) * 2, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("model", "swa_full", "parallel", "expected"),
+    [
+        (PLAIN, True, MOST_SLOTS, ""),
+        (PLAIN, False, MOST_SLOTS, ""),
+        (PLAIN, True, MOST_SLOTS + 1, "--parallel 256 leaves no sequence to share with: 255 is the most that does"),
+        (SLIDING, True, MOST_SLOTS_OF_WINDOWS, ""),
+        (SLIDING, True, MOST_SLOTS_OF_WINDOWS + 1, "--parallel 128 leaves no sequence to share with"),
+        (SLIDING, False, 8, "2 of 4 layers keep no more than their sliding window of 128 tokens: use --swa-full on"),
+        (replace(PLAIN, architecture="mamba"), True, 8, "mamba has recurrent state"),
+        (replace(PLAIN, architecture="qwen3next"), True, 8, "qwen3next has recurrent state"),
+        (replace(PLAIN, architecture="glm-dsa"), True, 8, "glm-dsa keeps an index beside its KV cells"),
+    ],
+)
+def test_the_reason_is_the_model_s_own(model: ModelCard, swa_full: bool, parallel: int, expected: str) -> None:
+    found = obstacle(model, swa_full=swa_full, parallel=parallel)
+    assert (found or "").startswith(expected)
+    assert bool(found) is bool(expected)

@@ -1,0 +1,97 @@
+"""Which layers have a sliding window: as the file says, else as llama.cpp has it for the architecture."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gguf_files import Typed, Value, tiny_model
+from worker.errors import BadModelFile
+from worker.model.info import ModelCard, read_card
+
+
+def card_of(tmp_path: Path, architecture: str, **keys: Value) -> ModelCard:
+    """The tiny model under another name, with eight layers."""
+    changes: dict[str, Value | None] = {"general.architecture": architecture}
+    sizes: dict[str, Value] = {"block_count": 8, "context_length": 512, "embedding_length": 32}
+    heads: dict[str, Value] = {"attention.head_count": 4, "attention.head_count_kv": 2}
+    named = {f"attention.{key}": value for key, value in keys.items()}
+    changes |= {f"{architecture}.{key}": value for key, value in {**sizes, **heads, **named}.items()}
+    return read_card(tiny_model(changes).write(tmp_path / "m.gguf"))
+
+
+def pattern(card: ModelCard) -> str:
+    """A letter for each layer."""
+    return "" if card.windows is None else "".join("w" if has_one else "." for has_one in card.windows.in_layer)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("llama", ""),
+        ("qwen3", ""),
+        ("phi3", ""),
+        ("gpt-oss", "w.w.w.w."),
+        ("gemma2", "w.w.w.w."),
+        ("gemma3", "wwwww.ww"),
+        ("gemma3n", "wwww.www"),
+        ("cohere2", "www.www."),
+        ("cohere2moe", ".www.www"),
+        ("plamo3", "wwwwwww."),
+        ("gemma4", ""),
+    ],
+)
+def test_an_architecture_has_its_pattern(tmp_path: Path, architecture: str, expected: str) -> None:
+    card = card_of(tmp_path, architecture, sliding_window=128)
+    assert pattern(card) == expected
+    assert card.windows is None or (card.windows.length, card.windows.n_layers) == (128, expected.count("w"))
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (3, "ww.ww.ww"),
+        (1, ""),
+        (0, "wwwwwwww"),
+        (Typed("bool", [True, False] * 4), "w.w.w.w."),
+        (Typed("u32", [0, 0, 0, 1, 1, 1, 0, 0]), "...www.."),
+        (Typed("bool", [True] * 3), "www....."),
+        (Typed("bool", [False] * 8), ""),
+    ],
+)
+def test_a_pattern_in_the_file_counts_more(tmp_path: Path, told: Value, expected: str) -> None:
+    assert pattern(card_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=told)) == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "length"),
+    [
+        ("gemma2", {}, 4096),
+        ("gemma3", {}, 0),
+        ("gemma3", {"sliding_window": 0}, 0),
+        ("llama4", {}, 8192),
+        ("llama4", {"sliding_window": 100}, 8192),
+        ("llama4", {"sliding_window": 0}, 0),
+        ("smallthinker", {"sliding_window": 100}, 4096),
+        ("exaone4", {"sliding_window": 100}, 0),
+        ("exaone-moe", {}, 128),
+    ],
+)
+def test_a_window_is_as_long_as_llama_cpp_takes_it(
+    tmp_path: Path, architecture: str, keys: dict[str, Value], length: int
+) -> None:
+    windows = card_of(tmp_path, architecture, **keys).windows
+    assert (windows.length if windows else 0) == length
+
+
+def test_layers_with_a_window_may_have_heads_of_another_size(tmp_path: Path) -> None:
+    flags = Typed("bool", [True] * 6 + [False] * 2)
+    keys: dict[str, Value] = {"sliding_window": 64, "sliding_window_pattern": flags, "shared_kv_layers": 3}
+    card = card_of(tmp_path, "gemma4", **keys, key_length=16, value_length=16, key_length_swa=8, value_length_swa=4)
+    assert card.windows is not None
+    assert (card.windows.key_length, card.windows.value_length, card.n_layers_with_cells) == (8, 4, 5)
+
+
+@pytest.mark.parametrize("told", [Typed("f32", [1.0] * 8), Typed("bool", [])])
+def test_flags_of_another_kind_are_refused(tmp_path: Path, told: Value) -> None:
+    with pytest.raises(BadModelFile, match="must have 8 bool or u32"):
+        card_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=told)

@@ -1,0 +1,73 @@
+"""The library's quantiser: what it writes loads, and what it cannot write leaves nothing behind."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.llama.tiny import write_tiny
+from worker.errors import ModelLoadFailed, UsageError
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
+from worker.model.info import read_card
+from worker.parity.llama.quantise import FILE_TYPES, quantise
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "tiny.gguf", weight=0.5)
+
+
+@pytest.mark.parametrize("file_type", FILE_TYPES)
+def test_every_file_type_can_be_written_and_loaded(source: Path, tmp_path: Path, file_type: str) -> None:
+    target = tmp_path / "other.gguf"
+    quantise(source, target, file_type, n_threads=1)
+    assert read_card(target).quant_kind == file_type
+    cpu = choose_device("cpu", devices())
+    with Model.load(target, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        assert model.n_vocab == read_card(source).vocab_size
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.gguf", "tiny.gguf"]
+
+
+def test_a_quantised_file_can_be_written_in_f32(source: Path, tmp_path: Path) -> None:
+    small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
+    quantise(source, small, "Q8_0", n_threads=1)
+    quantise(small, large, "F32", n_threads=1)
+    assert small.stat().st_size < large.stat().st_size
+
+
+def test_an_existing_target_is_replaced(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "other.gguf"
+    target.write_text("something else")
+    quantise(source, target, "F32", n_threads=1)
+    assert target.read_bytes().startswith(b"GGUF")
+
+
+def test_an_unknown_file_type_is_refused_with_those_there_are(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="file type 'Q9' is not one of F32, F16"):
+        quantise(source, tmp_path / "other.gguf", "Q9", n_threads=1)
+
+
+def test_a_file_is_not_quantised_onto_itself(source: Path) -> None:
+    """The library maps the source while it writes."""
+    before = source.read_bytes()
+    with pytest.raises(UsageError, match="onto itself"):
+        quantise(source, source.parent / "." / source.name, "F16", n_threads=1)
+    assert source.read_bytes() == before
+
+
+def test_what_is_no_gguf_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    source, target = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    source.write_bytes(b"no model")
+    with pytest.raises(ModelLoadFailed, match=r"model\.gguf: cannot be written as F16: .*quantize"):
+        quantise(source, target, "F16", n_threads=1)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_folder_that_is_not_there_is_an_error(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadFailed, match="cannot be written as F16"):
+        quantise(source, tmp_path / "nowhere" / "other.gguf", "F16", n_threads=1)
+
+
+def test_no_threads_are_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="0 threads"):
+        quantise(source, tmp_path / "other.gguf", "F16", n_threads=0)

@@ -1,0 +1,130 @@
+"""Tensors out of the real library's graph, and the way from ggml's strides to numpy."""
+
+import numpy as np
+import pytest
+
+from tests.llama.conftest import Loaded
+from worker.parity.llama.scoring import Scorer, Setup
+from worker.parity.llama.tensor_capture import BF16, F16, F32, Copy, Tap, widened
+
+TOKENS = [504, 1761, 3156, 282, 260, 2667]
+
+
+def copy_of(values: np.ndarray, ggml_type: int, nb: tuple[int, ...]) -> Copy:
+    """A Copy with a numpy array's own shape, as ggml says it."""
+    padded = (1,) * (4 - values.ndim) + values.shape
+    return Copy(ggml_type, padded[::-1], nb, values.reshape(-1).view(np.uint8))
+
+
+# ── strides and types ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_contiguous_tensor_is_read_slowest_dimension_first() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    array = copy_of(values, F32, (4, 12, 24, 24)).array()
+    assert array.shape == (1, 1, 2, 3)
+    assert (array[0, 0] == values).all()
+
+
+def test_a_transposed_tensor_is_read_by_its_strides() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    transposed = Copy(F32, (2, 3, 1, 1), (12, 4, 24, 24), values.reshape(-1).view(np.uint8))
+    assert (transposed.array()[0, 0] == values.T).all()
+
+
+def test_numbers_between_those_of_a_view_are_left_out() -> None:
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    view = Copy(F32, (2, 3, 1, 1), (4, 16, 48, 48), values.reshape(-1)[:10].view(np.uint8))
+    assert (view.array()[0, 0] == values[:, :2]).all()
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -2.5, 2.0**-24, 65504.0, np.inf])
+def test_half_precision_is_widened_exactly(value: float) -> None:
+    bits = np.array([value], np.float16).view(np.uint16)
+    assert widened(bits, F16).tobytes() == np.array([value], np.float32).tobytes()
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -2.5, 2.0**-126, 3.3895314e38, -np.inf])
+def test_bfloat16_is_widened_exactly(value: float) -> None:
+    upper = np.array([value], np.float32).view(np.uint32) >> 16
+    assert widened(upper.astype(np.uint16), BF16).tobytes() == np.array([value], np.float32).tobytes()
+
+
+def test_a_type_without_floats_is_refused() -> None:
+    with pytest.raises(ValueError, match="ggml type 8 cannot be read"):
+        Copy(8, (32, 1, 1, 1), (34, 34, 34, 34), np.zeros(34, np.uint8)).array()
+
+
+def test_an_extent_that_does_not_fit_the_bytes_is_noticed() -> None:
+    """What a changed layout of the library's struct would look like."""
+    with pytest.raises(RuntimeError, match="has 16 bytes"):
+        Copy(F32, (5, 1, 1, 1), (4, 20, 20, 20), np.zeros(16, np.uint8)).array()
+
+
+# ── the library's graph ──────────────────────────────────────────────────────────────────────────
+
+
+def taken(loaded: Loaded, stems: list[str], setup: Setup) -> dict[str, list[np.ndarray]]:
+    tap = Tap(stems)
+    with Scorer(loaded.model, setup, n_ctx=16, n_threads=1, tap=tap) as scorer:
+        scorer.logits(TOKENS)
+    return {name: list(arrays) for name, arrays in tap.taken().items()}
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("default_model")
+def test_tensors_of_one_name_come_in_the_order_of_computation(loaded: Loaded) -> None:
+    found = taken(loaded, ["Qcur"], Setup())
+    assert sorted(found) == sorted(f"Qcur-{layer}" for layer in range(30))
+    projected, in_heads, rotated = found["Qcur-7"]
+    assert projected.shape == (1, 1, 6, 576)
+    assert in_heads.shape == rotated.shape == (1, 6, 9, 64)
+    assert (projected.reshape(6, 576) == in_heads.reshape(6, 576)).all()
+    assert (in_heads[0, 0] == rotated[0, 0]).all(), "position 0 is not rotated"
+    assert (in_heads[0, 1] != rotated[0, 1]).any()
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("default_model")
+def test_a_permuted_view_is_the_tensor_it_looks_at(loaded: Loaded) -> None:
+    found = taken(loaded, ["Qcur", "Qcur (view) (permuted)"], Setup())
+    [permuted] = found["Qcur-3 (view) (permuted)"]
+    assert (permuted[0] == found["Qcur-3"][-1][0].swapaxes(0, 1)).all()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("cache_type", "rounded"), [("f32", 0.0), ("f16", 2.0**-11), ("bf16", 2.0**-8)])
+@pytest.mark.usefixtures("default_model")
+def test_every_float_type_of_the_library_is_read(loaded: Loaded, cache_type: str, rounded: float) -> None:
+    """A softmax row adds up to 1, and a view of the cache has the numbers that were stored there."""
+    found = taken(loaded, ["Kcur", "cache_k_l5 (view)", "kq_soft_max"], Setup(type_k=cache_type))
+    stored = found["cache_k_l5 (view)"][-1].reshape(-1)[: 6 * 192]
+    computed = found["Kcur-5"][-1].reshape(-1)
+    assert np.abs(stored - computed).max() <= rounded * np.abs(computed).max()
+    assert np.allclose(found["kq_soft_max-5"][0].sum(-1), 1.0, atol=1e-6)
+
+
+@pytest.mark.model
+def test_looking_changes_no_bit(loaded: Loaded) -> None:
+    everything = Tap(["Qcur", "kq", "kq_soft_max", "attn_out", "ffn_swiglu", "l_out", "result_output"])
+    with Scorer(loaded.model, Setup(), n_ctx=16, n_threads=1) as plain:
+        unseen = plain.logits(TOKENS)
+    with Scorer(loaded.model, Setup(), n_ctx=16, n_threads=1, tap=everything) as tapped:
+        assert (tapped.logits(TOKENS) == unseen).all()
+    [in_graph] = everything.taken()["result_output"]
+    assert (in_graph.reshape(unseen.shape) == unseen).all()
+
+
+@pytest.mark.model
+def test_a_tap_holds_the_last_computation_alone(loaded: Loaded) -> None:
+    tap = Tap(["result_norm"])
+    with Scorer(loaded.model, Setup(n_rows=4), n_ctx=16, n_threads=1, tap=tap) as scorer:
+        scorer.logits(TOKENS)
+        assert [len(array[0, 0]) for array in tap.taken()["result_norm"]] == [4, 2]
+        scorer.logits(TOKENS[:3])
+        assert [len(array[0, 0]) for array in tap.taken()["result_norm"]] == [3]
+
+
+@pytest.mark.model
+def test_a_name_that_is_not_there_takes_nothing(loaded: Loaded) -> None:
+    assert taken(loaded, ["Qcu", "no such tensor"], Setup()) == {}

@@ -1,0 +1,329 @@
+"""The engine process behind its socket, with a toy in llama.cpp's place and the test in the front's."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+import pytest
+
+from tests.front.rehearsal import CONFIG
+from tests.toy_engine import (
+    BROKEN,
+    DIFFERING,
+    FOUND,
+    GONE,
+    LEAVING,
+    LOUD,
+    LOUD_BYTES,
+    STARVED,
+    THERE,
+    TOO_BIG,
+    TOY,
+    UNLOADABLE,
+    UNTESTABLE,
+)
+from worker.process.outbox import MAX_OUTSTANDING_BYTES
+from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
+from worker.wire.messages import (
+    Accepted,
+    AskResidency,
+    Cancel,
+    Inbound,
+    JobKey,
+    Loaded,
+    LoadFailed,
+    Outbound,
+    Progress,
+    Refused,
+    Residency,
+    Sampling,
+    SelfTested,
+    Started,
+    StepDone,
+    Submit,
+)
+
+pytestmark = pytest.mark.process
+
+PATIENCE_S = 60.0
+GENERATION = 7
+
+M = TypeVar("M", bound=Outbound)
+
+
+class EngineProcess:
+    """A child with one end of a socketpair; `front` is the other."""
+
+    def __init__(self, *command: str, **environ: str) -> None:
+        self._command = (sys.executable, *command)
+        self._environ = os.environ | environ
+        self.frames = self._receive()
+        """What the engine says, until it closes its socket."""
+
+    def __enter__(self) -> Self:
+        self.front, theirs = socket.socketpair()
+        self.front.settimeout(PATIENCE_S)
+        with theirs:
+            self.process = subprocess.Popen(
+                [*self._command, str(theirs.fileno()), str(GENERATION)],
+                cwd=Path(__file__).parents[2],
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.front.close()
+        self.process.kill()
+        self.process.communicate(timeout=PATIENCE_S)
+
+    def send(self, *messages: Inbound) -> None:
+        for message in messages:
+            self.front.sendall(encode_frame(GENERATION, message))
+
+    def _receive(self) -> Iterator[Outbound]:
+        buffer = FrameBuffer()
+        while data := self.front.recv(1 << 16):
+            for generation, body in buffer.feed(data):
+                assert generation == GENERATION
+                yield outbound_decoder.decode(body)
+
+    def next(self, kind: type[M]) -> M:
+        """The next frame of that kind; those before it are of no interest."""
+        for message in self.frames:
+            if isinstance(message, kind):
+                return message
+        raise AssertionError(f"it ended without {kind.__name__}: {self.end()}")
+
+    def story(self) -> list[StepDone]:
+        """All steps until one says that a job has ended."""
+        steps = []
+        for message in self.frames:
+            if isinstance(message, StepDone):
+                steps.append(message)
+                if message.finished or message.failed:
+                    break
+        return steps
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its exit: (code, stderr)."""
+        _, words = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, words.decode()
+
+
+@contextmanager
+def toy_engine(kind: str) -> Iterator[EngineProcess]:
+    with EngineProcess("-m", "tests.toy_engine") as engine:
+        engine.send(msgspec.structs.replace(CONFIG, model_path=kind))
+        yield engine
+
+
+def job(key: int, max_tokens: int = 4, prompt: str = "hello") -> Submit:
+    return Submit(job=JobKey(key), prompt=prompt, max_tokens=max_tokens, sampling=Sampling(seed=key))
+
+
+# ── an ordinary life ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_loads_answers_and_leaves_when_its_socket_closes() -> None:
+    with toy_engine(TOY) as engine:
+        assert engine.next(Progress).percent == 0
+        engine.next(Loaded)
+        engine.send(job(1))
+        assert engine.next(Accepted) == Accepted(job=JobKey(1), prompt_tokens=5)
+        steps = engine.story()
+        assert steps[0].started == (Started(JobKey(1)),)
+        assert sum(len(step.deltas) for step in steps) == 4
+        engine.front.close()
+        assert engine.end() == (0, "")
+
+
+def test_a_prompt_that_does_not_fit_is_refused() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(job(1, prompt="x" * 1024))
+        (violation,) = engine.next(Refused).violations
+        assert violation.constraint == "context_length(1024)"
+
+
+def test_signals_to_the_process_group_are_the_fronts_business() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            engine.process.send_signal(number)
+        engine.send(job(1))
+        assert engine.story()[-1].finished
+
+
+def test_it_leaves_with_its_front_also_in_the_middle_of_a_job() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(job(1, max_tokens=1000))
+        engine.next(StepDone)
+        engine.front.close()
+        code, words = engine.end()
+        assert code == 0
+        assert "Traceback" not in words
+
+
+def test_cancels_of_jobs_it_does_not_know_are_ignored() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(Cancel(job=JobKey(1)), job(2))
+        assert engine.story()[-1].finished[0].job == 2
+
+
+def test_where_the_model_is_is_told_at_any_time_also_in_the_middle_of_a_job() -> None:
+    with toy_engine(LEAVING) as engine:
+        engine.next(Loaded)
+        engine.send(AskResidency())
+        assert engine.next(Residency) == THERE
+        engine.send(job(1, max_tokens=1000), AskResidency())
+        assert engine.next(Residency) == GONE
+        assert engine.story()[-1].finished, "the job goes on"
+
+
+def test_a_model_in_main_memory_is_not_looked_for() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(AskResidency(), job(1))
+        assert isinstance(next(engine.frames), Accepted)
+
+
+# ── an unhappy one ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("kind", "failed"),
+    [
+        (UNLOADABLE, LoadFailed(code="MODEL_LOAD_FAILED", message="the toy is unloadable")),
+        (
+            STARVED,
+            LoadFailed(
+                code="MODEL_LOAD_FAILED",
+                message="the engine cannot be loaded: failed to map segment from shared object",
+            ),
+        ),
+        (
+            TOO_BIG,
+            LoadFailed(code="INSUFFICIENT_VRAM", message="the toy is too big", needed_bytes=8, available_bytes=4),
+        ),
+    ],
+)
+def test_why_it_could_not_load_is_its_last_frame(kind: str, failed: LoadFailed) -> None:
+    with toy_engine(kind) as engine:
+        assert engine.next(LoadFailed) == failed
+        assert list(engine.frames) == []
+        assert engine.end() == (0, "")
+
+
+def test_where_answers_are_to_be_the_same_and_are_not_the_engine_does_not_start() -> None:
+    with EngineProcess("-m", "tests.toy_engine") as engine:
+        engine.send(msgspec.structs.replace(CONFIG, model_path=DIFFERING, is_deterministic=True))
+        assert engine.next(SelfTested) == FOUND
+        failed = engine.next(LoadFailed)
+        assert failed.code == "MODEL_LOAD_FAILED"
+        assert failed.message.startswith("--deterministic: ")
+        assert "differ in decode steps of 2 to 8 rows, beside 7 others. Use --device cpu" in failed.message
+        assert list(engine.frames) == []
+        assert engine.end() == (0, "")
+
+
+def test_where_answers_are_to_be_the_same_and_that_cannot_be_tested_the_engine_does_not_start() -> None:
+    with EngineProcess("-m", "tests.toy_engine") as engine:
+        engine.send(msgspec.structs.replace(CONFIG, model_path=UNTESTABLE, is_deterministic=True))
+        failed = engine.next(LoadFailed)
+        assert failed.message.startswith("--deterministic: a context of ")
+        assert "Use --ctx-size 64 or more" in failed.message
+        assert engine.end() == (0, "")
+
+
+def test_where_nobody_asked_for_it_the_engine_serves_and_says_what_differs() -> None:
+    with toy_engine(DIFFERING) as engine:
+        engine.next(Loaded)
+        assert engine.next(SelfTested) == FOUND
+        engine.send(job(1))
+        assert engine.story()[-1].finished
+
+
+def test_a_library_that_cannot_be_loaded_is_reported_as_a_model_is(tmp_path: Path) -> None:
+    (tmp_path / "libllama.so").write_bytes(b"no library")
+    with EngineProcess("-m", "worker.process.main", LLAMA_CPP_LIB_PATH=str(tmp_path)) as engine:
+        engine.send(CONFIG)
+        failed = engine.next(LoadFailed)
+        assert failed.code == "MODEL_LOAD_FAILED"
+        assert failed.message.startswith("llama.cpp cannot be loaded")
+        assert engine.end() == (0, "")
+
+
+def test_an_exception_in_a_step_ends_the_process_with_its_story() -> None:
+    with toy_engine(BROKEN) as engine:
+        engine.next(Loaded)
+        engine.send(job(1))
+        code, words = engine.end()
+        assert code == 1
+        assert words.rstrip().endswith("RuntimeError: llama_decode failed with code -3")
+
+
+def test_a_front_that_sends_garbage_ends_the_process() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.front.sendall(b"\xff" * 64)
+        code, words = engine.end()
+        assert code == 1
+        assert "ValueError" in words
+
+
+# ── a front that does not read ───────────────────────────────────────────────────────────────────
+
+
+def test_an_engine_that_nobody_reads_leaves_and_its_steps_have_not_waited() -> None:
+    """The socket takes a few hundred KiB; had a step waited for more, the process would be there for ever."""
+    with toy_engine(LOUD) as engine:
+        engine.next(Loaded)
+        engine.send(job(1, max_tokens=1000))
+        code, words = engine.end()
+        assert code == 0, words
+        (n_unread,) = re.findall(r"the front has left (\d+) bytes unread", words)
+        assert MAX_OUTSTANDING_BYTES < int(n_unread) < MAX_OUTSTANDING_BYTES + 2 * LOUD_BYTES
+
+
+N_FRAMES = 2000
+SENDS_MANY = f"""
+import socket, sys, threading
+from worker.wire.messages import Delta, StepDone
+from worker.process.outbox import Outbox
+
+outbox = Outbox(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+for key in range({N_FRAMES}):
+    outbox.send(StepDone(deltas=(Delta(key, str(key) * 1500),)))
+print("sent", flush=True)
+threading.Event().wait()
+"""
+"""Less than MAX_OUTSTANDING_BYTES, and far more than a socket takes."""
+
+
+@pytest.mark.parametrize("reads", ["late", "meanwhile"])
+def test_a_slow_front_gets_every_frame_in_order(reads: str) -> None:
+    """Late: it reads the first only when all have been sent, because no send waits."""
+    with EngineProcess("-c", SENDS_MANY) as engine:
+        assert engine.process.stdout is not None
+        if reads == "late":
+            assert engine.process.stdout.readline() == b"sent\n"
+        for key in range(N_FRAMES):
+            (delta,) = engine.next(StepDone).deltas
+            assert (delta.job, delta.text) == (key, str(key) * 1500)

@@ -1,0 +1,82 @@
+"""Frames over a byte stream that may cut anywhere."""
+
+import struct
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.config.settings import knobs
+from worker.wire.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame, inbound_decoder
+from worker.wire.messages import Cancel, JobKey, Sampling, Submit
+
+LAW = settings(derandomize=True, deadline=None, max_examples=200)
+
+MESSAGES = st.one_of(
+    st.integers(0, 2**40).map(lambda job: Cancel(job=JobKey(job))),
+    st.text(max_size=200).map(
+        lambda prompt: Submit(job=JobKey(1), prompt=prompt, max_tokens=1, sampling=Sampling(seed=2**64 - 1))
+    ),
+)
+GENERATIONS = st.integers(0, 2**32 - 1)
+
+
+def portions(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[start:end] for start, end in pairwise(edges)]
+
+
+@pytest.mark.long
+@LAW
+@given(
+    sent=st.lists(st.tuples(GENERATIONS, MESSAGES), max_size=6),
+    cuts=st.lists(st.integers(0, 2000), max_size=12),
+)
+def test_any_cutting_of_the_bytes_gives_the_same_frames_in_order(
+    sent: list[tuple[int, Cancel | Submit]], cuts: list[int]
+) -> None:
+    buffer = FrameBuffer()
+    data = b"".join(encode_frame(generation, message) for generation, message in sent)
+    read = [frame for portion in portions(data, cuts) for frame in buffer.feed(portion)]
+    assert [(generation, inbound_decoder.decode(body)) for generation, body in read] == sent
+
+
+@LAW
+@given(message=MESSAGES)
+def test_a_frame_is_out_with_its_last_byte_and_no_earlier(message: Cancel | Submit) -> None:
+    buffer = FrameBuffer()
+    data = encode_frame(3, message)
+    assert all(not list(buffer.feed(data[i : i + 1])) for i in range(len(data) - 1))
+    ((generation, body),) = buffer.feed(data[-1:])
+    assert (generation, inbound_decoder.decode(body)) == (3, message)
+
+
+def test_the_header_is_two_little_endian_words_of_length_and_generation() -> None:
+    data = encode_frame(0x01020304, Cancel(job=JobKey(1)))
+    assert data[:8] == struct.pack("<II", len(data) - 8, 0x01020304)
+
+
+def test_a_body_of_the_greatest_length_is_taken_and_one_byte_more_is_impossible() -> None:
+    longest = bytes(MAX_BODY_BYTES)
+    ((_, body),) = FrameBuffer().feed(struct.pack("<II", MAX_BODY_BYTES, 1) + longest)
+    assert body == longest
+    with pytest.raises(ValueError, match=f"claims {MAX_BODY_BYTES + 1} bytes; at most {MAX_BODY_BYTES}"):
+        list(FrameBuffer().feed(struct.pack("<II", MAX_BODY_BYTES + 1, 1)))
+
+
+def test_an_impossible_length_is_refused_before_any_of_its_body_is_there() -> None:
+    buffer = FrameBuffer()
+    whole = encode_frame(1, Cancel(job=JobKey(1)))
+    frames = buffer.feed(whole + b"\xff" * 8)
+    assert next(frames)[0] == 1
+    with pytest.raises(ValueError, match="claims 4294967295 bytes"):
+        next(frames)
+
+
+def test_the_longest_prompt_a_request_may_have_fits_a_frame() -> None:
+    (most,) = [knob.high for name, _, knob in knobs() if name == "max_prompt_chars"]
+    assert most is not None
+    submit = Submit(job=JobKey(1), prompt="\U0001f600" * int(most), max_tokens=1, sampling=Sampling(seed=0))
+    ((_, body),) = FrameBuffer().feed(encode_frame(1, submit))
+    assert inbound_decoder.decode(body) == submit

@@ -1,0 +1,64 @@
+"""Settings that were given and change nothing here: each is one log line that names the flag and says why.
+
+What can be known before the load is told then, the rest when the model is in memory. Refuses to know: settings that
+contradict each other (settings.py) or ask for what is not there (llama/placement.py), which are refused.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from worker.config.settings import DEFAULT_PROMPT_CHARS, Settings
+from worker.logs.lines import get_logger
+from worker.wire.messages import Loaded
+
+log = get_logger()
+
+Idle = Iterator[tuple[str, str]]
+"""(the flag as it was given, why it changes nothing)"""
+
+_MOST_CHARS_PER_TOKEN = 16
+"""English has about four; a prompt with more on the average is one of blanks, or of a few long words."""
+
+
+def tell(idle: Iterable[tuple[str, str]]) -> None:
+    for setting, reason in idle:
+        log.warning("no_effect", setting=setting, reason=reason)
+
+
+def idle_before_load(settings: Settings) -> Idle:
+    """What the settings alone make idle."""
+    if settings.require_full_offload and settings.device_or_auto == "cpu":
+        yield "--require-full-offload", "--device cpu leaves no layer elsewhere"
+    if settings.deterministic and settings.itl_target_ms != Settings().itl_target_ms:
+        yield f"--itl-target-ms {settings.itl_target_ms}", "with --deterministic every prefill step has 64 tokens"
+    if settings.callback_url is None:
+        if settings.advertise_url is not None:
+            yield "--advertise-url", "without --callback-url nobody is told"
+        if settings.legacy_callback_body:
+            yield "--legacy-callback-body", "without --callback-url nobody is called"
+
+
+def idle_after_load(settings: Settings, facts: Loaded) -> Idle:
+    """What the model and the machine make idle."""
+    n_usable = facts.parallel * facts.context_length
+    if settings.ctx_size > n_usable:
+        yield (
+            f"--ctx-size {settings.ctx_size}",
+            f"{facts.parallel} jobs of {facts.context_length} tokens use {n_usable}",
+        )
+    if settings.max_tokens_in >= facts.context_length:
+        yield (
+            f"--max-tokens-in {settings.max_tokens_in}",
+            f"a context of {facts.context_length} takes prompts of {facts.context_length - 1} tokens at most",
+        )
+    if settings.max_prompt_chars > max(DEFAULT_PROMPT_CHARS, _MOST_CHARS_PER_TOKEN * facts.context_length):
+        n_chars = 4 * facts.context_length
+        reason = f"a context of {facts.context_length} tokens ends after about {n_chars} characters of English"
+        yield f"--max-prompt-chars {settings.max_prompt_chars}", reason
+    if facts.batch_size > settings.batch_size:
+        yield f"--batch-size {settings.batch_size}", f"{facts.parallel} slots and their guesses need {facts.batch_size}"
+    if settings.prefix_cache_bytes > 0 and not facts.prefix_cache_bytes:
+        yield f"--prefix-cache-mb {settings.prefix_cache_mb}", "this model's memory cannot be cut, so nothing is kept"
+    if settings.swa_full != "auto" and facts.swa_full is None:
+        yield f"--swa-full {settings.swa_full}", "no layer of this model has a sliding window"
+    if settings.split_mode != "none" and facts.backend == "cpu":
+        yield f"--split-mode {settings.split_mode}", "no GPU has room for a layer, so the CPU has all of them"

@@ -1,0 +1,405 @@
+"""Every knob of `serve`, once: name, meaning, unit, range and default; and the rules a value must satisfy.
+
+cli.py makes its options, and precedence.py the environment variables (`LLORCH_` + the name in upper case) and the
+config file's keys, from this table, so that none can be forgotten. The only reader of the environment.
+Refuses to know how a value was spelled. Used once, before anything else runs; frozen afterwards.
+"""
+
+import os
+import platform
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+from platformdirs import user_cache_path
+
+from worker.config.gpu_flags import SHARES_PATTERN, check_layers, check_split
+from worker.config.option import Knob, check_token, check_value, setting
+from worker.engine.backend import MAX_SEQ_IDS
+from worker.engine.scheduler import LEAST_CELLS, most_jobs
+from worker.errors import UsageError
+from worker.wire.messages import SwaFull
+from worker.wire.offload import SplitMode
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+"""llama.cpp's KV cache types; the first three are not quantised."""
+
+DEFAULT_PROMPT_CHARS = 32_768
+"""The protocol's limit; what is beyond it was never promised to a client."""
+
+_LEAST_BODY_BYTES = 2 * 2**20
+"""The protocol's limit for a request with the default longest prompt: the rest is for a constraint."""
+
+_LONGEST_ESCAPE_BYTES = 12
+"""Of one character in JSON: beyond U+FFFF it may be written as two escapes of six bytes."""
+
+
+def _default_models_dir() -> Path:
+    return user_cache_path("llorch-worker") / "models"
+
+
+_WORKER_IDS = uuid.UUID("6d1f9d0c-3a5e-4a1c-9a3e-0c1f4d2b7e55")
+"""The namespace of ids made from names (RFC 9562, version 5); any fixed one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `serve` runs with. `None` means "not given"; 0 in a size means "decide for me"."""
+
+    model: str | None = setting(
+        None,
+        "A .gguf path, a name in models.toml, a file in --models-dir, or hf:org/repo[@rev][::file=name.gguf].",
+        "Model",
+        metavar="REF",
+        shown_default="none",
+    )
+    models_dir: Path = setting(
+        None,
+        "Where named models are stored and bare file names are looked up.",
+        "Model",
+        factory=_default_models_dir,
+        metavar="DIR",
+        shown_default="user cache directory",
+    )
+    model_ref: str | None = setting(
+        None, "Reported verbatim as model_ref.", "Model", metavar="REF", shown_default="--model"
+    )
+    catalog: Path | None = setting(None, "Another models.toml.", "Model", metavar="FILE", shown_default="built in")
+
+    device: str | None = setting(
+        None,
+        "What computes.",
+        "Device and memory",
+        pattern=r"auto|cpu|metal|(cuda|vulkan)(:[0-9]{1,3})?|[0-9]{1,3}",
+        forms="auto, cpu, cuda[:N], metal, vulkan[:N] or N, the index of a GPU; N is 0..999",
+        metavar="DEVICE",
+        shown_default="auto",
+    )
+    gpu_layers: str = setting(
+        "auto",
+        "Layers on the GPU.",
+        "Device and memory",
+        pattern=r"all|auto|[0-9]{1,4}",
+        forms="all, auto or 0..9999",
+        metavar="N|all|auto",
+    )
+    split_mode: str = setting(
+        "none",
+        "Several GPUs for one model: none, layer, or row where the backend can. All of the device's backend take part.",
+        "Device and memory",
+        choices=get_args(SplitMode),
+    )
+    tensor_split: str | None = setting(
+        None,
+        "Each GPU's share with --split-mode layer or row.",
+        "Device and memory",
+        pattern=SHARES_PATTERN,
+        forms="up to 64 numbers from 0 to 999999 with commas between them, such as 3,1",
+        metavar="A,B,…",
+        shown_default="by free memory",
+    )
+    main_gpu: int | None = setting(
+        None,
+        "The GPU for all of the model with --split-mode none, counted among those of the device's backend.",
+        "Device and memory",
+        low=0,
+        high=999,
+        shown_default="the one that --device chooses",
+    )
+    require_full_offload: bool = setting(
+        False, "Refuse to start when a layer would stay off the device.", "Device and memory"
+    )
+    ctx_size: int = setting(
+        0,
+        "Total KV cells shared by all jobs, in tokens.",
+        "Device and memory",
+        low=0,
+        high=2**31 - 1,
+        metavar="TOKENS",
+        shown_default="what memory allows, at most 16384",
+    )
+    batch_size: int = setting(
+        2048, "Most tokens in one decode call (n_batch).", "Device and memory", low=1, high=2**20, metavar="TOKENS"
+    )
+    ubatch_size: int = setting(
+        512, "Most tokens computed at once (n_ubatch).", "Device and memory", low=1, high=2**20, metavar="TOKENS"
+    )
+    threads: int = setting(
+        0, "CPU threads for generating.", "Device and memory", low=0, high=512, shown_default="the CPU quota"
+    )
+    threads_batch: int = setting(
+        0, "CPU threads for reading prompts.", "Device and memory", low=0, high=512, shown_default="--threads"
+    )
+    cache_type_k: str = setting(
+        "auto",
+        "Type of the K cache; auto is f16, on a CPU bf16, which makes answers independent of the company.",
+        "Device and memory",
+        choices=("auto", *CACHE_TYPES),
+        metavar="TYPE",
+    )
+    cache_type_v: str = setting(
+        "f16",
+        "Type of the V cache; a quantised one needs flash attention.",
+        "Device and memory",
+        choices=CACHE_TYPES,
+        metavar="TYPE",
+    )
+    flash_attn: str = setting("auto", "Flash attention.", "Device and memory", choices=("auto", "on", "off"))
+    swa_full: str = setting(
+        "auto",
+        "As many KV cells in layers with a sliding window as in others, so that prompts are not computed again; "
+        "auto: where memory allows it.",
+        "Device and memory",
+        choices=get_args(SwaFull),
+    )
+    prefix_cache_mb: str = setting(
+        "auto",
+        "Main memory, in MiB, for what ended jobs computed of their prompts, so that later ones need not; 0 is none.",
+        "Device and memory",
+        pattern=r"auto|[0-9]{1,7}",
+        forms="auto or 0..9999999",
+        metavar="N|auto",
+        shown_default="as much as the KV cache, at most half of what is left",
+    )
+
+    parallel: int = setting(
+        0, "Jobs generating at once.", "Jobs", low=0, high=MAX_SEQ_IDS, shown_default="8, fewer if memory demands"
+    )
+    max_queue: int = setting(256, "Jobs waiting for a slot; beyond it WORKER_BUSY.", "Jobs", low=0, high=100_000)
+    max_tokens_out: int = setting(
+        2048, "Largest max_tokens a request may ask for.", "Jobs", low=1, high=2**31 - 1, metavar="TOKENS"
+    )
+    max_prompt_chars: int = setting(
+        DEFAULT_PROMPT_CHARS,
+        "Longest prompt, in characters; the largest request body grows with it.",
+        "Jobs",
+        low=1,
+        high=2**21,
+        metavar="CHARACTERS",
+    )
+    max_tokens_in: int = setting(
+        0,
+        "Longest prompt, in tokens.",
+        "Jobs",
+        low=0,
+        high=2**31 - 1,
+        metavar="TOKENS",
+        shown_default="what fits the context",
+    )
+    itl_target_ms: int = setting(
+        150,
+        "How long a prompt may hold up the jobs that are generating, in milliseconds; sets the prefill chunk.",
+        "Jobs",
+        low=1,
+        high=10_000,
+        metavar="MS",
+    )
+    prompt_lookup: str = setting(
+        "on",
+        "Guess tokens from a job's own text and check several in one step; answers stay the same.",
+        "Jobs",
+        choices=("on", "off"),
+    )
+    deterministic: bool = setting(
+        False, "Give each job the answer that it has alone, bit for bit, or do not start; slower.", "Jobs"
+    )
+    inference_timeout_sec: float = setting(
+        300.0, "Longest life of a job, from its arrival.", "Jobs", low=0.001, high=86_400 * 7, metavar="SECONDS"
+    )
+
+    host: str = setting("127.0.0.1", "Address to bind.", "Network", metavar="ADDRESS")
+    port: int = setting(8080, "Port to bind; 0 picks a free one.", "Network", low=0, high=65_535)
+    callback_url: str | None = setting(
+        None,
+        "Full URL of the pool manager's ready callback.",
+        "Network",
+        pattern=r"https?://\S+",
+        forms="http://… or https://…",
+        metavar="URL",
+        shown_default="stand-alone",
+    )
+    advertise_url: str | None = setting(
+        None,
+        "The uri to report to the pool manager.",
+        "Network",
+        pattern=r"https?://\S+",
+        forms="http://… or https://…",
+        metavar="URL",
+        shown_default="http://localhost:PORT",
+    )
+    max_connections_per_address: int = setting(
+        0,
+        "Connections with requests that one client address may have at once; beyond it WORKER_BUSY. 0 is no limit. "
+        "Behind a proxy all clients have the proxy's address, on a Unix socket none.",
+        "Network",
+        low=0,
+        high=1024,
+        shown_default="no limit",
+    )
+    api_key: str | None = setting(
+        None,
+        "Bearer token clients must send; better given as LLORCH_API_TOKEN.",
+        "Network",
+        env="LLORCH_API_TOKEN",
+        metavar="TOKEN",
+        shown_default="none: open",
+    )
+    legacy_callback_body: bool = setting(False, "Send the ready callback's three legacy fields only.", "Network")
+    sse_event_names: bool = setting(False, "Write `event:` lines for old readers.", "Network")
+
+    worker_id: str = setting(
+        None,
+        "This worker's name, in what it reports, logs and counts.",
+        "Operation",
+        pattern=r"[A-Za-z0-9_.:-]{1,256}",
+        forms="1 to 256 of A-Z a-z 0-9 _ . : -",
+        metavar="ID",
+        shown_default="worker-<uuid>, the same after a restart on this machine with this model, host and port",
+    )
+    parity_report: Path | None = setting(
+        None,
+        "The report.json of a parity run that passed; /health then shows it. One about another file is refused.",
+        "Operation",
+        metavar="FILE",
+        shown_default="none",
+    )
+    shutdown_timeout_sec: float = setting(
+        25.0, "How long a drain waits for accepted jobs.", "Operation", low=0, high=86_400, metavar="SECONDS"
+    )
+    watchdog_sec: float = setting(
+        30.0,
+        "Least silence of a working engine that restarts it.",
+        "Operation",
+        low=0.1,
+        high=86_400,
+        metavar="SECONDS",
+    )
+    log_format: str | None = setting(
+        None, "Log lines on stderr.", "Operation", choices=("json", "pretty"), shown_default="pretty on a terminal"
+    )
+    log_level: str = setting(
+        "info",
+        "The least important lines to log; debug has every line of the engine's stderr.",
+        "Operation",
+        choices=("debug", "info", "warning", "error"),
+    )
+    access_log: bool = setting(False, "Log a line for every HTTP request when it has been answered.", "Operation")
+
+    def __post_init__(self) -> None:
+        if self.worker_id is None:
+            object.__setattr__(self, "worker_id", self._own_worker_id())
+
+    @property
+    def device_or_auto(self) -> str:
+        return self.device or "auto"
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest request body: a prompt of --max-prompt-chars fits however its characters are escaped."""
+        more_chars = max(0, self.max_prompt_chars - DEFAULT_PROMPT_CHARS)
+        return _LEAST_BODY_BYTES + more_chars * _LONGEST_ESCAPE_BYTES
+
+    @property
+    def prefix_cache_bytes(self) -> int:
+        """-1 means "decide for me"."""
+        return -1 if self.prefix_cache_mb == "auto" else int(self.prefix_cache_mb) * 2**20
+
+    @property
+    def reported_model_ref(self) -> str:
+        return self.model_ref or self.model or ""
+
+    def _own_worker_id(self) -> str:
+        """One id per machine, address and model, so that a restarted worker's series go on where they were.
+
+        Nothing of a worker on any free port (--port 0) lasts, so its id is a fresh one.
+        """
+        if self.port == 0:
+            return f"worker-{uuid.uuid4()}"
+        what = (platform.node(), _machine_id(), self.host, str(self.port), self.reported_model_ref)
+        name = "\0".join(what).encode(errors="backslashreplace").decode()  # a path may be no UTF-8
+        return f"worker-{uuid.uuid5(_WORKER_IDS, name)}"
+
+
+def _machine_id() -> str:
+    """Machines made from one image may have one name; systemd gives each an id. Empty where there is none."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def knobs() -> list[tuple[str, type, Knob]]:
+    """(name, type without its None, knob) of every setting, in the order of the table above."""
+    return [(f.name, _without_none(f.type), f.metadata["knob"]) for f in fields(Settings)]
+
+
+def _without_none(annotation: Any) -> type:
+    kind: type = get_args(annotation)[0] if isinstance(annotation, UnionType) else annotation
+    return kind
+
+
+def env_name(name: str, knob: Knob) -> str:
+    return knob.env or f"LLORCH_{name.upper()}"
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check(settings: Settings, where: Mapping[str, str] | None = None) -> Settings:
+    """The settings again, when each value is within its knob and they go together.
+
+    `where` says by which words the user gave a value (`LLORCH_PORT`); without it the flag is named.
+    Raises: UsageError with the place, the value and what is allowed. A token is never part of the message.
+    """
+    places = where or {}
+    for name, _, knob in knobs():
+        value = getattr(settings, name)
+        place = places.get(name, flag_name(name))
+        if name == "api_key":
+            check_token(value)
+        elif value is not None:
+            check_value(place, knob, value)
+    _check_sizes(settings, places)
+    if settings.cache_type_v not in CACHE_TYPES[:3] and settings.flash_attn == "off":
+        raise UsageError(
+            f"--cache-type-v {settings.cache_type_v} is quantised and needs flash attention: "
+            "use --flash-attn on or auto, or --cache-type-v f16"
+        )
+    check_layers(
+        device=settings.device_or_auto,
+        gpu_layers=settings.gpu_layers,
+        split_mode=settings.split_mode,
+        require_full_offload=settings.require_full_offload,
+    )
+    check_split(
+        device=settings.device_or_auto,
+        split_mode=settings.split_mode,
+        tensor_split=settings.tensor_split,
+        main_gpu=settings.main_gpu,
+    )
+    return settings
+
+
+def _check_sizes(settings: Settings, places: Mapping[str, str]) -> None:
+    """Sizes that could not all hold. Raises: UsageError with those that would."""
+    parallel, ctx_size = settings.parallel, settings.ctx_size
+    if parallel and ctx_size and parallel > most_jobs(ctx_size):
+        raise UsageError(
+            f"--parallel {parallel} needs {LEAST_CELLS} cells for each job, and --ctx-size is {ctx_size}: the smallest "
+            f"--ctx-size for {parallel} jobs is {parallel * LEAST_CELLS}, the largest --parallel for {ctx_size} cells "
+            f"is {most_jobs(ctx_size)}"
+        )
+    if "ubatch_size" in places and settings.ubatch_size > settings.batch_size:
+        raise UsageError(
+            f"--ubatch-size {settings.ubatch_size} is more than --batch-size {settings.batch_size}, of which it is a "
+            "part: lower it, or raise --batch-size"
+        )
+
+
+def environment() -> dict[str, str]:
+    """The process's environment; kept here so that no other module reads it."""
+    return dict(os.environ)

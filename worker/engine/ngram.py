@@ -1,0 +1,84 @@
+"""Prompt lookup: guesses at a job's next tokens, read from where its last ones stood before.
+
+Owns the index over one job's tokens. Knows neither the model nor whether a guess pays (speculation.py).
+Step thread.
+"""
+
+from dataclasses import dataclass
+
+from worker.wire.messages import TokenId
+
+NGRAM_SIZES = (4, 2, 1)
+"""How many last tokens to look for, in this order: long ones find the right place, short ones find it soon after an
+edit. What a short match is worth is learned apart (`Acceptance`), so that it does not spoil the long ones."""
+
+MOST_COUNTED = 16
+"""How far back a match that was just found is counted; beyond that it is simply long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Guesses at a job's next tokens, the next one first."""
+
+    tokens: tuple[TokenId, ...] = ()
+    n_matched: int = 0
+    """So many of the job's last tokens stand before the place that the guesses were read from; at least."""
+
+
+NO_OFFER = Offer()
+
+
+class Lookup:
+    """Where the n-grams of one job's tokens last stood; `tokens`, prompt and generated, is the job's own growing list.
+
+    Keeps to the place it has found for as long as the text goes on as it did there: an earlier place that has agreed
+    for long tells more than a later one that agrees in the last few tokens.
+
+    Time: the index is made by `propose` and catches up then, two microseconds a token, so that a job which is never
+    asked costs nothing. Memory: once asked up to 500 bytes a token; freed with the job.
+    """
+
+    def __init__(self, tokens: list[TokenId]) -> None:
+        self._tokens = tokens
+        self._n_indexed = 0
+        self._ends: dict[tuple[TokenId, ...], int] = {}
+        """n-gram → the position behind its last occurrence."""
+        self._next: int | None = None
+        """Position of the token that should come next; None: the last tokens never stood before."""
+        self._n_matched = 0
+
+    def propose(self, n_most: int) -> Offer:
+        """What followed the earlier place, up to n_most tokens; `NO_OFFER` where there is none.
+
+        Runs on into its own guesses: a text that repeats with any period is guessed n_most tokens far.
+        """
+        tokens = self._tokens
+        while self._n_indexed < len(tokens):
+            self._n_indexed += 1
+            self._take_in(self._n_indexed)
+        if self._next is None:
+            return NO_OFFER
+        guesses = tokens[self._next : self._next + n_most]
+        period = len(tokens) - self._next
+        for i in range(period, n_most):
+            guesses.append(guesses[i - period])
+        return Offer(tuple(guesses), self._n_matched)
+
+    def _take_in(self, end: int) -> None:
+        """Follow and index the token before position `end`."""
+        tokens = self._tokens
+        ngrams = [tuple(tokens[end - size : end]) for size in NGRAM_SIZES if size <= end]
+        if self._next is not None and tokens[self._next] == tokens[end - 1]:
+            self._next += 1
+            self._n_matched += 1
+        else:
+            self._next = next((self._ends[ngram] for ngram in ngrams if ngram in self._ends), None)
+            self._n_matched = 0 if self._next is None else self._n_common(self._next, end)
+        for ngram in ngrams:
+            self._ends[ngram] = end
+
+    def _n_common(self, earlier: int, end: int) -> int:
+        """How many tokens before the two positions are the same, up to MOST_COUNTED."""
+        tokens = self._tokens
+        most = min(earlier, MOST_COUNTED)
+        return next((n for n in range(most) if tokens[earlier - 1 - n] != tokens[end - 1 - n]), most)

@@ -1,0 +1,161 @@
+"""What need not be computed again: cells that running sequences share, and those that ended ones have left.
+
+Owns the choice of a source and what is kept for later. Refuses to know slots, steps and events. Step thread.
+
+The KV memory holds living sequences; a prefix two of them have in common lies there once. What an ended or paused
+sequence computed is copied out into the prefix index, because attention looks at every cell in use, dead ones too. Only
+while nothing runs may the last one's cells stay where they are.
+A sequence whose beginning another is computing right now follows that one until it is there.
+"""
+
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from typing import TypeVar
+
+from worker.engine.backend import Runner
+from worker.engine.prefix_tree import PrefixIndex, n_common
+from worker.engine.sequence import Sequence, State
+from worker.wire.messages import SlotId, TokenId
+
+T = TypeVar("T")
+
+LEAST_KEPT = 16
+"""Tokens that are worth the calls of copying them out, or in again."""
+
+
+class Reuse:
+    """`grain`: found prefixes are cut to a multiple of it, 1 for no cut; `worthwhile`: so many tokens of another's
+    prefix are worth waiting for; `spare_slot`: where the last sequence's cells stay while nothing runs.
+    """
+
+    def __init__(
+        self, runner: Runner, *, limit_bytes: int, grain: int, worthwhile: int, spare_slot: SlotId | None
+    ) -> None:
+        self._runner = runner
+        self._grain = grain
+        self._worthwhile = worthwhile
+        self._spare_slot = spare_slot
+        self._token_bytes = 0.0
+        """Of a copy; 0 before the first one."""
+        self._is_keeping = runner.can_share and limit_bytes > 0
+        self.index = PrefixIndex(limit_bytes)
+        self.lingering: list[TokenId] = []
+        """Whose cells are in the spare slot. A conversation that goes on finds them there, without a copy."""
+
+    def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
+        """Tokens of it that lie in the KV memory."""
+        _, n_shared = self._nearest(sequence, running)
+        return n_shared
+
+    def settle(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
+        """Give a sequence in FOLLOW what is there of its beginning, unless more is on its way: False, it waits then."""
+        if _is_awaiting(sequence):
+            return False
+        source, n_shared = self._nearest(sequence, running)
+        n_kept = self._n_kept(sequence)
+        sequence.leader, sequence.n_awaited = self._on_its_way(sequence, running)
+        if sequence.n_awaited >= max(n_shared, n_kept) + self._worthwhile:
+            return False
+        sequence.leader = None
+        self._fill(sequence, source, n_shared, n_kept)
+        sequence.move(State.PREFILL)
+        return True
+
+    def keep(self, sequence: Sequence, *, is_last: bool = False) -> None:
+        """Of a sequence that is about to lose its slot: leave its cells in the spare one if it is the last that runs,
+        else copy out what the index does not know.
+        """
+        if sequence.slot is None or not self._is_keeping or sequence.n_computed < LEAST_KEPT:
+            return
+        tokens = sequence.tokens[: self._n_worth(sequence)]
+        if is_last and self._spare_slot is not None:
+            self.put_away([sequence])
+            self._runner.share(sequence.slot, self._spare_slot, len(tokens))
+            self.lingering = tokens
+        else:
+            # Guesses may lie behind them.
+            self._runner.trim(sequence.slot, len(tokens))
+            self._copy_out(sequence.slot, tokens)
+
+    def put_away(self, running: Iterable[Sequence] = ()) -> bool:
+        """Empty the spare slot, because others run now; what none of them goes on from is copied out, if it is much.
+        False where it was empty.
+        """
+        if not self.lingering:
+            return False
+        assert self._spare_slot is not None
+        tokens, self.lingering = self.lingering, []
+        n_alive = max((min(n_common(tokens, one.tokens), one.n_computed) for one in running), default=0)
+        if len(tokens) - n_alive >= LEAST_KEPT:
+            self._copy_out(self._spare_slot, tokens)
+        self._runner.trim(self._spare_slot, 0)
+        return True
+
+    def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
+        """What there is no memory for is not kept, nor copied first; it can be computed again."""
+        n_known = self.index.match(tokens)
+        if len(tokens) - n_known < LEAST_KEPT or len(tokens) * self._token_bytes > self.index.limit_bytes:
+            return
+        with suppress(MemoryError):
+            saved = self._runner.save(slot, n_known)
+            self._token_bytes = saved.n_bytes / saved.n_tokens
+            self.index.insert(tokens, n_known, saved)
+
+    def _n_kept(self, sequence: Sequence) -> int:
+        n_kept = self._cut(self.index.match(sequence.tokens), sequence)
+        return n_kept if n_kept >= LEAST_KEPT else 0
+
+    def _fill(self, sequence: Sequence, source: SlotId | None, n_shared: int, n_kept: int) -> None:
+        assert sequence.slot is not None
+        if n_kept > max(n_shared, self._runner.n_free_cells):
+            self.put_away()
+            source = None if source == self._spare_slot else source
+            # What was put away may have taken its place.
+            n_kept = self._n_kept(sequence)
+        if n_shared < n_kept <= self._runner.n_free_cells and self._load(sequence, n_kept):
+            sequence.n_computed = n_kept
+        elif source is not None:
+            self._runner.share(source, sequence.slot, n_shared)
+            sequence.n_computed = n_shared
+
+    def _load(self, sequence: Sequence, n_tokens: int) -> bool:
+        assert sequence.slot is not None
+        try:
+            self._runner.load(sequence.slot, self.index.take(sequence.tokens, n_tokens), n_tokens)
+        except MemoryError:
+            return False
+        return True
+
+    def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[SlotId | None, int]:
+        """The slot whose computed tokens begin as this one's do, the longest; (None, 0) where none's do."""
+        lying = [(one.slot, one.tokens, self._n_worth(one)) for one in running if one is not sequence]
+        return self._longest(sequence, [(self._spare_slot, self.lingering, len(self.lingering)), *lying])
+
+    def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
+        """Who is computing what this one begins with, the most of it; (None, 0) where nobody is."""
+        coming = [(one, one.tokens, len(one.tokens)) for one in running if one.state is State.PREFILL]
+        return self._longest(sequence, coming)
+
+    def _longest(self, sequence: Sequence, sources: Iterable[tuple[T, list[TokenId], int]]) -> tuple[T | None, int]:
+        """Of the sources (who, their tokens, how many of these count) the one that has most of its beginning."""
+        best: tuple[T | None, int] = (None, 0)
+        for who, tokens, n_most in sources if self._runner.can_share else ():
+            if n_most > best[1]:
+                n_alike = self._cut(min(n_common(sequence.tokens, tokens), n_most), sequence)
+                if n_alike > best[1]:
+                    best = who, n_alike
+        return best
+
+    def _n_worth(self, sequence: Sequence) -> int:
+        """Its computed tokens that another may have. With a grain only the prompt's: generated ones were computed one
+        by one, and in another's prompt they would be computed in chunks."""
+        return sequence.n_computed if self._grain == 1 else min(sequence.n_computed, len(sequence.prompt))
+
+    def _cut(self, n_tokens: int, sequence: Sequence) -> int:
+        """The last token is always computed, because a draw needs its logits."""
+        return min(n_tokens, len(sequence.tokens) - 1) // self._grain * self._grain
+
+
+def _is_awaiting(sequence: Sequence) -> bool:
+    leader = sequence.leader
+    return leader is not None and leader.state is State.PREFILL and leader.n_computed < sequence.n_awaited

@@ -1,0 +1,218 @@
+"""What ended jobs computed, found again by its tokens: a radix tree whose nodes own saved KV cells.
+
+Owns the tree, its limit in bytes and the choice of what goes when there is no room. Knows neither slots, jobs nor
+what is inside the cells, and has no clock: time is the number of operations so far. Runs on the engine's step thread.
+
+    edges:  [ You are helpful. )──[ Add 2 and 2. 4 )──[ And 3? 7 )
+                                └─[ Translate "cat". )
+
+Every node has cells, so the root is none. A child's first token is its key among its siblings. Evicting leaves a
+parent with one child as it is: cells can be split, not joined.
+"""
+
+from array import array
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from worker.engine.backend import Saved
+from worker.wire.messages import TokenId
+
+_WIDTH = array("i").itemsize
+"""Bytes of a token in an edge. Edges are bytes because these are sliced and compared in C without a look at types."""
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    edge: bytes
+    saved: Saved
+    parent: "_Node | None"
+    last_used: int
+    children: dict[bytes, "_Node"] = field(default_factory=dict)
+
+
+class PrefixIndex:
+    """Saved cells by token prefix, at most `limit_bytes` of them; lookup and insert cost the same in any size.
+
+    Whoever holds the parts that `take` gave may use them for as long as they like: evicting drops the index's
+    reference only, and a part is freed with its last reference.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._n_tokens = 0
+        self._n_bytes = 0
+        self._now = 0
+        self._children: dict[bytes, _Node] = {}
+        self._leaves = _Leaves()
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens whose cells are kept; a shared prefix counts once."""
+        return self._n_tokens
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all that is kept, as `Saved` tells them; never above the limit between two calls."""
+        return self._n_bytes
+
+    def match(self, tokens: Seq[TokenId]) -> int:
+        """Length of the longest prefix of `tokens` that is kept. Not a use: nothing changes."""
+        _, n_matched = self._walk(_packed(tokens))
+        return n_matched
+
+    def take(self, tokens: Seq[TokenId], n_tokens: int) -> list[Saved]:
+        """The parts that hold the first n_tokens ≤ match(tokens), in order, now used. The last may hold more."""
+        path, n_matched = self._walk(_packed(tokens[:n_tokens]))
+        assert n_matched == n_tokens, "more than match() found"
+        self._mark(path)
+        return [node.saved for node in path]
+
+    def insert(self, tokens: Seq[TokenId], n_known: int, saved: Saved) -> None:
+        """Keep the cells of positions [n_known, len(tokens)), where n_known == match(tokens) < len(tokens).
+
+        Other leaves go to make room. What does not fit beside its own prefix alone is dropped, and nothing changes.
+        """
+        packed = _packed(tokens)
+        path, n_matched = self._walk(packed)
+        assert n_known == n_matched < len(tokens), "there is nothing new, or not from n_known on"
+        assert saved.n_tokens == len(tokens) - n_known
+        halves = _halves(path, n_known)
+        kept = [node.saved for node in path]
+        if halves:
+            kept[-1] = halves[0]
+        if sum(part.n_bytes for part in kept) + saved.n_bytes > self.limit_bytes:
+            return
+        if halves:
+            path[-1] = self._split(path[-1], *halves)
+        self._mark(path)
+        self._attach(packed[n_known * _WIDTH :], saved, path[-1] if path else None)
+        self._shrink(self.limit_bytes)
+
+    def _walk(self, packed: bytes) -> tuple[list[_Node], int]:
+        """The nodes that match, and how many tokens do; of the last node maybe not all."""
+        path: list[_Node] = []
+        at, children = 0, self._children
+        while (node := children.get(packed[at : at + _WIDTH])) is not None:
+            path.append(node)
+            if not packed.startswith(node.edge, at):
+                return path, (at + n_common(node.edge, packed[at : at + len(node.edge)])) // _WIDTH
+            at += len(node.edge)
+            children = node.children
+        return path, at // _WIDTH
+
+    def _mark(self, path: list[_Node]) -> None:
+        """Use the path. Only its end can be a leaf."""
+        self._now += 1
+        is_leaf = bool(path) and not path[-1].children
+        if is_leaf:
+            self._leaves.remove(path[-1])
+        for node in path:
+            node.last_used = self._now
+        if is_leaf:
+            self._leaves.add(path[-1])
+
+    def _split(self, node: _Node, first: Saved, rest: Saved) -> _Node:
+        """Put a new node with the first cells above `node`, which keeps the rest, its children and its age."""
+        is_leaf = not node.children
+        if is_leaf:
+            self._leaves.remove(node)
+        self._n_bytes += first.n_bytes + rest.n_bytes - node.saved.n_bytes
+        cut = first.n_tokens * _WIDTH
+        upper = _Node(node.edge[:cut], first, node.parent, node.last_used)
+        self._siblings(node)[_key(upper)] = upper
+        node.edge, node.saved, node.parent = node.edge[cut:], rest, upper
+        upper.children[_key(node)] = node
+        if is_leaf:
+            self._leaves.add(node)
+        return upper
+
+    def _attach(self, edge: bytes, saved: Saved, parent: _Node | None) -> None:
+        if parent is not None and not parent.children:
+            self._leaves.remove(parent)
+        node = _Node(edge, saved, parent, self._now)
+        self._siblings(node)[_key(node)] = node
+        self._leaves.add(node)
+        self._n_tokens += saved.n_tokens
+        self._n_bytes += saved.n_bytes
+
+    def _shrink(self, n_bytes: int) -> None:
+        """Drop leaves until no more than n_bytes are left. What was used last goes last: its age is 0."""
+        while self._n_bytes > n_bytes:
+            self._drop(self._leaves.first_to_go(self._now))
+
+    def _drop(self, leaf: _Node) -> None:
+        self._leaves.remove(leaf)
+        del self._siblings(leaf)[_key(leaf)]
+        self._n_tokens -= leaf.saved.n_tokens
+        self._n_bytes -= leaf.saved.n_bytes
+        if leaf.parent is not None and not leaf.parent.children:
+            self._leaves.add(leaf.parent)
+
+    def _siblings(self, node: _Node) -> dict[bytes, _Node]:
+        return self._children if node.parent is None else node.parent.children
+
+
+class _Leaves:
+    """Who goes first: the leaf with the greatest age × bytes, to within a factor of two, found without a scan.
+
+    Leaves stand in classes of like size (same power of two), the longest unused first. Of each class only that one
+    is looked at: no other of its class is older or twice as large. No two leaves were last used at the same time,
+    because one operation uses one path, and a path has one end.
+    """
+
+    def __init__(self) -> None:
+        self._classes: defaultdict[int, list[_Node]] = defaultdict(list)
+
+    def add(self, leaf: _Node) -> None:
+        insort(self._classes[_size_class(leaf)], leaf, key=_last_used)
+
+    def remove(self, leaf: _Node) -> None:
+        alike = self._classes[_size_class(leaf)]
+        found = alike.pop(bisect_left(alike, leaf.last_used, key=_last_used))
+        assert found is leaf
+
+    def first_to_go(self, now: int) -> _Node:
+        oldest = [alike[0] for alike in self._classes.values() if alike]
+        return max(oldest, key=lambda leaf: (now - leaf.last_used) * leaf.saved.n_bytes)
+
+
+_last_used = attrgetter("last_used")
+
+
+def _size_class(node: _Node) -> int:
+    return node.saved.n_bytes.bit_length()
+
+
+def _key(node: _Node) -> bytes:
+    return node.edge[:_WIDTH]
+
+
+def _packed(tokens: Seq[TokenId]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def _halves(path: list[_Node], n_matched: int) -> tuple[Saved, Saved] | None:
+    """The cells of the path's last node on either side of the match's end, unless that is the node's end."""
+    n_unmatched = sum(node.saved.n_tokens for node in path) - n_matched
+    if not n_unmatched:
+        return None
+    last = path[-1].saved
+    return last.split(last.n_tokens - n_unmatched)
+
+
+def n_common(one: bytes | list[TokenId], other: bytes | list[TokenId]) -> int:
+    """The length of their longest common prefix. A slice is compared in C, and halving needs few of them: what is left
+    to compare halves as well, so that each item is read about once."""
+    if one[:1] != other[:1]:
+        return 0
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,89 @@
+"""What a client ordered, checked and complete, and what every job needs of the worker around it."""
+
+import secrets
+from dataclasses import dataclass
+from math import inf
+
+from worker.front.metrics import Metrics
+from worker.protocol.events import Dialect
+from worker.protocol.own_rules import MAX_BIAS
+from worker.protocol.request import ExecuteRequest
+from worker.wire.messages import Sampling, TokenId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the client asked for, checked, with its seed drawn."""
+
+    job_id: str
+    prompt: str
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+    grammar: str | None
+    json_schema: str | None
+    """As JSON text."""
+    regex: str | None
+    correlation_id: str
+    arrived_s: float
+    """time.monotonic() at arrival; all limits count from here."""
+    expires_s: float
+    """When the job's time is up: the earlier of --inference-timeout-sec and X-Deadline."""
+
+
+def order_of(request: ExecuteRequest, *, correlation_id: str, arrived_s: float, expires_s: float) -> Order:
+    """The order of a valid request; a missing seed is drawn here, once, so that it can be reported and repeated."""
+    return Order(
+        job_id=request.job_id,
+        prompt=request.prompt,
+        max_tokens=request.max_tokens,
+        sampling=_sampling_of(request),
+        stop=request.stop,
+        grammar=request.grammar,
+        json_schema=request.json_schema,
+        regex=request.regex,
+        correlation_id=correlation_id,
+        arrived_s=arrived_s,
+        expires_s=expires_s,
+    )
+
+
+def _sampling_of(request: ExecuteRequest) -> Sampling:
+    return Sampling(
+        seed=request.seed if request.seed is not None else secrets.randbits(64),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        repetition_penalty=request.repetition_penalty,
+        min_p=request.min_p,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        repeat_last_n=request.repeat_last_n,
+        typical_p=request.typical_p,
+        top_n_sigma=request.top_n_sigma,
+        xtc_probability=request.xtc_probability,
+        xtc_threshold=request.xtc_threshold,
+        dry_multiplier=request.dry_multiplier,
+        dry_base=request.dry_base,
+        dry_allowed_length=request.dry_allowed_length,
+        logit_bias=tuple((TokenId(int(token)), _bias(value)) for token, value in request.logit_bias.items()),
+        ignore_eos=request.ignore_eos,
+        min_tokens=request.min_tokens,
+        stop_token_ids=tuple(map(TokenId, request.stop_token_ids)),
+        logprobs=request.logprobs,
+    )
+
+
+def _bias(value: float) -> float:
+    """The lowest is no large bias but a ban."""
+    return -inf if value == -MAX_BIAS else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What every job's events and counters need of the worker."""
+
+    dialect: Dialect
+    model: str
+    vram_bytes: int
+    metrics: Metrics

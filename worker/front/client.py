@@ -1,0 +1,304 @@
+"""The front's handle on the engine, whichever process that is at the moment: submit, cancel, survive its death.
+
+Runs on the front's event loop. Owns the generations, the watchdog and the rules of docs/protocol.md 6 for jobs whose
+engine died; knows nothing of HTTP. `Observer` hears what the rest of the front must know.
+
+    LOADING ──Loaded──▶ RUNNING ──death──▶ RESTARTING ──Loaded──▶ RUNNING
+       └──death, LoadFailed──▶ FAILED ◀──fifth death in ten minutes──┘
+
+Every state goes to FAILED, too, when one of the client's own tasks raises.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+import msgspec
+
+from worker.errors import EngineCrashed, StartupError
+from worker.front.dispatch import Dispatch
+from worker.front.engine_setup import load_error
+from worker.front.job import Job
+from worker.front.link import EngineLink, LinkOwner
+from worker.front.supervision import ended, every, supervised
+from worker.front.verdict import MAX_DEATHS, Deaths
+from worker.front.watchdog import Watchdog
+from worker.wire.messages import (
+    Accepted,
+    AskResidency,
+    Cancel,
+    Configure,
+    Inbound,
+    Loaded,
+    LoadFailed,
+    Outbound,
+    Progress,
+    Refused,
+    Residency,
+    SelfTested,
+    StepBegun,
+    StepDone,
+    Submit,
+)
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
+"""-P: the working directory must not be able to plant modules."""
+
+RESIDENCY_PERIOD_S = 60.0
+"""Between two questions to the engine whether its model is still on the GPU."""
+
+
+class EngineState(Enum):
+    LOADING = auto()
+    RUNNING = auto()
+    RESTARTING = auto()
+    FAILED = auto()
+    CLOSED = auto()
+
+
+_OVER = (EngineState.FAILED, EngineState.CLOSED)
+
+
+class Observer(Protocol):
+    """What the front wants to hear; front/state.py and the tests' recorder."""
+
+    def on_progress(self, percent: int) -> None: ...
+
+    def on_step(self, step: StepDone) -> None: ...
+
+    def on_self_tested(self, result: SelfTested) -> None: ...
+
+    def on_residency(self, residency: Residency) -> None: ...
+
+    def on_engine_line(self, line: str) -> None: ...
+
+    def on_restarting(self, cause: str, last_words: str) -> None: ...
+
+    def on_restarted(self, facts: Loaded) -> None: ...
+
+    def on_fatal(self, error: StartupError) -> None: ...
+
+
+class Link(Protocol):
+    """One engine of a generation: EngineLink, and the tests' engine that is no process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, message: Inbound) -> None: ...
+
+    def kill(self, cause: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[Link]]
+
+
+class EngineClient:
+    """Call `start` once; then `submit` and `release` until `close`."""
+
+    def __init__(
+        self,
+        config: Configure,
+        observer: Observer,
+        *,
+        environment: Mapping[str, str],
+        watchdog_s: float,
+        model_bytes: int = 0,
+        command: Sequence[str] = ENGINE_COMMAND,
+        spawn: Spawn = EngineLink.spawn,
+        clock: Callable[[], float] = time.monotonic,
+        residency_period_s: float = RESIDENCY_PERIOD_S,
+    ) -> None:
+        self._config = config
+        self._observer = observer
+        self._environment = environment
+        self._command = command
+        self._spawn_link = spawn
+        self._clock = clock
+        self._watchdog = Watchdog(self._kill, floor_s=watchdog_s, model_bytes=model_bytes, clock=clock)
+        self._residency_period_s = residency_period_s
+        self._timers: list[asyncio.Task[None]] = []
+        self._link: Link | None = None
+        self._generation = 0
+        self._first_load: asyncio.Future[Loaded] | None = None
+        self._load_failure: StartupError | None = None
+        self._spawning: asyncio.Task[None] | None = None
+        self.state = EngineState.LOADING
+        self.facts: Loaded | None = None
+        self._jobs = Dispatch(self._send)
+        self._deaths = Deaths()
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> Loaded:
+        """Start the first engine and wait for its model. Raises: StartupError with the engine's own reason."""
+        self._first_load = asyncio.get_running_loop().create_future()
+        self._timers = [
+            supervised(every(self._watchdog.tick_s, self._watchdog.tick), self.on_fatal, "the engine's watchdog"),
+            supervised(every(self._residency_period_s, self._ask_residency), self.on_fatal, "the residency question"),
+        ]
+        self._spawning = supervised(self._spawn(), self.on_fatal, "the start of the engine")
+        return await self._first_load
+
+    async def close(self) -> None:
+        """End the engine; idempotent. Jobs still in flight are the caller's to end."""
+        self.state = EngineState.CLOSED
+        for timer in self._timers:
+            await ended(timer)
+        if self._spawning is not None:
+            await asyncio.wait([self._spawning])
+        if self._link is not None:
+            await self._link.close()
+
+    async def _spawn(self) -> None:
+        self._generation += 1
+        self._load_failure = None
+        self._watchdog.expect_load()
+        try:
+            link = await self._spawn_link(self._command, self._generation, self, self._environment)
+        except OSError as error:
+            self.on_exit(self._generation, f"it could not be started: {error}", "")
+            return
+        self._link = link
+        link.send(self._config)
+
+    def _kill(self, cause: str) -> None:
+        if self._link is not None:
+            self._link.kill(cause)
+
+    def _ask_residency(self) -> None:
+        """A CPU's memory cannot be left, and an engine that loads has nothing there yet."""
+        if self.state is EngineState.RUNNING and self.facts is not None and self.facts.backend != "cpu":
+            self._send(AskResidency())
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, job: Job) -> None:
+        """Take responsibility for a job until its terminal event."""
+        self._jobs.submit(job)
+        self._watchdog.is_working = self._jobs.are_in_flight
+
+    def release(self, job: Job) -> None:
+        """A job has its terminal event, whoever gave it. Idempotent."""
+        self._jobs.release(job)
+        self._watchdog.is_working = self._jobs.are_in_flight
+
+    @property
+    def n_leaving(self) -> int:
+        """Ended jobs that still take room in the engine's intake."""
+        return self._jobs.n_leaving
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine of the moment, or of the one that has just died."""
+        return self._link.pid if self._link is not None else None
+
+    def _send(self, message: Submit | Cancel | AskResidency) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    # ── what the engine says (LinkOwner) ─────────────────────────────────────────────────────────
+
+    def on_message(self, generation: int, message: Outbound) -> None:
+        if generation != self._generation or self.state in _OVER:
+            return
+        match message:
+            case Accepted(job=key, prompt_tokens=prompt_tokens):
+                self._jobs.accepted(key, prompt_tokens)
+            case Refused():
+                self._jobs.refused(message)
+            case Residency():
+                self._observer.on_residency(message)
+            case Progress() | Loaded() | LoadFailed() | SelfTested() | StepBegun() | StepDone():
+                # The intake thread's answers say nothing of the thread that loads and steps.
+                self._watchdog.heartbeat()
+                self._hear(message)
+        self._watchdog.is_working = self._jobs.are_in_flight
+
+    def _hear(self, message: Progress | Loaded | LoadFailed | SelfTested | StepBegun | StepDone) -> None:
+        match message:
+            case Progress(percent=percent):
+                self._observer.on_progress(percent)
+            case Loaded():
+                self._loaded(message)
+            case LoadFailed():
+                self._load_failure = load_error(message)
+            case SelfTested():
+                self._observer.on_self_tested(message)
+            case StepBegun(jobs=jobs):
+                self._jobs.step_begun(jobs)
+            case StepDone():
+                if message.finished:
+                    self._deaths.clear()
+                self._jobs.step_done(message)
+                self._observer.on_step(message)
+
+    def on_line(self, line: str) -> None:
+        self._observer.on_engine_line(line)
+
+    def _loaded(self, facts: Loaded) -> None:
+        self._watchdog.loaded(facts.step_s)
+        is_first = self.facts is None
+        self.facts = facts
+        self.state = EngineState.RUNNING
+        # A successor gets the same shape, whatever memory looks like by then, so that accepted jobs still fit.
+        self._config = msgspec.structs.replace(
+            self._config,
+            ctx_size=facts.n_cells,
+            parallel=facts.parallel,
+            prefill_chunk=facts.prefill_chunk,
+            prefix_cache_bytes=facts.prefix_cache_bytes,
+            swa_full="off" if facts.swa_full is False else "on",
+            device=f"{facts.backend}:{facts.device_index}",
+            gpu_layers=str(facts.offload.gpu_layers),
+            tensor_split=facts.offload.tensor_split,
+            main_gpu=-1,
+        )
+        if is_first and self._first_load is not None and not self._first_load.done():
+            self._first_load.set_result(facts)
+        else:
+            self._observer.on_restarted(facts)
+        self._jobs.open_gate()
+
+    # ── death ────────────────────────────────────────────────────────────────────────────────────
+
+    def on_exit(self, generation: int, cause: str, last_words: str) -> None:
+        if generation != self._generation or self.state in _OVER:
+            return
+        cause = str(self._load_failure or cause)
+        if self.state is EngineState.LOADING:
+            what = "the engine died while loading the model"
+            self.on_fatal(self._load_failure or EngineCrashed(what, cause, last_words))
+            return
+        if not self._jobs.close_gate():
+            # Prompts that no step is blamed for count too: a worker that only ever dies must not stay in the pool.
+            self._deaths.add(self._clock())
+        self._watchdog.is_working = self._jobs.are_in_flight
+        if self._deaths.are_too_many:
+            what = f"the engine died {MAX_DEATHS} times without finishing a job"
+            self.on_fatal(EngineCrashed(what, cause, last_words))
+            return
+        self.state = EngineState.RESTARTING
+        self._observer.on_restarting(cause, last_words)
+        self._spawning = supervised(self._spawn(), self.on_fatal, "the restart of the engine")
+
+    def on_fatal(self, error: StartupError) -> None:
+        """Give up, whatever the reason. Idempotent.
+
+        The front is told before the jobs are ended, because ending them may be what fails.
+        """
+        if self.state in _OVER:
+            return
+        self.state = EngineState.FAILED
+        for timer in self._timers:
+            timer.cancel()
+        if self._first_load is not None and not self._first_load.done():
+            self._first_load.set_exception(error)
+        else:
+            self._observer.on_fatal(error)
+        self._jobs.end_all("INFERENCE_FAILED", "the worker has failed and is about to exit")

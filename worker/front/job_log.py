@@ -1,0 +1,63 @@
+"""What is counted and logged of each job: its beginning, its end, and how fast jobs leave.
+
+On the front's event loop; knows jobs as they are, changes none.
+"""
+
+import time
+
+from worker.config.settings import Settings
+from worker.front.job import Job
+from worker.front.metrics import Metrics
+from worker.front.throughput import Throughput
+from worker.logs.lines import get_logger
+from worker.logs.redaction import Secrets
+from worker.wire.messages import Loaded
+
+log = get_logger()
+
+MAX_LOGGED_ID = 256
+"""Characters of a client's job_id in a log line; nothing else bounds it."""
+
+
+class Account:
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._model_ref = settings.reported_model_ref
+        self._secrets = Secrets(settings.api_key)
+        self._metrics = metrics
+        self.throughput = Throughput()
+
+    def began(self, job: Job, facts: Loaded | None) -> None:
+        log.info("execute_start", **self._fields(job, facts))
+
+    def ended(self, job: Job, facts: Loaded | None) -> None:
+        """One canonical line and the counters of a job that has its outcome."""
+        assert job.outcome is not None
+        if job.outcome == "success":
+            self.throughput.finished(job.service_s)
+        self._metrics.finished(
+            job.outcome,
+            tokens_in=job.prompt_tokens,
+            tokens_generated=job.tokens_sampled,
+            duration_ms=(time.monotonic() - job.order.arrived_s) * 1000,
+        )
+        log.info(
+            "execute_end",
+            **self._fields(job, facts),
+            outcome=job.outcome,
+            code=job.code,
+            tokens_in=job.prompt_tokens,
+            cached_tokens=job.cached_tokens,
+            tokens_out=job.tokens_out,
+            queue_time_ms=job.queue_time_ms,
+            time_to_first_token_ms=job.time_to_first_token_ms,
+            decode_time_ms=job.decode_time_ms,
+        )
+
+    def _fields(self, job: Job, facts: Loaded | None) -> dict[str, object]:
+        return {
+            # Masked before it is cut: a client may send the API key as its job_id, at any place in it.
+            "job_id": self._secrets.mask_known(job.order.job_id)[:MAX_LOGGED_ID],
+            "correlation_id": job.order.correlation_id,
+            "model_ref": self._model_ref,
+            "device": facts.device_name if facts is not None else None,
+        }

@@ -1,0 +1,157 @@
+"""One engine process and the socket to it, for as long as that process lives.
+
+Runs on the front's event loop and never waits for the engine: frames in through callbacks, frames out through the
+transport's buffer (bounded, because the front bounds the jobs in flight). Policy (who is submitted, what a death means)
+is client.py's.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
+
+from worker.errors import StartupError
+from worker.front.supervision import failures_to, supervised
+from worker.logs.lines import StderrTail
+from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
+from worker.wire.messages import Inbound, Outbound
+
+_CLOSE_TIMEOUT_S = 5.0
+"""An engine whose socket is closed exits at once; one that does not is wedged."""
+
+
+class LinkOwner(Protocol):
+    """Who hears of the engine: client.py, and the tests' recorder."""
+
+    def on_message(self, generation: int, message: Outbound) -> None: ...
+
+    def on_line(self, line: str) -> None:
+        """A line of the engine's stderr."""
+        ...
+
+    def on_exit(self, generation: int, cause: str, last_words: str) -> None:
+        """The process is gone and everything it had sent has been delivered. Called once."""
+        ...
+
+    def on_fatal(self, error: StartupError) -> None:
+        """What was heard could not be dealt with: the front is at fault, and more cannot be heard."""
+        ...
+
+
+class EngineLink(asyncio.Protocol):
+    """Use `spawn`; afterwards `send`, `kill` and `close`."""
+
+    def __init__(self, generation: int, owner: LinkOwner) -> None:
+        self._generation = generation
+        self._owner = owner
+        self._buffer = FrameBuffer()
+        self._tail = StderrTail()
+        self._transport: asyncio.Transport | None = None
+        self._process: Process | None = None
+        self._socket_closed = asyncio.Event()
+        self._kill_cause: str | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def spawn(
+        cls, command: Sequence[str], generation: int, owner: LinkOwner, environment: Mapping[str, str]
+    ) -> "EngineLink":
+        """Start the engine in its own session, so that a terminal's Ctrl-C reaches the front only. Raises: OSError."""
+        link = cls(generation, owner)
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            with theirs:
+                link._process = await asyncio.create_subprocess_exec(
+                    *command,
+                    str(theirs.fileno()),
+                    str(generation),
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    stderr=PIPE,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env=dict(environment),
+                )
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
+            undo.pop_all()
+        link._watching = supervised(link._watch(link._process), owner.on_fatal, "the watch over the engine process")
+        return link
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def send(self, message: Inbound) -> None:
+        """Queue a frame; silently nothing once the engine is gone, because `on_exit` tells that story."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(self._generation, message))
+
+    def kill(self, cause: str) -> None:
+        """SIGKILL, which also ends a stopped process. `cause` is what on_exit reports."""
+        self._kill_cause = self._kill_cause or cause
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Orderly end: close the socket, wait for the exit, kill if it does not come. Idempotent."""
+        if self._transport is not None:
+            self._transport.abort()
+        if self._watching is None:
+            return
+        done, _ = await asyncio.wait([self._watching], timeout=_CLOSE_TIMEOUT_S)
+        if not done:
+            self.kill("it did not exit when its socket closed")
+            await asyncio.wait([self._watching], timeout=_CLOSE_TIMEOUT_S)
+
+    # ── asyncio.Protocol ─────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        with failures_to(self._owner.on_fatal, "the engine's socket"):
+            self._deliver(data)
+
+    def _deliver(self, data: bytes) -> None:
+        try:
+            frames = [(number, outbound_decoder.decode(body)) for number, body in self._buffer.feed(data)]
+        except ValueError as error:  # msgspec's decoding errors are ValueErrors too
+            assert self._transport is not None
+            self._transport.abort()  # nothing it sends is believed from here on
+            self.kill(f"it sent a frame that cannot be read: {error}")
+            return
+        for generation, message in frames:
+            self._owner.on_message(generation, message)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._socket_closed.set()
+
+    # ── the process ──────────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self, process: Process) -> None:
+        """Drain stderr for ever, whatever the owner makes of it, because an engine that cannot write stands still; tell
+        the owner once the process is gone and its last frame was delivered."""
+        assert process.stderr is not None
+        while data := await process.stderr.read(4096):
+            with failures_to(self._owner.on_fatal, "the engine's stderr"):
+                for line in self._tail.feed(data):
+                    self._owner.on_line(line)
+        code = await process.wait()
+        await self._socket_closed.wait()
+        self._owner.on_exit(self._generation, self._kill_cause or _describe(code), self._tail.last_words)
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"it exited with code {code}"
+    try:
+        return f"it was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was ended by signal {-code}"

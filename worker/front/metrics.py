@@ -1,0 +1,275 @@
+"""The worker's Prometheus series (docs/protocol.md 8), all of them there from the start, at zero.
+
+Owns: names, types, labels, buckets, and a registry of its own. Methods are named for what happened.
+Refuses to know: jobs, requests and HTTP; label values are closed sets, never a job_id.
+Called on the front's event loop.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from typing import Literal, get_args
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, exposition
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from worker import __version__
+from worker.wire.messages import Loaded, StepDone, StepKind
+
+Outcome = Literal["success", "error", "cancelled", "timeout", "rejected"]
+
+REFUSAL_CODES = (
+    *("INVALID_REQUEST", "UNAUTHORIZED", "NOT_FOUND", "METHOD_NOT_ALLOWED", "BODY_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE"),
+    *("DUPLICATE_JOB", "DEADLINE_EXCEEDED", "WORKER_BUSY", "WORKER_LOADING", "WORKER_DRAINING", "WORKER_UNHEALTHY"),
+    *("CUDA_ERROR", "VRAM_OOM", "INTERNAL"),
+)
+"""Why a request got no answer: the codes of docs/protocol.md 3, and words for the refusals whose bodies have none."""
+
+_DURATION_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000)
+"""From a one-token answer on a GPU to beyond the default time-out of 300 s; about 2.2 times apart."""
+
+_DURATION_S = tuple(bound / 1000 for bound in _DURATION_MS)
+"""The same in the unit that Prometheus has for time; dashboards ask for it."""
+
+_FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""A cached prefix on a GPU answers in milliseconds, a long prompt behind a queue on a CPU in tens of seconds."""
+
+_INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Narrow from 10 to 150 ms, where reading speed and `--itl-target-ms` lie; seconds are a stall."""
+
+_QUEUE_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""At once, or as long as a job may live: 300 s by default."""
+
+
+_NO_PROCESS = "none"
+"""A folder that /proc does not have."""
+
+
+class Metrics:
+    """What /metrics shows. `clock` gives seconds and never goes back; dropped lines are counted by their writer."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        n_log_lines_dropped: Callable[[], int] = lambda: 0,
+    ) -> None:
+        # No time stamp beside each series; the library only has a switch for the whole process.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library's one gap
+        self._registry = CollectorRegistry()
+        self._worker_id = worker_id
+
+        self._vram_bytes = self._gauge("worker_vram_bytes", "Device memory this worker holds; 0 on a CPU.")
+        self._memory_bytes = self._gauge("worker_memory_bytes", "Memory for weights, KV cache and compute buffers.")
+        self._queue_depth = self._gauge("worker_queue_depth", "Accepted jobs that wait for a slot.")
+        self._running = self._gauge("worker_requests_running", "Jobs in a slot.")
+        self._cells_used = self._gauge("worker_kv_cells_used", "KV cells in use.")
+        self._cells_total = self._gauge("worker_kv_cells_total", "KV cells there are.")
+        self._prefix_bytes = self._gauge("worker_prefix_cache_bytes", "Main memory that holds KV cells of ended jobs.")
+        self._prefix_tokens = self._gauge("worker_prefix_cache_tokens", "Tokens whose KV cells it holds.")
+        self._ready = self._gauge("worker_ready", "1 while jobs are taken, as /readyz says, else 0.")
+        self._slots = self._gauge("worker_slots_total", "Jobs that can run at once; 0 until the model is loaded.")
+        self._slots_busy = self._gauge("worker_slots_busy", "Slots with a job.")
+        started_s = clock()
+        self._gauge("worker_uptime_seconds", "Time since start.").set_function(lambda: clock() - started_s)
+
+        requests = self._labelled("worker_requests_total", "Requests by how they ended.", "outcome")
+        self._requests = {outcome: requests.labels(worker_id, outcome) for outcome in get_args(Outcome)}
+        self._tokens_in = self._counter("worker_tokens_in_total", "Prompt tokens of accepted jobs that have ended.")
+        self._tokens_generated = self._counter("worker_tokens_generated_total", "Tokens drawn.")
+        self._engine_restarts = self._counter(
+            "worker_engine_restarts_total", "Engine processes that had to be replaced."
+        )
+        steps = self._labelled("worker_steps_total", "Decode calls by kind.", "kind")
+        self._steps = {kind: steps.labels(worker_id, kind) for kind in get_args(StepKind)}
+        self._prefix_tokens_reused = self._counter(
+            "worker_prefix_tokens_reused_total", "Prompt tokens that were found computed."
+        )
+        self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
+        self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens guessed by prompt lookup.")
+        self._draft_tokens_accepted = self._counter(
+            "worker_draft_tokens_accepted_total", "Guessed tokens that were drawn."
+        )
+
+        refusals = self._labelled("worker_refusals_total", "HTTP requests refused, by code.", "code")
+        self._refusals = {code: refusals.labels(worker_id, code) for code in REFUSAL_CODES}
+        self._http_requests = self._labelled(
+            "worker_http_requests_total", "HTTP requests answered.", "route", "method", "status"
+        )
+        self._make_histograms()
+
+        build = Info("worker_build", "What this worker is made of.", ("worker_id",), registry=self._registry)
+        build.labels(worker_id).info(_build())
+        self._model = Info("worker_model", "The model, once it is loaded.", ("worker_id",), registry=self._registry)
+        self._registry.register(_Dropped(worker_id, n_log_lines_dropped))
+        self._registry.register(_Process(worker_id))
+        self._engine_pid: int | None = None
+        self._registry.register(_Process(worker_id, "worker_engine", lambda: self._engine_pid or _NO_PROCESS))
+
+    def routes(self, offered: Iterable[tuple[str, str, int]]) -> None:
+        """(route, method, status of success) of everything there is to ask for; each begins at zero."""
+        for route, method, status in offered:
+            self._http_requests.labels(self._worker_id, route, method, str(status))
+
+    def loaded(self, facts: Loaded, model_ref: str) -> None:
+        self._memory_bytes.set(facts.memory_bytes)
+        self._cells_total.set(facts.n_cells)
+        self._slots.set(facts.parallel)
+        labels = {
+            "model": facts.name,
+            "model_ref": model_ref,
+            "quant_kind": facts.quant_kind,
+            "tokenizer_kind": facts.tokenizer_kind,
+            "backend": facts.backend,
+            "device": facts.device_name,
+            "context_length": str(facts.context_length),
+        }
+        self._model.labels(self._worker_id).info(labels)
+
+    def load(
+        self,
+        *,
+        vram_bytes: int,
+        is_ready: bool,
+        queue_depth: int,
+        running: int,
+        step: StepDone,
+        engine_pid: int | None = None,
+    ) -> None:
+        """What the worker holds and how busy it is now; `step` is the engine's last report."""
+        self._engine_pid = engine_pid
+        self._vram_bytes.set(vram_bytes)
+        self._ready.set(is_ready)
+        self._queue_depth.set(queue_depth)
+        self._running.set(running)
+        self._slots_busy.set(running)
+        self._cells_used.set(step.cells_used)
+        self._prefix_tokens.set(step.prefix_tokens)
+        self._prefix_bytes.set(step.prefix_bytes)
+
+    def step(self, step: StepDone) -> None:
+        """The engine reported; `kind` is None when no decode ran."""
+        if step.kind is not None:
+            self._steps[step.kind].inc()
+        if step.n_drafted:
+            self._draft_tokens.inc(step.n_drafted)
+            self._draft_tokens_accepted.inc(step.n_accepted)
+        if step.n_preempted:
+            self._preemptions.inc(step.n_preempted)
+
+    def started(self, *, queued_s: float, n_cached: int) -> None:
+        """A job got its slot, and `n_cached` tokens of its prompt need not be computed."""
+        self._queue_s.observe(queued_s)
+        self._prefix_tokens_reused.inc(n_cached)
+
+    def first_token(self, *, waited_s: float) -> None:
+        self._first_token_s.observe(waited_s)
+
+    def next_token(self, *, gap_s: float) -> None:
+        self._inter_token_s.observe(gap_s)
+
+    def finished(self, outcome: Outcome, *, tokens_in: int, tokens_generated: int, duration_ms: float) -> None:
+        """A job ended, however it did; one that was rejected has no duration."""
+        self._requests[outcome].inc()
+        self._tokens_in.inc(tokens_in)
+        self._tokens_generated.inc(tokens_generated)
+        if outcome != "rejected":
+            self._duration_ms.observe(duration_ms)
+            self._duration_s.observe(duration_ms / 1000)
+
+    def rejected(self) -> None:
+        """A request was refused before it became a job."""
+        self._requests["rejected"].inc()
+
+    def answered(self, *, route: str, method: str, status: int) -> None:
+        """An HTTP exchange is over. The labels are closed sets: a route that is offered, never a path as asked for."""
+        self._http_requests.labels(self._worker_id, route, method, str(status)).inc()
+
+    def refused(self, code: str) -> None:
+        """An HTTP request got an error, one of REFUSAL_CODES, instead of what it asked for."""
+        self._refusals[code].inc()
+
+    def engine_restarted(self) -> None:
+        self._engine_restarts.inc()
+
+    def render(self, accept: str | None) -> tuple[bytes, str]:
+        """(body, content type): Prometheus text 0.0.4, or what the Accept header asks for, such as OpenMetrics."""
+        try:
+            encode, content_type = exposition.choose_encoder(accept or "")
+        except (TypeError, ValueError):  # a version in the header that is not a number
+            encode, content_type = exposition.choose_encoder("")
+        return encode(self._registry), content_type
+
+    def _make_histograms(self) -> None:
+        self._duration_ms = self._histogram(
+            "worker_inference_duration_ms", "From a job's arrival to its end, in milliseconds.", _DURATION_MS
+        )
+        self._duration_s = self._histogram(
+            "worker_inference_duration_seconds", "From a job's arrival to its end.", _DURATION_S
+        )
+        self._first_token_s = self._histogram(
+            "worker_time_to_first_token_seconds", "From a job's arrival to its first token.", _FIRST_TOKEN_S
+        )
+        self._inter_token_s = self._histogram(
+            "worker_inter_token_latency_seconds", "From one token of a job to its next.", _INTER_TOKEN_S
+        )
+        self._queue_s = self._histogram("worker_queue_time_seconds", "From a job's arrival to its slot.", _QUEUE_S)
+
+    def _gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(name, help, ("worker_id",), registry=self._registry).labels(self._worker_id)
+
+    def _counter(self, name: str, help: str) -> Counter:
+        return self._labelled(name, help).labels(self._worker_id)
+
+    def _labelled(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(name, help, ("worker_id", *labels), registry=self._registry)
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(name, help, ("worker_id",), registry=self._registry, buckets=buckets)
+        return histogram.labels(self._worker_id)
+
+
+def _build() -> dict[str, str]:
+    """The binding's version stands for llama.cpp's, which it pins; the library itself is never loaded here."""
+    return {
+        "version": __version__,
+        "llama_cpp_python": version("llama-cpp-python"),
+        "python": platform.python_version(),
+    }
+
+
+class _Dropped(Collector):
+    """Log lines lost, which their writer counts on threads of its own."""
+
+    def __init__(self, worker_id: str, count: Callable[[], int]) -> None:
+        self._worker_id = worker_id
+        self._count = count
+
+    def collect(self) -> Iterable[Metric]:
+        name, meaning = "worker_log_lines_dropped_total", "Log lines lost because nobody read stderr."
+        family = CounterMetricFamily(name, meaning, labels=("worker_id",))
+        family.add_metric([self._worker_id], self._count())
+        yield family
+
+
+class _Process(Collector):
+    """The library's figures of a process (CPU seconds, memory, descriptors; on Linux only) with our label."""
+
+    def __init__(self, worker_id: str, namespace: str = "", pid: Callable[[], int | str] = lambda: "self") -> None:
+        self._worker_id = worker_id
+        self._collector = ProcessCollector(namespace, pid, registry=None)
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._collector.collect():
+            family.samples = [_with_worker(sample, self._worker_id) for sample in family.samples]
+            yield family
+
+
+def _with_worker(sample: Sample, worker_id: str) -> Sample:
+    return sample._replace(labels={"worker_id": worker_id, **sample.labels})

@@ -1,0 +1,64 @@
+"""How far loading is: a bar for a person at a terminal, `model_load_progress` lines for everybody else; and its end."""
+
+import sys
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from worker.config.settings import Settings
+from worker.logs.lines import get_logger, is_pretty
+from worker.wire.messages import Loaded
+
+log = get_logger()
+
+LOG_EVERY_PERCENT = 25
+
+
+class LoadProgress:
+    """Tell it whole percents; it starts with the first and ends with 100."""
+
+    def __init__(self, log_format: str | None) -> None:
+        self._next_percent = 0
+        self._is_over = False
+        self._bar: Progress | None = None
+        if is_pretty(log_format) and sys.stderr.isatty():
+            columns = (TextColumn("loading the model"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self._bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("load", total=100)
+
+    def show(self, percent: int) -> None:
+        """What comes after 100 is of no interest to who waits: the engine is alive, and still busy."""
+        if self._is_over:
+            return
+        if self._bar is not None:
+            self._bar.start()
+            self._bar.update(self._task, completed=percent)
+        elif percent >= self._next_percent:
+            self._next_percent = percent - percent % LOG_EVERY_PERCENT + LOG_EVERY_PERCENT
+            log.info("model_load_progress", percent=percent)
+        if percent >= 100:
+            self.close()
+
+    def close(self) -> None:
+        """Take the bar away and give the terminal its cursor back, however the load ended. Idempotent."""
+        self._is_over = True
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def report_loaded(facts: Loaded, settings: Settings) -> None:
+    """Tell what was loaded and where; a line more for each device on which it takes other memory than was planned."""
+    log.info(
+        "model_load_complete",
+        model=facts.name,
+        model_ref=settings.reported_model_ref,
+        device=facts.device_name,
+        gpu_layers=facts.offload.gpu_layers,
+        layers_total=facts.offload.layers_total,
+        memory_bytes=facts.memory_bytes,
+    )
+    if facts.prefix_cache_off is not None and settings.prefix_cache_bytes:
+        log.warning("prefix_cache_off", reason=facts.prefix_cache_off)
+    for found in facts.offload.off_plan:
+        log.warning("memory_off_plan", **msgspec.structs.asdict(found))

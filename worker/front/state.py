@@ -1,0 +1,318 @@
+"""The front: one worker's state, its jobs, and the order of its refusals (docs/protocol.md 3, 4 and 6).
+
+Runs on the front's event loop and never waits for the engine: health and refusals come from cached state.
+web/ turns its methods into HTTP, serve.py starts and ends it.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from worker.config.settings import Settings
+from worker.errors import (
+    DeadlineExceeded,
+    DuplicateJob,
+    StartupError,
+    WorkerBusy,
+    WorkerDraining,
+    WorkerLoading,
+    WorkerUnhealthy,
+)
+from worker.front.checked_request import Order, Surroundings, order_of
+from worker.front.client import EngineClient, EngineState
+from worker.front.health import Presence, Vitals, health_body
+from worker.front.job import Job
+from worker.front.job_log import Account
+from worker.front.metrics import Metrics
+from worker.front.phase import READY_WORDS, Phase
+from worker.front.progress import LoadProgress, report_loaded
+from worker.front.supervision import failures_to
+from worker.logs.lines import get_logger
+from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
+from worker.protocol.events import Dialect
+from worker.protocol.headers import parse_deadline
+from worker.protocol.request import ExecuteRequest
+from worker.wire.messages import JobKey, Loaded, Residency, SelfTested, StepDone
+
+log = get_logger()
+
+LOADING_RETRY_S = 5
+
+LIBRARY_LINES = ("llama.cpp warning: ", "llama.cpp error: ")
+"""How lines begin that llama/load.py writes to the engine's stderr; its other lines have no level."""
+
+
+class Front:
+    """Also the engine client's Observer."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.jobs: dict[str, Job] = {}
+        """In flight, by the client's job_id."""
+        self.parity: ParityBody | None = None
+        """The certificate, once it is known to be this model's."""
+        self.unwatched = asyncio.Event()
+        """No response is being written; after a drain clients get a moment to read their last events."""
+        self.unwatched.set()
+        self._n_streams = 0
+        self.drain_requested = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.fatal: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
+        self._client: EngineClient | None = None
+        self._progress = LoadProgress(settings.log_format)
+        self._is_open = False
+        self._is_draining = False
+        self._is_failed = False
+        self._started_s = time.monotonic()
+        self._n_jobs = 0
+        self._account = Account(settings, metrics)
+        self._timers: dict[JobKey, asyncio.TimerHandle] = {}
+        self._restarted = asyncio.Event()
+        self._vitals = Vitals()
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def phase(self) -> Phase:
+        if self._is_failed:
+            return Phase.FAILED
+        if self._is_draining:
+            return Phase.DRAINING
+        if not self._is_open or self._client is None:
+            return Phase.STARTING
+        return Phase.READY if self._client.state is EngineState.RUNNING else Phase.RESTARTING
+
+    @property
+    def facts(self) -> Loaded | None:
+        return self._client.facts if self._client is not None else None
+
+    @property
+    def vram_bytes(self) -> int:
+        """Memory on the device; 0 on a CPU, where `memory_bytes` has the figure."""
+        facts = self.facts
+        return self._vitals.residency_of(facts).memory_bytes if facts is not None and facts.backend != "cpu" else 0
+
+    @property
+    def n_running(self) -> int:
+        return sum(job.is_running for job in self.jobs.values())
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self.jobs) - self.n_running
+
+    def open(self, client: EngineClient) -> None:
+        """The model is loaded and warm: health, readiness and /execute open together."""
+        self._client = client
+        facts = self.facts
+        assert facts is not None
+        self._is_open = True
+        self.metrics.loaded(facts, self.settings.reported_model_ref)
+
+    def load_ended(self) -> None:
+        """Loaded or not: nothing more will be shown of it. Idempotent."""
+        self._progress.close()
+
+    def drain(self) -> None:
+        """New work is refused from now on; accepted jobs go on. Idempotent."""
+        self._is_draining = True
+
+    def end_all(self, message: str) -> None:
+        """Give every job in flight its terminal event. Nobody but the worker wanted their end: another may run them."""
+        for job in list(self.jobs.values()):
+            job.fail("CANCELLED", message, is_retriable=True)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around the writing of a response."""
+        self._n_streams += 1
+        self.unwatched.clear()
+        try:
+            yield
+        finally:
+            self._n_streams -= 1
+            if not self._n_streams:
+                self.unwatched.set()
+
+    def health(self) -> HealthBody:
+        presence = Presence(
+            phase=self.phase,
+            vram_bytes=self.vram_bytes,
+            uptime_s=time.monotonic() - self._started_s,
+            n_running=self.n_running,
+            n_waiting=self.n_waiting,
+            parity=self.parity,
+        )
+        return health_body(self.settings, self.facts, self._vitals, presence)
+
+    def scrape(self, accept: str | None) -> tuple[bytes, str]:
+        """/metrics: (body, content type). What is a state, not a count, is looked up now, not at every step."""
+        self.metrics.load(
+            vram_bytes=self.vram_bytes,
+            is_ready=self.phase is Phase.READY,
+            queue_depth=self.n_waiting,
+            running=self.n_running,
+            step=self._vitals.step,
+            engine_pid=self._client.pid if self._client is not None else None,
+        )
+        return self.metrics.render(accept)
+
+    def readiness(self) -> ReadyBody:
+        phase = self.phase
+        state = "busy" if phase is Phase.READY and self.jobs else READY_WORDS[phase]
+        is_loaded = self.facts is not None and phase in {Phase.READY, Phase.DRAINING}
+        return ReadyBody(ready=phase is Phase.READY, state=state, model_loaded=is_loaded)
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
+
+    def open_job(
+        self,
+        request: ExecuteRequest,
+        dialect: Dialect,
+        deadline: str | None,
+        correlation_id: str,
+        *,
+        is_crowded: bool,
+    ) -> Job:
+        """Admit a valid request; `is_crowded` when only the reserved connections are left.
+
+        Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
+        """
+        arrived_s = time.monotonic()
+        facts = self._check_state()
+        expires_s = arrived_s + self.settings.inference_timeout_sec
+        if deadline is not None:
+            left_s = parse_deadline(deadline) - time.time()
+            if left_s <= 0:
+                raise DeadlineExceeded(f"X-Deadline passed {-left_s:.3f} s before the request arrived")
+            expires_s = min(expires_s, arrived_s + left_s)
+        if request.job_id in self.jobs:
+            raise DuplicateJob("a job with this job_id is in flight; wait for its terminal event or choose another id")
+        if is_crowded:
+            raise WorkerBusy("too many connections are open; try again later", retry_after_s=1)
+        self._check_room(facts)
+        order = order_of(
+            request,
+            correlation_id=correlation_id,
+            arrived_s=arrived_s,
+            expires_s=expires_s,
+        )
+        return self._begin(order, dialect, facts)
+
+    def cancel(self, job_id: str) -> None:
+        """End a job whatever it is doing; unknown ids are fine."""
+        if job := self.jobs.get(job_id):
+            job.fail("CANCELLED", "Job cancelled by client request")
+
+    def _check_state(self) -> Loaded:
+        facts = self.facts
+        match self.phase:
+            case Phase.READY:
+                assert facts is not None
+                return facts
+            case Phase.STARTING:
+                raise WorkerLoading("the model is still loading", LOADING_RETRY_S)
+            case Phase.RESTARTING:
+                raise WorkerLoading("the engine is being restarted", LOADING_RETRY_S)
+            case Phase.DRAINING:
+                raise WorkerDraining("the worker is shutting down and takes no new jobs")
+            case Phase.FAILED:
+                raise WorkerUnhealthy("the worker has failed and is about to exit")
+
+    def _check_room(self, facts: Loaded) -> None:
+        assert self._client is not None
+        if len(self.jobs) + self._client.n_leaving < facts.parallel + self.settings.max_queue:
+            return
+        raise WorkerBusy(
+            f"{facts.parallel} jobs are running and {self.settings.max_queue} waiting; try again later",
+            self._account.throughput.wait_s(n_waiting=self.n_waiting, n_slots=facts.parallel),
+        )
+
+    def _begin(self, order: Order, dialect: Dialect, facts: Loaded) -> Job:
+        assert self._client is not None
+        self._n_jobs += 1
+        around = Surroundings(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics)
+        job = Job(JobKey(self._n_jobs), order, around, self._on_job_end)
+        self.jobs[order.job_id] = job
+        self.idle.clear()
+        self._timers[job.key] = asyncio.get_running_loop().call_later(
+            order.expires_s - time.monotonic(), self._time_is_up, job
+        )
+        self._account.began(job, facts)
+        self._client.submit(job)
+        return job
+
+    def _time_is_up(self, job: Job) -> None:
+        with failures_to(self.on_fatal, "a job's time-out"):
+            job.fail("TIMEOUT", "the job's time is up")
+
+    def _on_job_end(self, job: Job) -> None:
+        """The one place where a job leaves, whatever ended it."""
+        del self.jobs[job.order.job_id]
+        self._timers.pop(job.key).cancel()
+        assert self._client is not None
+        self._client.release(job)
+        self._account.ended(job, self.facts)
+        if not self.jobs:
+            self.idle.set()
+
+    # ── the engine client's Observer ─────────────────────────────────────────────────────────────
+
+    def on_progress(self, percent: int) -> None:
+        self._progress.show(percent)
+
+    def on_step(self, step: StepDone) -> None:
+        self._vitals.step = step
+        self.metrics.step(step)
+
+    def on_self_tested(self, result: SelfTested) -> None:
+        self._vitals.self_tested = result
+
+    def on_residency(self, residency: Residency) -> None:
+        assert self.facts is not None
+        was_resident = self._vitals.residency_of(self.facts).is_resident
+        self._vitals.residency = residency
+        if residency.is_resident != was_resident:
+            log.warning(
+                "residency_changed",
+                resident=residency.is_resident,
+                vram_bytes=residency.memory_bytes,
+                device=self.facts.device_name,
+            )
+
+    def on_engine_line(self, line: str) -> None:
+        """llama.cpp's warnings and errors are for operators, whatever else comes out of the process is not."""
+        if line.startswith(LIBRARY_LINES):
+            log.warning("engine", line=line)
+        else:
+            log.debug("engine", line=line)
+
+    def on_restarting(self, cause: str, last_words: str) -> None:
+        self._progress.close()
+        self._progress = LoadProgress(self.settings.log_format)
+        self.metrics.engine_restarted()
+        self._vitals = Vitals()
+        log.error(
+            "engine_restarted",
+            cause=cause,
+            last_words=last_words,
+            jobs=len(self.jobs),
+            model_ref=self.settings.reported_model_ref,
+        )
+
+    def on_restarted(self, facts: Loaded) -> None:
+        report_loaded(facts, self.settings)
+        self._restarted.set()
+
+    def on_fatal(self, error: StartupError) -> None:
+        """A part of the worker is lost that nothing replaces. The first reason is the one that is told."""
+        self._is_failed = True
+        if not self.fatal.done():
+            self.fatal.set_result(error)
+
+    async def next_restart(self) -> None:
+        """Wait until an engine that died has been replaced."""
+        await self._restarted.wait()
+        self._restarted.clear()

@@ -1,0 +1,264 @@
+"""Which KV cells each slot has, and in which order they lie.
+
+Owns the counts, the sharing, the forgetting, the compaction, and the copies out and in; context.py owns the decode that
+fills cells, seq_ids.py the numbers they go by. One thread, the context's.
+
+llama.cpp's CPU attention adds up a sequence's cells in the order in which they lie, and the last bits of an answer
+depend on it. New tokens go to the first free cell; a cell freed among others would be filled out of order. In an
+ordered memory, therefore, forgotten cells stay occupied, under a seq_id that no slot has, until the living are moved
+together: so no free cell lies before a used one, and every sequence lies in the order of its positions, alone or beside
+others.
+
+    cells:  A0 A1 B0 †  †  A2 B1 †  B2 | free      † = forgotten      after moving:  A0 A1 B0 A2 B1 B2 | free
+
+A model with sliding windows has two caches, whose cells are used alike: one for its layers with a window, and one for
+those without. In the first llama.cpp writes over a cell that only one seq_id has, once that one's window has passed it;
+it would be missing when another sequence begins with the same tokens. So every cell there has two: each seq_id has a
+twin that goes along with it. And a saved state leaves out what the window has passed, so that a copy is made of pieces
+no longer than a window.
+"""
+
+import ctypes
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from llama_cpp import llama_cpp as capi
+
+from worker.llama.kv_copies import SavedCells, chained, lasting, passing
+from worker.llama.seq_ids import SeqIds
+from worker.llama.seq_state import ORDINARY, Allocate, Bytes, Layout
+from worker.llama.spans import Spans
+from worker.wire.messages import SlotId
+
+_SPARE_CELLS = 256
+"""So many forgotten cells are always tolerated: moving costs time, and so does attention that walks past them."""
+
+_MROPE_TYPES = (8, 40)
+"""LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE (llama.h)."""
+
+_Uint8s = ctypes.POINTER(ctypes.c_uint8)
+
+
+class Cells:
+    """Made by a Context from its handle; Any: an opaque pointer of the library."""
+
+    def __init__(self, handle: Any, *, n_ctx: int, seq_ids: SeqIds) -> None:
+        """`seq_ids`: those that the context was made with; without a spare one nothing can be shared."""
+        self._handle = handle
+        self._memory = capi.llama_get_memory(handle)
+        model = capi.llama_get_model(handle)
+        is_mrope = capi.llama_model_rope_type(model) in _MROPE_TYPES
+        n_empty_bytes = int(capi.llama_state_seq_get_size(handle, 0))
+        if n_empty_bytes == ORDINARY.empty_bytes:
+            seq_ids = seq_ids.without_twins()  # a model may name a window that no layer has
+        self._layout = Layout(is_mrope, n_caches=2 if seq_ids.has_twins else 1)
+        if n_empty_bytes != self._layout.empty_bytes:
+            seq_ids = seq_ids.without_spares()  # a memory of other parts
+        self.seq_ids = seq_ids
+        self._n_swa = int(capi.llama_model_n_swa(model)) if n_empty_bytes != ORDINARY.empty_bytes else 0
+        self._n_ctx = n_ctx
+        self._spans = Spans(seq_ids.n_slots)
+        self._n_forgotten = 0
+        """Forgotten cells that are still occupied."""
+        self._newest: tuple[SlotId, int] = (SlotId(-1), 0)
+        """Whose cells are the last of all used ones, as far as is known, and how many: the slot's last positions."""
+
+    @property
+    def can_share(self) -> bool:
+        return self.seq_ids.courier is not None
+
+    @property
+    def n_held_by_all(self) -> int:
+        """A cell that several slots share counts once."""
+        return self._spans.n_cells
+
+    @property
+    def n_free(self) -> int:
+        return self._n_ctx - self._spans.n_cells
+
+    def n_held(self, slot: SlotId) -> int:
+        """Positions [0, n_held) of the slot are computed."""
+        return self._spans.n_held(slot)
+
+    def add(self, slot: SlotId, n_tokens: int) -> None:
+        """A decode has filled so many more; called in the order of its batch."""
+        self._spans.grow(slot, n_tokens)
+        newest, n_newest = self._newest
+        self._newest = (slot, n_tokens + n_newest if slot == newest else n_tokens)
+
+    def vacate(self, slot: SlotId) -> None:
+        """Free cells that a decode has filled behind all others, and that were never added."""
+        self._remove(slot)
+
+    def recount(self, slot: SlotId) -> None:
+        """Ask the library what a decode that was stopped has left. Source: llama_memory_seq_pos_max."""
+        # The library takes what was not computed from one seq_id of each token only, whichever comes first in its set.
+        n_left = 1 + min(int(capi.llama_memory_seq_pos_max(self._memory, each)) for each in self.seq_ids.both(slot))
+        self._remove(slot, n_left)
+        if n_more := n_left - self.n_held(slot):
+            self.add(slot, n_more)
+
+    def clear(self) -> None:
+        """Empty all slots: the next decode finds the memory as new. Source: llama_memory_clear."""
+        capi.llama_memory_clear(self._memory, False)
+        self._spans.clear()
+        self._n_forgotten = 0
+        self._newest = (SlotId(-1), 0)
+
+    # ── sharing and forgetting ───────────────────────────────────────────────────────────────────
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+        """Give the empty `target` the first `n_tokens` cells of `source`. Source: llama_memory_seq_cp."""
+        self._add_owner(source, target, 0, n_tokens)
+        self._spans.share(source, target, n_tokens)
+
+    def trim(self, slot: SlotId, n_keep: int) -> None:
+        """Forget the slot's cells from position `n_keep` on; 0 empties it, which always works.
+
+        Raises: RuntimeError where the model's memory cannot forget a part. Source: llama_memory_seq_rm, _seq_cp.
+        """
+        if n_keep >= self.n_held(slot):
+            return
+        if not self._has_window_of(slot, n_keep):
+            raise RuntimeError(f"slot {slot} cannot go on from position {n_keep}: what its window sees there is gone")
+        if self.seq_ids.graveyard is not None:
+            self._bury(slot, n_keep, self.seq_ids.graveyard)
+        if not self._remove(slot, n_keep):
+            raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
+        self._spans.cut(slot, n_keep)
+
+    def _has_window_of(self, slot: SlotId, pos: int) -> bool:
+        """Whether all that a token at `pos` looks back on is there; where cells have no twins, the library may have
+        written over some. Source: llama_memory_seq_pos_min.
+        """
+        if not self._n_swa or self.seq_ids.has_twins or not pos:
+            return True
+        return int(capi.llama_memory_seq_pos_min(self._memory, slot)) <= max(0, pos - self._n_swa + 1)
+
+    def _bury(self, slot: SlotId, n_keep: int, graveyard: int) -> None:
+        """Keep what only the slot has from `n_keep` on occupied, but for the cells behind which nothing lies."""
+        begin, end = max(n_keep, self._spans.n_shared(slot)), self.n_held(slot)
+        newest, n_newest = self._newest
+        n_last = min(n_newest, end - begin) if slot == newest else 0
+        if slot == newest:
+            self._newest = (slot, n_newest - n_last if begin == n_keep else 0)
+        if begin < end - n_last:
+            self._add_owner(slot, graveyard, begin, end - n_last)
+            self._n_forgotten += end - n_last - begin
+
+    # ── room ─────────────────────────────────────────────────────────────────────────────────────
+
+    def make_room(self, n_tokens: int) -> None:
+        """Free forgotten cells where they are in the way of `n_tokens` more, or have become many.
+
+        Each move is paid for by the cells forgotten since the last one: half as many as live, at least.
+        """
+        if not self._n_forgotten:
+            return
+        n_living = self.n_held_by_all
+        if not n_living:
+            self.clear()
+        elif self._n_forgotten > _SPARE_CELLS + n_living // 2 or n_living + self._n_forgotten + n_tokens > self._n_ctx:
+            self._move_together()
+
+    def _move_together(self) -> None:
+        """Free the forgotten cells, then write each span anew into the first free ones, beginnings first.
+
+        One span at a time, so that only one is in memory twice. After each, no cell is free before its last: it takes
+        the first free ones, and those it had are among them. So what follows it in a sequence stays behind it.
+        """
+        assert self.seq_ids.graveyard is not None, "only an ordered memory has forgotten cells"
+        self._remove(self.seq_ids.graveyard)
+        self._n_forgotten = 0
+        self._newest = (SlotId(-1), 0)
+        for span in self._spans.in_order():
+            for begin, end in self._pieces(span.start, span.end):
+                self._rewrite(span.slots, begin, end)
+
+    def _rewrite(self, slots: Collection[SlotId], begin: int, end: int) -> None:
+        """Raises: RuntimeError: the cells are lost."""
+        courier = self._courier
+        state = self._copy(next(iter(slots)), begin, end, passing)
+        for slot in slots:
+            self._remove(slot, begin, end)
+        self._write(courier, state)
+        for slot in slots:
+            self._add_owner(courier, slot, begin, end)
+        capi.llama_memory_seq_rm(self._memory, courier, -1, -1)
+
+    # ── copies ───────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, slot: SlotId, start: int) -> SavedCells:
+        """A copy of the slot's cells from position `start` on, of which there are some."""
+        pieces = list(self._pieces(start, self.n_held(slot)))
+        allocate = lasting if len(pieces) == 1 else passing
+        return SavedCells([self._copy(slot, begin, end, allocate) for begin, end in pieces], self._layout)
+
+    def load(self, slot: SlotId, parts: Seq[SavedCells], n_tokens: int) -> None:
+        """Fill the empty slot with the first `n_tokens` of what the parts hold; there is room.
+
+        They go to the first free cells, behind all others in an ordered memory, in one piece.
+        Raises: ValueError where the parts do not hold them. RuntimeError: the slot is empty then.
+        """
+        state = chained(parts, n_tokens)
+        self.make_room(n_tokens)
+        self._write(slot, state)
+        if self.seq_ids.has_twins:
+            capi.llama_memory_seq_cp(self._memory, slot, self.seq_ids.twin(slot), -1, -1)
+        self.add(slot, n_tokens)
+
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """[start, end) in the pieces that a saved state can hold: cut at multiples of the window, if there is one.
+
+        At multiples, because the windows of some models do not slide but jump there.
+        """
+        if not self._n_swa:
+            yield start, end
+            return
+        while start < end:
+            stop = min(end, (start // self._n_swa + 1) * self._n_swa)
+            yield start, stop
+            start = stop
+
+    def _copy(self, slot: int, start: int, end: int, allocate: Allocate) -> Bytes:
+        """The state of one piece of the slot's cells, [start, end). Source: llama_state_seq_get_data.
+
+        Raises: RuntimeError.
+        """
+        courier = self._courier
+        capi.llama_memory_seq_cp(self._memory, slot, courier, start, end)
+        try:
+            state = allocate(int(capi.llama_state_seq_get_size(self._handle, courier)))
+            pointer = state.ctypes.data_as(_Uint8s)
+            n_read = int(capi.llama_state_seq_get_data(self._handle, pointer, state.nbytes, courier))
+        finally:
+            capi.llama_memory_seq_rm(self._memory, courier, -1, -1)
+        if n_read != state.nbytes:
+            raise RuntimeError(f"slot {slot}: {n_read} of {state.nbytes} bytes of its cells could be read")
+        return state
+
+    def _write(self, seq_id: int, state: Bytes) -> None:
+        """Into free cells, in the order of the state. Source: llama_state_seq_set_data. Raises: RuntimeError."""
+        n_written = int(
+            capi.llama_state_seq_set_data(self._handle, state.ctypes.data_as(_Uint8s), state.nbytes, seq_id)
+        )
+        if n_written != state.nbytes:
+            raise RuntimeError(f"{n_written} of {state.nbytes} bytes of saved cells could be written")
+
+    # ── seq_ids and their twins ──────────────────────────────────────────────────────────────────
+
+    @property
+    def _courier(self) -> int:
+        assert self.seq_ids.courier is not None, "the context has asked whether cells can be shared"
+        return self.seq_ids.courier
+
+    def _add_owner(self, source: int, target: int, begin: int, end: int) -> None:
+        """What `source` has in [begin, end) is the target's, too. Source: llama_memory_seq_cp."""
+        for seq_id in self.seq_ids.both(target):
+            capi.llama_memory_seq_cp(self._memory, source, seq_id, begin, end)
+
+    def _remove(self, seq_id: int, begin: int = 0, end: int = -1) -> bool:
+        """Take [begin, end) from a seq_id; False where the memory cannot. Source: llama_memory_seq_rm."""
+        removed = [bool(capi.llama_memory_seq_rm(self._memory, each, begin, end)) for each in self.seq_ids.both(seq_id)]
+        return all(removed)

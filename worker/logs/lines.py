@@ -1,0 +1,283 @@
+"""Log lines: one per event, on stderr, JSON off a terminal and readable on one (docs/protocol.md 8).
+
+Owns: the words for events, the form of a line, the escaping of control characters, the routing of other libraries'
+lines through the same form, and the reading of the engine's raw stderr.
+Refuses to know: what a secret is (redaction.py), who waits for a slow reader (writer.py), who logs and why.
+Any thread of the front or of a subcommand may log; a failing stderr harms nobody.
+"""
+
+import contextlib
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from json import dumps
+from typing import Final, Literal, Protocol, TextIO
+
+import msgspec
+import stamina
+import structlog
+from stamina.instrumentation import RetryDetails
+from structlog.typing import EventDict, WrappedLogger
+
+from worker.errors import WorkerError
+from worker.logs.redaction import NO_SECRETS, Secrets
+from worker.logs.writer import LogWriter
+
+Event = Literal[
+    "startup",
+    "listening",
+    "model_load_start",
+    "model_load_progress",
+    "model_load_complete",
+    "memory_off_plan",
+    "prefix_cache_off",
+    "ready",
+    "callback_sent",
+    "execute_start",
+    "execute_end",
+    "refused",
+    "access",
+    "engine",
+    "engine_restarted",
+    "residency_changed",
+    "no_effect",
+    "log_lines_dropped",
+    "error",
+    "shutdown",
+]
+"""docs/protocol.md 8. Free words are for debug lines only."""
+
+Level = Literal["debug", "info", "warning", "error"]
+
+LAST_WORDS_BYTES: Final = 4096
+"""How much of the engine's stderr is kept for the report of its death."""
+
+_DEEPEST_CAUSE = 8
+
+
+class Log(Protocol):
+    """structlog's bound logger, narrowed so that mypy knows the events."""
+
+    def debug(self, event: str, **fields: object) -> None: ...
+    def info(self, event: Event, **fields: object) -> None: ...
+    def warning(self, event: Event, **fields: object) -> None: ...
+    def error(self, event: Event, **fields: object) -> None: ...
+    def exception(self, event: Event, **fields: object) -> None: ...
+    def bind(self, **fields: object) -> "Log": ...
+
+
+def get_logger() -> Log:
+    """A logger; fields bound with structlog.contextvars (correlation_id, job_id) are on each of its lines."""
+    log: Log = structlog.get_logger()
+    return log
+
+
+def configure(
+    log_format: str | None,
+    worker_id: str,
+    stream: TextIO | LogWriter | None = None,
+    *,
+    level: Level = "info",
+    secrets: Secrets = NO_SECRETS,
+) -> None:
+    """Sends every line from now on to `stream` (None: stderr): from `level` on, other libraries' from WARNING on.
+
+    `log_format` is json, pretty, or None for pretty on a terminal; colours are for terminals only. `secrets` are masked
+    wherever they stand. A LogWriter's lines wait for nobody; when it has dropped some, a line says how many.
+    """
+    stream = stream or sys.stderr
+    sink = stream if isinstance(stream, LogWriter) else _Sink(stream)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _Fields(worker_id, secrets),
+            _PrettyLine(has_colors=_is_terminal(stream)) if is_pretty(log_format, stream) else _json_line,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: sink,
+    )
+    if isinstance(stream, LogWriter):
+        stream.on_cleared = lambda n_lines: get_logger().warning("log_lines_dropped", lines=n_lines)
+    take_over_library_loggers()
+    stamina.instrumentation.set_on_retry_hooks([_log_retry])
+
+
+def is_pretty(log_format: str | None, stream: TextIO | LogWriter | None = None) -> bool:
+    """Whether a person reads the lines on `stream` (None: stderr)."""
+    return log_format == "pretty" or (log_format is None and _is_terminal(stream or sys.stderr))
+
+
+def take_over_library_loggers() -> None:
+    """Lets lines of standard-library loggers come out here and nowhere else.
+
+    To be called again after importing a library that installs its own handler while importing (huggingface_hub).
+    """
+    for name in list(logging.root.manager.loggerDict):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    logging.root.handlers[:] = [_LibraryLines(logging.WARNING)]
+    logging.root.setLevel(logging.WARNING)
+
+
+def escape(text: str) -> str:
+    r"""Text on one line: control characters, line separators, bidi marks and lone surrogates as \n, \x1b, \u202e."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+class StderrTail:
+    """The engine's raw stderr: cuts it into lines and keeps its last 4 KiB. Pure: `feed` it what the pipe gave.
+
+    Lines are without their end, never empty, with invalid UTF-8 replaced and control characters escaped;
+    one longer than 4 KiB is cut there.
+    """
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The lines that `chunk` completes."""
+        self._tail = (self._tail + chunk)[-LAST_WORDS_BYTES:]
+        *complete, rest = (self._unfinished + chunk).split(b"\n")
+        *overlong, self._unfinished = _cut(rest)
+        return _readable([piece for line in complete for piece in _cut(line)] + overlong)
+
+    @property
+    def last_words(self) -> str:
+        """The last lines, joined with ` | ` for a one-line report; an unfinished line counts."""
+        half_a_character = bytes(range(0x80, 0xC0))
+        return " | ".join(_readable(self._tail.lstrip(half_a_character).split(b"\n")))
+
+
+def _cut(line: bytes) -> list[bytes]:
+    return [line[at : at + LAST_WORDS_BYTES] for at in range(0, len(line), LAST_WORDS_BYTES)] or [b""]
+
+
+def _readable(lines: list[bytes]) -> list[str]:
+    return [escape(line.strip().decode(errors="replace")) for line in lines if line.strip()]
+
+
+# ── from event to line ───────────────────────────────────────────────────────────────────────────
+
+
+class _Fields:
+    """The fields of a line: the fixed ones first, then the caller's, plain and without secrets."""
+
+    def __init__(self, worker_id: str, secrets: Secrets) -> None:
+        self._worker_id = worker_id
+        self._secrets = secrets
+
+    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        error, text = _error_of(event.pop("exc_info", None)), self._secrets.redact_text
+        line: EventDict = {key: event.pop(key) for key in ("timestamp", "level", "event")}
+        line["event"] = text(str(line["event"]))
+        line["worker_id"] = self._worker_id
+        line.update({text(key): self._secrets.redact(key, value) for key, value in event.items() if key != "worker_id"})
+        if error is not None:
+            line["traceback"] = [text(frame) for frame in _traceback(error)]
+        return line
+
+
+def _error_of(exc_info: object) -> BaseException | None:
+    """What structlog and logging allow there: an exception, sys.exc_info()'s triple, or True for "the current one"."""
+    if isinstance(exc_info, BaseException):
+        return exc_info
+    if isinstance(exc_info, tuple):
+        error = exc_info[1]
+        return error if isinstance(error, BaseException) else None
+    return sys.exc_info()[1] if exc_info else None
+
+
+def _traceback(error: BaseException, depth: int = 0) -> Iterator[str]:
+    """Python's traceback without its freedom: the exception's text, which may hold a user's, stays on one line."""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None and depth < _DEEPEST_CAUSE:
+        yield from _traceback(cause, depth + 1)
+    for frame in traceback.format_tb(error.__traceback__):
+        yield from map(escape, frame.splitlines())
+    yield escape(f"{type(error).__name__}: {error}")
+    if isinstance(error, BaseExceptionGroup) and depth < _DEEPEST_CAUSE:
+        for member in error.exceptions:
+            yield from _traceback(member, depth + 1)
+
+
+def _json_line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    """Control characters beyond ASCII get JSON's own escapes too, so that a value reads back as it was."""
+    text = msgspec.json.encode(event).decode()
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else dumps(c)[1:-1] for c in text)
+
+
+class _PrettyLine:
+    """structlog's console line. It shows values through repr, which escapes, and these few as they are."""
+
+    _SHOWN_RAW = ("event", "logger", "logger_name", "stack", "exception")
+
+    def __init__(self, *, has_colors: bool) -> None:
+        self._render = structlog.dev.ConsoleRenderer(colors=has_colors, sort_keys=False, repr_native_str=True)
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
+        trace = event.pop("traceback", [])
+        event.update({key: escape(str(event[key])) for key in self._SHOWN_RAW if key in event})
+        line = self._render(logger, method, {escape(key): value for key, value in event.items()})
+        return "\n    ".join([line, *(escape(str(text)) for text in trace)])
+
+
+class _Sink:
+    """Where structlog's lines end: a stream that may be closed, broken or absent."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._lock = threading.RLock()
+
+    def write(self, line: str) -> None:
+        if self._stream is None:
+            return
+        # ValueError: closed. RuntimeError: a signal handler logs in the middle of a write.
+        with self._lock, contextlib.suppress(OSError, ValueError, RuntimeError):
+            self._stream.write(line + "\n")
+            self._stream.flush()
+
+    debug = info = warning = error = critical = write
+
+
+def _is_terminal(stream: TextIO | LogWriter | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+# ── other libraries ──────────────────────────────────────────────────────────────────────────────
+
+
+class _LibraryLines(logging.Handler):
+    """Hands a standard-library record to structlog: its text is the event, its logger's name a field."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = min(record.levelno // 10 * 10, logging.CRITICAL)
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError, LookupError):  # arguments that do not fit the format
+            text = str(record.msg)
+        structlog.get_logger().log(level, text, logger=record.name, exc_info=record.exc_info)
+
+
+def _log_retry(details: RetryDetails) -> None:
+    """stamina's own line would show the call's arguments."""
+    error = details.caused_by
+    get_logger().warning(
+        "error",
+        code=error.code if isinstance(error, WorkerError) else type(error).__name__,
+        message=str(error),
+        attempt=details.retry_num,
+        retry_in_s=round(details.wait_for, 2),
+    )

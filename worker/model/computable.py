@@ -1,0 +1,133 @@
+"""Whether llama.cpp can compute with a model: what its code takes for granted of tensor types and numbers.
+
+A file that breaks one of these passes llama.cpp's own reading and ends the process, in the load or in the first step,
+by an assertion; or every logit is no number. Owns these rules; info.py has those that say what the model is. Pure.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+
+from worker.model.gguf import Tensor
+from worker.model.metadata import Metadata
+
+MAX_LAYERS = 512
+"""LLAMA_MAX_LAYERS (llama-hparams.h)."""
+MAX_EXPERTS = 1024
+"""LLAMA_MAX_EXPERTS (llama-hparams.h)."""
+
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+"""LLAMA_ROPE_SCALING_TYPES (llama-model.cpp)."""
+
+_FLOAT_ONLY = re.compile(
+    r"norm\w*\.weight|\.bias$|rope_f\w+\.weight|attn_sinks\.weight|shortconv\.conv\.weight|ssm_(a|d|conv1d\.weight)$"
+)
+"""Tensors that ggml takes element by element beside activations, which are F32: it adds and multiplies no other type to
+them (binary_op in ggml-cpu), nor has its rope, its attention sinks, its convolution and its scan. Converters write all
+of these as F32, also in files of F16 and BF16. A matrix product takes any type, with a single row too."""
+
+_NO_WEIGHTS = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
+"""Types that ggml has no product for, which ends the process on them: those of what weights are multiplied with, and
+numbers of other kinds."""
+_TABLES = re.compile(r"tid2eid|d2t|ordering")
+"""Whole numbers that are looked up."""
+
+_EPSILONS = (
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "attention.group_norm_epsilon",
+    "hyper_connection.epsilon",
+)
+_POSITIVE = ("rope.freq_base", "rope.freq_base_swa")
+_FINITE = (
+    "rope.scale_linear",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_log_multiplier",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "attention.scale",
+    "attention.output_scale",
+    "attention.value_scale",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "attn_logit_softcapping",
+    "router_logit_softcapping",
+    "final_logit_softcapping",
+    "expert_weights_scale",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+)
+
+_PAIRS = "a position turns pairs of numbers"
+
+_DENSE_WITH_AN_EXPERT = ("hunyuan-dense", "hunyuan_vl")
+"""Architectures for which llama.cpp takes one expert for none."""
+
+
+def check_computable(
+    metadata: Metadata, architecture: str, n_layers: int, key_length: int, tensors: Iterable[Tensor]
+) -> None:
+    """Raises: BadModelFile: what, and why llama.cpp would fail with it."""
+    if n_layers > MAX_LAYERS:
+        raise metadata.error(f"metadata key '{architecture}.block_count' is {n_layers}; llama.cpp ends at {MAX_LAYERS}")
+    _check_numbers(metadata, architecture)
+    if key_length % 2:
+        raise metadata.error(f"its attention heads have {key_length} numbers, must be even: {_PAIRS}")
+    _check_rope(metadata, architecture)
+    _check_experts(metadata, architecture, n_layers)
+    for tensor in tensors:
+        if tensor.type_name in _NO_WEIGHTS and len(tensor.dims) > 1 and not _TABLES.search(tensor.name):
+            raise metadata.error(
+                f"tensor {tensor.name!r} is {tensor.type_name}; llama.cpp has no product for that type"
+            )
+        if tensor.type_name != "F32" and _FLOAT_ONLY.search(tensor.name):
+            raise metadata.error(
+                f"tensor {tensor.name!r} is {tensor.type_name}; llama.cpp computes with it as F32 only"
+            )
+
+
+def _check_numbers(metadata: Metadata, architecture: str) -> None:
+    for name in (*_EPSILONS, *_POSITIVE, *_FINITE):
+        key = f"{architecture}.{name}"
+        value = metadata.real(key)
+        if value is None:
+            continue
+        if not math.isfinite(value):
+            raise metadata.error(f"metadata key {key!r} is {value}, must be a finite number")
+        if (name in _EPSILONS and value < 0) or (name in _POSITIVE and value <= 0):
+            least = "at least" if name in _EPSILONS else "more than"
+            raise metadata.error(f"metadata key {key!r} is {value:g}, must be {least} 0")
+
+
+def _check_rope(metadata: Metadata, architecture: str) -> None:
+    key = f"{architecture}.rope.scaling.type"
+    scaling = metadata.text(key)
+    if scaling is not None and scaling not in ROPE_SCALINGS:
+        raise metadata.error(f"metadata key {key!r} is {scaling[:64]!r}, must be one of {', '.join(ROPE_SCALINGS)}")
+    for name in ("rope.dimension_count", "rope.dimension_count_swa"):
+        key = f"{architecture}.{name}"
+        n_dims = metadata.number(key, 2**31 - 1, low=0, default=0)
+        if n_dims % 2:
+            raise metadata.error(f"metadata key {key!r} is {n_dims}, must be even: {_PAIRS}")
+
+
+def _check_experts(metadata: Metadata, architecture: str, n_layers: int) -> None:
+    """Source: llama_model_base::load_hparams."""
+    n_experts = metadata.number(f"{architecture}.expert_count", MAX_EXPERTS, low=0, default=0)
+    if n_experts <= 1 and architecture in _DENSE_WITH_AN_EXPERT:
+        return
+    key = f"{architecture}.expert_used_count"
+    n_used = max(metadata.per_layer(key, n_layers, 2**31 - 1, default=(0,)))
+    if not min(1, n_experts) <= n_used <= n_experts:
+        raise metadata.error(f"metadata key {key!r} is {n_used}, must be in {min(1, n_experts)}..{n_experts}")
+    key = f"{architecture}.expert_group_count"
+    n_groups = metadata.number(key, 2**31 - 1, low=0, default=0)
+    if (n_groups and n_groups >= n_experts) or (n_groups > 1 and n_experts % n_groups):
+        raise metadata.error(f"metadata key {key!r} is {n_groups}, must divide the {n_experts} experts")
+    key = f"{architecture}.expert_group_used_count"
+    if n_groups > 1:
+        metadata.number(key, n_groups - 1)

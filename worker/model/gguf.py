@@ -1,0 +1,329 @@
+"""A GGUF file's bytes → its metadata and tensor table, every length checked before it is believed.
+
+Owns the file format (github.com/ggml-org/ggml, docs/gguf.md) and the rule that each tensor lies inside the file, as
+strictly as llama.cpp's own reader. Does not know what the keys mean (info.py does). Runs in either process, on the
+thread that calls; reads the header's bytes only. Whatever a file claims or holds, it is accepted or refused within a
+second of processor time and 100 MB of memory: what takes either has a limit, which `Allowance` counts.
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.errors import BadModelFile
+from worker.model.ggml_types import TENSOR_TYPES
+from worker.model.metadata import Array, Entry, Metadata, Scalar
+
+MAX_STRING_BYTES = 1 << 20
+MAX_TENSORS = 9_999
+MAX_ALIGNMENT = 1 << 16
+MAX_KEYS = 8_192
+"""Metadata keys of a model. Models have 30 to 100; each takes some 10 µs and some 500 bytes here."""
+MAX_ARRAY_STRINGS = 3_000_000
+"""Strings in all arrays of a model. Each takes 0.1 µs, because where one begins is known only when the one before has
+been read. The largest vocabulary with its merges, 262,144 and 514,906, is a quarter of it."""
+MAX_HEADER_BYTES = 64 << 20
+"""Metadata and tensor tables of a model; what was read of a mapped file counts as this process's memory. The largest
+vocabularies with scores and types take 17 MB."""
+MAX_KEPT_BYTES = 2 << 20
+"""Names, texts and numbers of a model that are kept to be asked for, each number counted as eight bytes. In memory they
+are four to five times as much at worst. A chat template has some 10 KB, numbers for each layer take less."""
+MAX_NAME_BYTES = 63
+"""GGML_MAX_NAME less its terminating zero."""
+MAX_KEPT_NUMBERS = 1_024
+"""Longer arrays of numbers (scores, token types) are stepped over; per-layer ones fit."""
+DEFAULT_ALIGNMENT = 32
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_LEAST_KEY_BYTES = 14
+"""Length and one byte of name, type, one byte of value."""
+_LEAST_TENSOR_BYTES = 33
+"""Length and one byte of name, one dimension, type, offset."""
+
+_STRING, _ARRAY = 8, 9
+_NUMBERS = {
+    0: ("u8", struct.Struct("<B")),
+    1: ("i8", struct.Struct("<b")),
+    2: ("u16", struct.Struct("<H")),
+    3: ("i16", struct.Struct("<h")),
+    4: ("u32", struct.Struct("<I")),
+    5: ("i32", struct.Struct("<i")),
+    6: ("f32", struct.Struct("<f")),
+    7: ("bool", struct.Struct("<?")),
+    10: ("u64", struct.Struct("<Q")),
+    11: ("i64", struct.Struct("<q")),
+    12: ("f64", struct.Struct("<d")),
+}
+_U32, _U64 = _NUMBERS[4][1], _NUMBERS[10][1]
+
+Bytes = bytes | mmap.mmap
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One weight. `dims` as in the file: the row length first."""
+
+    name: str
+    dims: tuple[int, ...]
+    type_name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    version: int
+    metadata: Metadata
+    tensors: tuple[Tensor, ...]
+    alignment: int
+    """Tensors begin at multiples of it in the file."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What reading the headers of one model may still take, those of all its parts together."""
+
+    n_tensors: int = MAX_TENSORS
+    n_keys: int = MAX_KEYS
+    n_strings: int = MAX_ARRAY_STRINGS
+    n_header_bytes: int = MAX_HEADER_BYTES
+    n_kept_bytes: int = MAX_KEPT_BYTES
+
+
+def read_header(data: Bytes, path: Path, allowance: Allowance | None = None) -> Header:
+    """Walk the header of the file whose bytes are `data`; `path` is for messages. A model's parts share an `allowance`,
+    of which this takes what it needs.
+
+    Raises: BadModelFile: the bytes are no GGUF that llama.cpp could load.
+    """
+    allowance = allowance or Allowance()
+    cursor = _Cursor(data, path, allowance)
+    version, n_tensors, n_keys = _read_counts(cursor)
+    allowance.n_tensors -= n_tensors
+    allowance.n_keys -= n_keys
+    entries: dict[str, Entry] = {}
+    for index in range(n_keys):
+        cursor.inside = f"metadata key {index + 1} of {n_keys}"
+        _read_entry(cursor, entries)
+    alignment = _alignment(cursor, entries.get("general.alignment"))
+    tensors = _read_tensors(cursor, n_tensors, alignment)
+    allowance.n_header_bytes -= cursor.at
+    return Header(version, Metadata(path, entries), tensors, alignment)
+
+
+class _Cursor:
+    """A position in the bytes. `inside` names what is being read, for the message when the file ends there."""
+
+    def __init__(self, data: Bytes, path: Path, allowance: Allowance) -> None:
+        self._data = data
+        self._path = path
+        self.allowance = allowance
+        self.size = len(data)
+        self._end = min(self.size, allowance.n_header_bytes)
+        """Nothing behind it is read."""
+        self.at = 0
+        self.inside = "the first 24 bytes"
+
+    @property
+    def n_left(self) -> int:
+        return self.size - self.at
+
+    def error(self, why: str) -> BadModelFile:
+        return BadModelFile(f"{self._path}: {self.inside}: {why}")
+
+    def step(self, n_bytes: int) -> int:
+        """Step over so many bytes; returns where they begin."""
+        start = self.at
+        if n_bytes > self._end - start:
+            raise self._beyond(start + n_bytes)
+        self.at = start + n_bytes
+        return start
+
+    def keep(self, n_bytes: int) -> None:
+        """Count what stays in memory."""
+        self.allowance.n_kept_bytes -= n_bytes
+        if self.allowance.n_kept_bytes < 0:
+            raise self.error(f"the names, texts and short arrays up to it hold more than {MAX_KEPT_BYTES} bytes")
+
+    def number(self, form: struct.Struct) -> float:
+        (value,) = form.unpack_from(self._data, self.step(form.size))
+        return value  # type: ignore[no-any-return]  # unpack_from knows no types
+
+    def integer(self, form: struct.Struct) -> int:
+        return int(self.number(form))
+
+    def raw(self, n_bytes: int) -> bytes:
+        start = self.step(n_bytes)
+        return self._data[start : start + n_bytes]
+
+    def string(self) -> bytes:
+        length = self.integer(_U64)
+        if length > MAX_STRING_BYTES:
+            raise self._too_long(length, self.at - 8)
+        self.keep(length)
+        return self.raw(length)
+
+    def name(self) -> str:
+        """A string that names something: not empty, UTF-8."""
+        start = self.at
+        try:
+            name = self.string().decode()
+        except UnicodeDecodeError:
+            raise self.error(f"its name at byte {start} is not UTF-8") from None
+        if not name:
+            raise self.error(f"its name at byte {start} is empty")
+        return name
+
+    def check_room(self, n_items: int, item_bytes: int) -> None:
+        if n_items * item_bytes > self.n_left:
+            raise self.error(f"{n_items} elements from byte {self.at} on do not fit a file of {self.size} bytes")
+
+    def skip_strings(self, n_strings: int) -> None:
+        """Step over strings without making them: a vocabulary has 10⁵ and nobody here reads one."""
+        self.allowance.n_strings -= n_strings
+        if self.allowance.n_strings < 0:
+            raise self.error(f"the arrays up to it hold more than {MAX_ARRAY_STRINGS} strings")
+        data, at, unpack, last = self._data, self.at, _U64.unpack_from, self._end - _U64.size
+        for _ in range(n_strings):
+            if at > last:
+                raise self._beyond(at + _U64.size)
+            (length,) = unpack(data, at)
+            if length > MAX_STRING_BYTES:
+                raise self._too_long(length, at)
+            at += 8 + length
+        self.at = at
+        self.step(0)
+
+    def _beyond(self, end: int) -> BadModelFile:
+        if end > self.size:
+            return self.error(f"the file is truncated, it ends at byte {self.size}")
+        return self.error(f"the header goes on to byte {end}; those of a model may take {MAX_HEADER_BYTES} bytes")
+
+    def _too_long(self, length: int, at: int) -> BadModelFile:
+        return self.error(f"the string at byte {at} claims {length} bytes; at most {MAX_STRING_BYTES} are accepted")
+
+
+def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
+    """Version, number of tensors, number of metadata keys."""
+    magic = cursor.raw(min(4, cursor.size))
+    if magic != _MAGIC[: len(magic)]:
+        raise cursor.error(f"not a GGUF file: it begins with {magic!r}, not with {_MAGIC!r}")
+    version = cursor.integer(_U32)
+    if version not in _VERSIONS:
+        if version and version & 0xFFFF == 0:
+            raise cursor.error("a big-endian GGUF: convert it to little-endian")
+        raise cursor.error(f"GGUF version {version} at byte 4 is not supported: 2 and 3 are")
+    n_tensors, n_keys = cursor.integer(_U64), cursor.integer(_U64)
+    if n_tensors > cursor.allowance.n_tensors:
+        raise cursor.error(f"{n_tensors} tensors at byte 8: fewer than {MAX_TENSORS + 1} are accepted in a model")
+    if n_keys * _LEAST_KEY_BYTES + n_tensors * _LEAST_TENSOR_BYTES > cursor.n_left:
+        raise cursor.error(f"{n_keys} metadata keys and {n_tensors} tensors do not fit a file of {cursor.size} bytes")
+    if n_keys > cursor.allowance.n_keys:
+        raise cursor.error(f"{n_keys} metadata keys at byte 16: at most {MAX_KEYS} are accepted in a model")
+    return version, n_tensors, n_keys
+
+
+def _read_entry(cursor: _Cursor, entries: dict[str, Entry]) -> None:
+    key = cursor.name()
+    cursor.inside = f"metadata key {key[:MAX_NAME_BYTES]!r}"
+    if key in entries:
+        raise cursor.error("it appears twice")
+    kind = cursor.integer(_U32)
+    if kind == _STRING:
+        entries[key] = Scalar("string", cursor.string().decode(errors="replace"))
+    elif kind == _ARRAY:
+        entries[key] = _read_array(cursor)
+    else:
+        name, form = _number_form(cursor, kind)
+        entries[key] = Scalar(name, cursor.number(form))
+
+
+def _read_array(cursor: _Cursor) -> Array:
+    kind, length = cursor.integer(_U32), cursor.integer(_U64)
+    if kind == _STRING:
+        cursor.check_room(length, _U64.size)
+        cursor.skip_strings(length)
+        return Array("string", length)
+    name, form = _number_form(cursor, kind)
+    cursor.check_room(length, form.size)
+    if length > MAX_KEPT_NUMBERS:
+        cursor.step(length * form.size)
+        return Array(name, length)
+    cursor.keep(8 * length)
+    return Array(name, length, tuple(value for (value,) in form.iter_unpack(cursor.raw(length * form.size))))
+
+
+def _number_form(cursor: _Cursor, kind: int) -> tuple[str, struct.Struct]:
+    """Raises: BadModelFile also for arrays in arrays, which llama.cpp does not read either."""
+    if kind not in _NUMBERS:
+        raise cursor.error("an array of arrays" if kind == _ARRAY else f"value type {kind} is unknown")
+    return _NUMBERS[kind]
+
+
+def _alignment(cursor: _Cursor, entry: Entry | None) -> int:
+    if entry is None:
+        return DEFAULT_ALIGNMENT
+    cursor.inside = "metadata key 'general.alignment'"
+    if not isinstance(entry, Scalar) or entry.kind != "u32":
+        raise cursor.error(f"type {entry.kind}, must be u32")
+    value = int(entry.value)
+    if not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
+        raise cursor.error(f"{value} is not a power of two in 8..{MAX_ALIGNMENT}")
+    return value
+
+
+def _read_tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> tuple[Tensor, ...]:
+    table: dict[str, tuple[Tensor, int]] = {}
+    for index in range(n_tensors):
+        cursor.inside = f"tensor {index + 1} of {n_tensors}"
+        name = cursor.name()
+        cursor.inside = f"tensor {name[:MAX_NAME_BYTES]!r}"
+        if name in table:
+            raise cursor.error("it appears twice")
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise cursor.error(f"its name has more than {MAX_NAME_BYTES} bytes")
+        table[name] = (_read_tensor(cursor, name), cursor.integer(_U64))
+    _check_places(cursor, list(table.values()), alignment)
+    return tuple(tensor for tensor, _ in table.values())
+
+
+def _read_tensor(cursor: _Cursor, name: str) -> Tensor:
+    """Everything of a table row but its offset."""
+    n_dims = cursor.integer(_U32)
+    if not 1 <= n_dims <= 4:
+        raise cursor.error(f"{n_dims} dimensions; 1 to 4 are possible")
+    dims = tuple(cursor.integer(_U64) for _ in range(n_dims))
+    type_id = cursor.integer(_U32)
+    if type_id not in TENSOR_TYPES:
+        raise cursor.error(f"its type {type_id} is unknown or withdrawn")
+    kind = TENSOR_TYPES[type_id]
+    n_elements = 1
+    for dim in dims:
+        # The running product as llama.cpp forms it: a zero further on does not undo an overflow.
+        n_elements *= dim
+        if n_elements >= 1 << 63 or dim >= 1 << 63:
+            raise cursor.error(f"its dimensions {dims} overflow")
+    if dims[0] % kind.block:
+        raise cursor.error(f"rows of {dims[0]} elements; {kind.name} needs a multiple of {kind.block}")
+    return Tensor(name, dims, kind.name, kind.n_bytes(n_elements))
+
+
+def _check_places(cursor: _Cursor, table: list[tuple[Tensor, int]], alignment: int) -> None:
+    """Every tensor inside the file, aligned, one behind the other: llama.cpp accepts no gap and no overlap."""
+    data_start = _pad(cursor.at, alignment)
+    expected = 0
+    for tensor, offset in table:
+        cursor.inside = f"tensor {tensor.name!r}"
+        start, end = data_start + offset, data_start + offset + tensor.n_bytes
+        if offset % alignment:
+            raise cursor.error(f"its offset {offset} is not a multiple of the alignment {alignment}")
+        if start >= cursor.size or end > cursor.size:
+            raise cursor.error(f"its data is at bytes {start}..{end} of a file that ends at byte {cursor.size}")
+        if offset != expected:
+            raise cursor.error(f"its offset is {offset}; the tensor before it ends at {expected}")
+        expected = _pad(offset + tensor.n_bytes, alignment)
+
+
+def _pad(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment

@@ -1,0 +1,170 @@
+"""The Hugging Face hub through its own client: what a file is, whether it is cached, how to be let in.
+
+Owns: the meaning of the hub's answers. HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are the client's to read.
+The bytes themselves go through `sources.stream` on the client's own HTTP session, because `hf_hub_download` throws its
+temporary file away when it fails: a model of many gigabytes would begin again after every interruption.
+Runs where sources.py runs.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import stamina
+from huggingface_hub import (
+    HfApi,
+    HfFileMetadata,
+    constants,
+    get_hf_file_metadata,
+    get_session,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, but its module has no __all__
+
+from worker.errors import ModelNotFound
+from worker.model.catalog import HfReference, HfSource
+from worker.model.sources import Progress, Remote, SourceFailed, reason, stream
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SAFE_FILE = re.compile(r"([^./\\\x00-\x1f][^/\\\x00-\x1f]*/)*[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.gguf")
+_TIMEOUT_S = 10.0
+_HUB_ERRORS = (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """What the hub says of one file. `sha256` is None for a file outside its large-file storage."""
+
+    url: str
+    sha256: str | None
+    size_bytes: int | None
+
+
+def cached(source: HfSource) -> Path | None:
+    """The file in the user's own hub cache (where `hf download` puts it), at the revision that the cache knows."""
+    try:
+        found = try_to_load_from_cache(source.repo, source.file, revision=source.revision)
+    except HFValidationError:
+        return None  # a name no repository can have; `describe` says so
+    return Path(found).resolve() if isinstance(found, str) else None
+
+
+def sha256_of_cached(blob: Path) -> str | None:
+    """The hub cache names a large file by its SHA-256."""
+    return blob.name if _SHA256.fullmatch(blob.name) else None
+
+
+def describe(source: HfSource) -> HubFile:
+    """Ask the hub for the file's digest, size and exact revision. Raises: SourceFailed."""
+    try:
+        metadata = _metadata(hf_hub_url(source.repo, source.file, revision=source.revision))
+    except _HUB_ERRORS as error:
+        raise SourceFailed(_explained(error, source.repo, source.revision, source.file)) from error
+    if metadata.commit_hash is None or metadata.etag is None:
+        raise SourceFailed(f"{constants.ENDPOINT} does not answer like a hub: check HF_ENDPOINT and your proxy")
+    return HubFile(
+        url=hf_hub_url(source.repo, source.file, revision=metadata.commit_hash),
+        sha256=metadata.etag if _SHA256.fullmatch(metadata.etag) else None,
+        size_bytes=metadata.size,
+    )
+
+
+def fill_from_hub(file: HubFile, partial: Path, on_progress: Progress) -> None:
+    """Bring `partial` to the whole file. Raises: SourceFailed, DownloadFailed (no room), OSError (disk)."""
+    stream(get_session(), Remote(file.url, file.size_bytes, build_hf_headers()), partial, on_progress)
+
+
+def only_gguf(reference: HfReference) -> str:
+    """The path of the repository's one GGUF.
+
+    Raises: SourceFailed where the hub cannot be asked, ModelNotFound with the choices where it has none or several.
+    """
+    try:
+        files = _files(reference.repo, reference.revision)
+    except _HUB_ERRORS as error:
+        raise SourceFailed(_explained(error, reference.repo, reference.revision, "a .gguf")) from error
+    ggufs = [file for file in files if _SAFE_FILE.fullmatch(file)]
+    if not ggufs:
+        raise ModelNotFound(f"hf:{reference.repo} has no .gguf file at {reference.revision}")
+    if len(ggufs) > 1:
+        raise ModelNotFound(
+            f"hf:{reference.repo} has {len(ggufs)} .gguf files: add ::file= and one of {', '.join(sorted(ggufs))}"
+        )
+    return ggufs[0]
+
+
+def snapshot(repo: str, revision: str, patterns: Sequence[str]) -> Path:
+    """The folder of the user's hub cache with those files of the repository that fit one of `patterns`; fetched as far
+    as they are missing. Where the hub cannot be reached, what the cache has is enough if it is whole.
+
+    Raises: SourceFailed, OSError (disk).
+    """
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(patterns)))
+    except LocalEntryNotFoundError as error:
+        # It tells a programmer what to pass; why the hub did not answer is its cause.
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise SourceFailed(_explained(cause, repo, revision, "its checkpoint")) from error
+    except _HUB_ERRORS as error:
+        raise SourceFailed(_explained(error, repo, revision, "its checkpoint")) from error
+
+
+def _is_passing(error: Exception) -> bool:
+    """Worth another attempt: the connection failed, or the hub itself did."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in (408, 429) or error.response.status_code >= 500
+    return isinstance(error, httpx2.TransportError)
+
+
+_retried = stamina.retry(on=_is_passing, attempts=3, wait_initial=0.25, wait_jitter=0.25, timeout=None)
+
+
+@_retried
+def _metadata(url: str) -> HfFileMetadata:
+    return get_hf_file_metadata(url, timeout=_TIMEOUT_S)
+
+
+@_retried
+def _files(repo: str, revision: str) -> list[str]:
+    siblings = HfApi().model_info(repo, revision=revision, timeout=_TIMEOUT_S).siblings or []
+    return [sibling.rfilename for sibling in siblings]
+
+
+def _explained(error: Exception, repo: str, revision: str, file: str) -> str:
+    """One line: why the hub did not give the file, and what to do about it."""
+    if isinstance(error, HfHubHTTPError):
+        return f"{_refusal(error, repo, revision, file)} (HTTP {error.response.status_code})"
+    if isinstance(error, OfflineModeIsEnabled):
+        return f"HF_HUB_OFFLINE is set and {file} of {repo} is not in the hub cache"
+    return f"{constants.ENDPOINT} cannot be asked for {repo}: {reason(error)}; check your network"
+
+
+def _refusal(error: HfHubHTTPError, repo: str, revision: str, file: str) -> str:
+    page = f"{constants.ENDPOINT}/{repo}"
+    match error:
+        case GatedRepoError():
+            return f"{repo} is gated: accept its terms at {page} and set HF_TOKEN to a token of the account that did"
+        case RevisionNotFoundError():
+            return f"{repo} has no revision {revision}"
+        case RemoteEntryNotFoundError():
+            return f"{repo} has no file {file}: see {page}/tree/{revision}"
+        case RepositoryNotFoundError():
+            return f"{repo} does not exist or is private: check its name, or set HF_TOKEN to a token that may read it"
+        case _ if error.response.status_code in (401, 403):
+            return f"{repo} may not be read: set HF_TOKEN to a token that may read it"
+        case _:
+            return f"{constants.ENDPOINT} failed for {repo}: try again later"

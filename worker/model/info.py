@@ -1,0 +1,289 @@
+"""The checked facts of one GGUF model, and what a file must satisfy before llama.cpp sees it (docs/protocol.md 7).
+
+Owns the meaning of the metadata and the rule for split files; the byte format is gguf.py's. Loads no library
+and allocates no weights: the header is walked in the mapped file, in about 10 ms. Both processes use it, the front
+to refuse a bad file before the engine starts.
+"""
+
+import mmap
+import re
+import stat
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from worker.errors import BadModelFile, ModelNotFound
+from worker.model.attention import MAX_HEADS, head_counts, state_length
+from worker.model.computable import MAX_EXPERTS, check_computable
+from worker.model.ggml_types import FILE_TYPES
+from worker.model.gguf import DEFAULT_ALIGNMENT, MAX_ARRAY_STRINGS, MAX_TENSORS, Allowance, Header, Tensor, read_header
+from worker.model.metadata import Metadata
+from worker.model.windows import Windows, n_layers_with_cells, windows_of
+
+MAX_BLOCKS = 1_000
+MAX_CONTEXT = 2**31 - 1
+MAX_EMBEDDING = 1 << 20
+MAX_PARTS = 1_000
+"""Files of one model; opening each takes some 100 µs. Those of the largest models are some hundred."""
+
+NO_MODELS = ("adapter", "imatrix", "mmproj")
+"""Values of general.type that gguf files beside a model have."""
+
+TOKENIZER_KINDS = {
+    "gpt2": "gguf-bpe",
+    "gemma4": "gguf-bpe",
+    "hybriddna": "gguf-bpe",
+    "whitespace": "gguf-bpe",
+    "llama": "gguf-spm",
+    "bert": "gguf-wpm",
+    "t5": "gguf-ugm",
+}
+"""tokenizer.ggml.model → tokenizer_kind, as in llama_vocab::impl::load; other names are their own kind."""
+
+_PART_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_GUESSED = 1024
+"""LLAMA_FTYPE_GUESSED: set beside a file type that was not written but inferred."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a GGUF says about itself, checked."""
+
+    path: Path
+    part_paths: tuple[Path, ...]
+    """All files of the model, the first being `path`."""
+    file_bytes: int
+    """Of all parts together."""
+    version: int
+    architecture: str
+    name: str
+    """general.name, else the file's stem."""
+    quant_kind: str
+    """general.file_type by name (`Q4_K_M`), else the tensor type that holds most bytes."""
+    context_length: int
+    """Tokens the model was trained on."""
+    block_count: int
+    embedding_length: int
+    head_counts: tuple[int, ...]
+    head_counts_kv: tuple[int, ...]
+    """KV heads per layer; 0 in layers without attention."""
+    key_length: int
+    value_length: int
+    """Numbers per head and token in the K and in the V cache."""
+    experts_used: int
+    """Of a mixture of experts, per token, in the layer that has most; 0 where there are none."""
+    vocab_size: int
+    tokenizer_model: str
+    has_chat_template: bool
+    license: str | None
+    tensors: tuple[Tensor, ...]
+    alignment: int = DEFAULT_ALIGNMENT
+    """Tensors begin at multiples of it in all files."""
+    n_mtp_blocks: int = 0
+    """The last ones of `block_count`, which guess the tokens after the next: llama.cpp counts them, but does not load
+    them unless it is told to."""
+    state_length: int = 0
+    """Float32 numbers that a layer without attention keeps of each job, in recurrent and hybrid models."""
+    windows: Windows | None = None
+    n_layers_with_cells: int = MAX_BLOCKS
+    """The layers behind these use the KV cells of earlier ones."""
+
+    @property
+    def tokenizer_kind(self) -> str:
+        """gguf-bpe, gguf-spm, gguf-wpm, gguf-ugm, else gguf- and the model's own word."""
+        return TOKENIZER_KINDS.get(self.tokenizer_model, f"gguf-{self.tokenizer_model}")
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
+    def loaded_tensors(self) -> tuple[Tensor, ...]:
+        """Those that computing the next token needs."""
+        left_out = range(self.block_count - self.n_mtp_blocks, self.block_count)
+        return tuple(tensor for tensor in self.tensors if block_of(tensor.name) not in left_out)
+
+    @property
+    def bytes_by_type(self) -> tuple[tuple[str, int], ...]:
+        """(tensor type, bytes), most bytes first."""
+        return _bytes_by_type(self.tensors)
+
+
+def block_of(tensor_name: str) -> int | None:
+    """Which repeating layer a tensor belongs to, if to one."""
+    match = _BLOCK.match(tensor_name)
+    return int(match[1]) if match else None
+
+
+def read_card(path: Path) -> ModelCard:
+    """Read and check a model: the file at `path`, and its other parts where it is split.
+
+    Raises: ModelNotFound, BadModelFile: one line with what, where in the file and why.
+    """
+    allowance = Allowance()
+    header, file_bytes = _read_file(path, allowance)
+    part_paths = _part_paths(header.metadata)
+    tensors, alignment = list(header.tensors), header.alignment
+    for number, part in enumerate(part_paths[1:], start=1):
+        part_header, part_bytes = _read_part(part, number, allowance)
+        tensors += part_header.tensors
+        # Powers of two.
+        alignment = min(alignment, part_header.alignment)
+        file_bytes += part_bytes
+    _check_parts_together(header.metadata, len(part_paths), tensors)
+    return replace(_card(header, part_paths, file_bytes, tuple(tensors)), alignment=alignment)
+
+
+def _read_file(path: Path, allowance: Allowance) -> tuple[Header, int]:
+    """Header and size in bytes of one file."""
+    try:
+        # Asked before opening, which would wait for ever on a named pipe.
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise BadModelFile(f"{path}: a directory, not a GGUF file: name the .gguf file in it")
+        if not stat.S_ISREG(mode):
+            raise BadModelFile(f"{path}: not a regular file")
+        with path.open("rb") as file:
+            if file.seek(0, 2) == 0:
+                raise BadModelFile(f"{path}: the file is empty")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return read_header(data, path, allowance), len(data)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelNotFound(f"{path}: no such file") from None
+    except OSError as error:
+        raise BadModelFile(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _part_paths(metadata: Metadata) -> tuple[Path, ...]:
+    """The files of the model, named as llama_split_path names them. Raises: BadModelFile for a part not the first."""
+    count = metadata.number("split.count", MAX_PARTS, default=1, low=0, kind="u16")
+    if count <= 1:
+        return (metadata.path,)
+    number = metadata.number("split.no", count - 1, low=0, kind="u16") + 1
+    name = _PART_NAME.fullmatch(metadata.path.name)
+    expected = f"-{number:05d}-of-{count:05d}.gguf"
+    if name is None or not metadata.path.name.endswith(expected):
+        raise metadata.error(f"part {number} of {count}, so its name must end in {expected}")
+    parts = tuple(metadata.path.with_name(f"{name['prefix']}-{n:05d}-of-{count:05d}.gguf") for n in range(1, count + 1))
+    if number != 1:
+        raise metadata.error(f"part {number} of {count}: name the first one, {parts[0].name}")
+    for part in parts:
+        if not part.exists():
+            raise metadata.error(f"part 1 of {count}; {part.name} is missing beside it")
+    return parts
+
+
+def _read_part(path: Path, number: int, allowance: Allowance) -> tuple[Header, int]:
+    """A part after the first; `number` counts from 0."""
+    header, file_bytes = _read_file(path, allowance)
+    found = header.metadata.number("split.no", 0xFFFF, low=0, kind="u16")
+    if found != number:
+        raise BadModelFile(f"{path}: metadata key 'split.no' is {found}, must be {number} in a file of this name")
+    return header, file_bytes
+
+
+def _check_parts_together(metadata: Metadata, n_parts: int, tensors: list[Tensor]) -> None:
+    if n_parts == 1:
+        return
+    declared = metadata.number("split.tensors.count", MAX_TENSORS, kind="i32")
+    if declared != len(tensors):
+        raise metadata.error(
+            f"metadata key 'split.tensors.count' is {declared}; its {n_parts} parts have {len(tensors)}"
+        )
+    (name, n_times), *_ = Counter(tensor.name for tensor in tensors).most_common(1)
+    if n_times > 1:
+        raise metadata.error(f"tensor {name!r} appears in {n_times} of its parts")
+
+
+def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors: tuple[Tensor, ...]) -> ModelCard:
+    metadata = header.metadata
+    architecture = _architecture(metadata)
+    block_count = metadata.number(f"{architecture}.block_count", MAX_BLOCKS)
+    embedding_length = metadata.number(f"{architecture}.embedding_length", MAX_EMBEDDING)
+    heads, heads_kv = head_counts(metadata, architecture, block_count)
+    # llama.cpp divides by the first layer's heads; hybrid models with none there write key_length.
+    head_length = embedding_length // (heads[0] or max(heads)) if any(heads) else 0
+    if any(heads) and head_length == 0:
+        raise metadata.error(f"{max(heads)} attention heads for an embedding length of {embedding_length}")
+    vocab_size = metadata.n_strings("tokenizer.ggml.tokens")
+    _check_embedding(metadata, tensors, embedding_length, vocab_size)
+    key_length = metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length)
+    check_computable(metadata, architecture, block_count, key_length, tensors)
+    value_length = metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
+    n_mtp_blocks = metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0)
+    return ModelCard(
+        path=metadata.path,
+        part_paths=part_paths,
+        file_bytes=file_bytes,
+        version=header.version,
+        architecture=architecture,
+        name=metadata.text("general.name") or metadata.path.stem,
+        quant_kind=_quant_kind(metadata, tensors),
+        context_length=metadata.number(f"{architecture}.context_length", MAX_CONTEXT),
+        block_count=block_count,
+        embedding_length=embedding_length,
+        head_counts=heads,
+        head_counts_kv=heads_kv,
+        key_length=key_length,
+        value_length=value_length,
+        experts_used=max(
+            metadata.per_layer(f"{architecture}.expert_used_count", block_count, MAX_EXPERTS, default=(0,))
+        ),
+        vocab_size=vocab_size,
+        tokenizer_model=metadata.required_text("tokenizer.ggml.model"),
+        has_chat_template=bool(metadata.text("tokenizer.chat_template")),
+        license=metadata.remark("general.license"),
+        tensors=tensors,
+        n_mtp_blocks=n_mtp_blocks,
+        state_length=state_length(metadata, architecture, embedding_length),
+        windows=windows_of(
+            metadata,
+            architecture,
+            block_count,
+            n_mtp_blocks=n_mtp_blocks,
+            key_length=key_length,
+            value_length=value_length,
+        ),
+        n_layers_with_cells=n_layers_with_cells(metadata, architecture, block_count),
+    )
+
+
+def _architecture(metadata: Metadata) -> str:
+    kind = metadata.remark("general.type")
+    if kind in NO_MODELS:
+        raise metadata.error(f"metadata key 'general.type' is {kind!r}: a part or a by-product of a model, not a model")
+    architecture = metadata.required_text("general.architecture")
+    if not re.fullmatch(r"[\w.-]{1,64}", architecture, re.ASCII):
+        raise metadata.error(f"metadata key 'general.architecture' is no name: {architecture[:64]!r}")
+    return architecture
+
+
+def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_length: int, vocab_size: int) -> None:
+    if not tensors:
+        raise metadata.error("it has no tensors: a vocabulary alone cannot be served")
+    if not 1 <= vocab_size <= MAX_ARRAY_STRINGS:
+        raise metadata.error(
+            f"metadata key 'tokenizer.ggml.tokens' has {vocab_size} tokens, must be in 1..{MAX_ARRAY_STRINGS}"
+        )
+    for tensor in tensors:
+        if tensor.name == "token_embd.weight":
+            if tensor.dims != (embedding_length, vocab_size):
+                raise metadata.error(
+                    f"tensor 'token_embd.weight' has shape {tensor.dims}; "
+                    f"embedding length and vocabulary say {(embedding_length, vocab_size)}"
+                )
+            return
+    raise metadata.error("tensor 'token_embd.weight' is missing")
+
+
+def _quant_kind(metadata: Metadata, tensors: tuple[Tensor, ...]) -> str:
+    file_type = metadata.number("general.file_type", 2**32 - 1, low=0, default=-1)
+    return FILE_TYPES.get(file_type & ~_GUESSED) or _bytes_by_type(tensors)[0][0]
+
+
+def _bytes_by_type(tensors: tuple[Tensor, ...]) -> tuple[tuple[str, int], ...]:
+    totals: Counter[str] = Counter()
+    for tensor in tensors:
+        totals[tensor.type_name] += tensor.n_bytes
+    return tuple(totals.most_common())

@@ -1,0 +1,244 @@
+"""How much memory a model needs, and how large a context fits: card × settings → plan.
+
+Owns the arithmetic only; what is free, and where it is, is told by who asks, and after the load the measured figures
+are compared with these. Weights are spread.py's. KV cells are what llama.cpp allocates for unified caches, with
+full-size sliding windows or without, and its states of recurrent layers; the compute buffers are graph_memory.py's
+estimate. Pure; runs in the engine before the load, and in `inspect`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
+from worker.engine.scheduler import most_jobs
+from worker.errors import InsufficientMemory
+from worker.model.ggml_types import TYPES_BY_NAME
+from worker.model.graph_memory import Graph, graph_bytes, graph_of, logits_bytes
+from worker.model.info import ModelCard
+from worker.wire.messages import Configure
+
+DEFAULT_PARALLEL = 8
+DEFAULT_MAX_CELLS = 16_384
+CELL_STEP = 256
+"""llama.cpp pads its context to a multiple of this (llama-context.cpp)."""
+
+CELLS_SEQ_IDS = 2
+"""For cells on their way, and for forgotten ones (llama/kv.py)."""
+SPARE_SEQ_IDS = 1 + CELLS_SEQ_IDS
+"""Beyond the jobs' slots: one for cells that linger (llama/load.py), and these."""
+
+
+MOST_PADDING = 3
+"""Rows that nobody reads in a decode step, and their cells, where a step may be filled up (llama/row_groups.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the settings ask of memory. 0 in the first two means "decide for me"."""
+
+    ctx_size: int
+    """Cells."""
+    parallel: int
+    cache_type_k: str
+    cache_type_v: str
+    ubatch_size: int
+    has_flash_attention: bool
+    swa_full: bool = True
+    """Layers with a sliding window have as many cells as others."""
+    n_padding_cells: int = 0
+    """Beyond the jobs' cells: for rows that fill a decode step up (llama/row_groups.py)."""
+
+
+def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
+    """What a configuration asks of memory; `--swa-full auto` as where there is room for it."""
+    return Demand(
+        ctx_size=config.ctx_size,
+        parallel=config.parallel,
+        cache_type_k=k_type(config.cache_type_k, is_on_gpu=is_on_gpu, flash_attn=config.flash_attn),
+        cache_type_v=config.cache_type_v,
+        ubatch_size=config.ubatch_size,
+        has_flash_attention=config.flash_attn != "off",
+        swa_full=config.swa_full != "off",
+        n_padding_cells=MOST_PADDING if config.is_deterministic else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be asked of llama.cpp, and the memory that takes beside weights, where all of it lies in one place."""
+
+    n_cells: int
+    """KV cells shared by all jobs; llama.cpp's context is this, and the padding's, rounded up to CELL_STEP."""
+    parallel: int
+    trained_length: int
+    kv_bytes: int
+    """With the states of recurrent layers."""
+    compute_bytes: int
+    """An estimate."""
+    output_bytes: int
+    """The rows of logits that are kept to be read."""
+    n_window_cells: int = 0
+    """Of layers with a sliding window; 0 where there are none."""
+    n_seq_ids: int = 0
+    """Of the slots, and what they need beside them."""
+    swa_full: bool = True
+    """As demanded."""
+    n_padding_cells: int = 0
+
+    @property
+    def context_length(self) -> int:
+        """N of docs/protocol.md 1: tokens one job may use."""
+        return min(self.n_cells, self.trained_length)
+
+    @property
+    def n_padded_cells(self) -> int:
+        return -(-(self.n_cells + self.n_padding_cells) // CELL_STEP) * CELL_STEP
+
+
+Fits = Callable[[Plan], bool]
+"""Whether there is room for a plan; for one with fewer cells too, then."""
+
+
+def plan_memory(card: ModelCard, demand: Demand, fits: Fits, *, least_cells: int = CELL_STEP) -> Plan | None:
+    """The plan for a model where `fits` says what there is room for; None where there is too little.
+
+    An asked-for context is kept as it is. Otherwise as many cells as fit, in steps of CELL_STEP, up to parallel ×
+    trained length and DEFAULT_MAX_CELLS, and not fewer than `least_cells` of those that are wanted; where memory is
+    what limits them and `parallel` is free, there are fewer slots, so that each can have CELL_STEP cells.
+    """
+    wanted = wanted_cells(card, demand)
+    if demand.ctx_size:
+        plan = plan_of(card, demand, wanted)
+        return plan if fits(plan) else None
+    n_cells = most_cells(card, demand, fits)
+    return plan_of(card, demand, n_cells) if n_cells >= min(least_cells, wanted) else None
+
+
+def wanted_cells(card: ModelCard, demand: Demand) -> int:
+    """How many cells a model is given where memory is no limit."""
+    most = min(_slots(demand) * card.context_length, DEFAULT_MAX_CELLS)
+    return demand.ctx_size or max(CELL_STEP, most // CELL_STEP * CELL_STEP)
+
+
+def most_cells(card: ModelCard, demand: Demand, fits: Fits) -> int:
+    """The largest multiple of CELL_STEP that fits, at most the wanted cells; 0 where none does."""
+    fitting, failing = 0, wanted_cells(card, demand) // CELL_STEP + 1
+    while failing - fitting > 1:
+        middle = (fitting + failing) // 2
+        if fits(plan_of(card, demand, middle * CELL_STEP)):
+            fitting = middle
+        else:
+            failing = middle
+    return fitting * CELL_STEP
+
+
+def plan_of(card: ModelCard, demand: Demand, n_cells: int) -> Plan:
+    """The plan for exactly so many cells."""
+    slots = _slots(demand)
+    is_scarce = not demand.ctx_size and n_cells < wanted_cells(card, demand)
+    parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
+    bare = Plan(n_cells, parallel, card.context_length, 0, 0, 0, swa_full=demand.swa_full)
+    bare = replace(bare, n_padding_cells=demand.n_padding_cells)
+    bare = replace(bare, n_window_cells=_n_window_cells(card, demand, bare), n_seq_ids=_n_seq_ids(card, demand, bare))
+    return replace(
+        bare,
+        kv_bytes=sum(layer_memory_bytes(card, demand, bare)),
+        compute_bytes=graph_bytes(card, planned_graph(demand, bare)),
+        output_bytes=logits_bytes(card, _n_outputs(bare)),
+    )
+
+
+def planned_graph(demand: Demand, plan: Plan) -> Graph:
+    """The largest step of a plan's slots; a slot draws once a step, and once for each guess."""
+    return graph_of(
+        plan.n_padded_cells,
+        n_window_cells=plan.n_window_cells,
+        n_seqs=plan.n_seq_ids,
+        n_most_outputs=_n_outputs(plan),
+        ubatch_size=demand.ubatch_size,
+        has_flash_attention=demand.has_flash_attention,
+    )
+
+
+def _slots(demand: Demand) -> int:
+    """As many as were asked for; else the default, or what an asked-for context can have."""
+    most = most_jobs(demand.ctx_size) if demand.ctx_size else DEFAULT_PARALLEL
+    return demand.parallel or min(DEFAULT_PARALLEL, most)
+
+
+def _n_outputs(plan: Plan) -> int:
+    return max(plan.parallel + 1 + MAX_DRAFTS, plan.n_seq_ids)
+
+
+def _n_window_cells(card: ModelCard, demand: Demand, plan: Plan) -> int:
+    """Source: llama_kv_cache_iswa."""
+    if card.windows is None or demand.swa_full:
+        return plan.n_padded_cells if card.windows else 0
+    n_needed = card.windows.length * plan.parallel + demand.ubatch_size
+    return -(-min(plan.n_padded_cells, n_needed) // CELL_STEP) * CELL_STEP
+
+
+def _n_seq_ids(card: ModelCard, demand: Demand, plan: Plan) -> int:
+    """As llama/seq_ids.py has them."""
+    n_own = plan.parallel + SPARE_SEQ_IDS + (plan.n_padding_cells > 0)
+    if card.windows is None:
+        return min(n_own, MAX_SEQ_IDS)
+    return min(2 * n_own, MAX_SEQ_IDS) if demand.swa_full else plan.parallel
+
+
+def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
+    """Most bytes of main memory for ended jobs' KV cells; `left_bytes` is what the plan leaves of it.
+
+    -1 means "decide for me": as much as the KV cache takes, at most half of what is left.
+    Raises: InsufficientMemory for more than is left.
+    """
+    left_bytes = max(0, left_bytes)
+    if asked < 0:
+        return min(plan.kv_bytes, left_bytes // 2)
+    if asked > left_bytes:
+        raise InsufficientMemory(
+            f"--prefix-cache-mb {asked // 2**20} is more main memory than the model leaves: "
+            f"give at most {left_bytes // 2**20}, or leave it out",
+            needed_bytes=asked,
+            available_bytes=left_bytes,
+        )
+    return asked
+
+
+def k_type(asked: str, *, is_on_gpu: bool, flash_attn: str) -> str:
+    """The K cache's type for --cache-type-k: `auto` is llama.cpp's own f16, but bf16 on a CPU with flash attention.
+
+    ggml's CPU attention has three ways to sum, chosen by the rows and cells of a whole step; with K and V of two types
+    one of them is left, and a row's result no longer depends on its company. bf16 costs 0 to 5 % of a step, no memory,
+    and on f16 weights a mean KL divergence of 6e-5. Source: ggml_compute_forward_flash_attn_ext_f16 (ggml-cpu/ops.cpp).
+    """
+    if asked != "auto":
+        return asked
+    return "f16" if is_on_gpu or flash_attn == "off" else "bf16"
+
+
+def layer_memory_bytes(card: ModelCard, demand: Demand, plan: Plan) -> tuple[int, ...]:
+    """Of each layer: its KV cells or, where it has no attention, a state for each job."""
+    states = (0 if n_heads else 4 * card.state_length for n_heads in card.head_counts_kv)
+    cells = kv_layer_bytes(card, demand.cache_type_k, demand.cache_type_v)
+    return tuple(
+        (plan.n_window_cells if has_window else plan.n_padded_cells) * cell + plan.parallel * state
+        for cell, state, has_window in zip(cells, states, _in_layer(card), strict=True)
+    )
+
+
+def kv_layer_bytes(card: ModelCard, cache_type_k: str, cache_type_v: str) -> tuple[int, ...]:
+    """Bytes of one KV cell in each layer."""
+    type_k, type_v = TYPES_BY_NAME[cache_type_k.upper()], TYPES_BY_NAME[cache_type_v.upper()]
+
+    def cell_bytes(layer: int, n_heads: int) -> int:
+        if layer >= card.n_layers_with_cells:
+            return 0
+        of = card.windows if card.windows and card.windows.in_layer[layer] else card
+        return type_k.n_bytes(n_heads * of.key_length) + type_v.n_bytes(n_heads * of.value_length)
+
+    return tuple(cell_bytes(layer, n_heads) for layer, n_heads in enumerate(card.head_counts_kv))
+
+
+def _in_layer(card: ModelCard) -> tuple[bool, ...]:
+    return card.windows.in_layer if card.windows else (False,) * len(card.head_counts_kv)

@@ -1,0 +1,76 @@
+"""What the engine process says to its front: in order, from any thread, without ever waiting; or not at all.
+
+Owns the end of the process that nobody listens to. Knows nothing of what the frames mean.
+"""
+
+import os
+import socket
+import sys
+import threading
+from collections import deque
+
+from worker.wire.frames import encode_frame
+from worker.wire.messages import Outbound
+
+MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
+"""docs/protocol.md 6: with this much unread the front is dead."""
+
+
+class Outbox:
+    """Frames to the front, in order, from two threads, without ever waiting for it.
+
+    A frame goes straight to the socket while that takes it; what it does not take waits for the writer thread.
+    """
+
+    def __init__(self, sock: socket.socket, generation: int) -> None:
+        self._sock = sock
+        self._generation = generation
+        self._waiting: deque[bytes] = deque()
+        self._n_waiting_bytes = 0
+        self._changed = threading.Condition()
+        threading.Thread(target=self._write, name="writer", daemon=True).start()
+
+    def send(self, message: Outbound) -> None:
+        frame = encode_frame(self._generation, message)
+        with self._changed:
+            if not self._waiting:
+                frame = frame[self._send_now(frame) :]
+            if not frame:
+                return
+            self._waiting.append(frame)
+            self._n_waiting_bytes += len(frame)
+            if self._n_waiting_bytes > MAX_OUTSTANDING_BYTES:
+                leave(f"the front has left {self._n_waiting_bytes} bytes unread")
+            self._changed.notify()
+
+    def _send_now(self, frame: bytes) -> int:
+        try:
+            return self._sock.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return leave("the front is gone")
+
+    def _write(self) -> None:
+        """Empty what the socket did not take at once. The frame being sent stays first, so that none overtakes it."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                frame = self._waiting[0]
+            try:
+                self._sock.sendall(frame)
+            except OSError:
+                leave("the front is gone")
+            with self._changed:
+                self._waiting.popleft()
+                self._n_waiting_bytes -= len(frame)
+
+
+def leave(reason: str) -> int:
+    """End the process now, from any thread: nobody is left to answer to. An empty reason is the expected one."""
+    try:
+        if reason:
+            sys.stderr.write(f"engine: {reason}; leaving\n")
+            sys.stderr.flush()
+    finally:  # a killed front has closed the pipe's other end too
+        os._exit(0)
