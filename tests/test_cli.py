@@ -19,7 +19,7 @@ from worker import __version__
 from worker.argv import means_serve
 from worker.cli import parse, read_settings, run, setting_options
 from worker.config.legacy import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNORED_VALUES
-from worker.config.settings import flag_name, knobs
+from worker.config.settings import flag_name, options
 
 MODEL = ["--model", "m.gguf"]
 COMMANDS = ["serve", "generate", "models", "inspect", "devices", "bench"]
@@ -58,7 +58,7 @@ def python(*argv: str, environ: Mapping[str, str] | None = None) -> subprocess.C
 @pytest.mark.process
 def test_serve_help_explains_every_setting_and_hides_the_legacy_spellings() -> None:
     shown = llorch_worker("serve", "--help").stdout
-    for name, _, _ in knobs():
+    for name, _, _ in options():
         assert f" {flag_name(name)} " in shown
     for name in (*DEVICE_NUMBERS, *IGNORED_VALUES, *IGNORED_SWITCHES, "backend"):
         assert f" {flag_name(name)} " not in shown
@@ -177,7 +177,7 @@ def test_a_default_model_stands_in_only_where_none_is_given() -> None:
 
 def test_options_can_be_had_by_group() -> None:
     names = {option.name for option in setting_options("Model", "Jobs")}
-    assert names == {name for name, _, knob in knobs() if knob.group in {"Model", "Jobs"}} | {"config"}
+    assert names == {name for name, _, option in options() if option.group in {"Model", "Jobs"}} | {"config"}
 
 
 # ── mistakes ─────────────────────────────────────────────────────────────────────────────────────

@@ -19,9 +19,9 @@ from click.exceptions import Exit, NoArgsIsHelpError, NoSuchOption
 from worker import __version__
 from worker.argv import HELP_FLAGS, is_model_file, means_serve
 from worker.config import legacy as legacy_flags
-from worker.config.option import Group, Knob, shown
+from worker.config.option import Group, Option, shown
 from worker.config.precedence import settle, unread
-from worker.config.settings import Settings, environment, flag_name, knobs
+from worker.config.settings import Settings, environment, flag_name, options
 from worker.config.spellings import flag_hint
 from worker.errors import UsageError, WorkerError
 
@@ -161,7 +161,7 @@ def read_settings(
         given.get("backend"),
         {name: given[name] for name in legacy_flags.DEVICE_NUMBERS if name in given},
     )
-    flags = {name: given[name] for name, _, _ in knobs() if name in given}
+    flags = {name: given[name] for name, _, _ in options() if name in given}
     if device is not None:
         flags["device"] = device
     settings = settle(flags, given.get("config"), environ)
@@ -191,8 +191,8 @@ def setting_options(*groups: Group, also: Collection[str] = ()) -> list[click.Op
         panel="Operation",
         help="Read settings from this TOML file.",
     )
-    wanted = [one for one in knobs() if not groups or one[2].group in groups or one[0] in also]
-    return [*(_option(name, kind, knob) for name, kind, knob in wanted), config]
+    wanted = [one for one in options() if not groups or one[2].group in groups or one[0] in also]
+    return [*(_option(name, kind, option) for name, kind, option in wanted), config]
 
 
 def _legacy_options() -> list[click.Option]:
@@ -206,20 +206,20 @@ def _legacy_options() -> list[click.Option]:
     ]
 
 
-def _option(name: str, kind: type, knob: Knob) -> click.Option:
+def _option(name: str, kind: type, option: Option) -> click.Option:
     if kind is bool:
-        return click.RichOption([flag_name(name)], is_flag=True, default=None, panel=knob.group, help=knob.help)
+        return click.RichOption([flag_name(name)], is_flag=True, default=None, panel=option.group, help=option.help)
     default = getattr(Settings(), name)
-    words = [knob.shown_default or (f"{default:g}" if kind is float else str(default))]
-    metavar = knob.metavar or ("N" if kind is int else "|".join(knob.choices or ()))
-    if knob.allowed and (not knob.choices or knob.metavar):
-        words.insert(0, knob.allowed)
+    words = [option.shown_default or (f"{default:g}" if kind is float else str(default))]
+    metavar = option.metavar or ("N" if kind is int else "|".join(option.choices or ()))
+    if option.allowed and (not option.choices or option.metavar):
+        words.insert(0, option.allowed)
     return click.RichOption(
         [flag_name(name)],
         type=_Text(),
         metavar=metavar,
-        panel=knob.group,
-        help=f"{knob.help} [{'; default '.join(words)}]" if len(words) > 1 else f"{knob.help} [default {words[0]}]",
+        panel=option.group,
+        help=f"{option.help} [{'; default '.join(words)}]" if len(words) > 1 else f"{option.help} [default {words[0]}]",
     )
 
 

@@ -34,7 +34,7 @@ from worker.logs import lines as logs
 from worker.logs.redaction import Secrets
 from worker.logs.writer import LogWriter, in_background
 from worker.model.catalog import Catalog, load_catalog, locate
-from worker.model.info import ModelCard, read_card
+from worker.model.info import ModelInfo, read_info
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
 from worker.web.server import allow_open_files, bound_socket, served, url_of
 
@@ -147,14 +147,14 @@ class Service:
     async def _live(self) -> int:
         located = locate(self._settings.model or "", self._settings.models_dir, self._catalog)
         self._model_path = located.path
-        card = read_card(located.path) if located.is_present else None
+        info = read_info(located.path) if located.is_present else None
         report = self._settings.parity_report
         certificate = read_certificate(report) if report is not None else None
         metrics = Metrics(self._settings.worker_id, n_log_lines_dropped=lambda: self._writer.n_dropped)
         front = Front(self._settings, metrics)
         with bound_socket(self._settings.host, self._settings.port) as sock:
             _report_listening(sock)
-            async with served(front, sock), self._engine(front, card, certificate) as client:
+            async with served(front, sock), self._engine(front, info, certificate) as client:
                 front.open(client)
                 # What is here now stays: the collector would walk all of it now and then, and every stream would wait.
                 gc.freeze()
@@ -163,23 +163,23 @@ class Service:
 
     @asynccontextmanager
     async def _engine(
-        self, front: Front, card: ModelCard | None, certificate: Certificate | None
+        self, front: Front, info: ModelInfo | None, certificate: Certificate | None
     ) -> AsyncIterator[EngineClient]:
         """The model file made sure of, and an engine that has loaded it."""
-        if card is None:
-            card = read_card(await self._unless_stopped(front, fetch_in_child(self._settings)))
+        if info is None:
+            info = read_info(await self._unless_stopped(front, fetch_in_child(self._settings)))
         if certificate is not None:
-            await self._unless_stopped(front, certificate.check(card))
+            await self._unless_stopped(front, certificate.check(info))
             front.parity = certificate.body
         client = EngineClient(
-            configure(self._settings, card.path),
+            configure(self._settings, info.path),
             front,
             environment=engine_environment(),
             watchdog_s=self._settings.watchdog_sec,
-            model_bytes=card.file_bytes,
+            model_bytes=info.file_bytes,
             command=self._engine_command,
         )
-        log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(card.path))
+        log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(info.path))
         try:
             try:
                 facts = await self._unless_stopped(front, client.start())

@@ -12,7 +12,7 @@ from worker.cli import run
 from worker.commands.inspect_gguf import Inspection, inspect_card
 from worker.model.catalog import load_catalog
 from worker.model.gguf import Tensor
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.model.spread import nothing_repacked
 
 
@@ -45,16 +45,16 @@ def test_the_chat_template_is_reported(
 
 
 def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
-    card = read_card(tiny_model().write(tmp_path / "tiny.gguf"))
-    rows = inspect_card(card, 0, nothing_repacked).tensor_types
-    assert sum(row.tensors for row in rows) == len(card.tensors)
-    assert sum(row.bytes for row in rows) == card.weights_bytes
+    info = read_info(tiny_model().write(tmp_path / "tiny.gguf"))
+    rows = inspect_card(info, 0, nothing_repacked).tensor_types
+    assert sum(row.tensors for row in rows) == len(info.tensors)
+    assert sum(row.bytes for row in rows) == info.weights_bytes
     assert sum(row.share for row in rows) == pytest.approx(1)
 
 
 def test_the_memory_estimate_adds_up_and_does_not_depend_on_this_machine(tmp_path: Path) -> None:
-    card = read_card(tiny_model().write(tmp_path / "tiny.gguf"))
-    poor, rich = inspect_card(card, 0, nothing_repacked).memory, inspect_card(card, 2**50, nothing_repacked).memory
+    info = read_info(tiny_model().write(tmp_path / "tiny.gguf"))
+    poor, rich = inspect_card(info, 0, nothing_repacked).memory, inspect_card(info, 2**50, nothing_repacked).memory
     assert poor.total_bytes == rich.total_bytes == poor.weights_bytes + poor.kv_bytes + poor.compute_bytes
     assert (poor.available_bytes, rich.available_bytes) == (0, 2**50)
     assert poor.kv_cells == 8 * 512
@@ -65,13 +65,13 @@ def test_the_memory_estimate_adds_up_and_does_not_depend_on_this_machine(tmp_pat
 def test_weights_that_are_laid_out_anew_are_told(tmp_path: Path) -> None:
     """A matrix for which the processor has kernels of its own; then the file is read, and all is there once."""
     matrix = TensorRow("output.weight", (32, 8), 32 * 8 * 4)
-    card = read_card(tiny_model(tensors=[*TINY_TENSORS, matrix]).write(tmp_path / "tiny.gguf"))
+    info = read_info(tiny_model(tensors=[*TINY_TENSORS, matrix]).write(tmp_path / "tiny.gguf"))
 
     def repacked_bytes(tensor: Tensor) -> int:
         return tensor.n_bytes
 
-    found = inspect_card(card, 0, repacked_bytes).memory
-    assert (found.repacked_bytes, found.is_mapped, found.weights_bytes) == (matrix.n_bytes, False, card.weights_bytes)
+    found = inspect_card(info, 0, repacked_bytes).memory
+    assert (found.repacked_bytes, found.is_mapped, found.weights_bytes) == (matrix.n_bytes, False, info.weights_bytes)
 
 
 def test_a_split_model_is_inspected_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,29 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.cli import parse
-from worker.config.option import Knob
-from worker.config.settings import Settings, env_name, flag_name, knobs
+from worker.config.option import Option
+from worker.config.settings import Settings, env_name, flag_name, options
 from worker.errors import UsageError
 
 MODEL = ["--model", "m.gguf"]
 
 
-def values_of(kind: type, knob: Knob) -> st.SearchStrategy[Any]:
+def values_of(kind: type, option: Option) -> st.SearchStrategy[Any]:
     """Values the setting may have."""
-    if knob.choices:
-        return st.sampled_from(knob.choices)
-    if knob.metavar == "URL":
+    if option.choices:
+        return st.sampled_from(option.choices)
+    if option.metavar == "URL":
         return st.sampled_from(["http://pool:1/ready", "https://10.0.0.1/x", "http://[::1]:8/"])
-    if knob.pattern:
-        return st.from_regex(re.compile(knob.pattern, re.ASCII), fullmatch=True)
+    if option.pattern:
+        return st.from_regex(re.compile(option.pattern, re.ASCII), fullmatch=True)
     if kind is bool:
         return st.just(True)
     if kind in (int, float):
-        assert knob.low is not None
-        assert knob.high is not None
+        assert option.low is not None
+        assert option.high is not None
         if kind is int:
-            return st.integers(int(knob.low), int(knob.high))
-        return st.floats(knob.low, knob.high).map(lambda number: float(f"{number:.6f}")).filter(lambda n: n >= 0.1)
+            return st.integers(int(option.low), int(option.high))
+        return st.floats(option.low, option.high).map(lambda number: float(f"{number:.6f}")).filter(lambda n: n >= 0.1)
     plain = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="~"), min_size=1)
     return plain.map(Path) if kind is Path else plain
 
@@ -50,12 +50,12 @@ def on_the_flags(name: str, value: Any) -> list[str]:
     return [flag_name(name)] if value is True else [f"{flag_name(name)}={value}"]
 
 
-@pytest.mark.parametrize(("name", "kind", "knob"), knobs())
+@pytest.mark.parametrize(("name", "kind", "option"), options())
 def test_the_highest_source_that_speaks_decides(
-    name: str, kind: type, knob: Knob, tmp_path_factory: pytest.TempPathFactory
+    name: str, kind: type, option: Option, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     config = tmp_path_factory.mktemp("config") / "llorch.toml"
-    sources = st.none() | values_of(kind, knob)
+    sources = st.none() | values_of(kind, option)
 
     @settings(derandomize=True, deadline=None, max_examples=20)
     @given(sources, sources, sources)
@@ -63,7 +63,7 @@ def test_the_highest_source_that_speaks_decides(
         config.write_text("" if key is None else f"{name.replace('_', '-')} = {as_toml(key)}\n", encoding="utf-8")
         environ = {"LLORCH_CONFIG": str(config)}
         if variable is not None:
-            environ[env_name(name, knob)] = str(variable)
+            environ[env_name(name, option)] = str(variable)
         argv = [*NEEDED.get(name, ()), *([] if flag is None else on_the_flags(name, flag))]
         found = getattr(
             parse([*([] if name == "model" and (flag or variable or key) else MODEL), *argv], environ), name
@@ -118,7 +118,7 @@ def test_a_switch_in_the_environment_has_four_words_each_way(word: str, expected
     assert parse(MODEL, {"LLORCH_SSE_EVENT_NAMES": word}).sse_event_names is expected
 
 
-@pytest.mark.parametrize("name", [env_name(name, knob) for name, _, knob in knobs() if name != "api_key"])
+@pytest.mark.parametrize("name", [env_name(name, option) for name, _, option in options() if name != "api_key"])
 def test_an_empty_variable_counts_as_not_given(name: str) -> None:
     empty, unset = parse([*MODEL, "--worker-id=w"], {name: ""}), parse([*MODEL, "--worker-id=w"], {})
     assert empty == unset

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from worker.cli import parse
-from worker.config.option import Knob
-from worker.config.settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, Settings, check, env_name, flag_name, knobs
+from worker.config.option import Option
+from worker.config.settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, Settings, check, env_name, flag_name, options
 from worker.errors import UsageError
 
-RANGED = [(name, kind, knob) for name, kind, knob in knobs() if knob.low is not None and knob.high is not None]
+RANGED = [
+    (name, kind, option) for name, kind, option in options() if option.low is not None and option.high is not None
+]
 
 
 def with_value(name: str, value: Any) -> Settings:
@@ -52,40 +54,40 @@ def test_the_same_command_line_gives_the_same_id_and_a_given_one_is_kept() -> No
 
 
 def test_every_setting_has_its_own_flag_variable_and_explanation() -> None:
-    table = knobs()
+    table = options()
     assert len({flag_name(name) for name, _, _ in table}) == len(table)
-    assert len({env_name(name, knob) for name, _, knob in table}) == len(table)
-    assert all(knob.help for _, _, knob in table)
+    assert len({env_name(name, option) for name, _, option in table}) == len(table)
+    assert all(option.help for _, _, option in table)
 
 
 def test_every_number_has_a_range() -> None:
-    assert {name for name, kind, _ in knobs() if kind in (int, float)} == {name for name, _, _ in RANGED}
+    assert {name for name, kind, _ in options() if kind in (int, float)} == {name for name, _, _ in RANGED}
 
 
 def test_every_pattern_is_told_in_words_where_it_is_broken() -> None:
-    patterned = [(name, knob) for name, _, knob in knobs() if knob.pattern]
+    patterned = [(name, option) for name, _, option in options() if option.pattern]
     assert patterned
-    for name, knob in patterned:
-        assert knob.forms
-        with pytest.raises(UsageError, match=f"'%%' is not valid; allowed is {re.escape(knob.forms)}$"):
+    for name, option in patterned:
+        assert option.forms
+        with pytest.raises(UsageError, match=f"'%%' is not valid; allowed is {re.escape(option.forms)}$"):
             check(with_value(name, "%%"))
 
 
 def test_only_the_token_breaks_the_naming_rule() -> None:
-    assert [name for name, _, knob in knobs() if env_name(name, knob) != f"LLORCH_{name.upper()}"] == ["api_key"]
+    assert [name for name, _, option in options() if env_name(name, option) != f"LLORCH_{name.upper()}"] == ["api_key"]
 
 
-@pytest.mark.parametrize(("name", "kind", "knob"), RANGED)
-def test_a_range_includes_both_its_ends_and_nothing_beyond(name: str, kind: type, knob: Knob) -> None:
-    assert knob.low is not None
-    assert knob.high is not None
-    for good in (knob.low, knob.high):
+@pytest.mark.parametrize(("name", "kind", "option"), RANGED)
+def test_a_range_includes_both_its_ends_and_nothing_beyond(name: str, kind: type, option: Option) -> None:
+    assert option.low is not None
+    assert option.high is not None
+    for good in (option.low, option.high):
         check(with_value(name, kind(good)))
-    for bad in (knob.low - 1, knob.high + 1, float("nan")):
+    for bad in (option.low - 1, option.high + 1, float("nan")):
         with pytest.raises(UsageError) as raised:
             check(with_value(name, bad))
         assert flag_name(name) in str(raised.value)
-        assert knob.allowed in str(raised.value)
+        assert option.allowed in str(raised.value)
 
 
 @pytest.mark.parametrize(

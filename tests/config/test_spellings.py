@@ -8,7 +8,7 @@ import rich_click as click
 from worker.cli import setting_options
 from worker.commands.generate import generate
 from worker.config.precedence import unread
-from worker.config.settings import env_name, flag_name, knobs
+from worker.config.settings import env_name, flag_name, options
 from worker.config.spellings import LLAMA_SERVER, OF_A_REQUEST, flag_hint
 
 
@@ -28,7 +28,7 @@ def test_every_spelling_of_llama_servers_leads_to_a_flag_of_ours(spelling: str) 
         assert flag_hint(spelling, ours) or not targets & ours
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in knobs()])
+@pytest.mark.parametrize("name", [name for name, _, _ in options()])
 def test_underscores_are_taken_for_dashes(name: str) -> None:
     flag = flag_name(name)
     assert flag_hint(f"--{name}", SERVE - {f"--{name}"}) == f"did you mean {flag}?" or "_" not in name
@@ -58,12 +58,12 @@ def test_a_hint_of_generate_names_its_own_flags() -> None:
     assert flag_hint("-n", GENERATE) == "did you mean --max-tokens?"
 
 
-@pytest.mark.parametrize(("name", "knob"), [(name, knob) for name, _, knob in knobs()])
-def test_a_variable_that_is_a_setting_is_read(name: str, knob: object) -> None:
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name, _, option in options()])
+def test_a_variable_that_is_a_setting_is_read(name: str, option: object) -> None:
     assert unread({f"LLORCH_{name.upper()}": "x", "LLORCH_API_TOKEN": "x", "LLORCH_CONFIG": "x"}) == []
 
 
-@pytest.mark.parametrize("name", [env_name(name, knob) for name, _, knob in knobs()])
+@pytest.mark.parametrize("name", [env_name(name, option) for name, _, option in options()])
 def test_a_variable_with_a_letter_too_many_is_told_with_the_likely_name(name: str) -> None:
     ((told, said),) = unread({f"{name}S": "secret", "PATH": "/bin"})
     assert (told, said) == (f"{name}S", f"no setting has this name; did you mean {name}?")

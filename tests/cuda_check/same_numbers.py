@@ -17,7 +17,7 @@ from tests.cuda_check.report import Figure
 from worker.host import cpu_quota
 from worker.llama.devices import choose_device, devices
 from worker.model.catalog import sha256_of
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.bounds import Bounds
 from worker.parity.compare import Summary
 from worker.parity.evidence import LONG, Window
@@ -44,8 +44,8 @@ def compare(model: Path, asked: str, *, n_tokens: int) -> list[Figure]:
     Beside the model's memory it takes `n_tokens` rows of float32[n_vocab] twice on disk.
     Raises: ModelLoadFailed, InsufficientMemory; ValueError for logits that are not finite.
     """
-    device, card = choose_device(asked, devices()), read_card(model)
-    both = _chosen(model, card.vocab_size, n_tokens)
+    device, info = choose_device(asked, devices()), read_info(model)
+    both = _chosen(model, info.vocab_size, n_tokens)
     with TemporaryDirectory(prefix="llorch-check-") as folder:
         on_cpu = compute(
             model, as_served(cpu()), both.windows, folder=Path(folder) / "cpu", n_threads=cpu_quota(), device=cpu()
@@ -57,7 +57,7 @@ def compare(model: Path, asked: str, *, n_tokens: int) -> list[Figure]:
         beyond = on_it.against(both.reference, both.numbers) if both.reference else None
     return [
         msgspec.structs.replace(figure, device=asked, model=model.name)
-        for figure in (*_beside(beside, card.quant_kind), *(_beyond(beyond, card.quant_kind) if beyond else ()))
+        for figure in (*_beside(beside, info.quant_kind), *(_beyond(beyond, info.quant_kind) if beyond else ()))
     ]
 
 

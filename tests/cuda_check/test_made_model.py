@@ -12,7 +12,7 @@ from tests.cuda_check.made_model import BLOCK_BYTES, Q4_K, SHAPES, made_model
 from worker.bench.words import Prompts, common_words
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.model.info import read_card
+from worker.model.info import read_info
 
 TINY = SHAPES["tiny"]
 
@@ -30,9 +30,9 @@ def test_llama_2_7b_has_as_many_weights_as_the_real_one() -> None:
 
 
 def test_the_file_is_what_its_header_says(tiny: Path) -> None:
-    card = read_card(tiny)
-    assert (card.architecture, card.quant_kind, card.vocab_size) == ("llama", "Q4_K", 32_000)
-    assert (card.block_count, card.embedding_length) == (TINY.n_layers, TINY.n_embd)
+    info = read_info(tiny)
+    assert (info.architecture, info.quant_kind, info.vocab_size) == ("llama", "Q4_K", 32_000)
+    assert (info.block_count, info.embedding_length) == (TINY.n_layers, TINY.n_embd)
 
 
 def test_weights_lie_about_zero_and_keep_sizes_as_they_are(tiny: Path) -> None:

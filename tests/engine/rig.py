@@ -62,12 +62,12 @@ class Rig:
         can_share: bool = True,
         row_costs: tuple[tuple[int, float], ...] = (),
         is_deterministic: bool = False,
-        has_spare_slot: bool = True,
+        has_retained_slot: bool = True,
     ) -> None:
         self.model = model or ToyModel()
         self.runner = FakeRunner(
             self.model,
-            n_slots=n_slots + has_spare_slot,
+            n_slots=n_slots + has_retained_slot,
             n_cells=n_cells,
             chunk=chunk,
             widest_step=widest_step,
@@ -83,7 +83,7 @@ class Rig:
             chunk=chunk,
             widest_step=widest_step,
             prefix_cache_bytes=prefix_cache_bytes,
-            spare_slot=SlotId(n_slots) if has_spare_slot else None,
+            retained_slot=SlotId(n_slots) if has_retained_slot else None,
             row_costs=row_costs,
             is_deterministic=is_deterministic,
         )
@@ -137,7 +137,7 @@ class Rig:
                 break
             self.step()
         assert self.engine.is_idle, "nothing may be left waiting"
-        n_lingering = len(self.engine.reuse.lingering)
+        n_lingering = len(self.engine.prefix_cache.retained)
         assert self.runner.n_cells_used == n_lingering, "an idle engine holds its last job's cells at most"
 
     def outcome(self, job: JobKey) -> Outcome:
@@ -225,7 +225,7 @@ class Rig:
         assert sorted([*scheduler.free_slots, *running]) == list(range(self.n_slots))
         n_used = self.runner.n_cells_used if running else 0
         assert self.n_cells_told == n_used, "the front knows how full the cache is"
-        assert not (running and self.engine.reuse.lingering), "nothing lingers in the way of others"
+        assert not (running and self.engine.prefix_cache.retained), "nothing lingers in the way of others"
         for slot in scheduler.free_slots:
             assert not self.runner.held[slot], "a free slot holds nothing"
         for sequence in running.values():

@@ -4,7 +4,7 @@ from itertools import accumulate, pairwise
 
 from hypothesis import strategies as st
 
-from worker.engine.ngram import NO_OFFER, Offer
+from worker.engine.ngram import NO_DRAFT, Draft
 from worker.wire.messages import TokenId
 
 CPU = ((1, 7.5e-3), (2, 11e-3), (4, 19e-3), (8, 34e-3), (16, 66e-3))
@@ -31,5 +31,5 @@ def cost(costs: Costs, n_rows: int) -> float:
     raise AssertionError(n_rows)
 
 
-def offer(n_guesses: int, n_matched: int = 1) -> Offer:
-    return Offer((RIGHT,) * n_guesses, n_matched) if n_guesses else NO_OFFER
+def offer(n_guesses: int, n_matched: int = 1) -> Draft:
+    return Draft((RIGHT,) * n_guesses, n_matched) if n_guesses else NO_DRAFT

@@ -59,7 +59,7 @@ def engine_for(
         chunk=chunk,
         widest_step=4 * chunk,
         itl_target_s=TARGET_S,
-        spare_slot=SlotId(n_streams + 1),
+        retained_slot=SlotId(n_streams + 1),
     )
     return Engine(runner, rules, emit=emit, clock=clock), runner
 

@@ -307,7 +307,7 @@ def test_a_later_job_finds_what_an_ended_one_computed_prompt_and_answer() -> Non
 
 def test_the_last_jobs_cells_stay_until_another_runs_that_does_not_go_on_from_them() -> None:
     rig = Rig(prefix_cache_bytes=1000 * CELL_BYTES)
-    index = rig.engine.reuse.index
+    index = rig.engine.prefix_cache.index
     rig.submit(Request(COMMON, max_tokens=4))
     rig.run_until_idle()
     assert rig.runner.n_cells_used == len(COMMON) + 3
@@ -352,18 +352,18 @@ def test_what_is_put_away_may_push_out_what_was_about_to_be_loaded() -> None:
 
 
 def test_without_host_memory_nothing_is_kept_and_nobody_notices() -> None:
-    rig = Rig(n_slots=2, prefix_cache_bytes=1000 * CELL_BYTES, has_spare_slot=False)
+    rig = Rig(n_slots=2, prefix_cache_bytes=1000 * CELL_BYTES, has_retained_slot=False)
     for has_memory in (True, False, False):
         rig.runner.has_host_memory = has_memory
         for n in (40, 48):
             rig.submit(Request((*COMMON[:n], 1), max_tokens=3))
         rig.run_until_idle()
     rig.check_stories()
-    assert rig.engine.reuse.index.n_tokens > 0
+    assert rig.engine.prefix_cache.index.n_tokens > 0
 
 
 def test_a_copy_that_the_cache_could_not_hold_is_not_made() -> None:
-    rig = Rig(n_slots=2, prefix_cache_bytes=30 * CELL_BYTES, has_spare_slot=False)
+    rig = Rig(n_slots=2, prefix_cache_bytes=30 * CELL_BYTES, has_retained_slot=False)
     for n in (20, 40, 41, 42):
         rig.submit(Request((*COMMON[:n], 1), max_tokens=1, seed=n))
         rig.run_until_idle()

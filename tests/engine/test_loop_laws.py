@@ -29,7 +29,7 @@ TROUBLED = ToyModel(ends=frozenset({ENDS}), undrawable=frozenset({UNDRAWABLE}), 
 
 CHUNKS = (2, 4, 8)
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
-"""Guesses nearly always pay."""
+"""Drafts nearly always pay."""
 STOPS: tuple[tuple[str, ...], ...] = ((), (), ("bb",), ("cab", "a"), ("dda", "aab"))
 LENGTHS = st.integers(1, 4) | st.integers(1, 3 * max(CHUNKS))
 
@@ -77,7 +77,7 @@ class Anything(RuleBasedStateMachine):
             can_share=how != "uncut",
             row_costs=CHEAP_ROWS if how == "repetitive" else (),
             is_deterministic=how == "deterministic",
-            has_spare_slot=how != "no spare slot",
+            has_retained_slot=how != "no spare slot",
         )
 
     @rule(wanted=st.lists(requests(), min_size=1, max_size=4))

@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from worker.engine.ngram import MOST_COUNTED, NO_OFFER, Lookup, Offer
+from worker.engine.ngram import MOST_COUNTED, NO_DRAFT, Draft, NgramLookup
 from worker.wire.messages import TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=300)
@@ -14,8 +14,8 @@ TEXTS = st.lists(TOKENS, max_size=60)
 FAR = 12
 
 
-def asked_once(text: list[TokenId], n_most: int = FAR) -> Offer:
-    return Lookup(text).propose(n_most)
+def asked_once(text: list[TokenId], n_most: int = FAR) -> Draft:
+    return NgramLookup(text).propose(n_most)
 
 
 def continuation(text: list[TokenId], place: int, n: int) -> tuple[TokenId, ...]:
@@ -36,7 +36,7 @@ def test_guesses_are_what_followed_an_earlier_place_with_the_same_tokens_before_
     text: list[TokenId], n_most: int
 ) -> None:
     offer = asked_once(text, n_most)
-    if offer == NO_OFFER:
+    if offer == NO_DRAFT:
         return
     n = offer.n_matched
     assert n >= 1
@@ -47,14 +47,14 @@ def test_guesses_are_what_followed_an_earlier_place_with_the_same_tokens_before_
 @LAW
 @given(TEXTS)
 def test_there_is_an_offer_exactly_when_the_last_token_stood_before(text: list[TokenId]) -> None:
-    assert (asked_once(text) != NO_OFFER) == (text[-1:] != [] and text[-1] in text[:-1])
+    assert (asked_once(text) != NO_DRAFT) == (text[-1:] != [] and text[-1] in text[:-1])
 
 
 @LAW
 @given(st.lists(st.tuples(st.lists(TOKENS, max_size=9), st.none() | st.integers(0, FAR)), max_size=12))
 def test_growing_and_asking_on_the_way_changes_nothing(parts: list[tuple[list[TokenId], int | None]]) -> None:
     text: list[TokenId] = []
-    lookup = Lookup(text)
+    lookup = NgramLookup(text)
     for part, n_most in parts:
         text += part
         if n_most is not None:
@@ -71,7 +71,7 @@ def test_a_short_offer_is_the_beginning_of_a_long_one(text: list[TokenId], n_mos
 @LAW
 @given(TEXTS)
 def test_asking_twice_gives_the_same(text: list[TokenId]) -> None:
-    lookup = Lookup(text)
+    lookup = NgramLookup(text)
     assert lookup.propose(FAR) == lookup.propose(FAR)
 
 
@@ -87,19 +87,19 @@ def test_a_repeating_text_is_guessed_as_far_as_asked(period: int, n_more: int, n
 def test_the_latest_of_the_longest_matches_is_read() -> None:
     """5 was expected last, so the place is looked for anew: 1 2 3 4 stood twice, and 4 alone later still."""
     text = tokens(1, 2, 3, 4, 50, 8, 1, 2, 3, 4, 60, 7, 4, 70, 9, 1, 2, 3, 5, 1, 2, 3, 4)
-    assert asked_once(text, 1) == Offer((TokenId(60),), n_matched=4)
+    assert asked_once(text, 1) == Draft((TokenId(60),), n_matched=4)
 
 
 def test_a_place_that_has_agreed_for_long_is_kept_over_a_later_one() -> None:
     """The copy of 1..9 passes 4 5 6 7, which last went on with 99; the place it came from goes on with 8."""
     text = tokens(1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 4, 5, 6, 7, 99, 21, 1, 2, 3, 4, 5, 6, 7)
-    assert asked_once(text, 2) == Offer((TokenId(8), TokenId(9)), n_matched=7)
+    assert asked_once(text, 2) == Draft((TokenId(8), TokenId(9)), n_matched=7)
 
 
 def test_after_a_changed_token_the_place_is_found_again_by_the_next_one() -> None:
     passage = tokens(1, 2, 3, 4, 5, 6, 7, 8)
     edited = tokens(1, 2, 3, 99, 5)
-    assert asked_once(passage + edited, 3) == Offer((TokenId(6), TokenId(7), TokenId(8)), n_matched=1)
+    assert asked_once(passage + edited, 3) == Draft((TokenId(6), TokenId(7), TokenId(8)), n_matched=1)
 
 
 def test_a_match_is_counted_while_it_is_followed() -> None:
@@ -112,5 +112,5 @@ def test_a_match_that_is_found_is_counted_back_only_so_far() -> None:
     """Behind the third copy 77 was expected, as behind the second; with 99 it is the first that fits, all along."""
     passage = [TokenId(i) for i in range(MOST_COUNTED + 4)]
     text = passage + tokens(99) + passage + tokens(77) + passage
-    assert asked_once(text, 1) == Offer((TokenId(77),), n_matched=MOST_COUNTED + 4)
-    assert asked_once([*text, TokenId(99)], 1) == Offer((TokenId(0),), n_matched=MOST_COUNTED)
+    assert asked_once(text, 1) == Draft((TokenId(77),), n_matched=MOST_COUNTED + 4)
+    assert asked_once([*text, TokenId(99)], 1) == Draft((TokenId(0),), n_matched=MOST_COUNTED)

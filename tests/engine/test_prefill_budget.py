@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.prefill_budget import CAUTION, GRAIN, LEAST_SHARE, MOST_GAP, Pace
+from worker.engine.prefill_budget import CAUTION, GRAIN, LEAST_SHARE, MOST_GAP, PrefillBudget
 
 LAW = settings(derandomize=True, deadline=None, max_examples=200)
 TARGET_S = 0.15
@@ -11,13 +11,13 @@ TOKEN_S = st.floats(1e-4, 0.1)
 DECODE_S = st.floats(0.0, 1.0)
 
 
-def pace_of(chunk: int, *, is_fixed: bool = False) -> Pace:
-    return Pace(chunk=chunk, widest_step=4 * chunk, itl_target_s=TARGET_S, is_fixed=is_fixed)
+def pace_of(chunk: int, *, is_fixed: bool = False) -> PrefillBudget:
+    return PrefillBudget(chunk=chunk, widest_step=4 * chunk, itl_target_s=TARGET_S, is_fixed=is_fixed)
 
 
-def prefill(pace: Pace, token_s: float) -> None:
+def prefill(budget: PrefillBudget, token_s: float) -> None:
     """A step of the present size, each token of which takes so long."""
-    pace.prefill_took(pace.size, pace.size * token_s)
+    budget.prefill_took(budget.size, budget.size * token_s)
 
 
 @LAW
@@ -25,41 +25,41 @@ def prefill(pace: Pace, token_s: float) -> None:
 def test_steps_are_as_long_as_fits_whatever_they_took_before(
     chunk: int, costs: list[float], token_s: float, decode_s: float
 ) -> None:
-    pace = pace_of(chunk)
-    pace.decode_took(decode_s)
+    budget = pace_of(chunk)
+    budget.decode_took(decode_s)
     for cost in costs:
-        prefill(pace, cost)
+        prefill(budget, cost)
     for _ in range(20):
-        prefill(pace, token_s)
+        prefill(budget, token_s)
     grain = min(GRAIN, chunk)
     most_gap_s = MOST_GAP * TARGET_S
     n_fitting = max(most_gap_s - decode_s, most_gap_s * LEAST_SHARE) / token_s
-    assert grain <= pace.size <= max(grain, n_fitting)
-    assert pace.size > min(CAUTION * n_fitting, 2 * chunk) - 2 * grain
+    assert grain <= budget.size <= max(grain, n_fitting)
+    assert budget.size > min(CAUTION * n_fitting, 2 * chunk) - 2 * grain
 
 
 @LAW
 @given(chunk=st.integers(1, 64), costs=st.lists(TOKEN_S, max_size=4), decode_s=DECODE_S)
 def test_a_fixed_pace_depends_on_no_time(chunk: int, costs: list[float], decode_s: float) -> None:
-    pace = pace_of(chunk, is_fixed=True)
-    pace.decode_took(decode_s)
+    budget = pace_of(chunk, is_fixed=True)
+    budget.decode_took(decode_s)
     for cost in costs:
-        prefill(pace, cost)
-    assert (pace.size, pace.widest, pace.grain) == (chunk, chunk, chunk)
+        prefill(budget, cost)
+    assert (budget.size, budget.widest, budget.grain) == (chunk, chunk, chunk)
 
 
 def test_a_long_step_is_followed_by_one_that_fits_and_growth_is_careful() -> None:
-    pace = pace_of(32)
-    pace.decode_took(0.03)
+    budget = pace_of(32)
+    budget.decode_took(0.03)
     sizes = []
     for seconds in (0.1, 0.16, 0.15, 0.14, 0.08):
-        pace.prefill_took(pace.size, seconds)
-        sizes.append(pace.size)
+        budget.prefill_took(budget.size, seconds)
+        sizes.append(budget.size)
     assert sizes == [40, 32, 32, 32, 40]
 
 
 def test_the_end_of_a_prompt_says_little() -> None:
     """A few tokens take long for their number, because the weights are read once all the same."""
-    pace = pace_of(32)
-    pace.prefill_took(2, 0.016)
-    assert pace.size == 32
+    budget = pace_of(32)
+    budget.prefill_took(2, 0.016)
+    assert budget.size == 32

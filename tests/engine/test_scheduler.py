@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.backend import Step
-from worker.engine.prefill_budget import Pace
+from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
@@ -22,8 +22,8 @@ def waiting(job: int, n_prompt: int = 4, max_tokens: int = 4) -> Sequence:
 def scheduler_of(
     *sequences: Sequence, n_slots: int = 4, n_cells: int = 1000, chunk: int = 8, widest_step: int = 0
 ) -> Scheduler:
-    pace = Pace(chunk=chunk, widest_step=widest_step, itl_target_s=0.15)
-    scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, pace=pace)
+    budget = PrefillBudget(chunk=chunk, widest_step=widest_step, itl_target_s=0.15)
+    scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, budget=budget)
     for sequence in sequences:
         scheduler.add(sequence)
     return scheduler
@@ -252,11 +252,11 @@ def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admissio
 
 
 def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> None:
-    pace = Pace(chunk=8, widest_step=64, itl_target_s=0.15, is_fixed=True)
-    scheduler = Scheduler(n_slots=4, n_cells=1000, pace=pace)
+    budget = PrefillBudget(chunk=8, widest_step=64, itl_target_s=0.15, is_fixed=True)
+    scheduler = Scheduler(n_slots=4, n_cells=1000, budget=budget)
     for job, n_prompt in enumerate((20, 3, 3)):
         scheduler.add(waiting(job, n_prompt, max_tokens=1))
-    pace.prefill_took(8, 9.0)
+    budget.prefill_took(8, 9.0)
     steps = [next_computed(scheduler) for _ in range(5)]
     assert sorted(step.n_tokens for step in steps) == [3, 3, 4, 8, 8]
     assert all(len(step.slices) == 1 for step in steps)

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, offer, row_costs
-from worker.engine.ngram import Offer
+from worker.engine.ngram import Draft
 from worker.engine.speculation import LEAST_GAIN, N_TIMED, Acceptance, Candidate, Speculation
 from worker.wire.messages import TokenId
 
@@ -52,9 +52,9 @@ def test_a_guess_teaches_the_same_whether_it_was_taken_or_not(
     """The step that takes them all, and the steps that take none and are offered what is left."""
     drawn = [*guesses[:n_right], WRONG]
     at_once, one_by_one = Acceptance(), Acceptance()
-    at_once.saw(Offer(tuple(guesses), n_matched), drawn)
+    at_once.saw(Draft(tuple(guesses), n_matched), drawn)
     for i, token in enumerate(drawn):
-        one_by_one.saw(Offer(tuple(guesses[i:]), n_matched + i), [token])
+        one_by_one.saw(Draft(tuple(guesses[i:]), n_matched + i), [token])
     assert [at_once.rate(n) for n in range(1, 60)] == [one_by_one.rate(n) for n in range(1, 60)]
 
 
@@ -106,20 +106,20 @@ def test_a_plan_stays_within_the_offers_the_limit_and_what_was_measured(
 @given(row_costs(), st.lists(CANDIDATES, min_size=1, max_size=30))
 def test_no_plan_takes_more_than_would_ever_pay(costs: Costs, candidates: list[Candidate]) -> None:
     speculation = Speculation(costs, N_MOST)
-    assert sum(speculation.plan(candidates)) <= speculation.most_guesses(len(candidates))
+    assert sum(speculation.plan(candidates)) <= speculation.most_drafts(len(candidates))
 
 
 @pytest.mark.parametrize("n_rows", range(1, 20))
 def test_nothing_is_guessed_where_a_row_costs_what_the_first_did(n_rows: int) -> None:
     speculation = Speculation(((1, 2e-3), (32, 64e-3)), N_MOST)
-    assert speculation.most_guesses(n_rows) == 0
+    assert speculation.most_drafts(n_rows) == 0
     assert not any(speculation.plan([candidate(TRUSTED, N_MOST) for _ in range(n_rows)]))
 
 
 def test_nothing_is_guessed_without_costs() -> None:
     speculation = Speculation((), N_MOST)
     speculation.took(1, 1.0)
-    assert speculation.most_guesses(1) == 0
+    assert speculation.most_drafts(1) == 0
     assert speculation.plan([candidate(TRUSTED, N_MOST)]) == [0]
 
 
@@ -182,7 +182,7 @@ def test_more_right_guesses_never_lower_a_plan(
 def test_long_guesses_pay_for_one_job_on_a_cpu_and_none_in_a_full_batch() -> None:
     speculation = Speculation(CPU, N_MOST)
     assert speculation.plan([candidate(TRUSTED, N_MOST)]) == [15]
-    assert [speculation.most_guesses(n) for n in (1, 2, 4, 16, 17, 64)] == [15, 14, 12, 0, 0, 0]
+    assert [speculation.most_drafts(n) for n in (1, 2, 4, 16, 17, 64)] == [15, 14, 12, 0, 0, 0]
 
 
 def test_one_repetitive_job_does_not_slow_its_seven_neighbours_on_a_cpu() -> None:
@@ -205,7 +205,7 @@ def test_a_long_context_makes_rows_dear() -> None:
     for _ in range(N_TIMED):
         speculation.took(2, 11e-3 + 2 * 30e-3)
     assert speculation.plan([candidate([True] * 10, N_MOST)])[0] < n_before
-    assert speculation.most_guesses(8) == 0
+    assert speculation.most_drafts(8) == 0
 
 
 def test_a_step_that_was_held_up_or_wider_than_measured_changes_nothing() -> None:
@@ -218,4 +218,4 @@ def test_a_step_that_was_held_up_or_wider_than_measured_changes_nothing() -> Non
 
 
 def test_more_rows_are_never_taken_to_cost_less() -> None:
-    assert Speculation(((1, 5e-3), (2, 9e-3), (3, 1e-3), (17, 150e-3)), N_MOST).most_guesses(1) == 2
+    assert Speculation(((1, 5e-3), (2, 9e-3), (3, 1e-3), (17, 150e-3)), N_MOST).most_drafts(1) == 2

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, offer, row_costs
-from worker.engine.ngram import Lookup
+from worker.engine.ngram import NgramLookup
 from worker.engine.speculation import MOST_LOST, Acceptance, Candidate, Speculation
 from worker.wire.messages import TokenId
 
@@ -72,10 +72,10 @@ def test_a_trap_for_long_guesses_costs_no_more(n_right: int) -> None:
 def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU) -> float:
     """Modelled seconds to generate the text, one job alone."""
     told = list(prompt)
-    speculation, acceptance, lookup = Speculation(costs, N_MOST), Acceptance(), Lookup(told)
+    speculation, acceptance, lookup = Speculation(costs, N_MOST), Acceptance(), NgramLookup(told)
     n_done, spent_s = 0, 0.0
     while n_done < len(text):
-        guessed = lookup.propose(speculation.most_guesses(1))
+        guessed = lookup.propose(speculation.most_drafts(1))
         (count,) = speculation.plan([Candidate(acceptance, guessed)])
         n_right = 0
         while n_right < count and guessed.tokens[n_right : n_right + 1] == tuple(text[n_done + n_right :][:1]):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from worker.errors import StartupError
-from worker.front.checked_request import Order, Surroundings
+from worker.front.checked_request import CheckedRequest, JobDeps
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.front.job import Job
 from worker.front.link import LinkOwner
@@ -191,7 +191,7 @@ class Stage:
 
     def submit(self) -> JobKey:
         key = JobKey(len(self.jobs) + 1)
-        order = Order(
+        order = CheckedRequest(
             job_id=f"job-{key}",
             prompt="x",
             max_tokens=100,
@@ -205,7 +205,7 @@ class Stage:
             expires_s=1e9,
         )
         dialect = choose_dialect("application/jsonl", sse_event_names=False)
-        around = Surroundings(dialect=dialect, model="toy", vram_bytes=0, metrics=self.metrics)
+        around = JobDeps(dialect=dialect, model="toy", vram_bytes=0, metrics=self.metrics)
         self.jobs[key] = Job(key, order, around, self._on_end)
         self.client.submit(self.jobs[key])
         return key

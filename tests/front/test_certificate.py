@@ -15,7 +15,7 @@ from tests.worker_process import WorkerProcess, eventually, serve_default
 from worker.errors import CertificateRefused
 from worker.front.certificate import read_certificate
 from worker.model.catalog import sha256_of
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.bundle import write
 from worker.parity.proof import proof_of
 from worker.parity.report import Report, to_json
@@ -103,7 +103,7 @@ def test_what_is_no_report_is_refused_in_one_line_that_names_it(tmp_path: Path, 
 
 def test_it_speaks_for_the_file_whose_digest_it_has_by_whatever_name(tmp_path: Path, tiny: Path) -> None:
     certificate = read_certificate(saved(tmp_path, report(sha256=sha256_of(tiny), file="another-name.gguf")))
-    asyncio.run(certificate.check(read_card(tiny)))
+    asyncio.run(certificate.check(read_info(tiny)))
 
 
 def test_it_does_not_speak_for_a_file_with_one_bit_changed(tmp_path: Path, tiny: Path) -> None:
@@ -112,21 +112,21 @@ def test_it_does_not_speak_for_a_file_with_one_bit_changed(tmp_path: Path, tiny:
     data[-1] ^= 1
     tiny.write_bytes(data)
     with pytest.raises(CertificateRefused, match=r"is about tiny\.gguf with sha256 .*…, and tiny\.gguf has"):
-        asyncio.run(certificate.check(read_card(tiny)))
+        asyncio.run(certificate.check(read_info(tiny)))
 
 
 def test_it_does_not_speak_for_a_model_of_several_parts(tmp_path: Path) -> None:
     first, *_ = tiny_split(tmp_path)
     certificate = read_certificate(saved(tmp_path, report(sha256=sha256_of(first))))
     with pytest.raises(CertificateRefused, match="a single file"):
-        asyncio.run(certificate.check(read_card(first)))
+        asyncio.run(certificate.check(read_info(first)))
 
 
 def test_a_model_that_vanished_is_one_line(tmp_path: Path, tiny: Path) -> None:
-    certificate, card = read_certificate(saved(tmp_path, report())), read_card(tiny)
+    certificate, info = read_certificate(saved(tmp_path, report())), read_info(tiny)
     tiny.unlink()
     with pytest.raises(CertificateRefused, match="cannot be read"):
-        asyncio.run(certificate.check(card))
+        asyncio.run(certificate.check(info))
 
 
 # ── in the worker ────────────────────────────────────────────────────────────────────────────────

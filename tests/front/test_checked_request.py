@@ -5,14 +5,14 @@ from math import inf
 from typing import Any
 
 from tests.protocol.vectors import R0, body_of
-from worker.front.checked_request import Order, order_of
+from worker.front.checked_request import CheckedRequest, checked
 from worker.protocol.request import ExecuteRequest, parse_execute
 from worker.wire.messages import Sampling, TokenId
 
 
-def order(**sent: Any) -> Order:
+def order(**sent: Any) -> CheckedRequest:
     request = parse_execute(body_of(R0 | sent))
-    return order_of(request, correlation_id="c", arrived_s=1.0, expires_s=2.0)
+    return checked(request, correlation_id="c", arrived_s=1.0, expires_s=2.0)
 
 
 def test_every_field_of_sampling_is_the_requests() -> None:
@@ -47,7 +47,7 @@ def test_every_field_of_sampling_is_the_requests() -> None:
 
 def test_defaults_are_off() -> None:
     request = ExecuteRequest(job_id="a", prompt="b", max_tokens=1, seed=7)
-    made = order_of(request, correlation_id="c", arrived_s=1.0, expires_s=2.0)
+    made = checked(request, correlation_id="c", arrived_s=1.0, expires_s=2.0)
     assert made.sampling == Sampling(seed=7, xtc_threshold=request.xtc_threshold)
     assert (made.grammar, made.json_schema, made.regex) == (None, None, None)
 

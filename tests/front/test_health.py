@@ -10,18 +10,18 @@ import pytest
 
 from tests.front.rehearsal import FACTS
 from worker.config.settings import Settings
-from worker.front.health import Presence, Vitals, health_body
+from worker.front.health import EngineStatus, FrontStatus, health_body
 from worker.front.metrics import Metrics
 from worker.front.phase import Phase
 from worker.front.state import Front
 from worker.wire.messages import SelfTested, StepDone
 
-PRESENCE = Presence(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
+PRESENCE = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")
 
 
 def shown(settings: Settings = SETTINGS, **vitals: Any) -> dict[str, Any]:
-    body: dict[str, Any] = msgspec.to_builtins(health_body(settings, FACTS, Vitals(**vitals), PRESENCE))
+    body: dict[str, Any] = msgspec.to_builtins(health_body(settings, FACTS, EngineStatus(**vitals), PRESENCE))
     return body
 
 

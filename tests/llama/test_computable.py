@@ -12,7 +12,7 @@ from tests.gguf_files import F32
 from tests.llama.shapes import TINY_LLAMA, write_shape
 from tests.llama.tiny import N_EMBD, write_tiny
 from worker.errors import BadModelFile
-from worker.model.info import read_card
+from worker.model.info import read_info
 
 pytestmark = pytest.mark.process
 
@@ -53,7 +53,7 @@ def test_a_refused_model_would_have_ended_the_engine_or_said_nothing(tmp_path: P
     changes, expected = BAD[kind]
     path = write_tiny(tmp_path / "tiny.gguf", weight=0.5, **changes)
     with pytest.raises(BadModelFile):
-        read_card(path)
+        read_info(path)
     assert outcome(path) == expected
 
 
@@ -63,12 +63,12 @@ def test_a_matrix_of_a_type_without_a_product_would_have_ended_it(tmp_path: Path
     shape = replace(TINY_LLAMA, n_embd=256, n_ff=256, n_head=4, n_head_kv=4, n_vocab=300, n_layers=1)
     path = write_shape(tmp_path / "m.gguf", shape, lambda name: type_id if name.endswith(matrix) else F32)
     with pytest.raises(BadModelFile, match="has no product for that type"):
-        read_card(path)
+        read_info(path)
     assert outcome(path) == ABORTED
 
 
 def test_a_model_of_halves_where_they_may_be_is_computed(tmp_path: Path) -> None:
     halves = ("token_embd.weight", "blk.0.attn_q.weight", "blk.0.ffn_down.weight")
     path = write_tiny(tmp_path / "tiny.gguf", weight=0.5, halves=halves)
-    assert [tensor.name for tensor in read_card(path).tensors if tensor.type_name == "F16"] == list(halves)
+    assert [tensor.name for tensor in read_info(path).tensors if tensor.type_name == "F16"] == list(halves)
     assert outcome(path) == "finite"

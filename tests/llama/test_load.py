@@ -18,7 +18,7 @@ from worker.llama.load import FALSE_ALARM, _to_stderr, load_model, load_runner
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.warm_up import LEAST_CHUNK
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.model.spread import nothing_repacked
 from worker.wire.messages import Configure, SelfTested, SlotId, SwaFull
 from worker.wire.offload import Offload
@@ -55,16 +55,16 @@ def test_a_model_is_loaded_measured_and_empty(default_model: Path, model: Model,
     finally:
         open_library().on_log = None
     facts, runner = loaded.facts, loaded.runner
-    card = read_card(default_model)
-    assert (facts.name, facts.quant_kind, facts.vocab_size) == (card.name, card.quant_kind, card.vocab_size)
+    info = read_info(default_model)
+    assert (facts.name, facts.quant_kind, facts.vocab_size) == (info.name, info.quant_kind, info.vocab_size)
     assert (facts.n_cells, facts.context_length, facts.parallel) == (700, 700, 2)
     assert (facts.backend, facts.device_index, facts.memory_architecture, facts.resident) == ("cpu", 0, "host", True)
-    assert facts.offload == Offload(gpu_layers=0, layers_total=card.block_count + 1), "and all as planned"
+    assert facts.offload == Offload(gpu_layers=0, layers_total=info.block_count + 1), "and all as planned"
     assert facts.prefill_chunk in (16, 32, 64)
     assert percents[-1] == 100
     assert any("buffer size" in line.text for line in lines)
     # Weights and 768 cells (700 padded) of 23,040 bytes, and some compute buffers.
-    least_bytes = card.weights_bytes + 768 * 23_040
+    least_bytes = info.weights_bytes + 768 * 23_040
     assert least_bytes < facts.memory_bytes < least_bytes + 64 * 2**20
     assert runner.context.n_cells_used == 0
     # The warm-up changes no answer: bit for bit what a context gives that never saw one.
@@ -171,10 +171,10 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     assert facts.swa_full is is_full
     assert (facts.prefix_cache_off or "").startswith(reason or "")
     assert (facts.prefix_cache_off is None) is (reason is None) is (facts.prefix_cache_bytes > 0)
-    assert (loaded.spare_slot is None) is (reason is not None)
+    assert (loaded.retained_slot is None) is (reason is not None)
     assert bool(loaded.row_costs) is (reason is None), "guesses are cut off again"
     if swa_full == "auto":
-        memory = inspect_card(read_card(path), 0, nothing_repacked).memory
+        memory = inspect_card(read_info(path), 0, nothing_repacked).memory
         assert (memory.prefix_cache_off, memory.prefix_cache_bytes > 0) == (facts.prefix_cache_off, reason is None)
 
 

@@ -12,7 +12,7 @@ from tests.llama.tiny import BOS, END, LONG_PIECE, TOKENS, write_tiny
 from worker.errors import ModelLoadFailed
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.wire.messages import TokenId
 
 CPU = choose_device("cpu", devices())
@@ -37,14 +37,14 @@ def test_progress_rises_to_100_and_never_repeats(loaded: Loaded) -> None:
 
 @pytest.mark.model
 def test_the_facts_agree_with_the_card(model: Model, model_path: Path) -> None:
-    card = read_card(model_path)
-    assert model.n_vocab == card.vocab_size
+    info = read_info(model_path)
+    assert model.n_vocab == info.vocab_size
 
 
 @pytest.mark.model
 def test_the_weights_are_measured(model: Model, model_path: Path) -> None:
     """The library prints hundredths of a MiB, and maps the tensors with the padding between them."""
-    weights_bytes = read_card(model_path).weights_bytes
+    weights_bytes = read_info(model_path).weights_bytes
     assert model.sizes.of_kind("model") == pytest.approx(weights_bytes, rel=0.01)
 
 

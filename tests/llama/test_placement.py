@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.llama.test_load import configuration
-from tests.model.test_memory import card as bare_card
+from tests.model.test_memory import info as bare_card
 from tests.model.test_spread import layered
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama.devices import Device, Kind
@@ -28,7 +28,7 @@ from worker.llama.placement import (
     place,
 )
 from worker.model.gguf import Tensor
-from worker.model.info import ModelCard
+from worker.model.info import ModelInfo
 from worker.model.memory import CELL_STEP, demand_of, plan_of
 from worker.model.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.model.windows import Windows
@@ -63,7 +63,7 @@ def config(**changes: Any) -> Configure:
 
 
 def placed(
-    available: list[Device], main_memory_bytes: int = PLENTY, model: ModelCard = MODEL, **changes: object
+    available: list[Device], main_memory_bytes: int = PLENTY, model: ModelInfo = MODEL, **changes: object
 ) -> Placement:
     return place(config(**changes), model, available, main_memory_bytes)
 

@@ -22,7 +22,7 @@ from tests.llama.shapes import (
     write_shape,
 )
 from worker.llama.model import Model
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.model.memory import Demand, Plan, plan_of
 from worker.parity.setups import opened
 
@@ -67,7 +67,7 @@ def test_the_plan_is_what_the_library_allocates(
 ) -> None:
     """Five contexts, three types of KV cells, and few, some and many slots."""
     ctx_size, cache_type, parallel = case
-    plan = plan_of(read_card(default_model), demand(ctx_size, parallel, cache_type), ctx_size)
+    plan = plan_of(read_info(default_model), demand(ctx_size, parallel, cache_type), ctx_size)
     context = make_context(
         n_ctx=ctx_size,
         n_batch=2048,
@@ -78,7 +78,7 @@ def test_the_plan_is_what_the_library_allocates(
         flash_attn="on",
     )
     sizes = model.sizes + context.sizes
-    weights_bytes = read_card(default_model).weights_bytes
+    weights_bytes = read_info(default_model).weights_bytes
     assert weights_bytes == pytest.approx(sizes.of_kind("model"), rel=0.001)
     assert plan.kv_bytes == pytest.approx(sizes.of_kind("KV"), rel=0.002)
     assert plan.compute_bytes == pytest.approx(sizes.of_kind("compute"), rel=TOLERANCE)
@@ -90,7 +90,7 @@ def test_the_plan_is_what_the_library_allocates(
 def test_it_is_without_flash_attention_too(
     model: Model, default_model: Path, make_context: MakeContext, ctx_size: int
 ) -> None:
-    plan = plan_of(read_card(default_model), demand(ctx_size, 8, flash=False), ctx_size)
+    plan = plan_of(read_info(default_model), demand(ctx_size, 8, flash=False), ctx_size)
     context = make_context(n_ctx=ctx_size, n_batch=2048, n_ubatch=512, n_seq_max=9, flash_attn="off")
     assert plan.compute_bytes == pytest.approx(context.sizes.of_kind("compute"), rel=TOLERANCE)
     assert beside_weights(plan) == pytest.approx(context.sizes.total_bytes, rel=TOLERANCE)
@@ -99,7 +99,7 @@ def test_it_is_without_flash_attention_too(
 @pytest.mark.parametrize("parallel", [1, 7])
 def test_the_states_of_a_recurrent_model_are_planned(tmp_path: Path, make_context: MakeContext, parallel: int) -> None:
     path = write_random(tmp_path / "recurrent.gguf", RECURRENT)
-    plan = plan_of(read_card(path), demand(512, parallel), 512)
+    plan = plan_of(read_info(path), demand(512, parallel), 512)
     with opened(path) as model:
         context = make_context(model, n_ctx=512, n_batch=512, n_ubatch=512, n_seq_max=parallel)
         assert plan.kv_bytes == pytest.approx(context.sizes.of_kind("RS"), abs=ROUNDED_BYTES)
@@ -112,7 +112,7 @@ def test_cells_of_sliding_windows_are_planned_in_full_size_or_not(
 ) -> None:
     """Windows of 8 tokens and steps of 128: where they are not of full size, 256 cells do for 4,096."""
     path = write_random(tmp_path / "sliding.gguf", kind)
-    plan = plan_of(read_card(path), demand(4096, 3, ubatch_size=128, swa_full=swa_full), 4096)
+    plan = plan_of(read_info(path), demand(4096, 3, ubatch_size=128, swa_full=swa_full), 4096)
     with opened(path) as model:
         sizes = {"n_ctx": 4096, "n_batch": 512, "n_ubatch": 128, "n_seq_max": 3 + swa_full, "swa_full": swa_full}
         context = make_context(model, **sizes)
@@ -126,12 +126,12 @@ def test_the_graph_of_shapes_with_sliding_windows_takes_what_is_planned(
     tmp_path: Path, shape: Shape, swa_full: bool
 ) -> None:
     path = write_shape(tmp_path / "shape.gguf", shape)
-    card = read_card(path)
-    assert card.windows is not None
+    info = read_info(path)
+    assert info.windows is not None
     with dry_model(path) as handle:
         for ctx_size, parallel, flash in itertools.product((512, 4096, 32_768), (1, 8), (True, False)):
             wish = demand(ctx_size, parallel, flash=flash, swa_full=swa_full)
-            plan = plan_of(card, wish, ctx_size)
+            plan = plan_of(info, wish, ctx_size)
             taken = dry_sizes(handle, wish, plan).of_kind("compute")
             assert plan.compute_bytes == pytest.approx(taken, rel=TOLERANCE), (ctx_size, parallel, flash)
 
@@ -140,11 +140,11 @@ def test_the_graph_of_shapes_with_sliding_windows_takes_what_is_planned(
 @pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_7B, SMOLLM, TINY_LLAMA, QWEN, MIXTURE], ids=str)
 def test_the_graph_of_other_shapes_takes_what_is_planned(tmp_path: Path, shape: Shape) -> None:
     path = write_shape(tmp_path / "shape.gguf", shape)
-    card = read_card(path)
+    info = read_info(path)
     cases = itertools.product((512, 4096, 32_768), (1, 8), (64, 512, 2048), (True, False))
     with dry_model(path) as handle:
         for ctx_size, parallel, ubatch_size, flash in cases:
             wish = demand(ctx_size, parallel, ubatch_size=ubatch_size, flash=flash)
-            plan = plan_of(card, wish, ctx_size)
+            plan = plan_of(info, wish, ctx_size)
             taken = dry_sizes(handle, wish, plan).of_kind("compute")
             assert plan.compute_bytes == pytest.approx(taken, rel=TOLERANCE), (ctx_size, parallel, ubatch_size, flash)

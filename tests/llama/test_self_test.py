@@ -22,7 +22,7 @@ from worker.llama.self_test import Habits, self_test
 from worker.model.memory import MOST_PADDING
 from worker.wire.messages import SelfTested, SlotId
 
-SERVING = Habits(chunk=16, is_fixed=False, n_parallel=8, has_guesses=True, context_length=64)
+SERVING = Habits(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=64)
 ALL_WAYS = (
     *(
         "in one step",
@@ -64,7 +64,7 @@ def outcome(runner: LlamaRunner, habits: Habits = SERVING) -> SelfTested | None:
 @pytest.mark.model
 def test_with_k_and_v_of_two_types_every_way_gives_the_same_bits(make_context: MakeContext, model: Model) -> None:
     runner = real_runner(make_context, model, type_k="bf16")
-    habits = Habits(chunk=32, is_fixed=False, n_parallel=8, has_guesses=True, context_length=1024)
+    habits = Habits(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
     assert verdict(runner, habits) == SAME
 
 
@@ -74,7 +74,7 @@ def test_with_k_and_v_of_one_type_long_steps_and_many_cells_are_found_to_differ(
 ) -> None:
     """ggml then sums in tiles for 64 and more rows, and splits a lone row over 512 and more cells between threads."""
     runner = real_runner(make_context, model, type_k="f16")
-    habits = Habits(chunk=32, is_fixed=False, n_parallel=8, has_guesses=True, context_length=1024)
+    habits = Habits(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
     found = verdict(runner, habits)
     assert found is not None
     assert not found.is_same
@@ -99,7 +99,7 @@ def test_small_models_with_products_row_by_row_are_the_same_too(
 ) -> None:
     runner = real_runner(make_context, load_random(kind), type_k="bf16")
     for is_fixed in (False, True):
-        habits = Habits(chunk=chunk, is_fixed=is_fixed, n_parallel=8, has_guesses=True, context_length=1024)
+        habits = Habits(chunk=chunk, is_fixed=is_fixed, n_parallel=8, has_drafts=True, context_length=1024)
         assert verdict(runner, habits) == SAME
 
 
@@ -109,7 +109,7 @@ def test_a_memory_that_cannot_be_cut_is_tested_without_reuse(
     load_random: LoadRandom, make_context: MakeContext, kind: Kind
 ) -> None:
     runner = real_runner(make_context, load_random(kind), type_k="bf16", swa_full=False)
-    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_guesses=False, context_length=1024)
+    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=1024)
     found = verdict(runner, habits)
     assert found is not None
     assert set(found.differences) <= {"in one step", "in small chunks", "where others have left", "beside 7 others"}
@@ -212,7 +212,7 @@ def test_the_cells_of_others_that_have_left_are_looked_at(tiny: Model) -> None:
 # ── row groups ───────────────────────────────────────────────────────────────────────────────────
 
 
-FIXED = replace(SERVING, is_fixed=True, has_guesses=False)
+FIXED = replace(SERVING, is_fixed=True, has_drafts=False)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_without_the_flag_rows_are_never_grouped(tiny: Model) -> None:
 # ── weights of many types ────────────────────────────────────────────────────────────────────────
 
 
-WIDE_FIXED = Habits(chunk=64, is_fixed=True, n_parallel=8, has_guesses=False, context_length=1024)
+WIDE_FIXED = Habits(chunk=64, is_fixed=True, n_parallel=8, has_drafts=False, context_length=1024)
 
 
 @contextmanager
@@ -299,7 +299,7 @@ def test_logits_that_are_no_numbers_equal_themselves(model_of_nan: Model) -> Non
 
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 def test_where_chunks_are_fixed_prompts_are_cut_nowhere_else(tiny: Model, chunk: int) -> None:
-    habits = Habits(chunk=chunk, is_fixed=True, n_parallel=8, has_guesses=False, context_length=64)
+    habits = Habits(chunk=chunk, is_fixed=True, n_parallel=8, has_drafts=False, context_length=64)
     prompts = (9, 6, 12, 10, 3, 48, 5, 7)
     elsewhere = [f"tokens {n}" for n in range(2, 65) if n not in {chunk, *prompts, *(n % chunk for n in prompts)}]
     runner = tainted(tiny, *elsewhere, "guesses 8")
@@ -312,7 +312,7 @@ def test_without_a_memory_that_can_be_cut_nothing_is_reused(tiny: Model) -> None
 
     runner = tainted(tiny, "load 1", "load 2", "share", "guesses 8", "slices 8")
     uncut = Uncut(tiny, runner.memory)
-    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_guesses=False, context_length=64)
+    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=64)
     names = ("in decode steps of 8 rows", "beside 7 others")
     assert verdict(uncut, habits) == Verdict(is_same=False, differences=names)
 
@@ -326,7 +326,7 @@ def test_a_single_slot_has_no_company(tiny: Model) -> None:
 def test_the_smallest_memory_is_enough(tiny: Model, n_slots: int) -> None:
     context = Context(tiny, n_ctx=1, n_batch=1, n_ubatch=1, n_seq_max=n_slots, n_threads=1, n_threads_batch=1)
     for is_fixed in (False, True):
-        habits = Habits(chunk=1, is_fixed=is_fixed, n_parallel=n_slots, has_guesses=not is_fixed, context_length=10_000)
+        habits = Habits(chunk=1, is_fixed=is_fixed, n_parallel=n_slots, has_drafts=not is_fixed, context_length=10_000)
         assert verdict(LlamaRunner(tiny, context), habits) == SAME
 
 
@@ -388,5 +388,5 @@ def test_before_the_widths_are_through_those_that_differ_are_told(tiny: Model) -
 
 
 def test_a_context_too_short_for_the_sequence_stays_untested(tiny: Model) -> None:
-    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_guesses=True, context_length=27)
+    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=27)
     assert verdict(tainted(tiny), habits) is None

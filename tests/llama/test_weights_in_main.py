@@ -25,7 +25,7 @@ from worker.llama.placement import Placement, place
 from worker.llama.repack import repacked_bytes
 from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.setups import cpu
 from worker.wire.messages import Configure
 
@@ -73,7 +73,7 @@ def config_of(path: Path) -> Configure:
 
 
 def placement_of(path: Path) -> Placement:
-    return place(config_of(path), read_card(path), devices(), 1 << 45, repacked_bytes)
+    return place(config_of(path), read_info(path), devices(), 1 << 45, repacked_bytes)
 
 
 @pytest.mark.long
@@ -159,7 +159,7 @@ def test_what_is_not_laid_out_anew_stays_mapped_in_the_file(tmp_path: Path) -> N
     path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q4_1"))
     planned = placement_of(path).weights_in_main
     assert (planned.is_mapped, planned.repacked) == (True, 0)
-    assert planned.total_bytes == read_card(path).weights_bytes
+    assert planned.total_bytes == read_info(path).weights_bytes
 
 
 def test_a_file_whose_tensors_ggml_cannot_map_is_read(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_file_whose_tensors_ggml_cannot_map_is_read(tmp_path: Path) -> None:
     for n_letters in range(4):
         more: dict[str, Any] = {"x" * (8 * n_letters): 1}
         path = write_tiny(tmp_path / "m.gguf", alignment=8, **more)
-        starts.add((path.stat().st_size - read_card(path).weights_bytes) % 32)
+        starts.add((path.stat().st_size - read_info(path).weights_bytes) % 32)
         with closing(load_runner(config_of(path), lambda _: None).runner) as runner:
             assert [buffer.name for buffer in runner.model.sizes.buffers] == ["CPU"]
     assert len(starts) == 4, "weights begin at every multiple of 8"
@@ -180,4 +180,4 @@ def test_with_deterministic_the_weights_stay_as_the_file_has_them(tmp_path: Path
     with closing(load_runner(config, lambda _: None).runner) as runner:
         buffers = runner.model.sizes.buffers
     assert [buffer.name for buffer in buffers] == ["CPU_Mapped"]
-    assert buffers[0].size_bytes == pytest.approx(read_card(path).weights_bytes, abs=MIB // 50)
+    assert buffers[0].size_bytes == pytest.approx(read_info(path).weights_bytes, abs=MIB // 50)

@@ -11,7 +11,7 @@ import pytest
 from tests.gguf_files import F16, F32, Q8_0, TINY_TENSORS, TensorRow, Typed, Value, tiny_model
 from worker.errors import BadModelFile
 from worker.model.ggml_types import TENSOR_TYPES
-from worker.model.info import ModelCard, read_card
+from worker.model.info import ModelInfo, read_info
 
 NAN, INF = float("nan"), float("inf")
 
@@ -39,8 +39,8 @@ BAD_NUMBERS: list[tuple[str, Value, str]] = [
 ]
 
 
-def card_of(folder: Path, changes: dict[str, Value | None], *more: TensorRow) -> ModelCard:
-    return read_card(tiny_model(changes, tensors=[*TINY_TENSORS, *more]).write(folder / "m.gguf"))
+def info_of(folder: Path, changes: dict[str, Value | None], *more: TensorRow) -> ModelInfo:
+    return read_info(tiny_model(changes, tensors=[*TINY_TENSORS, *more]).write(folder / "m.gguf"))
 
 
 @pytest.mark.parametrize(("key", "value", "why"), BAD_NUMBERS)
@@ -48,7 +48,7 @@ def test_a_number_that_llama_cpp_cannot_compute_with_is_refused(
     tmp_path: Path, key: str, value: Value, why: str
 ) -> None:
     with pytest.raises(BadModelFile) as caught:
-        card_of(tmp_path, {f"llama.{key}": value})
+        info_of(tmp_path, {f"llama.{key}": value})
     line = str(caught.value)
     assert "\n" not in line
     assert line.startswith(f"{tmp_path / 'm.gguf'}: ")
@@ -72,7 +72,7 @@ def test_groups_of_experts_that_llama_cpp_cannot_form_are_refused(
     tmp_path: Path, groups: dict[str, int], why: str
 ) -> None:
     with pytest.raises(BadModelFile, match=re.escape(why)):
-        card_of(tmp_path, {**EXPERTS, **{f"llama.{key}": value for key, value in groups.items()}})
+        info_of(tmp_path, {**EXPERTS, **{f"llama.{key}": value for key, value in groups.items()}})
 
 
 FLOAT_ONLY = [
@@ -104,9 +104,9 @@ def test_a_tensor_that_is_added_or_multiplied_must_be_f32(tmp_path: Path, name: 
         with pytest.raises(
             BadModelFile, match=re.escape(f"{path}: tensor {name!r} is {type_name}; llama.cpp computes")
         ):
-            read_card(path)
+            read_info(path)
     tiny_model(tensors=[*rest, TensorRow(name, (32,), 128, F32)]).write(tmp_path / "F32.gguf")
-    assert read_card(tmp_path / "F32.gguf").tensors[-1].name == name
+    assert read_info(tmp_path / "F32.gguf").tensors[-1].name == name
 
 
 @pytest.mark.parametrize("type_name", ["Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"])
@@ -114,9 +114,9 @@ def test_a_type_without_a_product_is_refused_for_matrices_and_not_for_tables(tmp
     type_id = next(number for number, kind in TENSOR_TYPES.items() if kind.name == type_name)
     n_bytes = TENSOR_TYPES[type_id].n_bytes(512)
     with pytest.raises(BadModelFile, match=f"tensor 'blk.0.attn_q.weight' is {type_name}; llama.cpp has no product"):
-        card_of(tmp_path, {}, TensorRow("blk.0.attn_q.weight", (256, 2), n_bytes, type_id))
+        info_of(tmp_path, {}, TensorRow("blk.0.attn_q.weight", (256, 2), n_bytes, type_id))
     table = TensorRow("blk.0.ffn_gate_tid2eid.weight", (256, 2), n_bytes, type_id)
-    assert card_of(tmp_path, {}, table).tensors[-1].type_name == type_name
+    assert info_of(tmp_path, {}, table).tensors[-1].type_name == type_name
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_type_without_a_product_is_refused_for_matrices_and_not_for_tables(tmp
 )
 def test_matrices_and_rows_that_are_looked_up_may_be_of_any_type(tmp_path: Path, name: str) -> None:
     """A shared expert's gate has one dimension, and goes through a matrix product all the same."""
-    assert card_of(tmp_path, {}, TensorRow(name, (32,), 64, F16)).tensors[-1].type_name == "F16"
+    assert info_of(tmp_path, {}, TensorRow(name, (32,), 64, F16)).tensors[-1].type_name == "F16"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_matrices_and_rows_that_are_looked_up_may_be_of_any_type(tmp_path: Path,
     ids=str,
 )
 def test_what_real_models_say_is_accepted(tmp_path: Path, changes: dict[str, Value]) -> None:
-    assert card_of(tmp_path, {f"llama.{key}": value for key, value in changes.items()}).block_count == 2
+    assert info_of(tmp_path, {f"llama.{key}": value for key, value in changes.items()}).block_count == 2
 
 
 def test_a_dense_hunyuan_has_one_expert_that_is_none(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_a_dense_hunyuan_has_one_expert_that_is_none(tmp_path: Path) -> None:
     changes: dict[str, Value | None] = dict.fromkeys(keys)
     changes |= {key.replace("llama", "hunyuan-dense"): value for key, value in keys.items()}
     changes |= {"general.architecture": "hunyuan-dense", "hunyuan-dense.expert_used_count": 1}
-    assert card_of(tmp_path, changes).architecture == "hunyuan-dense"
+    assert info_of(tmp_path, changes).architecture == "hunyuan-dense"
 
 
 def test_a_number_of_another_type_is_left_to_llama_cpp(tmp_path: Path) -> None:
-    assert card_of(tmp_path, {"llama.logit_scale": Typed("f64", NAN)}).block_count == 2
+    assert info_of(tmp_path, {"llama.logit_scale": Typed("f64", NAN)}).block_count == 2

@@ -41,7 +41,7 @@ from worker.model.gguf import (
     Header,
     read_header,
 )
-from worker.model.info import MAX_PARTS, read_card
+from worker.model.info import MAX_PARTS, read_info
 
 MIB = 2**20
 GEMMA_TOKENS, GEMMA_MERGES = 262_144, 514_906
@@ -155,7 +155,7 @@ def test_a_vocabulary_twice_as_large_as_the_largest_is_read(tmp_path: Path) -> N
         },
         tensors=[TensorRow("token_embd.weight", (32, n_tokens), 128 * n_tokens), *TINY_TENSORS[1:]],
     )
-    assert read_card(model.write(tmp_path / "m.gguf")).vocab_size == n_tokens
+    assert read_info(model.write(tmp_path / "m.gguf")).vocab_size == n_tokens
 
 
 def worst_model(path: Path) -> Path:
@@ -180,8 +180,8 @@ def worst_model(path: Path) -> Path:
 READ_ALONE = """
 import json, sys, time
 from pathlib import Path
-from worker.model.info import read_card
-n_tensors = len(read_card(Path(sys.argv[1])).tensors)
+from worker.model.info import read_info
+n_tensors = len(read_info(Path(sys.argv[1])).tensors)
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(json.dumps([n_tensors, time.process_time(), int(status["VmHWM"].split()[0]) * 1024]))
 """
@@ -216,7 +216,7 @@ def test_the_parts_of_a_model_share_its_limits(tmp_path: Path) -> None:
     split: dict[str, Value] = {"split.no": Typed("u16", 1), "split.count": Typed("u16", 3)}
     GgufFile(split, rows).write(paths[1])
     with pytest.raises(BadModelFile, match=r"tiny-00003-of-00003.*: 1 tensors at byte 8: fewer than 10000"):
-        read_card(paths[0])
+        read_info(paths[0])
 
 
 def test_more_parts_than_any_model_has_are_refused_before_one_is_looked_for(tmp_path: Path) -> None:
@@ -224,4 +224,4 @@ def test_more_parts_than_any_model_has_are_refused_before_one_is_looked_for(tmp_
     split: dict[str, Value | None] = {"split.no": Typed("u16", 0), "split.count": Typed("u16", count)}
     path = tiny_model(split).write(tmp_path / f"m-00001-of-{count:05d}.gguf")
     with pytest.raises(BadModelFile, match=rf"'split.count' is {count}, must be in 0..{MAX_PARTS}"):
-        read_card(path)
+        read_info(path)

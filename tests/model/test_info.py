@@ -1,4 +1,4 @@
-"""A good file gives a card; every kind of bad one gives one clear line, and no bytes at all give anything else."""
+"""A good file gives the facts of its model; every kind of bad one one clear line, and no bytes at all anything else."""
 
 import os
 import random
@@ -22,82 +22,82 @@ from tests.gguf_files import (
     tiny_model,
 )
 from worker.errors import BadModelFile, ModelNotFound
-from worker.model.info import TOKENIZER_KINDS, ModelCard, read_card
+from worker.model.info import TOKENIZER_KINDS, ModelInfo, read_info
 
 
 def refusal(path: Path) -> str:
     """The line a bad file is refused with, less the path it begins with."""
     with pytest.raises(BadModelFile) as caught:
-        read_card(path)
+        read_info(path)
     line = str(caught.value)
     assert "\n" not in line
     assert line.startswith(f"{path}: ")
     return line.removeprefix(f"{path}: ")
 
 
-def card_or_line(path: Path) -> ModelCard | str:
+def info_or_line(path: Path) -> ModelInfo | str:
     try:
-        return read_card(path)
+        return read_info(path)
     except BadModelFile as error:
         return str(error)
 
 
 def test_a_card_has_what_the_file_says(tmp_path: Path) -> None:
     path = tiny_model().write(tmp_path / "m.gguf")
-    card = read_card(path)
-    assert (card.path, card.part_paths, card.file_bytes, card.version) == (path, (path,), path.stat().st_size, 3)
-    assert (card.architecture, card.name, card.quant_kind, card.license) == ("llama", "Tiny", "F32", "apache-2.0")
-    assert (card.context_length, card.block_count, card.embedding_length) == (512, 2, 32)
-    assert (card.head_counts_kv, card.key_length, card.value_length) == ((2, 2), 8, 8)
-    assert (card.vocab_size, card.tokenizer_model, card.tokenizer_kind) == (8, "gpt2", "gguf-bpe")
-    assert card.has_chat_template
-    assert [tensor.dims for tensor in card.tensors] == [(32, 8), (32,), (32,)]
-    assert card.weights_bytes == 32 * 8 * 4 + 2 * 32 * 4
-    assert card.bytes_by_type == (("F32", card.weights_bytes),)
+    info = read_info(path)
+    assert (info.path, info.part_paths, info.file_bytes, info.version) == (path, (path,), path.stat().st_size, 3)
+    assert (info.architecture, info.name, info.quant_kind, info.license) == ("llama", "Tiny", "F32", "apache-2.0")
+    assert (info.context_length, info.block_count, info.embedding_length) == (512, 2, 32)
+    assert (info.head_counts_kv, info.key_length, info.value_length) == ((2, 2), 8, 8)
+    assert (info.vocab_size, info.tokenizer_model, info.tokenizer_kind) == (8, "gpt2", "gguf-bpe")
+    assert info.has_chat_template
+    assert [tensor.dims for tensor in info.tensors] == [(32, 8), (32,), (32,)]
+    assert info.weights_bytes == 32 * 8 * 4 + 2 * 32 * 4
+    assert info.bytes_by_type == (("F32", info.weights_bytes),)
 
 
 def test_version_2_is_accepted(tmp_path: Path) -> None:
-    assert read_card(replace(tiny_model(), version=2).write(tmp_path / "m.gguf")).version == 2
+    assert read_info(replace(tiny_model(), version=2).write(tmp_path / "m.gguf")).version == 2
 
 
 def test_what_a_file_may_leave_out_has_defaults(tmp_path: Path) -> None:
     optional = ("general.name", "general.file_type", "general.license", "tokenizer.chat_template")
     changes: dict[str, Value | None] = {**dict.fromkeys(optional), "llama.attention.head_count_kv": None}
-    card = read_card(tiny_model(changes).write(tmp_path / "stem.gguf"))
-    assert (card.name, card.quant_kind, card.license) == ("stem", "F32", None)
-    assert card.head_counts_kv == (4, 4), "as many as attention heads"
-    assert not card.has_chat_template
+    info = read_info(tiny_model(changes).write(tmp_path / "stem.gguf"))
+    assert (info.name, info.quant_kind, info.license) == ("stem", "F32", None)
+    assert info.head_counts_kv == (4, 4), "as many as attention heads"
+    assert not info.has_chat_template
 
 
 @pytest.mark.parametrize(("file_type", "name"), [(3, "Q4_1"), (15, "Q4_K_M"), (1024 + 1, "F16"), (38, "MXFP4")])
 def test_the_file_type_names_the_quantisation(tmp_path: Path, file_type: int, name: str) -> None:
-    assert read_card(tiny_model({"general.file_type": file_type}).write(tmp_path / "m.gguf")).quant_kind == name
+    assert read_info(tiny_model({"general.file_type": file_type}).write(tmp_path / "m.gguf")).quant_kind == name
 
 
 def test_an_unknown_file_type_gives_way_to_the_type_with_most_bytes(tmp_path: Path) -> None:
     large = TensorRow("blk.0.ffn_up.weight", (3200, 2), 4000, Q4_1)
-    card = read_card(tiny_model({"general.file_type": 999}, [*TINY_TENSORS, large]).write(tmp_path / "m.gguf"))
-    assert card.quant_kind == "Q4_1"
-    assert card.bytes_by_type[0] == ("Q4_1", 4000)
+    info = read_info(tiny_model({"general.file_type": 999}, [*TINY_TENSORS, large]).write(tmp_path / "m.gguf"))
+    assert info.quant_kind == "Q4_1"
+    assert info.bytes_by_type[0] == ("Q4_1", 4000)
 
 
 def test_heads_per_layer_may_be_an_array_with_layers_without_attention(tmp_path: Path) -> None:
     changes: dict[str, Value | None] = {"llama.attention.head_count_kv": [0, 2], "llama.attention.key_length": 16}
-    card = read_card(tiny_model(changes).write(tmp_path / "m.gguf"))
-    assert (card.head_counts_kv, card.key_length, card.value_length) == ((0, 2), 16, 8)
+    info = read_info(tiny_model(changes).write(tmp_path / "m.gguf"))
+    assert (info.head_counts_kv, info.key_length, info.value_length) == ((0, 2), 16, 8)
 
 
 def test_an_architecture_without_attention_needs_no_heads(tmp_path: Path) -> None:
     keys = ("block_count", "context_length", "embedding_length", "attention.head_count", "attention.head_count_kv")
     changes: dict[str, Value | None] = {f"llama.{key}": None for key in keys}
     changes |= {"general.architecture": "mamba", "mamba.block_count": 2, "mamba.embedding_length": 32}
-    card = read_card(tiny_model({**changes, "mamba.context_length": 99}).write(tmp_path / "m.gguf"))
-    assert (card.architecture, card.context_length, card.head_counts_kv) == ("mamba", 99, (0, 0))
+    info = read_info(tiny_model({**changes, "mamba.context_length": 99}).write(tmp_path / "m.gguf"))
+    assert (info.architecture, info.context_length, info.head_counts_kv) == ("mamba", 99, (0, 0))
 
 
 @pytest.mark.parametrize(("model", "kind"), [*TOKENIZER_KINDS.items(), ("rwkv", "gguf-rwkv")])
 def test_the_tokenizer_kind_follows_the_tokenizer_model(tmp_path: Path, model: str, kind: str) -> None:
-    assert read_card(tiny_model({"tokenizer.ggml.model": model}).write(tmp_path / "m.gguf")).tokenizer_kind == kind
+    assert read_info(tiny_model({"tokenizer.ggml.model": model}).write(tmp_path / "m.gguf")).tokenizer_kind == kind
 
 
 REQUIRED = (
@@ -169,7 +169,7 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
 )
 def test_the_state_of_a_layer_without_attention_is_known(tmp_path: Path, keys: dict[str, int], length: int) -> None:
     path = tiny_model({f"llama.{key}": value for key, value in keys.items()}).write(tmp_path / "m.gguf")
-    assert read_card(path).state_length == length
+    assert read_info(path).state_length == length
 
 
 def test_keys_must_be_of_the_file_s_own_architecture(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_missing_file_is_not_found(tmp_path: Path, name: str) -> None:
     tiny_model().write(tmp_path / "m.gguf")
     (tmp_path / "dangling.gguf").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ModelNotFound, match="no such file"):
-        read_card(tmp_path / name)
+        read_info(tmp_path / name)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
@@ -251,24 +251,24 @@ def test_flipped_bytes_give_a_card_or_one_clear_line(
         raw[place] = value
     path = tmp_path_factory.getbasetemp() / "flipped.gguf"
     path.write_bytes(raw)
-    outcome = card_or_line(path)
-    assert isinstance(outcome, ModelCard) or "\n" not in outcome
+    outcome = info_or_line(path)
+    assert isinstance(outcome, ModelInfo) or "\n" not in outcome
 
 
 @pytest.mark.model
 def test_the_default_model_s_card(default_model: Path) -> None:
-    card = read_card(default_model)
-    assert (card.architecture, card.quant_kind, card.tokenizer_kind, card.vocab_size) == (
+    info = read_info(default_model)
+    assert (info.architecture, info.quant_kind, info.tokenizer_kind, info.vocab_size) == (
         "llama",
         "Q4_1",
         "gguf-bpe",
         49152,
     )
-    assert (card.block_count, card.context_length, card.embedding_length) == (30, 8192, 576)
-    assert (card.head_counts_kv, card.key_length, card.value_length) == ((3,) * 30, 64, 64)
-    assert card.has_chat_template
-    assert card.license == "apache-2.0"
-    assert (card.file_bytes, len(card.tensors)) == (98362432, 272)
+    assert (info.block_count, info.context_length, info.embedding_length) == (30, 8192, 576)
+    assert (info.head_counts_kv, info.key_length, info.value_length) == ((3,) * 30, 64, 64)
+    assert info.has_chat_template
+    assert info.license == "apache-2.0"
+    assert (info.file_bytes, len(info.tensors)) == (98362432, 272)
 
 
 @pytest.mark.model
@@ -277,7 +277,7 @@ def test_the_default_model_s_header_is_walked_in_a_moment(default_model: Path) -
     times = []
     for _ in range(5):
         began = time.perf_counter()
-        read_card(default_model)
+        read_info(default_model)
         times.append(time.perf_counter() - began)
     assert min(times) < 0.2
 
@@ -290,7 +290,7 @@ def test_the_default_model_cut_anywhere_is_refused(default_model: Path, tmp_path
     with default_model.open("rb") as file:
         copy.write_bytes(file.read(header_bytes))
     os.truncate(copy, size)
-    assert len(read_card(copy).tensors) == 272, "the weights are not looked at"
+    assert len(read_info(copy).tensors) == 272, "the weights are not looked at"
     draw = random.Random(0)
     lengths = [size - 1, *draw.sample(range(header_bytes, size), 24), *draw.sample(range(header_bytes), 24), 0]
     for length in sorted(lengths, reverse=True):

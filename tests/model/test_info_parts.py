@@ -1,4 +1,4 @@
-"""A model in several files is one card when all parts are there; otherwise one line names the part that is wrong."""
+"""A model in several files has one model info when all parts are there; else one line names the part that is wrong."""
 
 import os
 from pathlib import Path
@@ -7,30 +7,30 @@ import pytest
 
 from tests.gguf_files import GgufFile, TensorRow, Typed, Value, tiny_split
 from worker.errors import BadModelFile
-from worker.model.info import read_card
+from worker.model.info import read_info
 
 
 def refusal(path: Path) -> str:
     """The line a bad file is refused with, less the path it begins with."""
     with pytest.raises(BadModelFile) as caught:
-        read_card(path)
+        read_info(path)
     return str(caught.value).removeprefix(f"{path}: ")
 
 
 def test_a_split_model_is_one_card(tmp_path: Path) -> None:
     paths = tiny_split(tmp_path)
-    card = read_card(paths[0])
-    assert card.part_paths == tuple(paths)
-    assert card.file_bytes == sum(path.stat().st_size for path in paths)
-    assert [tensor.name for tensor in card.tensors][1:] == ["blk.1.attn_norm.weight", "blk.2.attn_norm.weight"]
+    info = read_info(paths[0])
+    assert info.part_paths == tuple(paths)
+    assert info.file_bytes == sum(path.stat().st_size for path in paths)
+    assert [tensor.name for tensor in info.tensors][1:] == ["blk.1.attn_norm.weight", "blk.2.attn_norm.weight"]
 
 
 def test_the_least_alignment_of_all_parts_is_the_model_s(tmp_path: Path) -> None:
     paths = tiny_split(tmp_path)
-    assert read_card(paths[0]).alignment == 32
+    assert read_info(paths[0]).alignment == 32
     split: dict[str, Value] = {"split.no": Typed("u16", 1), "split.count": Typed("u16", 3), "general.alignment": 8}
     GgufFile(split, [TensorRow("blk.1.attn_norm.weight", (32,), 32 * 4)], alignment=8).write(paths[1])
-    assert read_card(paths[0]).alignment == 8
+    assert read_info(paths[0]).alignment == 8
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
@@ -53,14 +53,14 @@ def test_a_part_cut_short_is_refused_by_its_own_name(tmp_path: Path, cut: int) -
     paths = tiny_split(tmp_path)
     os.truncate(paths[1], cut if cut >= 0 else paths[1].stat().st_size + cut)
     with pytest.raises(BadModelFile, match=r"^\S+/tiny-00002-of-00003\.gguf: "):
-        read_card(paths[0])
+        read_info(paths[0])
 
 
 def test_parts_in_each_other_s_place_are_refused(tmp_path: Path) -> None:
     _, second, third = tiny_split(tmp_path)
     second.write_bytes(third.read_bytes())
     with pytest.raises(BadModelFile, match=r"tiny-00002-of-00003\.gguf: metadata key 'split\.no' is 2, must be 1"):
-        read_card(tmp_path / "tiny-00001-of-00003.gguf")
+        read_info(tmp_path / "tiny-00001-of-00003.gguf")
 
 
 def test_parts_must_have_the_tensors_the_first_one_counts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from worker.config.settings import CACHE_TYPES
 from worker.errors import InsufficientMemory
 from worker.model.gguf import Tensor
-from worker.model.info import ModelCard
+from worker.model.info import ModelInfo
 from worker.model.memory import (
     CELL_STEP,
     DEFAULT_MAX_CELLS,
@@ -32,8 +32,8 @@ CELL_BYTES = 4 * 2 * (64 + 64) * 2
 NO_LIMIT_BYTES = 1 << 60
 
 
-def card(trained: int = 8192, heads_kv: tuple[int, ...] = (2, 2, 2, 2), key_length: int = 64) -> ModelCard:
-    return ModelCard(
+def info(trained: int = 8192, heads_kv: tuple[int, ...] = (2, 2, 2, 2), key_length: int = 64) -> ModelInfo:
+    return ModelInfo(
         path=Path("m.gguf"),
         part_paths=(Path("m.gguf"),),
         file_bytes=WEIGHTS_BYTES + 1000,
@@ -73,7 +73,7 @@ def total_bytes(made: Plan) -> int:
     return WEIGHTS_BYTES + made.kv_bytes + made.compute_bytes + made.output_bytes
 
 
-def plan(model: ModelCard, available_bytes: int = NO_LIMIT_BYTES, ctx_size: int = 0, parallel: int = 0) -> Plan:
+def plan(model: ModelInfo, available_bytes: int = NO_LIMIT_BYTES, ctx_size: int = 0, parallel: int = 0) -> Plan:
     made = plan_memory(model, demand(ctx_size, parallel), lambda plan: total_bytes(plan) <= available_bytes)
     assert made is not None
     return made
@@ -81,11 +81,11 @@ def plan(model: ModelCard, available_bytes: int = NO_LIMIT_BYTES, ctx_size: int 
 
 def bytes_for(n_cells: int, parallel: int = 0) -> int:
     """Exactly what a plan of that many cells takes where nobody asked for them."""
-    return total_bytes(plan_of(card(), demand(parallel=parallel), n_cells))
+    return total_bytes(plan_of(info(), demand(parallel=parallel), n_cells))
 
 
 def test_with_memory_to_spare_the_defaults_hold() -> None:
-    made = plan(card())
+    made = plan(info())
     assert (made.n_cells, made.parallel, made.context_length) == (DEFAULT_MAX_CELLS, DEFAULT_PARALLEL, 8192)
     assert made.kv_bytes == DEFAULT_MAX_CELLS * CELL_BYTES
 
@@ -97,19 +97,19 @@ def test_with_memory_to_spare_the_defaults_hold() -> None:
 def test_the_default_context_is_at_most_parallel_times_the_trained_length(
     trained: int, parallel: int, n_cells: int
 ) -> None:
-    made = plan(card(trained), parallel=parallel)
+    made = plan(info(trained), parallel=parallel)
     assert made.n_cells == n_cells
     assert made.context_length == min(n_cells, trained)
 
 
 def test_little_memory_shrinks_the_default_context_then_the_slots() -> None:
     for n_cells, parallel in ((8192, 8), (2048, 8), (1024, 4), (512, 2), (256, 1)):
-        made = plan(card(), bytes_for(n_cells) + CELL_STEP * CELL_BYTES // 2)
+        made = plan(info(), bytes_for(n_cells) + CELL_STEP * CELL_BYTES // 2)
         assert (made.n_cells, made.parallel) == (n_cells, parallel)
 
 
 def test_asked_for_slots_are_kept_when_memory_is_little() -> None:
-    made = plan(card(), bytes_for(512, parallel=8), parallel=8)
+    made = plan(info(), bytes_for(512, parallel=8), parallel=8)
     assert (made.n_cells, made.parallel) == (512, 8)
 
 
@@ -120,14 +120,14 @@ def test_a_context_that_nobody_asked_for_is_not_cut_below_the_least_that_is_want
         return total_bytes(made) <= room
 
     for least_cells, is_kept in ((2048, True), (4096, False)):
-        assert (plan_memory(card(), demand(), fits, least_cells=least_cells) is not None) == is_kept
-    short = card(trained=100)
+        assert (plan_memory(info(), demand(), fits, least_cells=least_cells) is not None) == is_kept
+    short = info(trained=100)
     assert plan_memory(short, demand(), fits, least_cells=4096) is not None, "it never wanted more"
 
 
 @pytest.mark.parametrize("ctx_size", [1, 100, 256, 300, 20_000, 100_000])
 def test_an_asked_for_context_is_kept_and_paid_for_as_llama_cpp_pads_it(ctx_size: int) -> None:
-    made = plan(card(), ctx_size=ctx_size)
+    made = plan(info(), ctx_size=ctx_size)
     assert (made.n_cells, made.context_length) == (ctx_size, min(ctx_size, 8192))
     padded = -(-ctx_size // CELL_STEP) * CELL_STEP
     assert made.kv_bytes == padded * CELL_BYTES
@@ -138,18 +138,18 @@ def test_an_asked_for_context_is_kept_and_paid_for_as_llama_cpp_pads_it(ctx_size
 )
 def test_an_asked_for_context_has_no_more_slots_than_can_ever_run_over_it(ctx_size: int, slots: int) -> None:
     """A job is admitted beside others with a token and a margin of 16 cells."""
-    assert plan(card(), ctx_size=ctx_size).parallel == slots
-    assert plan(card(), ctx_size=ctx_size, parallel=3).parallel == 3, "settings.py refuses what does not fit"
+    assert plan(info(), ctx_size=ctx_size).parallel == slots
+    assert plan(info(), ctx_size=ctx_size, parallel=3).parallel == 3, "settings.py refuses what does not fit"
 
 
 def test_what_does_not_fit_is_no_plan() -> None:
     asked = demand(ctx_size=4000)
-    room = total_bytes(plan_of(card(), asked, 2048)) + 5
-    assert plan_memory(card(), asked, lambda made: total_bytes(made) <= room) is None
-    assert most_cells(card(), asked, lambda made: total_bytes(made) <= room) == 2048
+    room = total_bytes(plan_of(info(), asked, 2048)) + 5
+    assert plan_memory(info(), asked, lambda made: total_bytes(made) <= room) is None
+    assert most_cells(info(), asked, lambda made: total_bytes(made) <= room) == 2048
     for wish in (demand(), demand(ctx_size=1)):
-        assert plan_memory(card(), wish, lambda made: total_bytes(made) <= WEIGHTS_BYTES) is None
-        assert most_cells(card(), wish, lambda made: total_bytes(made) <= WEIGHTS_BYTES) == 0
+        assert plan_memory(info(), wish, lambda made: total_bytes(made) <= WEIGHTS_BYTES) is None
+        assert most_cells(info(), wish, lambda made: total_bytes(made) <= WEIGHTS_BYTES) == 0
 
 
 @settings(derandomize=True, deadline=None)
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_no_plan() -> None:
 def test_a_plan_fits_or_the_largest_context_that_does_is_known(
     available: int, ctx_size: int, parallel: int, trained: int, ubatch_size: int
 ) -> None:
-    model, wish = card(trained), demand(ctx_size, parallel, ubatch_size)
+    model, wish = info(trained), demand(ctx_size, parallel, ubatch_size)
 
     def fits(made: Plan) -> bool:
         return total_bytes(made) <= available
@@ -188,7 +188,7 @@ def test_a_plan_fits_or_the_largest_context_that_does_is_known(
 
 
 def test_ended_jobs_may_leave_as_much_as_the_kv_cache_but_half_of_what_is_left_at_most() -> None:
-    made = plan(card(), ctx_size=1024)
+    made = plan(info(), ctx_size=1024)
     assert prefix_cache_bytes(-1, made, 1 << 40) == made.kv_bytes
     assert prefix_cache_bytes(-1, made, 2 * made.kv_bytes) == made.kv_bytes
     assert prefix_cache_bytes(-1, made, made.kv_bytes) == made.kv_bytes // 2
@@ -197,13 +197,13 @@ def test_ended_jobs_may_leave_as_much_as_the_kv_cache_but_half_of_what_is_left_a
 
 @pytest.mark.parametrize("asked", [0, 1, 100 * MIB])
 def test_an_asked_for_prefix_cache_is_kept_while_there_is_memory_for_it(asked: int) -> None:
-    assert prefix_cache_bytes(asked, plan(card()), 100 * MIB) == asked
+    assert prefix_cache_bytes(asked, plan(info()), 100 * MIB) == asked
 
 
 @pytest.mark.parametrize("left_bytes", [-5 * MIB, 0, 99 * MIB, 100 * MIB - 1])
 def test_a_prefix_cache_beyond_memory_is_refused_with_the_most_there_can_be(left_bytes: int) -> None:
     with pytest.raises(InsufficientMemory) as caught:
-        prefix_cache_bytes(100 * MIB, plan(card()), left_bytes)
+        prefix_cache_bytes(100 * MIB, plan(info()), left_bytes)
     most = max(0, left_bytes) // MIB
     assert str(caught.value).startswith("--prefix-cache-mb 100 is more main memory than the model leaves: ")
     assert str(caught.value).endswith(f"give at most {most}, or leave it out")
@@ -214,19 +214,19 @@ def test_a_prefix_cache_beyond_memory_is_refused_with_the_most_there_can_be(left
 
 
 def test_cells_cost_what_their_layers_and_types_take() -> None:
-    assert sum(kv_layer_bytes(card(), "f16", "f16")) == CELL_BYTES
-    assert sum(kv_layer_bytes(card(), "f32", "f16")) == CELL_BYTES * 3 // 2
-    assert sum(kv_layer_bytes(card(), "q8_0", "q4_0")) == 4 * 2 * (64 // 32) * (34 + 18)
-    assert sum(kv_layer_bytes(card(heads_kv=(0, 2, 0, 4)), "f16", "f16")) == 6 * (64 + 64) * 2
-    assert sum(kv_layer_bytes(card(key_length=128), "f16", "f16")) == 8 * (128 + 64) * 2
-    assert kv_layer_bytes(card(heads_kv=(0, 2, 0, 4)), "f16", "f16") == (0, 512, 0, 1024)
+    assert sum(kv_layer_bytes(info(), "f16", "f16")) == CELL_BYTES
+    assert sum(kv_layer_bytes(info(), "f32", "f16")) == CELL_BYTES * 3 // 2
+    assert sum(kv_layer_bytes(info(), "q8_0", "q4_0")) == 4 * 2 * (64 // 32) * (34 + 18)
+    assert sum(kv_layer_bytes(info(heads_kv=(0, 2, 0, 4)), "f16", "f16")) == 6 * (64 + 64) * 2
+    assert sum(kv_layer_bytes(info(key_length=128), "f16", "f16")) == 8 * (128 + 64) * 2
+    assert kv_layer_bytes(info(heads_kv=(0, 2, 0, 4)), "f16", "f16") == (0, 512, 0, 1024)
 
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
 def test_every_cache_type_setting_has_a_size(name: str) -> None:
-    assert sum(kv_layer_bytes(card(), name, name)) > 0
+    assert sum(kv_layer_bytes(info(), name, name)) > 0
 
 
 def test_a_model_without_attention_needs_no_cells() -> None:
-    made = plan(card(heads_kv=(0, 0)))
+    made = plan(info(heads_kv=(0, 0)))
     assert (made.n_cells, made.kv_bytes) == (DEFAULT_MAX_CELLS, 0)

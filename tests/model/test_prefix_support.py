@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.model.test_memory import card
-from worker.model.info import ModelCard
+from tests.model.test_memory import info
+from worker.model.info import ModelInfo
 from worker.model.prefix_support import MOST_SLOTS, MOST_SLOTS_OF_WINDOWS, obstacle
 from worker.model.windows import Windows
 
-PLAIN = card()
+PLAIN = info()
 SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, False) * 2, 64, 64))
 
 
@@ -27,7 +27,7 @@ SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, Fals
         (replace(PLAIN, architecture="glm-dsa"), True, 8, "glm-dsa keeps an index beside its KV cells"),
     ],
 )
-def test_the_reason_is_the_model_s_own(model: ModelCard, swa_full: bool, parallel: int, expected: str) -> None:
+def test_the_reason_is_the_model_s_own(model: ModelInfo, swa_full: bool, parallel: int, expected: str) -> None:
     found = obstacle(model, swa_full=swa_full, parallel=parallel)
     assert (found or "").startswith(expected)
     assert bool(found) is bool(expected)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.model.test_memory import card, demand
+from tests.model.test_memory import demand, info
 from worker.model.gguf import Tensor
 from worker.model.graph_memory import graph_input_bytes
-from worker.model.info import ModelCard
+from worker.model.info import ModelInfo
 from worker.model.memory import Plan, plan_of, planned_graph
 from worker.model.spread import InMain, Part, RepackedBytes, gpu_of_layers, layers_of, spread
 
@@ -18,7 +18,7 @@ law = settings(derandomize=True, deadline=None)
 EMBEDDING, NORM, OUTPUT, BLOCK = 1000, 10, 2000, 300
 
 
-def layered(n_blocks: int = 4, *, has_output: bool = True) -> ModelCard:
+def layered(n_blocks: int = 4, *, has_output: bool = True) -> ModelInfo:
     """Blocks of a matrix of 200, another of 90 and a norm of 10 bytes."""
     names = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM}
     if has_output:
@@ -26,11 +26,11 @@ def layered(n_blocks: int = 4, *, has_output: bool = True) -> ModelCard:
     for block in range(n_blocks):
         names |= {f"blk.{block}.ffn_down.weight": 200, f"blk.{block}.attn_q.weight": 90, f"blk.{block}.norm.weight": 10}
     tensors = tuple(Tensor(name, (n_bytes,), "I8", n_bytes) for name, n_bytes in names.items())
-    return replace(card(heads_kv=(2,) * n_blocks), tensors=tensors)
+    return replace(info(heads_kv=(2,) * n_blocks), tensors=tensors)
 
 
 def parts_of(
-    model: ModelCard, n_gpu_layers: int, shares: tuple[float, ...] = (1.0,)
+    model: ModelInfo, n_gpu_layers: int, shares: tuple[float, ...] = (1.0,)
 ) -> tuple[Plan, Part, tuple[Part, ...]]:
     plan = plan_of(model, demand(), 1024)
     return plan, *spread(model, layers_of(model), demand(), plan, n_gpu_layers=n_gpu_layers, shares=shares)
@@ -76,7 +76,7 @@ def only(*names: str) -> RepackedBytes:
     return lambda tensor: tensor.n_bytes if tensor.name.endswith(names) else 0
 
 
-def matrices(*, has_output: bool = True) -> ModelCard:
+def matrices(*, has_output: bool = True) -> ModelInfo:
     """The layered model, its matrices being ones."""
     model = layered(has_output=has_output)
     return replace(
@@ -173,7 +173,7 @@ def test_a_layer_more_on_the_gpu_is_a_layer_less_in_main_memory(n_gpu_layers: in
     assert more.kv_bytes - gpu.kv_bytes == host.kv_bytes - less.kv_bytes == (plan_kv(model) if n_gpu_layers else 0)
 
 
-def plan_kv(model: ModelCard) -> int:
+def plan_kv(model: ModelInfo) -> int:
     """Of one layer."""
     return plan_of(model, demand(), 1024).kv_bytes // model.block_count
 

@@ -6,22 +6,22 @@ import pytest
 
 from tests.gguf_files import Typed, Value, tiny_model
 from worker.errors import BadModelFile
-from worker.model.info import ModelCard, read_card
+from worker.model.info import ModelInfo, read_info
 
 
-def card_of(tmp_path: Path, architecture: str, **keys: Value) -> ModelCard:
+def info_of(tmp_path: Path, architecture: str, **keys: Value) -> ModelInfo:
     """The tiny model under another name, with eight layers."""
     changes: dict[str, Value | None] = {"general.architecture": architecture}
     sizes: dict[str, Value] = {"block_count": 8, "context_length": 512, "embedding_length": 32}
     heads: dict[str, Value] = {"attention.head_count": 4, "attention.head_count_kv": 2}
     named = {f"attention.{key}": value for key, value in keys.items()}
     changes |= {f"{architecture}.{key}": value for key, value in {**sizes, **heads, **named}.items()}
-    return read_card(tiny_model(changes).write(tmp_path / "m.gguf"))
+    return read_info(tiny_model(changes).write(tmp_path / "m.gguf"))
 
 
-def pattern(card: ModelCard) -> str:
+def pattern(info: ModelInfo) -> str:
     """A letter for each layer."""
-    return "" if card.windows is None else "".join("w" if has_one else "." for has_one in card.windows.in_layer)
+    return "" if info.windows is None else "".join("w" if has_one else "." for has_one in info.windows.in_layer)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def pattern(card: ModelCard) -> str:
     ],
 )
 def test_an_architecture_has_its_pattern(tmp_path: Path, architecture: str, expected: str) -> None:
-    card = card_of(tmp_path, architecture, sliding_window=128)
-    assert pattern(card) == expected
-    assert card.windows is None or (card.windows.length, card.windows.n_layers) == (128, expected.count("w"))
+    info = info_of(tmp_path, architecture, sliding_window=128)
+    assert pattern(info) == expected
+    assert info.windows is None or (info.windows.length, info.windows.n_layers) == (128, expected.count("w"))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_an_architecture_has_its_pattern(tmp_path: Path, architecture: str, expe
     ],
 )
 def test_a_pattern_in_the_file_counts_more(tmp_path: Path, told: Value, expected: str) -> None:
-    assert pattern(card_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=told)) == expected
+    assert pattern(info_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=told)) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,19 @@ def test_a_pattern_in_the_file_counts_more(tmp_path: Path, told: Value, expected
 def test_a_window_is_as_long_as_llama_cpp_takes_it(
     tmp_path: Path, architecture: str, keys: dict[str, Value], length: int
 ) -> None:
-    windows = card_of(tmp_path, architecture, **keys).windows
+    windows = info_of(tmp_path, architecture, **keys).windows
     assert (windows.length if windows else 0) == length
 
 
 def test_layers_with_a_window_may_have_heads_of_another_size(tmp_path: Path) -> None:
     flags = Typed("bool", [True] * 6 + [False] * 2)
     keys: dict[str, Value] = {"sliding_window": 64, "sliding_window_pattern": flags, "shared_kv_layers": 3}
-    card = card_of(tmp_path, "gemma4", **keys, key_length=16, value_length=16, key_length_swa=8, value_length_swa=4)
-    assert card.windows is not None
-    assert (card.windows.key_length, card.windows.value_length, card.n_layers_with_cells) == (8, 4, 5)
+    info = info_of(tmp_path, "gemma4", **keys, key_length=16, value_length=16, key_length_swa=8, value_length_swa=4)
+    assert info.windows is not None
+    assert (info.windows.key_length, info.windows.value_length, info.n_layers_with_cells) == (8, 4, 5)
 
 
 @pytest.mark.parametrize("told", [Typed("f32", [1.0] * 8), Typed("bool", [])])
 def test_flags_of_another_kind_are_refused(tmp_path: Path, told: Value) -> None:
     with pytest.raises(BadModelFile, match="must have 8 bool or u32"):
-        card_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=told)
+        info_of(tmp_path, "gemma3", sliding_window=128, sliding_window_pattern=told)

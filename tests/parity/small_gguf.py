@@ -10,7 +10,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from tests.gguf_files import Value, tiny_model
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.naming import Naming
 
 N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM, N_FF, N_VOCAB = 2, 4, 2, 16, 256, 40
@@ -130,4 +130,4 @@ def gguf_name(name: str) -> str:
 
 
 def naming_of(path: Path) -> Naming:
-    return Naming.of(read_card(path))
+    return Naming.of(read_info(path))

@@ -12,7 +12,7 @@ import pytest
 from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
 from tests.parity.plain_llama import PlainLlama
 from worker.errors import UsageError
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.gguf_copy import dequantised, open_gguf
 from worker.parity.naming import Naming
 from worker.parity.reference.checkpoint import dequantise
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 @pytest.mark.model
 def test_every_weight_is_the_de_quantised_one(checkpoint: Path, default_model: Path) -> None:
     tensors = CheckpointTensors.open(checkpoint)
-    naming = Naming.of(read_card(default_model))
+    naming = Naming.of(read_info(default_model))
     names = naming.by_gguf_name(tensors.names)
     stored = {tensor.name: tensor for tensor in open_gguf(default_model).tensors}
     assert {names[name] for name in stored} == tensors.names

@@ -15,7 +15,7 @@ from tests.parity.small_gguf import random_checkpoint, write_gguf
 from worker.errors import BadModelFile, ModelNotFound, UsageError
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.gguf_copy import dequantised, open_gguf, read_tensor, rewrite, tensor_names
 from worker.parity.llama.quantise import FILE_TYPES, quantise
 from worker.wire.messages import TokenId
@@ -53,7 +53,7 @@ def test_the_alignment_of_a_file_is_kept(tmp_path: Path, alignment: int) -> None
     file = tiny_model({"general.alignment": alignment}, rows)
     path = type(file)(file.metadata, file.tensors, alignment=alignment).write(tmp_path / "source.gguf")
     rewrite(path, tmp_path / "copy.gguf")
-    assert read_card(tmp_path / "copy.gguf").tensors == read_card(path).tensors
+    assert read_info(tmp_path / "copy.gguf").tensors == read_info(path).tensors
     # The last tensor's padding is optional.
     assert (tmp_path / "copy.gguf").read_bytes().rstrip(b"\0") == path.read_bytes().rstrip(b"\0")
 

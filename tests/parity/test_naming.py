@@ -20,7 +20,7 @@ from tests.parity.small_gguf import (
     write_gguf,
 )
 from worker.errors import UsageError, WorkerError
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.gguf_copy import dequantised, open_gguf, tensor_names
 from worker.parity.naming import not_comparable, to_checkpoint_order, to_gguf_order
 from worker.parity.twin import write_twin
@@ -78,13 +78,13 @@ def test_an_embedding_is_the_output_too_where_there_is_no_other(tmp_path: Path) 
 
 
 def test_only_llama_without_experts_can_be_compared(tmp_path: Path) -> None:
-    small = read_card(write_gguf(tmp_path / "small.gguf", random_checkpoint()))
+    small = read_info(write_gguf(tmp_path / "small.gguf", random_checkpoint()))
     assert not_comparable(small) is None
     assert "qwen2" in (not_comparable(replace(small, architecture="qwen2")) or "")
     experts = tiny_model(
         tensors=[TensorRow("token_embd.weight", (32, 8), 1024), TensorRow("blk.0.ffn_up_exps.weight", (2,), 8)]
     )
-    assert "mixture of experts" in (not_comparable(read_card(experts.write(tmp_path / "experts.gguf"))) or "")
+    assert "mixture of experts" in (not_comparable(read_info(experts.write(tmp_path / "experts.gguf"))) or "")
 
 
 # ── the twin ─────────────────────────────────────────────────────────────────────────────────────

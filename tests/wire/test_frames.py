@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.config.settings import knobs
+from worker.config.settings import options
 from worker.wire.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame, inbound_decoder
 from worker.wire.messages import Cancel, JobKey, Sampling, Submit
 
@@ -75,7 +75,7 @@ def test_an_impossible_length_is_refused_before_any_of_its_body_is_there() -> No
 
 
 def test_the_longest_prompt_a_request_may_have_fits_a_frame() -> None:
-    (most,) = [knob.high for name, _, knob in knobs() if name == "max_prompt_chars"]
+    (most,) = [option.high for name, _, option in options() if name == "max_prompt_chars"]
     assert most is not None
     submit = Submit(job=JobKey(1), prompt="\U0001f600" * int(most), max_tokens=1, sampling=Sampling(seed=0))
     ((_, body),) = FrameBuffer().feed(encode_frame(1, submit))

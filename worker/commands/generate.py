@@ -20,7 +20,7 @@ from worker.config.no_effect import tell
 from worker.config.precedence import unread
 from worker.config.settings import Settings, environment
 from worker.errors import StartupError, UsageError, WorkerError
-from worker.front.checked_request import Surroundings, order_of
+from worker.front.checked_request import JobDeps, checked
 from worker.front.client import EngineClient
 from worker.front.engine_setup import configure, engine_environment
 from worker.front.fetch_child import fetch_in_child
@@ -30,7 +30,7 @@ from worker.front.progress import LoadProgress
 from worker.front.supervision import first_of, running
 from worker.logs import lines as logs
 from worker.model.catalog import load_catalog, locate
-from worker.model.info import ModelCard, read_card
+from worker.model.info import ModelInfo, read_info
 from worker.protocol.events import JSON_LINES_TYPES, choose_dialect
 from worker.protocol.field_errors import FieldsRefused
 from worker.protocol.request import ExecuteRequest, narrow
@@ -112,13 +112,13 @@ def _request(prompt: str, asked: dict[str, Any]) -> ExecuteRequest:
 
 async def _answer(settings: Settings, request: ExecuteRequest) -> int:
     terminal = _Terminal()
-    card = await _model(settings)
+    info = await _model(settings)
     client = EngineClient(
-        configure(settings, card.path),
+        configure(settings, info.path),
         terminal,
         environment=engine_environment(),
         watchdog_s=settings.watchdog_sec,
-        model_bytes=card.file_bytes,
+        model_bytes=info.file_bytes,
     )
     try:
         facts = await client.start()
@@ -132,22 +132,22 @@ async def _answer(settings: Settings, request: ExecuteRequest) -> int:
         await client.close()
 
 
-async def _model(settings: Settings) -> ModelCard:
+async def _model(settings: Settings) -> ModelInfo:
     located = locate(settings.model or "", settings.models_dir, load_catalog(settings.catalog))
-    return read_card(located.path if located.is_present else await fetch_in_child(settings))
+    return read_info(located.path if located.is_present else await fetch_in_child(settings))
 
 
 async def _stream(client: EngineClient, facts: Loaded, request: ExecuteRequest) -> int:
     """Write the text as it comes; Ctrl-C cancels this coroutine, and closing the client ends the engine."""
     now_s = time.monotonic()
-    order = order_of(
+    order = checked(
         request,
         correlation_id="",
         arrived_s=now_s,
         expires_s=now_s + _LONGEST_S,
     )
     lines = choose_dialect(JSON_LINES_TYPES[0], sse_event_names=False)
-    around = Surroundings(dialect=lines, model=facts.name, vram_bytes=0, metrics=Metrics("generate"))
+    around = JobDeps(dialect=lines, model=facts.name, vram_bytes=0, metrics=Metrics("generate"))
     job = Job(JobKey(1), order, around, client.release)
     client.submit(job)
     await job.decided.wait()

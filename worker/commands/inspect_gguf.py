@@ -17,7 +17,7 @@ from worker.commands.tables import print_json, print_table
 from worker.config.settings import Settings
 from worker.front.engine_setup import configure
 from worker.host import available_memory_bytes
-from worker.model.info import ModelCard, read_card
+from worker.model.info import ModelInfo, read_info
 from worker.model.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells
 from worker.model.prefix_support import obstacle
 from worker.model.spread import Layers, RepackedBytes, layers_of, spread
@@ -95,10 +95,10 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
     MODEL is what --model of `serve` takes: a file, a name of the catalogue, hf:org/repo. Nothing is downloaded.
     The file is checked as `serve` checks it: a bad one is one line that says why, and exit 1.
     """
-    card = read_card(present(reference, models_dir, catalog))
+    info = read_info(present(reference, models_dir, catalog))
     from worker.llama.repack import repacked_bytes  # noqa: PLC0415 - this loads llama.cpp
 
-    inspection = inspect_card(card, available_memory_bytes(), repacked_bytes)
+    inspection = inspect_card(info, available_memory_bytes(), repacked_bytes)
     if as_json:
         print_json(inspection)
         return
@@ -107,56 +107,56 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
     print_table(["estimated memory", ">bytes", ""], _memory_cells(inspection.memory))
 
 
-def inspect_card(card: ModelCard, available_bytes: int, repacked_bytes: RepackedBytes) -> Inspection:
+def inspect_card(info: ModelInfo, available_bytes: int, repacked_bytes: RepackedBytes) -> Inspection:
     """All that is shown of a model. `available_bytes` is compared with, it does not shrink the estimate."""
     return Inspection(
-        path=str(card.path),
-        files=len(card.part_paths),
-        file_bytes=card.file_bytes,
-        gguf_version=card.version,
-        architecture=card.architecture,
-        name=card.name,
-        quantisation=card.quant_kind,
-        license=card.license,
-        context_length=card.context_length,
-        layers=card.block_count,
-        window_layers=card.windows.n_layers if card.windows else 0,
-        window_length=card.windows.length if card.windows else 0,
-        embedding_length=card.embedding_length,
-        vocabulary=card.vocab_size,
-        tokenizer=card.tokenizer_kind,
-        has_chat_template=card.has_chat_template,
-        tensor_types=_tensor_types(card),
-        memory=_memory(card, _default_demand(card), layers_of(card, repacked_bytes), available_bytes),
+        path=str(info.path),
+        files=len(info.part_paths),
+        file_bytes=info.file_bytes,
+        gguf_version=info.version,
+        architecture=info.architecture,
+        name=info.name,
+        quantisation=info.quant_kind,
+        license=info.license,
+        context_length=info.context_length,
+        layers=info.block_count,
+        window_layers=info.windows.n_layers if info.windows else 0,
+        window_length=info.windows.length if info.windows else 0,
+        embedding_length=info.embedding_length,
+        vocabulary=info.vocab_size,
+        tokenizer=info.tokenizer_kind,
+        has_chat_template=info.has_chat_template,
+        tensor_types=_tensor_types(info),
+        memory=_memory(info, _default_demand(info), layers_of(info, repacked_bytes), available_bytes),
     )
 
 
-def _tensor_types(card: ModelCard) -> tuple[TypeRow, ...]:
-    counts = Counter(tensor.type_name for tensor in card.tensors)
+def _tensor_types(info: ModelInfo) -> tuple[TypeRow, ...]:
+    counts = Counter(tensor.type_name for tensor in info.tensors)
     return tuple(
-        TypeRow(type_name, counts[type_name], n_bytes, n_bytes / max(1, card.weights_bytes))
-        for type_name, n_bytes in card.bytes_by_type
+        TypeRow(type_name, counts[type_name], n_bytes, n_bytes / max(1, info.weights_bytes))
+        for type_name, n_bytes in info.bytes_by_type
     )
 
 
-def _default_demand(card: ModelCard) -> Demand:
-    return demand_of(configure(Settings(), card.path), is_on_gpu=False)
+def _default_demand(info: ModelInfo) -> Demand:
+    return demand_of(configure(Settings(), info.path), is_on_gpu=False)
 
 
-def _memory(card: ModelCard, demand: Demand, layers: Layers, available_bytes: int) -> Memory:
-    plan = plan_of(card, demand, wanted_cells(card, demand))
-    host, _ = spread(card, layers, demand, plan, n_gpu_layers=0, shares=())
+def _memory(info: ModelInfo, demand: Demand, layers: Layers, available_bytes: int) -> Memory:
+    plan = plan_of(info, demand, wanted_cells(info, demand))
+    host, _ = spread(info, layers, demand, plan, n_gpu_layers=0, shares=())
     weights = layers.weights_in_main(0)
-    why_off = obstacle(card, swa_full=plan.swa_full, parallel=plan.parallel)
+    why_off = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
     asked_bytes = 0 if why_off else Settings().prefix_cache_bytes
-    with_small_windows = plan_of(card, replace(demand, swa_full=False), plan.n_cells)
+    with_small_windows = plan_of(info, replace(demand, swa_full=False), plan.n_cells)
     return Memory(
         weights_bytes=host.weights_bytes,
         repacked_bytes=weights.repacked,
         is_mapped=weights.is_mapped,
         kv_bytes=host.kv_bytes,
         kv_cells=plan.n_cells,
-        kv_small_windows_bytes=with_small_windows.kv_bytes if card.windows else None,
+        kv_small_windows_bytes=with_small_windows.kv_bytes if info.windows else None,
         compute_bytes=host.compute_bytes,
         total_bytes=host.total_bytes,
         prefix_cache_bytes=prefix_cache_bytes(asked_bytes, plan, _NO_LIMIT_BYTES),

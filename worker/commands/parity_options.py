@@ -130,11 +130,11 @@ class Judging:
         return from_checkpoint(subject, path, name, n_tokens=n_tokens, say=say)
 
     def report(self, case: Case, levels: Sequence[Level], parameters: dict[str, str]) -> Report:
-        card = case.subject.card
+        info = case.subject.info
         return report_of(
             run_id=self.run_id or new_run_id(case.subject.sha256),
             created=now_rfc3339(),
-            model=ModelFile(card.path.name, case.subject.sha256, card.file_bytes, card.quant_kind, card.architecture),
+            model=ModelFile(info.path.name, case.subject.sha256, info.file_bytes, info.quant_kind, info.architecture),
             reference=case.used,
             bounds=_bounds_used(self.bounds_file),
             parameters=parameters,

@@ -18,7 +18,7 @@ Group = Literal["Model", "Device and memory", "Jobs", "Network", "Operation"]
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class Option:
     """How a setting is spelled and checked. `env` is None where the rule LLORCH_NAME holds."""
 
     help: str
@@ -46,24 +46,24 @@ class Knob:
 
 
 def setting(default: Any, help: str, group: Group, *, factory: Callable[[], Any] | None = None, **rest: Any) -> Any:
-    """A dataclass field that is a setting; `rest` are the knob's own fields. Any: a field has its setting's type."""
-    metadata = {"knob": Knob(help, group, **rest)}
+    """A dataclass field that is a setting; `rest` are the option's own fields. Any: a field has its setting's type."""
+    metadata = {"option": Option(help, group, **rest)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def check_value(place: str, knob: Knob, value: Any) -> None:
+def check_value(place: str, option: Option, value: Any) -> None:
     """Raises: UsageError with the place, the value and what is allowed."""
     if isinstance(value, str | Path):
         _check_text(place, str(value))
-    if knob.choices and value not in knob.choices:
-        raise UsageError(f"{place}: {shown(value)} is not one of {knob.allowed}")
-    if knob.low is not None and knob.high is not None and not knob.low <= value <= knob.high:
-        raise UsageError(f"{place}: {shown(value)} is out of range; allowed is {knob.allowed}")
-    if knob.pattern and not re.fullmatch(knob.pattern, str(value)):
-        raise UsageError(f"{place}: {shown(value)} is not valid; allowed is {knob.allowed}")
-    if knob.metavar == "URL":
+    if option.choices and value not in option.choices:
+        raise UsageError(f"{place}: {shown(value)} is not one of {option.allowed}")
+    if option.low is not None and option.high is not None and not option.low <= value <= option.high:
+        raise UsageError(f"{place}: {shown(value)} is out of range; allowed is {option.allowed}")
+    if option.pattern and not re.fullmatch(option.pattern, str(value)):
+        raise UsageError(f"{place}: {shown(value)} is not valid; allowed is {option.allowed}")
+    if option.metavar == "URL":
         _check_url(place, value)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import tomli
 
-from worker.config.option import Knob, shown
-from worker.config.settings import Settings, check, env_name, flag_name, knobs
+from worker.config.option import Option, shown
+from worker.config.settings import Settings, check, env_name, flag_name, options
 from worker.config.spellings import unknown_variables
 from worker.errors import UsageError
 
@@ -46,8 +46,8 @@ def settle(flags: Mapping[str, str | bool], config: str | None, environ: Mapping
     from_file = dict(_config_file(_read_text(where, Path, path))) if path else {}
     given = {
         name: found
-        for name, kind, knob in knobs()
-        if (found := _from_flag(flags, name, kind) or _from_environ(environ, name, kind, knob) or from_file.get(name))
+        for name, kind, option in options()
+        if (found := _from_flag(flags, name, kind) or _from_environ(environ, name, kind, option) or from_file.get(name))
     }
     settings = Settings(**{name: found.value for name, found in given.items()})
     return check(settings, {name: found.where for name, found in given.items()})
@@ -55,7 +55,7 @@ def settle(flags: Mapping[str, str | bool], config: str | None, environ: Mapping
 
 def unread(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Variables that begin as ours do and are none: their names, and what is to be said of each."""
-    known = [CONFIG_ENV, *(env_name(name, knob) for name, _, knob in knobs())]
+    known = [CONFIG_ENV, *(env_name(name, option) for name, _, option in options())]
     return list(unknown_variables({name: environ[name] for name in environ if name != _NOT_THE_TOKEN}, known))
 
 
@@ -67,9 +67,9 @@ def _from_flag(flags: Mapping[str, str | bool], name: str, kind: type) -> Given 
     return Given(where, value if isinstance(value, bool) else _read_text(where, kind, value))
 
 
-def _from_environ(environ: Mapping[str, str], name: str, kind: type, knob: Knob) -> Given | None:
+def _from_environ(environ: Mapping[str, str], name: str, kind: type, option: Option) -> Given | None:
     """Empty means unset, except for the token: an empty secret must not silently serve without one."""
-    variable = env_name(name, knob)
+    variable = env_name(name, option)
     text = environ.get(variable)
     if text is None or (not text and name != "api_key"):
         return None
@@ -77,7 +77,7 @@ def _from_environ(environ: Mapping[str, str], name: str, kind: type, knob: Knob)
 
 
 def _config_file(path: Path) -> Iterator[tuple[str, Given]]:
-    table = {name: (kind, knob) for name, kind, knob in knobs()}
+    table = {name: (kind, option) for name, kind, option in options()}
     seen: set[str] = set()
     for key, value in _read_toml(path).items():
         where = f"{path}: {key}"
@@ -99,13 +99,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: the config file is not TOML: {error}") from error
 
 
-def _read_toml_value(where: str, kind: type, knob: Knob, value: Any) -> Any:
+def _read_toml_value(where: str, kind: type, option: Option, value: Any) -> Any:
     """The value as the setting's type. Messages say the type, not the value, which may be the token."""
     if type(value) is kind:
         return value
     if (kind is Path and type(value) is str) or (kind is float and type(value) is int):
         return _read_text(where, kind, str(value))
-    if kind is str and knob.pattern and type(value) is int:
+    if kind is str and option.pattern and type(value) is int:
         return str(value)  # `gpu-layers = 20`, `device = 0`
     raise UsageError(f"{where}: expected {_WORDING[kind]}, not a TOML {type(value).__name__}")
 

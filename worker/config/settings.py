@@ -1,4 +1,4 @@
-"""Every knob of `serve`, once: name, meaning, unit, range and default; and the rules a value must satisfy.
+"""Every option of `serve`, once: name, meaning, unit, range and default; and the rules a value must satisfy.
 
 cli.py makes its options, and precedence.py the environment variables (`LLORCH_` + the name in upper case) and the
 config file's keys, from this table, so that none can be forgotten. The only reader of the environment.
@@ -17,7 +17,7 @@ from typing import Any, get_args
 from platformdirs import user_cache_path
 
 from worker.config.gpu_flags import SHARES_PATTERN, check_layers, check_split
-from worker.config.option import Knob, check_token, check_value, setting
+from worker.config.option import Option, check_token, check_value, setting
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
@@ -331,9 +331,9 @@ def _machine_id() -> str:
         return ""
 
 
-def knobs() -> list[tuple[str, type, Knob]]:
-    """(name, type without its None, knob) of every setting, in the order of the table above."""
-    return [(f.name, _without_none(f.type), f.metadata["knob"]) for f in fields(Settings)]
+def options() -> list[tuple[str, type, Option]]:
+    """(name, type without its None, option) of every setting, in the order of the table above."""
+    return [(f.name, _without_none(f.type), f.metadata["option"]) for f in fields(Settings)]
 
 
 def _without_none(annotation: Any) -> type:
@@ -341,8 +341,8 @@ def _without_none(annotation: Any) -> type:
     return kind
 
 
-def env_name(name: str, knob: Knob) -> str:
-    return knob.env or f"LLORCH_{name.upper()}"
+def env_name(name: str, option: Option) -> str:
+    return option.env or f"LLORCH_{name.upper()}"
 
 
 def flag_name(name: str) -> str:
@@ -350,19 +350,19 @@ def flag_name(name: str) -> str:
 
 
 def check(settings: Settings, where: Mapping[str, str] | None = None) -> Settings:
-    """The settings again, when each value is within its knob and they go together.
+    """The settings again, when each value is within its option and they go together.
 
     `where` says by which words the user gave a value (`LLORCH_PORT`); without it the flag is named.
     Raises: UsageError with the place, the value and what is allowed. A token is never part of the message.
     """
     places = where or {}
-    for name, _, knob in knobs():
+    for name, _, option in options():
         value = getattr(settings, name)
         place = places.get(name, flag_name(name))
         if name == "api_key":
             check_token(value)
         elif value is not None:
-            check_value(place, knob, value)
+            check_value(place, option, value)
     _check_sizes(settings, places)
     if settings.cache_type_v not in CACHE_TYPES[:3] and settings.flash_attn == "off":
         raise UsageError(

@@ -202,7 +202,7 @@ class LoadedModel:
     facts: Loaded
     widest_step: int = 0
     """Most tokens of a prefill step when nobody is generating; 0: the chunk."""
-    spare_slot: SlotId | None = None
+    retained_slot: SlotId | None = None
     """A slot of the runner beyond those for jobs."""
     row_costs: tuple[tuple[int, float], ...] = ()
     """(tokens in a decode step, seconds it took at warm-up), ascending; empty: not measured, nothing is guessed."""

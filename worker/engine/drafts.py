@@ -10,22 +10,22 @@ from collections.abc import Sequence as Seq
 from msgspec.structs import replace
 
 from worker.engine.backend import MAX_DRAFTS, Sampled, Step
-from worker.engine.ngram import NO_OFFER, Offer
+from worker.engine.ngram import NO_DRAFT, Draft
 from worker.engine.sequence import Sequence, State
 from worker.engine.speculation import Candidate, Speculation
-from worker.engine.step_report import News
+from worker.engine.step_report import StepReport
 from worker.wire.messages import SlotId, TokenId
 
 Running = Mapping[SlotId, Sequence]
 
 
-class Guesses:
+class Drafts:
     """Without `row_costs` (tokens in a step, seconds) nothing is guessed."""
 
     def __init__(self, row_costs: tuple[tuple[int, float], ...]) -> None:
         self._speculation = Speculation(row_costs, MAX_DRAFTS)
         self._is_on = bool(row_costs)
-        self._offers: dict[SlotId, Offer] = {}
+        self._offers: dict[SlotId, Draft] = {}
         """Of the step that runs."""
 
     def added_to(self, step: Step, running: Running, n_free_cells: int) -> Step:
@@ -35,7 +35,7 @@ class Guesses:
             return step
         if any(sequence.state is State.PREFILL for sequence in running.values()):
             return step
-        n_most = self._speculation.most_guesses(len(step.slices))
+        n_most = self._speculation.most_drafts(len(step.slices))
         if n_most == 0:
             return step
         self._offers = {piece.slot: _offer(running[piece.slot], n_most) for piece in step.slices}
@@ -54,7 +54,7 @@ class Guesses:
             ),
         )
 
-    def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float, news: News) -> None:
+    def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float, news: StepReport) -> None:
         """Learn from a decode step that ran, before its draws are taken."""
         if not self._is_on:
             return
@@ -71,12 +71,12 @@ class Guesses:
                 news.n_accepted += len(drawn[piece.slot]) - 1
 
 
-def _offer(sequence: Sequence, n_most: int) -> Offer:
+def _offer(sequence: Sequence, n_most: int) -> Draft:
     """Nothing where the next token is known, behind the last allowed token, or that a constraint forbids."""
     n_allowed = min(n_most, sequence.max_tokens - len(sequence.generated) - 1)
     if sequence.n_to_compute > 1 or sequence.forced or n_allowed <= 0:
-        return NO_OFFER
+        return NO_DRAFT
     offer = sequence.lookup.propose(n_allowed)
     if sequence.constraint is None or not offer.tokens:
         return offer
-    return Offer(offer.tokens[: sequence.constraint.n_allowed(offer.tokens)], offer.n_matched)
+    return Draft(offer.tokens[: sequence.constraint.n_allowed(offer.tokens)], offer.n_matched)

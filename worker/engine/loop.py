@@ -9,12 +9,12 @@ from collections.abc import Sequence as Seq
 from itertools import groupby
 
 from worker.engine.backend import Aborted, BadBatch, Constraint, Forced, NoRoom, Runner, Sampled, Step
-from worker.engine.drafts import Guesses
-from worker.engine.prefix_cache import Reuse
+from worker.engine.drafts import Drafts
+from worker.engine.prefix_cache import PrefixCache
 from worker.engine.rules import Rules
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
-from worker.engine.step_report import News
+from worker.engine.step_report import StepReport
 from worker.engine.text import TextStream
 from worker.wire.messages import (
     Delta,
@@ -49,20 +49,20 @@ class Engine:
         self._clock = clock
         self._n_unpromised_cells = runner.n_free_cells - rules.n_cells
         """The library rounds a context up."""
-        self._pace = rules.pace()
-        self.scheduler = Scheduler(n_slots=rules.n_slots, n_cells=rules.n_cells, pace=self._pace)
-        self.reuse = Reuse(
+        self._prefill_budget = rules.prefill_budget()
+        self.scheduler = Scheduler(n_slots=rules.n_slots, n_cells=rules.n_cells, budget=self._prefill_budget)
+        self.prefix_cache = PrefixCache(
             runner,
             limit_bytes=rules.prefix_cache_bytes,
             grain=rules.chunk if rules.is_deterministic else 1,
             worthwhile=rules.chunk,
-            spare_slot=rules.spare_slot,
+            retained_slot=rules.retained_slot,
         )
-        self._guesses = Guesses(rules.row_costs)
+        self._drafts = Drafts(rules.row_costs)
         self.step_jobs: frozenset[JobKey] = frozenset()
         """Jobs of the step that runs now; read by the intake thread to decide whether to abort it."""
         self._announced: tuple[JobKey, ...] = ()
-        self._news = News()
+        self._step_report = StepReport()
 
     @property
     def is_idle(self) -> bool:
@@ -108,7 +108,7 @@ class Engine:
     def put_away(self) -> None:
         """Empty the runner's memory while nothing runs."""
         assert self.is_idle
-        if self.reuse.put_away():
+        if self.prefix_cache.put_away():
             self._emit(self._report(None))
 
     def step(self) -> None:
@@ -123,7 +123,7 @@ class Engine:
         self.step_jobs = frozenset()
         self._emit(self._report(step.kind))
         # Only now: a copy takes milliseconds, and a first token may have waited for them.
-        if self.scheduler.running and self.reuse.put_away(self.scheduler.running.values()):
+        if self.scheduler.running and self.prefix_cache.put_away(self.scheduler.running.values()):
             self._emit(self._report(None))
 
     # ── before a step ────────────────────────────────────────────────────────────────────────────
@@ -132,36 +132,36 @@ class Engine:
         """Slots for the queue's head, and their beginnings for those that have one."""
         running = self.scheduler.running.values()
         if self.scheduler.waiting:
-            self.scheduler.admit(self._n_free_cells, lambda sequence: self.reuse.n_shared(sequence, running))
+            self.scheduler.admit(self._n_free_cells, lambda sequence: self.prefix_cache.n_shared(sequence, running))
         begun = []
         for sequence in running:
-            if sequence.state is State.FOLLOW and self.reuse.settle(sequence, running) and not sequence.is_begun:
+            if sequence.state is State.FOLLOW and self.prefix_cache.settle(sequence, running) and not sequence.is_begun:
                 sequence.is_begun = True
-                self._news.started.append(Started(sequence.job, min(sequence.n_computed, len(sequence.prompt))))
+                self._step_report.started.append(Started(sequence.job, min(sequence.n_computed, len(sequence.prompt))))
                 begun.append(sequence)
         for sequence in begun:
             self._go_on(sequence, ())
-        if self._news.started:
+        if self._step_report.started:
             self._emit(self._report(None))
 
     def _next_step(self) -> Step | None:
         """A step that has room; sequences are paused for it, the newest first."""
         while (step := self.scheduler.next_step()) is not None and step.n_tokens > self._n_free_cells:
-            if self.reuse.put_away(self.scheduler.running.values()):
+            if self.prefix_cache.put_away(self.scheduler.running.values()):
                 continue
             newest = self.scheduler.newest()
             if newest is None:
                 break
             self._preempt(newest)
-        return step if step is None else self._guesses.added_to(step, self.scheduler.running, self._n_free_cells)
+        return step if step is None else self._drafts.added_to(step, self.scheduler.running, self._n_free_cells)
 
     def _preempt(self, sequence: Sequence) -> None:
         """What it computed is kept, so that going on costs little; its stream pauses."""
         assert sequence.slot is not None
-        self.reuse.keep(sequence)
+        self.prefix_cache.keep(sequence)
         self._runner.trim(sequence.slot, 0)
         self.scheduler.preempt(sequence)
-        self._news.n_preempted += sequence.is_begun
+        self._step_report.n_preempted += sequence.is_begun
 
     def _announce(self, step: Step) -> None:
         jobs = tuple(self.scheduler.running[piece.slot].job for piece in step.slices)
@@ -190,10 +190,10 @@ class Engine:
             return []
         seconds = self._clock() - began_s
         if is_holding_up:
-            self._pace.prefill_took(step.n_tokens, seconds)
+            self._prefill_budget.prefill_took(step.n_tokens, seconds)
         if step.kind == "decode":
-            self._pace.decode_took(seconds)
-            self._guesses.judge(step, sampled, self.scheduler.running, seconds, self._news)
+            self._prefill_budget.decode_took(seconds)
+            self._drafts.judge(step, sampled, self.scheduler.running, seconds, self._step_report)
         for piece in step.slices:
             self._advance(self.scheduler.running[piece.slot], len(piece.tokens) - piece.n_drafts)
         return sampled
@@ -279,23 +279,23 @@ class Engine:
             text += sequence.text.flush()
         sequence.untold.append(Delta(sequence.job, text, logprob))
         if reason is not None or sequence.state is State.DECODE:
-            self._news.deltas += sequence.untold
+            self._step_report.deltas += sequence.untold
             sequence.untold.clear()
         if reason is not None:
             self._finish(sequence, reason)
 
     def _finish(self, sequence: Sequence, reason: StopReason) -> None:
         is_full = reason == "MAX_TOKENS" and sequence.is_cut
-        self._news.finished.append(Finished(sequence.job, reason, sequence.text.matched, is_full))
+        self._step_report.finished.append(Finished(sequence.job, reason, sequence.text.matched, is_full))
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """What it computed is kept for others."""
-        self.reuse.keep(sequence, is_last=len(self.scheduler.running) == 1)
+        self.prefix_cache.keep(sequence, is_last=len(self.scheduler.running) == 1)
         self._release(sequence)
 
     def _fail(self, sequence: Sequence, code: FailureCode, message: str) -> None:
-        self._news.failed.append(Failed(sequence.job, code, message))
+        self._step_report.failed.append(Failed(sequence.job, code, message))
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
@@ -307,10 +307,10 @@ class Engine:
             self._runner.trim(slot, 0)
 
     def _report(self, kind: StepKind | None) -> StepDone:
-        return self._news.told(
+        return self._step_report.told(
             kind,
             cells_used=self.n_cells_used,
-            prefix_tokens=self.reuse.index.n_tokens,
-            prefix_bytes=self.reuse.index.n_bytes,
+            prefix_tokens=self.prefix_cache.index.n_tokens,
+            prefix_bytes=self.prefix_cache.index.n_bytes,
             at_s=self._clock(),
         )

@@ -17,18 +17,18 @@ MOST_COUNTED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Guesses at a job's next tokens, the next one first."""
+class Draft:
+    """Drafts at a job's next tokens, the next one first."""
 
     tokens: tuple[TokenId, ...] = ()
     n_matched: int = 0
     """So many of the job's last tokens stand before the place that the guesses were read from; at least."""
 
 
-NO_OFFER = Offer()
+NO_DRAFT = Draft()
 
 
-class Lookup:
+class NgramLookup:
     """Where the n-grams of one job's tokens last stood; `tokens`, prompt and generated, is the job's own growing list.
 
     Keeps to the place it has found for as long as the text goes on as it did there: an earlier place that has agreed
@@ -47,8 +47,8 @@ class Lookup:
         """Position of the token that should come next; None: the last tokens never stood before."""
         self._n_matched = 0
 
-    def propose(self, n_most: int) -> Offer:
-        """What followed the earlier place, up to n_most tokens; `NO_OFFER` where there is none.
+    def propose(self, n_most: int) -> Draft:
+        """What followed the earlier place, up to n_most tokens; `NO_DRAFT` where there is none.
 
         Runs on into its own guesses: a text that repeats with any period is guessed n_most tokens far.
         """
@@ -57,12 +57,12 @@ class Lookup:
             self._n_indexed += 1
             self._take_in(self._n_indexed)
         if self._next is None:
-            return NO_OFFER
+            return NO_DRAFT
         guesses = tokens[self._next : self._next + n_most]
         period = len(tokens) - self._next
         for i in range(period, n_most):
             guesses.append(guesses[i - period])
-        return Offer(tuple(guesses), self._n_matched)
+        return Draft(tuple(guesses), self._n_matched)
 
     def _take_in(self, end: int) -> None:
         """Follow and index the token before position `end`."""

@@ -21,7 +21,7 @@ LEAST_SHARE = 1 / 3
 """Of the gap, for prompts, however long decode steps take: or they would never be read."""
 
 
-class Pace:
+class PrefillBudget:
     def __init__(self, *, chunk: int, widest_step: int, itl_target_s: float, is_fixed: bool = False) -> None:
         """`chunk`: tokens of a prefill step while somebody generates, at first; `widest_step` while nobody does, at
         least a chunk. `is_fixed`: a prefill step is one chunk whatever it takes.

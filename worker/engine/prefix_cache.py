@@ -23,23 +23,23 @@ LEAST_KEPT = 16
 """Tokens that are worth the calls of copying them out, or in again."""
 
 
-class Reuse:
+class PrefixCache:
     """`grain`: found prefixes are cut to a multiple of it, 1 for no cut; `worthwhile`: so many tokens of another's
-    prefix are worth waiting for; `spare_slot`: where the last sequence's cells stay while nothing runs.
+    prefix are worth waiting for; `retained_slot`: where the last sequence's cells stay while nothing runs.
     """
 
     def __init__(
-        self, runner: Runner, *, limit_bytes: int, grain: int, worthwhile: int, spare_slot: SlotId | None
+        self, runner: Runner, *, limit_bytes: int, grain: int, worthwhile: int, retained_slot: SlotId | None
     ) -> None:
         self._runner = runner
         self._grain = grain
         self._worthwhile = worthwhile
-        self._spare_slot = spare_slot
+        self._retained_slot = retained_slot
         self._token_bytes = 0.0
         """Of a copy; 0 before the first one."""
         self._is_keeping = runner.can_share and limit_bytes > 0
         self.index = PrefixIndex(limit_bytes)
-        self.lingering: list[TokenId] = []
+        self.retained: list[TokenId] = []
         """Whose cells are in the spare slot. A conversation that goes on finds them there, without a copy."""
 
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
@@ -68,12 +68,12 @@ class Reuse:
         if sequence.slot is None or not self._is_keeping or sequence.n_computed < LEAST_KEPT:
             return
         tokens = sequence.tokens[: self._n_worth(sequence)]
-        if is_last and self._spare_slot is not None:
+        if is_last and self._retained_slot is not None:
             self.put_away([sequence])
-            self._runner.share(sequence.slot, self._spare_slot, len(tokens))
-            self.lingering = tokens
+            self._runner.share(sequence.slot, self._retained_slot, len(tokens))
+            self.retained = tokens
         else:
-            # Guesses may lie behind them.
+            # Drafts may lie behind them.
             self._runner.trim(sequence.slot, len(tokens))
             self._copy_out(sequence.slot, tokens)
 
@@ -81,14 +81,14 @@ class Reuse:
         """Empty the spare slot, because others run now; what none of them goes on from is copied out, if it is much.
         False where it was empty.
         """
-        if not self.lingering:
+        if not self.retained:
             return False
-        assert self._spare_slot is not None
-        tokens, self.lingering = self.lingering, []
+        assert self._retained_slot is not None
+        tokens, self.retained = self.retained, []
         n_alive = max((min(n_common(tokens, one.tokens), one.n_computed) for one in running), default=0)
         if len(tokens) - n_alive >= LEAST_KEPT:
-            self._copy_out(self._spare_slot, tokens)
-        self._runner.trim(self._spare_slot, 0)
+            self._copy_out(self._retained_slot, tokens)
+        self._runner.trim(self._retained_slot, 0)
         return True
 
     def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
@@ -109,7 +109,7 @@ class Reuse:
         assert sequence.slot is not None
         if n_kept > max(n_shared, self._runner.n_free_cells):
             self.put_away()
-            source = None if source == self._spare_slot else source
+            source = None if source == self._retained_slot else source
             # What was put away may have taken its place.
             n_kept = self._n_kept(sequence)
         if n_shared < n_kept <= self._runner.n_free_cells and self._load(sequence, n_kept):
@@ -129,7 +129,7 @@ class Reuse:
     def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[SlotId | None, int]:
         """The slot whose computed tokens begin as this one's do, the longest; (None, 0) where none's do."""
         lying = [(one.slot, one.tokens, self._n_worth(one)) for one in running if one is not sequence]
-        return self._longest(sequence, [(self._spare_slot, self.lingering, len(self.lingering)), *lying])
+        return self._longest(sequence, [(self._retained_slot, self.retained, len(self.retained)), *lying])
 
     def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
         """Who is computing what this one begins with, the most of it; (None, 0) where nobody is."""

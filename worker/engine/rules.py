@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from worker.engine.backend import LoadedModel
-from worker.engine.prefill_budget import Pace
+from worker.engine.prefill_budget import PrefillBudget
 from worker.wire.messages import Configure, SlotId
 
 
@@ -25,7 +25,7 @@ class Rules:
     """Prompts are cut at multiples of the chunk whatever else runs, and known prefixes are too; nothing is guessed."""
     prefix_cache_bytes: int = 0
     """Of ended sequences' cells in host memory."""
-    spare_slot: SlotId | None = None
+    retained_slot: SlotId | None = None
     """Keeps the last sequence's cells while nothing runs; None: they are copied out at once."""
     row_costs: tuple[tuple[int, float], ...] = ()
     """(tokens in a decode step, seconds); empty: nothing is guessed."""
@@ -42,12 +42,12 @@ class Rules:
             itl_target_s=config.itl_target_ms / 1000,
             is_deterministic=config.is_deterministic,
             prefix_cache_bytes=facts.prefix_cache_bytes,
-            spare_slot=model.spare_slot,
+            retained_slot=model.retained_slot,
             row_costs=model.row_costs,
         )
 
-    def pace(self) -> Pace:
-        return Pace(
+    def prefill_budget(self) -> PrefillBudget:
+        return PrefillBudget(
             chunk=self.chunk,
             widest_step=self.widest_step,
             itl_target_s=self.itl_target_s,

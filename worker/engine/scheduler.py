@@ -18,7 +18,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from worker.engine.backend import Slice, Step
-from worker.engine.prefill_budget import Pace
+from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.sequence import Sequence, State
 from worker.wire.messages import JobKey, SlotId, StepKind
 
@@ -41,8 +41,8 @@ def most_jobs(n_cells: int) -> int:
 
 
 class Scheduler:
-    def __init__(self, *, n_slots: int, n_cells: int, pace: Pace) -> None:
-        """With a fixed pace every prefill step is one prompt's next chunk, whatever else there is to do."""
+    def __init__(self, *, n_slots: int, n_cells: int, budget: PrefillBudget) -> None:
+        """With a fixed budget every prefill step is one prompt's next chunk, whatever else there is to do."""
         self.n_cells = n_cells
         self.free_slots = [SlotId(i) for i in range(n_slots)]
         heapify(self.free_slots)
@@ -50,7 +50,7 @@ class Scheduler:
         """Oldest first."""
         self.running: dict[SlotId, Sequence] = {}
         """In admission order."""
-        self._pace = pace
+        self._prefill_budget = budget
         self._jobs: dict[JobKey, Sequence] = {}
         self._last_kind: StepKind = "decode"
         self._n_passes = 0
@@ -92,7 +92,7 @@ class Scheduler:
     def _n_to_come(self, sequence: Sequence) -> int:
         """Cells that a sequence is given room for. With fixed steps all it may need: to pause it would mean to compute
         in chunks what was computed one by one."""
-        if self._pace.is_fixed:
+        if self._prefill_budget.is_fixed:
             return sequence.n_most - sequence.n_computed
         return sequence.n_to_compute + DECODE_MARGIN
 
@@ -140,7 +140,10 @@ class Scheduler:
         prefilling = [sequence for sequence in self.running.values() if sequence.state is State.PREFILL]
         decoding = [sequence for sequence in self.running.values() if sequence.state is State.DECODE]
         if prefilling and (not decoding or self._last_kind == "decode"):
-            step = Step("prefill", self._prefill(prefilling, self._pace.size if decoding else self._pace.widest))
+            step = Step(
+                "prefill",
+                self._prefill(prefilling, self._prefill_budget.size if decoding else self._prefill_budget.widest),
+            )
         elif decoding:
             step = Step("decode", self._decode(decoding))
         else:
@@ -160,7 +163,7 @@ class Scheduler:
 
         With fixed steps one of each: how many rows a step has would depend on the company.
         """
-        n_more = 0 if self._pace.is_fixed else MAX_FORCED
+        n_more = 0 if self._prefill_budget.is_fixed else MAX_FORCED
         slices: list[Slice] = []
         for sequence in decoding:
             piece = sequence.decode_slice(n_most=1 + n_more)
@@ -173,12 +176,12 @@ class Scheduler:
         in_order = sorted(prefilling, key=lambda sequence: sequence.n_to_compute)
         if self._n_passes == PASSES:
             in_order.sort(key=_age)
-        if self._pace.is_fixed:
+        if self._prefill_budget.is_fixed:
             del in_order[1:]
             size -= in_order[0].n_computed % size
         slices: list[Slice] = []
         for sequence in in_order:
-            piece = sequence.prefill_slice(size, self._pace.grain)
+            piece = sequence.prefill_slice(size, self._prefill_budget.grain)
             if piece is not None:
                 slices.append(piece)
                 size -= len(piece.tokens)

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import Self
 
 from worker.engine.backend import Constraint, Forced, Slice
-from worker.engine.ngram import Lookup
+from worker.engine.ngram import NgramLookup
 from worker.engine.speculation import Acceptance
 from worker.engine.text import TextStream
 from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
@@ -70,12 +70,12 @@ class Sequence:
     untold: list[Delta] = field(default_factory=list)
     """Of forced tokens that the text begins with. They are told with the first that is drawn: until then nothing that
     depends on the prompt was shown, and the job can begin anew."""
-    lookup: Lookup = field(init=False)
+    lookup: NgramLookup = field(init=False)
     acceptance: Acceptance = field(default_factory=Acceptance)
 
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt, *self.generated]
-        self.lookup = Lookup(self.tokens)
+        self.lookup = NgramLookup(self.tokens)
 
     @property
     def n_most(self) -> int:

@@ -16,7 +16,7 @@ from itertools import accumulate, islice, pairwise
 from math import log
 from statistics import median
 
-from worker.engine.ngram import Offer
+from worker.engine.ngram import Draft
 from worker.wire.messages import TokenId
 
 N_CLASSES = 5
@@ -51,7 +51,7 @@ class Acceptance:
         i = _class(n_matched)
         return self._right[i] / (self._right[i] + self._wrong[i])
 
-    def saw(self, offer: Offer, drawn: Seq[TokenId]) -> None:
+    def saw(self, offer: Draft, drawn: Seq[TokenId]) -> None:
         """Learn from a step: everything that was offered, taken or not, and the tokens drawn: one, and one more for
         each guess that was right."""
         self.lost_s -= (len(drawn) - 1) * self.token_s
@@ -70,7 +70,7 @@ class Candidate:
     """A decoding sequence of the step; its offer may be empty."""
 
     acceptance: Acceptance
-    offer: Offer
+    offer: Draft
 
 
 class Speculation:
@@ -106,8 +106,8 @@ class Speculation:
         self._surplus_s.append((seconds - self._row_costs[n_rows - 1]) / n_rows)
         self._row_surplus_s = max(0.0, median(self._surplus_s))
 
-    def most_guesses(self, n_rows: int) -> int:
-        """Guesses that would pay with n_rows ≥ 1 sequences if all were right; 0: no need to look for any."""
+    def most_drafts(self, n_rows: int) -> int:
+        """Drafts that would pay with n_rows ≥ 1 sequences if all were right; 0: no need to look for any."""
         gains = (log(1 + 1 / n) for n in range(1, self._n_most + 1) for _ in range(n_rows))
         return self._n_worthwhile(n_rows, gains)
 

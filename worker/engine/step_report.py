@@ -6,7 +6,7 @@ from worker.wire.messages import Delta, Failed, Finished, Started, StepDone, Ste
 
 
 @dataclass(slots=True)
-class News:
+class StepReport:
     started: list[Started] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)

@@ -17,7 +17,7 @@ import msgspec
 
 from worker.errors import CertificateRefused
 from worker.model.catalog import Sha256
-from worker.model.info import ModelCard
+from worker.model.info import ModelInfo
 from worker.protocol.bodies import ParityBody, Verdict
 
 REPORT_FORMAT: Final = "llorch-parity-report/1"
@@ -58,21 +58,21 @@ class Certificate:
             bounds=self.bounds,
         )
 
-    async def check(self, card: ModelCard) -> None:
+    async def check(self, info: ModelInfo) -> None:
         """Read the whole model file and compare digests; when cancelled the reading ends too.
 
         Raises: CertificateRefused for another file, and for a model of several parts.
         """
-        if len(card.part_paths) > 1:
+        if len(info.part_paths) > 1:
             raise CertificateRefused(
-                f"{card.path.name} is one of {len(card.part_paths)} parts, and a parity report speaks for a single "
+                f"{info.path.name} is one of {len(info.part_paths)} parts, and a parity report speaks for a single "
                 "file: merge the parts and make a report of the whole, or leave --parity-report out"
             )
-        found = await _sha256_off_the_loop(card.path)
+        found = await _sha256_off_the_loop(info.path)
         if found != self.model_sha256:
             raise CertificateRefused(
                 f"the parity report is about {self.model_file} with sha256 {self.model_sha256[:16]}…, and "
-                f"{card.path.name} has {found[:16]}…: make one with `llorch-worker parity run`, or leave it out"
+                f"{info.path.name} has {found[:16]}…: make one with `llorch-worker parity run`, or leave it out"
             )
 
 

@@ -12,7 +12,7 @@ from worker.wire.messages import Sampling, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CheckedRequest:
     """What the client asked for, checked, with its seed drawn."""
 
     job_id: str
@@ -31,9 +31,9 @@ class Order:
     """When the job's time is up: the earlier of --inference-timeout-sec and X-Deadline."""
 
 
-def order_of(request: ExecuteRequest, *, correlation_id: str, arrived_s: float, expires_s: float) -> Order:
+def checked(request: ExecuteRequest, *, correlation_id: str, arrived_s: float, expires_s: float) -> CheckedRequest:
     """The order of a valid request; a missing seed is drawn here, once, so that it can be reported and repeated."""
-    return Order(
+    return CheckedRequest(
         job_id=request.job_id,
         prompt=request.prompt,
         max_tokens=request.max_tokens,
@@ -80,7 +80,7 @@ def _bias(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class JobDeps:
     """What every job's events and counters need of the worker."""
 
     dialect: Dialect

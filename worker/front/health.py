@@ -12,8 +12,8 @@ from worker.wire.messages import Loaded, Residency, SelfTested, StepDone
 
 
 @dataclass(slots=True)
-class Vitals:
-    """The engine's last words; `Vitals()` for an engine that has not spoken yet."""
+class EngineStatus:
+    """The engine's last words; `EngineStatus()` for an engine that has not spoken yet."""
 
     step: StepDone = field(default_factory=StepDone)
     self_tested: SelfTested | None = None
@@ -25,7 +25,7 @@ class Vitals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Presence:
+class FrontStatus:
     """The front's own part."""
 
     phase: Phase
@@ -36,7 +36,7 @@ class Presence:
     parity: ParityBody | None
 
 
-def health_body(settings: Settings, facts: Loaded | None, vitals: Vitals, presence: Presence) -> HealthBody:
+def health_body(settings: Settings, facts: Loaded | None, vitals: EngineStatus, presence: FrontStatus) -> HealthBody:
     tested = vitals.self_tested
     return HealthBody(
         status="healthy" if presence.phase in {Phase.READY, Phase.DRAINING} else "unhealthy",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from worker.errors import DeadlineExceeded, WorkerError
-from worker.front.checked_request import Order, Surroundings
+from worker.front.checked_request import CheckedRequest, JobDeps
 from worker.front.metrics import Outcome
 from worker.protocol.events import StreamCode
 from worker.protocol.field_errors import FieldsRefused, field_error
@@ -40,7 +40,7 @@ METRICS_EVERY_S = 1.0
 class Job:
     """`on_end(job)` is called once, synchronously, when the terminal event has been queued."""
 
-    def __init__(self, key: JobKey, order: Order, around: Surroundings, on_end: Callable[["Job"], None]) -> None:
+    def __init__(self, key: JobKey, order: CheckedRequest, around: JobDeps, on_end: Callable[["Job"], None]) -> None:
         self.key = key
         self.order = order
         self.dialect = around.dialect

@@ -19,7 +19,7 @@ MAX_LOGGED_ID = 256
 """Characters of a client's job_id in a log line; nothing else bounds it."""
 
 
-class Account:
+class JobLog:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._model_ref = settings.reported_model_ref
         self._secrets = Secrets(settings.api_key)

@@ -19,11 +19,11 @@ from worker.errors import (
     WorkerLoading,
     WorkerUnhealthy,
 )
-from worker.front.checked_request import Order, Surroundings, order_of
+from worker.front.checked_request import CheckedRequest, JobDeps, checked
 from worker.front.client import EngineClient, EngineState
-from worker.front.health import Presence, Vitals, health_body
+from worker.front.health import EngineStatus, FrontStatus, health_body
 from worker.front.job import Job
-from worker.front.job_log import Account
+from worker.front.job_log import JobLog
 from worker.front.metrics import Metrics
 from worker.front.phase import READY_WORDS, Phase
 from worker.front.progress import LoadProgress, report_loaded
@@ -68,10 +68,10 @@ class Front:
         self._is_failed = False
         self._started_s = time.monotonic()
         self._n_jobs = 0
-        self._account = Account(settings, metrics)
+        self._account = JobLog(settings, metrics)
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._restarted = asyncio.Event()
-        self._vitals = Vitals()
+        self._vitals = EngineStatus()
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +137,7 @@ class Front:
                 self.unwatched.set()
 
     def health(self) -> HealthBody:
-        presence = Presence(
+        presence = FrontStatus(
             phase=self.phase,
             vram_bytes=self.vram_bytes,
             uptime_s=time.monotonic() - self._started_s,
@@ -193,7 +193,7 @@ class Front:
         if is_crowded:
             raise WorkerBusy("too many connections are open; try again later", retry_after_s=1)
         self._check_room(facts)
-        order = order_of(
+        order = checked(
             request,
             correlation_id=correlation_id,
             arrived_s=arrived_s,
@@ -230,10 +230,10 @@ class Front:
             self._account.throughput.wait_s(n_waiting=self.n_waiting, n_slots=facts.parallel),
         )
 
-    def _begin(self, order: Order, dialect: Dialect, facts: Loaded) -> Job:
+    def _begin(self, order: CheckedRequest, dialect: Dialect, facts: Loaded) -> Job:
         assert self._client is not None
         self._n_jobs += 1
-        around = Surroundings(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics)
+        around = JobDeps(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics)
         job = Job(JobKey(self._n_jobs), order, around, self._on_job_end)
         self.jobs[order.job_id] = job
         self.idle.clear()
@@ -293,7 +293,7 @@ class Front:
         self._progress.close()
         self._progress = LoadProgress(self.settings.log_format)
         self.metrics.engine_restarted()
-        self._vitals = Vitals()
+        self._vitals = EngineStatus()
         log.error(
             "engine_restarted",
             cause=cause,

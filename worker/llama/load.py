@@ -1,4 +1,4 @@
-"""From a configuration to a model that runs: library → card → placement → weights → context → warm-up → facts.
+"""From a configuration to a model that runs: library → info → placement → weights → context → warm-up → facts.
 
 Composition only; every step's knowledge lies in its own module. Runs on the thread that will run the steps.
 """
@@ -30,10 +30,10 @@ from worker.llama.repack import repacked_bytes
 from worker.llama.residency import Holding, residency_on
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Habits, self_test
-from worker.llama.seq_ids import can_linger
+from worker.llama.seq_ids import can_retain
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
-from worker.model.info import ModelCard, read_card
+from worker.model.info import ModelInfo, read_info
 from worker.model.memory import Plan, k_type, prefix_cache_bytes
 from worker.model.prefix_support import obstacle
 from worker.model.spread import RepackedBytes, nothing_repacked
@@ -70,7 +70,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         chunk=shapes.chunk,
         is_fixed=config.is_deterministic,
         n_parallel=loaded.facts.parallel,
-        has_guesses=bool(shapes.row_costs),
+        has_drafts=bool(shapes.row_costs),
         context_length=loaded.facts.context_length,
     )
     return LoadedModel(
@@ -80,7 +80,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         loaded.facts,
         widest_step=loaded.widest_step,
         row_costs=shapes.row_costs,
-        spare_slot=SlotId(loaded.facts.parallel) if runner.context.n_slots > loaded.facts.parallel else None,
+        retained_slot=SlotId(loaded.facts.parallel) if runner.context.n_slots > loaded.facts.parallel else None,
         self_test=partial(self_test, runner, habits, most_s=math.inf if config.is_deterministic else MOST_S),
         residency=residency_on(on_gpus, is_resident=loaded.facts.resident) if on_gpus else None,
     )
@@ -92,14 +92,14 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     Raises: ModelNotFound, BadModelFile, ModelLoadFailed, InsufficientMemory; everything is freed then.
     """
     open_library(on_log)
-    card = read_card(Path(config.model_path))
+    info = read_info(Path(config.model_path))
     available_bytes = available_memory_bytes()
-    placement = place(config, card, devices(), available_bytes, _repacking(config))
+    placement = place(config, info, devices(), available_bytes, _repacking(config))
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
-    with paging(on_progress, card.file_bytes) as progress, ExitStack() as undo:
+    with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
         model = undo.enter_context(
             Model.load(
-                card.path,
+                info.path,
                 device=placement.device,
                 n_gpu_layers=placement.n_gpu_layers,
                 on_progress=progress.hear,
@@ -120,10 +120,10 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             has_prompt_lookup=config.has_prompt_lookup,
         )
         undo.pop_all()
-    kept = kept_of(card, placement.plan, prefix_bytes, can_share=runner.can_share)
+    kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.can_share)
     widest_step = shapes.chunk if config.is_deterministic else _widest_step(runner, shapes.chunk)
     facts = msgspec.structs.replace(
-        _facts(card, placement, found, shapes.chunk, kept), step_s=shapes.chunk_s * widest_step / shapes.chunk
+        _facts(info, placement, found, shapes.chunk, kept), step_s=shapes.chunk_s * widest_step / shapes.chunk
     )
     return LoadedRunner(runner, model, facts, shapes, widest_step)
 
@@ -150,11 +150,11 @@ class Kept:
     off_because: str | None = None
 
 
-def kept_of(card: ModelCard, plan: Plan, limit_bytes: int, *, can_share: bool) -> Kept:
-    """What the context says counts; the card knows the words."""
+def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool) -> Kept:
+    """What the context says counts; the model info knows the words."""
     if not can_share:
-        why = obstacle(card, swa_full=plan.swa_full, parallel=plan.parallel)
-        return Kept(0, why or f"llama.cpp's memory for {card.architecture} cannot be cut")
+        why = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
+        return Kept(0, why or f"llama.cpp's memory for {info.architecture} cannot be cut")
     if not limit_bytes:
         return Kept(0, "--prefix-cache-mb is 0, or the model leaves no main memory for it")
     return Kept(limit_bytes)
@@ -189,13 +189,13 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
     may_yield = not config.is_deterministic and not model.device.is_gpu
-    has_spare_slot = can_linger(model, plan.parallel, swa_full=plan.swa_full)
+    has_retained_slot = can_retain(model, plan.parallel, swa_full=plan.swa_full)
     return Context(
         model,
         n_ctx=plan.n_cells + plan.n_padding_cells,
         n_batch=config.batch_size,
         n_ubatch=config.ubatch_size,
-        n_seq_max=plan.parallel + has_spare_slot,
+        n_seq_max=plan.parallel + has_retained_slot,
         n_threads=n_threads,
         n_threads_batch=config.threads_batch or n_threads,
         type_k=k_type(config.cache_type_k, is_on_gpu=model.device.is_gpu, flash_attn=config.flash_attn),
@@ -239,12 +239,12 @@ def _found(placement: Placement, runner: LlamaRunner) -> _Found:
     )
 
 
-def _facts(card: ModelCard, placement: Placement, found: _Found, chunk: int, kept: Kept) -> Loaded:
+def _facts(info: ModelInfo, placement: Placement, found: _Found, chunk: int, kept: Kept) -> Loaded:
     plan, group, device = placement.plan, placement.group, placement.device
     return Loaded(
-        name=card.name,
-        quant_kind=card.quant_kind,
-        tokenizer_kind=card.tokenizer_kind,
+        name=info.name,
+        quant_kind=info.quant_kind,
+        tokenizer_kind=info.tokenizer_kind,
         vocab_size=found.n_vocab,
         context_length=plan.context_length,
         n_cells=plan.n_cells,
@@ -259,7 +259,7 @@ def _facts(card: ModelCard, placement: Placement, found: _Found, chunk: int, kep
         batch_size=found.batch_size,
         prefix_cache_bytes=kept.limit_bytes,
         prefix_cache_off=kept.off_because,
-        swa_full=plan.swa_full if card.windows else None,
+        swa_full=plan.swa_full if info.windows else None,
         offload=Offload(
             gpu_layers=placement.n_gpu_layers,
             layers_total=placement.n_layers,

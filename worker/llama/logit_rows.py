@@ -19,7 +19,7 @@ from worker.host import cpu_quota
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.wire.messages import Sampling, SlotId
 
 N_SYNTHETIC = 8
@@ -69,9 +69,9 @@ def model_rows(path: Path) -> Iterator[Rows]:
 
     Raises: BadModelFile, ModelLoadFailed, InsufficientMemory.
     """
-    card = read_card(path)
+    info = read_info(path)
     cpu = choose_device("cpu", devices())
-    with Model.load(card.path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with Model.load(info.path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
         tokens = model.tokenize(_TEXT)[:_MOST_TOKENS]
         beginnings = [tokens[:n_tokens] for n_tokens in range(2, len(tokens) + 1)]
         context = _context(model, n_slots=len(beginnings), n_tokens=sum(map(len, beginnings)))

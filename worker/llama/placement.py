@@ -1,7 +1,7 @@
 """Where a model goes: which device or devices, how many of its layers, and the plan that has room there.
 
 Owns the meaning of `--device auto`, `--gpu-layers` and `--split-mode`, and the refusal when there is too little room.
-Decides from a card and from devices as they describe themselves, and calls no library; spread.py has the sums.
+Decides from model infos and from devices as they describe themselves, and calls no library; spread.py has the sums.
 """
 
 from collections.abc import Sequence as Seq
@@ -12,7 +12,7 @@ import msgspec
 from worker.config.gpu_flags import wants_layers, wants_no_layers
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama.devices import Device, candidates
-from worker.model.info import ModelCard
+from worker.model.info import ModelInfo
 from worker.model.memory import CELL_STEP, Demand, Plan, demand_of, most_cells, plan_memory, plan_of, wanted_cells
 from worker.model.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.wire.messages import Configure, SwaFull
@@ -96,7 +96,7 @@ class Shortage:
 
 def place(
     config: Configure,
-    card: ModelCard,
+    info: ModelInfo,
     available: Seq[Device],
     main_memory_bytes: int,
     repacked_bytes: RepackedBytes = nothing_repacked,
@@ -113,9 +113,9 @@ def place(
 
     def placed(swa_full: SwaFull) -> Placement:
         wish = msgspec.structs.replace(config, swa_full=swa_full)
-        return _place(wish, card, available, main_memory_bytes, repacked_bytes)
+        return _place(wish, info, available, main_memory_bytes, repacked_bytes)
 
-    if card.windows is None or config.swa_full != "auto":
+    if info.windows is None or config.swa_full != "auto":
         return placed(config.swa_full)
     small = placed("off")
     try:
@@ -127,13 +127,13 @@ def place(
 
 def _place(
     config: Configure,
-    card: ModelCard,
+    info: ModelInfo,
     available: Seq[Device],
     main_memory_bytes: int,
     repacked_bytes: RepackedBytes,
 ) -> Placement:
     groups = groups_for(config, available)
-    trials = [Trial(config, card, group, main_memory_bytes, repacked_bytes) for group in groups]
+    trials = [Trial(config, info, group, main_memory_bytes, repacked_bytes) for group in groups]
     on_gpus = [trial for trial in trials if trial.group.is_gpu]
     if not config.prefill_chunk:
         _check_wishes(config, on_gpus)
@@ -224,16 +224,16 @@ class Trial:
     def __init__(
         self,
         config: Configure,
-        card: ModelCard,
+        info: ModelInfo,
         group: Group,
         main_memory_bytes: int,
         repacked_bytes: RepackedBytes,
     ) -> None:
         self.group = group
-        self._config, self._card = config, card
+        self._config, self._card = config, info
         # llama.cpp prefers buffers that a GPU reads from, where there are such, to those that the CPU computes best in.
         has_host_buffers = any(device.has_host_buffers for device in group.devices)
-        self._layers: Layers = layers_of(card, nothing_repacked if has_host_buffers else repacked_bytes)
+        self._layers: Layers = layers_of(info, nothing_repacked if has_host_buffers else repacked_bytes)
         self._demand = demand_of(config, is_on_gpu=group.is_gpu)
         self._main_room = int(main_memory_bytes * HOST_SHARE)
         self._is_checked = bool(config.prefill_chunk)

@@ -61,7 +61,7 @@ class Habits:
     """Prompts are cut at multiples of the chunk only, whatever else there is to do; no step has parts of two."""
     n_parallel: int
     """Jobs that may generate at once."""
-    has_guesses: bool
+    has_drafts: bool
     context_length: int
 
 
@@ -244,7 +244,7 @@ class _Stepper:
 
 def _n_after_alone(habits: Habits) -> int:
     """Tokens after the prompt that are computed alone: as many as a step with guesses has."""
-    return _N_GUESSED if habits.has_guesses else _N_AFTER
+    return _N_GUESSED if habits.has_drafts else _N_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class _Ways:
         reused = self._saved if self._n_reused else None
         if reused is not None:
             yield "from the prefix cache", partial(self._from_the_cache, reused)
-            if self._habits.has_guesses:
+            if self._habits.has_drafts:
                 yield "with guessed tokens", partial(self._with_guesses, reused)
             if self._runner.context.n_slots > 1:
                 yield "sharing another's prefix", partial(self._sharing, reused)

@@ -74,7 +74,7 @@ def has_room_for_a_slot(model: Model, n_slots: int, *, swa_full: bool) -> bool:
     return wider.n_all <= MAX_SEQ_IDS and wider.n_spare == own.n_spare
 
 
-def can_linger(model: Model, n_slots: int, *, swa_full: bool) -> bool:
+def can_retain(model: Model, n_slots: int, *, swa_full: bool) -> bool:
     """Whether an ended job's cells can stay in a slot of their own, from which the next job shares them."""
     n_spare = seq_ids_for(model, n_slots, swa_full=swa_full).n_spare
     return n_spare > 0 and has_room_for_a_slot(model, n_slots, swa_full=swa_full)

@@ -158,7 +158,7 @@ def load_catalog(path: Path | None) -> Catalog:
 def locate(reference: str, models_dir: Path, catalog: Catalog) -> Located:
     """Say what a `--model` reference means, in the order of docs/protocol.md 1, without asking anyone outside.
 
-    A path that exists is returned whatever it is: the card check says what is wrong with a folder or a wrong file.
+    A path that exists is returned whatever it is: reading its facts tells what is wrong with it.
     A catalogue name goes before a file or folder of the same name in the working directory unless it ends in .gguf.
     Raises: ModelNotFound with what was tried.
     """
@@ -253,7 +253,7 @@ def _looks_like_path(reference: str) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """True also where a folder on the way may not be read: the card check then says so."""
+    """True also where a folder on the way may not be read: reading its facts then says so."""
     try:
         return path.exists()
     except PermissionError:

@@ -6,7 +6,7 @@ them with the library. Knows nothing of weights, KV cells or devices. Pure.
 
 from dataclasses import dataclass
 
-from worker.model.info import ModelCard
+from worker.model.info import ModelInfo
 
 PIPELINE_COPIES = 4
 """GGML_SCHED_MAX_COPIES: of what goes into a graph, where several GPUs compute one behind the other."""
@@ -49,48 +49,48 @@ def graph_of(
     )
 
 
-def graph_bytes(card: ModelCard, graph: Graph) -> int:
+def graph_bytes(info: ModelInfo, graph: Graph) -> int:
     """Of the device that computes: a layer with its masks, or the logits after the last one, whichever is more."""
-    last = logits_bytes(card, graph.n_outputs) + _rows_bytes(graph, card.embedding_length)
-    return max(_attention_bytes(card, graph), _feed_forward_bytes(card, graph), last)
+    last = logits_bytes(info, graph.n_outputs) + _rows_bytes(graph, info.embedding_length)
+    return max(_attention_bytes(info, graph), _feed_forward_bytes(info, graph), last)
 
 
-def graph_input_bytes(card: ModelCard, graph: Graph) -> int:
+def graph_input_bytes(info: ModelInfo, graph: Graph) -> int:
     """Of main memory, where a GPU computes: what is made ready there for it, embedded tokens and their mask."""
-    return _mask_bytes(card, graph) + _rows_bytes(graph, 2 * card.embedding_length)
+    return _mask_bytes(info, graph) + _rows_bytes(graph, 2 * info.embedding_length)
 
 
-def logits_bytes(card: ModelCard, n_rows: int) -> int:
-    return n_rows * card.vocab_size * _FLOAT_BYTES
+def logits_bytes(info: ModelInfo, n_rows: int) -> int:
+    return n_rows * info.vocab_size * _FLOAT_BYTES
 
 
-def _attention_bytes(card: ModelCard, graph: Graph) -> int:
+def _attention_bytes(info: ModelInfo, graph: Graph) -> int:
     """Without flash attention a layer's scores are written out, in float32 as their mask."""
-    n_heads, n_heads_kv = max(card.head_counts, default=0), max(card.head_counts_kv, default=0)
-    cached = n_heads_kv * (card.key_length + card.value_length)
-    rows = _rows_bytes(graph, 3 * card.embedding_length + 2 * n_heads * card.key_length + cached)
+    n_heads, n_heads_kv = max(info.head_counts, default=0), max(info.head_counts_kv, default=0)
+    cached = n_heads_kv * (info.key_length + info.value_length)
+    rows = _rows_bytes(graph, 3 * info.embedding_length + 2 * n_heads * info.key_length + cached)
     scores = 0 if graph.has_flash_attention else n_heads * graph.n_cells * graph.n_tokens * _FLOAT_BYTES
-    return rows + scores + _mask_bytes(card, graph)
+    return rows + scores + _mask_bytes(info, graph)
 
 
-def _feed_forward_bytes(card: ModelCard, graph: Graph) -> int:
+def _feed_forward_bytes(info: ModelInfo, graph: Graph) -> int:
     """Of each token and each expert it meets: gate, up and their product, and the way back where it needs room of its
     own.
     """
-    shapes = [tensor.dims for tensor in card.tensors if ".ffn_up" in tensor.name and len(tensor.dims) > 1]
+    shapes = [tensor.dims for tensor in info.tensors if ".ffn_up" in tensor.name and len(tensor.dims) > 1]
     n_ff = max((shape[1] for shape in shapes), default=0)
-    n_embd, n_experts = card.embedding_length, card.experts_used
+    n_embd, n_experts = info.embedding_length, info.experts_used
     if any(len(shape) > 2 for shape in shapes) and n_experts:
         back = n_experts * n_embd if 2 * n_ff < n_embd else 0
         n_floats = 5 * n_embd + 3 * n_experts * n_ff + back
     else:
         n_floats = 4 * n_embd + 3 * n_ff
-    return _mask_bytes(card, graph) + _rows_bytes(graph, n_floats)
+    return _mask_bytes(info, graph) + _rows_bytes(graph, n_floats)
 
 
-def _mask_bytes(card: ModelCard, graph: Graph) -> int:
+def _mask_bytes(info: ModelInfo, graph: Graph) -> int:
     """One for the layers with a window, if there are any, and one for the others."""
-    if not any(card.head_counts_kv):
+    if not any(info.head_counts_kv):
         return 0
     return (
         (graph.n_cells + graph.n_window_cells)

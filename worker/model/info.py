@@ -47,7 +47,7 @@ _GUESSED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class ModelInfo:
     """What a GGUF says about itself, checked."""
 
     path: Path
@@ -116,7 +116,7 @@ def block_of(tensor_name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def read_card(path: Path) -> ModelCard:
+def read_info(path: Path) -> ModelInfo:
     """Read and check a model: the file at `path`, and its other parts where it is split.
 
     Raises: ModelNotFound, BadModelFile: one line with what, where in the file and why.
@@ -196,7 +196,7 @@ def _check_parts_together(metadata: Metadata, n_parts: int, tensors: list[Tensor
         raise metadata.error(f"tensor {name!r} appears in {n_times} of its parts")
 
 
-def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors: tuple[Tensor, ...]) -> ModelCard:
+def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors: tuple[Tensor, ...]) -> ModelInfo:
     metadata = header.metadata
     architecture = _architecture(metadata)
     block_count = metadata.number(f"{architecture}.block_count", MAX_BLOCKS)
@@ -212,7 +212,7 @@ def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors
     check_computable(metadata, architecture, block_count, key_length, tensors)
     value_length = metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
     n_mtp_blocks = metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0)
-    return ModelCard(
+    return ModelInfo(
         path=metadata.path,
         part_paths=part_paths,
         file_bytes=file_bytes,

@@ -1,4 +1,4 @@
-"""How much memory a model needs, and how large a context fits: card × settings → plan.
+"""How much memory a model needs, and how large a context fits: model info × settings → plan.
 
 Owns the arithmetic only; what is free, and where it is, is told by who asks, and after the load the measured figures
 are compared with these. Weights are spread.py's. KV cells are what llama.cpp allocates for unified caches, with
@@ -14,7 +14,7 @@ from worker.engine.scheduler import most_jobs
 from worker.errors import InsufficientMemory
 from worker.model.ggml_types import TYPES_BY_NAME
 from worker.model.graph_memory import Graph, graph_bytes, graph_of, logits_bytes
-from worker.model.info import ModelCard
+from worker.model.info import ModelInfo
 from worker.wire.messages import Configure
 
 DEFAULT_PARALLEL = 8
@@ -99,52 +99,52 @@ Fits = Callable[[Plan], bool]
 """Whether there is room for a plan; for one with fewer cells too, then."""
 
 
-def plan_memory(card: ModelCard, demand: Demand, fits: Fits, *, least_cells: int = CELL_STEP) -> Plan | None:
+def plan_memory(info: ModelInfo, demand: Demand, fits: Fits, *, least_cells: int = CELL_STEP) -> Plan | None:
     """The plan for a model where `fits` says what there is room for; None where there is too little.
 
     An asked-for context is kept as it is. Otherwise as many cells as fit, in steps of CELL_STEP, up to parallel ×
     trained length and DEFAULT_MAX_CELLS, and not fewer than `least_cells` of those that are wanted; where memory is
     what limits them and `parallel` is free, there are fewer slots, so that each can have CELL_STEP cells.
     """
-    wanted = wanted_cells(card, demand)
+    wanted = wanted_cells(info, demand)
     if demand.ctx_size:
-        plan = plan_of(card, demand, wanted)
+        plan = plan_of(info, demand, wanted)
         return plan if fits(plan) else None
-    n_cells = most_cells(card, demand, fits)
-    return plan_of(card, demand, n_cells) if n_cells >= min(least_cells, wanted) else None
+    n_cells = most_cells(info, demand, fits)
+    return plan_of(info, demand, n_cells) if n_cells >= min(least_cells, wanted) else None
 
 
-def wanted_cells(card: ModelCard, demand: Demand) -> int:
+def wanted_cells(info: ModelInfo, demand: Demand) -> int:
     """How many cells a model is given where memory is no limit."""
-    most = min(_slots(demand) * card.context_length, DEFAULT_MAX_CELLS)
+    most = min(_slots(demand) * info.context_length, DEFAULT_MAX_CELLS)
     return demand.ctx_size or max(CELL_STEP, most // CELL_STEP * CELL_STEP)
 
 
-def most_cells(card: ModelCard, demand: Demand, fits: Fits) -> int:
+def most_cells(info: ModelInfo, demand: Demand, fits: Fits) -> int:
     """The largest multiple of CELL_STEP that fits, at most the wanted cells; 0 where none does."""
-    fitting, failing = 0, wanted_cells(card, demand) // CELL_STEP + 1
+    fitting, failing = 0, wanted_cells(info, demand) // CELL_STEP + 1
     while failing - fitting > 1:
         middle = (fitting + failing) // 2
-        if fits(plan_of(card, demand, middle * CELL_STEP)):
+        if fits(plan_of(info, demand, middle * CELL_STEP)):
             fitting = middle
         else:
             failing = middle
     return fitting * CELL_STEP
 
 
-def plan_of(card: ModelCard, demand: Demand, n_cells: int) -> Plan:
+def plan_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
     """The plan for exactly so many cells."""
     slots = _slots(demand)
-    is_scarce = not demand.ctx_size and n_cells < wanted_cells(card, demand)
+    is_scarce = not demand.ctx_size and n_cells < wanted_cells(info, demand)
     parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
-    bare = Plan(n_cells, parallel, card.context_length, 0, 0, 0, swa_full=demand.swa_full)
+    bare = Plan(n_cells, parallel, info.context_length, 0, 0, 0, swa_full=demand.swa_full)
     bare = replace(bare, n_padding_cells=demand.n_padding_cells)
-    bare = replace(bare, n_window_cells=_n_window_cells(card, demand, bare), n_seq_ids=_n_seq_ids(card, demand, bare))
+    bare = replace(bare, n_window_cells=_n_window_cells(info, demand, bare), n_seq_ids=_n_seq_ids(info, demand, bare))
     return replace(
         bare,
-        kv_bytes=sum(layer_memory_bytes(card, demand, bare)),
-        compute_bytes=graph_bytes(card, planned_graph(demand, bare)),
-        output_bytes=logits_bytes(card, _n_outputs(bare)),
+        kv_bytes=sum(layer_memory_bytes(info, demand, bare)),
+        compute_bytes=graph_bytes(info, planned_graph(demand, bare)),
+        output_bytes=logits_bytes(info, _n_outputs(bare)),
     )
 
 
@@ -170,18 +170,18 @@ def _n_outputs(plan: Plan) -> int:
     return max(plan.parallel + 1 + MAX_DRAFTS, plan.n_seq_ids)
 
 
-def _n_window_cells(card: ModelCard, demand: Demand, plan: Plan) -> int:
+def _n_window_cells(info: ModelInfo, demand: Demand, plan: Plan) -> int:
     """Source: llama_kv_cache_iswa."""
-    if card.windows is None or demand.swa_full:
-        return plan.n_padded_cells if card.windows else 0
-    n_needed = card.windows.length * plan.parallel + demand.ubatch_size
+    if info.windows is None or demand.swa_full:
+        return plan.n_padded_cells if info.windows else 0
+    n_needed = info.windows.length * plan.parallel + demand.ubatch_size
     return -(-min(plan.n_padded_cells, n_needed) // CELL_STEP) * CELL_STEP
 
 
-def _n_seq_ids(card: ModelCard, demand: Demand, plan: Plan) -> int:
+def _n_seq_ids(info: ModelInfo, demand: Demand, plan: Plan) -> int:
     """As llama/seq_ids.py has them."""
     n_own = plan.parallel + SPARE_SEQ_IDS + (plan.n_padding_cells > 0)
-    if card.windows is None:
+    if info.windows is None:
         return min(n_own, MAX_SEQ_IDS)
     return min(2 * n_own, MAX_SEQ_IDS) if demand.swa_full else plan.parallel
 
@@ -217,28 +217,28 @@ def k_type(asked: str, *, is_on_gpu: bool, flash_attn: str) -> str:
     return "f16" if is_on_gpu or flash_attn == "off" else "bf16"
 
 
-def layer_memory_bytes(card: ModelCard, demand: Demand, plan: Plan) -> tuple[int, ...]:
+def layer_memory_bytes(info: ModelInfo, demand: Demand, plan: Plan) -> tuple[int, ...]:
     """Of each layer: its KV cells or, where it has no attention, a state for each job."""
-    states = (0 if n_heads else 4 * card.state_length for n_heads in card.head_counts_kv)
-    cells = kv_layer_bytes(card, demand.cache_type_k, demand.cache_type_v)
+    states = (0 if n_heads else 4 * info.state_length for n_heads in info.head_counts_kv)
+    cells = kv_layer_bytes(info, demand.cache_type_k, demand.cache_type_v)
     return tuple(
         (plan.n_window_cells if has_window else plan.n_padded_cells) * cell + plan.parallel * state
-        for cell, state, has_window in zip(cells, states, _in_layer(card), strict=True)
+        for cell, state, has_window in zip(cells, states, _in_layer(info), strict=True)
     )
 
 
-def kv_layer_bytes(card: ModelCard, cache_type_k: str, cache_type_v: str) -> tuple[int, ...]:
+def kv_layer_bytes(info: ModelInfo, cache_type_k: str, cache_type_v: str) -> tuple[int, ...]:
     """Bytes of one KV cell in each layer."""
     type_k, type_v = TYPES_BY_NAME[cache_type_k.upper()], TYPES_BY_NAME[cache_type_v.upper()]
 
     def cell_bytes(layer: int, n_heads: int) -> int:
-        if layer >= card.n_layers_with_cells:
+        if layer >= info.n_layers_with_cells:
             return 0
-        of = card.windows if card.windows and card.windows.in_layer[layer] else card
+        of = info.windows if info.windows and info.windows.in_layer[layer] else info
         return type_k.n_bytes(n_heads * of.key_length) + type_v.n_bytes(n_heads * of.value_length)
 
-    return tuple(cell_bytes(layer, n_heads) for layer, n_heads in enumerate(card.head_counts_kv))
+    return tuple(cell_bytes(layer, n_heads) for layer, n_heads in enumerate(info.head_counts_kv))
 
 
-def _in_layer(card: ModelCard) -> tuple[bool, ...]:
-    return card.windows.in_layer if card.windows else (False,) * len(card.head_counts_kv)
+def _in_layer(info: ModelInfo) -> tuple[bool, ...]:
+    return info.windows.in_layer if info.windows else (False,) * len(info.head_counts_kv)

@@ -1,11 +1,12 @@
 """Whether what jobs computed of their prompts can be shared and kept, and if not, why not and what to do about it.
 
-Owns the words of `inspect`, `/health` and the log. Pure; from the card alone, so that `inspect` says what `serve` will.
+Owns the words of `inspect`, `/health` and the log. Pure; it reads the
+model info alone, so that `inspect` says what `serve` will.
 """
 
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.model.attention import ATTENTION_FREE
-from worker.model.info import ModelCard
+from worker.model.info import ModelInfo
 
 HYBRIDS = (
     *("bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "lfm2"),
@@ -31,18 +32,18 @@ MOST_SLOTS, MOST_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
 """Beyond which no sequence is left to share with (llama/seq_ids.py)."""
 
 
-def obstacle(card: ModelCard, *, swa_full: bool, parallel: int) -> str | None:
+def obstacle(info: ModelInfo, *, swa_full: bool, parallel: int) -> str | None:
     """Why every prompt is computed from its beginning; None where what is known of it is used again."""
-    if card.architecture in (*ATTENTION_FREE, *HYBRIDS):
-        return f"{card.architecture} has recurrent state, of which no beginning can be kept"
-    if card.architecture in OF_SEVERAL_PARTS:
-        return f"{card.architecture} keeps an index beside its KV cells, which cannot be cut"
-    if card.windows is None:
+    if info.architecture in (*ATTENTION_FREE, *HYBRIDS):
+        return f"{info.architecture} has recurrent state, of which no beginning can be kept"
+    if info.architecture in OF_SEVERAL_PARTS:
+        return f"{info.architecture} keeps an index beside its KV cells, which cannot be cut"
+    if info.windows is None:
         return _too_many(parallel, MOST_SLOTS)
     if not swa_full:
         return (
-            f"{card.windows.n_layers} of {card.block_count} layers keep no more than their sliding window of "
-            f"{card.windows.length} tokens: use --swa-full on, and a smaller --ctx-size where memory is short"
+            f"{info.windows.n_layers} of {info.block_count} layers keep no more than their sliding window of "
+            f"{info.windows.length} tokens: use --swa-full on, and a smaller --ctx-size where memory is short"
         )
     return _too_many(parallel, MOST_SLOTS_OF_WINDOWS)
 

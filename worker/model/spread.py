@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from worker.model.gguf import Tensor
 from worker.model.graph_memory import PIPELINE_COPIES, graph_bytes, graph_input_bytes
-from worker.model.info import ModelCard, block_of
+from worker.model.info import ModelInfo, block_of
 from worker.model.memory import Demand, Plan, layer_memory_bytes, planned_graph
 
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
@@ -117,22 +117,22 @@ class Layers:
         return sum(self.in_main[: max(0, self.n_layers - n_gpu_layers)], self.input)
 
 
-def layers_of(card: ModelCard, repacked_bytes: RepackedBytes = nothing_repacked) -> Layers:
-    """The tensors of a card that are loaded, in their layers."""
-    n_layers = card.block_count + 1
+def layers_of(info: ModelInfo, repacked_bytes: RepackedBytes = nothing_repacked) -> Layers:
+    """The tensors of a model that are loaded, in their layers."""
+    n_layers = info.block_count + 1
     own: list[list[Tensor]] = [[] for _ in range(n_layers)]
-    tensors = card.loaded_tensors
+    tensors = info.loaded_tensors
     inputs = [tensor for tensor in tensors if tensor.name.startswith(_INPUTS)]
     for tensor in tensors:
         if not tensor.name.startswith(_INPUTS):
             own[_layer_of(tensor.name, n_layers)].append(tensor)
     in_main = [sum((_in_main(tensor, repacked_bytes) for tensor in tensors_of), InMain()) for tensors_of in own]
     embeddings = [tensor for tensor in inputs if tensor.name == "token_embd.weight"]
-    is_tied = all(tensor.name != "output.weight" for tensor in card.tensors)
+    is_tied = all(tensor.name != "output.weight" for tensor in info.tensors)
     if is_tied:
         in_main[-1] += InMain(repacked=sum(map(repacked_bytes, embeddings)))
     return Layers(
-        input=InMain(sum(tensor.n_bytes for tensor in inputs), can_be_mapped=card.alignment % MAPPED_ALIGNMENT == 0),
+        input=InMain(sum(tensor.n_bytes for tensor in inputs), can_be_mapped=info.alignment % MAPPED_ALIGNMENT == 0),
         layer_bytes=tuple(sum(tensor.n_bytes for tensor in tensors_of) for tensors_of in own),
         in_main=tuple(in_main),
         largest_bytes=tuple(max((tensor.n_bytes for tensor in tensors_of), default=0) for tensors_of in own),
@@ -148,7 +148,7 @@ def _in_main(tensor: Tensor, repacked_bytes: RepackedBytes) -> InMain:
 
 
 def spread(
-    card: ModelCard,
+    info: ModelInfo,
     layers: Layers,
     demand: Demand,
     plan: Plan,
@@ -165,7 +165,7 @@ def spread(
     in_main = layers.weights_in_main(n_gpu_layers if shares else 0)
     if not shares:
         return Part(in_main.total_bytes, plan.kv_bytes, plan.compute_bytes + plan.output_bytes), ()
-    kv_bytes = _kv_bytes(card, layers, demand, plan)
+    kv_bytes = _kv_bytes(info, layers, demand, plan)
     owners = gpu_of_layers(layers.n_layers, n_gpu_layers, shares)
     gpus = [Part() for _ in shares]
     host = Part(in_main.total_bytes)
@@ -176,8 +176,8 @@ def spread(
             is_copied = layers.is_tied and layer == layers.n_layers - 1
             gpus[owner] += Part(layers.layer_bytes[layer] + is_copied * layers.embedding_bytes, kv_bytes[layer])
     is_pipeline = len(shares) > 1 and None not in owners and not has_rows_split
-    compute_bytes = _gpu_compute_bytes(card, layers, demand, plan, owners, is_pipeline=is_pipeline)
-    graph_input = graph_input_bytes(card, planned_graph(demand, plan))
+    compute_bytes = _gpu_compute_bytes(info, layers, demand, plan, owners, is_pipeline=is_pipeline)
+    graph_input = graph_input_bytes(info, planned_graph(demand, plan))
     return (
         host + Part(compute_bytes=graph_input + plan.output_bytes),
         tuple(
@@ -207,14 +207,14 @@ def _layer_of(name: str, n_layers: int) -> int:
     return 0 if name.startswith(_FIRST_LAYER) else n_layers - 1
 
 
-def _kv_bytes(card: ModelCard, layers: Layers, demand: Demand, plan: Plan) -> list[int]:
+def _kv_bytes(info: ModelInfo, layers: Layers, demand: Demand, plan: Plan) -> list[int]:
     """Of each layer; the output layer has none."""
-    own = layer_memory_bytes(card, demand, plan)
+    own = layer_memory_bytes(info, demand, plan)
     return [*own, *([0] * (layers.n_layers - len(own)))]
 
 
 def _gpu_compute_bytes(
-    card: ModelCard, layers: Layers, demand: Demand, plan: Plan, owners: Seq[int | None], *, is_pipeline: bool
+    info: ModelInfo, layers: Layers, demand: Demand, plan: Plan, owners: Seq[int | None], *, is_pipeline: bool
 ) -> int:
     """On each GPU: the graph, what it copies of the weights in main memory for long steps, and what waits for it.
 
@@ -224,5 +224,5 @@ def _gpu_compute_bytes(
     """
     graph = planned_graph(demand, plan)
     borrowed = [layers.largest_bytes[layer] for layer, owner in enumerate(owners[:-1]) if owner is None]
-    waiting = (PIPELINE_COPIES - 1) * graph_input_bytes(card, graph) if is_pipeline else 0
-    return graph_bytes(card, graph) + max(borrowed, default=0) + waiting
+    waiting = (PIPELINE_COPIES - 1) * graph_input_bytes(info, graph) if is_pipeline else 0
+    return graph_bytes(info, graph) + max(borrowed, default=0) + waiting

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from worker.llama.model import Model
 from worker.parity.llama.kv_state import KvState
 from worker.parity.llama.scoring import Scorer, Setup
-from worker.parity.llama.tensor_capture import Tap
+from worker.parity.llama.tensor_capture import TensorCapture
 from worker.parity.naming import to_checkpoint_order
 from worker.parity.points import Activations, Name, Point
 from worker.parity.setups import opened
@@ -39,7 +39,7 @@ _Q, _K, _V = "Qcur", "Kcur", "Vcur"
 _SCORES, _PROBS = "kq", "kq_soft_max"
 
 STEMS = (*_IN_A_LAYER.values(), _EMBEDDING, _NORM, _LOGITS, _Q, _K, _V, _SCORES, _PROBS)
-"""What a Tap has to take."""
+"""What a TensorCapture has to take."""
 
 
 def capture(gguf: Path, tokens: Sequence[int], *, n_threads: int, setup: Setup | None = None) -> Activations:
@@ -54,7 +54,7 @@ def capture(gguf: Path, tokens: Sequence[int], *, n_threads: int, setup: Setup |
 
 def capture_from(model: Model, tokens: Sequence[int], *, n_threads: int, setup: Setup) -> Activations:
     """As `capture`, of a model that is open."""
-    tap = Tap(STEMS)
+    tap = TensorCapture(STEMS)
     whole = replace(setup, n_rows=len(tokens))
     with Scorer(model, whole, n_ctx=len(tokens), n_threads=n_threads, tap=tap) as scorer:
         scorer.logits(tokens)

@@ -14,7 +14,7 @@ import numpy as np
 
 from worker.errors import UsageError
 from worker.model.catalog import sha256_of
-from worker.model.info import ModelCard, read_card
+from worker.model.info import ModelInfo, read_info
 from worker.parity import corpus
 from worker.parity.evidence import Kind, ReferenceLogits
 from worker.parity.full_logits import FullLogits
@@ -41,7 +41,7 @@ _N_END_TO_END = 16
 class Subject:
     """The GGUF that is judged, and with what means."""
 
-    card: ModelCard
+    info: ModelInfo
     sha256: str
     n_threads: int
     work: Path
@@ -50,13 +50,13 @@ class Subject:
     @classmethod
     def of(cls, path: Path, *, n_threads: int, work: Path) -> "Subject":
         """Reads the whole file for its digest. Raises: BadModelFile; UsageError for a model in several files."""
-        card = read_card(path)
-        if len(card.part_paths) > 1:
+        info = read_info(path)
+        if len(info.part_paths) > 1:
             raise UsageError(
-                f"{path} is one of {len(card.part_paths)} files: merge them with llama-gguf-split --merge, then judge"
+                f"{path} is one of {len(info.part_paths)} files: merge them with llama-gguf-split --merge, then judge"
                 " the one file"
             )
-        return cls(card=card, sha256=sha256_of(path), n_threads=n_threads, work=work)
+        return cls(info=info, sha256=sha256_of(path), n_threads=n_threads, work=work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +93,12 @@ def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int,
     hard_ids = hard_ids_of(reference)
     tensors = CheckpointTensors.open(folder)
     origin = made_from(folder)
-    why_no_twin = not_comparable(subject.card)
+    why_no_twin = not_comparable(subject.info)
     twin = None
     if why_no_twin is None:
         say("the F32 twin: the reference's weights as a GGUF")
         twin = subject.work / "twin.gguf"
-        write_twin(subject.card.path, tensors, twin)
+        write_twin(subject.info.path, tensors, twin)
     return Case(
         subject=subject,
         used=ReferenceUsed("checkpoint", _named(origin, name), checkpoint_digest(folder)),
@@ -125,7 +125,7 @@ def from_logits_file(subject: Subject, path: Path, *, say: Say) -> Case:
     if is_source:
         say("the F32 twin: the model de-quantised")
         twin = subject.work / "twin.gguf"
-        quantise(subject.card.path, twin, "F32", n_threads=subject.n_threads)
+        quantise(subject.info.path, twin, "F32", n_threads=subject.n_threads)
     return Case(
         subject=subject,
         used=ReferenceUsed("logits", path.name, sha256_of(path)),
@@ -159,10 +159,10 @@ def _expected(reference: "Reference", full: FullLogits) -> Expected:
 
 
 def _check_vocabulary(subject: Subject, n_vocab: int) -> None:
-    if subject.card.vocab_size != n_vocab:
+    if subject.info.vocab_size != n_vocab:
         raise UsageError(
-            f"the reference has a vocabulary of {n_vocab} tokens, {subject.card.path.name} one of"
-            f" {subject.card.vocab_size}: they are not the same model"
+            f"the reference has a vocabulary of {n_vocab} tokens, {subject.info.path.name} one of"
+            f" {subject.info.vocab_size}: they are not the same model"
         )
 
 

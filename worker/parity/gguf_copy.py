@@ -17,7 +17,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from worker.errors import BadModelFile, UsageError
-from worker.model.info import read_card
+from worker.model.info import read_info
 
 _AT_ONCE = 1 << 20
 """Numbers de-quantised at once: 4 MB, and the gguf package's own arrays on the way there."""
@@ -53,8 +53,8 @@ def rewrite(
 
 
 def tensor_names(path: Path) -> list[str]:
-    """In the order of the file. Raises: as `worker.model.info.read_card`."""
-    return [tensor.name for tensor in read_card(path).tensors]
+    """In the order of the file. Raises: as `worker.model.info.read_info`."""
+    return [tensor.name for tensor in read_info(path).tensors]
 
 
 def read_tensor(path: Path, name: str) -> NDArray[np.float32]:
@@ -70,9 +70,9 @@ def read_tensor(path: Path, name: str) -> NDArray[np.float32]:
 def open_gguf(path: Path) -> GGUFReader:
     """The gguf package's reader over a file that has passed our own checks. It takes 2 s to read a vocabulary.
 
-    Raises: as `worker.model.info.read_card`; BadModelFile for a split model.
+    Raises: as `worker.model.info.read_info`; BadModelFile for a split model.
     """
-    n_parts = len(read_card(path).part_paths)
+    n_parts = len(read_info(path).part_paths)
     if n_parts > 1:
         raise BadModelFile(f"{path}: split into {n_parts} files; join them first: llama-gguf-split --merge")
     return GGUFReader(path)

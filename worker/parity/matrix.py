@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from worker.model.ggml_types import TYPES_BY_NAME
 from worker.model.gguf import Tensor
-from worker.model.info import ModelCard, read_card
+from worker.model.info import ModelInfo, read_info
 from worker.parity.bounds import Bounds
 from worker.parity.case import Case, Say
 from worker.parity.compare import Summary, summarise
@@ -110,7 +110,7 @@ def measure(
     with TemporaryDirectory(dir=work, prefix="matrix-") as folder:
         path = Path(folder) / f"{file_type}.gguf"
         quantise(twin, path, file_type, n_threads=n_threads)
-        card = read_card(path)
+        info = read_info(path)
         with (
             opened(path) as model,
             Scorer(model, as_served(cpu()), n_ctx=n_ctx, n_threads=n_threads) as scorer,
@@ -119,7 +119,7 @@ def measure(
                 reference.positions(number, scorer.logits(reference.windows[number].tokens)) for number in numbers
             ]
             tokens_per_s = decode_rate(scorer, reference.windows[numbers[0]].tokens[:1])
-    return Made(file_type, card.file_bytes, bits_per_weight(card), matrices(card), summarise(windows), tokens_per_s)
+    return Made(file_type, info.file_bytes, bits_per_weight(info), matrices(info), summarise(windows), tokens_per_s)
 
 
 def decode_rate(scorer: Scorer, prompt: Sequence[int]) -> float:
@@ -133,15 +133,15 @@ def decode_rate(scorer: Scorer, prompt: Sequence[int]) -> float:
     return N_DECODED / statistics.median(times_s)
 
 
-def bits_per_weight(card: ModelCard) -> float:
+def bits_per_weight(info: ModelInfo) -> float:
     """Over all tensors, vectors among them."""
-    return 8 * card.weights_bytes / sum(math.prod(tensor.dims) for tensor in card.tensors)
+    return 8 * info.weights_bytes / sum(math.prod(tensor.dims) for tensor in info.tensors)
 
 
-def matrices(card: ModelCard) -> tuple[Stored, ...]:
+def matrices(info: ModelInfo) -> tuple[Stored, ...]:
     """What the file really holds, by row length and type."""
     groups: dict[tuple[int, str], list[Tensor]] = {}
-    for tensor in card.tensors:
+    for tensor in info.tensors:
         if len(tensor.dims) > 1:
             groups.setdefault((tensor.dims[0], tensor.type_name), []).append(tensor)
     stored = [_stored(group) for group in groups.values()]

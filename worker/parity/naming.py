@@ -16,7 +16,7 @@ import numpy as np
 from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
 from numpy.typing import NDArray
 
-from worker.model.info import ModelCard
+from worker.model.info import ModelInfo
 
 Number = TypeVar("Number", bound=np.floating)
 
@@ -38,8 +38,8 @@ class Naming:
     head_counts_kv: tuple[int, ...]
 
     @classmethod
-    def of(cls, card: ModelCard) -> Self:
-        return cls(get_tensor_name_map(MODEL_ARCH.LLAMA, card.block_count), card.head_counts, card.head_counts_kv)
+    def of(cls, info: ModelInfo) -> Self:
+        return cls(get_tensor_name_map(MODEL_ARCH.LLAMA, info.block_count), info.head_counts, info.head_counts_kv)
 
     def gguf_name(self, name: str) -> str | None:
         """The GGUF's name of a checkpoint's tensor; None for one that no GGUF has, such as `rotary_emb.inv_freq`."""
@@ -65,11 +65,11 @@ class Naming:
         return to_gguf_order(values, counts[int(rotated["layer"])])
 
 
-def not_comparable(card: ModelCard) -> str | None:
+def not_comparable(info: ModelInfo) -> str | None:
     """Why the tensors of a model have no counterpart one by one in a checkpoint; None where they have."""
-    if card.architecture != "llama":
-        return f"architecture {card.architecture}: tensors are compared for llama only"
-    if any("_exps." in tensor.name for tensor in card.tensors):
+    if info.architecture != "llama":
+        return f"architecture {info.architecture}: tensors are compared for llama only"
+    if any("_exps." in tensor.name for tensor in info.tensors):
         return "a mixture of experts: a GGUF has all experts of a layer in one tensor, a checkpoint each in its own"
     return None
 

@@ -72,7 +72,7 @@ class Run:
         return steps[name]()
 
     def _tokenizer(self) -> Level:
-        with opened(self.case.subject.card.path) as model:
+        with opened(self.case.subject.info.path) as model:
 
             def piece(token: int) -> bytes:
                 return model.piece(TokenId(token))
@@ -84,11 +84,11 @@ class Run:
         case = self.case
         if case.tensors is None:
             return not_run("weights", "needs the checkpoint; reference logits hold no weights")
-        return weights.run(case.subject.card.path, case.tensors, self.bounds, made_from_this_file=case.is_source)
+        return weights.run(case.subject.info.path, case.tensors, self.bounds, made_from_this_file=case.is_source)
 
     def _checkpoints(self) -> Level:
         case = self.case
-        why = not_comparable(case.subject.card)
+        why = not_comparable(case.subject.info)
         if why is not None:
             return not_run("checkpoints", why)
         if case.twin is None or case.expected is None:
@@ -100,7 +100,7 @@ class Run:
             return logits.run(self.case.reference, self.bounds, file=file, twin=twin)
 
     def _generation(self) -> Level:
-        with self._candidates() as (file, twin), opened(self.case.subject.card.path) as model:
+        with self._candidates() as (file, twin), opened(self.case.subject.info.path) as model:
 
             def piece(token: int) -> str:
                 return model.piece(TokenId(token)).decode(errors="replace")
@@ -115,14 +115,14 @@ class Run:
         subject = self.case.subject
         prompts = corpus.prompts()
         expected = self._answers(prompts)
-        with ServedWorker.of(subject.card.path, "--device", "cpu", "--threads", str(subject.n_threads)) as worker:
+        with ServedWorker.of(subject.info.path, "--device", "cpu", "--threads", str(subject.n_threads)) as worker:
             level, self.transcript = serving.run(worker, prompts, expected, self.bounds)
         return level
 
     def _answers(self, prompts: Sequence[str]) -> serving.Expected:
         """What the file answers in this process."""
         subject = self.case.subject
-        with opened(subject.card.path) as model:
+        with opened(subject.info.path) as model:
             asked = [model.tokenize(prompt) for prompt in prompts]
             n_ctx = max(map(len, asked)) + serving.N_TOKENS
             with Scorer(model, as_served(cpu()), n_ctx=n_ctx, n_threads=subject.n_threads) as scorer:
@@ -135,10 +135,10 @@ class Run:
         if case.twin is None:
             return not_run(sources.NAME, "needs the reference's weights as a GGUF of the llama architecture")
         dequantised = case.subject.work / "dequantised.gguf"
-        quantise(case.subject.card.path, dequantised, "F32", n_threads=case.subject.n_threads)
+        quantise(case.subject.info.path, dequantised, "F32", n_threads=case.subject.n_threads)
         return sources.run(
             twin=case.twin,
-            file=case.subject.card.path,
+            file=case.subject.info.path,
             dequantised=dequantised,
             reference=case.reference,
             bounds=self.bounds,
@@ -156,9 +156,9 @@ class Run:
                 model = closing.enter_context(opened(path))
                 return closing.enter_context(Scorer(model, setup, n_ctx=n_ctx, n_threads=case.subject.n_threads))
 
-            card = case.subject.card
-            served = scorer_of(card.path, as_served(cpu()))
-            file = Candidate(f"{card.quant_kind} file", card.quant_kind, served.logits, served.greedy, case.is_source)
+            info = case.subject.info
+            served = scorer_of(info.path, as_served(cpu()))
+            file = Candidate(f"{info.quant_kind} file", info.quant_kind, served.logits, served.greedy, case.is_source)
             twin = None
             if case.twin is not None:
                 exact = scorer_of(case.twin, EXACT)

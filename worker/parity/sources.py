@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from worker.llama.devices import devices
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.bounds import Bounds
 from worker.parity.compare import Summary
 from worker.parity.evidence import ReferenceLogits, Window
@@ -65,7 +65,7 @@ def run(
     with TemporaryDirectory(dir=dequantised.parent, prefix="sources-") as folder:
         sources = list(_Split(Path(folder), reference, numbers, n_threads).sources(twin, file, dequantised))
     n_evaluated = sum(len(reference.windows[number].tokens) for number in numbers)
-    found = list(checks(sources, bounds, read_card(file).quant_kind))
+    found = list(checks(sources, bounds, read_info(file).quant_kind))
     return judged(NAME, _says(sources), found, tables=[table(sources, n_evaluated)], series=plotted(sources))
 
 

@@ -22,7 +22,7 @@ LOGITS: Final = "logits.safetensors"
 
 def folder_for(subject: Subject, root: Path) -> Path:
     """Of a reference that is made from the model itself: another file of the same name has another folder."""
-    return root / f"{subject.card.path.stem}-{subject.sha256[:12]}"
+    return root / f"{subject.info.path.stem}-{subject.sha256[:12]}"
 
 
 def found(subject: Subject, root: Path) -> Path:
@@ -30,7 +30,7 @@ def found(subject: Subject, root: Path) -> Path:
     folder = folder_for(subject, root) / CHECKPOINT
     if not _is_of(folder, subject):
         raise UsageError(
-            f"there is no reference for {subject.card.path.name} yet: make one with `llorch-worker parity reference`,"
+            f"there is no reference for {subject.info.path.name} yet: make one with `llorch-worker parity reference`,"
             " or give --reference DIR"
         )
     return folder
@@ -48,8 +48,8 @@ def make_checkpoint(subject: Subject, folder: Path, say: Say) -> Path:
     if not _is_of(checkpoint, subject):
         from worker.parity.reference.checkpoint import dequantise  # noqa: PLC0415 - PyTorch: an extra, slow to import
 
-        say(f"de-quantising {subject.card.path.name}")
-        dequantise(subject.card.path, checkpoint)
+        say(f"de-quantising {subject.info.path.name}")
+        dequantise(subject.info.path, checkpoint)
     return checkpoint
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from worker.errors import WorkerError
 from worker.model.gguf import read_header
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.gguf_copy import rewrite
 from worker.parity.naming import NO_COUNTERPART, Naming, not_comparable
 
@@ -39,13 +39,13 @@ def write_twin(gguf: Path, tensors: Tensors, target: Path) -> None:
 
     Raises: WorkerError for another architecture than llama and where the checkpoint lacks a tensor; as `rewrite`.
     """
-    card = read_card(gguf)
-    why = not_comparable(card)
+    info = read_info(gguf)
+    why = not_comparable(info)
     if why:
         raise WorkerError(f"{gguf}: {why}")
-    naming = Naming.of(card)
+    naming = Naming.of(info)
     sources = naming.by_gguf_name(tensors.names)
-    wanted = [tensor.name for tensor in card.tensors if tensor.name not in NO_COUNTERPART]
+    wanted = [tensor.name for tensor in info.tensors if tensor.name not in NO_COUNTERPART]
     missing = [name for name in wanted if name not in sources]
     if missing:
         raise WorkerError(f"{gguf}: the reference has no tensor for {missing[0]!r}; is it the same model?")

@@ -9,7 +9,7 @@ from tests.llama.conftest import Loaded
 from worker.llama.model import Model
 from worker.parity.llama.kv_state import KvState, parse_kv_state
 from worker.parity.llama.scoring import Scorer, Setup
-from worker.parity.llama.tensor_capture import Tap
+from worker.parity.llama.tensor_capture import TensorCapture
 
 TOKENS = [504, 1761, 3156, 282, 260, 2667]
 
@@ -49,7 +49,7 @@ def test_another_state_is_refused(data: bytes, message: str) -> None:
 
 
 def stored(model: Model, setup: Setup) -> tuple[KvState, dict[str, list[np.ndarray]]]:
-    tap = Tap(["Kcur", "Vcur"])
+    tap = TensorCapture(["Kcur", "Vcur"])
     with Scorer(model, setup, n_ctx=16, n_threads=1, tap=tap) as scorer:
         scorer.logits(TOKENS)
         return scorer.kv(), {name: list(arrays) for name, arrays in tap.taken().items()}

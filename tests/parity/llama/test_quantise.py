@@ -8,7 +8,7 @@ from tests.llama.tiny import write_tiny
 from worker.errors import ModelLoadFailed, UsageError
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.llama.quantise import FILE_TYPES, quantise
 
 
@@ -21,10 +21,10 @@ def source(tmp_path: Path) -> Path:
 def test_every_file_type_can_be_written_and_loaded(source: Path, tmp_path: Path, file_type: str) -> None:
     target = tmp_path / "other.gguf"
     quantise(source, target, file_type, n_threads=1)
-    assert read_card(target).quant_kind == file_type
+    assert read_info(target).quant_kind == file_type
     cpu = choose_device("cpu", devices())
     with Model.load(target, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
-        assert model.n_vocab == read_card(source).vocab_size
+        assert model.n_vocab == read_info(source).vocab_size
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.gguf", "tiny.gguf"]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.llama.conftest import Loaded
 from worker.parity.llama.scoring import Scorer, Setup
-from worker.parity.llama.tensor_capture import BF16, F16, F32, Copy, Tap, widened
+from worker.parity.llama.tensor_capture import BF16, F16, F32, Copy, TensorCapture, widened
 
 TOKENS = [504, 1761, 3156, 282, 260, 2667]
 
@@ -65,7 +65,7 @@ def test_an_extent_that_does_not_fit_the_bytes_is_noticed() -> None:
 
 
 def taken(loaded: Loaded, stems: list[str], setup: Setup) -> dict[str, list[np.ndarray]]:
-    tap = Tap(stems)
+    tap = TensorCapture(stems)
     with Scorer(loaded.model, setup, n_ctx=16, n_threads=1, tap=tap) as scorer:
         scorer.logits(TOKENS)
     return {name: list(arrays) for name, arrays in tap.taken().items()}
@@ -106,7 +106,7 @@ def test_every_float_type_of_the_library_is_read(loaded: Loaded, cache_type: str
 
 @pytest.mark.model
 def test_looking_changes_no_bit(loaded: Loaded) -> None:
-    everything = Tap(["Qcur", "kq", "kq_soft_max", "attn_out", "ffn_swiglu", "l_out", "result_output"])
+    everything = TensorCapture(["Qcur", "kq", "kq_soft_max", "attn_out", "ffn_swiglu", "l_out", "result_output"])
     with Scorer(loaded.model, Setup(), n_ctx=16, n_threads=1) as plain:
         unseen = plain.logits(TOKENS)
     with Scorer(loaded.model, Setup(), n_ctx=16, n_threads=1, tap=everything) as tapped:
@@ -117,7 +117,7 @@ def test_looking_changes_no_bit(loaded: Loaded) -> None:
 
 @pytest.mark.model
 def test_a_tap_holds_the_last_computation_alone(loaded: Loaded) -> None:
-    tap = Tap(["result_norm"])
+    tap = TensorCapture(["result_norm"])
     with Scorer(loaded.model, Setup(n_rows=4), n_ctx=16, n_threads=1, tap=tap) as scorer:
         scorer.logits(TOKENS)
         assert [len(array[0, 0]) for array in tap.taken()["result_norm"]] == [4, 2]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.llama.model import Model
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.bounds import Bounds
 from worker.parity.capture import capture_from
 from worker.parity.deviations import Deviation, deviations
@@ -92,7 +92,7 @@ def run(twin: Path, reference: Expected, *, bounds: Bounds, n_threads: int) -> L
 
     Not run for other architectures than llama. Raises: ModelLoadFailed, InsufficientMemory.
     """
-    why = not_comparable(read_card(twin))
+    why = not_comparable(read_info(twin))
     if why:
         return not_run(NAME, why)
     with opened(twin) as model:

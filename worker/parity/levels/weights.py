@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf.gguf_reader import ReaderTensor
 from numpy.typing import NDArray
 
-from worker.model.info import read_card
+from worker.model.info import read_info
 from worker.parity.bounds import Bounds
 from worker.parity.gguf_copy import open_gguf, row_blocks, shape_of
 from worker.parity.naming import EMBEDDING, NO_COUNTERPART, OUTPUT, Naming, not_comparable
@@ -57,11 +57,11 @@ def run(gguf: Path, tensors: Tensors, bounds: Bounds, *, made_from_this_file: bo
 
     Not run for another architecture than llama and for mixtures of experts. Raises: as `open_gguf`.
     """
-    card = read_card(gguf)
-    why = not_comparable(card)
+    info = read_info(gguf)
+    why = not_comparable(info)
     if why:
         return not_run(NAME, why)
-    naming = Naming.of(card)
+    naming = Naming.of(info)
     sources = naming.by_gguf_name(tensors.names)
     stored = {tensor.name: tensor for tensor in open_gguf(gguf).tensors}
     errors: list[TensorError] = []

@@ -22,7 +22,7 @@ from worker.llama.model import Model
 from worker.llama.seq_ids import SeqIds
 from worker.model.memory import CELL_STEP
 from worker.parity.llama.kv_state import KvState, parse_kv_state
-from worker.parity.llama.tensor_capture import Tap
+from worker.parity.llama.tensor_capture import TensorCapture
 from worker.wire.messages import SlotId, TokenId
 
 Logits = NDArray[np.float32]
@@ -46,7 +46,9 @@ class Setup:
 class Scorer:
     """Closed by its model at the latest; after `close` every method raises ValueError."""
 
-    def __init__(self, model: Model, setup: Setup, *, n_ctx: int, n_threads: int, tap: Tap | None = None) -> None:
+    def __init__(
+        self, model: Model, setup: Setup, *, n_ctx: int, n_threads: int, tap: TensorCapture | None = None
+    ) -> None:
         """`n_ctx` in tokens. Memory: n_rows rows of float32[n_vocab] beside the KV memory.
 
         Raises: ValueError for sizes out of range, ModelLoadFailed, InsufficientMemory, with the library's last error.

@@ -75,7 +75,7 @@ def widened(items: NDArray[np.unsignedinteger], ggml_type: int) -> Float32s:
     return (items.astype(np.uint32) << 16).view(np.float32)
 
 
-class Tap:
+class TensorCapture:
     """Takes the tensors whose names are among `stems` when the layer (`-7`) is left out: `kq`, `Qcur (view)`, `embd`.
 
     For one Scorer, which empties it before each computation.

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from worker.errors import UsageError
 from worker.model.gguf import read_header
-from worker.model.info import ModelCard, read_card
+from worker.model.info import ModelInfo, read_info
 from worker.parity.origin import write_origin
 from worker.parity.reference.libraries import UNREADABLE, failure, pre_tokenizers, quiet, torch, transformers
 
@@ -35,62 +35,62 @@ def dequantise(gguf: Path, folder: Path) -> None:
     """
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: remove it, or use it as the reference")
-    card = read_card(gguf)
-    _refuse_what_would_be_lost(card)
+    info = read_info(gguf)
+    _refuse_what_would_be_lost(info)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as staging:
         whole = Path(staging) / "checkpoint"
         whole.mkdir()
-        _write(card, whole)
+        _write(info, whole)
         write_origin(gguf, whole)
         shutil.rmtree(folder, ignore_errors=True)
         whole.rename(folder)
 
 
-def _refuse_what_would_be_lost(card: ModelCard) -> None:
+def _refuse_what_would_be_lost(info: ModelInfo) -> None:
     """transformers reads one file, and neither the metadata nor the tensor with which a llama GGUF scales RoPE."""
-    name = card.path.name
-    if len(card.part_paths) > 1:
-        raise UsageError(f"{name} is one of {len(card.part_paths)} files; transformers reads a GGUF from one file only")
-    scaling = _remark(card, f"{card.architecture}.rope.scaling.type")
-    if scaling not in (None, "none") or any(tensor.name == "rope_freqs.weight" for tensor in card.tensors):
+    name = info.path.name
+    if len(info.part_paths) > 1:
+        raise UsageError(f"{name} is one of {len(info.part_paths)} files; transformers reads a GGUF from one file only")
+    scaling = _remark(info, f"{info.architecture}.rope.scaling.type")
+    if scaling not in (None, "none") or any(tensor.name == "rope_freqs.weight" for tensor in info.tensors):
         raise UsageError(
             f"{name} scales RoPE, which is lost when transformers reads a GGUF: give the SafeTensors checkpoint that it"
             " was made from as the reference"
         )
 
 
-def _write(card: ModelCard, folder: Path) -> None:
-    model = _read(card, transformers.AutoModelForCausalLM, dtype=torch.float32)
-    _save_weights(model, card, folder)
+def _write(info: ModelInfo, folder: Path) -> None:
+    model = _read(info, transformers.AutoModelForCausalLM, dtype=torch.float32)
+    _save_weights(model, info, folder)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # says that the weights are a GGUF's, which they no longer are
     model.config.save_pretrained(folder)
-    tokenizer = _read(card, transformers.AutoTokenizer)
-    if _remark(card, "tokenizer.ggml.pre") in _SPLITS_DIGITS:
+    tokenizer = _read(info, transformers.AutoTokenizer)
+    if _remark(info, "tokenizer.ggml.pre") in _SPLITS_DIGITS:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     tokenizer.save_pretrained(folder)
 
 
-def _remark(card: ModelCard, key: str) -> str | None:
-    with card.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return read_header(data, card.path).metadata.remark(key)
+def _remark(info: ModelInfo, key: str) -> str | None:
+    with info.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return read_header(data, info.path).metadata.remark(key)
 
 
-def _read(card: ModelCard, kind: Any, **reading: Any) -> Any:
+def _read(info: ModelInfo, kind: Any, **reading: Any) -> Any:
     """The model or the tokenizer, whichever `kind` reads. Raises: UsageError."""
-    name = card.path.name
+    name = info.path.name
     try:
         # The bar over the tensors of a GGUF is not among those that transformers lets one switch off.
         with quiet(), redirect_stderr(io.StringIO()):
-            return kind.from_pretrained(card.path.parent, gguf_file=name, local_files_only=True, **reading)
+            return kind.from_pretrained(info.path.parent, gguf_file=name, local_files_only=True, **reading)
     except UNREADABLE as error:
         raise UsageError(f"{name}: transformers cannot read this GGUF: {failure(error)}") from error
 
 
-def _save_weights(model: Any, card: ModelCard, folder: Path) -> None:
+def _save_weights(model: Any, info: ModelInfo, folder: Path) -> None:
     """With safetensors itself: transformers refuses to save a model that it read from a GGUF.
 
     A tensor that transformers does not know is passed over, and one that it misses is made up: both are refused.
@@ -98,10 +98,10 @@ def _save_weights(model: Any, card: ModelCard, folder: Path) -> None:
     weights = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
-    n_read, n_there = sum(map(np.size, weights.values())), sum(math.prod(tensor.dims) for tensor in card.tensors)
+    n_read, n_there = sum(map(np.size, weights.values())), sum(math.prod(tensor.dims) for tensor in info.tensors)
     if n_read != n_there:
         raise UsageError(
-            f"{card.path.name} has {n_there} weights where transformers' {model.config.model_type} model has {n_read}:"
+            f"{info.path.name} has {n_there} weights where transformers' {model.config.model_type} model has {n_read}:"
             " give the SafeTensors checkpoint that it was made from as the reference"
         )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
