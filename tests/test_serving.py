@@ -86,7 +86,7 @@ def test_eight_jobs_share_their_steps_and_answer_as_alone(worker: WorkerProcess)
     """Most of the greedy steps of these prompts are near-ties: a rounding error would show. The last three are not.
 
     A CPU computes a row in the same way alone and in a batch while a sequence's cells lie in order, which a neighbour's
-    end can change: docs/architecture.md, "Determinism". The first to arrive ends a step or two before the others.
+    end can change: docs/determinism.md. The first to arrive ends a step or two before the others.
     """
     prompts = ["Music", "Two men", "Water is", "The Earth", "Coffee", "Books", "Mars", "Salt is"]
     requests = [
