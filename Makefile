@@ -13,6 +13,8 @@
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   KL and perplexity against llama-perplexity, which is built first: a quarter of an hour
 #   make bench         the worker under load beside llama-server, which is built first: forty minutes, on an idle machine
+#   make bench-steps   what the engine adds to llama_decode
+#   make bench-sampling  what drawing a token costs, next to llama.cpp's own sampler chains
 
 PYTHON ?= python3
 BACKEND ?= $(or \
@@ -26,7 +28,7 @@ IMAGES ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test constraints-test soak parity parity-matrix parity-peer bench model vocabularies format clean
+.PHONY: run check test images-test constraints-test soak parity parity-matrix parity-peer bench bench-steps bench-sampling model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -42,7 +44,7 @@ test: .venv/installed-dev model vocabularies
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not peer"
 
 images-test: .venv/installed-dev model
-	$(BIN)/python -m tests.images $(IMAGES)
+	$(BIN)/python -m tools.images $(IMAGES)
 
 constraints-test: .venv/installed-dev
 	$(BIN)/python -m tests.schema_corpus
@@ -63,6 +65,12 @@ parity-peer: .venv/installed-dev model
 
 bench: .venv/installed-dev model
 	scripts/bench_peers.sh $(ARGS)
+
+bench-steps: .venv/installed-dev model
+	$(BIN)/python -m tools.bench steps $(ARGS)
+
+bench-sampling: .venv/installed-dev model
+	$(BIN)/python -m tools.bench sampling $(ARGS)
 
 model: .venv/installed
 	@echo "==> the default model, for the tests"

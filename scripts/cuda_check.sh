@@ -8,7 +8,7 @@
 #            --wheel FILE     a llama-cpp-python built elsewhere (scripts/build_llama.sh), instead of building one
 #            --python FILE    an interpreter in which all is installed: nothing is built, nothing installed
 #            --build-only     build and install, check nothing
-#            OPTIONS, STEP    as for `python -m tests.cuda_check run --help`; steps that have passed are not run again
+#            OPTIONS, STEP    as for `python -m tools.cuda_check run --help`; steps that have passed are not run again
 # Needs Python 3.11 with venv (PYTHON says which), a C++ compiler, nvcc and cuBLAS; fetches the default model. Where there
 # is no network pip finds what was carried along: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. No step takes more than ten
 # minutes; the first use of a build may: --build-only is for that.
@@ -82,4 +82,4 @@ fi
 [ -z "$build_only" ] || exit 0
 # The tests' model, and the steps' unless --model names another.
 "$python" -m worker models pull smollm2-135m-instruct >/dev/null
-exec "$python" -m tests.cuda_check run --device "$device" ${wheel:+--wheel "$wheel" --build-s "$build_s"} "$@"
+exec "$python" -m tools.cuda_check run --device "$device" ${wheel:+--wheel "$wheel" --build-s "$build_s"} "$@"

@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 """A room, and all of the worker it may import."""
 
 NEVER_IMPORT: dict[str, tuple[str, ...]] = {
-    "worker.bench": ("worker.llama", "worker.web", "worker.front", "worker.serve", "worker.parity", "worker.commands"),
+    "worker": ("tools", "tests"),
 }
 """A room, and the rooms it never meets."""
 
@@ -70,18 +70,12 @@ FRONT = ("worker.serve", "worker.commands.generate")
 """Where the front process begins."""
 
 NOT_IN_THE_FRONT = (
-    *("worker.llama", "worker.process", "worker.parity", "worker.bench"),
+    *("worker.llama", "worker.process", "worker.parity"),
     *("llama_cpp", "llguidance", "ctypes", "gguf", "numpy", "torch", "transformers"),
 )
 
-MEASURES = (
-    "worker.llama.chain",
-    "worker.llama.logit_rows",
-    "worker.llama.sampling_costs",
-    "worker.parity",
-    "worker.bench",
-)
-"""For `bench`, `parity` and the tests: llama.cpp's own sampler chains, the clock, what looks inside a computation."""
+MEASURES = ("worker.parity",)
+"""What looks inside a computation."""
 
 READS_THE_ENVIRONMENT = ("worker.config.settings", "worker.cli", "worker.config.precedence", "worker.__main__")
 PRINTS = ("worker.cli", "worker.commands")

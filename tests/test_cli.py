@@ -22,9 +22,9 @@ from worker.config.legacy import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGN
 from worker.config.settings import flag_name, options
 
 MODEL = ["--model", "m.gguf"]
-COMMANDS = ["serve", "generate", "models", "inspect", "devices", "bench"]
+COMMANDS = ["serve", "generate", "models", "inspect", "devices"]
 COMMANDS_ALL = [*COMMANDS, "parity"]
-GROUPS = {"models", "bench", "parity"}
+GROUPS = {"models", "parity"}
 
 
 COLOURS = {"FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH"}

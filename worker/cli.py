@@ -78,7 +78,6 @@ _ELSEWHERE = {
     "inspect": ("worker.commands.inspect_gguf:inspect", "Show what a GGUF file holds and the memory it needs."),
     "devices": ("worker.commands.devices:devices", "Show the devices llama.cpp can use, with their memory."),
     "parity": ("worker.commands.parity:parity", "Prove what a model computes, against its reference in PyTorch."),
-    "bench": ("worker.commands.bench:bench", "Measure this machine: under load, beside a peer; what sampling costs."),
 }
 """name → (module:attribute, one line of help)"""
 

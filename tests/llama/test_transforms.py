@@ -19,7 +19,7 @@ import pytest
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.llama.chain import Chain, Stage, temp, top_p
+from tools.bench.llama.chain import Chain, Stage, temp, top_p
 from worker.sampling.sample import candidates
 from worker.wire.messages import Sampling, TokenId
 

@@ -1,0 +1,36 @@
+"""A side without a server: its numbers are made, and it notes when it was asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tools.bench.answers import Ask
+from tools.bench.measures import Bound, Measure
+from tools.bench.scenarios import Scenario
+from tools.bench.sides import Turn
+
+
+@dataclass
+class FakeSide:
+    """Its n-th turn gives the n-th value for every measure of the scenario; None is a turn that failed."""
+
+    name: str
+    values: Sequence[float | None]
+    book: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
+    """Side, scenario, prompts: of all sides that share it."""
+    only: str | None = None
+    is_judged: bool = True
+    pids: Sequence[int] = ()
+
+    def plays(self, scenario: Scenario) -> bool:
+        return self.only in (None, scenario.name)
+
+    def bound(self, measure: Measure) -> Bound | None:
+        return measure.bound if self.is_judged else None
+
+    async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
+        n_before = sum(entry[:2] == (self.name, scenario.name) for entry in self.book)
+        self.book.append((self.name, scenario.name, tuple(ask.prompt for ask in asks)))
+        value = self.values[n_before % len(self.values)]
+        if value is None:
+            return Turn(numbers={}, wall_s=1.0, n_asked=4, n_failed=1, error="the stream was cut")
+        return Turn(numbers={measure.name: value for measure in scenario.measures}, wall_s=1.0, n_asked=4)

@@ -1,0 +1,83 @@
+"""A report with a bit of everything."""
+
+from tools.bench.comparison import Failure, Line, Spread
+from tools.bench.overload import Overload
+from tools.bench.report import Circumstances, Report, Resident
+
+CIRCUMSTANCES = Circumstances(
+    created="2026-01-02T03:04:05Z",
+    model="tiny.gguf",
+    cpu="A CPU | of two cores",
+    n_usable=2,
+    system="Linux x86_64",
+    versions={"llorch-worker": "0.1.0", "llama-server": "b1"},
+    commands={"llorch-worker": "llorch-worker --threads 2"},
+    openmp={"OMP_WAIT_POLICY": "PASSIVE"},
+    n_rounds=3,
+    seed=7,
+)
+
+
+def line(**changes: object) -> Line:
+    fields: dict[str, object] = {
+        "scenario": "1-stream",
+        "title": "1 stream, 64 / 96",
+        "measure": "decode",
+        "is_own": True,
+        "unit": "tokens/s",
+        "peer": "llama-server",
+        "ours": (150.0, 152.0, 151.0),
+        "theirs": (150.0, 150.0, 149.0),
+        "ratio": Spread(1.0, 1.01, 1.02),
+        "bound": "≥ 0.98",
+        "limit": 0.98,
+        "is_of_ratio": True,
+        "verdict": "holds",
+        **changes,
+    }
+    return Line(**fields)  # type: ignore[arg-type] # the fields above are a line's
+
+
+OVERLOAD = Overload(
+    n_burst=32,
+    n_places=8,
+    n_answered=8,
+    n_refused=24,
+    n_failed=0,
+    n_refusals=10_000,
+    front_us=95.0,
+    median_us=120.4,
+    p99_us=300.0,
+    first_us=121.0,
+    last_us=119.0,
+)
+
+
+def report() -> Report:
+    return Report(
+        circumstances=CIRCUMSTANCES,
+        lines=[
+            line(),
+            line(peer="llama-bench", ratio=Spread(0.9, 0.95, 0.96), bound="≥ 0.97", limit=0.97, verdict="MISSED"),
+            line(measure="first token", is_own=False, unit="ms", bound="", limit=None, verdict=""),
+            line(
+                scenario="64-jobs",
+                title="64 jobs",
+                measure="end of the last",
+                unit="×",
+                peer=None,
+                ours=(1.4,),
+                theirs=(),
+                ratio=None,
+                bound="≤ 1.3",
+                limit=1.3,
+                is_of_ratio=False,
+                verdict="MISSED",
+            ),
+        ],
+        failures=[Failure("mixture", "llama-server", 2, 24, "500 oh")],
+        resident=[Resident("llorch-worker, front", 150_000_000, 120_000_000, "MISSED")],
+        overload=OVERLOAD,
+        busiest_idle={"llama-server": 0.25, "llorch-worker": 0.001},
+        notes=["64-jobs left out"],
+    )

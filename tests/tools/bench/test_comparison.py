@@ -1,0 +1,122 @@
+"""Rounds to lines: ratios round by round, their spread, the verdict by the median."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tools.bench.fake_side import FakeSide
+from tools.bench.comparison import Failure, Line, Spread, failures_of, lines_of
+from tools.bench.measures import Bound, at_least, at_most, stream_rate, total_rate
+from tools.bench.rounds import Played, Rounds
+from tools.bench.scenarios import SCENARIOS, Scenario
+from tools.bench.words import Prompts
+
+VALUES = st.lists(st.floats(0.1, 1000), min_size=1, max_size=9)
+MISSING = st.lists(st.one_of(st.none(), st.floats(0.1, 1000)), min_size=1, max_size=9)
+
+
+def scenario(bound: Bound | None = None) -> Scenario:
+    return replace(SCENARIOS[0], own=(stream_rate(bound),))
+
+
+def played(one: Scenario, sides: Sequence[FakeSide]) -> Played:
+    rounds = Rounds(sides, [one], Prompts(1), lambda *_: None)
+    asyncio.run(rounds.play(range(1, 1 + max(len(side.values) for side in sides))))
+    return rounds.played[0]
+
+
+def headline(
+    ours: Sequence[float | None], theirs: Sequence[float | None], bound: Bound | None = None, *, is_judged: bool = True
+) -> Line:
+    sides = [FakeSide("ours", ours), FakeSide("peer", theirs, is_judged=is_judged)]
+    return lines_of(played(scenario(bound), sides), sides)[0]
+
+
+@given(VALUES)
+def test_a_spread_has_its_median_between_its_ends(values: list[float]) -> None:
+    spread = Spread.of(values)
+    assert spread.least <= spread.median <= spread.most
+    assert spread.median == median(values)
+
+
+@given(VALUES, st.floats(0.1, 10))
+def test_a_side_that_is_always_so_much_faster_has_that_ratio_in_every_round(theirs: list[float], factor: float) -> None:
+    line = headline([value * factor for value in theirs], theirs)
+    assert line.ratio is not None
+    assert line.ratio.least == pytest.approx(factor)
+    assert line.ratio.most == pytest.approx(factor)
+
+
+@given(MISSING, MISSING)
+def test_only_rounds_in_which_both_have_a_number_make_a_ratio(
+    ours: list[float | None], theirs: list[float | None]
+) -> None:
+    n_rounds = min(len(ours), len(theirs))
+    ours, theirs = ours[:n_rounds], theirs[:n_rounds]
+    pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if one is not None and other is not None]
+    line = headline(ours, theirs)
+    assert line.ours == tuple(value for value in ours if value is not None)
+    if pairs:
+        assert line.ratio == Spread.of([one / other for one, other in pairs])
+    else:
+        assert line.ratio is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "ours", "verdict"),
+    [
+        (at_least(1.0), [10.0, 10.0, 1.0], "holds"),
+        (at_least(1.0), [10.0, 9.9, 9.9], "MISSED"),
+        (at_most(0.5), [5.0, 5.0, 50.0], "holds"),
+        (at_most(0.5), [5.1, 5.1, 1.0], "MISSED"),
+        (None, [1.0, 1.0, 1.0], ""),
+        (at_least(0.1), [10.0, None, 10.0], "FAILED"),
+        (at_least(0.1), [None, None, None], "FAILED"),
+    ],
+)
+def test_the_median_ratio_decides(bound: Bound | None, ours: list[float | None], verdict: str) -> None:
+    assert headline(ours, [10.0, 10.0, 10.0], bound).verdict == verdict
+
+
+def test_a_peer_that_failed_everywhere_proves_nothing() -> None:
+    line = headline([1.0, 2.0], [None, None], at_least(0.5))
+    assert (line.peer, line.ratio, line.verdict) == (None, None, "")
+
+
+def test_a_peer_that_is_not_judged_has_a_ratio_and_no_verdict() -> None:
+    line = headline([1.0], [2.0], at_least(1.0), is_judged=False)
+    assert line.ratio == Spread(0.5, 0.5, 0.5)
+    assert (line.bound, line.limit, line.verdict) == ("", None, "")
+
+
+def test_without_a_peer_a_ratio_s_bound_is_not_judged() -> None:
+    sides = [FakeSide("ours", [3.0])]
+    line, *_ = lines_of(played(scenario(at_least(1.0)), sides), sides)
+    assert (line.ours, line.peer, line.bound, line.verdict) == ((3.0,), None, "", "")
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(3.0, "holds"), (2.9, "MISSED")])
+def test_a_bound_of_the_value_is_judged_without_a_peer(limit: float, verdict: str) -> None:
+    sides = [FakeSide("ours", [1.0, 3.0, 9.0])]
+    line, *_ = lines_of(played(scenario(Bound("at most", limit, "value")), sides), sides)
+    assert (line.is_of_ratio, line.verdict) == (False, verdict)
+
+
+def test_every_measure_has_a_line_for_each_peer() -> None:
+    one = replace(SCENARIOS[0], own=(stream_rate(), total_rate()))
+    sides = [FakeSide(name, [1.0]) for name in ("ours", "peer", "other")]
+    lines = lines_of(played(one, sides), sides)
+    assert [(line.measure, line.peer) for line in lines] == [
+        (measure.name, peer) for measure in one.measures for peer in ("peer", "other")
+    ]
+    assert [line.is_own for line in lines] == [measure in one.own for measure in one.measures for _ in range(2)]
+
+
+def test_failures_are_counted_by_side_with_their_first_words() -> None:
+    sides = [FakeSide("ours", [1.0, None, None]), FakeSide("peer", [1.0, 1.0, 1.0])]
+    assert failures_of(played(scenario(), sides)) == [Failure("1-stream", "ours", 2, 12, "the stream was cut")]

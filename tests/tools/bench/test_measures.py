@@ -1,0 +1,79 @@
+"""Answers to numbers, numbers to verdicts."""
+
+import pytest
+
+from tests.tools.bench.made import answer, steady
+from tools.bench.measures import (
+    USUAL,
+    Bound,
+    Measure,
+    at_least,
+    at_most,
+    first_token,
+    last_end,
+    last_first_token,
+    longest_gap_beside_the_last,
+    numbers_of,
+    stream_rate,
+    total_rate,
+)
+
+NO_BOUND = at_most(1.0)
+
+
+def of(measure: Measure, *answers: object) -> float:
+    value = measure.of(answers)  # type: ignore[arg-type] # tests pass answers only
+    assert value is not None
+    return value
+
+
+@pytest.mark.parametrize("limit", [0.15, 1.0, 1.5])
+def test_a_bound_holds_up_to_its_limit_and_not_beyond(limit: float) -> None:
+    assert at_least(limit).holds(limit)
+    assert at_most(limit).holds(limit)
+    assert not at_least(limit).holds(limit * 0.999)
+    assert not at_most(limit).holds(limit * 1.001)
+
+
+def test_a_bound_says_what_it_is() -> None:
+    assert [str(at_least(0.98)), str(at_most(1.0)), str(Bound("at most", 1.3, "value"))] == ["≥ 0.98", "≤ 1", "≤ 1.3"]
+
+
+def test_a_stream_s_rate_is_the_median_of_the_streams() -> None:
+    assert of(stream_rate(), steady(9, 10.0), steady(9, 50.0), steady(9, 20.0)) == pytest.approx(20.0)
+
+
+def test_the_first_token_is_the_median_in_milliseconds_and_the_last_one_s_alone() -> None:
+    answers = [steady(3, 10.0, ttft_s=ttft_s) for ttft_s in (0.1, 0.4, 0.2)]
+    assert of(first_token(), *answers) == pytest.approx(200)
+    assert of(last_first_token(NO_BOUND), *answers) == pytest.approx(200)
+    assert of(last_first_token(NO_BOUND), *answers[:2]) == pytest.approx(400)
+
+
+def test_the_longest_gap_is_that_of_the_streams_once_the_last_request_came() -> None:
+    before = answer([0.0, 5.0, 6.0])
+    during = answer([4.0, 5.9, 7.4, 7.6])
+    late = answer([8.0, 20.0], sent_s=5.5)
+    assert of(longest_gap_beside_the_last(NO_BOUND), before, during, late) == pytest.approx(1900)
+
+
+def test_a_gap_that_was_over_before_the_last_request_does_not_count() -> None:
+    assert of(longest_gap_beside_the_last(NO_BOUND), answer([0.0, 5.0, 6.0]), answer([7.0], sent_s=5.0)) == 1000
+
+
+def test_the_end_of_the_last_is_told_in_the_time_of_the_first_ones() -> None:
+    """Two streams of 10 tokens in 1 s: 20 a second. Forty tokens take 2 s; these took 3."""
+    first = [answer([0.5, 1.0], n_tokens=10) for _ in range(2)]
+    rest = [answer([2.0, ended_s], sent_s=1.0, n_tokens=10) for ended_s in (2.5, 3.0, 3.5, 4.0)]
+    assert of(last_end(NO_BOUND, n_first=2), *first, *rest) == pytest.approx(1.5)
+
+
+def test_total_rate_is_all_tokens_by_all_time() -> None:
+    assert of(total_rate(), answer([1.0, 2.0]), answer([1.0, 4.0])) == 1.0
+
+
+def test_numbers_leave_out_what_a_scenario_does_not_have() -> None:
+    numbers = numbers_of(USUAL, [answer([1.0, 2.0]), answer([3.0, 4.0])])
+    assert "decode together" not in numbers
+    assert numbers["between tokens, longest"] == 1000
+    assert len(numbers) == len(USUAL) - 1

@@ -1,0 +1,63 @@
+"""The order of rounds: the sides take turns with the same prompts, and the warm-up is not kept."""
+
+import asyncio
+from collections.abc import Sequence
+
+from tests.tools.bench.fake_side import FakeSide
+from tools.bench.rounds import Rounds
+from tools.bench.scenarios import SCENARIOS, Scenario
+from tools.bench.words import Prompts
+
+FEW = SCENARIOS[:2]
+Book = list[tuple[str, str, tuple[str, ...]]]
+
+
+def played(sides: Sequence[FakeSide], n_rounds: int, scenarios: Sequence[Scenario] = FEW) -> tuple[Rounds, list[str]]:
+    told: list[str] = []
+    rounds = Rounds(sides, scenarios, Prompts(1), lambda number, one, side: told.append(f"{number} {one.name} {side}"))
+    asyncio.run(rounds.play(range(n_rounds + 1)))
+    return rounds, told
+
+
+def three(book: Book) -> list[FakeSide]:
+    return [FakeSide(name, [1.0], book) for name in ("ours", "peer", "other")]
+
+
+def test_every_side_is_given_the_same_prompts_in_a_round_and_others_in_the_next() -> None:
+    book: Book = []
+    played(three(book), 2)
+    for scenario in FEW:
+        prompts = [prompts for _, name, prompts in book if name == scenario.name]
+        rounds = [set(prompts[start : start + 3]) for start in range(0, len(prompts), 3)]
+        assert [len(found) for found in rounds] == [1, 1, 1]
+        assert len(set.union(*rounds)) == 3
+
+
+def test_the_sides_go_forwards_and_backwards_in_turn() -> None:
+    book: Book = []
+    played(three(book), 2, FEW[:1])
+    names = [side for side, _, _ in book]
+    assert names == ["other", "peer", "ours", "ours", "peer", "other", "other", "peer", "ours"]
+
+
+def test_a_round_has_every_scenario_before_the_next_begins() -> None:
+    _, told = played(three([]), 1)
+    assert [line.split()[:2] for line in told[::3]] == [
+        [str(number), scenario.name] for number in (0, 1) for scenario in FEW
+    ]
+
+
+def test_the_warm_up_is_not_kept() -> None:
+    rounds, _ = played([FakeSide("ours", [5.0, 6.0, 7.0])], 2)
+    for one in rounds.played:
+        assert [turn.numbers[one.scenario.own[0].name] for turn in one.turns["ours"]] == [6.0, 7.0]
+
+
+def test_a_side_plays_only_its_scenarios() -> None:
+    rounds, _ = played([FakeSide("ours", [1.0]), FakeSide("tool", [2.0], only=FEW[0].name)], 1)
+    assert [list(one.turns) for one in rounds.played] == [["ours", "tool"], ["ours"]]
+
+
+def test_nobody_is_restless_who_has_no_process() -> None:
+    rounds, _ = played(three([]), 1)
+    assert set(rounds.busiest_idle.values()) == {0.0}

@@ -1,0 +1,118 @@
+"""The table: what it says is what is asked."""
+
+from itertools import pairwise
+
+import pytest
+
+from tools.bench.answers import Ask
+from tools.bench.scenarios import N_JOBS, N_SLOTS, SCENARIOS, Scenario
+from tools.bench.words import Prompts
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+
+
+def asks(name: str, seed: int = 1) -> list[Ask]:
+    return BY_NAME[name].asks(Prompts(seed))
+
+
+def n_words(ask: Ask) -> int:
+    return len(ask.prompt.split())
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_seed_gives_a_scenario_s_requests_in_the_order_of_their_phases(scenario: Scenario) -> None:
+    found = scenario.asks(Prompts(9))
+    assert found == scenario.asks(Prompts(9))
+    assert found != scenario.asks(Prompts(10))
+    assert all(before.phase <= after.phase for before, after in pairwise(found))
+    assert all(len(ask.prompt) <= 32_768 for ask in found)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_measure_has_one_meaning_in_a_scenario(scenario: Scenario) -> None:
+    names = [measure.name for measure in scenario.measures]
+    assert len(names) == len(set(names))
+    assert names[0] == scenario.own[0].name
+
+
+def test_names_are_different_and_words_that_a_shell_takes() -> None:
+    assert len(BY_NAME) == len(SCENARIOS)
+    assert all(name.replace("-", "").isalnum() for name in BY_NAME)
+
+
+@pytest.mark.parametrize("n_streams", [4, 8, 16])
+def test_streams_are_of_64_words_and_96_tokens_at_once(n_streams: int) -> None:
+    assert [(n_words(ask), ask.n_tokens, ask.phase) for ask in asks(f"{n_streams}-streams")] == [
+        (64, 96, 0)
+    ] * n_streams
+
+
+@pytest.mark.parametrize(("name", "size"), [("1-stream", (64, 96)), ("first-token", (400, 8)), ("sampled", (64, 96))])
+def test_lone_streams_come_one_after_another(name: str, size: tuple[int, int]) -> None:
+    found = asks(name)
+    assert {(n_words(ask), ask.n_tokens) for ask in found} == {size}
+    assert [ask.phase for ask in found] == list(range(len(found)))
+
+
+def test_eight_share_400_words_and_have_8_of_their_own() -> None:
+    prompts = [ask.prompt.split() for ask in asks("shared-prefix")]
+    assert len(prompts) == 8
+    assert len({tuple(prompt[:400]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[400:]) for prompt in prompts}) == 8
+    assert {len(prompt) for prompt in prompts} == {408}
+
+
+def test_a_prompt_comes_again_with_two_words_more() -> None:
+    once, again = asks("again")
+    assert again.prompt.startswith(once.prompt + " ")
+    assert (n_words(once), n_words(again), again.n_tokens) == (400, 402, 8)
+    assert (once.phase, again.phase) == (0, 1)
+
+
+def test_a_long_prompt_comes_late_to_three_streams() -> None:
+    *streams, late = asks("late-prompt")
+    assert [(n_words(ask), ask.n_tokens, ask.is_late) for ask in streams] == [(24, 160, False)] * 3
+    assert (n_words(late), late.is_late) == (900, True)
+
+
+def test_only_one_scenario_is_not_greedy() -> None:
+    sampled = [name for name in BY_NAME if any(ask.temperature for ask in asks(name))]
+    assert sampled == ["sampled"]
+    assert {(ask.temperature, ask.top_p) for ask in asks("sampled")} == {(0.8, 0.95)}
+    assert len({ask.seed for ask in asks("sampled")}) == len(asks("sampled"))
+
+
+def test_64_jobs_come_at_once_after_the_streams_that_are_their_measure() -> None:
+    phases = [ask.phase for ask in asks("64-jobs")]
+    assert phases == [0] * N_SLOTS + [1] * N_JOBS
+    assert BY_NAME["64-jobs"].worker_flags == ("--parallel", "8")
+    assert not BY_NAME["64-jobs"].has_peers
+
+
+def test_a_mixture_has_short_and_long_requests_that_arrive_one_by_one() -> None:
+    found = asks("mixture")
+    times = [ask.at_s for ask in found]
+    assert times == sorted(times)
+    assert times[0] == 0.0
+    assert len(set(times)) == len(found) == 24
+    assert min(n_words(ask) for ask in found) < 40
+    assert max(n_words(ask) for ask in found) > 150
+
+
+def test_in_a_run_no_two_requests_begin_alike_but_those_that_should() -> None:
+    """Seven rounds of everything from one seed."""
+    prompts = Prompts(3)
+    beginnings = []
+    for _ in range(7):
+        for scenario in SCENARIOS:
+            found = {" ".join(ask.prompt.lstrip("# ").split()[:2]) for ask in scenario.asks(prompts)}
+            beginnings += list(found)
+    assert len(beginnings) == len(set(beginnings))
+
+
+@pytest.mark.parametrize("name", ["code-edit", "quoting"])
+def test_repetitive_prompts_hold_most_of_their_answer_already(name: str) -> None:
+    for ask in asks(name):
+        _, body = ask.prompt.split("\n", 1)
+        half = body.strip()[:200]
+        assert body.count(half) == 2

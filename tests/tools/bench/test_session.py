@@ -1,0 +1,83 @@
+"""A whole run on servers that are started, play and are gone: every kind of scenario and side, the overload."""
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tools.bench.made_report import CIRCUMSTANCES
+from tests.tools.bench.stand_in import DIALECTS, PROGRAM
+from tools.bench.scenarios import SCENARIOS
+from tools.bench.servers import Plan
+from tools.bench.session import Found, Wanted, measure
+from tools.bench.sides import LlamaBench
+
+pytestmark = pytest.mark.process
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+OURS = Plan(name="llorch-worker", dialect=DIALECTS[0], program=PROGRAM)
+PEER = Plan(name="llama-server", dialect=DIALECTS[1], program=PROGRAM)
+
+
+def wanted(folder: Path, *names: str) -> Wanted:
+    tool = folder / "llama-bench"
+    tool.write_text(f"#!{sys.executable}\nprint('[{{\"avg_ts\": 151.5}}]')\n")
+    tool.chmod(0o755)
+    return Wanted(
+        ours=OURS,
+        peers=[PEER],
+        speculating=replace(PEER, name="llama-server-ngram"),
+        llama_bench=LlamaBench(tool, folder / "m.gguf", 2),
+        scenarios=[BY_NAME[name] for name in names],
+        n_refusals=20,
+        n_rounds=1,
+        seed=1,
+        logs=folder,
+        environment=os.environ,
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return asyncio.run(
+        measure(wanted(tmp_path_factory.mktemp("run"), "1-stream", "64-jobs", "quoting"), lambda *_: None)
+    )
+
+
+def test_each_scenario_has_its_sides_in_the_order_asked_for(found: Found) -> None:
+    report = found.report(CIRCUMSTANCES, ["a note"])
+    own = [(line.scenario, line.peer) for line in report.lines if line.is_own]
+    assert own == [
+        ("1-stream", "llama-server"),
+        ("1-stream", "llama-bench"),
+        ("64-jobs", None),
+        ("quoting", "llama-server"),
+        ("quoting", "llama-server-ngram"),
+    ]
+    assert report.failures == []
+    assert report.notes == ["a note"]
+
+
+def test_memory_is_told_of_every_server_that_was_started(found: Found) -> None:
+    assert [one.process for one in found.resident] == ["llorch-worker", "llama-server", "llama-server-ngram"]
+    assert all(one.resident_bytes > 1_000_000 for one in found.resident)
+
+
+def test_the_overload_has_a_worker_with_few_places(found: Found) -> None:
+    assert found.overload is not None
+    assert (found.overload.n_places, found.overload.n_refusals) == (8, 20)
+    assert found.overload.n_answered + found.overload.n_refused == found.overload.n_burst == 32
+
+
+def test_versions_are_the_peers_own_words(found: Found) -> None:
+    assert found.versions == {"llama-server": "b1-stand-in", "llama-server-ngram": "b1-stand-in"}
+
+
+def test_without_the_scenarios_of_all_sides_no_peer_is_started(tmp_path: Path) -> None:
+    found = asyncio.run(measure(replace(wanted(tmp_path, "64-jobs"), n_refusals=0), lambda *_: None))
+    (log,) = tmp_path.glob("*.log")
+    assert log.name.startswith("llorch-worker-")
+    assert (found.resident, found.overload, found.versions) == ((), None, {})

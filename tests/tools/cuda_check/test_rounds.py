@@ -1,0 +1,185 @@
+"""A round's steps in their processes: what comes back, and what does when nothing does."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from tests.worker_process import eventually
+from tools.cuda_check.made_model import SHAPES, made_model
+from tools.cuda_check.report import Report
+from tools.cuda_check.runs import REPORT, run_apart
+from tools.cuda_check.speed import N_STREAMS
+from tools.cuda_check.steps import CHECKOUT, STEPS, Asked, Found, StepFailedError, read_results
+
+PATIENCE_S = 120.0
+SCRIPT = CHECKOUT / "scripts" / "cuda_check.sh"
+
+
+def asked(folder: Path, device: str = "cpu", model: str | None = None) -> Asked:
+    return Asked(device=device, work=str(folder), model=model, shape="tiny", is_small=True)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools.cuda_check", *arguments],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def cases(*outcomes: str) -> str:
+    """A JUnit file of tests named for a backend and their outcome."""
+    inner = "".join(f'<testcase name="test_x[{name}]">{what}</testcase>' for name, _, what in map(_parts, outcomes))
+    return f"<testsuites><testsuite>{inner}</testsuite></testsuites>"
+
+
+def _parts(outcome: str) -> tuple[str, str, str]:
+    name, sign, what = outcome.partition(":")
+    return name, sign, f"<{what}/>" if what else ""
+
+
+def test_tests_count_when_one_of_the_backend_ran() -> None:
+    assert (
+        read_results(cases("cpu", "cuda", "vulkan:skipped"), "cuda").summary == "2 passed, 1 of them on cuda; 1 skipped"
+    )
+
+
+def test_the_cpu_has_no_tests_of_its_own_among_them() -> None:
+    assert read_results(cases("cuda:skipped", "x"), "cpu").summary == "1 passed, 0 of them on cpu; 1 skipped"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "words"),
+    [
+        (("cpu", "cuda:skipped"), "none of 2 tests ran on cuda"),
+        (("a file about cuda",), "none of 1 tests ran on cuda"),
+        ((), "none of 0 tests ran on cuda"),
+        (("cpu", "cuda:failure"), r"1 of 2 failed: test_x\[cuda\]"),
+        (("cuda", "cpu:error"), r"1 of 2 failed: test_x\[cpu\]"),
+    ],
+)
+def test_tests_that_skip_the_backend_or_fail_are_a_failure(outcomes: tuple[str, ...], words: str) -> None:
+    with pytest.raises(StepFailedError, match=words):
+        read_results(cases(*outcomes), "cuda")
+
+
+@pytest.mark.process
+def test_a_step_tells_what_it_found(tmp_path: Path) -> None:
+    found = run_apart("device", asked(tmp_path), tmp_path, limit_s=PATIENCE_S)
+    assert isinstance(found, Found)
+    assert found.summary.startswith("CPU: ")
+
+
+@pytest.mark.process
+def test_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    ended = run_apart("device", asked(tmp_path, "cuda:99"), tmp_path, limit_s=PATIENCE_S)
+    assert isinstance(ended, str)
+    assert "--device cuda:99 is not there" in ended
+
+
+@pytest.mark.process
+def test_a_step_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    """The worker is stopped, so that the step cannot be done in time on any machine."""
+    model = made_model(tmp_path, SHAPES["tiny"])
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(run_apart, "large-cpu", asked(tmp_path), tmp_path, limit_s=5.0)
+        eventually(lambda: ending.done() or suspended(workers_on(model)))
+        assert ending.result(PATIENCE_S) == "not done after 5 s"
+    assert workers_on(model) == []
+
+
+def workers_on(model: Path) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["cmdline"]) if str(model) in (process.info["cmdline"] or [])]
+
+
+def suspended(processes: list[psutil.Process]) -> bool:
+    for process in processes:
+        process.suspend()
+    return bool(processes)
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_speeds_are_told_of_every_measure(tmp_path: Path) -> None:
+    made_model(tmp_path, SHAPES["tiny"])
+    found = run_apart("large", asked(tmp_path), tmp_path, limit_s=PATIENCE_S)
+    assert isinstance(found, Found), found
+    assert [figure.what for figure in found.figures] == ["prompt", "first token", "1 stream", f"{N_STREAMS} streams"]
+    # A model this small may have sent its last token before a busy client has read the first: then there is no rate.
+    assert all(figure.value > 0 or figure.what == "1 stream" for figure in found.figures)
+
+
+@pytest.mark.process
+def test_the_same_device_twice_computes_the_same(tmp_path: Path) -> None:
+    model = made_model(tmp_path, SHAPES["tiny"])
+    found = run_apart("parity", asked(tmp_path, model=str(model)), tmp_path, limit_s=PATIENCE_S)
+    assert isinstance(found, Found), found
+    assert [figure.value for figure in found.figures] == [pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-9), 0, 1]
+
+
+@pytest.mark.process
+def test_a_round_goes_on_where_it_was_and_keeps_what_failed(tmp_path: Path) -> None:
+    flags = ("run", "--small", "--out", str(tmp_path), "--work", str(tmp_path), "--device", "cpu")
+    assert run(*flags, "large").returncode == 1
+    first = run(*flags, "device", "make")
+    assert first.returncode == 1, first.stderr
+    assert "failed: large" in first.stderr
+    report = Report.read(tmp_path / REPORT)
+    assert [(step.name, step.outcome) for step in report.steps] == [
+        ("device", "passed"),
+        ("make", "passed"),
+        ("large", "failed"),
+    ]
+    assert "run the step `make` first" in report.steps[2].summary
+    assert "make: passed before" in run(*flags, "make").stderr
+
+
+@pytest.mark.process
+def test_without_the_device_no_other_step_runs(tmp_path: Path) -> None:
+    ended = run("run", "--small", "--out", str(tmp_path), "--work", str(tmp_path), "--device", "cuda:99")
+    assert ended.returncode == 1
+    assert [step.name for step in Report.read(tmp_path / REPORT).steps] == ["device"]
+
+
+@pytest.mark.process
+def test_another_rounds_report_is_kept_aside(tmp_path: Path) -> None:
+    (tmp_path / REPORT).write_text("{}")
+    assert run("run", "--small", "--out", str(tmp_path), "--device", "cpu", "device").returncode == 0
+    assert [path.read_text() for path in tmp_path.glob(f"before-*/{REPORT}")] == ["{}"]
+
+
+@pytest.mark.long
+def test_the_schema_is_printed_and_a_page_is_refused_for_what_is_none(tmp_path: Path) -> None:
+    assert "Report" in msgspec.json.decode(run("schema").stdout)["$defs"]
+    (tmp_path / REPORT).write_text("{}")
+    refused = run("render", str(tmp_path / REPORT))
+    assert refused.returncode == 1
+    assert "is not a report" in refused.stderr
+
+
+def test_the_script_refuses_a_machine_without_a_gpu_in_one_line(tmp_path: Path) -> None:
+    """With an nvidia-smi that finds none, as where the driver is not loaded."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    smi.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        [SCRIPT, "device"], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "cuda_check: no NVIDIA GPU here: nvidia-smi lists none (--device cpu tries the round without)\n"
+    )
+
+
+def test_the_step_that_needs_nothing_comes_first() -> None:
+    assert next(iter(STEPS)) == "device"

@@ -1,0 +1,1 @@
+"""What developers run: measurements, checks of a GPU and of the container images. In no wheel and in no image."""

@@ -1,0 +1,68 @@
+"""Requests sent when they are due, over one connection each, and their answers.
+
+Owns: when each is sent. Nothing is parsed while one is under way. Refuses to know what the numbers mean. Runs on the
+load's event loop.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import groupby
+
+from tools.bench.answers import Answer, Ask
+from tools.bench.dialects import Dialect
+from tools.bench.exchange import SILENCE_S, Address, Connection, Exchange, connect
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server under load."""
+
+    name: str
+    address: Address
+    dialect: Dialect
+    silence_s: float = SILENCE_S
+    """A stream that says nothing for so long is given up."""
+
+
+async def play(target: Target, asks: Sequence[Ask]) -> list[Answer]:
+    """The answers, in the order of `asks`, which are sorted by phase. Raises: NotReached."""
+    exchanges: list[Exchange] = []
+    for _, phase in groupby(asks, key=lambda ask: ask.phase):
+        exchanges += await _play_phase(target, list(phase))
+    return [target.dialect.answer(exchange) for exchange in exchanges]
+
+
+async def _play_phase(target: Target, asks: Sequence[Ask]) -> list[Exchange]:
+    """The connections of what is sent at once are open, and all bodies are made, before the first request is sent."""
+    bodies = [target.dialect.body(ask) for ask in asks]
+    async with AsyncExitStack() as stack:
+        early = {number: await _open(target, stack) for number, ask in enumerate(asks) if not (ask.is_late or ask.at_s)}
+        sent = [
+            connection.ask("POST", target.dialect.path, body)
+            if (connection := early.get(number))
+            else _send_when_due(target, body, _due(ask, list(early.values())), stack)
+            for number, (ask, body) in enumerate(zip(asks, bodies, strict=True))
+        ]
+        return await asyncio.gather(*sent)
+
+
+async def _send_when_due(target: Target, body: bytes, due: Awaitable[None], stack: AsyncExitStack) -> Exchange:
+    """On a connection that is opened then: servers close one that is idle for long."""
+    await due
+    return await (await _open(target, stack)).ask("POST", target.dialect.path, body)
+
+
+async def _due(ask: Ask, early: Sequence[Connection]) -> None:
+    """Returns when the request is to be sent; `early` are those of its phase that were sent at once."""
+    if ask.is_late:
+        await asyncio.gather(*(connection.is_going.wait() for connection in early))
+    else:
+        await asyncio.sleep(ask.at_s)
+
+
+async def _open(target: Target, stack: AsyncExitStack) -> Connection:
+    connection = await connect(target.address, target.silence_s)
+    stack.callback(connection.close)
+    return connection

@@ -1,0 +1,121 @@
+"""What is read from the answers of one scenario in one round, and the bounds that ours must keep.
+
+Pure: answers to numbers, numbers to verdicts. Refuses to know how the answers came about.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from tools.bench.answers import Answer, decode_rate, gaps_of, per_s, percentile, whole_rate
+from worker.errors import WorkerError
+
+Answers = Sequence[Answer]
+Unit = Literal["tokens/s", "ms", "×"]
+
+
+class BoundMissed(WorkerError):
+    """A measured figure is over its bound, or requests failed: one line that says which, exit 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a median may not be beyond."""
+
+    sense: Literal["at least", "at most"]
+    limit: float
+    of: Literal["ratio", "value"] = "ratio"
+    """Of ours to theirs, round by round; or our own number."""
+
+    def holds(self, value: float) -> bool:
+        return value >= self.limit if self.sense == "at least" else value <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.sense == 'at least' else '≤'} {self.limit:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number of a round. `of` is given the answers in the order of the requests, none of them failed; None where the
+    scenario has no such number."""
+
+    name: str
+    unit: Unit
+    of: Callable[[Answers], float | None]
+    bound: Bound | None = None
+    """None: told, not judged."""
+
+
+def at_least(limit: float) -> Bound:
+    """A share of theirs."""
+    return Bound("at least", limit)
+
+
+def at_most(limit: float) -> Bound:
+    return Bound("at most", limit)
+
+
+def stream_rate(bound: Bound | None = None) -> Measure:
+    """Tokens after the first by the time they took, the median of the streams."""
+    return Measure("decode", "tokens/s", lambda answers: median(answer.tokens_per_s for answer in answers), bound)
+
+
+def total_rate(bound: Bound | None = None) -> Measure:
+    """All tokens by the time from the first request to the last token."""
+    return Measure("all tokens", "tokens/s", whole_rate, bound)
+
+
+def first_token(bound: Bound | None = None) -> Measure:
+    """From sending a request to its first token, the median of the requests."""
+    return Measure("first token", "ms", lambda answers: 1000 * median(answer.ttft_s for answer in answers), bound)
+
+
+def last_first_token(bound: Bound) -> Measure:
+    """The last request's."""
+    return Measure("first token of the last", "ms", lambda answers: 1000 * answers[-1].ttft_s, bound)
+
+
+def longest_gap_beside_the_last(bound: Bound) -> Measure:
+    return Measure("longest gap of a stream", "ms", lambda answers: 1000 * _longest_gap_beside_the_last(answers), bound)
+
+
+def last_end(bound: Bound, *, n_first: int) -> Measure:
+    """When the last of the requests after the first `n_first` ended, as a multiple of the time that their tokens take
+    at the rate of those first ones."""
+    return Measure("end of the last", "×", lambda answers: _last_end(answers[:n_first], answers[n_first:]), bound)
+
+
+def numbers_of(measures: Iterable[Measure], answers: Answers) -> dict[str, float]:
+    """By the measure's name."""
+    found = {measure.name: measure.of(answers) for measure in measures}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+USUAL: tuple[Measure, ...] = (
+    total_rate(),
+    Measure("decode together", "tokens/s", decode_rate),
+    first_token(),
+    Measure("first token p99", "ms", lambda answers: 1000 * percentile([a.ttft_s for a in answers], 99)),
+    Measure("between tokens", "ms", lambda answers: 1000 * percentile(gaps_of(answers), 50)),
+    Measure("between tokens p99", "ms", lambda answers: 1000 * percentile(gaps_of(answers), 99)),
+    Measure("between tokens, longest", "ms", lambda answers: 1000 * max(gaps_of(answers), default=0.0)),
+)
+"""Told of every scenario after its own measures, where no measure of its own has the name."""
+
+
+def _longest_gap_beside_the_last(answers: Answers) -> float:
+    """Of those that had begun, from the last request on."""
+    *streams, late = answers
+    gaps = [
+        after - before
+        for stream in streams
+        for before, after in zip(stream.arrivals_s, stream.arrivals_s[1:], strict=False)
+        if after > late.sent_s
+    ]
+    return max(gaps, default=0.0)
+
+
+def _last_end(first: Answers, rest: Answers) -> float:
+    alone_s = per_s(sum(answer.n_tokens for answer in rest), whole_rate(first))
+    return per_s(max(answer.ended_s for answer in rest) - min(answer.sent_s for answer in rest), alone_s)

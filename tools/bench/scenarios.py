@@ -1,0 +1,185 @@
+"""The scenarios: what each one asks, which numbers it is for, and their bounds.
+
+Pure: all chance comes from the prompts' seed. Refuses to know servers, clocks and sockets.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import exp, log
+
+from tools.bench import texts
+from tools.bench.answers import Ask
+from tools.bench.measures import (
+    USUAL,
+    Bound,
+    Measure,
+    at_least,
+    at_most,
+    first_token,
+    last_end,
+    last_first_token,
+    longest_gap_beside_the_last,
+    stream_rate,
+    total_rate,
+)
+from tools.bench.words import Prompts, in_sentences
+
+ONE_STREAM = "1-stream"
+"""The one whose rate llama-bench has, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One line of the table."""
+
+    name: str
+    title: str
+    """Words in / tokens out."""
+    asks: Callable[[Prompts], list[Ask]]
+    """The requests of a round, both sides' the same; sorted by phase."""
+    own: tuple[Measure, ...]
+    """What it is for; the headline first."""
+    worker_flags: tuple[str, ...] = ()
+    """It runs on a worker of its own with these flags, and on no peer."""
+    is_lookup: bool = False
+    """A peer with its own speculation runs it, too."""
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        named = {measure.name for measure in self.own}
+        return (*self.own, *(measure for measure in USUAL if measure.name not in named))
+
+    @property
+    def has_peers(self) -> bool:
+        return not self.worker_flags
+
+
+def _streams(n_streams: int) -> Callable[[Prompts], list[Ask]]:
+    return lambda prompts: [Ask(prompt=prompts.of(64), n_tokens=96) for _ in range(n_streams)]
+
+
+def _in_turn(asks: list[Ask]) -> list[Ask]:
+    return [replace(ask, phase=phase) for phase, ask in enumerate(asks)]
+
+
+def _alone(n_words: int, n_tokens: int, *, n_times: int = 3) -> Callable[[Prompts], list[Ask]]:
+    """One stream after another: a round's number is the median of them."""
+    return lambda prompts: _in_turn([Ask(prompt=prompts.of(n_words), n_tokens=n_tokens) for _ in range(n_times)])
+
+
+def _shared_prefix(prompts: Prompts) -> list[Ask]:
+    common = prompts.of(400)
+    return [Ask(prompt=f"{common} {in_sentences(prompts.words(8))}", n_tokens=16) for _ in range(8)]
+
+
+def _again(prompts: Prompts) -> list[Ask]:
+    once = prompts.of(400)
+    again = f"{once} {in_sentences(prompts.words(2))}"
+    return _in_turn([Ask(prompt=once, n_tokens=8), Ask(prompt=again, n_tokens=8)])
+
+
+def _late_prompt(prompts: Prompts) -> list[Ask]:
+    streams = [Ask(prompt=prompts.of(24), n_tokens=160) for _ in range(3)]
+    return [*streams, Ask(prompt=prompts.of(900), n_tokens=8, is_late=True)]
+
+
+def _sampled(prompts: Prompts) -> list[Ask]:
+    chance = prompts.chance()
+    return [replace(ask, temperature=0.8, top_p=0.95, seed=chance.getrandbits(31)) for ask in _alone(64, 96)(prompts)]
+
+
+def _repetitive(make: Callable[[Prompts], str]) -> Callable[[Prompts], list[Ask]]:
+    return lambda prompts: _in_turn([Ask(prompt=make(prompts), n_tokens=160) for _ in range(2)])
+
+
+N_SLOTS, N_JOBS = 8, 64
+
+
+def _many_jobs(prompts: Prompts) -> list[Ask]:
+    """The streams whose rate is the measure, then all jobs at once."""
+    return [*_streams(N_SLOTS)(prompts), *(replace(ask, phase=1) for ask in _streams(N_JOBS)(prompts))]
+
+
+_N_MIXED, _MEAN_PAUSE_S = 24, 0.7
+_MIXED_WORDS, _MIXED_TOKENS = (8, 600), (8, 128)
+
+
+def _mixture(prompts: Prompts) -> list[Ask]:
+    """Short ones more often than long ones, as a person's requests are; arrivals without memory."""
+    chance = prompts.chance()
+    asks, at_s = [], 0.0
+    for _ in range(_N_MIXED):
+        n_words, n_tokens = (
+            round(exp(chance.uniform(log(low), log(high)))) for low, high in (_MIXED_WORDS, _MIXED_TOKENS)
+        )
+        asks.append(Ask(prompt=prompts.of(n_words), n_tokens=n_tokens, at_s=at_s))
+        at_s += chance.expovariate(1 / _MEAN_PAUSE_S)
+    return asks
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario(name=ONE_STREAM, title="1 stream, 64 / 96", asks=_alone(64, 96), own=(stream_rate(at_least(0.98)),)),
+    *(
+        Scenario(
+            name=f"{n_streams}-streams",
+            title=f"{n_streams} streams, 64 / 96",
+            asks=_streams(n_streams),
+            own=(total_rate(at_least(1.0)),),
+        )
+        for n_streams in (4, 8, 16)
+    ),
+    Scenario(
+        name="first-token",
+        title="1 stream, 400 / 8",
+        asks=_alone(400, 8),
+        own=(first_token(at_most(1.05)),),
+    ),
+    Scenario(
+        name="shared-prefix",
+        title="8 at once, 400 common + 8 own / 16",
+        asks=_shared_prefix,
+        own=(first_token(at_most(0.35)),),
+    ),
+    Scenario(
+        name="again",
+        title="a 400-word prompt again + 2 words / 8",
+        asks=_again,
+        own=(last_first_token(at_most(1.0)),),
+    ),
+    Scenario(
+        name="late-prompt",
+        title="3 streams, 24 / 160, a 900-word prompt arrives",
+        asks=_late_prompt,
+        own=(longest_gap_beside_the_last(at_most(0.15)), last_first_token(at_most(1.4))),
+    ),
+    Scenario(
+        name="sampled",
+        title="temperature 0.8, top-p 0.95, top-k 0, 1 stream, 64 / 96",
+        asks=_sampled,
+        own=(stream_rate(at_least(1.2)),),
+    ),
+    Scenario(
+        name="code-edit",
+        title="a file repeated with an edit, prompt lookup, 1 stream, 160 out",
+        asks=_repetitive(texts.code_edit),
+        own=(stream_rate(at_least(1.5)),),
+        is_lookup=True,
+    ),
+    Scenario(
+        name="quoting",
+        title="a passage quoted, prompt lookup, 1 stream, 160 out",
+        asks=_repetitive(texts.quotation),
+        own=(stream_rate(at_least(1.5)),),
+        is_lookup=True,
+    ),
+    Scenario(
+        name="64-jobs",
+        title="64 jobs at once into 8 slots, 64 / 96",
+        asks=_many_jobs,
+        own=(last_end(Bound("at most", 1.3, "value"), n_first=N_SLOTS),),
+        worker_flags=("--parallel", str(N_SLOTS)),
+    ),
+    Scenario(
+        name="mixture", title="24 requests of mixed lengths arriving by chance", asks=_mixture, own=(total_rate(),)
+    ),
+)

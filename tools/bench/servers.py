@@ -1,0 +1,194 @@
+"""The servers under load: found at a URL, or started on a free port of the loopback and ended again.
+
+Owns the children's lives, their logs, and when they are ready. Refuses to know what is asked of them. Runs on the
+load's event loop; a child writes its log into a file, so that reading it costs the measured machine nothing.
+"""
+
+import asyncio
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from tools.bench.dialects import Dialect, LlamaServer, Ours
+from tools.bench.exchange import Address, NotReached, ask_once
+from tools.bench.load import Target
+from tools.bench.processes import children
+from worker.errors import WorkerError
+
+OURS, LLAMA_SERVER = "llorch-worker", "llama-server"
+HOST = "127.0.0.1"
+_START_S, _END_S = 600.0, 30.0
+_LOOK_EVERY_S = 0.1
+_OK = 200
+_KEPT_OF_A_LOG = 400
+
+
+class NotStarted(WorkerError):
+    """A server did not come up: one line with its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A target, and the processes that it is; none where it is somebody else's."""
+
+    target: Target
+    version: str
+    pids: Mapping[str, int]
+    """By what they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A server to be started, or to be found."""
+
+    name: str
+    dialect: Dialect
+    program: tuple[str, ...] = ()
+    """What to run, with the model."""
+    flags: tuple[str, ...] = ()
+    url: str = ""
+    """Where it listens already; then there is no program."""
+    token: str | None = None
+
+    def with_flags(self, flags: Sequence[str]) -> "Plan":
+        """The same with more flags, which win over those before."""
+        return replace(self, flags=(*self.flags, *flags))
+
+    @property
+    def shown(self) -> str:
+        """How it was started, without what is of this machine only."""
+        if self.url:
+            return "already running"
+        return shlex.join([LLAMA_SERVER if isinstance(self.dialect, LlamaServer) else OURS, *self.flags])
+
+
+def our_worker(model: Path, flags: Sequence[str]) -> Plan:
+    """This package's worker."""
+    program = (sys.executable, "-m", "worker", "--model", str(model.absolute()), "--log-format", "json")
+    return Plan(name=OURS, dialect=_ours(), program=program, flags=tuple(flags))
+
+
+def llama_server(name: str, binary: Path, model: Path, flags: Sequence[str]) -> Plan:
+    program = (str(binary.absolute()), "-m", str(model.absolute()))
+    return Plan(name=name, dialect=LlamaServer(), program=program, flags=tuple(flags))
+
+
+def found(name: str, url: str, token: str | None = None) -> Plan:
+    """A running server: llama-server where the name says so, else one that speaks as ours does. Raises: UsageError."""
+    Address.of(url)
+    dialect = LlamaServer() if name.startswith(LLAMA_SERVER) else _ours()
+    return Plan(name=name, dialect=dialect, url=url, token=token)
+
+
+def _ours() -> Ours:
+    return Ours(f"bench-{secrets.token_hex(4)}")
+
+
+@asynccontextmanager
+async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> AsyncIterator[Server]:
+    """The server, ready; one that was started here has ended afterwards.
+
+    `logs` is a folder, `environment` the child's. Raises: NotReached, NotStarted.
+    """
+    if plan.url:
+        address = Address.of(plan.url, plan.token)
+        await _check_ready(plan, address)
+        yield await _server(plan, address, {})
+        return
+    address = Address(HOST, _free_port())
+    log = logs / f"{plan.name}-{address.port}.log"
+    process = _start(plan, address, log, environment)
+    try:
+        await _until_ready(plan, address, process, log)
+        yield await _server(plan, address, _parts(process.pid))
+    finally:
+        await asyncio.to_thread(_end, process)
+
+
+def _start(plan: Plan, address: Address, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    command = [*plan.program, *plan.flags, "--host", address.host, "--port", str(address.port)]
+    try:
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment)
+            )
+    except OSError as error:
+        raise NotStarted(f"{plan.name} cannot be started: {plan.program[0]}: {error.strerror or error}") from None
+
+
+async def _until_ready(plan: Plan, address: Address, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    give_up_s = time.monotonic() + _START_S
+    while not await _is_ready(plan, address):
+        if process.poll() is not None:
+            raise NotStarted(f"{plan.name} ended with {process.returncode} before it was ready: {_last_words(log)}")
+        if time.monotonic() > give_up_s:
+            raise NotStarted(f"{plan.name} was not ready after {_START_S:g} s: {_last_words(log)}")
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _is_ready(plan: Plan, address: Address) -> bool:
+    try:
+        return (await ask_once(address, "GET", plan.dialect.health_path)).status == _OK
+    except NotReached:
+        return False
+
+
+async def _check_ready(plan: Plan, address: Address) -> None:
+    exchange = await ask_once(address, "GET", plan.dialect.health_path)
+    if exchange.status != _OK:
+        what = exchange.status or exchange.broken
+        raise NotReached(
+            f"{plan.name} at {address} is not ready ({what}): wait until {plan.dialect.health_path} is 200"
+        )
+
+
+class _Props(msgspec.Struct, frozen=True):
+    build_info: str = ""
+
+
+async def _server(plan: Plan, address: Address, pids: Mapping[str, int]) -> Server:
+    version = await _build(address) if isinstance(plan.dialect, LlamaServer) else ""
+    return Server(Target(plan.name, address, plan.dialect), version, pids)
+
+
+async def _build(address: Address) -> str:
+    """Of llama.cpp, as a llama-server says it; empty where it does not."""
+    try:
+        return msgspec.json.decode((await ask_once(address, "GET", "/props")).body, type=_Props).build_info
+    except msgspec.DecodeError:
+        return ""
+
+
+def _parts(pid: int) -> dict[str, int]:
+    """Our front has its engine for a child; llama-server is one process."""
+    engines = children(pid)
+    return {"front": pid, "engine": engines[0]} if engines else {"server": pid}
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as sock:
+        port: int = sock.getsockname()[1]
+    return port
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait(_END_S)
+
+
+def _last_words(log: Path) -> str:
+    return " ".join(log.read_bytes()[-_KEPT_OF_A_LOG:].decode("utf-8", "replace").split()) or "it said nothing"

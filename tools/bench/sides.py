@@ -1,0 +1,153 @@
+"""What a scenario is run on, round by round: a server, or llama.cpp's own tool beside it.
+
+Owns: one side's part of one round. Refuses to know the order of sides and rounds (rounds.py).
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from tools.bench.answers import Answer, Ask
+from tools.bench.load import play
+from tools.bench.measures import Bound, Measure, at_least, numbers_of
+from tools.bench.processes import cpu_s
+from tools.bench.scenarios import ONE_STREAM, Scenario
+from tools.bench.servers import Server
+
+_QUIET_S, _GIVE_UP_S = 0.1, 10.0
+_QUIET_CPU_S = 0.02
+"""The clock of /proc ticks every 10 ms."""
+_LLAMA_BENCH_S = 300.0
+_LLAMA_BENCH_BOUND = at_least(0.97)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One side's part of one round."""
+
+    numbers: Mapping[str, float]
+    """By measure; empty where anything failed."""
+    wall_s: float
+    n_asked: int
+    n_failed: int = 0
+    error: str = ""
+    """The first one."""
+
+
+class Side(Protocol):
+    """What is measured."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Those that must be quiet while another side is measured."""
+
+    def plays(self, scenario: Scenario) -> bool: ...
+
+    def bound(self, measure: Measure) -> Bound | None:
+        """What ours must keep beside it."""
+
+    async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
+        """Its part of a round. Raises: NotReached where there is nobody any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSide:
+    """A server under load."""
+
+    server: Server
+    is_ours: bool
+    is_speculating: bool = False
+    """A peer that runs only what its speculation is for, and is not judged."""
+
+    @property
+    def name(self) -> str:
+        return self.server.target.name
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return tuple(self.server.pids.values())
+
+    def plays(self, scenario: Scenario) -> bool:
+        return self.is_ours or (scenario.has_peers and (scenario.is_lookup or not self.is_speculating))
+
+    def bound(self, measure: Measure) -> Bound | None:
+        return None if self.is_speculating else measure.bound
+
+    async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
+        begun_s = time.monotonic()
+        answers = await play(self.server.target, asks)
+        wall_s = time.monotonic() - begun_s
+        errors = [error for answer, ask in zip(answers, asks, strict=True) if (error := _wrong(answer, ask))]
+        return Turn(
+            numbers={} if errors else numbers_of(scenario.measures, answers),
+            wall_s=wall_s,
+            n_asked=len(asks),
+            n_failed=len(errors),
+            error=next(iter(errors), ""),
+        )
+
+
+def _wrong(answer: Answer, ask: Ask) -> str:
+    if not answer.error and answer.n_tokens != ask.n_tokens:
+        return f"{answer.n_tokens} tokens came instead of {ask.n_tokens}"
+    return answer.error
+
+
+class _Rate(msgspec.Struct, frozen=True):
+    avg_ts: float
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaBench:
+    """`llama-bench`: as many tokens at the same depth as a stream of the first scenario, without HTTP and sampling.
+
+    Source: llama.cpp, tools/llama-bench/README.md.
+    """
+
+    binary: Path
+    model: Path
+    n_threads: int
+    pids: Sequence[int] = ()
+    name: str = "llama-bench"
+
+    def plays(self, scenario: Scenario) -> bool:
+        return scenario.name == ONE_STREAM
+
+    def bound(self, measure: Measure) -> Bound | None:
+        return _LLAMA_BENCH_BOUND if measure.bound else None
+
+    async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
+        begun_s = time.monotonic()
+        arguments = ["-p", "0", "-d", "85", "-n", str(asks[0].n_tokens), "-t", str(self.n_threads)]
+        process = await asyncio.create_subprocess_exec(
+            *(str(self.binary), "-m", str(self.model), *arguments, "-r", str(len(asks)), "-o", "json"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), _LLAMA_BENCH_S)
+        wall_s = time.monotonic() - begun_s
+        if process.returncode:
+            error = f"llama-bench ended with {process.returncode}"
+            return Turn(numbers={}, wall_s=wall_s, n_asked=1, n_failed=1, error=error)
+        (rate,) = msgspec.json.decode(output, type=list[_Rate])
+        return Turn(numbers={scenario.own[0].name: rate.avg_ts}, wall_s=wall_s, n_asked=1)
+
+
+async def until_quiet(pids: Sequence[int]) -> None:
+    """Wait until the processes have stopped computing, at most ten seconds: then one of them never rests."""
+    if not pids:
+        return
+    give_up_s = time.monotonic() + _GIVE_UP_S
+    while time.monotonic() < give_up_s:
+        before_s = cpu_s(pids)
+        await asyncio.sleep(_QUIET_S)
+        if cpu_s(pids) - before_s < _QUIET_CPU_S:
+            return

@@ -1,0 +1,180 @@
+"""Models of the sizes that people run, with random weights: their speed is a real model's, their words are nonsense.
+
+Owns the shapes, the vocabulary and the layout of Q4_K. Written tensor by tensor, so that little memory is needed, and
+from nothing but this package: no download. Every matrix is Q4_K, norms are F32.
+"""
+
+import os
+import string as characters
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.gguf_files import F32, GgufFile, TensorRow, Typed, Value
+from tools.bench.words import common_words
+
+Q4_K = 12
+"""ggml_type in ggml.h."""
+BLOCK_WEIGHTS, BLOCK_BYTES = 256, 144
+"""block_q4_K in ggml-common.h: two f16, 12 bytes of scales and minima in 6 bits, 128 bytes of weights in 4 bits."""
+_SCALE = 16
+_SCALES = bytes([_SCALE | 1 << 6] * 8 + [0] * 4)
+"""Eight scales and eight minima, all of them _SCALE. Source: get_scale_min_k4 in ggml-quants.c."""
+_MIDDLE, _LEVEL_SPREAD = 7.5, 4.61
+"""Of 4 bits by chance: their mean, and the root of their variance."""
+_BLOCKS_AT_ONCE = 2**17
+
+_UNKNOWN, _NORMAL, _CONTROL, _BYTE = 2, 1, 3, 6
+"""llama_token_type in llama.h."""
+_SPACE = "▁"
+N_VOCAB = 32_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A Llama's sizes."""
+
+    name: str
+    n_layers: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    n_ctx_train: int = 4096
+
+    @property
+    def file_name(self) -> str:
+        return f"random-{self.name}.Q4_K.gguf"
+
+    def tensors(self) -> list[TensorRow]:
+        """In the order of the file."""
+        n_kv = self.n_embd // self.n_head * self.n_head_kv
+        rows = [_matrix("token_embd", self.n_embd, N_VOCAB)]
+        for layer in range(self.n_layers):
+            at = f"blk.{layer}."
+            rows += [
+                _norm(f"{at}attn_norm", self.n_embd),
+                _matrix(f"{at}attn_q", self.n_embd, self.n_embd),
+                _matrix(f"{at}attn_k", self.n_embd, n_kv),
+                _matrix(f"{at}attn_v", self.n_embd, n_kv),
+                _matrix(f"{at}attn_output", self.n_embd, self.n_embd),
+                _norm(f"{at}ffn_norm", self.n_embd),
+                _matrix(f"{at}ffn_gate", self.n_embd, self.n_ff),
+                _matrix(f"{at}ffn_up", self.n_embd, self.n_ff),
+                _matrix(f"{at}ffn_down", self.n_ff, self.n_embd),
+            ]
+        return [*rows, _norm("output_norm", self.n_embd), _matrix("output", self.n_embd, N_VOCAB)]
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape(name="tiny", n_layers=2, n_embd=256, n_ff=512, n_head=4, n_head_kv=2),
+        Shape(name="tinyllama-1.1b", n_layers=22, n_embd=2048, n_ff=5632, n_head=32, n_head_kv=4),
+        Shape(name="llama-2-7b", n_layers=32, n_embd=4096, n_ff=11_008, n_head=32, n_head_kv=32),
+    )
+}
+
+
+def made_model(folder: Path, shape: Shape, *, seed: int = 1) -> Path:
+    """The shape's file in `folder`, written unless it is there whole. Llama-2-7B's is 3.8 GB. Raises: OSError."""
+    path = folder / shape.file_name
+    tensors = shape.tensors()
+    header = GgufFile(_metadata(shape), tensors).header()
+    header += bytes(-len(header) % 32)
+    if path.is_file() and path.stat().st_size == len(header) + sum(map(_padded_bytes, tensors)):
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    staged = path.with_suffix(".new")
+    try:
+        with staged.open("wb") as file:
+            file.write(header)
+            _write_tensors(file, tensors, np.random.default_rng(seed))
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+    return path
+
+
+def _write_tensors(file: BinaryIO, tensors: list[TensorRow], chance: np.random.Generator) -> None:
+    for tensor in tensors:
+        for piece in _data(tensor, chance):
+            file.write(piece)
+        file.write(bytes(-tensor.n_bytes % 32))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _data(tensor: TensorRow, chance: np.random.Generator) -> Iterator[bytes]:
+    """Norms of 1; matrices about 0, such that their products stay as large as what they are applied to."""
+    if tensor.type_id == F32:
+        yield np.ones(tensor.dims, np.float32).tobytes()
+        return
+    n_blocks = tensor.n_bytes // BLOCK_BYTES
+    for start in range(0, n_blocks, _BLOCKS_AT_ONCE):
+        yield _q4_k(min(_BLOCKS_AT_ONCE, n_blocks - start), 1 / sqrt(tensor.dims[0]), chance).tobytes()
+
+
+def _q4_k(n_blocks: int, spread: float, chance: np.random.Generator) -> NDArray[np.uint8]:
+    """uint8[n_blocks, BLOCK_BYTES]: weights about 0, `spread` the root of their variance."""
+    step = spread / (_SCALE * _LEVEL_SPREAD)
+    head = np.array([step, _MIDDLE * step], "<f2").tobytes() + _SCALES
+    blocks = np.empty((n_blocks, BLOCK_BYTES), np.uint8)
+    blocks[:, : len(head)] = np.frombuffer(head, np.uint8)
+    blocks[:, len(head) :] = chance.integers(0, 256, (n_blocks, BLOCK_BYTES - len(head)), np.uint8)
+    return blocks
+
+
+def _padded_bytes(tensor: TensorRow) -> int:
+    return tensor.n_bytes + -tensor.n_bytes % 32
+
+
+def _norm(name: str, n: int) -> TensorRow:
+    return TensorRow(f"{name}.weight", (n,), 4 * n)
+
+
+def _matrix(name: str, n_in: int, n_out: int) -> TensorRow:
+    assert n_in % BLOCK_WEIGHTS == 0, (name, n_in)
+    return TensorRow(f"{name}.weight", (n_in, n_out), n_in * n_out // BLOCK_WEIGHTS * BLOCK_BYTES, Q4_K)
+
+
+def _metadata(shape: Shape) -> dict[str, Value]:
+    return {
+        "general.architecture": "llama",
+        "general.name": f"Random weights in the shape of {shape.name}",
+        "llama.block_count": shape.n_layers,
+        "llama.context_length": shape.n_ctx_train,
+        "llama.embedding_length": shape.n_embd,
+        "llama.feed_forward_length": shape.n_ff,
+        "llama.attention.head_count": shape.n_head,
+        "llama.attention.head_count_kv": shape.n_head_kv,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        **_vocabulary(),
+    }
+
+
+def _vocabulary() -> dict[str, Value]:
+    """SentencePiece's kind: bytes, and every beginning of every word that the bench's prompts are made of.
+
+    Because all beginnings are there, a word is merged from left to right into one token, as a real vocabulary has it.
+    """
+    words = {f"{_SPACE}{word}" for word in common_words()}
+    beginnings = sorted({word[:n] for word in words for n in range(1, len(word) + 1)})
+    pieces = [*characters.punctuation, *beginnings]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    types = [_UNKNOWN, _CONTROL, _CONTROL, *[_BYTE] * 256, *[_NORMAL] * len(pieces)]
+    fill = [f"{_SPACE}{_SPACE}{number}" for number in range(N_VOCAB - len(tokens))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*tokens, *fill],
+        "tokenizer.ggml.scores": Typed("f32", [float(len(token)) for token in [*tokens, *fill]]),
+        "tokenizer.ggml.token_type": [*types, *[_NORMAL] * len(fill)],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": True,
+    }

@@ -1,0 +1,91 @@
+"""Whether a device computes what the CPU does: the same tokens on both, logits against logits.
+
+Where the model is the default one, the golden reference in float64 judges the device too; any other model is given
+tokens by chance. Owns the choice of tokens. Refuses to know how rows are computed and compared (worker/parity), and
+what is close enough (bounds.toml).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+
+from tools.cuda_check.report import Figure
+from worker.host import cpu_quota
+from worker.llama.devices import choose_device, devices
+from worker.model.catalog import sha256_of
+from worker.model.info import read_info
+from worker.parity.bounds import Bounds
+from worker.parity.compare import Summary
+from worker.parity.evidence import LONG, Window
+from worker.parity.logits_file import LogitsFile
+from worker.parity.setups import as_served, compute, cpu, evaluated
+
+GOLDEN = Path(__file__).parents[1] / "parity" / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """What is compared: tokens, and the reference that has rows for them, where there is one."""
+
+    windows: Sequence[Window]
+    reference: LogitsFile | None = None
+    numbers: Sequence[int] = ()
+    """Of the reference's windows."""
+
+
+def compare(model: Path, asked: str, *, n_tokens: int) -> list[Figure]:
+    """The device's rows against the CPU's, and against the reference: every number, some with a bound.
+
+    Beside the model's memory it takes `n_tokens` rows of float32[n_vocab] twice on disk.
+    Raises: ModelLoadFailed, InsufficientMemory; ValueError for logits that are not finite.
+    """
+    device, info = choose_device(asked, devices()), read_info(model)
+    both = _chosen(model, info.vocab_size, n_tokens)
+    with TemporaryDirectory(prefix="llorch-check-") as folder:
+        on_cpu = compute(
+            model, as_served(cpu()), both.windows, folder=Path(folder) / "cpu", n_threads=cpu_quota(), device=cpu()
+        )
+        on_it = compute(
+            model, as_served(device), both.windows, folder=Path(folder) / "it", n_threads=cpu_quota(), device=device
+        )
+        beside = on_it.against(on_cpu.logits)
+        beyond = on_it.against(both.reference, both.numbers) if both.reference else None
+    return [
+        msgspec.structs.replace(figure, device=asked, model=model.name)
+        for figure in (*_beside(beside, info.quant_kind), *(_beyond(beyond, info.quant_kind) if beyond else ()))
+    ]
+
+
+def _chosen(model: Path, n_vocab: int, n_tokens: int) -> _Both:
+    golden = LogitsFile.open(GOLDEN)
+    if sha256_of(model) == golden.provenance.made_from_sha256:
+        numbers = evaluated(golden, n_tokens)
+        return _Both([golden.windows[number] for number in numbers], golden, numbers)
+    chance = np.random.default_rng(_SEED)
+    n_each = min(n_tokens, LONG)
+    rows = chance.integers(0, n_vocab, (n_tokens // n_each, n_each)).tolist()
+    return _Both([Window("long", tuple(row)) for row in rows])
+
+
+def _beside(summary: Summary, kind: str) -> Iterator[Figure]:
+    """Against the CPU: one number is judged."""
+    bound = Bounds.load().bound(f"sources.step.backend.{kind}.kl_mean", "sources.step.backend.other.kl_mean").value
+    yield Figure(what="KL from the CPU, mean", value=summary.kl_mean.value, unit="nats", at_most=bound)
+    yield Figure(what="KL from the CPU, largest", value=summary.kl_max, unit="nats")
+    yield Figure(what="largest difference of a logit from the CPU's", value=summary.max_error)
+    yield Figure(what="same most probable token as the CPU", value=summary.top1.value, unit="share")
+
+
+def _beyond(summary: Summary, kind: str) -> Iterator[Figure]:
+    """Against the reference: the bounds that the CPU is held to."""
+    bounds = Bounds.load()
+    kl, top1 = (bounds.bound(f"logits.own.{kind}.{what}", f"logits.own.other.{what}") for what in ("kl_mean", "top1"))
+    yield Figure(what="KL from the reference, mean", value=summary.kl_mean.value, unit="nats", at_most=kl.value)
+    yield Figure(
+        what="same most probable token as the reference", value=summary.top1.value, unit="share", at_least=top1.value
+    )

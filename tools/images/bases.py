@@ -1,0 +1,123 @@
+"""The images that ours begin with: pulled where a registry answers, else made of Debian's packages under the same name.
+
+So the Dockerfiles are used unchanged on a machine that reaches a Debian mirror and nothing else. What is made leaves
+out what Debian's own slim images leave out, so that sizes can be compared.
+"""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.images.store import Store, last_lines, missing_programs
+
+PULL_TIMEOUT_S = 600.0
+
+_ARGUMENT = re.compile(r"ARG\s+(\w+)=(\S+)")
+_FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
+_COPY = re.compile(r"COPY\s+(?:--\S+\s+)*--from=(\S+)", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_DEBIAN = re.compile(r"debian:(?P<suite>[a-z]+)(?:-slim)?")
+_SLIM_EXCLUDES = ("doc", "man", "info", "locale", "groff", "lintian", "linda")
+"""Folders of /usr/share; the licences in doc stay."""
+
+
+class NoBase(Exception):
+    """An image can neither be pulled nor made here; the text says why."""
+
+
+@dataclass(slots=True)
+class Stages:
+    """The stages of a Dockerfile in its order, the build arguments filled in."""
+
+    parents: dict[str, str] = field(default_factory=dict)
+    """A stage → what it begins with: a stage before it, or an image."""
+    copied: dict[str, list[str]] = field(default_factory=dict)
+    """A stage → the stages that it copies files from."""
+
+    @property
+    def images(self) -> list[str]:
+        """What the last stage, the one that is shipped, needs from outside, through whatever stages."""
+        wanted = [self.last]
+        for name in wanted:
+            if name in self.parents:
+                wanted += [self.parents[name], *self.copied[name]]
+        return [name for name in dict.fromkeys(wanted) if name not in {*self.parents, "scratch"}]
+
+    @property
+    def last(self) -> str:
+        return list(self.parents)[-1]
+
+    @property
+    def last_base(self) -> str:
+        """The image under the last stage."""
+        name = self.last
+        while name in self.parents:
+            name = self.parents[name]
+        return name
+
+
+def stages(dockerfile: str, arguments: Mapping[str, str]) -> Stages:
+    """Read a Dockerfile's text. Raises: KeyError for a variable in FROM that has neither a default nor an argument."""
+    values: dict[str, str] = {}
+    found = Stages()
+    for line in dockerfile.splitlines():
+        if (argument := _ARGUMENT.match(line)) and not found.parents:
+            values[argument[1]] = arguments.get(argument[1], argument[2])
+        if begins := _FROM.match(line):
+            name = begins[2] or f"stage {len(found.parents)}"
+            found.parents[name] = _VARIABLE.sub(lambda variable: values[variable[1]], begins[1])
+            found.copied[name] = []
+        if copies := _COPY.match(line):
+            found.copied[found.last].append(copies[1])
+    return found
+
+
+def provide(store: Store, name: str) -> str:
+    """Make the image `name` be in the store; how it came there. Raises: NoBase."""
+    if store.has(name):
+        return "was there"
+    pulled = store.run("podman", "pull", "--quiet", name, timeout_s=PULL_TIMEOUT_S)
+    if pulled.returncode == 0:
+        return "pulled"
+    debian = _DEBIAN.fullmatch(name)
+    if debian is None:
+        raise NoBase(f"{name} cannot be pulled ({last_lines(pulled.stderr, 1)}) and is not Debian's own")
+    if missing := missing_programs(["debootstrap"]):
+        raise NoBase(f"{name} cannot be pulled, and {missing[0]} is not installed to make it")
+    _bootstrap(store, debian["suite"], name)
+    return "made by debootstrap"
+
+
+def _bootstrap(store: Store, suite: str, name: str) -> None:
+    with tempfile.TemporaryDirectory(dir=store.folder) as folder:
+        root = Path(folder) / "root"
+        store.ask("debootstrap", "--variant=minbase", suite, str(root), *_mirror(store))
+        _slim(root)
+        archive = Path(folder) / "root.tar"
+        store.ask("tar", "-C", str(root), "-cf", str(archive), ".")
+        store.ask("podman", "import", "--quiet", "--change", "CMD=bash", str(archive), name)
+
+
+def _mirror(store: Store) -> Iterator[str]:
+    """This machine's own mirror of Debian, where apt has one."""
+    if shutil.which("apt-get"):
+        asked = ("apt-get", "indextargets", "--format", "$(REPO_URI)", "Label: Debian", "Component: main")
+        yield from store.ask(*asked).split()[:1]
+
+
+def _slim(root: Path) -> None:
+    """Remove what debootstrap downloaded, and now and in later installations what nobody reads in a container."""
+    rules = [f"path-exclude=/usr/share/{folder}/*" for folder in _SLIM_EXCLUDES]
+    rules.append("path-include=/usr/share/doc/*/copyright")
+    (root / "etc/dpkg/dpkg.cfg.d/slim").write_text("\n".join(rules) + "\n", encoding="utf-8")
+    for folder in _SLIM_EXCLUDES[1:]:
+        shutil.rmtree(root / "usr/share" / folder, ignore_errors=True)
+    for path in (root / "usr/share/doc").rglob("*"):
+        if not path.is_dir() and path.name != "copyright":
+            path.unlink()
+    for folder in ("var/cache/apt", "var/lib/apt/lists", "var/log"):
+        for path in (root / folder).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

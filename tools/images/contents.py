@@ -1,0 +1,115 @@
+"""What an image is and holds: user, entry point, labels, size, and what must not be in it."""
+
+import json
+from pathlib import Path
+
+from tools.images.building import PIP, Built
+from tools.images.container import once, python
+from tools.images.outcome import Check
+
+MB = 1000**2
+
+USER = "10001:10001"
+
+NOT_INSIDE = ("cc", "gcc", "g++", "c++", "clang", "ld", "make", "cmake", "ninja", "nvcc", "glslc", "git", "curl", "pip")
+"""Programs that build, fetch or install."""
+
+
+def it_is_within_its_goal_of_bytes(built: Built) -> str:
+    has_base, goal = built.image.goal_has_base, built.image.goal_bytes
+    size = built.size_bytes if has_base else built.own_bytes
+    assert size <= goal, f"{size / MB:.1f} MB, the goal is {goal / MB:.0f} MB"
+    return f"{size / MB:.1f} MB of {goal / MB:.0f} MB, {'with' if has_base else 'without'} the base"
+
+
+def its_configuration_is_that_of_a_service(built: Built) -> str:
+    config = built.inspected["Config"]
+    assert config["User"] == USER, config["User"]
+    assert config["Entrypoint"] == ["llorch-worker"]
+    assert not config.get("Cmd"), config.get("Cmd")
+    assert config["StopSignal"] == "SIGTERM"
+    assert list(config["ExposedPorts"]) == ["8080/tcp"]
+    assert "LLORCH_MODELS_DIR=/models" in config["Env"]
+    assert built.inspected["Healthcheck"]["Test"][:2] == ["CMD", "python3"]
+    labels = {name.rpartition(".")[2] for name in config["Labels"] if name.startswith("org.opencontainers.image.")}
+    assert labels >= {"title", "description", "licenses", "version", "revision"}, labels
+    return f"user {USER}, exec form, {len(labels)} labels"
+
+
+def nothing_of_this_machine_stays_in_it(built: Built) -> str:
+    """Neither its proxies nor its package index; where that was mounted, at most an empty folder is left."""
+    names = [entry.partition("=")[0] for entry in built.inspected["Config"]["Env"]]
+    found = [name for name in names if "proxy" in name.lower() or name.startswith(("PIP_", "SSL_"))]
+    assert found == []
+    assert python(built, f"import pathlib; print(*pathlib.Path({str(PIP)!r}).glob('*'))") == ""
+    return ", ".join(names)
+
+
+def it_has_no_compiler_and_no_installer(built: Built) -> str:
+    script = f"import shutil; print(*(name for name in {NOT_INSIDE!r} if shutil.which(name)))"
+    assert python(built, script) == ""
+    assert (
+        python(built, "import importlib.util as u; print(u.find_spec('pip'), u.find_spec('setuptools'))") == "None None"
+    )
+    return f"none of {len(NOT_INSIDE)} programs"
+
+
+def its_user_may_write_nowhere(built: Built) -> str:
+    """But where everybody may: /tmp and its like, which --read-only takes away too."""
+    found = python(built, _WRITABLE, options=("--read-only=false",)).splitlines()
+    assert found == []
+    return "no file or folder"
+
+
+def every_module_can_be_imported(built: Built) -> str:
+    """Also those that only commands need: what was left out of the libraries is missed by none."""
+    return f"{python(built, _IMPORT_ALL)} modules"
+
+
+def its_backends_are_there(built: Built) -> str:
+    code, out, err = once(built, "devices", "--json")
+    assert code == 0, err
+    backends = {backend["name"]: backend for backend in json.loads(out)["backends"]}
+    own, cpu = backends[built.image.wheel[0]], backends["cpu"]
+    assert own["devices"] or built.image.missing in own["reason"], own
+    assert cpu["variant"], f"the build is for one processor: {cpu}"
+    assert (cpu["variant"] in AVX512_VARIANTS) == _has_avx512(), cpu
+    assert "AMX_INT8" not in cpu["features"]
+    return f"{own['name']}: {own['reason'] or 'there'}; the CPU's code is {cpu['variant']}"
+
+
+def _has_avx512() -> bool:
+    path = Path("/proc/cpuinfo")
+    return path.is_file() and "avx512f" in path.read_text().split()
+
+
+AVX512_VARIANTS = ("skylakex", "cannonlake", "cascadelake", "icelake", "cooperlake", "zen4", "sapphirerapids")
+"""The modules of ggml's CPU code that need it."""
+
+_WRITABLE = """
+import os, stat
+for folder, folders, files in os.walk("/"):
+    folders[:] = [name for name in folders if os.path.join(folder, name) not in ("/proc", "/sys", "/dev")]
+    for path in [folder, *(os.path.join(folder, name) for name in files)]:
+        if not os.path.islink(path) and os.access(path, os.W_OK) and not os.stat(path).st_mode & stat.S_ISVTX:
+            print(path)
+"""
+
+_IMPORT_ALL = """
+import importlib, pkgutil, worker
+names = [module.name for module in pkgutil.walk_packages(worker.__path__, "worker.")]
+served = [name for name in names if not name.startswith("worker.parity") and not name.endswith("__main__")]
+for name in served:
+    importlib.import_module(name)
+print(len(served))
+"""
+
+CHECKS: tuple[Check[Built], ...] = (
+    it_is_within_its_goal_of_bytes,
+    its_configuration_is_that_of_a_service,
+    nothing_of_this_machine_stays_in_it,
+    it_has_no_compiler_and_no_installer,
+    its_user_may_write_nowhere,
+    every_module_can_be_imported,
+    its_backends_are_there,
+)

@@ -1,0 +1,74 @@
+"""The image on a processor of 2008, which qemu emulates instruction by instruction: what is newer is an illegal one.
+
+qemu stands in for the image's Python, so that the engine, which Python starts, is emulated too.
+"""
+
+import json
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.default_model import default_file
+from tools.images.building import Built
+from tools.images.container import PROMPT, once
+from tools.images.outcome import Check, Skipped
+
+QEMU = "qemu-x86_64-static"
+OLDEST = "Nehalem"
+"""The first with SSE4.2, which numpy needs; no AVX, no FMA."""
+OLDEST_VARIANT = "sse42"
+
+_BIN = "/opt/llorch-worker/bin"
+_N_TOKENS = 3
+_SMALL = ("--ctx-size", "256", "--threads", "2", "--max-tokens", str(_N_TOKENS), "--temperature", "0")
+_CRASHED_AT_THE_END = 139
+"""qemu 7 itself ends so when a program ends that has threads; the answer is complete by then."""
+
+
+def its_code_is_chosen_for_an_old_processor(built: Built) -> str:
+    code, out, err = _emulated(built, "devices", "--json")
+    assert code == 0, f"exit {code}: {err}"
+    (cpu,) = [backend for backend in json.loads(out)["backends"] if backend["name"] == "cpu"]
+    assert cpu["variant"] == OLDEST_VARIANT, cpu
+    return f"{OLDEST}: {cpu['variant']} ({', '.join(cpu['features'])})"
+
+
+def it_answers_on_an_old_processor(built: Built) -> str:
+    code, out, err = _emulated(built, "generate", "--model", default_file().name, *_SMALL, PROMPT)
+    assert f"[{_N_TOKENS} tokens" in err, f"exit {code}: {err}"
+    assert out.strip()
+    assert code in (0, _CRASHED_AT_THE_END), f"exit {code}: {err}"
+    return f"{OLDEST}: {out.strip()!r}{', then qemu crashed' if code else ''}"
+
+
+def _emulated(built: Built, *arguments: str) -> tuple[int, str, str]:
+    """As container.once: exit code, stdout, stderr."""
+    if platform.machine() != "x86_64":
+        raise Skipped("this image is not for x86-64")
+    if not built.image.is_for_every_processor:
+        raise Skipped("this image is not built for every processor")
+    qemu = shutil.which(QEMU)
+    if qemu is None:
+        raise Skipped(f"{QEMU} is not installed")
+    with _python_in_qemu() as folder:
+        # Not as PID 1, which qemu's signal for an illegal instruction would not end.
+        options = (f"--volume={qemu}:/qemu:ro", f"--volume={folder}:{_BIN}:ro", "--pid=host")
+        return once(built, "-m", "worker", *arguments, program=f"{_BIN}/python3", options=options)
+
+
+@contextmanager
+def _python_in_qemu() -> Iterator[Path]:
+    """A folder to lie over the image's own: its `python3` runs the system's Python in qemu, under its own name."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        python = folder / "python3"
+        python.write_text(f'#!/bin/sh\nexec /qemu -cpu {OLDEST} -0 {_BIN}/python3 /usr/bin/python3 "$@"\n')
+        python.chmod(0o755)
+        yield folder
+
+
+CHECKS: tuple[Check[Built], ...] = (its_code_is_chosen_for_an_old_processor, it_answers_on_an_old_processor)
