@@ -1,1 +1,5 @@
 """What developers run: measurements, checks of a GPU and of the container images. In no wheel and in no image."""
+
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[1]

@@ -3,7 +3,8 @@
 Owns every field name of both wires. Refuses to know sockets (exchange.py) and when a request is due (load.py). Pure.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
@@ -17,6 +18,18 @@ _SHOWN_OF_A_BODY = 200
 _job_numbers = count(1)
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one event of a stream says, in no server's words."""
+
+    has_text: bool = False
+    n_prompt: int = 0
+    """Tokens of the prompt, where the event says so."""
+    n_tokens: int | None = None
+    """Sampled tokens; only the last event has them."""
+    error: str = ""
+
+
 class Dialect(Protocol):
     """One server's words."""
 
@@ -27,8 +40,8 @@ class Dialect(Protocol):
     def body(self, ask: Ask) -> bytes:
         """The request, streamed, with the length it asks for."""
 
-    def answer(self, exchange: Exchange) -> Answer:
-        """What came back; anything but a whole answer has its `error`."""
+    def event(self, data: bytes) -> Event:
+        """One event of the stream. Raises: msgspec.DecodeError, UnicodeDecodeError."""
 
 
 class _Execute(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +54,11 @@ class _Execute(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = True
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _OurEvent(msgspec.Struct, frozen=True):
     """The fields of all events of ours that are looked at."""
 
     type: str
-    t: str = ""
+    prompt_tokens: int = 0
     tokens_sampled: int = 0
     code: str = ""
     message: str = ""
@@ -72,21 +85,19 @@ class Ours:
             )
         )
 
-    def answer(self, exchange: Exchange) -> Answer:
-        return _read(exchange, self._answer)
-
-    def _answer(self, exchange: Exchange) -> Answer:
-        arrivals: list[float] = []
-        for at_s, data in sse(exchange):
-            event = msgspec.json.decode(data, type=_Event)
-            match event.type:
-                case "token":
-                    arrivals.append(at_s)
-                case "end":
-                    return _ended(exchange, arrivals, at_s, event.tokens_sampled)
-                case "error":
-                    return _failed(exchange, f"{event.code}: {event.message}")
-        return _cut(exchange, arrivals)
+    def event(self, data: bytes) -> Event:
+        event = msgspec.json.decode(data, type=_OurEvent)
+        match event.type:
+            case "started":
+                return Event(n_prompt=event.prompt_tokens)
+            case "token":
+                return Event(has_text=True)
+            case "end":
+                return Event(n_tokens=event.tokens_sampled)
+            case "error":
+                return Event(error=f"{event.code}: {event.message}")
+            case _:
+                return Event()
 
 
 class _Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,20 +153,53 @@ class LlamaServer:
             )
         )
 
-    def answer(self, exchange: Exchange) -> Answer:
-        return _read(exchange, self._answer)
+    def event(self, data: bytes) -> Event:
+        chunk = msgspec.json.decode(data, type=_Chunk)
+        return Event(
+            has_text=bool(chunk.content),
+            n_tokens=chunk.timings.predicted_n if chunk.stop else None,
+            error=chunk.error.message or "an error without words" if chunk.error else "",
+        )
 
-    def _answer(self, exchange: Exchange) -> Answer:
-        arrivals: list[float] = []
-        for at_s, data in sse(exchange):
-            chunk = msgspec.json.decode(data, type=_Chunk)
-            if chunk.error is not None:
-                return _failed(exchange, chunk.error.message)
-            if chunk.content:
-                arrivals.append(at_s)
-            if chunk.stop:
-                return _ended(exchange, arrivals, at_s, chunk.timings.predicted_n)
-        return _cut(exchange, arrivals)
+
+def answer_of(exchange: Exchange, dialect: Dialect) -> Answer:
+    """What came back; anything but a whole answer has its `error`."""
+    if exchange.status == 0:
+        return _failed(exchange, f"no answer: {exchange.broken}")
+    if exchange.status != OK:
+        text = exchange.body[:_SHOWN_OF_A_BODY].decode("utf-8", "replace")
+        return _failed(exchange, f"{exchange.status} {text}", is_refused=exchange.status == NO_ROOM)
+    try:
+        return _read(exchange, dialect)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _failed(exchange, f"no event: {error}")
+
+
+def _read(exchange: Exchange, dialect: Dialect) -> Answer:
+    arrivals: list[float] = []
+    n_prompt = 0
+    for at_s, data in sse(exchange):
+        event = dialect.event(data)
+        n_prompt = n_prompt or event.n_prompt
+        if event.has_text:
+            arrivals.append(at_s)
+        if event.error:
+            return _failed(exchange, event.error)
+        if event.n_tokens is not None and not arrivals:
+            return _failed(exchange, f"{event.n_tokens} tokens, none of them with text")
+        if event.n_tokens is not None:
+            return Answer(
+                sent_s=exchange.sent_s,
+                arrivals_s=tuple(arrivals),
+                ended_s=at_s,
+                n_tokens=event.n_tokens,
+                n_prompt=n_prompt,
+            )
+    return _failed(exchange, f"cut after {len(arrivals)} tokens: {exchange.broken or 'no last event'}")
+
+
+def _failed(exchange: Exchange, error: str, *, is_refused: bool = False) -> Answer:
+    return Answer(sent_s=exchange.sent_s, error=error, is_refused=is_refused)
 
 
 def sse(exchange: Exchange) -> Iterator[tuple[float, bytes]]:
@@ -166,34 +210,3 @@ def sse(exchange: Exchange) -> Iterator[tuple[float, bytes]]:
         for event in events:
             if (place := event.find(b"{")) >= 0 and not event.startswith(b":"):
                 yield at_s, event[place:]
-
-
-def _read(exchange: Exchange, read: Callable[[Exchange], Answer]) -> Answer:
-    """What `read` makes of the stream, where there is one that can be read."""
-    if exchange.status != OK:
-        return _refused(exchange)
-    try:
-        return read(exchange)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return _failed(exchange, f"no event: {error}")
-
-
-def _ended(exchange: Exchange, arrivals: list[float], ended_s: float, n_tokens: int) -> Answer:
-    if not arrivals:
-        return _failed(exchange, f"{n_tokens} tokens, none of them with text")
-    return Answer(sent_s=exchange.sent_s, arrivals_s=tuple(arrivals), ended_s=ended_s, n_tokens=n_tokens)
-
-
-def _refused(exchange: Exchange) -> Answer:
-    if exchange.status == 0:
-        return _failed(exchange, f"no answer: {exchange.broken}")
-    text = exchange.body[:_SHOWN_OF_A_BODY].decode("utf-8", "replace")
-    return _failed(exchange, f"{exchange.status} {text}", is_refused=exchange.status == NO_ROOM)
-
-
-def _failed(exchange: Exchange, error: str, *, is_refused: bool = False) -> Answer:
-    return Answer(sent_s=exchange.sent_s, error=error, is_refused=is_refused)
-
-
-def _cut(exchange: Exchange, arrivals: list[float]) -> Answer:
-    return _failed(exchange, f"cut after {len(arrivals)} tokens: {exchange.broken or 'no last event'}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from tools.bench.answers import Answer, Ask
-from tools.bench.dialects import Dialect
+from tools.bench.dialects import Dialect, answer_of
 from tools.bench.exchange import SILENCE_S, Address, Connection, Exchange, connect
 
 
@@ -31,7 +31,7 @@ async def play(target: Target, asks: Sequence[Ask]) -> list[Answer]:
     exchanges: list[Exchange] = []
     for _, phase in groupby(asks, key=lambda ask: ask.phase):
         exchanges += await _play_phase(target, list(phase))
-    return [target.dialect.answer(exchange) for exchange in exchanges]
+    return [answer_of(exchange, target.dialect) for exchange in exchanges]
 
 
 async def _play_phase(target: Target, asks: Sequence[Ask]) -> list[Exchange]:

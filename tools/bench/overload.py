@@ -15,8 +15,8 @@ from tools.bench.dialects import NO_ROOM, OK
 from tools.bench.exchange import Connection, Exchange, connect
 from tools.bench.load import Target, play
 from tools.bench.processes import cpu_s
+from tools.bench.prompts import Prompts
 from tools.bench.servers import Server
-from tools.bench.words import Prompts
 from worker.errors import WorkerError
 
 N_PLACES = 8

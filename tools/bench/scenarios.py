@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import exp, log
 
-from tools.bench import texts
 from tools.bench.answers import Ask
 from tools.bench.measures import (
     USUAL,
@@ -22,7 +21,7 @@ from tools.bench.measures import (
     stream_rate,
     total_rate,
 )
-from tools.bench.words import Prompts, in_sentences
+from tools.bench.prompts import Prompts, code_edit, in_sentences, quotation
 
 ONE_STREAM = "1-stream"
 """The one whose rate llama-bench has, too."""
@@ -161,14 +160,14 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="code-edit",
         title="a file repeated with an edit, prompt lookup, 1 stream, 160 out",
-        asks=_repetitive(texts.code_edit),
+        asks=_repetitive(code_edit),
         own=(stream_rate(at_least(1.5)),),
         is_lookup=True,
     ),
     Scenario(
         name="quoting",
         title="a passage quoted, prompt lookup, 1 stream, 160 out",
-        asks=_repetitive(texts.quotation),
+        asks=_repetitive(quotation),
         own=(stream_rate(at_least(1.5)),),
         is_lookup=True,
     ),

@@ -1,23 +1,25 @@
-"""One run of `bench load`: the servers are started, play their rounds, and are ended; what was found is a report.
+"""One run of `load`: servers are started, take turns in rounds, and are ended; what came of it is a report.
 
-Owns the order of these. Refuses to know options and output (load_command.py). Runs on the load's event loop.
+Owns the order: a warm-up that does not count, then rounds that begin with another side each; never two sides at once,
+never one before all are quiet. Refuses to know options and output (load_command.py). Runs on the load's event loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.bench.comparison import failures_of, lines_of
 from tools.bench.overload import WORKER_FLAGS as OVERLOAD_FLAGS
 from tools.bench.overload import Overload, overload
 from tools.bench.processes import resident_bytes
-from tools.bench.report import Circumstances, Report, Resident, resident_of
-from tools.bench.rounds import Played, Rounds, Tell
+from tools.bench.prompts import Prompts
+from tools.bench.report import Circumstances, Played, Report, Resident, failures_of, lines_of, resident_of
 from tools.bench.scenarios import Scenario
 from tools.bench.servers import Plan, served
-from tools.bench.sides import LlamaBench, ServedSide, Side
-from tools.bench.words import Prompts
+from tools.bench.sides import LlamaBench, ServedSide, Side, until_quiet
+
+Tell = Callable[[int, Scenario], None]
+"""Is told the round (0 is the warm-up) and the scenario before each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,24 +46,21 @@ class Found:
     """What a run leaves behind."""
 
     wanted: Wanted
-    played: list[tuple[Played, Sequence[Side]]] = field(default_factory=list)
+    played: list[Played] = field(default_factory=list)
     resident: Sequence[Resident] = ()
     overload: Overload | None = None
-    busiest_idle: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     """Of the peers."""
 
-    def report(self, circumstances: Circumstances, notes: Sequence[str]) -> Report:
+    def report(self, circumstances: Circumstances) -> Report:
         order = {scenario.name: place for place, scenario in enumerate(self.wanted.scenarios)}
-        played = sorted(self.played, key=lambda pair: order[pair[0].scenario.name])
+        played = sorted(self.played, key=lambda one: order[one.scenario.name])
         return Report(
             circumstances=circumstances,
-            lines=[line for one, sides in played for line in lines_of(one, sides)],
-            failures=[failure for one, _ in played for failure in failures_of(one)],
+            lines=[line for one in played for line in lines_of(one)],
+            failures=[failure for one in played for failure in failures_of(one)],
             resident=self.resident,
             overload=self.overload,
-            busiest_idle=self.busiest_idle,
-            notes=notes,
         )
 
 
@@ -69,46 +68,26 @@ async def measure(wanted: Wanted, tell: Tell) -> Found:
     """Everything wanted. Raises: NotReached, NotStarted, NotFull."""
     found = Found(wanted)
     prompts = Prompts(wanted.seed)
-    await _together(found, prompts, tell)
+    common = [scenario for scenario in wanted.scenarios if not scenario.worker_flags]
+    if common:
+        async with AsyncExitStack() as stack:
+            sides = await _open_sides(stack, found, common)
+            rounds = Rounds(sides, common, prompts, tell)
+            await rounds.play([0])
+            # A model's pages are in memory once they have been computed with.
+            found.resident = resident_of(_memory(sides))
+            await rounds.play(range(1, wanted.n_rounds + 1))
+        found.played += rounds.played
     for scenario in wanted.scenarios:
         if scenario.worker_flags:
-            await _alone(found, scenario, prompts, tell)
+            async with served(wanted.ours.with_flags(scenario.worker_flags), wanted.logs, wanted.environment) as server:
+                rounds = Rounds([ServedSide(server, is_ours=True)], [scenario], prompts, tell)
+                await rounds.play(range(wanted.n_rounds + 1))
+            found.played += rounds.played
     if wanted.n_refusals:
         async with served(wanted.ours.with_flags(OVERLOAD_FLAGS), wanted.logs, wanted.environment) as server:
             found.overload = await overload(server, prompts, wanted.n_refusals)
     return found
-
-
-async def _together(found: Found, prompts: Prompts, tell: Tell) -> None:
-    """The scenarios of all sides, in alternating rounds; memory is read after the warm-up."""
-    wanted = found.wanted
-    scenarios = [scenario for scenario in wanted.scenarios if not scenario.worker_flags]
-    if not scenarios:
-        return
-    async with AsyncExitStack() as stack:
-        sides = await _open_sides(stack, found, scenarios)
-        rounds = Rounds(sides, scenarios, prompts, tell)
-        await rounds.play([0])
-        found.resident = resident_of(
-            {
-                side.name: {part: resident_bytes(pid) for part, pid in side.server.pids.items()}
-                for side in sides
-                if isinstance(side, ServedSide)
-            }
-        )
-        await rounds.play(range(1, wanted.n_rounds + 1))
-    found.played += [(played, sides) for played in rounds.played]
-    found.busiest_idle.update(rounds.busiest_idle)
-
-
-async def _alone(found: Found, scenario: Scenario, prompts: Prompts, tell: Tell) -> None:
-    """A scenario that has a worker of its own."""
-    wanted = found.wanted
-    async with served(wanted.ours.with_flags(scenario.worker_flags), wanted.logs, wanted.environment) as server:
-        sides = [ServedSide(server, is_ours=True)]
-        rounds = Rounds(sides, [scenario], prompts, tell)
-        await rounds.play(range(wanted.n_rounds + 1))
-    found.played += [(played, sides) for played in rounds.played]
 
 
 async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[Scenario]) -> list[Side]:
@@ -123,3 +102,34 @@ async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[S
             found.versions[plan.name] = server.version
         sides.append(ServedSide(server, is_ours=plan is wanted.ours, is_speculating=plan is wanted.speculating))
     return [*sides, wanted.llama_bench] if wanted.llama_bench else sides
+
+
+def _memory(sides: Sequence[Side]) -> dict[str, dict[str, int | None]]:
+    return {
+        side.name: {part: resident_bytes(pid) for part, pid in side.server.pids.items()}
+        for side in sides
+        if isinstance(side, ServedSide)
+    }
+
+
+class Rounds:
+    """`sides` has ours first. What was played is in `played`, also when a round breaks off."""
+
+    def __init__(self, sides: Sequence[Side], scenarios: Sequence[Scenario], prompts: Prompts, tell: Tell) -> None:
+        self._pids = [pid for side in sides for pid in side.pids]
+        self._prompts = prompts
+        self._tell = tell
+        self.played = [Played(scenario, [side for side in sides if side.plays(scenario)]) for scenario in scenarios]
+
+    async def play(self, numbers: Sequence[int]) -> None:
+        """The rounds of these numbers; round 0 is the warm-up, which is not kept. Raises: NotReached."""
+        for number in numbers:
+            for played in self.played:
+                self._tell(number, played.scenario)
+                asks = played.scenario.asks(self._prompts)
+                # Forwards and backwards in turn, so that none always comes after the same.
+                for side in played.sides if number % 2 else reversed(played.sides):
+                    await until_quiet(self._pids)
+                    turn = await side.turn(played.scenario, asks)
+                    if number > 0:
+                        played.turns[side.name].append(turn)

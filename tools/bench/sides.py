@@ -1,6 +1,6 @@
 """What a scenario is run on, round by round: a server, or llama.cpp's own tool beside it.
 
-Owns: one side's part of one round. Refuses to know the order of sides and rounds (rounds.py).
+Owns: one side's part of one round. Refuses to know the order of sides and rounds (session.py).
 """
 
 import asyncio
@@ -32,7 +32,6 @@ class Turn:
 
     numbers: Mapping[str, float]
     """By measure; empty where anything failed."""
-    wall_s: float
     n_asked: int
     n_failed: int = 0
     error: str = ""
@@ -82,17 +81,11 @@ class ServedSide:
         return None if self.is_speculating else measure.bound
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
-        begun_s = time.monotonic()
         answers = await play(self.server.target, asks)
-        wall_s = time.monotonic() - begun_s
         errors = [error for answer, ask in zip(answers, asks, strict=True) if (error := _wrong(answer, ask))]
-        return Turn(
-            numbers={} if errors else numbers_of(scenario.measures, answers),
-            wall_s=wall_s,
-            n_asked=len(asks),
-            n_failed=len(errors),
-            error=next(iter(errors), ""),
-        )
+        if errors:
+            return Turn(numbers={}, n_asked=len(asks), n_failed=len(errors), error=errors[0])
+        return Turn(numbers=numbers_of(scenario.measures, answers), n_asked=len(asks))
 
 
 def _wrong(answer: Answer, ask: Ask) -> str:
@@ -125,7 +118,6 @@ class LlamaBench:
         return _LLAMA_BENCH_BOUND if measure.bound else None
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
-        begun_s = time.monotonic()
         arguments = ["-p", "0", "-d", "85", "-n", str(asks[0].n_tokens), "-t", str(self.n_threads)]
         process = await asyncio.create_subprocess_exec(
             *(str(self.binary), "-m", str(self.model), *arguments, "-r", str(len(asks)), "-o", "json"),
@@ -133,12 +125,11 @@ class LlamaBench:
             stderr=asyncio.subprocess.DEVNULL,
         )
         output, _ = await asyncio.wait_for(process.communicate(), _LLAMA_BENCH_S)
-        wall_s = time.monotonic() - begun_s
         if process.returncode:
             error = f"llama-bench ended with {process.returncode}"
-            return Turn(numbers={}, wall_s=wall_s, n_asked=1, n_failed=1, error=error)
+            return Turn(numbers={}, n_asked=1, n_failed=1, error=error)
         (rate,) = msgspec.json.decode(output, type=list[_Rate])
-        return Turn(numbers={scenario.own[0].name: rate.avg_ts}, wall_s=wall_s, n_asked=1)
+        return Turn(numbers={scenario.own[0].name: rate.avg_ts}, n_asked=1)
 
 
 async def until_quiet(pids: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.gguf_files import F32, GgufFile, TensorRow, Typed, Value
-from tools.bench.words import common_words
+from tools.bench.prompts import common_words
 
 Q4_K = 12
 """ggml_type in ggml.h."""

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from tools.bench.markdown import table
-from tools.bench.wording import Cells
 from tools.cuda_check.report import Figure, Report
+from tools.markdown import Cells, table
 
 Table = tuple[Cells, Sequence[Cells]]
 """Columns, rows."""
@@ -19,7 +18,7 @@ def page(report: Report) -> str:
     blocks = [_about(report)]
     for columns, rows in (_steps(report), _speeds(report), _others(report)):
         if rows:
-            blocks += table(columns, rows)
+            blocks.append(table(columns, rows))
     return "\n\n".join(blocks) + "\n"
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from tools import CHECKOUT
 from tools.cuda_check.report import Report, Step
-from tools.cuda_check.steps import CHECKOUT, STEPS, Asked, Found
+from tools.cuda_check.steps import STEPS, Asked, Found
 
 BUILD = "build"
 ORDER = (BUILD, *STEPS)

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 import numpy as np
 
+from tools import CHECKOUT
 from tools.cuda_check.report import Figure
 from worker.host import cpu_quota
 from worker.llama.devices import choose_device, devices
@@ -24,7 +25,7 @@ from worker.parity.evidence import LONG, Window
 from worker.parity.logits_file import LogitsFile
 from worker.parity.setups import as_served, compute, cpu, evaluated
 
-GOLDEN = Path(__file__).parents[1] / "parity" / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"
+GOLDEN = CHECKOUT / "tests" / "parity" / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"
 _SEED = 1
 
 

@@ -7,7 +7,7 @@ prompt another one, without prompt lookup: what is measured is the model, not ho
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -16,11 +16,9 @@ import msgspec
 import uvloop
 
 from tools.bench.answers import Answer, Ask, per_s, whole_rate
-from tools.bench.dialects import Ours, sse
-from tools.bench.exchange import Exchange
 from tools.bench.load import Target, play
+from tools.bench.prompts import Prompts
 from tools.bench.servers import our_worker, served
-from tools.bench.words import Prompts
 from tools.cuda_check.report import Figure
 
 N_STREAMS = 32
@@ -49,34 +47,6 @@ USUAL, LARGE, SMALL = Load(), Load(n_times=1, n_tokens=48), Load(n_times=1, n_re
 """For the default model, for one that takes a CPU a tenth of a second a token, and to try the round itself."""
 
 
-class _Started(msgspec.Struct, frozen=True):
-    type: str
-    prompt_tokens: int = 0
-
-
-@dataclass
-class _Counting(Ours):
-    """Our wire, and how many tokens each prompt had."""
-
-    n_prompt: dict[float, int] = field(default_factory=dict)
-    """By the time its request was sent."""
-
-    def __post_init__(self) -> None:
-        super().__init__(f"check-{os.getpid()}")
-
-    def answer(self, exchange: Exchange) -> Answer:
-        for _, data in sse(exchange):
-            event = msgspec.json.decode(data, type=_Started)
-            if event.type == "started":
-                self.n_prompt[exchange.sent_s] = event.prompt_tokens
-                break
-        return super().answer(exchange)
-
-    def reading_rate(self, answer: Answer) -> float:
-        """Tokens of the prompt by the time to the first token."""
-        return per_s(self.n_prompt[answer.sent_s], answer.ttft_s)
-
-
 def measure(model: Path, device: str, load: Load) -> list[Figure]:
     """Every measure of the model on the device. Raises: FailedRequestError, NotStarted, NotReached."""
     found = uvloop.run(_measure(model, device, load))
@@ -84,12 +54,12 @@ def measure(model: Path, device: str, load: Load) -> list[Figure]:
 
 
 async def _measure(model: Path, device: str, load: Load) -> list[Figure]:
-    prompts, dialect = Prompts(_SEED), _Counting()
+    prompts = Prompts(_SEED)
 
     def asks(n_times: int, n_words: int, n_tokens: int) -> list[Ask]:
         return [Ask(prompt=prompts.of(n_words), n_tokens=n_tokens) for _ in range(n_times)]
 
-    async with _worker(model, device, dialect) as target:
+    async with _worker(model, device) as target:
         # The first use of each kernel, and of each size of a batch, is not what later ones cost.
         await _played(target, asks(1, load.n_read_words, load.n_tokens))
         read = await _played(target, _in_turn(asks(load.n_times, load.n_read_words, 2)))
@@ -97,7 +67,7 @@ async def _measure(model: Path, device: str, load: Load) -> list[Figure]:
         together = await _played(target, asks(N_STREAMS, load.n_words, load.n_tokens))
     first_ms = 1000 * median(answer.ttft_s for answer in read)
     return [
-        Figure(what="prompt", value=median(map(dialect.reading_rate, read)), unit="tokens/s"),
+        Figure(what="prompt", value=median(per_s(answer.n_prompt, answer.ttft_s) for answer in read), unit="tokens/s"),
         Figure(what="first token", value=first_ms, unit="ms"),
         Figure(what="1 stream", value=median(answer.tokens_per_s for answer in alone), unit="tokens/s"),
         Figure(what=f"{N_STREAMS} streams", value=whole_rate(together), unit="tokens/s"),
@@ -105,11 +75,11 @@ async def _measure(model: Path, device: str, load: Load) -> list[Figure]:
 
 
 @asynccontextmanager
-async def _worker(model: Path, device: str, dialect: _Counting) -> AsyncIterator[Target]:
+async def _worker(model: Path, device: str) -> AsyncIterator[Target]:
     flags = ["--device", device, "--parallel", str(N_STREAMS), "--ctx-size", str(_CELLS), "--prompt-lookup", "off"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")}
     with TemporaryDirectory(prefix="llorch-check-") as logs:
-        async with served(replace(our_worker(model, flags), dialect=dialect), Path(logs), environment) as server:
+        async with served(our_worker(model, flags), Path(logs), environment) as server:
             yield server.target
 
 

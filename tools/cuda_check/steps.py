@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from tools import CHECKOUT
 from tools.cuda_check import speed
 from tools.cuda_check.made_model import SHAPES, made_model
 from tools.cuda_check.report import Figure
@@ -21,7 +22,6 @@ from worker.commands.places import present
 from worker.config.settings import Settings
 from worker.llama.devices import choose_device, devices
 
-CHECKOUT = Path(__file__).parents[2]
 CPU = "cpu"
 _SHOWN_OF_PYTEST = 3
 

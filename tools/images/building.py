@@ -17,8 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tools import CHECKOUT
 from tools.images.bases import provide, stages
-from tools.images.images import CHECKOUT, Image
+from tools.images.images import Image
 from tools.images.store import Store
 
 PIP = Path("/etc/xdg/pip")

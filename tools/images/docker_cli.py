@@ -18,9 +18,9 @@ import httpx2
 
 from tests.default_model import default_file
 from tests.worker_process import PATIENCE_S, Stream, check_order, eventually
+from tools import CHECKOUT
 from tools.images.building import Built
 from tools.images.container import PROMPT
-from tools.images.images import CHECKOUT
 from tools.images.outcome import Check, Skipped
 from tools.images.store import Store, missing_programs
 

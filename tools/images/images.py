@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-CHECKOUT = Path(__file__).parents[2]
+from tools import CHECKOUT
 
 REPOSITORY = "llorch-worker"
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.images.images import CHECKOUT
+from tools import CHECKOUT
 from tools.images.outcome import Check, Skipped
 from tools.images.store import Store, missing_programs
 

@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tools.bench.markdown import table
-from tools.bench.wording import Cells
 from tools.images.building import Built
 from tools.images.contents import MB
 from tools.images.outcome import Outcome
+from tools.markdown import Cells, table
 
 IMAGE_COLUMNS = ("image", ">built in", ">bytes", ">of the base", ">ours", "layers")
 CLAIM_COLUMNS = ("of", "claim", "verdict", "seen")
@@ -27,8 +26,8 @@ class Report:
 def page(report: Report) -> str:
     """Ends with a line break."""
     blocks = [
-        *table(IMAGE_COLUMNS, map(_image_cells, report.images)),
-        *table(CLAIM_COLUMNS, _claim_cells(report.outcomes)),
+        table(IMAGE_COLUMNS, map(_image_cells, report.images)),
+        table(CLAIM_COLUMNS, _claim_cells(report.outcomes)),
         _summary(report.outcomes),
     ]
     return "\n\n".join(blocks) + "\n"

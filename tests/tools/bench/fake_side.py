@@ -32,5 +32,5 @@ class FakeSide:
         self.book.append((self.name, scenario.name, tuple(ask.prompt for ask in asks)))
         value = self.values[n_before % len(self.values)]
         if value is None:
-            return Turn(numbers={}, wall_s=1.0, n_asked=4, n_failed=1, error="the stream was cut")
-        return Turn(numbers={measure.name: value for measure in scenario.measures}, wall_s=1.0, n_asked=4)
+            return Turn(numbers={}, n_asked=4, n_failed=1, error="the stream was cut")
+        return Turn(numbers={measure.name: value for measure in scenario.measures}, n_asked=4)

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tools.bench.fake_side import FakeSide
-from tools.bench.comparison import Failure, Line, Spread, failures_of, lines_of
 from tools.bench.measures import Bound, at_least, at_most, stream_rate, total_rate
-from tools.bench.rounds import Played, Rounds
+from tools.bench.prompts import Prompts
+from tools.bench.report import Failure, Line, Played, Spread, failures_of, lines_of
 from tools.bench.scenarios import SCENARIOS, Scenario
-from tools.bench.words import Prompts
+from tools.bench.session import Rounds
 
 VALUES = st.lists(st.floats(0.1, 1000), min_size=1, max_size=9)
 MISSING = st.lists(st.one_of(st.none(), st.floats(0.1, 1000)), min_size=1, max_size=9)
@@ -34,7 +34,7 @@ def headline(
     ours: Sequence[float | None], theirs: Sequence[float | None], bound: Bound | None = None, *, is_judged: bool = True
 ) -> Line:
     sides = [FakeSide("ours", ours), FakeSide("peer", theirs, is_judged=is_judged)]
-    return lines_of(played(scenario(bound), sides), sides)[0]
+    return lines_of(played(scenario(bound), sides))[0]
 
 
 @given(VALUES)
@@ -91,26 +91,26 @@ def test_a_peer_that_failed_everywhere_proves_nothing() -> None:
 def test_a_peer_that_is_not_judged_has_a_ratio_and_no_verdict() -> None:
     line = headline([1.0], [2.0], at_least(1.0), is_judged=False)
     assert line.ratio == Spread(0.5, 0.5, 0.5)
-    assert (line.bound, line.limit, line.verdict) == ("", None, "")
+    assert (line.bound, line.verdict) == ("", "")
 
 
 def test_without_a_peer_a_ratio_s_bound_is_not_judged() -> None:
     sides = [FakeSide("ours", [3.0])]
-    line, *_ = lines_of(played(scenario(at_least(1.0)), sides), sides)
+    line, *_ = lines_of(played(scenario(at_least(1.0)), sides))
     assert (line.ours, line.peer, line.bound, line.verdict) == ((3.0,), None, "", "")
 
 
 @pytest.mark.parametrize(("limit", "verdict"), [(3.0, "holds"), (2.9, "MISSED")])
 def test_a_bound_of_the_value_is_judged_without_a_peer(limit: float, verdict: str) -> None:
     sides = [FakeSide("ours", [1.0, 3.0, 9.0])]
-    line, *_ = lines_of(played(scenario(Bound("at most", limit, "value")), sides), sides)
-    assert (line.is_of_ratio, line.verdict) == (False, verdict)
+    line, *_ = lines_of(played(scenario(Bound("at most", limit, "value")), sides))
+    assert (line.peer, line.verdict) == (None, verdict)
 
 
 def test_every_measure_has_a_line_for_each_peer() -> None:
     one = replace(SCENARIOS[0], own=(stream_rate(), total_rate()))
     sides = [FakeSide(name, [1.0]) for name in ("ours", "peer", "other")]
-    lines = lines_of(played(one, sides), sides)
+    lines = lines_of(played(one, sides))
     assert [(line.measure, line.peer) for line in lines] == [
         (measure.name, peer) for measure in one.measures for peer in ("peer", "other")
     ]

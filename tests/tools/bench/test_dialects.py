@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.tools.bench.stand_in import DIALECTS
 from tools.bench.answers import Ask
-from tools.bench.dialects import Dialect, LlamaServer, Ours, sse
+from tools.bench.dialects import Dialect, LlamaServer, Ours, answer_of, sse
 from tools.bench.exchange import Exchange
 from worker.protocol.request import ExecuteRequest, parse_execute
 from worker.protocol.rules import violations
@@ -18,7 +18,7 @@ GREEDY = Ask(prompt="one two", n_tokens=7)
 SAMPLED = Ask(prompt="one two", n_tokens=7, temperature=0.8, top_p=0.95, seed=11)
 
 OURS_STREAM = (
-    b'data: {"type":"started","job_id":"1"}\n\n'
+    b'data: {"type":"started","job_id":"1","prompt_tokens":5}\n\n'
     b'data: {"type":"token","t":" {caf\xc3\xa9}","i":0}\n\n'
     b'data: {"type":"metrics","tokens_per_sec":3.5}\n\n'
     b'data: {"type":"token","t":"b","i":1}\n\n'
@@ -82,10 +82,14 @@ def test_llama_server_s_greedy_is_its_cheapest() -> None:
 @given(cuts=st.lists(st.integers(0, 1000), max_size=30))
 def test_an_answer_reads_the_same_however_its_bytes_were_cut(dialect: Dialect, stream: bytes, cuts: list[int]) -> None:
     pieces = exchange(stream, cuts)
-    answer = dialect.answer(pieces)
+    answer = answer_of(pieces, dialect)
     assert (answer.error, answer.n_tokens, len(answer.arrivals_s)) == ("", 3, 2)
     assert list(answer.arrivals_s) == sorted(answer.arrivals_s)
     assert [data for _, data in sse(pieces)] == [data for _, data in sse(exchange(stream))]
+
+
+def test_our_worker_says_how_many_tokens_a_prompt_has() -> None:
+    assert [answer_of(exchange(stream), dialect).n_prompt for dialect, stream in STREAMS] == [5, 0]
 
 
 @given(cuts=st.lists(st.integers(0, 1000), max_size=30))
@@ -102,7 +106,7 @@ def test_an_event_came_when_its_last_byte_did(cuts: list[int]) -> None:
 
 @pytest.mark.parametrize(("dialect", "stream"), STREAMS)
 def test_a_stream_without_its_last_event_is_no_answer(dialect: Dialect, stream: bytes) -> None:
-    answer = dialect.answer(exchange(stream[: stream.rindex(b"data: ")]))
+    answer = answer_of(exchange(stream[: stream.rindex(b"data: ")]), dialect)
     assert answer.error.startswith("cut after 2 tokens: ")
     assert answer.arrivals_s == ()
 
@@ -110,7 +114,7 @@ def test_a_stream_without_its_last_event_is_no_answer(dialect: Dialect, stream: 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(("status", "is_refused"), [(503, True), (500, False), (400, False)])
 def test_a_refusal_is_told_from_other_errors(dialect: Dialect, status: int, is_refused: bool) -> None:
-    answer = dialect.answer(exchange(b'{"code":"X"}', status=status))
+    answer = answer_of(exchange(b'{"code":"X"}', status=status), dialect)
     assert answer.is_refused == is_refused
     assert answer.error == f'{status} {{"code":"X"}}'
 
@@ -123,13 +127,13 @@ def test_a_refusal_is_told_from_other_errors(dialect: Dialect, status: int, is_r
     ],
 )
 def test_an_error_event_is_the_answer_s_error(dialect: Dialect, event: bytes) -> None:
-    assert "too slow" in dialect.answer(exchange(event)).error
+    assert "too slow" in answer_of(exchange(event), dialect).error
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("garbage", [b"data: {broken\n\n", b"data: {}\xff\n\n", b'data: {"type":5,"stop":5}\n\n'])
 def test_bytes_that_are_no_event_are_an_error_of_that_answer(dialect: Dialect, garbage: bytes) -> None:
-    assert dialect.answer(exchange(garbage)).error.startswith("no event: ")
+    assert answer_of(exchange(garbage), dialect).error.startswith("no event: ")
 
 
 @pytest.mark.parametrize(
@@ -140,4 +144,4 @@ def test_bytes_that_are_no_event_are_an_error_of_that_answer(dialect: Dialect, g
     ],
 )
 def test_tokens_without_any_text_have_no_times_and_are_no_answer(dialect: Dialect, end: bytes) -> None:
-    assert dialect.answer(exchange(end)).error == "4 tokens, none of them with text"
+    assert answer_of(exchange(end), dialect).error == "4 tokens, none of them with text"

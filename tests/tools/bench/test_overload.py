@@ -7,8 +7,8 @@ import pytest
 
 from tests.tools.bench.stand_in import StandIn, stand_in
 from tools.bench.overload import N_PLACES, NotFull, Overload, overload
+from tools.bench.prompts import Prompts
 from tools.bench.servers import Server
-from tools.bench.words import Prompts
 
 
 def measured(server: StandIn) -> Overload:

@@ -1,4 +1,4 @@
-"""The report as a record, as a page, as cells."""
+"""The report as a record, and as the cells of tables."""
 
 from dataclasses import replace
 
@@ -6,12 +6,10 @@ import msgspec
 import pytest
 
 from tests.tools.bench.made_report import line, report
-from tools.bench.markdown import page, table
 from tools.bench.measures import Unit
-from tools.bench.report import MB, Report, Resident, resident_of
-from tools.bench.wording import COLUMNS, bad_news, cells_of, own_lines, remarks, shown, usual_rows
+from tools.bench.report import MB, Report, Resident, bad_news, resident_of, tables
 
-EMPTY = replace(report(), lines=[], failures=[], resident=[], overload=None, busiest_idle={}, notes=[])
+EMPTY = replace(report(), lines=[], failures=[], resident=[], overload=None)
 
 
 # ── the record ───────────────────────────────────────────────────────────────────────────────────
@@ -19,10 +17,6 @@ EMPTY = replace(report(), lines=[], failures=[], resident=[], overload=None, bus
 
 def test_a_report_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(report()), type=Report) == report()
-
-
-def test_those_that_disturb_are_told_from_those_that_rest() -> None:
-    assert report().restless == {"llama-server": 0.25}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +37,7 @@ def test_what_cannot_be_looked_into_is_left_out() -> None:
     ]
 
 
-# ── words ────────────────────────────────────────────────────────────────────────────────────────
+# ── tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -57,17 +51,26 @@ def test_what_cannot_be_looked_into_is_left_out() -> None:
     ],
 )
 def test_numbers_are_shown_as_their_median(values: tuple[float, ...], unit: Unit, text: str) -> None:
-    assert shown(values, unit) == text
+    ((_, [cells]),) = tables(replace(EMPTY, lines=[line(ours=values, unit=unit)]))
+    assert cells[2] == text
 
 
-def test_a_line_s_cells_fill_the_columns() -> None:
-    assert cells_of(line()) == (
+def test_the_first_table_has_the_scenarios_own_numbers_and_the_others_memory_and_overload() -> None:
+    (columns, (first, bench, jobs)), (_, resident), (_, overload) = tables(report())
+    assert first == (
         *("1 stream, 64 / 96", "decode", "151.0 tokens/s", "llama-server", "150.0 tokens/s"),
         *("1.010 (1.000 to 1.020)", "≥ 0.98", "holds"),
     )
-    assert len(cells_of(line())) == len(COLUMNS)
-    alone = cells_of(line(peer=None, theirs=(), ratio=None))
-    assert alone[3:6] == ("", "", "")
+    assert len(first) == len(columns)
+    assert bench[3] == "llama-bench"
+    assert jobs == ("64 jobs", "end of the last", "1.400 ×", "", "", "", "≤ 1.3", "MISSED")
+    assert resident == [("llorch-worker, front", "150 MB", "120 MB", "MISSED")]
+    assert [cells[1] for cells in overload] == [
+        "8 answered, 24 refused, 0 failed",
+        "median 120 µs, p99 300 µs",
+        "121 µs, 119 µs",
+        "95 µs",
+    ]
 
 
 def test_bad_news_name_every_bound_that_does_not_hold_and_every_failure() -> None:
@@ -78,47 +81,3 @@ def test_bad_news_name_every_bound_that_does_not_hold_and_every_failure() -> Non
         "mixture: 2 of 24 requests failed on llama-server, first: 500 oh",
     ]
     assert list(bad_news(EMPTY)) == []
-
-
-def test_remarks_are_the_notes_and_who_was_restless() -> None:
-    assert list(remarks(report())) == [
-        "64-jobs left out",
-        "llama-server used up to 25% of a processor while others were measured",
-    ]
-
-
-def test_the_usual_numbers_have_a_row_for_each_side() -> None:
-    rows = usual_rows(report())
-    assert [row[:2] for row in rows] == [("1 stream, 64 / 96", "ours"), ("1 stream, 64 / 96", "llama-server")]
-    assert rows[0].count("151.0 ms") == 1
-
-
-# ── the page ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_table_is_one_block_in_which_a_cell_s_own_bar_is_text() -> None:
-    (block,) = table(["a", ">b"], [("x | y", "1"), ("", "2")])
-    assert block == "| a | b |\n| --- | ---: |\n| x \\| y | 1 |\n|  | 2 |"
-
-
-def test_a_page_has_the_table_and_all_that_must_be_known() -> None:
-    text = page(report())
-    assert "| 1 stream, 64 / 96 | decode | 151.0 tokens/s | llama-server | 150.0 tokens/s | 1.010 " in text
-    assert "| llorch-worker, front | 150 MB | 120 MB | MISSED |" in text
-    assert "- llorch-worker: `llorch-worker --threads 2`" in text
-    assert "`OMP_WAIT_POLICY=PASSIVE`" in text
-    assert "Seed of the prompts: 7." in text
-    assert text.count("\n## ") == 3
-    for news in bad_news(report()):
-        assert f"- {news}" in text
-    assert text.endswith("\n")
-
-
-def test_a_page_of_nothing_says_where_it_was_measured() -> None:
-    text = page(EMPTY)
-    assert "tiny.gguf on A CPU" in text
-    assert "## " not in text.removeprefix("# Under load")
-
-
-def test_the_scenarios_own_numbers_are_the_table() -> None:
-    assert [each.measure for each in own_lines(report())] == ["decode", "decode", "end of the last"]

@@ -1,9 +1,7 @@
 """`bench sampling`: the verdict as a function of the times, what is printed, the exit code; never how fast it is."""
 
-import json
 import math
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -12,24 +10,21 @@ import pytest
 
 from tools.bench.__main__ import run
 from tools.bench.llama.logit_rows import Origin, Rows, model_rows, synthetic_rows
-from tools.bench.llama.sampling_costs import Comparison, FieldCost, Settings, compare, field_costs
 from tools.bench.measures import BoundMissed
-from tools.bench.sampling import BOUNDS, Report, Verdict, check, judge
+from tools.bench.sampling import BOUNDS, Comparison, Settings, check, compare, field_costs
 
 SETTINGS: tuple[Settings, ...] = get_args(Settings)
 
 
-def verdict(settings: Settings, ours_us: float, llama_cpp_us: float, origin: Origin = "synthetic") -> Verdict:
-    return judge(
-        Comparison(
-            settings=settings,
-            origin=origin,
-            n_vocab=152_064,
-            n_kept=12,
-            ours_us=ours_us,
-            llama_cpp_us=llama_cpp_us,
-            chain="a chain",
-        )
+def comparison(settings: Settings, ours_us: float, llama_cpp_us: float, origin: Origin = "synthetic") -> Comparison:
+    return Comparison(
+        settings=settings,
+        origin=origin,
+        n_vocab=152_064,
+        n_kept=12,
+        ours_us=ours_us,
+        llama_cpp_us=llama_cpp_us,
+        chain="a chain",
     )
 
 
@@ -56,15 +51,15 @@ def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_bound_holds_up_to_its_share_of_llama_cpp(settings: Settings, origin: Origin, most_us: float) -> None:
     for ours_us, holds in ((most_us, True), (most_us + 0.1, False)):
-        judged = verdict(settings, ours_us, 100.0, origin)
+        judged = comparison(settings, ours_us, 100.0, origin)
         assert judged.holds == holds
         assert judged.ratio == pytest.approx(ours_us / 100)
 
 
 def test_every_missed_bound_is_named_and_no_other() -> None:
-    missed = [verdict("greedy", 30.0, 100.0), verdict("worst case", 20.0, 100.0)]
+    missed = [comparison("greedy", 30.0, 100.0), comparison("worst case", 20.0, 100.0)]
     with pytest.raises(BoundMissed) as refusal:
-        check([verdict("greedy", 4.5, 100.0), *missed])
+        check([comparison("greedy", 4.5, 100.0), *missed])
     first, second = str(refusal.value).split("; ")
     assert first.startswith("greedy on synthetic rows of 152064 tokens costs 0.300 ")
     assert first.endswith("at most 0.1 is allowed")
@@ -73,7 +68,7 @@ def test_every_missed_bound_is_named_and_no_other() -> None:
 
 
 def test_nothing_is_raised_where_all_bounds_hold() -> None:
-    check([verdict("greedy", 1.0, 100.0), verdict("worst case", 1.0, 100.0)])
+    check([comparison("greedy", 1.0, 100.0), comparison("worst case", 1.0, 100.0)])
 
 
 # ── what is measured ─────────────────────────────────────────────────────────────────────────────
@@ -105,8 +100,8 @@ def test_a_comparison_times_both_on_the_same_rows(settings: Settings) -> None:
 
 def test_every_field_s_cost_is_measured_alone() -> None:
     costs = field_costs(small_rows(), 1)
-    assert all(cost.us > 0 for cost in costs)
-    measured = " ".join(cost.field for cost in costs)
+    assert all(us > 0 for us in costs.values())
+    measured = " ".join(costs)
     for field in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "typical_p"):
         assert field in measured
     for field in ("presence_penalty", "dry_multiplier", "top_n_sigma", "xtc_probability", "logit_bias", "logprobs"):
@@ -147,22 +142,19 @@ def test_without_a_model_synthetic_rows_are_measured_and_nothing_is_fetched(
 
 
 @pytest.mark.model
-def test_json_says_what_the_exit_code_says(
+def test_the_table_says_what_the_exit_code_says(
     default_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One bound that no machine can meet, one that every machine can."""
     for settings, origin in BOUNDS:
         monkeypatch.setitem(BOUNDS, (settings, origin), 0.0 if settings == "greedy" else math.inf)
-    assert run(["sampling", "--rounds", "1", "--json", "--model", str(default_model)]) == 1
+    assert run(["sampling", "--rounds", "1", "--model", str(default_model)]) == 1
     shown = capsys.readouterr()
-    report = json.loads(shown.out)
-    assert list(report) == [field.name for field in fields(Report)]
-    assert [row["rows"] for row in report["comparisons"]] == ["model"] * 2 + ["synthetic"] * 4
-    for row in report["comparisons"]:
-        assert list(row) == [field.name for field in fields(Verdict)]
-        assert row["holds"] == (row["settings"] == "worst case")
-    for row in report["fields"]:
-        assert list(row) == [field.name for field in fields(FieldCost)]
+    rows = [line.split("\t") for line in shown.out.splitlines()]
+    compared = [row for row in rows if row[0] in SETTINGS]
+    assert [row[1] for row in compared] == ["model"] * 2 + ["synthetic"] * 4
+    assert [row[-1] for row in compared] == ["MISSED", "ok"] * 3
+    assert {len(row) for row in rows if row not in compared} == {2}
     assert "greedy on model rows of 49152 tokens" in shown.err
     assert "worst case" not in shown.err
 

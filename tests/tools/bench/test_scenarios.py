@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from tools.bench.answers import Ask
+from tools.bench.prompts import Prompts
 from tools.bench.scenarios import N_JOBS, N_SLOTS, SCENARIOS, Scenario
-from tools.bench.words import Prompts
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 

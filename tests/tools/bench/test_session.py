@@ -48,7 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def test_each_scenario_has_its_sides_in_the_order_asked_for(found: Found) -> None:
-    report = found.report(CIRCUMSTANCES, ["a note"])
+    report = found.report(CIRCUMSTANCES)
     own = [(line.scenario, line.peer) for line in report.lines if line.is_own]
     assert own == [
         ("1-stream", "llama-server"),
@@ -58,7 +58,6 @@ def test_each_scenario_has_its_sides_in_the_order_asked_for(found: Found) -> Non
         ("quoting", "llama-server-ngram"),
     ]
     assert report.failures == []
-    assert report.notes == ["a note"]
 
 
 def test_memory_is_told_of_every_server_that_was_started(found: Found) -> None:

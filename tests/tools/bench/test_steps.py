@@ -1,25 +1,25 @@
 """`bench steps`: what is measured and judged, never how fast it is."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tools.bench.__main__ import run
-from tools.bench.llama.step_costs import StepCosts
 from tools.bench.measures import BoundMissed
-from tools.bench.steps import BOUNDS, check
+from tools.bench.steps import BOUNDS, StepCosts, check
 
 
 @pytest.mark.model
 def test_a_step_is_llama_decode_and_the_rest(model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["steps", "--model", str(model_path), "--rounds", "1", "--json"]) in {0, 1}
-    found = json.loads(capsys.readouterr().out)
-    assert [costs["n_streams"] for costs in found] == list(BOUNDS)
-    for costs in found:
-        assert costs["step_ms"] > costs["decode_ms"] > 0
-        assert costs["python_us"] == pytest.approx(1e3 * (costs["step_ms"] - costs["decode_ms"]))
-        assert costs["overhead"] == pytest.approx(costs["python_us"] / 1e3 / costs["decode_ms"])
+    assert run(["steps", "--model", str(model_path), "--rounds", "1"]) in {0, 1}
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [int(row[0]) for row in rows] == list(BOUNDS)
+    for _, step, decode, rest, share, bound, verdict in rows:
+        step_ms, decode_ms, rest_us = (float(cell.split()[0]) for cell in (step, decode, rest))
+        assert step_ms > decode_ms > 0
+        assert rest_us == pytest.approx(1e3 * (step_ms - decode_ms), abs=11)
+        assert float(share.rstrip("%")) == pytest.approx(rest_us / 10 / decode_ms, abs=0.2)
+        assert verdict == ("ok" if float(share.rstrip("%")) <= float(bound.rstrip("%")) else "MISSED")
 
 
 def test_each_share_over_its_bound_is_named() -> None:

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from tools import CHECKOUT
 from tools.images.bases import stages
-from tools.images.images import CHECKOUT, IMAGES, Image
+from tools.images.images import IMAGES, Image
 from tools.images.outcome import Outcome, Skipped, outcome
 from tools.images.report import Report, page
 from worker import __version__

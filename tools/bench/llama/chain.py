@@ -1,7 +1,6 @@
 """llama.cpp's own sampler chains: the peer that our samplers are timed and checked against.
 
-Owns a chain's handle. Not on the serving path: `bench` and the tests use it.
-Knows nothing of requests. A chain belongs to one thread.
+Owns a chain's handle. Knows nothing of requests. A chain belongs to one thread.
 """
 
 import ctypes
@@ -78,7 +77,11 @@ class Chain:
             self.close()
             raise
         self._all_ids = np.arange(n_vocab, dtype=np.int32)
-        self._candidates = Candidates(n_vocab)
+        rows = np.zeros(n_vocab, _ROW)
+        self._ids, self._logits = rows["id"], rows["logit"]
+        # The pointer keeps the rows alive.
+        self._data = rows.ctypes.data_as(capi.llama_token_data_p)
+        self._array = capi.llama_token_data_array()
 
     def _add(self, sampler: Any) -> None:
         # NULL is a falsy pointer object here, not None; in a chain it would crash the process.
@@ -109,18 +112,20 @@ class Chain:
         return TokenId(capi.llama_sampler_sample(self.handle, context.handle, index))
 
     def apply(self, logits: Logits) -> Any:
-        """The llama_token_data_array after all stages, valid until the next call; for this room only.
+        """The llama_token_data_array after all stages, valid until the next call. Any: opaque pointers of the library.
 
         Arguments as for `sample`, which says what they must not hold. Raises: ValueError for another shape or type.
+        Source: llama_sampler_apply.
         """
-        handle = self.handle
-        candidates = self._candidates
-        if logits.dtype != candidates.logits.dtype or logits.shape != candidates.logits.shape:
-            raise ValueError(f"logits are {logits.dtype}{list(logits.shape)}, not float32[{len(candidates.logits)}]")
+        handle, array = self.handle, self._array
+        if logits.dtype != self._logits.dtype or logits.shape != self._logits.shape:
+            raise ValueError(f"logits are {logits.dtype}{list(logits.shape)}, not float32[{len(self._logits)}]")
         # As llama_sampler_sample does for every token; the stages before have sorted the ids.
-        candidates.ids[:] = self._all_ids
-        candidates.logits[:] = logits
-        return candidates.apply(handle)
+        self._ids[:] = self._all_ids
+        self._logits[:] = logits
+        array.data, array.size, array.selected, array.sorted = self._data, len(self._ids), -1, False
+        capi.llama_sampler_apply(handle, ctypes.byref(array))
+        return array
 
     def accept(self, token: TokenId) -> None:
         """Tell the stages which token was taken; penalties look back on it. Source: llama_sampler_accept."""
@@ -147,27 +152,3 @@ class Chain:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-class Candidates:
-    """The library's candidate array (llama_token_data_array) over `n` rows that numpy reads and writes.
-
-    `ids` (int32[n]) and `logits` (float32[n]) are views into them.
-    """
-
-    def __init__(self, n: int) -> None:
-        rows = np.zeros(n, _ROW)
-        self.ids, self.logits = rows["id"], rows["logit"]
-        # The pointer keeps the array alive.
-        self._data = rows.ctypes.data_as(capi.llama_token_data_p)
-        self._array = capi.llama_token_data_array()
-
-    def apply(self, sampler: Any) -> Any:
-        """The llama_token_data_array after the sampler, from all rows unsorted; valid until the next call.
-
-        Any: opaque pointers of the library. Source: llama_sampler_apply.
-        """
-        array = self._array
-        array.data, array.size, array.selected, array.sorted = self._data, len(self.ids), -1, False
-        capi.llama_sampler_apply(sampler, ctypes.byref(array))
-        return array

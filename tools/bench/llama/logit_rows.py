@@ -3,16 +3,15 @@
 Owns where the rows of `bench` come from. Knows nothing of what is done with them. One thread, that of the context.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tools.bench.llama.chain import Logits
 from worker.engine.backend import Slice
 from worker.errors import ModelLoadFailed
 from worker.host import cpu_quota
@@ -33,9 +32,6 @@ _TEXT = (
 _MOST_TOKENS = 16
 """Of the text; the beginning of two tokens gives the first row, that of three the next."""
 
-Logits = NDArray[np.float32]
-
-
 Origin = Literal["model", "synthetic"]
 
 
@@ -44,9 +40,9 @@ class Rows:
     """At least one row, each float32[n_vocab] without NaN. Those of a context live until it decodes again."""
 
     origin: Origin
-    logits: Seq[Logits]
+    logits: Sequence[Logits]
     context: Context | None = None
-    indexes: Seq[int] = ()
+    indexes: Sequence[int] = ()
     """What the context calls each row."""
 
     @property
