@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import rich_click as click
-from click.exceptions import Exit
+from click.exceptions import Exit, NoArgsIsHelpError
 
 from worker.cli import CommandElsewhere
 from worker.errors import UsageError, WorkerError
@@ -36,6 +36,8 @@ def run(argv: Sequence[str]) -> int:
             bench.invoke(context)
     except Exit as left:
         return left.exit_code
+    except NoArgsIsHelpError:
+        return _fail("a command is missing; see python -m tools.bench --help", 2)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except WorkerError as error:
