@@ -71,16 +71,6 @@ def whole_rate(answers: Sequence[Answer]) -> float:
     return per_s(sum(answer.n_tokens for answer in answers), max(answer.ended_s for answer in answers) - begun_s)
 
 
-def decode_rate(answers: Sequence[Answer]) -> float | None:
-    """Token events by time, while every one of the answers is being generated; None where that is never so."""
-    begun_s = max(answer.arrivals_s[0] for answer in answers)
-    ended_s = min(answer.arrivals_s[-1] for answer in answers)
-    if ended_s <= begun_s:
-        return None
-    n_events = sum(begun_s < at_s <= ended_s for answer in answers for at_s in answer.arrivals_s)
-    return n_events / (ended_s - begun_s)
-
-
 def percentile(values: Iterable[float], percent: int) -> float:
     """1 to 99; linear between the two nearest values. 0 of nothing."""
     all_of_them = list(values)

@@ -44,16 +44,6 @@ class Dialect(Protocol):
         """One event of the stream. Raises: msgspec.DecodeError, UnicodeDecodeError."""
 
 
-class _Execute(msgspec.Struct, frozen=True, kw_only=True):
-    job_id: str
-    prompt: str
-    max_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
-    ignore_eos: bool = True
-
-
 class _OurEvent(msgspec.Struct, frozen=True):
     """The fields of all events of ours that are looked at."""
 
@@ -74,16 +64,16 @@ class Ours:
         self._prefix = prefix
 
     def body(self, ask: Ask) -> bytes:
-        return msgspec.json.encode(
-            _Execute(
-                job_id=f"{self._prefix}-{next(_job_numbers)}",
-                prompt=ask.prompt,
-                max_tokens=ask.n_tokens,
-                temperature=ask.temperature,
-                top_p=ask.top_p,
-                seed=ask.seed,
-            )
-        )
+        body = {
+            "job_id": f"{self._prefix}-{next(_job_numbers)}",
+            "prompt": ask.prompt,
+            "max_tokens": ask.n_tokens,
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            "seed": ask.seed,
+            "ignore_eos": True,
+        }
+        return msgspec.json.encode(body)
 
     def event(self, data: bytes) -> Event:
         event = msgspec.json.decode(data, type=_OurEvent)
@@ -98,19 +88,6 @@ class Ours:
                 return Event(error=f"{event.code}: {event.message}")
             case _:
                 return Event()
-
-
-class _Completion(msgspec.Struct, frozen=True, kw_only=True):
-    prompt: str
-    n_predict: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    stream: bool = True
-    ignore_eos: bool = True
-    cache_prompt: bool = True
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -140,18 +117,19 @@ class LlamaServer:
     path, health_path = "/completion", "/health"
 
     def body(self, ask: Ask) -> bytes:
-        is_greedy = ask.temperature == 0.0
-        return msgspec.json.encode(
-            _Completion(
-                prompt=ask.prompt,
-                n_predict=ask.n_tokens,
-                temperature=ask.temperature,
-                top_k=1 if is_greedy else 0,
-                top_p=ask.top_p,
-                min_p=0.0,
-                seed=ask.seed,
-            )
-        )
+        body = {
+            "prompt": ask.prompt,
+            "n_predict": ask.n_tokens,
+            "temperature": ask.temperature,
+            "top_k": 1 if ask.temperature == 0.0 else 0,
+            "top_p": ask.top_p,
+            "min_p": 0.0,
+            "seed": ask.seed,
+            "stream": True,
+            "ignore_eos": True,
+            "cache_prompt": True,
+        }
+        return msgspec.json.encode(body)
 
     def event(self, data: bytes) -> Event:
         chunk = msgspec.json.decode(data, type=_Chunk)

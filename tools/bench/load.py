@@ -5,9 +5,9 @@ load's event loop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from tools.bench.answers import Answer, Ask
@@ -16,42 +16,46 @@ from tools.bench.exchange import SILENCE_S, Address, Connection, Exchange, conne
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A server under load."""
+class Server:
+    """A server that takes requests."""
 
     name: str
     address: Address
     dialect: Dialect
+    version: str = ""
+    """Of llama.cpp, as a llama-server says it."""
+    pids: Mapping[str, int] = field(default_factory=dict)
+    """Its processes by what they are; none where it is somebody else's."""
     silence_s: float = SILENCE_S
     """A stream that says nothing for so long is given up."""
 
 
-async def play(target: Target, asks: Sequence[Ask]) -> list[Answer]:
+async def play(server: Server, asks: Sequence[Ask]) -> list[Answer]:
     """The answers, in the order of `asks`, which are sorted by phase. Raises: NotReached."""
     exchanges: list[Exchange] = []
     for _, phase in groupby(asks, key=lambda ask: ask.phase):
-        exchanges += await _play_phase(target, list(phase))
-    return [answer_of(exchange, target.dialect) for exchange in exchanges]
+        exchanges += await _play_phase(server, list(phase))
+    return [answer_of(exchange, server.dialect) for exchange in exchanges]
 
 
-async def _play_phase(target: Target, asks: Sequence[Ask]) -> list[Exchange]:
+async def _play_phase(server: Server, asks: Sequence[Ask]) -> list[Exchange]:
     """The connections of what is sent at once are open, and all bodies are made, before the first request is sent."""
-    bodies = [target.dialect.body(ask) for ask in asks]
+    bodies = [server.dialect.body(ask) for ask in asks]
     async with AsyncExitStack() as stack:
-        early = {number: await _open(target, stack) for number, ask in enumerate(asks) if not (ask.is_late or ask.at_s)}
+        early = {number: await _open(server, stack) for number, ask in enumerate(asks) if not (ask.is_late or ask.at_s)}
         sent = [
-            connection.ask("POST", target.dialect.path, body)
+            connection.ask("POST", server.dialect.path, body)
             if (connection := early.get(number))
-            else _send_when_due(target, body, _due(ask, list(early.values())), stack)
+            else _send_when_due(server, body, _due(ask, list(early.values())), stack)
             for number, (ask, body) in enumerate(zip(asks, bodies, strict=True))
         ]
         return await asyncio.gather(*sent)
 
 
-async def _send_when_due(target: Target, body: bytes, due: Awaitable[None], stack: AsyncExitStack) -> Exchange:
+async def _send_when_due(server: Server, body: bytes, due: Awaitable[None], stack: AsyncExitStack) -> Exchange:
     """On a connection that is opened then: servers close one that is idle for long."""
     await due
-    return await (await _open(target, stack)).ask("POST", target.dialect.path, body)
+    return await (await _open(server, stack)).ask("POST", server.dialect.path, body)
 
 
 async def _due(ask: Ask, early: Sequence[Connection]) -> None:
@@ -62,7 +66,7 @@ async def _due(ask: Ask, early: Sequence[Connection]) -> None:
         await asyncio.sleep(ask.at_s)
 
 
-async def _open(target: Target, stack: AsyncExitStack) -> Connection:
-    connection = await connect(target.address, target.silence_s)
+async def _open(server: Server, stack: AsyncExitStack) -> Connection:
+    connection = await connect(server.address, server.silence_s)
     stack.callback(connection.close)
     return connection

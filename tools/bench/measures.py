@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from tools.bench.answers import Answer, decode_rate, gaps_of, per_s, percentile, whole_rate
+from tools.bench.answers import Answer, gaps_of, per_s, percentile, whole_rate
 from worker.errors import WorkerError
 
 Answers = Sequence[Answer]
@@ -37,12 +37,11 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number of a round. `of` is given the answers in the order of the requests, none of them failed; None where the
-    scenario has no such number."""
+    """A number of a round. `of` is given the answers in the order of the requests, none of them failed."""
 
     name: str
     unit: Unit
-    of: Callable[[Answers], float | None]
+    of: Callable[[Answers], float]
     bound: Bound | None = None
     """None: told, not judged."""
 
@@ -88,13 +87,11 @@ def last_end(bound: Bound, *, n_first: int) -> Measure:
 
 def numbers_of(measures: Iterable[Measure], answers: Answers) -> dict[str, float]:
     """By the measure's name."""
-    found = {measure.name: measure.of(answers) for measure in measures}
-    return {name: value for name, value in found.items() if value is not None}
+    return {measure.name: measure.of(answers) for measure in measures}
 
 
 USUAL: tuple[Measure, ...] = (
     total_rate(),
-    Measure("decode together", "tokens/s", decode_rate),
     first_token(),
     Measure("first token p99", "ms", lambda answers: 1000 * percentile([a.ttft_s for a in answers], 99)),
     Measure("between tokens", "ms", lambda answers: 1000 * percentile(gaps_of(answers), 50)),

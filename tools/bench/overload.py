@@ -13,10 +13,9 @@ from statistics import median
 from tools.bench.answers import Ask, percentile
 from tools.bench.dialects import NO_ROOM, OK
 from tools.bench.exchange import Connection, Exchange, connect
-from tools.bench.load import Target, play
+from tools.bench.load import Server, play
 from tools.bench.processes import cpu_s
 from tools.bench.prompts import Prompts
-from tools.bench.servers import Server
 from worker.errors import WorkerError
 
 N_PLACES = 8
@@ -61,11 +60,11 @@ async def overload(server: Server, prompts: Prompts, n_refusals: int) -> Overloa
 
     Raises: NotReached; NotFull when something was taken that should have been refused.
     """
-    burst = await play(server.target, [Ask(prompt=prompts.of(24), n_tokens=32) for _ in range(_N_BURST)])
-    async with _full(server.target):
+    burst = await play(server, [Ask(prompt=prompts.of(24), n_tokens=32) for _ in range(_N_BURST)])
+    async with _full(server):
         front = [server.pids["front"]] if "front" in server.pids else []
         before_s = cpu_s(front)
-        times_us = await _refusals(server.target, prompts, n_refusals)
+        times_us = await _refusals(server, prompts, n_refusals)
         front_s = cpu_s(front) - before_s
     return Overload(
         n_burst=len(burst),
@@ -83,26 +82,26 @@ async def overload(server: Server, prompts: Prompts, n_refusals: int) -> Overloa
 
 
 @asynccontextmanager
-async def _full(target: Target) -> AsyncIterator[None]:
+async def _full(server: Server) -> AsyncIterator[None]:
     """Every place of the worker is taken by a job that goes on; they are given up at the end."""
     async with AsyncExitStack() as places:
         give_up_s = time.monotonic() + _FILL_S
         for _ in range(N_PLACES):
-            while not await _take_place(target, places):
+            while not await _take_place(server, places):
                 if time.monotonic() > give_up_s:
-                    raise NotFull(f"{target.name} had no room for {N_PLACES} jobs within {_FILL_S:g} s")
+                    raise NotFull(f"{server.name} had no room for {N_PLACES} jobs within {_FILL_S:g} s")
                 await asyncio.sleep(_RETRY_S)
         yield
 
 
-async def _take_place(target: Target, places: AsyncExitStack) -> bool:
+async def _take_place(server: Server, places: AsyncExitStack) -> bool:
     """Whether a long job was taken. A refusal is none yet: what ended a moment ago may still be counted."""
-    connection = await connect(target.address)
-    job = asyncio.create_task(connection.ask("POST", target.dialect.path, target.dialect.body(_LONG_JOB)))
+    connection = await connect(server.address)
+    job = asyncio.create_task(connection.ask("POST", server.dialect.path, server.dialect.body(_LONG_JOB)))
     places.push_async_callback(_give_up, connection, job)
     await connection.has_begun.wait()
     if connection.status not in (OK, NO_ROOM):
-        raise NotFull(f"{target.name} answered {connection.status} to a long job, which should have gone on")
+        raise NotFull(f"{server.name} answered {connection.status} to a long job, which should have gone on")
     return connection.status == OK
 
 
@@ -111,17 +110,17 @@ async def _give_up(connection: Connection, job: asyncio.Task[Exchange]) -> None:
     await job
 
 
-async def _refusals(target: Target, prompts: Prompts, n_refusals: int) -> Sequence[float]:
+async def _refusals(server: Server, prompts: Prompts, n_refusals: int) -> Sequence[float]:
     """Microseconds of each, from sending to the end of its answer, on one connection."""
-    connection = await connect(target.address)
-    body = target.dialect.body(Ask(prompt=prompts.of(64), n_tokens=96))
+    connection = await connect(server.address)
+    body = server.dialect.body(Ask(prompt=prompts.of(64), n_tokens=96))
     times_us = []
     try:
         for number in range(n_refusals):
-            exchange = await connection.ask("POST", target.dialect.path, body)
+            exchange = await connection.ask("POST", server.dialect.path, body)
             times_us.append(1e6 * (time.perf_counter() - exchange.sent_s))
             if exchange.status != NO_ROOM:
-                raise NotFull(f"{target.name} answered {exchange.status} to job {number + 1} beyond its queue")
+                raise NotFull(f"{server.name} answered {exchange.status} to job {number + 1} beyond its queue")
     finally:
         connection.close()
     return times_us

@@ -76,17 +76,6 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Requests of one side that were not answered."""
-
-    scenario: str
-    side: str
-    n_failed: int
-    n_asked: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
 class Resident:
     """Physical memory of one process after the warm-up, and what it may have."""
 
@@ -123,7 +112,8 @@ class Report:
 
     circumstances: Circumstances
     lines: Sequence[Line]
-    failures: Sequence[Failure]
+    failures: Sequence[str]
+    """A sentence for each side and scenario of which requests were not answered."""
     resident: Sequence[Resident]
     overload: Overload | None
 
@@ -184,18 +174,11 @@ def _verdict(bound: Bound | None, value: float | None) -> Verdict:
     return "holds" if bound.holds(value) else "MISSED"
 
 
-def failures_of(played: Played) -> list[Failure]:
-    return [
-        Failure(
-            played.scenario.name,
-            side,
-            sum(turn.n_failed for turn in turns),
-            sum(turn.n_asked for turn in turns),
-            next(turn.error for turn in turns if turn.error),
-        )
-        for side, turns in played.turns.items()
-        if any(turn.n_failed for turn in turns)
-    ]
+def failures_of(played: Played) -> Iterator[str]:
+    for side, turns in played.turns.items():
+        if errors := [turn.error for turn in turns if turn.n_failed]:
+            n_failed, n_asked = sum(turn.n_failed for turn in turns), sum(turn.n_asked for turn in turns)
+            yield f"{played.scenario.name}: {n_failed} of {n_asked} requests failed on {side}, first: {errors[0]}"
 
 
 def resident_of(sides: Mapping[str, Mapping[str, int | None]]) -> list[Resident]:
@@ -251,11 +234,7 @@ def bad_news(report: Report) -> Iterator[str]:
     for resident in report.resident:
         if resident.verdict == "MISSED":
             yield f"{resident.process} has {_mb(resident.resident_bytes)}, the bound is {_mb(resident.limit_bytes)}"
-    for failure in report.failures:
-        yield (
-            f"{failure.scenario}: {failure.n_failed} of {failure.n_asked} requests failed on {failure.side}, "
-            f"first: {failure.error}"
-        )
+    yield from report.failures
 
 
 def _cells(line: Line) -> Cells:

@@ -20,7 +20,7 @@ import msgspec
 
 from tools.bench.dialects import Dialect, LlamaServer, Ours
 from tools.bench.exchange import Address, NotReached, ask_once
-from tools.bench.load import Target
+from tools.bench.load import Server
 from tools.bench.processes import children
 from worker.errors import WorkerError
 
@@ -34,16 +34,6 @@ _KEPT_OF_A_LOG = 400
 
 class NotStarted(WorkerError):
     """A server did not come up: one line with its last words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A target, and the processes that it is; none where it is somebody else's."""
-
-    target: Target
-    version: str
-    pids: Mapping[str, int]
-    """By what they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +147,7 @@ class _Props(msgspec.Struct, frozen=True):
 
 async def _server(plan: Plan, address: Address, pids: Mapping[str, int]) -> Server:
     version = await _build(address) if isinstance(plan.dialect, LlamaServer) else ""
-    return Server(Target(plan.name, address, plan.dialect), version, pids)
+    return Server(plan.name, address, plan.dialect, version, pids)
 
 
 async def _build(address: Address) -> str:

@@ -13,11 +13,10 @@ from typing import Protocol
 import msgspec
 
 from tools.bench.answers import Answer, Ask
-from tools.bench.load import play
+from tools.bench.load import Server, play
 from tools.bench.measures import Bound, Measure, at_least, numbers_of
 from tools.bench.processes import cpu_s
 from tools.bench.scenarios import ONE_STREAM, Scenario
-from tools.bench.servers import Server
 
 _QUIET_S, _GIVE_UP_S = 0.1, 10.0
 _QUIET_CPU_S = 0.02
@@ -68,7 +67,7 @@ class ServedSide:
 
     @property
     def name(self) -> str:
-        return self.server.target.name
+        return self.server.name
 
     @property
     def pids(self) -> Sequence[int]:
@@ -81,7 +80,7 @@ class ServedSide:
         return None if self.is_speculating else measure.bound
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
-        answers = await play(self.server.target, asks)
+        answers = await play(self.server, asks)
         errors = [error for answer, ask in zip(answers, asks, strict=True) if (error := _wrong(answer, ask))]
         if errors:
             return Turn(numbers={}, n_asked=len(asks), n_failed=len(errors), error=errors[0])

@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 
 from tools.bench.answers import Answer, Ask, per_s, whole_rate
-from tools.bench.load import Target, play
+from tools.bench.load import Server, play
 from tools.bench.prompts import Prompts
 from tools.bench.servers import our_worker, served
 from tools.cuda_check.report import Figure
@@ -59,12 +59,12 @@ async def _measure(model: Path, device: str, load: Load) -> list[Figure]:
     def asks(n_times: int, n_words: int, n_tokens: int) -> list[Ask]:
         return [Ask(prompt=prompts.of(n_words), n_tokens=n_tokens) for _ in range(n_times)]
 
-    async with _worker(model, device) as target:
+    async with _worker(model, device) as server:
         # The first use of each kernel, and of each size of a batch, is not what later ones cost.
-        await _played(target, asks(1, load.n_read_words, load.n_tokens))
-        read = await _played(target, _in_turn(asks(load.n_times, load.n_read_words, 2)))
-        alone = await _played(target, _in_turn(asks(load.n_times, load.n_words, load.n_tokens)))
-        together = await _played(target, asks(N_STREAMS, load.n_words, load.n_tokens))
+        await _played(server, asks(1, load.n_read_words, load.n_tokens))
+        read = await _played(server, _in_turn(asks(load.n_times, load.n_read_words, 2)))
+        alone = await _played(server, _in_turn(asks(load.n_times, load.n_words, load.n_tokens)))
+        together = await _played(server, asks(N_STREAMS, load.n_words, load.n_tokens))
     first_ms = 1000 * median(answer.ttft_s for answer in read)
     return [
         Figure(what="prompt", value=median(per_s(answer.n_prompt, answer.ttft_s) for answer in read), unit="tokens/s"),
@@ -75,20 +75,20 @@ async def _measure(model: Path, device: str, load: Load) -> list[Figure]:
 
 
 @asynccontextmanager
-async def _worker(model: Path, device: str) -> AsyncIterator[Target]:
+async def _worker(model: Path, device: str) -> AsyncIterator[Server]:
     flags = ["--device", device, "--parallel", str(N_STREAMS), "--ctx-size", str(_CELLS), "--prompt-lookup", "off"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")}
     with TemporaryDirectory(prefix="llorch-check-") as logs:
         async with served(our_worker(model, flags), Path(logs), environment) as server:
-            yield server.target
+            yield server
 
 
 def _in_turn(asks: list[Ask]) -> list[Ask]:
     return [replace(ask, phase=phase) for phase, ask in enumerate(asks)]
 
 
-async def _played(target: Target, asks: Sequence[Ask]) -> list[Answer]:
-    answers = await play(target, asks)
+async def _played(server: Server, asks: Sequence[Ask]) -> list[Answer]:
+    answers = await play(server, asks)
     for problem in _problems(asks, answers):
         raise FailedRequestError(problem)
     return answers

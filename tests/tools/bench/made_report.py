@@ -1,7 +1,7 @@
 """A report with a bit of everything."""
 
 from tools.bench.overload import Overload
-from tools.bench.report import Circumstances, Failure, Line, Report, Resident, Spread
+from tools.bench.report import Circumstances, Line, Report, Resident, Spread
 from worker.parity.provenance import this_machine
 
 CIRCUMSTANCES = Circumstances(
@@ -69,7 +69,7 @@ def report() -> Report:
                 verdict="MISSED",
             ),
         ],
-        failures=[Failure("mixture", "llama-server", 2, 24, "500 oh")],
+        failures=["mixture: 2 of 24 requests failed on llama-server, first: 500 oh"],
         resident=[Resident("llorch-worker, front", 150_000_000, 120_000_000, "MISSED")],
         overload=OVERLOAD,
     )

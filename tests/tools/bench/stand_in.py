@@ -14,7 +14,7 @@ from typing import Any
 
 from tools.bench.dialects import Dialect, LlamaServer, Ours
 from tools.bench.exchange import Address
-from tools.bench.load import Target
+from tools.bench.load import Server
 
 PROGRAM = (sys.executable, "-m", "tests.tools.bench.stand_in")
 
@@ -76,8 +76,8 @@ class StandIn(ThreadingHTTPServer):
     def address(self) -> Address:
         return Address("127.0.0.1", self.server_address[1])
 
-    def target(self, dialect: Dialect | None = None) -> Target:
-        return Target("stand-in", self.address, dialect or LlamaServer())
+    def as_server(self, dialect: Dialect | None = None) -> Server:
+        return Server("stand-in", self.address, dialect or LlamaServer())
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that leaves early is no error here."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tools.bench.made import answer, steady
-from tools.bench.answers import decode_rate, gaps_of, per_s, percentile, whole_rate
+from tools.bench.answers import gaps_of, per_s, percentile, whole_rate
 
 TIMES = st.floats(0, 1e6, allow_nan=False)
 
@@ -38,15 +38,6 @@ def test_the_whole_rate_counts_from_the_first_request_to_the_last_token() -> Non
 def test_sampled_tokens_count_also_those_without_text() -> None:
     assert answer([1.0, 3.0], n_tokens=5).tokens_per_s == 4 / 2
     assert whole_rate([answer([1.0, 2.0], n_tokens=6)]) == 3.0
-
-
-def test_the_rate_together_counts_only_while_all_are_generated() -> None:
-    one, other = answer([1.0, 2.0, 3.0, 4.0]), answer([2.0, 3.0, 4.0, 5.0])
-    assert decode_rate([one, other]) == 4 / 2
-
-
-def test_streams_that_never_meet_have_no_rate_together() -> None:
-    assert decode_rate([answer([1.0, 2.0]), answer([2.0, 3.0])]) is None
 
 
 def test_no_time_at_all_gives_no_rate() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.tools.bench.fake_side import FakeSide
 from tools.bench.measures import Bound, at_least, at_most, stream_rate, total_rate
 from tools.bench.prompts import Prompts
-from tools.bench.report import Failure, Line, Played, Spread, failures_of, lines_of
+from tools.bench.report import Line, Played, Spread, failures_of, lines_of
 from tools.bench.scenarios import SCENARIOS, Scenario
 from tools.bench.session import Rounds
 
@@ -119,4 +119,6 @@ def test_every_measure_has_a_line_for_each_peer() -> None:
 
 def test_failures_are_counted_by_side_with_their_first_words() -> None:
     sides = [FakeSide("ours", [1.0, None, None]), FakeSide("peer", [1.0, 1.0, 1.0])]
-    assert failures_of(played(scenario(), sides)) == [Failure("1-stream", "ours", 2, 12, "the stream was cut")]
+    assert list(failures_of(played(scenario(), sides))) == [
+        "1-stream: 2 of 12 requests failed on ours, first: the stream was cut"
+    ]

@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("dialect", DIALECTS, ids=["ours", "llama-server"]
 
 
 def played(server: StandIn, dialect: Dialect, *asks: Ask) -> list[Answer]:
-    return asyncio.run(play(server.target(dialect), asks))
+    return asyncio.run(play(server.as_server(dialect), asks))
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
@@ -78,7 +78,7 @@ def _release_when_asked(server: StandIn, n_jobs: int, hold: threading.Event) -> 
 def test_silence_ends_a_stream(dialect: Dialect) -> None:
     hold = threading.Event()
     with stand_in(hold=hold) as server:
-        (answer,) = asyncio.run(play(replace(server.target(dialect), silence_s=0.3), [ASK]))
+        (answer,) = asyncio.run(play(replace(server.as_server(dialect), silence_s=0.3), [ASK]))
         hold.set()
     assert "nothing for 0.3 s" in answer.error
 

@@ -8,11 +8,10 @@ import pytest
 from tests.tools.bench.stand_in import StandIn, stand_in
 from tools.bench.overload import N_PLACES, NotFull, Overload, overload
 from tools.bench.prompts import Prompts
-from tools.bench.servers import Server
 
 
 def measured(server: StandIn) -> Overload:
-    return asyncio.run(overload(Server(server.target(), "", {}), Prompts(1), n_refusals=50))
+    return asyncio.run(overload(server.as_server(), Prompts(1), n_refusals=50))
 
 
 @pytest.mark.long

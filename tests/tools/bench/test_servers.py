@@ -10,7 +10,8 @@ import pytest
 from tests.tools.bench.stand_in import stand_in
 from tools.bench.dialects import LlamaServer, Ours
 from tools.bench.exchange import NotReached
-from tools.bench.servers import NotStarted, Plan, Server, found, llama_server, our_worker, served
+from tools.bench.load import Server
+from tools.bench.servers import NotStarted, Plan, found, llama_server, our_worker, served
 from worker.errors import UsageError
 
 SERVER = """
@@ -41,7 +42,7 @@ def opened(what: Plan, logs: Path) -> Server:
 
 def test_a_started_server_is_ready_and_gone_afterwards(tmp_path: Path) -> None:
     server = opened(plan(SERVER), tmp_path)
-    assert (server.target.name, server.version) == ("llama-server", "b7")
+    assert (server.name, server.version) == ("llama-server", "b7")
     with pytest.raises(ProcessLookupError):
         os.kill(server.pids["server"], 0)
 
@@ -63,7 +64,7 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_a_running_server_speaks_what_its_name_says(name: str, dialect: type, tmp_path: Path) -> None:
     with stand_in() as running:
         server = opened(found(name, str(running.address)), tmp_path)
-    assert isinstance(server.target.dialect, dialect)
+    assert isinstance(server.dialect, dialect)
     assert server.version == ("b1-stand-in" if dialect is LlamaServer else "")
     assert dict(server.pids) == {}
     assert list(tmp_path.iterdir()) == []
