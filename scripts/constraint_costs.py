@@ -22,7 +22,7 @@ from worker.config.settings import Settings
 from worker.engine.backend import LoadedModel, Slice, Step
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
-from worker.front.engine_setup import configure
+from worker.front.client import configure
 from worker.llama.buffers import Watch
 from worker.llama.constraint import Constraint, Constraints
 from worker.llama.devices import choose_device, devices

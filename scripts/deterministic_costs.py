@@ -14,7 +14,7 @@ from typing import cast
 
 from worker.config.settings import Settings
 from worker.engine.backend import Slice, Step
-from worker.front.engine_setup import configure
+from worker.front.client import configure
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import Sampling, SlotId, StepKind, TokenId

@@ -9,8 +9,8 @@ import pytest
 
 from worker import errors
 from worker.config.settings import options
+from worker.front.health import Phase
 from worker.front.metrics import Metrics
-from worker.front.phase import Phase
 from worker.logs.lines import Event
 from worker.protocol.bodies import HealthBody, ReadyCallback, TriedBody
 from worker.protocol.events import EVENT_TYPES, StreamCode

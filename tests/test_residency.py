@@ -13,7 +13,7 @@ from tests.logs.log_lines import logging_is_put_back, to  # noqa: F401 - the fir
 from tests.toy_engine import GONE, LEAVING, ON_A_GPU, THERE
 from worker.config.settings import Settings
 from worker.front.client import EngineClient, EngineState
-from worker.front.engine_setup import engine_environment
+from worker.front.link import engine_environment
 from worker.front.metrics import Metrics
 from worker.front.state import Front
 from worker.wire.messages import AskResidency, Loaded, Residency

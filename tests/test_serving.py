@@ -12,7 +12,7 @@ from tests.backends.choice import chosen
 from tests.worker_process import Event, WorkerProcess, check_order, serve_default, text_of
 from worker.config.settings import Settings
 from worker.engine.backend import Slice, Step
-from worker.front.engine_setup import configure
+from worker.front.client import configure
 from worker.llama.load import load_runner
 from worker.wire.messages import Configure, Sampling, SlotId
 

@@ -22,9 +22,9 @@ from worker.config.no_effect import idle_after_load, idle_before_load, tell
 from worker.config.settings import Settings
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, WorkerError
 from worker.front.certificate import Certificate, read_certificate
-from worker.front.client import ENGINE_COMMAND, EngineClient
-from worker.front.engine_setup import configure, engine_environment
+from worker.front.client import ENGINE_COMMAND, EngineClient, configure
 from worker.front.fetch_child import fetch_in_child
+from worker.front.link import engine_environment
 from worker.front.metrics import Metrics
 from worker.front.pool_manager import announce, is_test_mode, shown_url
 from worker.front.progress import report_loaded

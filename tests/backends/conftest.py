@@ -9,7 +9,7 @@ import pytest
 from tests.backends.choice import FILE, Backend, chosen
 from tests.turns import N_CELLS, PROMPTS
 from worker.config.settings import Settings
-from worker.front.engine_setup import configure
+from worker.front.client import configure
 from worker.llama.backends import backends
 from worker.llama.devices import Device, devices
 from worker.llama.load import LoadedRunner, load_runner

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from worker.errors import StartupError
-from worker.front.checked_request import CheckedRequest, JobDeps
-from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
-from worker.front.job import Job
+from worker.front.checked_request import CheckedRequest
+from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState, Observer
+from worker.front.job import Job, JobDeps
 from worker.front.link import LinkOwner
 from worker.front.metrics import Metrics
 from worker.protocol.events import choose_dialect
@@ -98,8 +98,8 @@ class Engine:
         self.is_closed = True
 
 
-class Stage:
-    """The client's surroundings: it spawns `engines`, and what it observes is kept. `now_s` is its clock."""
+class Stage(Observer):
+    """What is around the client: it spawns `engines`, and keeps what it observes. `now_s` is its clock."""
 
     def __init__(self, *, residency_period_s: float = RESIDENCY_PERIOD_S) -> None:
         self.now_s = 0.0
@@ -135,8 +135,6 @@ class Stage:
 
     def on_progress(self, percent: int) -> None:
         self.percents.append(percent)
-
-    def on_step(self, step: StepDone) -> None: ...
 
     def on_self_tested(self, result: SelfTested) -> None:
         self.self_tests.append(result)
@@ -191,7 +189,7 @@ class Stage:
 
     def submit(self) -> JobKey:
         key = JobKey(len(self.jobs) + 1)
-        order = CheckedRequest(
+        request = CheckedRequest(
             job_id=f"job-{key}",
             prompt="x",
             max_tokens=100,
@@ -205,8 +203,8 @@ class Stage:
             expires_s=1e9,
         )
         dialect = choose_dialect("application/jsonl", sse_event_names=False)
-        around = JobDeps(dialect=dialect, model="toy", vram_bytes=0, metrics=self.metrics)
-        self.jobs[key] = Job(key, order, around, self._on_end)
+        deps = JobDeps(dialect=dialect, model="toy", vram_bytes=0, metrics=self.metrics)
+        self.jobs[key] = Job(key, request, deps, self._on_end)
         self.client.submit(self.jobs[key])
         return key
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.front.rehearsal import FACTS, Stage, rehearse
 from tests.worker_process import check_order
 from worker.front.client import EngineState
-from worker.front.verdict import DEATHS_OF_A_CULPRIT
+from worker.front.dispatch import DEATHS_OF_A_CULPRIT
 from worker.wire.messages import Failed, Inbound, JobKey, Refused, StepDone, Submit, Violation
 
 ACTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**6 - 1)), min_size=30, max_size=90)

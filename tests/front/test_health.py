@@ -10,9 +10,8 @@ import pytest
 
 from tests.front.rehearsal import FACTS
 from worker.config.settings import Settings
-from worker.front.health import EngineStatus, FrontStatus, health_body
+from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.metrics import Metrics
-from worker.front.phase import Phase
 from worker.front.state import Front
 from worker.wire.messages import SelfTested, StepDone
 

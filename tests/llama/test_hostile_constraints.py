@@ -10,7 +10,7 @@ import pytest
 
 from tests.llama.bytewise import byte, constrain, submit
 from tests.llama.hostile_constraints import HOSTILE, Taken
-from worker.front.engine_setup import engine_environment
+from worker.front.link import engine_environment
 from worker.llama.constraint import LIMITS_OF, Constraint, Constraints
 from worker.llama.trial import MAX_CPU_S
 from worker.wire.messages import TokenId, Violation

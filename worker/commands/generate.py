@@ -10,7 +10,6 @@ import sys
 import time
 from typing import Any
 
-import msgspec
 import rich_click as click
 import uvloop
 from rich.console import Console
@@ -20,22 +19,22 @@ from worker.config.no_effect import tell
 from worker.config.precedence import unread
 from worker.config.settings import Settings, environment
 from worker.errors import StartupError, UsageError, WorkerError
-from worker.front.checked_request import JobDeps, checked
-from worker.front.client import EngineClient
-from worker.front.engine_setup import configure, engine_environment
+from worker.front.checked_request import checked
+from worker.front.client import EngineClient, Observer, configure
 from worker.front.fetch_child import fetch_in_child
-from worker.front.job import Job
+from worker.front.job import Job, JobDeps
+from worker.front.link import engine_environment
 from worker.front.metrics import Metrics
 from worker.front.progress import LoadProgress
 from worker.front.supervision import first_of, running
 from worker.logs import lines as logs
 from worker.model.catalog import load_catalog, locate
 from worker.model.info import ModelInfo, read_info
-from worker.protocol.events import JSON_LINES_TYPES, choose_dialect
+from worker.protocol.events import TEXT_ONLY
 from worker.protocol.field_errors import FieldsRefused
 from worker.protocol.request import ExecuteRequest, narrow
 from worker.protocol.rules import violations
-from worker.wire.messages import JobKey, Loaded, Residency, SelfTested, StepDone
+from worker.wire.messages import JobKey, Loaded
 
 _LONGEST_S = 86_400.0
 """A terminal has Ctrl-C; no other limit is needed."""
@@ -140,43 +139,29 @@ async def _model(settings: Settings) -> ModelInfo:
 async def _stream(client: EngineClient, facts: Loaded, request: ExecuteRequest) -> int:
     """Write the text as it comes; Ctrl-C cancels this coroutine, and closing the client ends the engine."""
     now_s = time.monotonic()
-    order = checked(
-        request,
-        correlation_id="",
-        arrived_s=now_s,
-        expires_s=now_s + _LONGEST_S,
-    )
-    lines = choose_dialect(JSON_LINES_TYPES[0], sse_event_names=False)
-    around = JobDeps(dialect=lines, model=facts.name, vram_bytes=0, metrics=Metrics("generate"))
-    job = Job(JobKey(1), order, around, client.release)
+    complete = checked(request, correlation_id="", arrived_s=now_s, expires_s=now_s + _LONGEST_S)
+    deps = JobDeps(dialect=TEXT_ONLY, model=facts.name, vram_bytes=0, metrics=Metrics("generate"))
+    job = Job(JobKey(1), complete, deps, client.release)
     client.submit(job)
-    await job.decided.wait()
+    while text := await job.next_chunk():
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
     if job.refusal is not None:
         raise _NotAnsweredError(str(job.refusal))
-    while chunk := await job.next_chunk():
-        for line in chunk.splitlines():
-            _show(msgspec.json.decode(line))
+    if job.failure is not None:
+        raise _NotAnsweredError(f"{job.failure}: {job.failure_message}")
     # The time is from the first token to the last: one interval less than tokens.
     rate = f", {1000 * (job.tokens_sampled - 1) / job.decode_time_ms:.1f} tokens/s" if job.decode_time_ms else ""
-    click.echo(f"\n[{job.tokens_sampled} tokens{rate}, seed {order.sampling.seed}]", err=True)
+    click.echo(f"\n[{job.tokens_sampled} tokens{rate}, seed {complete.sampling.seed}]", err=True)
     return 0
-
-
-def _show(event: dict[str, Any]) -> None:
-    match event:
-        case {"type": "token", "t": text}:
-            sys.stdout.buffer.write(text.encode())
-            sys.stdout.buffer.flush()
-        case {"type": "error", "code": code, "message": message}:
-            raise _NotAnsweredError(f"{code}: {message}")
 
 
 class _NotAnsweredError(WorkerError):
     """The engine would not, or could not, answer: one line, exit 1."""
 
 
-class _Terminal:
-    """The engine client's Observer for a person who waits."""
+class _Terminal(Observer):
+    """What a person who waits is told of the engine."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -190,18 +175,8 @@ class _Terminal:
     def load_ended(self) -> None:
         self._progress.close()
 
-    def on_step(self, step: StepDone) -> None: ...
-
-    def on_self_tested(self, result: SelfTested) -> None: ...
-
-    def on_residency(self, residency: Residency) -> None: ...
-
-    def on_engine_line(self, line: str) -> None: ...
-
     def on_restarting(self, cause: str, last_words: str) -> None:
         self.console.print(f"the engine was restarted: {cause} {last_words}", style="yellow")
-
-    def on_restarted(self, facts: Loaded) -> None: ...
 
     def on_fatal(self, error: StartupError) -> None:
         if not self.fatal.done():

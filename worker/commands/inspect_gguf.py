@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from worker.commands.places import present, where
 from worker.commands.tables import print_json, print_table
 from worker.config.settings import Settings
-from worker.front.engine_setup import configure
+from worker.front.client import configure
 from worker.host import available_memory_bytes
 from worker.model.info import ModelInfo, read_info
 from worker.model.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells

@@ -1,11 +1,9 @@
-"""What a client ordered, checked and complete, and what every job needs of the worker around it."""
+"""A client's request once it is checked and complete: what the front turns into a job. Pure but for the seed drawn."""
 
 import secrets
 from dataclasses import dataclass
 from math import inf
 
-from worker.front.metrics import Metrics
-from worker.protocol.events import Dialect
 from worker.protocol.own_rules import MAX_BIAS
 from worker.protocol.request import ExecuteRequest
 from worker.wire.messages import Sampling, TokenId
@@ -32,7 +30,7 @@ class CheckedRequest:
 
 
 def checked(request: ExecuteRequest, *, correlation_id: str, arrived_s: float, expires_s: float) -> CheckedRequest:
-    """The order of a valid request; a missing seed is drawn here, once, so that it can be reported and repeated."""
+    """A valid request made complete. A missing seed is drawn here, once, so that it can be reported and repeated."""
     return CheckedRequest(
         job_id=request.job_id,
         prompt=request.prompt,
@@ -75,15 +73,5 @@ def _sampling_of(request: ExecuteRequest) -> Sampling:
 
 
 def _bias(value: float) -> float:
-    """The lowest is no large bias but a ban."""
+    """The lowest bias that may be sent bans the token."""
     return -inf if value == -MAX_BIAS else value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobDeps:
-    """What every job's events and counters need of the worker."""
-
-    dialect: Dialect
-    model: str
-    vram_bytes: int
-    metrics: Metrics

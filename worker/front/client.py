@@ -1,30 +1,33 @@
 """The front's handle on the engine, whichever process that is at the moment: submit, cancel, survive its death.
 
-Runs on the front's event loop. Owns the generations, the watchdog and the rules of docs/protocol.md 6 for jobs whose
-engine died; knows nothing of HTTP. `Observer` hears what the rest of the front must know.
+Runs on the front's event loop. Owns the generations, the watchdog and the rules of docs/protocol.md 6 for an engine
+that died; what becomes of its jobs is dispatch.py's. Knows nothing of HTTP. `Observer` hears what the rest of the front
+must know.
 
     LOADING ──Loaded──▶ RUNNING ──death──▶ RESTARTING ──Loaded──▶ RUNNING
        └──death, LoadFailed──▶ FAILED ◀──fifth death in ten minutes──┘
 
-Every state goes to FAILED, too, when one of the client's own tasks raises.
+Every state goes to FAILED, too, when one of the client's own tasks raises, and to CLOSED when `close` is called.
 """
 
 import asyncio
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, cast
 
 import msgspec
 
-from worker.errors import EngineCrashed, StartupError
+from worker.config.gpu_flags import shares
+from worker.config.settings import Settings
+from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError
 from worker.front.dispatch import Dispatch
-from worker.front.engine_setup import load_error
 from worker.front.job import Job
 from worker.front.link import EngineLink, LinkOwner
 from worker.front.supervision import ended, every, supervised
-from worker.front.verdict import MAX_DEATHS, Deaths
 from worker.front.watchdog import Watchdog
 from worker.wire.messages import (
     Accepted,
@@ -42,13 +45,18 @@ from worker.wire.messages import (
     StepBegun,
     StepDone,
     Submit,
+    SwaFull,
 )
+from worker.wire.offload import SplitMode
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
 """-P: the working directory must not be able to plant modules."""
 
 RESIDENCY_PERIOD_S = 60.0
 """Between two questions to the engine whether its model is still on the GPU."""
+
+MAX_DEATHS = 5
+DEATHS_WINDOW_S = 600.0
 
 
 class EngineState(Enum):
@@ -59,27 +67,46 @@ class EngineState(Enum):
     CLOSED = auto()
 
 
+LEGAL_MOVES: dict[EngineState, frozenset[EngineState]] = {
+    EngineState.LOADING: frozenset({EngineState.RUNNING, EngineState.FAILED, EngineState.CLOSED}),
+    EngineState.RUNNING: frozenset({EngineState.RESTARTING, EngineState.FAILED, EngineState.CLOSED}),
+    # A successor may die while it loads.
+    EngineState.RESTARTING: frozenset(
+        {EngineState.RUNNING, EngineState.RESTARTING, EngineState.FAILED, EngineState.CLOSED}
+    ),
+    EngineState.FAILED: frozenset({EngineState.CLOSED}),
+    EngineState.CLOSED: frozenset(),
+}
+
 _OVER = (EngineState.FAILED, EngineState.CLOSED)
 
 
-class Observer(Protocol):
-    """What the front wants to hear; front/state.py and the tests' recorder."""
+class Observer:
+    """What the client tells of its engines. An observer overrides what it wants to hear."""
 
-    def on_progress(self, percent: int) -> None: ...
+    def on_progress(self, percent: int) -> None:
+        """The model is loaded by so much."""
 
-    def on_step(self, step: StepDone) -> None: ...
+    def on_step(self, step: StepDone) -> None:
+        """The engine has done a step; the jobs have already heard of it."""
 
-    def on_self_tested(self, result: SelfTested) -> None: ...
+    def on_self_tested(self, result: SelfTested) -> None:
+        """The engine has tested itself."""
 
-    def on_residency(self, residency: Residency) -> None: ...
+    def on_residency(self, residency: Residency) -> None:
+        """The engine has looked where its model is."""
 
-    def on_engine_line(self, line: str) -> None: ...
+    def on_engine_line(self, line: str) -> None:
+        """The engine has written a line to its stderr."""
 
-    def on_restarting(self, cause: str, last_words: str) -> None: ...
+    def on_restarting(self, cause: str, last_words: str) -> None:
+        """The engine has died, and a successor is being started."""
 
-    def on_restarted(self, facts: Loaded) -> None: ...
+    def on_restarted(self, facts: Loaded) -> None:
+        """The successor is ready."""
 
-    def on_fatal(self, error: StartupError) -> None: ...
+    def on_fatal(self, error: StartupError) -> None:
+        """There will be no engine any more. Called before the jobs in flight are ended."""
 
 
 class Link(Protocol):
@@ -96,6 +123,53 @@ class Link(Protocol):
 
 
 Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[Link]]
+
+
+def configure(settings: Settings, model_path: Path) -> Configure:
+    """The engine's first frame. The path is absolute, because the engine need not share the working directory."""
+    return Configure(
+        model_path=str(model_path.absolute()),
+        device=settings.device_or_auto,
+        gpu_layers=settings.gpu_layers,
+        require_full_offload=settings.require_full_offload,
+        ctx_size=settings.ctx_size,
+        parallel=settings.parallel,
+        batch_size=settings.batch_size,
+        ubatch_size=settings.ubatch_size,
+        threads=settings.threads,
+        threads_batch=settings.threads_batch,
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        flash_attn=settings.flash_attn,
+        max_tokens_in=settings.max_tokens_in,
+        itl_target_ms=settings.itl_target_ms,
+        is_deterministic=settings.deterministic,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        has_prompt_lookup=settings.prompt_lookup == "on",
+        swa_full=cast(SwaFull, settings.swa_full),  # check() lets no other pass
+        split_mode=cast(SplitMode, settings.split_mode),  # check() lets no other pass
+        tensor_split=shares(settings.tensor_split),
+        main_gpu=-1 if settings.main_gpu is None else settings.main_gpu,
+    )
+
+
+class Deaths:
+    """When engines died since a job was last finished."""
+
+    def __init__(self) -> None:
+        self._times_s: deque[float] = deque(maxlen=MAX_DEATHS)
+
+    def add(self, now_s: float) -> None:
+        self._times_s.append(now_s)
+
+    def clear(self) -> None:
+        """A job finished: the engine is able to work."""
+        self._times_s.clear()
+
+    @property
+    def are_too_many(self) -> bool:
+        """The last MAX_DEATHS lie within the window."""
+        return len(self._times_s) == MAX_DEATHS and self._times_s[-1] - self._times_s[0] <= DEATHS_WINDOW_S
 
 
 class EngineClient:
@@ -145,9 +219,15 @@ class EngineClient:
         self._spawning = supervised(self._spawn(), self.on_fatal, "the start of the engine")
         return await self._first_load
 
+    def _move(self, state: EngineState) -> None:
+        """The only way to another state. Raises: AssertionError for a move that LEGAL_MOVES lacks."""
+        assert state in LEGAL_MOVES[self.state], f"engine: {self.state.name} -> {state.name} is not a legal move"
+        self.state = state
+
     async def close(self) -> None:
         """End the engine; idempotent. Jobs still in flight are the caller's to end."""
-        self.state = EngineState.CLOSED
+        if self.state is not EngineState.CLOSED:
+            self._move(EngineState.CLOSED)
         for timer in self._timers:
             await ended(timer)
         if self._spawning is not None:
@@ -227,7 +307,7 @@ class EngineClient:
             case Loaded():
                 self._loaded(message)
             case LoadFailed():
-                self._load_failure = load_error(message)
+                self._load_failure = _load_error(message)
             case SelfTested():
                 self._observer.on_self_tested(message)
             case StepBegun(jobs=jobs):
@@ -245,7 +325,7 @@ class EngineClient:
         self._watchdog.loaded(facts.step_s)
         is_first = self.facts is None
         self.facts = facts
-        self.state = EngineState.RUNNING
+        self._move(EngineState.RUNNING)
         # A successor gets the same shape, whatever memory looks like by then, so that accepted jobs still fit.
         self._config = msgspec.structs.replace(
             self._config,
@@ -283,7 +363,7 @@ class EngineClient:
             what = f"the engine died {MAX_DEATHS} times without finishing a job"
             self.on_fatal(EngineCrashed(what, cause, last_words))
             return
-        self.state = EngineState.RESTARTING
+        self._move(EngineState.RESTARTING)
         self._observer.on_restarting(cause, last_words)
         self._spawning = supervised(self._spawn(), self.on_fatal, "the restart of the engine")
 
@@ -294,7 +374,7 @@ class EngineClient:
         """
         if self.state in _OVER:
             return
-        self.state = EngineState.FAILED
+        self._move(EngineState.FAILED)
         for timer in self._timers:
             timer.cancel()
         if self._first_load is not None and not self._first_load.done():
@@ -302,3 +382,15 @@ class EngineClient:
         else:
             self._observer.on_fatal(error)
         self._jobs.end_all("INFERENCE_FAILED", "the worker has failed and is about to exit")
+
+
+def _load_error(failed: LoadFailed) -> StartupError:
+    """The engine's reason for not loading, as the front raises it."""
+    if failed.needed_bytes is not None and failed.available_bytes is not None:
+        return InsufficientMemory(
+            failed.message,
+            needed_bytes=failed.needed_bytes,
+            available_bytes=failed.available_bytes,
+            device=failed.device,
+        )
+    return ModelLoadFailed(failed.message)

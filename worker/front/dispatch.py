@@ -1,16 +1,52 @@
-"""Which job is where, and in which order jobs go to the engine (docs/protocol.md 6).
+"""Where each job is, in which order jobs go to the engine, and what becomes of them when it dies (docs/protocol.md 6).
 
 Bookkeeping on the front's event loop: it hears what the engine said and what clients did, and hands frames to `send`.
-Knows nothing of processes, sockets or time. Every job leaves exactly once: finished, failed, refused or released.
+It knows nothing of processes, sockets or time. Every job leaves exactly once: finished, failed, refused or released.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 from worker.front.job import Job
-from worker.front.verdict import judge
 from worker.protocol.events import StreamCode
 from worker.wire.messages import Cancel, JobKey, Refused, StepDone, Submit
+
+DEATHS_OF_A_CULPRIT = 2
+
+
+@dataclass(slots=True)
+class Aftermath:
+    """What becomes of the jobs in flight when the engine dies: each is in exactly one list, in order of arrival."""
+
+    interrupted: list[Job] = field(default_factory=list)
+    """They have sent text, so they cannot run again without the client noticing."""
+    culprits: list[Job] = field(default_factory=list)
+    """They were present at two deaths."""
+    suspects: list[Job] = field(default_factory=list)
+    """They were in the failing step or being tokenised, and run again one at a time, before anything else.
+
+    They stay suspects until their turn has come, or two poison jobs in one step would take an innocent one with them.
+    """
+    bystanders: list[Job] = field(default_factory=list)
+    """They run again with the others."""
+
+
+def judge(jobs: Iterable[Job], *, present: AbstractSet[JobKey], suspects: AbstractSet[JobKey]) -> Aftermath:
+    """Sort the jobs in flight, and count a death for those `present`, which the engine had run or was tokenising."""
+    aftermath = Aftermath()
+    for job in jobs:
+        job.n_deaths += job.key in present
+        if job.has_sent_token:
+            aftermath.interrupted.append(job)
+        elif job.n_deaths >= DEATHS_OF_A_CULPRIT:
+            aftermath.culprits.append(job)
+        elif job.key in suspects:
+            aftermath.suspects.append(job)
+        else:
+            aftermath.bystanders.append(job)
+    return aftermath
 
 
 class Dispatch:
@@ -22,13 +58,13 @@ class Dispatch:
         self._in_flight: dict[JobKey, Job] = {}
         """Every job without its terminal event, in order of arrival."""
         self._held: dict[JobKey, Job] = {}
-        """Not submitted yet: no engine, or suspects run first."""
+        """Jobs that are not submitted yet, because there is no engine or suspects run first."""
         self._suspects: deque[Job] = deque()
         self._alone: Job | None = None
         self._submitted: set[JobKey] = set()
-        """What this engine knows of and has not ended."""
+        """Jobs that this engine knows and has not ended."""
         self._undecided: dict[JobKey, Job] = {}
-        """With the intake thread, which takes them in this order; also jobs that were released meanwhile."""
+        """Jobs the engine's intake has not answered yet, in the order it takes them; ended ones stay until it does."""
         self._has_run: set[JobKey] = set()
         self._step_jobs: tuple[JobKey, ...] = ()
 
@@ -38,7 +74,7 @@ class Dispatch:
 
     @property
     def n_leaving(self) -> int:
-        """Jobs that have ended here but are still in the engine's intake: they take room there, and time."""
+        """How many jobs have ended here and are still in the engine's intake, where they take room and time."""
         return sum(job.is_ended for job in self._undecided.values())
 
     # ── the front ────────────────────────────────────────────────────────────────────────────────
@@ -99,25 +135,25 @@ class Dispatch:
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
     def close_gate(self) -> bool:
-        """The engine died: decide what becomes of each job. True when a job was ended as the culprit."""
+        """The engine died. Decide what becomes of each job; true when a job was ended as the culprit."""
         self._is_open = False
         failing = {*self._step_jobs, *list(self._undecided)[:1]}
         not_yet_tried = {job.key for job in (self._alone, *self._suspects) if job is not None}
-        verdict = judge(self._in_flight.values(), present=failing | self._has_run, suspects=failing | not_yet_tried)
-        for job in verdict.interrupted:
+        aftermath = judge(self._in_flight.values(), present=failing | self._has_run, suspects=failing | not_yet_tried)
+        for job in aftermath.interrupted:
             self._end(job, "ENGINE_RESTARTED", "the engine was restarted while this job was generating")
-        for job in verdict.culprits:
+        for job in aftermath.culprits:
             self._end(job, "INFERENCE_FAILED", "the engine died twice while running this job")
-        for job in (*verdict.suspects, *verdict.bystanders):
+        for job in (*aftermath.suspects, *aftermath.bystanders):
             job.rewind()
-        self._suspects = deque(verdict.suspects)
-        self._held = {job.key: job for job in verdict.bystanders}
+        self._suspects = deque(aftermath.suspects)
+        self._held = {job.key: job for job in aftermath.bystanders}
         self._alone = None
         self._submitted.clear()
         self._undecided.clear()
         self._has_run.clear()
         self._step_jobs = ()
-        return bool(verdict.culprits)
+        return bool(aftermath.culprits)
 
     def end_all(self, code: StreamCode, message: str) -> None:
         for job in list(self._in_flight.values()):
@@ -146,7 +182,7 @@ class Dispatch:
         self._send_frame(job.submission)
 
     def _leave(self, key: JobKey) -> Job | None:
-        """The engine has forgotten this job: no Cancel is owed for it."""
+        """The engine has forgotten this job, so that no Cancel is sent for it."""
         return self._in_flight.pop(key, None)
 
     def _settle(self, key: JobKey) -> None:

@@ -1,19 +1,66 @@
-"""What `/health` says: facts of the load, and what the engine of the moment has last said of itself.
+"""The worker's state as clients see it (docs/protocol.md 3): its phases, and the body of `/health`.
 
-Cached state only, on the front's event loop: asking never waits for the engine.
+Runs on the front's event loop and reads cached state only, so that asking never waits for the engine.
+
+    STARTING ──open──▶ READY ◀──engine died, engine loaded──▶ RESTARTING
+       └──────────────────┴──────────── drain ───────────────────┴──▶ DRAINING
+
+Every phase goes to FAILED, from which nothing leads away. The engine may die before the front is open, which then goes
+from STARTING to RESTARTING.
 """
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from worker.config.settings import Settings
-from worker.front.phase import STATES, Phase
-from worker.protocol.bodies import HealthBody, ParityBody, PrefixCacheBody, TriedBody
+from worker.protocol.bodies import HealthBody, ParityBody, PrefixCacheBody, ReadyState, State, TriedBody
 from worker.wire.messages import Loaded, Residency, SelfTested, StepDone
+
+
+class Phase(Enum):
+    """The rows of docs/protocol.md 3."""
+
+    STARTING = auto()
+    READY = auto()
+    RESTARTING = auto()
+    """The engine died, and its successor is not ready yet."""
+    DRAINING = auto()
+    """No new work is taken; accepted jobs go on."""
+    FAILED = auto()
+    """The worker is about to exit with code 1."""
+
+
+LEGAL_MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.STARTING: frozenset({Phase.READY, Phase.RESTARTING, Phase.DRAINING, Phase.FAILED}),
+    Phase.READY: frozenset({Phase.RESTARTING, Phase.DRAINING, Phase.FAILED}),
+    Phase.RESTARTING: frozenset({Phase.READY, Phase.DRAINING, Phase.FAILED}),
+    Phase.DRAINING: frozenset({Phase.FAILED}),
+    Phase.FAILED: frozenset(),
+}
+
+
+STATES: dict[Phase, State] = {
+    Phase.STARTING: "starting",
+    Phase.READY: "ready",
+    Phase.RESTARTING: "restarting",
+    Phase.DRAINING: "draining",
+    Phase.FAILED: "failed",
+}
+"""What `/health` says in `state`."""
+
+READY_WORDS: dict[Phase, ReadyState] = {
+    Phase.STARTING: "loading",
+    Phase.READY: "idle",
+    Phase.RESTARTING: "loading",
+    Phase.DRAINING: "draining",
+    Phase.FAILED: "error",
+}
+"""What `/v1/ready` says in `state`; a ready worker with jobs is "busy"."""
 
 
 @dataclass(slots=True)
 class EngineStatus:
-    """The engine's last words; `EngineStatus()` for an engine that has not spoken yet."""
+    """What the engine of the moment has last said of itself; `EngineStatus()` before it has said anything."""
 
     step: StepDone = field(default_factory=StepDone)
     self_tested: SelfTested | None = None
@@ -26,7 +73,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontStatus:
-    """The front's own part."""
+    """The front's own part of `/health`."""
 
     phase: Phase
     vram_bytes: int
@@ -36,30 +83,31 @@ class FrontStatus:
     parity: ParityBody | None
 
 
-def health_body(settings: Settings, facts: Loaded | None, vitals: EngineStatus, presence: FrontStatus) -> HealthBody:
-    tested = vitals.self_tested
+def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, front: FrontStatus) -> HealthBody:
+    """The body of `/health`; `facts` are None until a model is loaded."""
+    tested = engine.self_tested
     return HealthBody(
-        status="healthy" if presence.phase in {Phase.READY, Phase.DRAINING} else "unhealthy",
-        vram_bytes=presence.vram_bytes,
+        status="healthy" if front.phase in {Phase.READY, Phase.DRAINING} else "unhealthy",
+        vram_bytes=front.vram_bytes,
         worker_id=settings.worker_id,
-        state=STATES[presence.phase],
+        state=STATES[front.phase],
         model=facts.name if facts else None,
         model_ref=settings.reported_model_ref,
         quant_kind=facts.quant_kind if facts else None,
-        resident=facts is not None and vitals.residency_of(facts).is_resident,
-        vram_bytes_used=presence.vram_bytes,
+        resident=facts is not None and engine.residency_of(facts).is_resident,
+        vram_bytes_used=front.vram_bytes,
         memory_bytes=facts.memory_bytes if facts else 0,
         tokenizer_kind=facts.tokenizer_kind if facts else None,
         vocab_size=facts.vocab_size if facts else None,
         context_length=facts.context_length if facts else None,
-        uptime_seconds=int(presence.uptime_s),
+        uptime_seconds=int(front.uptime_s),
         slots_total=facts.parallel if facts else 0,
-        slots_busy=presence.n_running,
-        queue_depth=presence.n_waiting,
+        slots_busy=front.n_running,
+        queue_depth=front.n_waiting,
         prefill_chunk=facts.prefill_chunk if facts else None,
         prefix_cache=PrefixCacheBody(
-            tokens=vitals.step.prefix_tokens,
-            bytes=vitals.step.prefix_bytes,
+            tokens=engine.step.prefix_tokens,
+            bytes=engine.step.prefix_bytes,
             limit_bytes=facts.prefix_cache_bytes if facts else 0,
             off_because=facts.prefix_cache_off if facts else None,
         ),
@@ -67,7 +115,7 @@ def health_body(settings: Settings, facts: Loaded | None, vitals: EngineStatus, 
         determinism="untested" if tested is None else "same" if tested.is_same else "differs",
         determinism_differences=tested.differences if tested else (),
         determinism_tried=_tried(tested) if tested else None,
-        parity=presence.parity,
+        parity=front.parity,
     )
 
 

@@ -1,20 +1,28 @@
-"""The front's view of one request in flight: what happened to it and what its client is still owed.
+"""One request in flight as the front sees it: its state, its figures, and the events its client has not taken yet.
 
 Lives on the front's event loop. The engine client feeds it (accept, start, delta, finish, fail, rewind), one response
 drains it (`next_chunk`); neither waits for the other. After its end every further message is ignored, so exactly one
 terminal event leaves whatever races.
+
+    ARRIVED ──accepted──▶ ACCEPTED ◀──engine died── RUNNING
+       │                     │  └───────slot─────────▶ │
+       └──────── end ────────┴───────────┬─────────────┘
+                                         ▼
+                                       ENDED
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum, auto
 
 from worker.errors import DeadlineExceeded, WorkerError
-from worker.front.checked_request import CheckedRequest, JobDeps
-from worker.front.metrics import Outcome
-from worker.protocol.events import StreamCode
+from worker.front.checked_request import CheckedRequest
+from worker.front.metrics import Metrics, Outcome
+from worker.protocol.events import Dialect, StreamCode
 from worker.protocol.field_errors import FieldsRefused, field_error
 from worker.wire.messages import Finished, JobKey, Logprob, Refused, Submit
 
@@ -37,15 +45,47 @@ MAX_CHUNK_BYTES = 64 * 1024
 METRICS_EVERY_S = 1.0
 
 
+class JobState(Enum):
+    ARRIVED = auto()
+    """The engine has not said yet whether it takes the job: no header may leave."""
+    ACCEPTED = auto()
+    """The engine has taken it, and it waits for a slot; headers may leave."""
+    RUNNING = auto()
+    """It has a slot."""
+    ENDED = auto()
+    """Its terminal event, or its refusal, is there for the client."""
+
+
+LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
+    JobState.ARRIVED: frozenset({JobState.ACCEPTED, JobState.ENDED}),
+    JobState.ACCEPTED: frozenset({JobState.RUNNING, JobState.ENDED}),
+    JobState.RUNNING: frozenset({JobState.ACCEPTED, JobState.ENDED}),
+    JobState.ENDED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDeps:
+    """What every job's events and counters need of the worker."""
+
+    dialect: Dialect
+    model: str
+    vram_bytes: int
+    metrics: Metrics
+
+
 class Job:
     """`on_end(job)` is called once, synchronously, when the terminal event has been queued."""
 
-    def __init__(self, key: JobKey, order: CheckedRequest, around: JobDeps, on_end: Callable[["Job"], None]) -> None:
+    def __init__(self, key: JobKey, request: CheckedRequest, deps: JobDeps, on_end: Callable[["Job"], None]) -> None:
         self.key = key
-        self.order = order
-        self.dialect = around.dialect
+        self.request = request
+        self.dialect = deps.dialect
+        self.state = JobState.ARRIVED
         self.outcome: Outcome | None = None
+        """How it ended; None before."""
         self.failure: StreamCode | None = None
+        self.failure_message = ""
         self.refusal: WorkerError | None = None
         self.prompt_tokens = 0
         self.tokens_out = 0
@@ -53,12 +93,12 @@ class Job:
         self.queue_time_ms: int | None = None
         """From arrival to the first slot; None without one."""
         self.cached_tokens = 0
-        """Of the prompt, found computed when it got its slot."""
+        """How many of the prompt's tokens were found computed when it got its slot."""
         self.n_deaths = 0
-        """Engine deaths at which this job was running."""
+        """How many engines died while this job was running or being tokenised."""
         self.decided = asyncio.Event()
-        """Set when headers may leave, or `refusal` says why not."""
-        self._around = around
+        """Set once the job has left ARRIVED: headers may leave, or `refusal` says why not."""
+        self._deps = deps
         self._on_end = on_end
         self._started_event: bytes | None = None
         self._slot_since_s: float | None = None
@@ -66,7 +106,7 @@ class Job:
         self._last_sampled_s = 0.0
         self._metrics_sent_s = 0.0
         self._logprobs: list[Logprob] = []
-        """Of the sampled tokens that no token event has covered yet."""
+        """The log-probabilities of sampled tokens that no token event has covered yet."""
         self._events: deque[bytes] = deque()
         self._n_buffered_bytes = 0
         self._woken = asyncio.Event()
@@ -75,16 +115,16 @@ class Job:
 
     @property
     def is_ended(self) -> bool:
-        return self.outcome is not None
+        return self.state is JobState.ENDED
 
     @property
     def is_running(self) -> bool:
-        """Holds a slot, as far as the front knows."""
-        return self._slot_since_s is not None and not self.is_ended
+        """Whether it holds a slot, as far as the front knows."""
+        return self.state is JobState.RUNNING
 
     @property
     def service_s(self) -> float:
-        """How long it has had its slot."""
+        """How long it has had its slot; 0 without one."""
         return 0.0 if self._slot_since_s is None else time.monotonic() - self._slot_since_s
 
     @property
@@ -102,57 +142,66 @@ class Job:
         """From arrival; None before it."""
         if self._first_sampled_s is None:
             return None
-        return round((self._first_sampled_s - self.order.arrived_s) * 1000)
+        return round((self._first_sampled_s - self.request.arrived_s) * 1000)
 
     @property
     def code(self) -> str | None:
-        """What the client was told of a job that failed or was refused."""
+        """The code that the client was given, if the job failed or was refused."""
         return self.refusal.code if self.refusal is not None else self.failure
 
     @property
     def submission(self) -> Submit:
         return Submit(
             job=self.key,
-            prompt=self.order.prompt,
-            max_tokens=self.order.max_tokens,
-            sampling=self.order.sampling,
-            stop=self.order.stop,
-            grammar=self.order.grammar,
-            json_schema=self.order.json_schema,
-            regex=self.order.regex,
+            prompt=self.request.prompt,
+            max_tokens=self.request.max_tokens,
+            sampling=self.request.sampling,
+            stop=self.request.stop,
+            grammar=self.request.grammar,
+            json_schema=self.request.json_schema,
+            regex=self.request.regex,
         )
 
     # ── what the engine says ─────────────────────────────────────────────────────────────────────
 
-    def accept(self, prompt_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
+    def _move(self, state: JobState) -> None:
+        """The only way to another state. Raises: AssertionError for a move that LEGAL_MOVES lacks; nothing changes."""
+        assert state in LEGAL_MOVES[self.state], f"job: {self.state.name} -> {state.name} is not a legal move"
+        self.state = state
         self.decided.set()
 
+    def accept(self, prompt_tokens: int) -> None:
+        """The engine has tokenised the prompt and takes the job. A second engine says so again."""
+        self.prompt_tokens = prompt_tokens
+        if self.state is JobState.ARRIVED:
+            self._move(JobState.ACCEPTED)
+
     def refuse(self, refused: Refused) -> None:
-        """The engine cannot take it; too late for a 400 when it is a job's second run, on another engine."""
+        """The engine cannot take it. When a second engine says so, a 400 comes too late, and the stream fails."""
         refusal = FieldsRefused([field_error(violation) for violation in refused.violations])
-        if self.decided.is_set():
-            self.fail("INVALID_REQUEST", str(refusal))
-        elif not self.is_ended:
+        if self.state is JobState.ARRIVED:
             self.refusal = refusal
             self._end("rejected")
+        else:
+            self.fail("INVALID_REQUEST", str(refusal))
 
     def start(self, n_cached: int) -> None:
-        """A slot is theirs, and `n_cached` tokens of the prompt were found computed.
+        """The job has got a slot, and `n_cached` tokens of its prompt were found computed.
 
-        A job that runs again after an engine death does not start twice.
+        A job that runs again after an engine death has no second `started` event.
         """
         if self.is_ended:
             return
+        self._move(JobState.RUNNING)
         self._slot_since_s = time.monotonic()
         if self._started_event is None:
-            queued_s = self._slot_since_s - self.order.arrived_s
+            queued_s = self._slot_since_s - self.request.arrived_s
             self.queue_time_ms, self.cached_tokens = round(queued_s * 1000), n_cached
-            self._around.metrics.started(queued_s=queued_s, n_cached=n_cached)
+            self._deps.metrics.started(queued_s=queued_s, n_cached=n_cached)
             self._push_started(n_cached)
 
     def delta(self, text: str, logprob: Logprob | None, sampled_at_s: float) -> None:
-        """One token was drawn; `text` is what it lets us show, with that of the tokens before it that was held back."""
+        """One token was drawn; `text` is what may be shown now, with what was held back of the tokens before it."""
         if self.is_ended:
             return
         self._count_sampled(sampled_at_s)
@@ -167,6 +216,7 @@ class Job:
             self._push(self._metrics_event())
 
     def finish(self, finished: Finished) -> None:
+        """The engine has computed the whole answer."""
         if self.is_ended:
             return
         first_token_ms = self.time_to_first_token_ms
@@ -188,20 +238,22 @@ class Job:
     def rewind(self) -> None:
         """The engine died before any text was sent: the job will run again from its beginning."""
         assert not self.has_sent_token
+        if self.state is JobState.RUNNING:
+            self._move(JobState.ACCEPTED)
         self._slot_since_s = None
         self.tokens_sampled = 0
         self._logprobs.clear()
         self._first_sampled_s = None
 
     def fail(self, code: StreamCode, message: str, *, is_retriable: bool | None = None) -> None:
-        """End with an error event; before the headers left, a time-out is a 504 instead.
+        """End with an error event; before the headers may leave, a time-out is a 504 instead.
 
-        `is_retriable` where the cause decides it, not the code (RETRIABLE).
+        `is_retriable` is given where the cause decides it, not the code (RETRIABLE).
         """
         if self.is_ended:
             return
-        self.failure = code
-        if code == "TIMEOUT" and not self.decided.is_set():
+        self.failure, self.failure_message = code, message
+        if code == "TIMEOUT" and self.state is JobState.ARRIVED:
             self.refusal = DeadlineExceeded(message)
         else:
             if self._started_event is None:
@@ -234,34 +286,34 @@ class Job:
         self.tokens_sampled += 1
         if self._first_sampled_s is None:
             self._first_sampled_s = self._metrics_sent_s = sampled_at_s
-            self._around.metrics.first_token(waited_s=sampled_at_s - self.order.arrived_s)
+            self._deps.metrics.first_token(waited_s=sampled_at_s - self.request.arrived_s)
         else:
-            self._around.metrics.next_token(gap_s=sampled_at_s - self._last_sampled_s)
+            self._deps.metrics.next_token(gap_s=sampled_at_s - self._last_sampled_s)
         self._last_sampled_s = sampled_at_s
 
     def _metrics_event(self) -> bytes:
         decode_ms = self.decode_time_ms
         return self.dialect.metrics(
             tokens_per_sec=1000 * (self.tokens_sampled - 1) / decode_ms if decode_ms else 0.0,
-            vram_bytes=self._around.vram_bytes,
-            job_id=self.order.job_id,
+            vram_bytes=self._deps.vram_bytes,
+            job_id=self.request.job_id,
             tokens_out=self.tokens_out,
             decode_time_ms=decode_ms,
         )
 
     def _push_started(self, n_cached: int) -> None:
         self._started_event = self.dialect.started(
-            job_id=self.order.job_id,
-            model=self._around.model,
+            job_id=self.request.job_id,
+            model=self._deps.model,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            seed=self.order.sampling.seed,
+            seed=self.request.sampling.seed,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=n_cached,
         )
         self._push(self._started_event)
 
     def _push(self, event: bytes) -> None:
-        if self.is_ended:
+        if self.is_ended or not event:  # a dialect may leave an event out
             return
         self._events.append(event)
         self._n_buffered_bytes += len(event)
@@ -270,7 +322,7 @@ class Job:
             self.fail("CANCELLED", f"the client is more than {MAX_BUFFERED_BYTES} bytes behind")
 
     def _forget_unsent_tokens(self) -> None:
-        """No token leaves after a job failed: a cancel's 202 may already be on its way."""
+        """Once a job has failed no token may leave, because a cancel's 202 may already be on its way."""
         self._events = deque(event for event in self._events if event is self._started_event)
         self._n_buffered_bytes = sum(len(event) for event in self._events)
 
@@ -278,6 +330,6 @@ class Job:
         if self.is_ended:  # queueing the end event was itself too much for the buffer
             return
         self.outcome = outcome
-        self.decided.set()
+        self._move(JobState.ENDED)
         self._woken.set()
         self._on_end(self)

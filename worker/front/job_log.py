@@ -1,14 +1,14 @@
-"""What is counted and logged of each job: its beginning, its end, and how fast jobs leave.
+"""What is counted and logged of each job: its beginning, its end, and how fast jobs leave, which Retry-After says.
 
-On the front's event loop; knows jobs as they are, changes none.
+Runs on the front's event loop. It reads jobs and changes none.
 """
 
+import math
 import time
 
 from worker.config.settings import Settings
 from worker.front.job import Job
 from worker.front.metrics import Metrics
-from worker.front.throughput import Throughput
 from worker.logs.lines import get_logger
 from worker.logs.redaction import Secrets
 from worker.wire.messages import Loaded
@@ -17,6 +17,25 @@ log = get_logger()
 
 MAX_LOGGED_ID = 256
 """Characters of a client's job_id in a log line; nothing else bounds it."""
+
+MAX_WAIT_S = 600
+_NEWEST_WEIGHT = 0.1
+"""The weight of the newest job in the running mean."""
+
+
+class Throughput:
+    """How fast jobs leave, measured, and how long one more would wait. Pure."""
+
+    def __init__(self) -> None:
+        self._mean_service_s = 1.0
+
+    def finished(self, service_s: float) -> None:
+        """A job ended by itself, `service_s` after it got its slot."""
+        self._mean_service_s += _NEWEST_WEIGHT * (service_s - self._mean_service_s)
+
+    def wait_s(self, *, n_waiting: int, n_slots: int) -> int:
+        """Whole seconds until a place should be free for one more; 1..MAX_WAIT_S."""
+        return min(max(1, math.ceil(self._mean_service_s * (n_waiting + 1) / n_slots)), MAX_WAIT_S)
 
 
 class JobLog:
@@ -38,7 +57,7 @@ class JobLog:
             job.outcome,
             tokens_in=job.prompt_tokens,
             tokens_generated=job.tokens_sampled,
-            duration_ms=(time.monotonic() - job.order.arrived_s) * 1000,
+            duration_ms=(time.monotonic() - job.request.arrived_s) * 1000,
         )
         log.info(
             "execute_end",
@@ -56,8 +75,8 @@ class JobLog:
     def _fields(self, job: Job, facts: Loaded | None) -> dict[str, object]:
         return {
             # Masked before it is cut: a client may send the API key as its job_id, at any place in it.
-            "job_id": self._secrets.mask_known(job.order.job_id)[:MAX_LOGGED_ID],
-            "correlation_id": job.order.correlation_id,
+            "job_id": self._secrets.mask_known(job.request.job_id)[:MAX_LOGGED_ID],
+            "correlation_id": job.request.correlation_id,
             "model_ref": self._model_ref,
             "device": facts.device_name if facts is not None else None,
         }

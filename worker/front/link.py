@@ -13,6 +13,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
+from worker.config.settings import environment
 from worker.errors import StartupError
 from worker.front.supervision import failures_to, supervised
 from worker.logs.lines import StderrTail
@@ -21,6 +22,9 @@ from worker.wire.messages import Inbound, Outbound
 
 _CLOSE_TIMEOUT_S = 5.0
 """An engine whose socket is closed exits at once; one that does not is wedged."""
+
+SPIN_COUNT = "30000"
+"""How often libgomp's threads look for work before they sleep; docs/performance.md has what other counts cost."""
 
 
 class LinkOwner(Protocol):
@@ -155,3 +159,17 @@ def _describe(code: int) -> str:
         return f"it was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"it was ended by signal {-code}"
+
+
+def engine_environment() -> dict[str, str]:
+    """The environment an engine may see: ours without the API token, with defaults of its own.
+
+    ggml must not start a debugger for a backtrace when it aborts. Threads that wait for each other spin for some
+    microseconds and then sleep (libgomp's own count is 300,000): on an idle machine that makes no difference, and other
+    processes need the processor meanwhile. Who has set how threads wait is obeyed. glibc's malloc has one arena, so
+    that the step thread uses what the intake thread has freed (tests/test_hostile_jobs.py grew the engine by 81 MiB
+    with two arenas, by 51 with one).
+    """
+    kept = {name: value for name, value in environment().items() if name != "LLORCH_API_TOKEN"}
+    waiting = {} if "OMP_WAIT_POLICY" in kept or "GOMP_SPINCOUNT" in kept else {"GOMP_SPINCOUNT": SPIN_COUNT}
+    return {"MALLOC_ARENA_MAX": "1"} | kept | waiting | {"GGML_NO_BACKTRACE": "1"}

@@ -19,13 +19,12 @@ from worker.errors import (
     WorkerLoading,
     WorkerUnhealthy,
 )
-from worker.front.checked_request import CheckedRequest, JobDeps, checked
-from worker.front.client import EngineClient, EngineState
-from worker.front.health import EngineStatus, FrontStatus, health_body
-from worker.front.job import Job
+from worker.front.checked_request import CheckedRequest, checked
+from worker.front.client import EngineClient, EngineState, Observer
+from worker.front.health import LEGAL_MOVES, READY_WORDS, EngineStatus, FrontStatus, Phase, health_body
+from worker.front.job import Job, JobDeps
 from worker.front.job_log import JobLog
 from worker.front.metrics import Metrics
-from worker.front.phase import READY_WORDS, Phase
 from worker.front.progress import LoadProgress, report_loaded
 from worker.front.supervision import failures_to
 from worker.logs.lines import get_logger
@@ -43,18 +42,19 @@ LIBRARY_LINES = ("llama.cpp warning: ", "llama.cpp error: ")
 """How lines begin that llama/load.py writes to the engine's stderr; its other lines have no level."""
 
 
-class Front:
-    """Also the engine client's Observer."""
+class Front(Observer):
+    """One worker's front; it observes the engine client."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings = settings
         self.metrics = metrics
+        self.phase = Phase.STARTING
         self.jobs: dict[str, Job] = {}
-        """In flight, by the client's job_id."""
+        """The jobs in flight, by the client's job_id."""
         self.parity: ParityBody | None = None
         """The certificate, once it is known to be this model's."""
         self.unwatched = asyncio.Event()
-        """No response is being written; after a drain clients get a moment to read their last events."""
+        """Set while no response is being written; after a drain clients get a moment to read their last events."""
         self.unwatched.set()
         self._n_streams = 0
         self.drain_requested = asyncio.Event()
@@ -63,27 +63,19 @@ class Front:
         self.fatal: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
         self._client: EngineClient | None = None
         self._progress = LoadProgress(settings.log_format)
-        self._is_open = False
-        self._is_draining = False
-        self._is_failed = False
         self._started_s = time.monotonic()
         self._n_jobs = 0
-        self._account = JobLog(settings, metrics)
+        self._job_log = JobLog(settings, metrics)
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._restarted = asyncio.Event()
-        self._vitals = EngineStatus()
+        self._engine_status = EngineStatus()
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def phase(self) -> Phase:
-        if self._is_failed:
-            return Phase.FAILED
-        if self._is_draining:
-            return Phase.DRAINING
-        if not self._is_open or self._client is None:
-            return Phase.STARTING
-        return Phase.READY if self._client.state is EngineState.RUNNING else Phase.RESTARTING
+    def _move(self, phase: Phase) -> None:
+        """The only way to another phase. Raises: AssertionError for a move that LEGAL_MOVES lacks."""
+        assert phase in LEGAL_MOVES[self.phase], f"front: {self.phase.name} -> {phase.name} is not a legal move"
+        self.phase = phase
 
     @property
     def facts(self) -> Loaded | None:
@@ -91,9 +83,11 @@ class Front:
 
     @property
     def vram_bytes(self) -> int:
-        """Memory on the device; 0 on a CPU, where `memory_bytes` has the figure."""
+        """How much memory the model has on the device; 0 on a CPU, where `memory_bytes` has the figure."""
         facts = self.facts
-        return self._vitals.residency_of(facts).memory_bytes if facts is not None and facts.backend != "cpu" else 0
+        return (
+            self._engine_status.residency_of(facts).memory_bytes if facts is not None and facts.backend != "cpu" else 0
+        )
 
     @property
     def n_running(self) -> int:
@@ -108,19 +102,21 @@ class Front:
         self._client = client
         facts = self.facts
         assert facts is not None
-        self._is_open = True
+        if self.phase is Phase.STARTING:  # a drain may have come first
+            self._move(Phase.READY if client.state is EngineState.RUNNING else Phase.RESTARTING)
         self.metrics.loaded(facts, self.settings.reported_model_ref)
 
     def load_ended(self) -> None:
-        """Loaded or not: nothing more will be shown of it. Idempotent."""
+        """Whether or not the model was loaded, no progress is shown any more. Idempotent."""
         self._progress.close()
 
     def drain(self) -> None:
         """New work is refused from now on; accepted jobs go on. Idempotent."""
-        self._is_draining = True
+        if self.phase not in (Phase.DRAINING, Phase.FAILED):
+            self._move(Phase.DRAINING)
 
     def end_all(self, message: str) -> None:
-        """Give every job in flight its terminal event. Nobody but the worker wanted their end: another may run them."""
+        """Give every job in flight its terminal event. Only the worker wanted that, so another worker may run them."""
         for job in list(self.jobs.values()):
             job.fail("CANCELLED", message, is_retriable=True)
 
@@ -137,7 +133,7 @@ class Front:
                 self.unwatched.set()
 
     def health(self) -> HealthBody:
-        presence = FrontStatus(
+        status = FrontStatus(
             phase=self.phase,
             vram_bytes=self.vram_bytes,
             uptime_s=time.monotonic() - self._started_s,
@@ -145,16 +141,16 @@ class Front:
             n_waiting=self.n_waiting,
             parity=self.parity,
         )
-        return health_body(self.settings, self.facts, self._vitals, presence)
+        return health_body(self.settings, self.facts, self._engine_status, status)
 
     def scrape(self, accept: str | None) -> tuple[bytes, str]:
-        """/metrics: (body, content type). What is a state, not a count, is looked up now, not at every step."""
+        """The body and the content type of `/metrics`. Gauges are looked up now, not at every step."""
         self.metrics.load(
             vram_bytes=self.vram_bytes,
             is_ready=self.phase is Phase.READY,
             queue_depth=self.n_waiting,
             running=self.n_running,
-            step=self._vitals.step,
+            step=self._engine_status.step,
             engine_pid=self._client.pid if self._client is not None else None,
         )
         return self.metrics.render(accept)
@@ -193,13 +189,8 @@ class Front:
         if is_crowded:
             raise WorkerBusy("too many connections are open; try again later", retry_after_s=1)
         self._check_room(facts)
-        order = checked(
-            request,
-            correlation_id=correlation_id,
-            arrived_s=arrived_s,
-            expires_s=expires_s,
-        )
-        return self._begin(order, dialect, facts)
+        complete = checked(request, correlation_id=correlation_id, arrived_s=arrived_s, expires_s=expires_s)
+        return self._begin(complete, dialect, facts)
 
     def cancel(self, job_id: str) -> None:
         """End a job whatever it is doing; unknown ids are fine."""
@@ -227,20 +218,20 @@ class Front:
             return
         raise WorkerBusy(
             f"{facts.parallel} jobs are running and {self.settings.max_queue} waiting; try again later",
-            self._account.throughput.wait_s(n_waiting=self.n_waiting, n_slots=facts.parallel),
+            self._job_log.throughput.wait_s(n_waiting=self.n_waiting, n_slots=facts.parallel),
         )
 
-    def _begin(self, order: CheckedRequest, dialect: Dialect, facts: Loaded) -> Job:
+    def _begin(self, request: CheckedRequest, dialect: Dialect, facts: Loaded) -> Job:
         assert self._client is not None
         self._n_jobs += 1
-        around = JobDeps(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics)
-        job = Job(JobKey(self._n_jobs), order, around, self._on_job_end)
-        self.jobs[order.job_id] = job
+        deps = JobDeps(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics)
+        job = Job(JobKey(self._n_jobs), request, deps, self._on_job_end)
+        self.jobs[request.job_id] = job
         self.idle.clear()
         self._timers[job.key] = asyncio.get_running_loop().call_later(
-            order.expires_s - time.monotonic(), self._time_is_up, job
+            request.expires_s - time.monotonic(), self._time_is_up, job
         )
-        self._account.began(job, facts)
+        self._job_log.began(job, facts)
         self._client.submit(job)
         return job
 
@@ -250,11 +241,11 @@ class Front:
 
     def _on_job_end(self, job: Job) -> None:
         """The one place where a job leaves, whatever ended it."""
-        del self.jobs[job.order.job_id]
+        del self.jobs[job.request.job_id]
         self._timers.pop(job.key).cancel()
         assert self._client is not None
         self._client.release(job)
-        self._account.ended(job, self.facts)
+        self._job_log.ended(job, self.facts)
         if not self.jobs:
             self.idle.set()
 
@@ -264,16 +255,16 @@ class Front:
         self._progress.show(percent)
 
     def on_step(self, step: StepDone) -> None:
-        self._vitals.step = step
+        self._engine_status.step = step
         self.metrics.step(step)
 
     def on_self_tested(self, result: SelfTested) -> None:
-        self._vitals.self_tested = result
+        self._engine_status.self_tested = result
 
     def on_residency(self, residency: Residency) -> None:
         assert self.facts is not None
-        was_resident = self._vitals.residency_of(self.facts).is_resident
-        self._vitals.residency = residency
+        was_resident = self._engine_status.residency_of(self.facts).is_resident
+        self._engine_status.residency = residency
         if residency.is_resident != was_resident:
             log.warning(
                 "residency_changed",
@@ -283,17 +274,19 @@ class Front:
             )
 
     def on_engine_line(self, line: str) -> None:
-        """llama.cpp's warnings and errors are for operators, whatever else comes out of the process is not."""
+        """llama.cpp's warnings and errors are for operators; whatever else the process writes is not."""
         if line.startswith(LIBRARY_LINES):
             log.warning("engine", line=line)
         else:
             log.debug("engine", line=line)
 
     def on_restarting(self, cause: str, last_words: str) -> None:
+        if self.phase is Phase.READY:
+            self._move(Phase.RESTARTING)
         self._progress.close()
         self._progress = LoadProgress(self.settings.log_format)
         self.metrics.engine_restarted()
-        self._vitals = EngineStatus()
+        self._engine_status = EngineStatus()
         log.error(
             "engine_restarted",
             cause=cause,
@@ -303,12 +296,15 @@ class Front:
         )
 
     def on_restarted(self, facts: Loaded) -> None:
+        if self.phase is Phase.RESTARTING:
+            self._move(Phase.READY)
         report_loaded(facts, self.settings)
         self._restarted.set()
 
     def on_fatal(self, error: StartupError) -> None:
-        """A part of the worker is lost that nothing replaces. The first reason is the one that is told."""
-        self._is_failed = True
+        """A part of the worker is lost that nothing replaces. Only the first reason is reported."""
+        if self.phase is not Phase.FAILED:
+            self._move(Phase.FAILED)
         if not self.fatal.done():
             self.fatal.set_result(error)
 

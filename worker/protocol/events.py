@@ -185,6 +185,16 @@ class Dialect:
         return self.leads[event_type] + _encoder.encode(event) + self.tail
 
 
+class _TextOnly(Dialect):
+    """No framing: a token event is its text, and the others are left out."""
+
+    def _frame(self, event_type: str, event: _Event) -> bytes:  # noqa: ARG002 - the base class's signature
+        return event.t.encode() if isinstance(event, TokenEvent) else b""
+
+
+TEXT_ONLY: Final = _TextOnly("text/plain", {}, b"")
+"""What `llorch-worker generate` writes; no client can ask for it."""
+
 _SSE = Dialect(SSE_TYPE, dict.fromkeys(EVENT_TYPES, b"data: "), b"\n\n")
 _NAMED_SSE = Dialect(SSE_TYPE, {name: b"event: %b\ndata: " % name.encode() for name in EVENT_TYPES}, b"\n\n")
 _JSON_LINES = {name: Dialect(name, dict.fromkeys(EVENT_TYPES, b""), b"\n") for name in JSON_LINES_TYPES}

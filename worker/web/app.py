@@ -14,7 +14,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from worker.errors import InternalError, WorkerBusy, WorkerError, WorkerLoading
-from worker.front.phase import Phase
+from worker.front.health import Phase
 from worker.front.state import Front
 from worker.logs.lines import get_logger
 from worker.protocol import operations

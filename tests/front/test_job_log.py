@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.front.throughput import MAX_WAIT_S, Throughput
+from worker.front.job_log import MAX_WAIT_S, Throughput
 
 
 def test_the_wait_is_the_queue_at_the_measured_pace() -> None:
