@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.protocol.vectors import R0, body_of
 from worker.front.checked_request import CheckedRequest, checked
-from worker.protocol.request import ExecuteRequest, parse_execute
+from worker.protocol.execute import ExecuteRequest, parse_execute
 from worker.wire.messages import Sampling, TokenId
 
 

@@ -22,7 +22,7 @@ from worker.parity.answers import (
 )
 from worker.parity.draws import miss_at_parting, worst_draw
 from worker.protocol.events import choose_dialect
-from worker.protocol.request import narrow
+from worker.protocol.execute import narrow
 from worker.sampling.draw import uniform
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample

@@ -1,4 +1,4 @@
-"""Bodies, byte for byte (vectors of the protocol notes, B.3, B.4 and B.6)."""
+"""Bodies, byte for byte (vectors of the protocol notes, B.1, B.3, B.4 and B.6)."""
 
 import json
 from typing import Literal
@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 import pytest
 
+from tests.protocol.test_rules import entry
 from worker.errors import (
     CudaError,
     DeadlineExceeded,
@@ -22,14 +23,18 @@ from worker.errors import (
 )
 from worker.protocol.bodies import (
     CancelBody,
+    FieldError,
+    FieldsRefused,
     HealthBody,
     LegacyReadyCallback,
     PrefixCacheBody,
     ReadyBody,
     ReadyCallback,
     encode_error,
+    field_error,
     shutdown_body,
 )
+from worker.wire.messages import Violation
 
 
 def health(status: Literal["healthy", "unhealthy"], vram_bytes: int) -> bytes:
@@ -190,3 +195,26 @@ def test_error_bodies(error: WorkerError, http_status: int, code: str, retriable
     assert error.http_status == http_status
     expected = f'{{"code":"{code}","message":{json.dumps(message)},"retriable":{json.dumps(retriable)}}}'
     assert encode_error(error) == expected.encode()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        pytest.param(FieldError(field="f", constraint="c", message="m"), entry("f", "c", "m"), id="TV-065"),
+        pytest.param(
+            FieldError(field="f", constraint="c", message="m", value=""), entry("f", "c", "m", ""), id="empty"
+        ),
+        pytest.param(
+            field_error(Violation("prompt", "context_length(4096)", "prompt has 5210 tokens; context is 4096")),
+            entry("prompt", "context_length(4096)", "prompt has 5210 tokens; context is 4096"),
+            id="engine",
+        ),
+    ],
+)
+def test_value_is_absent_unless_given(error: FieldError, expected: str) -> None:
+    assert msgspec.json.encode(error) == expected.encode()
+
+
+def test_the_refusal_in_one_line_has_every_message() -> None:
+    errors = [FieldError(field="f", constraint="c", message=message) for message in ("one", "two")]
+    assert str(FieldsRefused(errors)) == "one; two"

@@ -12,9 +12,8 @@ from jsonschema import Draft202012Validator, FormatChecker
 from tests.protocol.vectors import R0
 from worker.protocol import operations
 from worker.protocol.events import EVENT_TYPES, Event, StreamCode, choose_dialect
-from worker.protocol.openapi import Route, openapi_document
-from worker.protocol.request import ExecuteRequest
-from worker.protocol.request_schema import Limits
+from worker.protocol.execute import ExecuteRequest
+from worker.protocol.openapi import Limits, Route, openapi_document
 from worker.wire.messages import Logprob, TokenId, TopToken
 
 Json = dict[str, Any]

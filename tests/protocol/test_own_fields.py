@@ -5,9 +5,9 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import asdict
 
-from tests.protocol.test_request import SHAPED_AS, raw_body
+from tests.protocol.test_execute import SHAPED_AS, raw_body
 from tests.protocol.vectors import R0, body_of
-from worker.protocol.request import MalformedJson, WrongShape, narrow, parse_execute
+from worker.protocol.execute import MalformedJson, WrongShape, narrow, parse_execute
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from tests.protocol.test_rules import MAX_TOKENS_OUT, entry, errors
 from tests.protocol.vectors import R0, body_of
-from worker.protocol.field_errors import MAX_ERRORS, FieldError, encode_violations
-from worker.protocol.own_rules import MAX_BIASES
-from worker.protocol.request import ExecuteRequest, narrow, parse_execute
-from worker.protocol.request_schema import Limits, request_schema
-from worker.protocol.rules import violations
+from worker.protocol.bodies import FieldError, encode_violations
+from worker.protocol.execute import ExecuteRequest, narrow, parse_execute
+from worker.protocol.openapi import Limits, request_schema
+from worker.protocol.rules import MAX_BIASES, MAX_ERRORS, violations
 
 VOCAB = 49_152
 GRAMMAR = 'root ::= "a"'

@@ -9,7 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.protocol import test_own_fields, test_own_rules, test_request, test_rules
+from tests.protocol import test_execute as test_request
+from tests.protocol import test_own_fields, test_own_rules, test_rules
 from tests.protocol.vectors import R0, body_of, without
 from tests.web.wire import JSON, events_in
 from tests.worker_process import Stream, WorkerProcess, check_order

@@ -30,9 +30,9 @@ from worker.front.supervision import first_of, running
 from worker.logs import lines as logs
 from worker.model.catalog import load_catalog, locate
 from worker.model.info import ModelInfo, read_info
+from worker.protocol.bodies import FieldsRefused
 from worker.protocol.events import TEXT_ONLY
-from worker.protocol.field_errors import FieldsRefused
-from worker.protocol.request import ExecuteRequest, narrow
+from worker.protocol.execute import ExecuteRequest, narrow
 from worker.protocol.rules import violations
 from worker.wire.messages import JobKey, Loaded
 

@@ -18,7 +18,7 @@ import msgspec
 from worker.errors import CertificateRefused
 from worker.model.catalog import Sha256
 from worker.model.info import ModelInfo
-from worker.protocol.bodies import ParityBody, Verdict
+from worker.protocol.bodies import ParityBody, ParityVerdict
 
 REPORT_FORMAT: Final = "llorch-parity-report/1"
 REPORT_FILE: Final = "report.json"
@@ -41,8 +41,8 @@ class Certificate:
     run_id: str
     date: str
     """RFC 3339."""
-    verdict: Verdict
-    levels: Mapping[str, Verdict]
+    verdict: ParityVerdict
+    levels: Mapping[str, ParityVerdict]
     bounds: str
     """Whose: `built in`, or the name of the user's file."""
 
@@ -87,7 +87,7 @@ class _Bounds(msgspec.Struct, frozen=True):
 
 class _Level(msgspec.Struct, frozen=True):
     name: str
-    verdict: Verdict
+    verdict: ParityVerdict
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class _Report(msgspec.Struct, frozen=True):
     format: str
     run_id: str
     created: str
-    verdict: Verdict
+    verdict: ParityVerdict
     model: _Model
     bounds: _Bounds
     levels: tuple[_Level, ...]

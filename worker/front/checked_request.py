@@ -4,8 +4,8 @@ import secrets
 from dataclasses import dataclass
 from math import inf
 
-from worker.protocol.own_rules import MAX_BIAS
-from worker.protocol.request import ExecuteRequest
+from worker.protocol.execute import ExecuteRequest
+from worker.protocol.rules import MAX_BIAS
 from worker.wire.messages import Sampling, TokenId
 
 

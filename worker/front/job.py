@@ -22,8 +22,8 @@ from enum import Enum, auto
 from worker.errors import DeadlineExceeded, WorkerError
 from worker.front.checked_request import CheckedRequest
 from worker.front.metrics import Metrics, Outcome
+from worker.protocol.bodies import FieldsRefused, field_error
 from worker.protocol.events import Dialect, StreamCode
-from worker.protocol.field_errors import FieldsRefused, field_error
 from worker.wire.messages import Finished, JobKey, Logprob, Refused, Submit
 
 RETRIABLE: dict[StreamCode, bool] = {

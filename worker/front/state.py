@@ -30,8 +30,8 @@ from worker.front.supervision import failures_to
 from worker.logs.lines import get_logger
 from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
 from worker.protocol.events import Dialect
+from worker.protocol.execute import ExecuteRequest
 from worker.protocol.headers import parse_deadline
-from worker.protocol.request import ExecuteRequest
 from worker.wire.messages import JobKey, Loaded, Residency, SelfTested, StepDone
 
 log = get_logger()

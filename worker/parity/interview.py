@@ -12,7 +12,7 @@ import msgspec
 from worker.parity.answers import N_DRAWN, N_TOP, Answer, Request
 from worker.parity.company import Company, Neighbour
 from worker.parity.serving import SelfTest, ServedWorker
-from worker.protocol.request import narrow
+from worker.protocol.execute import narrow
 
 SEEDS = (7, 42, 2**64 - 1)
 TEMPERATURE = narrow(0.8)

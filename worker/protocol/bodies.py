@@ -1,15 +1,16 @@
-"""Bodies out: every JSON answer that is not a stream, and the ready callback (docs/protocol.md 2 and 3).
+"""Bodies out: every JSON answer that is not a stream, and the ready callback (docs/protocol.md 2, 3 and 4).
 
-Owns: keys and their order, which is the order of the fields below. Refuses to know: where the figures come from,
-HTTP. Pure; runs on the front's event loop. A struct becomes bytes with `msgspec.json.encode`.
+Owns: keys and their order, which is the order of the fields below, and the annotations from which msgspec makes the
+OpenAPI document. Refuses to know: where the figures come from, which rules a request breaks, HTTP. Pure; runs on the
+front's event loop. A struct becomes bytes with `msgspec.json.encode`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from worker.errors import WorkerError
-from worker.protocol.documented import Count, Moment, doc
+from worker.errors import InvalidRequest, WorkerError
+from worker.wire.messages import Violation
 
 CAPABILITIES = ("text-gen",)
 PROTOCOL = "sse"
@@ -17,7 +18,21 @@ WORKER_TYPE = "llamacpp"
 
 State = Literal["starting", "ready", "restarting", "draining", "failed"]
 ReadyState = Literal["loading", "idle", "busy", "draining", "error"]
-Verdict = Literal["pass", "fail", "not run"]
+ParityVerdict = Literal["pass", "fail", "not run"]
+
+
+def doc(description: str, **bounds: Any) -> msgspec.Meta:
+    """A field's description for the OpenAPI document. The bounds only stand there: breaking one is a 400, not a 422."""
+    return msgspec.Meta(description=description, extra_json_schema=bounds or None)
+
+
+U64_MAX = 2**64 - 1
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+U64 = Annotated[int, msgspec.Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
+"""msgspec's own bounds end at 2**63 - 1."""
+Moment = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+"""RFC 3339."""
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,19 +52,65 @@ def encode_error(error: WorkerError) -> bytes:
     return msgspec.json.encode(ErrorBody(code=error.code, message=str(error), retriable=error.retriable))
 
 
+class FieldError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One broken rule."""
+
+    field: str
+    constraint: Annotated[
+        str, doc("The rule: `range(0.0..=2.0)`, `non_empty`, `max_count(4)`, `context_length(4096)`.")
+    ]
+    message: str
+    value: Annotated[
+        str | msgspec.UnsetType,
+        doc("What was sent, as text; never a prompt, a stop, a grammar, a schema or a regular expression."),
+    ] = msgspec.UNSET
+
+
+class FieldsRefused(InvalidRequest):
+    """Fields of a request break rules. The answer is a 400 with all of them at once (`encode_violations`)."""
+
+    wording = "{}"
+
+    def __init__(self, errors: list[FieldError]) -> None:
+        super().__init__("; ".join(error.message for error in errors))
+        self.errors = errors
+
+    @property
+    def reason(self) -> str:
+        """Fields and kinds of rules: `max_tokens: range, stop: max_count`. A rule's number may be the client's."""
+        broken = (f"{error.field}: {error.constraint.partition('(')[0]}" for error in self.errors)
+        return ", ".join(dict.fromkeys(broken))
+
+
+class FieldErrors(msgspec.Struct, frozen=True):
+    """All broken rules of a request, in the order of its fields."""
+
+    errors: Annotated[list[FieldError], msgspec.Meta(min_length=1)]
+
+
+def field_error(violation: Violation) -> FieldError:
+    """A rule that only the engine could check: context_length(N), max_tokens_in(K), what a constraint says."""
+    return FieldError(field=violation.field, constraint=violation.constraint, message=violation.message)
+
+
+def encode_violations(errors: list[FieldError]) -> bytes:
+    """The body of the 400: `{"errors":[…]}`."""
+    return msgspec.json.encode(FieldErrors(errors))
+
+
 class ParityBody(_Body, frozen=True, kw_only=True):
-    """What a parity run found out about the model file, by `--parity-report`."""
+    """What a parity run found out about the model file, as `--parity-report` says."""
 
     model_sha256: str
-    verdict: Verdict
-    levels: dict[str, Verdict]
+    verdict: ParityVerdict
+    levels: dict[str, ParityVerdict]
     date: Moment
     run_id: str
     bounds: Annotated[str, doc("`built in`, or the name of the file that was laid over them.")]
 
 
 class PrefixCacheBody(_Body, frozen=True, kw_only=True):
-    """What ended jobs computed and later prompts may begin with, in main memory."""
+    """What ended jobs have computed and later prompts may begin with; it lies in main memory."""
 
     tokens: Count
     bytes: Count
@@ -75,7 +136,7 @@ class TriedBody(_Body, frozen=True, kw_only=True):
 
 
 class HealthBody(_Body, frozen=True, kw_only=True):
-    """`GET /health`. What only a loaded model tells is null until then; memory in bytes."""
+    """`GET /health`. What is not known before a model is loaded is null until then; memory is in bytes."""
 
     status: Literal["healthy", "unhealthy"]
     vram_bytes: Count
@@ -133,7 +194,7 @@ class ShutdownBody(_Body, frozen=True, kw_only=True):
 
 
 def shutdown_body(timeout_s: float) -> ShutdownBody:
-    """A whole number of seconds is written without a fraction, as legacy clients know it."""
+    """A whole number of seconds is written without a fraction, as legacy clients expect it."""
     return ShutdownBody(timeout_seconds=int(timeout_s) if timeout_s == int(timeout_s) else timeout_s)
 
 

@@ -1,7 +1,7 @@
-"""What an answer may be held to: a grammar, a JSON schema or a regular expression; their size, depth and number.
+"""What an answer may have to follow: a grammar, a JSON schema or a regular expression; their size, depth and number.
 
-Owns: how a schema becomes the text that travels to the engine, and the limits at the door. Refuses to know: what a
-constraint says and whether it can be kept to, which the engine finds out. Pure; runs on the front's event loop.
+Owns: how a schema becomes the text that travels to the engine, and the limits that the front checks. Refuses to know:
+what a constraint means and whether it can be kept, which the engine finds out. Pure; runs on the front's event loop.
 """
 
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from typing import Any, NewType
 
 import msgspec
 
-from worker.protocol.field_errors import FieldError
+from worker.protocol.bodies import FieldError
 
 SchemaText = NewType("SchemaText", str)
 """A JSON schema as compact JSON: an object, `true` or `false`, its properties in the order of the request."""
 
 MAX_BYTES = 65_536
-"""In UTF-8; of a schema as compact JSON."""
+"""Of a constraint in UTF-8; of a schema as compact JSON."""
 MAX_DEPTH = 64
-"""Objects and arrays of a schema inside each other; whoever reads a schema recurses once for each."""
+"""How many objects and arrays of a schema may be inside each other; who reads a schema recurses once for each."""
 
 _schema = msgspec.json.Decoder(dict[str, Any] | bool | None)
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -27,7 +27,7 @@ _NEITHER_BRACKET_NOR_QUOTE = bytes(set(range(256)) - set(b'[{]}"'))
 
 
 def schema_text(raw: bytes) -> SchemaText | None:
-    """The schema of a JSON text, which has proved to be JSON; None for null.
+    """The schema in a text that has proved to be JSON; None for null.
 
     Raises: msgspec.ValidationError for another type, a number out of range or a name that is given twice.
     """
@@ -42,7 +42,7 @@ def schema_text(raw: bytes) -> SchemaText | None:
 
 
 def constraint_errors(grammar: str | None, json_schema: SchemaText | None, regex: str | None) -> Iterator[FieldError]:
-    """The first limit that each of them breaks, in the order of the fields; their texts are never echoed."""
+    """The first limit that each constraint breaks, in the order of the fields. Their texts are never echoed."""
     given = {"grammar": grammar, "json_schema": json_schema, "regex": regex}
     names = [name for name, text in given.items() if text is not None]
     for name, text in given.items():

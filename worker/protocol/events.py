@@ -1,7 +1,7 @@
 """A stream's events as bytes: server-sent events or JSON lines (docs/protocol.md 4).
 
-Owns: keys, their order and what the OpenAPI document says of them; framing, and which one a client gets. Refuses to
-know: when an event is due, sockets. Pure; runs on the front's event loop. `token` is the hot one.
+Owns: keys, their order and what the OpenAPI document says of them; the framings, and which one a client gets. Refuses
+to know: when an event is due, sockets. Pure; runs on the front's event loop. `token` is called for every token.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from worker.protocol.documented import U64, Count, Moment, doc
+from worker.protocol.bodies import U64, Count, Moment, doc
 from worker.wire.messages import Logprob, StopReason
 
 EVENT_TYPES: Final = ("started", "token", "metrics", "end", "error")
@@ -134,8 +134,8 @@ class Dialect:
         return self._frame("started", event)
 
     def token(self, text: str, index: int, logprobs: Sequence[Logprob] = ()) -> bytes:
-        """Some text, not empty and without lone surrogates; `index` counts 0, 1, 2, …; `logprobs` where asked for: of
-        each sampled token that no event before this one covers.
+        """Some text, not empty and without lone surrogates. `index` counts 0, 1, 2, …. `logprobs`, where the request
+        asked for them, are those of every sampled token that no event before this one covers.
         """
         sampled = [_sampled(entry) for entry in logprobs] if logprobs else msgspec.UNSET
         return self._frame("token", TokenEvent(t=text, i=index, logprobs=sampled))
@@ -164,7 +164,7 @@ class Dialect:
         time_to_first_token_ms: int,
         context_full: bool,
     ) -> bytes:
-        """Terminal: the job ran to an ordinary end. A stop of None and a context_full of False are left out."""
+        """The terminal event of a job with an ordinary end. A stop of None and a context_full of False are left out."""
         event = EndEvent(
             tokens_out=tokens_out,
             decode_time_ms=decode_time_ms,
@@ -178,7 +178,7 @@ class Dialect:
         return self._frame("end", event)
 
     def error(self, *, code: StreamCode, message: str, retriable: bool) -> bytes:
-        """Terminal: the job did not come to its end."""
+        """The terminal event of a job that did not come to its end."""
         return self._frame("error", ErrorEvent(code=code, message=message, retriable=retriable))
 
     def _frame(self, event_type: str, event: _Event) -> bytes:
@@ -201,9 +201,9 @@ _JSON_LINES = {name: Dialect(name, dict.fromkeys(EVENT_TYPES, b""), b"\n") for n
 
 
 def choose_dialect(accept: str | None, *, sse_event_names: bool) -> Dialect:
-    """The framing for an Accept header: the one of ours it names with the most weight, the first among equals.
+    """The framing for an Accept header: the one that it names with the most weight, the first among equals.
 
-    Wildcards ask for nothing in particular and nothing is refused, so everything else gets server-sent events.
+    Wildcards ask for nothing in particular, and no header is refused: everything else gets server-sent events.
     """
     best, best_weight = SSE_TYPE, 0.0
     for entry in (accept or "").split(","):

@@ -1,4 +1,4 @@
-"""Request headers the protocol gives a meaning to: text → value (docs/protocol.md 3).
+"""The request headers that have a meaning in the protocol, from text to value (docs/protocol.md 3).
 
 Refuses to know: HTTP frameworks, the time of day (a deadline is compared elsewhere). `Accept` is events.py's.
 Pure but for the fresh UUIDs; runs on the front's event loop.
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from worker.errors import UnreadableDeadline
 
 _UUID_FORM = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-"""Any version: what counts is that it can be logged and echoed as it stands."""
+"""A UUID of any version: all that matters is that it can be logged and echoed as it stands."""
 
 _EPOCH_MS = re.compile(r"[0-9]{1,15}")
 """Fifteen digits end in the year 33658; more is a mistake, nanoseconds for instance."""

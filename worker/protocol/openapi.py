@@ -1,19 +1,20 @@
 """The OpenAPI document, made of the routes there are and of the structs they read and write.
 
-Pure; runs once, when the application is made. What is told of a route is operations.py's; every schema comes from
+Pure; runs once, when the application is made. What is said about a route is operations.py's; every schema comes from
 msgspec, so that no field is written down twice.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from worker.errors import Unauthorized
 from worker.protocol.bodies import ErrorBody
 from worker.protocol.events import Event
+from worker.protocol.execute import ExecuteRequest
 from worker.protocol.operations import (
     EVERYWHERE,
     HEADERS,
@@ -25,8 +26,7 @@ from worker.protocol.operations import (
     Operation,
     ServerSentEvent,
 )
-from worker.protocol.request import ExecuteRequest
-from worker.protocol.request_schema import Limits, request_schema
+from worker.protocol.rules import f32_text
 
 OPENAPI_VERSION = "3.1.1"
 MEDIA_TYPE = "application/vnd.oai.openapi+json"
@@ -82,12 +82,20 @@ _SERVER_SENT_EVENT: Json = {
 """As OpenAPI 3.2 describes the items of a stream of them; before it, `schema` stands for one item too."""
 
 _NAMED: dict[Any, str] = {Event: "Event", ServerSentEvent: "ServerSentEvent", ExecuteRequest: "ExecuteRequest"}
-"""Shapes whose schema is more than msgspec's."""
+"""Types whose schema is more than what msgspec makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that the worker's settings decide."""
+
+    max_prompt_chars: int
+    max_tokens_out: int
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where an operation is found. `is_open`: also without the token."""
+    """Where an operation is found. `is_open` says that it needs no token."""
 
     path: str
     method: str
@@ -123,7 +131,7 @@ def openapi_document(version: str, routes: Iterable[Route], limits: Limits, *, h
 
 
 class _Schemas:
-    """All structs as components, and references to them."""
+    """All structs as components of the document, and references to them."""
 
     def __init__(self, limits: Limits) -> None:
         event = msgspec.json.schema_components([Event], ref_template=_STRUCT)
@@ -133,7 +141,7 @@ class _Schemas:
         self.components["ExecuteRequest"] = request_schema(limits)
 
     def of(self, shape: Any) -> Json:
-        """A schema for `shape`, which may be a reference."""
+        """The schema of `shape`, which may be a reference to a component."""
         if isinstance(shape, ErrorOf):
             return {"allOf": [self.of(ErrorBody), {"properties": {"code": {"enum": list(shape.codes)}}}]}
         if name := _NAMED.get(shape):
@@ -155,41 +163,41 @@ def _path_item(route: Route, schemas: _Schemas) -> Json:
 
 def _operation(route: Route, schemas: _Schemas) -> Json:
     operation = route.operation
-    told: Json = {
+    described: Json = {
         "operationId": "_".join([route.method.lower(), *re.findall(r"\w+", route.path)]),
         "summary": operation.summary,
         "tags": [operation.tag],
     }
     if operation.description:
-        told["description"] = operation.description
+        described["description"] = operation.description
     if operation.takes_deadline:
-        told["parameters"] = [_reference("parameters", "X-Deadline")]
+        described["parameters"] = [_reference("parameters", "X-Deadline")]
     if operation.body is not None:
         content = Content(shapes=(operation.body,), examples=operation.body_examples)
-        told["requestBody"] = {"required": True, "content": {JSON: _content(content, schemas)}}
+        described["requestBody"] = {"required": True, "content": {JSON: _content(content, schemas)}}
     if route.is_open:
-        told["security"] = []
+        described["security"] = []
     own = {str(status): _answer(answer, schemas) for status, answer in operation.answers.items()}
     met = [status for status in EVERYWHERE if not (route.is_open and status == Unauthorized.http_status)]
     shared = {str(status): _reference("responses", str(status)) for status in met}
-    told["responses"] = dict(sorted((own | shared).items()))
-    return told
+    described["responses"] = dict(sorted((own | shared).items()))
+    return described
 
 
 def _answer(answer: Answer, schemas: _Schemas) -> Json:
     names = ("X-Correlation-ID", *answer.headers)
-    told: Json = {
+    described: Json = {
         "description": answer.description,
         "headers": {name: _reference("headers", name) for name in names},
     }
     if answer.content:
-        told["content"] = {name: _content(content, schemas) for name, content in answer.content.items()}
-    return told
+        described["content"] = {name: _content(content, schemas) for name, content in answer.content.items()}
+    return described
 
 
 def _content(content: Content, schemas: _Schemas) -> Json:
-    told = [schemas.of(shape) for shape in content.shapes]
-    schema = told[0] if len(told) == 1 else {"oneOf": told}
+    alternatives = [schemas.of(shape) for shape in content.shapes]
+    schema = alternatives[0] if len(alternatives) == 1 else {"oneOf": alternatives}
     return {"schema": schema, "examples": _examples(content.examples)} if content.examples else {"schema": schema}
 
 
@@ -199,3 +207,30 @@ def _examples(examples: Mapping[str, Any]) -> Json:
 
 def _reference(kind: str, name: str) -> Json:
     return {"$ref": f"#/components/{kind}/{name}"}
+
+
+def request_schema(limits: Limits) -> dict[str, Any]:
+    """The JSON schema of an execute request: `type`, `properties` in the order of the protocol, and `required`."""
+    schema = msgspec.json.schema(ExecuteRequest)["$defs"]["ExecuteRequest"]
+    fields = msgspec.structs.fields(ExecuteRequest)
+    properties = {field.name: schema["properties"][field.name] | _bounds(field.type) for field in fields}
+    properties["prompt"]["maxLength"] = limits.max_prompt_chars
+    properties["max_tokens"]["maximum"] = properties["min_tokens"]["maximum"] = limits.max_tokens_out
+    return {
+        "title": schema["title"],
+        "type": "object",
+        "properties": {name: _with_short_default(field) for name, field in properties.items()},
+        "required": schema["required"],
+    }
+
+
+def _bounds(annotated: Any) -> dict[str, Any]:
+    """The bounds of a field's rule; msgspec itself gives those of its type, such as u32."""
+    metas = [meta for meta in get_args(annotated)[1:] if isinstance(meta, msgspec.Meta)]
+    return {name: bound for meta in metas for name, bound in (meta.extra_json_schema or {}).items()}
+
+
+def _with_short_default(field: dict[str, Any]) -> dict[str, Any]:
+    """The field with its default in no more decimals than tell an f32 from its neighbours."""
+    default = field.get("default")
+    return field | {"default": float(f32_text(default))} if isinstance(default, float) else field

@@ -1,6 +1,6 @@
-"""What the OpenAPI document tells of each route: bodies, statuses, headers, examples. Where it is, the router knows.
+"""What the OpenAPI document says about each route: bodies, statuses, headers, examples. The router has the paths.
 
-Owns no field of any body: those are the structs that are encoded and decoded, and examples are made with them.
+Owns no field of any body: those are the structs that are encoded and decoded, and the examples are made with them.
 Refuses to know: HTTP frameworks, settings. Pure.
 """
 
@@ -24,6 +24,7 @@ from worker.errors import (
 )
 from worker.protocol.bodies import (
     CancelBody,
+    FieldErrors,
     HealthBody,
     PrefixCacheBody,
     ReadyBody,
@@ -41,8 +42,7 @@ from worker.protocol.events import (
     StartedEvent,
     TokenEvent,
 )
-from worker.protocol.field_errors import FieldErrors
-from worker.protocol.request import CancelRequest, ExecuteRequest, MalformedJson, WrongShape
+from worker.protocol.execute import CancelRequest, ExecuteRequest, MalformedJson, WrongShape
 from worker.protocol.rules import violations
 
 JSON = "application/json"
@@ -76,7 +76,7 @@ HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "const": "no"},
     },
 }
-"""Of answers, by name; X-Correlation-ID is on every one."""
+"""The headers of answers, by name; X-Correlation-ID is on every answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class ServerSentEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What one media type of an answer holds: one of `shapes`, which are types and ErrorOf, with examples by name."""
+    """What an answer of one media type holds: one of `shapes`, which are types and ErrorOf, with examples by name."""
 
     shapes: tuple[Any, ...]
     examples: Mapping[str, Any] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One route, apart from what all have in common: 401, 405 and 500."""
+    """One route, without the answers that all routes have in common: 401, 405 and 500."""
 
     summary: str
     tag: Tag
@@ -156,7 +156,7 @@ _JSON_BODY: dict[int, Answer] = {
         "JSON, but a field is missing, given twice or of the wrong type.", str(WrongShape("missing field `job_id`"))
     ),
 }
-"""Of routes that take a JSON body, whose fields nobody has looked at yet."""
+"""The answers of routes that take a JSON body, before anybody has looked at its fields."""
 
 # ── state ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,28 +1,47 @@
 """What the values of an execute request must satisfy, and the words that say so (docs/protocol.md 4).
 
-Owns: the order of all rules; ranges, constraint and message texts of the protocol's own fields (own_rules.py has the
-rest), which clients compare byte for byte. Refuses to know: JSON types (request.py), HTTP, the model. Pure; runs on the
-front's event loop.
+Owns: the order of all rules, the protocol's fields first and then those of our own; ranges, constraint and message
+texts, which clients compare byte for byte. Refuses to know: JSON types (execute.py), HTTP, the model but for the size
+of its vocabulary. Pure; runs on the front's event loop.
 """
 
+import re
 from collections.abc import Iterator
+from decimal import ROUND_HALF_EVEN, ROUND_UP, Context
+from itertools import islice
+from math import isinf
 
-from worker.protocol.field_errors import MAX_ERRORS, FieldError
-from worker.protocol.own_rules import own_violations
-from worker.protocol.ranges import float_range
-from worker.protocol.request import ExecuteRequest
+from worker.protocol.bodies import FieldError
+from worker.protocol.constraints import constraint_errors
+from worker.protocol.execute import ExecuteRequest, narrow
 
 MAX_STOPS = 4
 MAX_STOP_BYTES = 100
 """In UTF-8; the message says characters, as it always did."""
+MAX_LOGPROBS = 20
+MAX_DRY_ALLOWED_LENGTH = 2048
+MAX_BIASES = 1024
+MAX_BIAS = 100
+"""The largest bias; its negative bans the token."""
+MAX_STOP_TOKEN_IDS = 64
+
+MAX_ERRORS = 64
+"""How many errors are reported of one field. A body of 2 MiB has room for 700,000 stops, and an answer about each of
+them would be 60 MB."""
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+"""One spelling for each id, so that no id can be named twice."""
+
+_F32_DIGITS = 9
+"""Significant decimal digits that tell any two f32 apart."""
 
 
 def violations(
     request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
 ) -> list[FieldError]:
-    """All broken rules, the protocol's fields first, each group in the order of its fields.
+    """All broken rules, in the order of the fields.
 
-    `max_tokens_out` is the largest max_tokens allowed; `vocab_size` None: not known yet, and ids are not held to it.
+    `max_tokens_out` is the largest max_tokens allowed. While `vocab_size` is None, ids are not compared with it.
     `max_prompt_chars` counts Unicode scalar values.
     """
     return [
@@ -34,8 +53,63 @@ def violations(
         *float_range("repetition_penalty", request.repetition_penalty, 0, 2),
         *_stop(request.stop),
         *float_range("min_p", request.min_p, 0, 1),
-        *own_violations(request, max_tokens_out, vocab_size),
+        *int_range("logprobs", request.logprobs, 0, MAX_LOGPROBS),
+        *float_range("frequency_penalty", request.frequency_penalty, -2, 2),
+        *float_range("presence_penalty", request.presence_penalty, -2, 2),
+        *int_range("repeat_last_n", request.repeat_last_n, -1),
+        *float_range("typical_p", request.typical_p, 0, 1),
+        *float_range("top_n_sigma", request.top_n_sigma, 0, 100),
+        *float_range("xtc_probability", request.xtc_probability, 0, 1),
+        *float_range("xtc_threshold", request.xtc_threshold, 0, 1),
+        *float_range("dry_multiplier", request.dry_multiplier, 0, 100),
+        *float_range("dry_base", request.dry_base, 1, 16),
+        *int_range("dry_allowed_length", request.dry_allowed_length, 1, MAX_DRY_ALLOWED_LENGTH),
+        *_logit_bias(request.logit_bias, vocab_size),
+        *_ignore_eos(request),
+        *_min_tokens(request, max_tokens_out),
+        *_stop_token_ids(request.stop_token_ids, vocab_size),
+        *constraint_errors(request.grammar, request.json_schema, request.regex),
     ]
+
+
+def float_range(field: str, value: float, least: int, most: int, *, subject: str = "") -> Iterator[FieldError]:
+    """The error of an f32 that is outside [least, most]. `subject` names the value where the field has many."""
+    if least <= value <= most:
+        return
+    bound = f"at least {least}.0" if value < least else f"at most {most}.0"
+    shown = f32_text(value)
+    yield FieldError(
+        field=field,
+        constraint=f"range({least}.0..={most}.0)",
+        message=f"{subject or field} must be {bound} (got {shown})",
+        value=shown,
+    )
+
+
+def int_range(field: str, value: int | None, least: int, most: int | None = None) -> Iterator[FieldError]:
+    """The error of a whole number that is outside [least, most]. No `most` is no upper limit, and None is off."""
+    if value is None or (least <= value and (most is None or value <= most)):
+        return
+    bound = f"at least {least}" if value < least else f"at most {most}"
+    yield FieldError(
+        field=field,
+        constraint=f"range({least}..)" if most is None else f"range({least}..={most})",
+        message=f"{field} must be {bound} (got {value})",
+        value=str(value),
+    )
+
+
+def f32_text(value: float) -> str:
+    """The shortest decimal that reads back as this f32, without exponent or trailing `.0`, as Rust prints it."""
+    if isinf(value):
+        return "inf" if value > 0 else "-inf"
+    for digits in range(1, _F32_DIGITS):
+        # At a power of two the gap above is twice the gap below: the second nearest may be the one that reads back.
+        for rounding in (ROUND_HALF_EVEN, ROUND_UP):
+            decimal = Context(prec=digits, rounding=rounding).create_decimal_from_float(value)
+            if narrow(float(decimal)) == value:
+                return f"{decimal:f}"
+    return f"{Context(prec=_F32_DIGITS).create_decimal_from_float(value):f}"
 
 
 def _job_id(job_id: str) -> Iterator[FieldError]:
@@ -74,3 +148,53 @@ def _stop(stop: tuple[str, ...]) -> Iterator[FieldError]:
         elif n_bytes > MAX_STOP_BYTES:
             message = f"stop sequence {index} must be at most {MAX_STOP_BYTES} characters (got {n_bytes})"
             yield FieldError(field="stop", constraint=f"max_length({MAX_STOP_BYTES})", message=message)
+
+
+def _logit_bias(biases: dict[str, float], vocab_size: int | None) -> Iterator[FieldError]:
+    yield from _max_count("logit_bias", len(biases), MAX_BIASES)
+    entries = enumerate(islice(biases.items(), MAX_BIASES))
+    errors = (error for index, (token, bias) in entries for error in _bias(index, token, bias, vocab_size))
+    yield from islice(errors, MAX_ERRORS)
+
+
+def _bias(index: int, token: str, bias: float, vocab_size: int | None) -> Iterator[FieldError]:
+    subject = f"logit_bias entry {index}"
+    if _TOKEN_ID.fullmatch(token):
+        yield from _in_vocabulary("logit_bias", subject, int(token), vocab_size)
+    else:
+        message = f"{subject} must be named by a token id in decimal"
+        yield FieldError(field="logit_bias", constraint="token_id", message=message)
+    yield from float_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS, subject=subject)
+
+
+def _ignore_eos(request: ExecuteRequest) -> Iterator[FieldError]:
+    if not request.ignore_eos:
+        return
+    for other in ("grammar", "json_schema", "regex"):
+        if getattr(request, other) is not None:
+            message = f"ignore_eos cannot go with {other}, which says where the text ends; send one of them"
+            yield FieldError(field="ignore_eos", constraint=f"exclusive({other})", message=message)
+
+
+def _min_tokens(request: ExecuteRequest, max_tokens_out: int) -> Iterator[FieldError]:
+    """A max_tokens out of range is reported once, and does not make a min_tokens wrong."""
+    is_limit = 1 <= request.max_tokens <= max_tokens_out
+    yield from int_range("min_tokens", request.min_tokens, 0, request.max_tokens if is_limit else max_tokens_out)
+
+
+def _stop_token_ids(tokens: tuple[int, ...], vocab_size: int | None) -> Iterator[FieldError]:
+    yield from _max_count("stop_token_ids", len(tokens), MAX_STOP_TOKEN_IDS)
+    for index, token in enumerate(tokens[:MAX_ERRORS]):
+        yield from _in_vocabulary("stop_token_ids", f"stop_token_ids entry {index}", token, vocab_size)
+
+
+def _max_count(field: str, n_entries: int, most: int) -> Iterator[FieldError]:
+    if n_entries > most:
+        message = f"{field} must have at most {most} entries (got {n_entries})"
+        yield FieldError(field=field, constraint=f"max_count({most})", message=message, value=str(n_entries))
+
+
+def _in_vocabulary(field: str, subject: str, token: int, vocab_size: int | None) -> Iterator[FieldError]:
+    if vocab_size is not None and token >= vocab_size:
+        message = f"{subject} must be a token id below {vocab_size} (got {token})"
+        yield FieldError(field=field, constraint=f"vocabulary({vocab_size})", message=message, value=str(token))

@@ -18,11 +18,10 @@ from worker.front.health import Phase
 from worker.front.state import Front
 from worker.logs.lines import get_logger
 from worker.protocol import operations
-from worker.protocol.bodies import CancelBody, encode_error, shutdown_body
+from worker.protocol.bodies import CancelBody, FieldsRefused, encode_error, encode_violations, shutdown_body
 from worker.protocol.events import choose_dialect
-from worker.protocol.field_errors import FieldsRefused, encode_violations
+from worker.protocol.execute import BodyRejected, ExecuteRequest, parse_cancel, parse_execute
 from worker.protocol.headers import is_json_content_type
-from worker.protocol.request import BodyRejected, ExecuteRequest, parse_cancel, parse_execute
 from worker.protocol.rules import violations
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded

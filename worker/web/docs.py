@@ -14,9 +14,8 @@ from litestar.handlers import HTTPRouteHandler
 
 from worker import __version__
 from worker.config.settings import Settings
-from worker.protocol.openapi import MEDIA_TYPE, Route, openapi_document
+from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
 from worker.protocol.operations import Operation
-from worker.protocol.request_schema import Limits
 from worker.web.edge import OPEN_PATHS
 
 _OPERATION = "operation"

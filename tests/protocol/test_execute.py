@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.protocol.vectors import R0, body_of, without
 from worker.errors import WorkerError
-from worker.protocol.request import (
+from worker.protocol.execute import (
     BodyRejected,
     ExecuteRequest,
     MalformedJson,

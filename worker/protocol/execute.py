@@ -1,8 +1,7 @@
 """Bodies in: bytes → `ExecuteRequest` or `CancelRequest`, or the text/plain refusal legacy clients know.
 
-Owns: the fields of docs/protocol.md 4, then our own, their types and defaults, what counts as JSON and what as a
-wrong shape.
-Refuses to know: whether values are in range (rules.py, own_rules.py), HTTP. Pure; runs on the front's event loop.
+Owns: the fields of docs/protocol.md 4, then those of our own, their types and defaults, what counts as JSON and what as
+a wrong shape. Refuses to know: whether values are in range (rules.py), HTTP. Pure; runs on the front's event loop.
 """
 
 import struct
@@ -13,8 +12,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from worker.errors import WorkerError
+from worker.protocol.bodies import U64_MAX, doc
 from worker.protocol.constraints import SchemaText, schema_text
-from worker.protocol.documented import U64_MAX, doc
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -25,7 +24,7 @@ _NUMBER_STARTS = b"-0123456789"
 
 
 class BodyRejected(WorkerError):
-    """No request could be read. Answer `http_status` with `str(error)`, verbatim, as text/plain."""
+    """No request could be read. The answer is `http_status` with `str(error)`, verbatim, as text/plain."""
 
     code, http_status, retriable = "INVALID_REQUEST", 400, False
 
@@ -47,7 +46,7 @@ class WrongShape(BodyRejected):
 
 
 def narrow(value: float) -> float:
-    """The nearest f32, as Rust's `as f32` gives it: what is too large becomes an infinity."""
+    """The nearest f32, as Rust's `as f32` gives it: a number that is too large becomes an infinity."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
@@ -235,7 +234,7 @@ def _numbers(raw: bytes) -> dict[str, float]:
 
 
 class _Name:
-    """A member's name that equals nothing but itself, so that a dict keeps members given twice."""
+    """A member's name that equals nothing but itself, so that a dict keeps a member that is given twice."""
 
     __slots__ = ("text",)
 
@@ -245,7 +244,7 @@ class _Name:
 
 _KNOWN = frozenset(ExecuteRequest.__struct_fields__ + CancelRequest.__struct_fields__)
 _UNKNOWN = _Name("")
-"""One for all names nobody asks for, so that a body full of them stays cheap."""
+"""One object for all names that no request has, so that a body full of them stays cheap."""
 
 
 def _as_name(_type: type, text: str) -> _Name:
