@@ -27,11 +27,11 @@ from worker.llama.placement import (
     groups_for,
     place,
 )
+from worker.model.attention import Windows
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.model.memory import CELL_STEP, demand_of, plan_of
 from worker.model.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
-from worker.model.windows import Windows
 from worker.wire.messages import Configure, SwaFull
 from worker.wire.offload import SplitMode
 

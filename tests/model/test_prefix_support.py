@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.model.test_memory import info
+from worker.model.attention import Windows
 from worker.model.info import ModelInfo
 from worker.model.prefix_support import MOST_SLOTS, MOST_SLOTS_OF_WINDOWS, obstacle
-from worker.model.windows import Windows
 
 PLAIN = info()
 SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, False) * 2, 64, 64))

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from tests.model.test_memory import demand, info
 from worker.model.gguf import Tensor
-from worker.model.graph_memory import graph_input_bytes
 from worker.model.info import ModelInfo
-from worker.model.memory import Plan, plan_of, planned_graph
+from worker.model.memory import Plan, graph_input_bytes, plan_of, planned_graph
 from worker.model.spread import InMain, Part, RepackedBytes, gpu_of_layers, layers_of, spread
 
 law = settings(derandomize=True, deadline=None)

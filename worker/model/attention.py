@@ -1,18 +1,78 @@
-"""Which layers of a model have attention, by a GGUF's metadata, and what the others keep of each job instead.
+"""Which layers of a model have attention, which of these look back through a sliding window only, and what the layers
+without attention keep of each job instead.
 
-Owns the meaning of those keys; info.py has the rest. Pure.
+Owns the meaning of a GGUF's keys for these, and llama.cpp's own patterns for architectures whose files do not say which
+layers have a window; info.py has the other keys. Pure. Source: load_arch_hparams of each architecture,
+llama_hparams::set_swa_pattern.
 """
 
-from worker.model.metadata import Metadata
+from dataclasses import dataclass
+
+from worker.model.gguf import Metadata
 
 MAX_HEADS = 1 << 16
 MAX_STATE = 1 << 20
+_MAX_WINDOW_LENGTH = 2**31 - 1
 
 ATTENTION_FREE = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
 """Architectures without attention heads: llm_arch_is_recurrent in llama.cpp."""
 
 HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
 """Architectures whose head counts do not tell which layers have attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The sliding windows of the layers that have one; at least one layer has."""
+
+    length: int
+    """How many tokens these layers look back on."""
+    in_layer: tuple[bool, ...]
+    key_length: int
+    value_length: int
+    """Numbers per head and token in the K and in the V cache of these layers."""
+
+    @property
+    def n_layers(self) -> int:
+        return sum(self.in_layer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """Which layers have a window where the file does not tell: all but one of each `period` layers."""
+
+    period: int
+    is_first: bool = False
+    """The layer without a window is the first of each period, not the last."""
+    length: int = 0
+    """The length where the file has none; with 0 there are no windows then."""
+
+
+_PATTERNS = {
+    "afmoe": _Pattern(4),
+    "cohere2": _Pattern(4),
+    "cohere2moe": _Pattern(4, is_first=True),
+    "exaone-moe": _Pattern(4, length=128),
+    "exaone4": _Pattern(4, length=4096),
+    "gemma2": _Pattern(2, length=4096),
+    "gemma3": _Pattern(6),
+    "gemma3n": _Pattern(5),
+    "gpt-oss": _Pattern(2),
+    "laguna": _Pattern(4, is_first=True),
+    "llama4": _Pattern(4, length=8192),
+    "mellum": _Pattern(4),
+    "muse-glimmer": _Pattern(4),
+    "olmo2": _Pattern(4),
+    "plamo3": _Pattern(8),
+    "smallthinker": _Pattern(4, is_first=True),
+}
+_FLAGGED_IN_THE_FILE = ("gemma4", "granite_swa", "maple", "mimo2", "spark2_5", "step35")
+"""Architectures whose files have a flag for each layer."""
+
+_EXAONE_LAYERS = 64
+"""EXAONE 4 has windows in its largest size only, whatever the file says."""
+_SMALLTHINKER_LENGTH, _LLAMA_LENGTH = 4096, 8192
+"""llama.cpp's own, whatever length the file has; a length of 0 there means no windows."""
 
 
 def head_counts(metadata: Metadata, architecture: str, n_layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -34,7 +94,7 @@ def head_counts(metadata: Metadata, architecture: str, n_layers: int) -> tuple[t
 
 
 def _attention_interval(metadata: Metadata, architecture: str, n_layers: int) -> int:
-    """Every how many layers one has attention; 0 where the head counts tell."""
+    """One of so many layers has attention; 0 where the head counts say which."""
     if architecture not in HYBRIDS_BY_INTERVAL:
         return 0
     return metadata.number(f"{architecture}.full_attention_interval", n_layers, default=4)
@@ -53,3 +113,58 @@ def state_length(metadata: Metadata, architecture: str, embedding_length: int) -
     n_inner, n_state = size("ssm.inner_size"), size("ssm.state_size")
     n_convolved = n_inner + 2 * size("ssm.group_count") * n_state
     return max(0, size("ssm.conv_kernel") - 1) * n_convolved + n_state * n_inner
+
+
+def windows_of(
+    metadata: Metadata, architecture: str, n_layers: int, *, n_mtp_blocks: int, key_length: int, value_length: int
+) -> Windows | None:
+    """None where every layer looks back on everything."""
+    if architecture not in _PATTERNS and architecture not in _FLAGGED_IN_THE_FILE:
+        return None
+    length = _window_length(metadata, architecture, n_layers - n_mtp_blocks)
+    in_layer = _has_window(metadata, architecture, n_layers, n_mtp_blocks)
+    if not length or not any(in_layer):
+        return None
+    prefix = f"{architecture}.attention"
+    return Windows(
+        length=length,
+        in_layer=in_layer,
+        key_length=metadata.number(f"{prefix}.key_length_swa", MAX_HEADS, default=key_length),
+        value_length=metadata.number(f"{prefix}.value_length_swa", MAX_HEADS, default=value_length),
+    )
+
+
+def n_layers_with_cells(metadata: Metadata, architecture: str, n_layers: int) -> int:
+    """How many layers have KV cells of their own; those behind them use the cells of earlier ones."""
+    if architecture == "gemma3n":
+        return min(20, n_layers)
+    if architecture == "gemma4":
+        return n_layers - metadata.number(f"{architecture}.attention.shared_kv_layers", n_layers, low=0, default=0)
+    return n_layers
+
+
+def _window_length(metadata: Metadata, architecture: str, n_layers: int) -> int:
+    pattern = _PATTERNS.get(architecture)
+    default = pattern.length if pattern else 0
+    length = metadata.number(f"{architecture}.attention.sliding_window", _MAX_WINDOW_LENGTH, low=0, default=default)
+    match architecture:
+        case "exaone4":
+            return length if n_layers == _EXAONE_LAYERS else 0
+        case "llama4":
+            return _LLAMA_LENGTH if length else 0
+        case "smallthinker":
+            return _SMALLTHINKER_LENGTH if length else 0
+        case _:
+            return length
+
+
+def _has_window(metadata: Metadata, architecture: str, n_layers: int, n_mtp_blocks: int) -> tuple[bool, ...]:
+    key = f"{architecture}.attention.sliding_window_pattern"
+    if (flags := metadata.flags(key, n_layers)) is not None:
+        return flags
+    if (pattern := _PATTERNS.get(architecture)) is None:
+        return (False,) * n_layers
+    period = metadata.number(key, _MAX_WINDOW_LENGTH, low=0, default=pattern.period)
+    without = 0 if pattern.is_first else period - 1
+    n_main = n_layers - n_mtp_blocks
+    return tuple(layer < n_main and (not period or layer % period != without) for layer in range(n_layers))

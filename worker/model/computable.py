@@ -8,8 +8,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from worker.model.gguf import Tensor
-from worker.model.metadata import Metadata
+from worker.model.gguf import Metadata, Tensor
 
 MAX_LAYERS = 512
 """LLAMA_MAX_LAYERS (llama-hparams.h)."""

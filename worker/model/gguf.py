@@ -1,19 +1,20 @@
 """A GGUF file's bytes → its metadata and tensor table, every length checked before it is believed.
 
-Owns the file format (github.com/ggml-org/ggml, docs/gguf.md) and the rule that each tensor lies inside the file, as
-strictly as llama.cpp's own reader. Does not know what the keys mean (info.py does). Runs in either process, on the
-thread that calls; reads the header's bytes only. Whatever a file claims or holds, it is accepted or refused within a
-second of processor time and 100 MB of memory: what takes either has a limit, which `Allowance` counts.
+Owns the file format (github.com/ggml-org/ggml, docs/gguf.md), the rule that a value has the type that is asked for, and
+the rule that each tensor lies inside the file, as strictly as llama.cpp's own reader. Does not know what the keys mean
+(info.py does). Runs in either process, on the thread that calls, and reads the header's bytes only. Whatever a file
+claims or holds, it is accepted or refused within a second of processor time and 100 MB of memory: everything that
+takes either has a limit, which `Allowance` counts.
 """
 
 import mmap
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from worker.errors import BadModelFile
 from worker.model.ggml_types import TENSOR_TYPES
-from worker.model.metadata import Array, Entry, Metadata, Scalar
 
 MAX_STRING_BYTES = 1 << 20
 MAX_TENSORS = 9_999
@@ -62,6 +63,113 @@ Bytes = bytes | mmap.mmap
 
 
 @dataclass(frozen=True, slots=True)
+class Scalar:
+    kind: str
+    """u8 … u64, i8 … i64, f32, f64, bool or string."""
+    value: float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """`numbers` is empty for strings, and where there are more numbers than a per-layer array has."""
+
+    kind: str
+    length: int
+    numbers: tuple[float, ...] = ()
+
+
+MetadataValue = Scalar | Array
+
+
+class Metadata:
+    """The key-value pairs of the file at `path`, fetched by key.
+
+    A value has exactly the type that llama.cpp demands, whose reader throws, or aborts, on another. Every fetch raises
+    BadModelFile for a wrong type or a value out of range.
+    """
+
+    def __init__(self, path: Path, entries: Mapping[str, MetadataValue]) -> None:
+        self.path = path
+        self._entries = entries
+
+    def error(self, why: str) -> BadModelFile:
+        return BadModelFile(f"{self.path}: {why}")
+
+    def text(self, key: str) -> str | None:
+        entry = self._entry(key, "string")
+        return None if entry is None else str(entry.value)
+
+    def remark(self, key: str) -> str | None:
+        """A text that nothing depends on; None where it is missing or of another type."""
+        entry = self._entries.get(key)
+        return entry.value if isinstance(entry, Scalar) and isinstance(entry.value, str) else None
+
+    def required_text(self, key: str) -> str:
+        text = self.text(key)
+        if not text:
+            raise self.error(f"metadata key {key!r} is {'missing' if text is None else 'empty'}")
+        return text
+
+    def number(self, key: str, high: int, *, low: int = 1, default: int | None = None, kind: str = "u32") -> int:
+        """An integer in low..high. Without a `default` the key is required."""
+        entry = self._entry(key, kind)
+        if entry is None:
+            if default is None:
+                raise self.error(f"metadata key {key!r} is missing")
+            return default
+        value = int(entry.value)
+        if not low <= value <= high:
+            raise self.error(f"metadata key {key!r} is {value}, must be in {low}..{high}")
+        return value
+
+    def real(self, key: str) -> float | None:
+        """A floating-point number; None where it is missing or of another type, which llama.cpp refuses if it asks."""
+        entry = self._entries.get(key)
+        return float(entry.value) if isinstance(entry, Scalar) and entry.kind == "f32" else None
+
+    def per_layer(self, key: str, n_layers: int, high: int, default: Sequence[int] | None) -> tuple[int, ...]:
+        """An integer in 0..high for each layer, of which the file has one for all or an array. Required without `default`."""
+        entry = self._entries.get(key)
+        if entry is None and default is not None:
+            return tuple(default)
+        if not isinstance(entry, Array):
+            return (self.number(key, high, low=0),) * n_layers
+        if entry.kind not in ("u32", "i32") or entry.length != n_layers:
+            raise self.error(f"metadata key {key!r} has {entry.length} {entry.kind}, must have {n_layers} u32 or i32")
+        counts = tuple(int(number) for number in entry.numbers)
+        if not 0 <= min(counts) <= max(counts) <= high:
+            raise self.error(f"metadata key {key!r} has {min(counts)}..{max(counts)} in it, must be in 0..{high}")
+        return counts
+
+    def flags(self, key: str, n_layers: int) -> tuple[bool, ...] | None:
+        """A flag for each layer; false for those behind the end of a short array. None where the file has no array."""
+        entry = self._entries.get(key)
+        if not isinstance(entry, Array):
+            return None
+        if entry.kind not in ("bool", "u32", "i32") or not entry.numbers:
+            raise self.error(f"metadata key {key!r} has {entry.length} {entry.kind}, must have {n_layers} bool or u32")
+        return (*map(bool, entry.numbers[:n_layers]), *[False] * (n_layers - entry.length))
+
+    def n_strings(self, key: str) -> int:
+        """The length of a required array of strings."""
+        entry = self._entries.get(key)
+        if entry is None:
+            raise self.error(f"metadata key {key!r} is missing")
+        if not isinstance(entry, Array) or entry.kind != "string":
+            raise self.error(f"metadata key {key!r} must be an array of strings")
+        return entry.length
+
+    def _entry(self, key: str, kind: str) -> Scalar | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if not isinstance(entry, Scalar) or entry.kind != kind:
+            found = entry.kind if isinstance(entry, Scalar) else f"an array of {entry.kind}"
+            raise self.error(f"metadata key {key!r} has type {found}, must be {kind}")
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One weight. `dims` as in the file: the row length first."""
 
@@ -102,7 +210,7 @@ def read_header(data: Bytes, path: Path, allowance: Allowance | None = None) -> 
     version, n_tensors, n_keys = _read_counts(cursor)
     allowance.n_tensors -= n_tensors
     allowance.n_keys -= n_keys
-    entries: dict[str, Entry] = {}
+    entries: dict[str, MetadataValue] = {}
     for index in range(n_keys):
         cursor.inside = f"metadata key {index + 1} of {n_keys}"
         _read_entry(cursor, entries)
@@ -224,7 +332,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
     return version, n_tensors, n_keys
 
 
-def _read_entry(cursor: _Cursor, entries: dict[str, Entry]) -> None:
+def _read_entry(cursor: _Cursor, entries: dict[str, MetadataValue]) -> None:
     key = cursor.name()
     cursor.inside = f"metadata key {key[:MAX_NAME_BYTES]!r}"
     if key in entries:
@@ -261,7 +369,7 @@ def _number_form(cursor: _Cursor, kind: int) -> tuple[str, struct.Struct]:
     return _NUMBERS[kind]
 
 
-def _alignment(cursor: _Cursor, entry: Entry | None) -> int:
+def _alignment(cursor: _Cursor, entry: MetadataValue | None) -> int:
     if entry is None:
         return DEFAULT_ALIGNMENT
     cursor.inside = "metadata key 'general.alignment'"

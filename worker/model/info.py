@@ -13,12 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker.errors import BadModelFile, ModelNotFound
-from worker.model.attention import MAX_HEADS, head_counts, state_length
+from worker.model.attention import MAX_HEADS, Windows, head_counts, n_layers_with_cells, state_length, windows_of
 from worker.model.computable import MAX_EXPERTS, check_computable
 from worker.model.ggml_types import FILE_TYPES
-from worker.model.gguf import DEFAULT_ALIGNMENT, MAX_ARRAY_STRINGS, MAX_TENSORS, Allowance, Header, Tensor, read_header
-from worker.model.metadata import Metadata
-from worker.model.windows import Windows, n_layers_with_cells, windows_of
+from worker.model.gguf import (
+    DEFAULT_ALIGNMENT,
+    MAX_ARRAY_STRINGS,
+    MAX_TENSORS,
+    Allowance,
+    Header,
+    Metadata,
+    Tensor,
+    read_header,
+)
 
 MAX_BLOCKS = 1_000
 MAX_CONTEXT = 2**31 - 1

@@ -1,9 +1,11 @@
 """How much memory a model needs, and how large a context fits: model info × settings → plan.
 
-Owns the arithmetic only; what is free, and where it is, is told by who asks, and after the load the measured figures
-are compared with these. Weights are spread.py's. KV cells are what llama.cpp allocates for unified caches, with
-full-size sliding windows or without, and its states of recurrent layers; the compute buffers are graph_memory.py's
-estimate. Pure; runs in the engine before the load, and in `inspect`.
+Owns the arithmetic only: the caller says what is free and where, and after the load the measured figures are compared
+with these. Weights are spread.py's. KV cells are what llama.cpp allocates for unified caches, with full-size sliding
+windows or without, and its states of recurrent layers. The compute buffers (masks, activations and logits of the
+largest step) are estimates that follow the graph llama.cpp reserves when a context is made
+(llama_context::sched_reserve); tests compare them with the library. Pure; runs in the engine before the load, and in
+`inspect`.
 """
 
 from collections.abc import Callable
@@ -13,7 +15,6 @@ from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
 from worker.engine.scheduler import most_jobs
 from worker.errors import InsufficientMemory
 from worker.model.ggml_types import TYPES_BY_NAME
-from worker.model.graph_memory import Graph, graph_bytes, graph_of, logits_bytes
 from worker.model.info import ModelInfo
 from worker.wire.messages import Configure
 
@@ -23,18 +24,23 @@ CELL_STEP = 256
 """llama.cpp pads its context to a multiple of this (llama-context.cpp)."""
 
 CELLS_SEQ_IDS = 2
-"""For cells on their way, and for forgotten ones (llama/kv.py)."""
+"""The sequence ids for cells that are being copied and for forgotten ones (llama/kv.py)."""
 SPARE_SEQ_IDS = 1 + CELLS_SEQ_IDS
-"""Beyond the jobs' slots: one for cells that linger (llama/load.py), and these."""
+"""Sequence ids beyond those of slots: one for a retained slot (llama/load.py), and these."""
 
 
 MOST_PADDING = 3
 """Rows that nobody reads in a decode step, and their cells, where a step may be filled up (llama/row_groups.py)."""
 
+PIPELINE_COPIES = 4
+"""GGML_SCHED_MAX_COPIES: the copies of what goes into a graph, where several GPUs compute one behind the other."""
+
+_FLOAT_BYTES, _HALF_BYTES = 4, 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the settings ask of memory. 0 in the first two means "decide for me"."""
+    """What the settings ask of memory. 0 in the first two means that the plan decides."""
 
     ctx_size: int
     """Cells."""
@@ -46,11 +52,11 @@ class Demand:
     swa_full: bool = True
     """Layers with a sliding window have as many cells as others."""
     n_padding_cells: int = 0
-    """Beyond the jobs' cells: for rows that fill a decode step up (llama/row_groups.py)."""
+    """Cells beyond those of jobs, for rows that fill a decode step up (llama/row_groups.py)."""
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
-    """What a configuration asks of memory; `--swa-full auto` as where there is room for it."""
+    """What a configuration asks of memory; `--swa-full auto` counts as `on`."""
     return Demand(
         ctx_size=config.ctx_size,
         parallel=config.parallel,
@@ -65,24 +71,24 @@ def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be asked of llama.cpp, and the memory that takes beside weights, where all of it lies in one place."""
+    """What llama.cpp will be asked for, and the memory it takes beside weights when all of it lies in one place."""
 
     n_cells: int
     """KV cells shared by all jobs; llama.cpp's context is this, and the padding's, rounded up to CELL_STEP."""
     parallel: int
     trained_length: int
     kv_bytes: int
-    """With the states of recurrent layers."""
+    """The KV cache, with the states of recurrent layers."""
     compute_bytes: int
     """An estimate."""
     output_bytes: int
     """The rows of logits that are kept to be read."""
     n_window_cells: int = 0
-    """Of layers with a sliding window; 0 where there are none."""
+    """The cells of layers with a sliding window; 0 where there are none."""
     n_seq_ids: int = 0
-    """Of the slots, and what they need beside them."""
+    """Sequence ids of the slots, and those that are needed beside them."""
     swa_full: bool = True
-    """As demanded."""
+    """As the demand has it."""
     n_padding_cells: int = 0
 
     @property
@@ -95,8 +101,23 @@ class Plan:
         return -(-(self.n_cells + self.n_padding_cells) // CELL_STEP) * CELL_STEP
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """The shape of the largest step."""
+
+    n_cells: int
+    """The cells of the whole KV cache, as llama.cpp pads it."""
+    n_window_cells: int
+    """The cells of the cache for layers with a sliding window; 0 where there are none."""
+    n_tokens: int
+    """The tokens of a micro-batch, rounded up to as many for each sequence."""
+    n_outputs: int
+    """Rows of logits."""
+    has_flash_attention: bool
+
+
 Fits = Callable[[Plan], bool]
-"""Whether there is room for a plan; for one with fewer cells too, then."""
+"""Whether there is room for a plan. If there is, there is room for one with fewer cells too."""
 
 
 def plan_memory(info: ModelInfo, demand: Demand, fits: Fits, *, least_cells: int = CELL_STEP) -> Plan | None:
@@ -161,7 +182,7 @@ def planned_graph(demand: Demand, plan: Plan) -> Graph:
 
 
 def _slots(demand: Demand) -> int:
-    """As many as were asked for; else the default, or what an asked-for context can have."""
+    """As many slots as were asked for; else the default, or as many as an asked-for context can have."""
     most = most_jobs(demand.ctx_size) if demand.ctx_size else DEFAULT_PARALLEL
     return demand.parallel or min(DEFAULT_PARALLEL, most)
 
@@ -179,7 +200,7 @@ def _n_window_cells(info: ModelInfo, demand: Demand, plan: Plan) -> int:
 
 
 def _n_seq_ids(info: ModelInfo, demand: Demand, plan: Plan) -> int:
-    """As llama/seq_ids.py has them."""
+    """How many sequence ids llama/seq_ids.py gives out."""
     n_own = plan.parallel + SPARE_SEQ_IDS + (plan.n_padding_cells > 0)
     if info.windows is None:
         return min(n_own, MAX_SEQ_IDS)
@@ -189,7 +210,7 @@ def _n_seq_ids(info: ModelInfo, demand: Demand, plan: Plan) -> int:
 def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
     """Most bytes of main memory for ended jobs' KV cells; `left_bytes` is what the plan leaves of it.
 
-    -1 means "decide for me": as much as the KV cache takes, at most half of what is left.
+    With -1 it is as much as the KV cache takes, at most half of what is left.
     Raises: InsufficientMemory for more than is left.
     """
     left_bytes = max(0, left_bytes)
@@ -218,7 +239,7 @@ def k_type(asked: str, *, is_on_gpu: bool, flash_attn: str) -> str:
 
 
 def layer_memory_bytes(info: ModelInfo, demand: Demand, plan: Plan) -> tuple[int, ...]:
-    """Of each layer: its KV cells or, where it has no attention, a state for each job."""
+    """The bytes of each layer: its KV cells or, where it has no attention, a state for each job."""
     states = (0 if n_heads else 4 * info.state_length for n_heads in info.head_counts_kv)
     cells = kv_layer_bytes(info, demand.cache_type_k, demand.cache_type_v)
     return tuple(
@@ -242,3 +263,78 @@ def kv_layer_bytes(info: ModelInfo, cache_type_k: str, cache_type_v: str) -> tup
 
 def _in_layer(info: ModelInfo) -> tuple[bool, ...]:
     return info.windows.in_layer if info.windows else (False,) * len(info.head_counts_kv)
+
+
+def graph_of(
+    n_cells: int,
+    *,
+    n_window_cells: int,
+    n_seqs: int,
+    n_most_outputs: int,
+    ubatch_size: int,
+    has_flash_attention: bool,
+) -> Graph:
+    """The step that llama.cpp reserves for: a full micro-batch of all sequences."""
+    n_tokens = min(ubatch_size, n_cells)
+    return Graph(
+        n_cells=n_cells,
+        n_window_cells=n_window_cells,
+        n_tokens=-(-n_tokens // n_seqs) * n_seqs,
+        n_outputs=max(n_seqs, min(n_tokens, n_most_outputs)),
+        has_flash_attention=has_flash_attention,
+    )
+
+
+def graph_bytes(info: ModelInfo, graph: Graph) -> int:
+    """What the device that computes needs: a layer with its masks, or the logits after the last one if more."""
+    last = logits_bytes(info, graph.n_outputs) + _rows_bytes(graph, info.embedding_length)
+    return max(_attention_bytes(info, graph), _feed_forward_bytes(info, graph), last)
+
+
+def graph_input_bytes(info: ModelInfo, graph: Graph) -> int:
+    """What main memory holds ready for a GPU that computes: embedded tokens and their mask."""
+    return _mask_bytes(info, graph) + _rows_bytes(graph, 2 * info.embedding_length)
+
+
+def logits_bytes(info: ModelInfo, n_rows: int) -> int:
+    return n_rows * info.vocab_size * _FLOAT_BYTES
+
+
+def _attention_bytes(info: ModelInfo, graph: Graph) -> int:
+    """Without flash attention a layer's scores are written out, in float32 as their mask."""
+    n_heads, n_heads_kv = max(info.head_counts, default=0), max(info.head_counts_kv, default=0)
+    cached = n_heads_kv * (info.key_length + info.value_length)
+    rows = _rows_bytes(graph, 3 * info.embedding_length + 2 * n_heads * info.key_length + cached)
+    scores = 0 if graph.has_flash_attention else n_heads * graph.n_cells * graph.n_tokens * _FLOAT_BYTES
+    return rows + scores + _mask_bytes(info, graph)
+
+
+def _feed_forward_bytes(info: ModelInfo, graph: Graph) -> int:
+    """What each token needs in each of its experts: gate, up and their product, and the way back where that needs room
+    of its own.
+    """
+    shapes = [tensor.dims for tensor in info.tensors if ".ffn_up" in tensor.name and len(tensor.dims) > 1]
+    n_ff = max((shape[1] for shape in shapes), default=0)
+    n_embd, n_experts = info.embedding_length, info.experts_used
+    if any(len(shape) > 2 for shape in shapes) and n_experts:
+        back = n_experts * n_embd if 2 * n_ff < n_embd else 0
+        n_floats = 5 * n_embd + 3 * n_experts * n_ff + back
+    else:
+        n_floats = 4 * n_embd + 3 * n_ff
+    return _mask_bytes(info, graph) + _rows_bytes(graph, n_floats)
+
+
+def _mask_bytes(info: ModelInfo, graph: Graph) -> int:
+    """A mask for the layers with a window, if there are any, and one for the others."""
+    if not any(info.head_counts_kv):
+        return 0
+    return (
+        (graph.n_cells + graph.n_window_cells)
+        * graph.n_tokens
+        * (_HALF_BYTES if graph.has_flash_attention else _FLOAT_BYTES)
+    )
+
+
+def _rows_bytes(graph: Graph, n_floats: int) -> int:
+    """A row of so many float32 for each token."""
+    return _FLOAT_BYTES * graph.n_tokens * n_floats

@@ -15,9 +15,16 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from worker.model.gguf import Tensor
-from worker.model.graph_memory import PIPELINE_COPIES, graph_bytes, graph_input_bytes
 from worker.model.info import ModelInfo, block_of
-from worker.model.memory import Demand, Plan, layer_memory_bytes, planned_graph
+from worker.model.memory import (
+    PIPELINE_COPIES,
+    Demand,
+    Plan,
+    graph_bytes,
+    graph_input_bytes,
+    layer_memory_bytes,
+    planned_graph,
+)
 
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 """Rows of these are looked up, which the CPU does wherever the layers are."""
