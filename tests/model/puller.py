@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.hub_stand_in import HubStandIn
-from worker.model.catalog import Entry, Located, Source
+from worker.model.catalog import CatalogEntry, FileSource, Located
 
 REPO = "acme/tiny-gguf"
 REFERENCE = f"hf:{REPO}::file=tiny.gguf"
@@ -94,8 +94,8 @@ def complaint(result: subprocess.CompletedProcess[str]) -> str:
     return errors[0]
 
 
-def wanted(models_dir: Path, *sources: Source, sha256: str = DIGEST, size_bytes: int | None = None) -> Located:
-    entry = Entry(
+def wanted(models_dir: Path, *sources: FileSource, sha256: str = DIGEST, size_bytes: int | None = None) -> Located:
+    entry = CatalogEntry(
         name="tiny",
         file="tiny.gguf",
         sha256=sha256,

@@ -13,12 +13,12 @@ import pytest
 
 from tests.web.wire import exchange, head
 from tests.worker_process import WorkerProcess, serve_default
-from worker.web import docs
+from worker.web import app
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
 TOKEN = "correct-horse:battery-staple"
-FILES = Path(docs.__file__).parent / "page"
+FILES = Path(app.__file__).parent / "page"
 PAGE_PATHS = ("/docs", "/docs/", "/docs/page.js", "/docs/redoc.standalone.js")
 
 

@@ -9,7 +9,7 @@ from litestar.params import FromPath
 
 from worker.config.settings import Settings
 from worker.front.metrics import Metrics
-from worker.web.exchange import CLIENT_LEFT, OTHER, Book, Routes
+from worker.web.edge import CLIENT_LEFT, OTHER, ExchangeLog, Routes
 
 
 @get(["/health", "/v1/health"], sync_to_thread=False)
@@ -52,6 +52,6 @@ def test_no_path_makes_a_new_label(path: str) -> None:
 def test_a_client_that_leaves_before_it_has_an_answer_is_counted_as_that() -> None:
     metrics = Metrics("w-1")
     scope: Any = {"type": "http", "method": "POST", "path": "/cancel/7", "state": {}}
-    Book(APP, Settings(model="m.gguf"), metrics).begin(scope).end()
+    ExchangeLog(APP, Settings(model="m.gguf"), metrics).begin(scope).end()
     labels = f'method="POST",route="/cancel/{{job_id}}",status="{CLIENT_LEFT}",worker_id="w-1"'
     assert f"worker_http_requests_total{{{labels}}} 1.0" in metrics.render(None)[0].decode()

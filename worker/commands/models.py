@@ -18,9 +18,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from worker.argv import HELP_FLAGS
-from worker.commands.places import where
+from worker.commands.places import not_here, where
 from worker.errors import BadModelFile, ModelNotFound
-from worker.model.catalog import Catalog, Entry, load_catalog, locate, unknown_name, verify
+from worker.model.catalog import Catalog, CatalogEntry, load_catalog, locate, sha256_of, unknown_name
 from worker.model.fetch import fetch
 
 
@@ -61,9 +61,9 @@ def pull(reference: str, models_dir: Path, catalog: Path | None) -> None:
     HF_ENDPOINT, HF_HOME and HF_TOKEN are honoured.
     """
     located = locate(reference, models_dir, load_catalog(catalog))
-    if located.is_present and isinstance(located.wanted, Entry):
+    if located.is_present and isinstance(located.wanted, CatalogEntry):
         _check_digest(located.wanted, located.path)
-    stamina.instrumentation.set_on_retry_hooks([_say_retry])
+    stamina.instrumentation.set_on_retry_hooks([_show_retry])
     path = located.path
     if not located.is_present:
         with _shown_progress(reference) as on_progress:
@@ -78,7 +78,7 @@ def print_path(reference: str, models_dir: Path, catalog: Path | None) -> None:
     """Print where MODEL lies, and nothing else; exit 1 if it is not here."""
     located = locate(reference, models_dir, load_catalog(catalog))
     if not located.is_present:
-        raise ModelNotFound(f"{reference} is not in {models_dir}: get it with `llorch-worker models pull {reference}`")
+        raise not_here(reference)
     click.echo(located.path.absolute())
 
 
@@ -90,12 +90,12 @@ def verify_models(name: str | None, models_dir: Path, catalog: Path | None) -> N
     entries = _chosen(name, models_dir, load_catalog(catalog))
     if not entries:
         click.echo(f"no model of the catalogue is in {models_dir}", err=True)
-    wrong = [entry.file for entry in entries if not _report(entry, models_dir)]
+    wrong = [entry.file for entry in entries if not _is_verified(entry, models_dir)]
     if wrong:
         raise BadModelFile(f"not the catalogue's files: {', '.join(wrong)} in {models_dir}; delete and pull them again")
 
 
-def _row(entry: Entry, models_dir: Path) -> tuple[str, str, str, str]:
+def _row(entry: CatalogEntry, models_dir: Path) -> tuple[str, str, str, str]:
     path = models_dir / entry.file
     is_present = path.is_file()
     size_bytes = path.stat().st_size if is_present else entry.size_bytes
@@ -103,7 +103,7 @@ def _row(entry: Entry, models_dir: Path) -> tuple[str, str, str, str]:
     return entry.name, size, entry.license, "yes" if is_present else "no"
 
 
-def _chosen(name: str | None, models_dir: Path, catalog: Catalog) -> list[Entry]:
+def _chosen(name: str | None, models_dir: Path, catalog: Catalog) -> list[CatalogEntry]:
     if name is None:
         return [entry for entry in catalog.entries if (models_dir / entry.file).is_file()]
     entry = catalog.find(name)
@@ -111,29 +111,29 @@ def _chosen(name: str | None, models_dir: Path, catalog: Catalog) -> list[Entry]
         hint = unknown_name(name, [entry.name for entry in catalog.entries])
         raise ModelNotFound(f"{name!r} is not in the catalogue, so no digest is known for it; {hint}")
     if not (models_dir / entry.file).is_file():
-        raise ModelNotFound(f"{name} is not in {models_dir}: get it with `llorch-worker models pull {name}`")
+        raise not_here(name)
     return [entry]
 
 
-def _check_digest(entry: Entry, path: Path) -> None:
+def _check_digest(entry: CatalogEntry, path: Path) -> None:
     """Raises: BadModelFile for a file under the catalogue's name that is another."""
-    found = verify(entry, path)
-    if not found.matches:
-        raise BadModelFile(f"{path} is not {entry.name}: its sha256 is {found.actual}, not {found.expected}; delete it")
+    actual = sha256_of(path)
+    if actual != entry.sha256:
+        raise BadModelFile(f"{path} is not {entry.name}: its sha256 is {actual}, not {entry.sha256}; delete it")
 
 
-def _report(entry: Entry, models_dir: Path) -> bool:
+def _is_verified(entry: CatalogEntry, models_dir: Path) -> bool:
     try:
-        found = verify(entry, models_dir / entry.file)
+        actual = sha256_of(models_dir / entry.file)
     except OSError as error:
         raise BadModelFile(f"{models_dir / entry.file} cannot be read: {error.strerror}") from error
-    verdict = "ok" if found.matches else f"sha256 is {found.actual}, expected {found.expected}"
-    click.echo(f"{entry.name}: {verdict}")
-    return found.matches
+    is_right = actual == entry.sha256
+    click.echo(f"{entry.name}: {'ok' if is_right else f'sha256 is {actual}, expected {entry.sha256}'}")
+    return is_right
 
 
 class _Quarters:
-    """Progress for a log: one line when a quarter is reached, again from the start for a next file."""
+    """Progress for a log: one line whenever a quarter is reached. The next file begins again at the start."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -165,6 +165,6 @@ def _shown_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
         yield lambda done_bytes, total_bytes: bar.update(task, completed=done_bytes, total=total_bytes)
 
 
-def _say_retry(details: stamina.instrumentation.RetryDetails) -> None:
+def _show_retry(details: stamina.instrumentation.RetryDetails) -> None:
     reason = " ".join(str(details.caused_by).split()) or type(details.caused_by).__name__
     click.echo(f"{reason}; trying again in {details.wait_for:.1f} s", err=True)

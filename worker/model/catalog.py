@@ -41,11 +41,11 @@ _MAX_PARTS = 1000
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class _Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+class _FileSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     """Base of the places a file can come from; `kind` in models.toml picks one."""
 
 
-class HfSource(_Source, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hf"):
+class HfSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hf"):
     """A file in a repository of the Hugging Face hub."""
 
     repo: Annotated[str, Meta(pattern=f"^{_WORD}/{_WORD}$")]
@@ -53,50 +53,50 @@ class HfSource(_Source, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     revision: str = "main"
 
 
-class WheelSource(_Source, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wheel"):
+class WheelSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wheel"):
     """One member of a Python wheel, which pip fetches under the user's own configuration."""
 
     requirement: Annotated[str, Meta(pattern=rf"^{_WORD}==[A-Za-z0-9.+!_-]+$")]
     member: Annotated[str, Meta(min_length=1)]
 
 
-class UrlSource(_Source, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="url"):
+class UrlSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="url"):
     """A file on a web server."""
 
     url: Annotated[str, Meta(pattern=r"^https?://\S+$")]
 
 
-Source = HfSource | WheelSource | UrlSource
+FileSource = HfSource | WheelSource | UrlSource
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model of the catalogue; models.toml explains the keys."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*\.gguf$")]
     sha256: Sha256
     license: str
-    sources: Annotated[tuple[Source, ...], Meta(min_length=1)]
+    sources: Annotated[tuple[FileSource, ...], Meta(min_length=1)]
     reference: str | None = None
     size_bytes: Annotated[int, Meta(gt=0)] | None = None
     default: bool = False
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model: Annotated[tuple[Entry, ...], Meta(min_length=1)]
+    model: Annotated[tuple[CatalogEntry, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """The entries in the file's order; names and files are unique, exactly one is the default."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[CatalogEntry, ...]
 
     @property
-    def default(self) -> Entry:
+    def default(self) -> CatalogEntry:
         return next(entry for entry in self.entries if entry.default)
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> CatalogEntry | None:
         return next((entry for entry in self.entries if entry.name == name), None)
 
 
@@ -123,19 +123,7 @@ class Located:
 
     path: Path
     is_present: bool
-    wanted: Entry | HfReference | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """A file's digest against the catalogue's."""
-
-    expected: str
-    actual: str
-
-    @property
-    def matches(self) -> bool:
-        return self.expected == self.actual
+    wanted: CatalogEntry | HfReference | None = None
 
 
 def load_catalog(path: Path | None) -> Catalog:
@@ -186,11 +174,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def verify(entry: Entry, path: Path) -> Verification:
-    """Read the whole file at `path` and compare it with the catalogue. Raises: OSError."""
-    return Verification(expected=entry.sha256, actual=sha256_of(path))
-
-
 def unknown_name(name: str, known: list[str]) -> str:
     """`did you mean tinyllama-1.1b-chat?`, or all names where none is close."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
@@ -203,7 +186,7 @@ def _builtin_path() -> Path:
     return packaged if packaged.exists() else Path(__file__).parents[2] / "models.toml"
 
 
-def _check_entries(path: Path, entries: tuple[Entry, ...]) -> None:
+def _check_entries(path: Path, entries: tuple[CatalogEntry, ...]) -> None:
     for key in ("name", "file"):
         values = [str(getattr(entry, key)) for entry in entries]
         repeated = sorted({value for value in values if values.count(value) > 1})

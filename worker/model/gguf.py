@@ -128,7 +128,7 @@ class Metadata:
         return float(entry.value) if isinstance(entry, Scalar) and entry.kind == "f32" else None
 
     def per_layer(self, key: str, n_layers: int, high: int, default: Sequence[int] | None) -> tuple[int, ...]:
-        """An integer in 0..high for each layer, of which the file has one for all or an array. Required without `default`."""
+        """An integer in 0..high for each layer; the file has one for all, or an array. Required without a `default`."""
         entry = self._entries.get(key)
         if entry is None and default is not None:
             return tuple(default)

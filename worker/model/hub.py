@@ -1,21 +1,20 @@
 """The Hugging Face hub through its own client: what a file is, whether it is cached, how to be let in.
 
-Owns: the meaning of the hub's answers. HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are the client's to read.
-The bytes themselves go through `sources.stream` on the client's own HTTP session, because `hf_hub_download` throws its
+Owns: the meaning of the hub's answers, and how often a server is asked again. HF_ENDPOINT, HF_HOME, HF_TOKEN and
+HF_HUB_OFFLINE are the client's to read. The bytes themselves are fetch.py's, because `hf_hub_download` throws its
 temporary file away when it fails: a model of many gigabytes would begin again after every interruption.
-Runs where sources.py runs.
+Runs where fetch.py runs.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
 import stamina
 from huggingface_hub import (
     HfApi,
-    HfFileMetadata,
     constants,
     get_hf_file_metadata,
     get_session,
@@ -37,7 +36,6 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from worker.errors import ModelNotFound
 from worker.model.catalog import HfReference, HfSource
-from worker.model.sources import Progress, Remote, SourceFailed, reason, stream
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SAFE_FILE = re.compile(r"([^./\\\x00-\x1f][^/\\\x00-\x1f]*/)*[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.gguf")
@@ -45,13 +43,23 @@ _TIMEOUT_S = 10.0
 _HUB_ERRORS = (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError)
 
 
+asked_again = stamina.RetryingCaller(attempts=4, wait_initial=0.25, wait_jitter=0.25, timeout=None)
+"""Calls a function that asks a server, and calls it again where an error may pass; four times at most."""
+
+
+class SourceFailed(Exception):
+    """A source cannot give the file; another one may. The text says why and what to do."""
+
+
 @dataclass(frozen=True, slots=True)
-class HubFile:
-    """What the hub says of one file. `sha256` is None for a file outside its large-file storage."""
+class Remote:
+    """A file on a web server. `headers` carry credentials, which a redirect to another host does not get."""
 
     url: str
-    sha256: str | None
     size_bytes: int | None
+    sha256: str | None = None
+    """None where the server does not say, as the hub for a file outside its large-file storage."""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def cached(source: HfSource) -> Path | None:
@@ -68,24 +76,26 @@ def sha256_of_cached(blob: Path) -> str | None:
     return blob.name if _SHA256.fullmatch(blob.name) else None
 
 
-def describe(source: HfSource) -> HubFile:
+def describe(source: HfSource) -> Remote:
     """Ask the hub for the file's digest, size and exact revision. Raises: SourceFailed."""
     try:
-        metadata = _metadata(hf_hub_url(source.repo, source.file, revision=source.revision))
+        url = hf_hub_url(source.repo, source.file, revision=source.revision)
+        metadata = asked_again(_is_passing, get_hf_file_metadata, url, timeout=_TIMEOUT_S)
     except _HUB_ERRORS as error:
         raise SourceFailed(_explained(error, source.repo, source.revision, source.file)) from error
     if metadata.commit_hash is None or metadata.etag is None:
         raise SourceFailed(f"{constants.ENDPOINT} does not answer like a hub: check HF_ENDPOINT and your proxy")
-    return HubFile(
+    return Remote(
         url=hf_hub_url(source.repo, source.file, revision=metadata.commit_hash),
-        sha256=metadata.etag if _SHA256.fullmatch(metadata.etag) else None,
         size_bytes=metadata.size,
+        sha256=metadata.etag if _SHA256.fullmatch(metadata.etag) else None,
+        headers=build_hf_headers(),
     )
 
 
-def fill_from_hub(file: HubFile, partial: Path, on_progress: Progress) -> None:
-    """Bring `partial` to the whole file. Raises: SourceFailed, DownloadFailed (no room), OSError (disk)."""
-    stream(get_session(), Remote(file.url, file.size_bytes, build_hf_headers()), partial, on_progress)
+def session() -> httpx2.Client:
+    """The client's own HTTP session, which is not the caller's to close."""
+    return get_session()
 
 
 def only_gguf(reference: HfReference) -> str:
@@ -94,9 +104,12 @@ def only_gguf(reference: HfReference) -> str:
     Raises: SourceFailed where the hub cannot be asked, ModelNotFound with the choices where it has none or several.
     """
     try:
-        files = _files(reference.repo, reference.revision)
+        info = asked_again(
+            _is_passing, HfApi().model_info, reference.repo, revision=reference.revision, timeout=_TIMEOUT_S
+        )
     except _HUB_ERRORS as error:
         raise SourceFailed(_explained(error, reference.repo, reference.revision, "a .gguf")) from error
+    files = [sibling.rfilename for sibling in info.siblings or []]
     ggufs = [file for file in files if _SAFE_FILE.fullmatch(file)]
     if not ggufs:
         raise ModelNotFound(f"hf:{reference.repo} has no .gguf file at {reference.revision}")
@@ -123,25 +136,16 @@ def snapshot(repo: str, revision: str, patterns: Sequence[str]) -> Path:
         raise SourceFailed(_explained(error, repo, revision, "its checkpoint")) from error
 
 
+def reason(error: Exception) -> str:
+    """What the library said, or the error's name where it said nothing; always one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def _is_passing(error: Exception) -> bool:
     """Worth another attempt: the connection failed, or the hub itself did."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
     return isinstance(error, httpx2.TransportError)
-
-
-_retried = stamina.retry(on=_is_passing, attempts=3, wait_initial=0.25, wait_jitter=0.25, timeout=None)
-
-
-@_retried
-def _metadata(url: str) -> HfFileMetadata:
-    return get_hf_file_metadata(url, timeout=_TIMEOUT_S)
-
-
-@_retried
-def _files(repo: str, revision: str) -> list[str]:
-    siblings = HfApi().model_info(repo, revision=revision, timeout=_TIMEOUT_S).siblings or []
-    return [sibling.rfilename for sibling in siblings]
 
 
 def _explained(error: Exception, repo: str, revision: str, file: str) -> str:

@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 
 from worker.errors import DownloadFailed, UsageError
-from worker.model.hub import snapshot
-from worker.model.sources import SourceFailed
+from worker.model.hub import SourceFailed, snapshot
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _HUB_ID = re.compile(rf"(?:hf:)?(?P<repo>{_WORD}/{_WORD})(?:@(?P<revision>[A-Za-z0-9_][A-Za-z0-9._/-]*))?")

@@ -1,10 +1,13 @@
-"""The routes of docs/protocol.md 3: decode, call the front, encode. No rule of the worker's own lives here.
+"""The routes of docs/protocol.md 3: decode, call the front, encode; and the document and page that describe them.
 
-Runs on the front's event loop; nothing here waits but for the client.
+No rule of the worker's own lives here. Everything is served by this worker itself, so that the page works where nothing
+else can be reached. Runs on the front's event loop; nothing here waits for anything but the client.
 """
 
+import secrets
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +16,8 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
+from worker import __version__
+from worker.config.settings import Settings
 from worker.errors import InternalError, WorkerBusy, WorkerError, WorkerLoading
 from worker.front.health import Phase
 from worker.front.state import Front
@@ -22,12 +27,12 @@ from worker.protocol.bodies import CancelBody, FieldsRefused, encode_error, enco
 from worker.protocol.events import choose_dialect
 from worker.protocol.execute import BodyRejected, ExecuteRequest, parse_cancel, parse_execute
 from worker.protocol.headers import is_json_content_type
+from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
+from worker.protocol.operations import Operation
 from worker.protocol.rules import violations
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
-from worker.web.docs import document_of, document_routes, places, told
-from worker.web.edge import Edge
-from worker.web.exchange import note_refusal
+from worker.web.edge import OPEN_PATHS, Edge, note_refusal
 from worker.web.streaming import JobStream
 
 log = get_logger()
@@ -36,19 +41,28 @@ Decoded = TypeVar("Decoded")
 Failure = TypeVar("Failure", bound=Exception)
 
 _TEXT = "text/plain"
+_OPERATION = "operation"
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'nonce-{nonce}' "
+    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc='; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The digests are those of an element that the bundle makes as it loads, before it is told the nonce: empty, then full.
+They change with the bundle."""
 
 
 def create_app(front: Front) -> Edge:
     """The whole HTTP side of the worker as one ASGI application."""
     bodies = Bodies(front.settings.max_body_bytes)
     handlers = [*_state_routes(front), _execute_route(front, bodies), *_control_routes(front, bodies)]
-    handlers += document_routes(document_of(handlers, front.settings))
-    routes_told = _routes_told(handlers)
+    handlers += _document_routes(_document_of(handlers, front.settings))
+    route_list = _route_list(handlers)
     app = Litestar(
         route_handlers=handlers,
         exception_handlers={
             WorkerError: _noting(render_error),
-            HTTPException: _noting(partial(_render_http_error, routes_told=routes_told)),
+            HTTPException: _noting(partial(_render_http_error, route_list=route_list)),
             Exception: _noting(_render_unexpected),
         },
         openapi_config=None,
@@ -62,27 +76,27 @@ def create_app(front: Front) -> Edge:
 
 
 def _state_routes(front: Front) -> list[HTTPRouteHandler]:
-    @get(["/health", "/v1/health"], opt=told(operations.HEALTH), sync_to_thread=False)
+    @get(["/health", "/v1/health"], opt=_described(operations.HEALTH), sync_to_thread=False)
     def health() -> Response[bytes]:
         """Cached state; 503 only before the first ready."""
         return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
 
-    @get("/v1/ready", opt=told(operations.READY), sync_to_thread=False)
+    @get("/v1/ready", opt=_described(operations.READY), sync_to_thread=False)
     def ready() -> Response[bytes]:
         return _json(front.readiness())
 
-    @get("/readyz", opt=told(operations.READYZ), sync_to_thread=False)
+    @get("/readyz", opt=_described(operations.READYZ), sync_to_thread=False)
     def readyz() -> Response[bytes]:
         """Ready to take jobs; ignores the length of the queue."""
         return _text("ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503)
 
-    @get("/livez", opt=told(operations.LIVEZ), sync_to_thread=False)
+    @get("/livez", opt=_described(operations.LIVEZ), sync_to_thread=False)
     def livez() -> Response[bytes]:
         """The front's own loop turns; a worker about to exit is not alive."""
         is_live = front.phase is not Phase.FAILED
         return _text("alive" if is_live else "failed", 200 if is_live else 503)
 
-    @get("/metrics", opt=told(operations.METRICS), sync_to_thread=False)
+    @get("/metrics", opt=_described(operations.METRICS), sync_to_thread=False)
     def metrics(request: AnyRequest) -> Response[bytes]:
         body, content_type = front.scrape(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
@@ -91,7 +105,7 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
 
 
 def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
-    @post("/execute", status_code=200, opt=told(operations.EXECUTE))
+    @post("/execute", status_code=200, opt=_described(operations.EXECUTE))
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines where Accept asks for them."""
         try:
@@ -125,19 +139,19 @@ def _read_execute(body: bytearray, front: Front) -> ExecuteRequest:
 
 
 def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
-    @post("/cancel", status_code=202, opt=told(operations.CANCEL))
+    @post("/cancel", status_code=202, opt=_described(operations.CANCEL))
     async def cancel(request: AnyRequest) -> Response[bytes]:
         """End a job; idempotent, also for unknown ids."""
         return _cancel(front, (await _decoded(request, bodies, parse_cancel)).job_id)
 
-    @post("/cancel/{job_id:str}", status_code=202, opt=told(operations.CANCEL_BY_PATH), sync_to_thread=False)
+    @post("/cancel/{job_id:str}", status_code=202, opt=_described(operations.CANCEL_BY_PATH), sync_to_thread=False)
     def cancel_by_path(job_id: str) -> Response[bytes]:
         return _cancel(front, job_id)
 
     @post(
         ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"],
         status_code=202,
-        opt=told(operations.SHUTDOWN),
+        opt=_described(operations.SHUTDOWN),
         sync_to_thread=False,
     )
     def shutdown() -> Response[bytes]:
@@ -162,17 +176,81 @@ async def _decoded(request: AnyRequest, bodies: Bodies, read: Callable[[bytearra
         return await bodies.decode(read, body)
 
 
-def _routes_told(handlers: list[HTTPRouteHandler]) -> str:
-    """The answer to an unknown path, for somebody who guesses."""
-    lines = [f"{method} {path}" for handler in handlers for method, path in places(handler)]
+def _route_list(handlers: list[HTTPRouteHandler]) -> str:
+    """The answer to an unknown path, for somebody who guesses: all routes there are."""
+    lines = [f"{method} {path}" for handler in handlers for method, path in _places(handler)]
     return "\n".join(["There is no such route. This worker has:", *lines, ""])
+
+
+# ── the document and its page ────────────────────────────────────────────────────────────────────
+
+
+def _described(operation: Operation) -> dict[str, Operation]:
+    """The `opt` of a handler whose route the document describes."""
+    return {_OPERATION: operation}
+
+
+def _places(handler: HTTPRouteHandler) -> list[tuple[str, str]]:
+    """The method and path of every route of a handler, parameters as {name}."""
+    paths = sorted(path.replace(":str}", "}") for path in handler.paths)
+    return [(method, path) for path in paths for method in sorted(handler.http_methods)]
+
+
+def _document_of(handlers: list[HTTPRouteHandler], settings: Settings) -> bytes:
+    """The document; every handler must have been `_described`."""
+    routes = [
+        Route(path, method, handler.opt[_OPERATION], is_open=path in OPEN_PATHS)
+        for handler in handlers
+        for method, path in _places(handler)
+    ]
+    limits = Limits(max_prompt_chars=settings.max_prompt_chars, max_tokens_out=settings.max_tokens_out)
+    return msgspec.json.encode(openapi_document(__version__, routes, limits, has_token=settings.api_key is not None))
+
+
+def _document_routes(document: bytes) -> list[HTTPRouteHandler]:
+    """The document as it is, the page, and the page's scripts."""
+
+    @get(["/openapi/openapi.json", "/openapi"], sync_to_thread=False)
+    def openapi() -> Response[bytes]:
+        return Response(document, headers={"content-type": MEDIA_TYPE})
+
+    @get("/docs", sync_to_thread=False)
+    def page(request: AnyRequest) -> Response[bytes]:
+        nonce = secrets.token_urlsafe(16)
+        # In a script element only "<" can end the text, and in JSON it stands in strings only.
+        held = document.replace(b"<", rb"\u003c")
+        # Relative, for a proxy that serves the worker below a path of its own.
+        beside = b"" if request.scope["raw_path"].endswith(b"/") else b"docs/"
+        head = _file("page.html").replace(b"{nonce}", nonce.encode()).replace(b"{beside}", beside)
+        body = head.replace(b"{document}", held)
+        return _browsed(body, "text/html", {"content-security-policy": _POLICY.format(nonce=nonce)})
+
+    @get("/docs/page.js", sync_to_thread=False)
+    def script() -> Response[bytes]:
+        return _browsed(_file("page.js"), "text/javascript", {})
+
+    @get("/docs/redoc.standalone.js", sync_to_thread=False)
+    def redoc() -> Response[bytes]:
+        return _browsed(_file("redoc.standalone.js"), "text/javascript", {"cache-control": "private, max-age=3600"})
+
+    return [openapi, page, script, redoc]
+
+
+def _browsed(body: bytes, media_type: str, headers: dict[str, str]) -> Response[bytes]:
+    guards = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+    return Response(body, media_type=media_type, headers=guards | headers)
+
+
+@cache
+def _file(name: str) -> bytes:
+    return (files(__package__) / "page" / name).read_bytes()
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _noting(render: Callable[[Failure], Response[bytes]]) -> Callable[[AnyRequest, Failure], Response[bytes]]:
-    """An exception handler for Litestar whose refusals the log and the counters hear of."""
+    """An exception handler for Litestar that notes the refusal for the log and the counters."""
 
     def handle(request: AnyRequest, error: Failure) -> Response[bytes]:
         note_refusal(request.scope, error)
@@ -196,7 +274,7 @@ def render_error(error: Exception) -> Response[bytes]:
             return _render_unexpected(error)
 
 
-def _render_http_error(error: HTTPException, routes_told: str) -> Response[bytes]:
+def _render_http_error(error: HTTPException, route_list: str) -> Response[bytes]:
     """What Litestar itself refuses: unknown paths, methods, and bodies too large."""
     match error:
         case MethodNotAllowedException():
@@ -206,7 +284,7 @@ def _render_http_error(error: HTTPException, routes_told: str) -> Response[bytes
         case HTTPException(status_code=413):
             return _text("Failed to buffer the request body: length limit exceeded", 413)
         case HTTPException(status_code=404):
-            return _text(routes_told, 404)
+            return _text(route_list, 404)
         case _:
             return _text(error.detail, error.status_code)
 

@@ -1,25 +1,37 @@
-"""What surrounds every route: the correlation id on each response, the bearer token before anything is read, and the
-end of the exchange, which is told whatever ended it.
+"""What surrounds every route: the correlation id on each response, the bearer token before anything is read, and what
+the log and the counters are told of each exchange: what it asked for, how it ended, why it was refused.
+
+Owns: the labels, which are closed sets whatever a client sends, and the `refused` and `access` lines.
+Refuses to know: what a refusal looks like on the wire. Runs on the front's event loop.
 """
 
 import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Iterable
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
 
 import structlog
 from litestar import Litestar
 from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
+from litestar.exceptions import HTTPException
+from litestar.routes import HTTPRoute
 from litestar.types import Message, Method, Receive, Scope, Send
 
 from worker.config.settings import Settings
-from worker.errors import Unauthorized
+from worker.errors import InternalError, Unauthorized, WorkerError
 from worker.front.metrics import Metrics
+from worker.logs.lines import get_logger
+from worker.logs.redaction import Secrets
 from worker.protocol.bodies import encode_error
 from worker.protocol.headers import correlation_id
-from worker.web.exchange import Book, note_refusal
+
+log = get_logger()
 
 CORRELATION_HEADER = b"x-correlation-id"
 
@@ -35,6 +47,20 @@ because a browser also sends a password along when another site's page makes it 
 _ROUTED_AS: dict[str, Method] = {"HEAD": "GET", "OPTIONS": "TRACE"}
 """HEAD works where GET does, uvicorn leaves its body out. OPTIONS, which Litestar would answer, is not offered."""
 
+MAX_LOGGED_PATH = 256
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER = "other"
+"""The label of a path or a method that no route has."""
+
+CLIENT_LEFT = 499
+"""The status of an exchange whose client left before it had an answer; nginx's word for it."""
+
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE"}
+"""The codes of refusals that are Litestar's own."""
+
+_REFUSAL = "refusal"
+
 
 class Edge:
     """Outermost ASGI application. Without an API key every route is open."""
@@ -42,12 +68,12 @@ class Edge:
     def __init__(self, app: Litestar, settings: Settings, metrics: Metrics) -> None:
         self._app = app
         self._key_digest = None if settings.api_key is None else _digest(settings.api_key.encode())
-        self._book = Book(app, settings, metrics)
+        self._exchange_log = ExchangeLog(app, settings, metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         correlation = correlation_id(_header(scope["headers"], CORRELATION_HEADER))
         scope["state"]["correlation_id"] = correlation
-        exchange = self._book.begin(scope)
+        exchange = self._exchange_log.begin(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -65,9 +91,9 @@ class Edge:
                 exchange.end()
 
     def malformed(self, correlation: str, n_bytes: int) -> None:
-        """Bytes that are no HTTP were answered, with so many, before there was anything to route."""
+        """Bytes that are not HTTP were answered, with `n_bytes`, before there was anything to route."""
         with structlog.contextvars.bound_contextvars(correlation_id=correlation):
-            self._book.malformed(n_bytes)
+            self._exchange_log.malformed(n_bytes)
 
     def _is_allowed(self, scope: Scope) -> bool:
         if self._key_digest is None or scope["path"] in OPEN_PATHS:
@@ -92,7 +118,7 @@ def _as_routed(scope: Scope) -> Scope:
 
 
 def _password(credentials: str) -> bytes:
-    """RFC 7617's, whoever the user is; empty, which no token is, for what cannot be read."""
+    """The password of RFC 7617 credentials, whoever the user is. Empty, which no token is, if they cannot be read."""
     try:
         return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
     except (binascii.Error, ValueError):
@@ -120,3 +146,146 @@ async def _send_unauthorized(scope: Scope, send: Send) -> None:
         headers.append((b"www-authenticate", b'Basic realm="llorch-worker", charset="UTF-8"'))
     await send({"type": "http.response.start", "status": Unauthorized.http_status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+# ── the log and the counters ─────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    code: str
+    reason: str
+    """Never a value of the request."""
+
+
+_NOT_HTTP = Refusal(400, "INVALID_REQUEST", "what was sent is not HTTP")
+
+
+def note_refusal(scope: Scope, error: Exception) -> None:
+    """Who turns an error into an answer calls this, so that the end of the exchange reports it."""
+    scope["state"][_REFUSAL] = _refusal(error)
+
+
+def _refusal(error: Exception) -> Refusal:
+    match error:
+        case WorkerError():
+            return Refusal(error.http_status, error.code, error.reason)
+        case HTTPException(status_code=status):
+            return Refusal(status, _CODES.get(status, "INVALID_REQUEST"), HTTPStatus(status).phrase.lower())
+        case _:
+            return Refusal(InternalError.http_status, InternalError.code, type(error).__name__)
+
+
+class Routes:
+    """The routes of an application, by the templates of their paths."""
+
+    def __init__(self, app: Litestar) -> None:
+        self._routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
+        paths = {route.path_format for route in self._routes}
+        self._plain = {path for path in paths if "{" not in path}
+        self._templates = {re.compile(re.sub(r"\{\w+\}", "[^/]+", path)): path for path in paths - self._plain}
+
+    def label(self, path: str) -> str:
+        """`/cancel/{job_id}` for `/cancel/7`."""
+        bare = path.rstrip("/") or "/"
+        if bare in self._plain:
+            return bare
+        return next((label for template, label in self._templates.items() if template.fullmatch(bare)), OTHER)
+
+    def offered(self) -> Iterator[tuple[str, str, int]]:
+        """The route, method and status of success of everything there is; HEAD works where GET does."""
+        for route in self._routes:
+            for handler in route.route_handlers:
+                for method in handler.http_methods - {"OPTIONS"}:
+                    yield route.path_format, method, handler.status_code
+                    if method == "GET":
+                        yield route.path_format, "HEAD", handler.status_code
+
+
+class ExchangeLog:
+    """Counts and logs exchanges: `begin` one when its request is there."""
+
+    def __init__(self, app: Litestar, settings: Settings, metrics: Metrics) -> None:
+        self.routes = Routes(app)
+        self.metrics = metrics
+        self.secrets = Secrets(settings.api_key)
+        self.has_access_log = settings.access_log
+        metrics.routes(self.routes.offered())
+
+    def begin(self, scope: Scope) -> "Exchange":
+        return Exchange(self, scope)
+
+    def malformed(self, n_bytes: int) -> None:
+        """An exchange without a request: the bytes were not HTTP, and were answered with a 400 of `n_bytes`."""
+        self.enter(OTHER, OTHER, _NOT_HTTP.status, _NOT_HTTP, path="", n_bytes=n_bytes, seconds=0.0)
+
+    def enter(
+        self,
+        method: str,
+        route: str,
+        status: int,
+        refusal: Refusal | None,
+        *,
+        path: str,
+        n_bytes: int,
+        seconds: float,
+    ) -> None:
+        """Count and log an exchange that is over."""
+        self.metrics.answered(route=route, method=method, status=status)
+        if refusal is not None:
+            self._refused(method, route, refusal)
+        if self.has_access_log:
+            log.info(
+                "access",
+                method=method,
+                # Without the query, and masked before it is cut: a job_id in it may be the API key.
+                path=self.secrets.mask_known(path)[:MAX_LOGGED_PATH],
+                status=status,
+                bytes=n_bytes,
+                ms=round(seconds * 1000, 1),
+            )
+
+    def _refused(self, method: str, route: str, refusal: Refusal) -> None:
+        self.metrics.refused(refusal.code)
+        if refusal.code == InternalError.code:
+            return  # it was logged where it was caught, with its traceback
+        log.info(
+            "refused",
+            method=method,
+            route=route,
+            status=refusal.status,
+            code=refusal.code,
+            reason=refusal.reason,
+        )
+
+
+class Exchange:
+    """One exchange. It is told of every message that is `sent`, and of its `end`."""
+
+    def __init__(self, exchange_log: ExchangeLog, scope: Scope) -> None:
+        assert scope["type"] == ScopeType.HTTP
+        self._exchange_log = exchange_log
+        self._scope = scope
+        self._method = scope["method"] if scope["method"] in METHODS else OTHER
+        self._route = exchange_log.routes.label(scope["path"])
+        self._status = CLIENT_LEFT
+        self._n_bytes = 0
+        self._began_s = time.monotonic()
+
+    def sent(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif message["type"] == "http.response.body" and self._method != "HEAD":
+            self._n_bytes += len(message.get("body", b""))
+
+    def end(self) -> None:
+        self._exchange_log.enter(
+            self._method,
+            self._route,
+            self._status,
+            self._scope["state"].get(_REFUSAL),
+            path=self._scope["path"],
+            n_bytes=self._n_bytes,
+            seconds=time.monotonic() - self._began_s,
+        )

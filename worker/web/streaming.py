@@ -16,7 +16,7 @@ from worker.front.job import Job
 from worker.front.state import Front
 from worker.front.supervision import first_of, running
 from worker.web.connection import wait_until_taken
-from worker.web.exchange import note_refusal
+from worker.web.edge import note_refusal
 
 CHUNKS_PER_TURN = 32
 """A send that does not block does not yield either; after this many the loop serves others."""
