@@ -216,6 +216,39 @@ def test_why_a_successor_could_not_load_is_reported() -> None:
     rehearse(play)
 
 
+async def poison(stage: Stage) -> None:
+    """A job that kills every engine that runs it, and ends; or that finds the worker failed."""
+    job = stage.submit()
+    while not stage.jobs[job].is_ended:
+        stage.accept(job)
+        stage.begin(job)
+        await stage.die()
+        if stage.client.state is not EngineState.FAILED:
+            stage.say(FACTS)
+
+
+@pytest.mark.parametrize("finishes_one", [False, True])
+def test_five_poison_prompts_in_a_row_fail_the_worker_and_a_finished_job_between_them_saves_it(
+    finishes_one: bool,
+) -> None:
+    """Only the second death of each is charged to it."""
+
+    async def play(stage: Stage) -> None:
+        for _ in range(MAX_DEATHS - 1):
+            await poison(stage)
+            assert stage.client.state is EngineState.RUNNING
+        assert len(stage.deaths) == 2 * (MAX_DEATHS - 1)
+        if finishes_one:
+            good = stage.submit()
+            stage.accept(good)
+            stage.begin(good)
+            stage.finish(good)
+        await poison(stage)
+        assert stage.client.state is (EngineState.RUNNING if finishes_one else EngineState.FAILED)
+
+    rehearse(play)
+
+
 @pytest.mark.parametrize(("last_s", "too_many"), [(DEATHS_WINDOW_S, True), (DEATHS_WINDOW_S + 1, False)])
 def test_deaths_are_too_many_when_the_last_five_lie_within_ten_minutes(last_s: float, too_many: bool) -> None:
     deaths = Deaths()
