@@ -45,11 +45,11 @@ T = TypeVar("T")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 FAREWELL_S = 5.0
-"""After the last job has its terminal event: how long clients may take to read it."""
+"""How long clients may take to read their last event, once the last job has its own."""
 
 
 class Stopped(Exception):
-    """A signal or /shutdown came before the worker was ready: nothing was promised, exit 0."""
+    """A signal or /shutdown came before the worker was ready. Nothing was promised, so it exits with 0."""
 
 
 def run(
@@ -59,9 +59,9 @@ def run(
     unread: Sequence[tuple[str, str]] = (),
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
-    """Serve until told to stop. Returns the exit code: 0 graceful, 1 start-up or fatal error.
+    """Serve until a signal or /shutdown. Returns the exit code: 0 after a graceful end, 1 after an error.
 
-    `unread`: environment variables that were meant for us and are no settings, with what is to be said of each.
+    `unread`: environment variables that were meant for this worker and are no settings, each with its explanation.
     Raises: UsageError for a catalogue that cannot be read, before anything is logged.
     """
     catalog = load_catalog(settings.catalog)
@@ -117,7 +117,7 @@ class Signals:
 
 
 class Service:
-    """One worker's life, told from top to bottom in `_live`."""
+    """One worker's life, which `_live` shows from top to bottom."""
 
     def __init__(self, settings: Settings, catalog: Catalog, engine_command: Sequence[str], writer: LogWriter) -> None:
         self._settings = settings
@@ -165,7 +165,7 @@ class Service:
     async def _engine(
         self, front: Front, info: ModelInfo | None, certificate: Certificate | None
     ) -> AsyncIterator[EngineClient]:
-        """The model file made sure of, and an engine that has loaded it."""
+        """An engine that has loaded the model, which is downloaded and compared with the certificate before."""
         if info is None:
             info = read_info(await self._unless_stopped(front, fetch_in_child(self._settings)))
         if certificate is not None:
@@ -204,7 +204,7 @@ class Service:
     # ── ready, until told otherwise ──────────────────────────────────────────────────────────────
 
     async def _serve(self, front: Front, port: int) -> int:
-        """Announce, serve, drain. Raises: StartupError, what ended it too early, once everybody has been told."""
+        """Announce, serve, drain. Raises: StartupError for what ended it too early, once all jobs have their ends."""
         failed: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
         announcing = supervised(self._announce(front, port), failed.set_result, "the ready callback")
         await first_of(failed, front.fatal, self._signals.first, front.drain_requested)
@@ -216,7 +216,7 @@ class Service:
         return code
 
     async def _announce(self, front: Front, port: int) -> None:
-        """The ready callback, and again after each engine restart; never returns by itself."""
+        """Send the ready callback, and again after each engine restart. This never returns by itself."""
         url = self._settings.callback_url
         if url is not None and is_test_mode(url):
             log.info("callback_sent", skipped="test mode", url=shown_url(url))
@@ -271,7 +271,7 @@ def _callback_body(settings: Settings, front: Front, port: int) -> bytes:
 
 
 def _report(error: StartupError, settings: Settings, model_path: Path | None) -> None:
-    """The one line that says why there is no worker, whatever the reason."""
+    """Log the one line that says why there is no worker, whatever the reason."""
     device, memory = settings.device_or_auto, {}
     if isinstance(error, InsufficientMemory):
         device = error.device or device

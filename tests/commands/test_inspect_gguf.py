@@ -9,7 +9,7 @@ import pytest
 
 from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
 from worker.cli import run
-from worker.commands.inspect_gguf import Inspection, inspect_card
+from worker.commands.inspect_gguf import Inspection, inspection_of
 from worker.model.catalog import load_catalog
 from worker.model.gguf import Tensor
 from worker.model.info import read_info
@@ -46,7 +46,7 @@ def test_the_chat_template_is_reported(
 
 def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
     info = read_info(tiny_model().write(tmp_path / "tiny.gguf"))
-    rows = inspect_card(info, 0, nothing_repacked).tensor_types
+    rows = inspection_of(info, 0, nothing_repacked).tensor_types
     assert sum(row.tensors for row in rows) == len(info.tensors)
     assert sum(row.bytes for row in rows) == info.weights_bytes
     assert sum(row.share for row in rows) == pytest.approx(1)
@@ -54,7 +54,7 @@ def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
 
 def test_the_memory_estimate_adds_up_and_does_not_depend_on_this_machine(tmp_path: Path) -> None:
     info = read_info(tiny_model().write(tmp_path / "tiny.gguf"))
-    poor, rich = inspect_card(info, 0, nothing_repacked).memory, inspect_card(info, 2**50, nothing_repacked).memory
+    poor, rich = inspection_of(info, 0, nothing_repacked).memory, inspection_of(info, 2**50, nothing_repacked).memory
     assert poor.total_bytes == rich.total_bytes == poor.weights_bytes + poor.kv_bytes + poor.compute_bytes
     assert (poor.available_bytes, rich.available_bytes) == (0, 2**50)
     assert poor.kv_cells == 8 * 512
@@ -70,7 +70,7 @@ def test_weights_that_are_laid_out_anew_are_told(tmp_path: Path) -> None:
     def repacked_bytes(tensor: Tensor) -> int:
         return tensor.n_bytes
 
-    found = inspect_card(info, 0, repacked_bytes).memory
+    found = inspection_of(info, 0, repacked_bytes).memory
     assert (found.repacked_bytes, found.is_mapped, found.weights_bytes) == (matrix.n_bytes, False, info.weights_bytes)
 
 

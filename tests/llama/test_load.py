@@ -8,7 +8,7 @@ import pytest
 from tests.llama.conftest import GREEDY, MakeContext
 from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind, write_random
 from tests.llama.tiny import write_tiny
-from worker.commands.inspect_gguf import inspect_card
+from worker.commands.inspect_gguf import inspection_of
 from worker.engine.backend import Slice, Step
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.front.state import LIBRARY_LINES
@@ -174,7 +174,7 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     assert (loaded.retained_slot is None) is (reason is not None)
     assert bool(loaded.row_costs) is (reason is None), "guesses are cut off again"
     if swa_full == "auto":
-        memory = inspect_card(read_info(path), 0, nothing_repacked).memory
+        memory = inspection_of(read_info(path), 0, nothing_repacked).memory
         assert (memory.prefix_cache_off, memory.prefix_cache_bytes > 0) == (facts.prefix_cache_off, reason is None)
 
 

@@ -1,6 +1,6 @@
 """`llorch-worker devices`: what llama.cpp can compute on here, with its memory, and why it cannot use the rest.
 
-Owns: what is said about devices and backends. Refuses to know: how they are found (llama/devices.py, backends.py).
+Owns: what is shown of devices and backends. Refuses to know: how they are found (llama/devices.py, backends.py).
 Runs in a short-lived process of its own, which may load llama.cpp.
 """
 
@@ -27,10 +27,10 @@ class DeviceRow:
     type: Kind
     """cpu | gpu | igpu (shares main memory) | accel (helps the CPU, as BLAS does; never chosen by --device)"""
     flag: str | None
-    """As Device.flag."""
+    """What --device says for it, as Device.flag has it."""
     free_bytes: int
     total_bytes: int
-    """0 for what has no memory of its own: accel."""
+    """0 for an accel device, which has no memory of its own."""
     description: str
 
 
@@ -40,7 +40,7 @@ class BackendRow:
 
     name: str
     devices: tuple[str, ...]
-    """Their names, as in DeviceRow."""
+    """The names of its devices, as in DeviceRow."""
     variant: str | None
     """The processor its code was compiled for, where the build has a module for each: haswell, zen4, armv8.2_1."""
     features: tuple[str, ...]
@@ -74,9 +74,11 @@ def devices(*, as_json: bool) -> None:
     print_table(["backend", "devices", "uses"], [backend_cells(row) for row in inventory.backends])
 
 
-def take_inventory(found: list[CompiledBackend], available_bytes: int) -> Inventory:
-    """The rows of all that was found; `available_bytes` is the host's own figure of its memory."""
-    all_devices = sorted((device for backend in found for device in backend.devices), key=lambda device: device.ordinal)
+def take_inventory(compiled: list[CompiledBackend], available_bytes: int) -> Inventory:
+    """The rows of all backends and their devices; `available_bytes` is the host's own figure of its memory."""
+    all_devices = sorted(
+        (device for backend in compiled for device in backend.devices), key=lambda device: device.ordinal
+    )
     return Inventory(
         devices=tuple(describe(device, available_bytes) for device in all_devices),
         backends=tuple(
@@ -87,7 +89,7 @@ def take_inventory(found: list[CompiledBackend], available_bytes: int) -> Invent
                 features=backend.features,
                 reason=backend.reason,
             )
-            for backend in found
+            for backend in compiled
         ),
     )
 

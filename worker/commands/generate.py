@@ -37,11 +37,11 @@ from worker.protocol.rules import violations
 from worker.wire.messages import JobKey, Loaded
 
 _LONGEST_S = 86_400.0
-"""A terminal has Ctrl-C; no other limit is needed."""
+"""The longest life of a job here, which is no limit in practice: a terminal has Ctrl-C."""
 
 _STDIN = "-"
 _U32 = click.IntRange(0, 2**32 - 1)
-"""What the field's JSON type allows; the rules of /execute do the rest."""
+"""The range of the field's JSON type; the rules of /execute check the rest."""
 
 
 def _sampling_options(command: Any) -> Any:
@@ -77,8 +77,8 @@ def generate(prompt: str, **options: Any) -> None:
         environment(),
         default_model=lambda catalog: load_catalog(catalog).default.name,
     )
-    asked = {name: value for name, value in options.items() if name in names}
-    request = _request(_read_stdin(settings) if prompt == _STDIN else prompt, asked)
+    sampling = {name: value for name, value in options.items() if name in names}
+    request = _request(_read_stdin(settings) if prompt == _STDIN else prompt, sampling)
     broken = violations(request, settings.max_tokens_out, vocab_size=None, max_prompt_chars=settings.max_prompt_chars)
     if broken:
         raise UsageError(str(FieldsRefused(broken)))
@@ -100,13 +100,15 @@ def _read_stdin(settings: Settings) -> str:
         raise UsageError(f"the prompt on stdin is not UTF-8: byte {error.start} is no character") from error
 
 
-def _request(prompt: str, asked: dict[str, Any]) -> ExecuteRequest:
-    """As /execute would have read it. Raises: UsageError for text that is not UTF-8, which has lone surrogates."""
-    for what, text in (("the prompt", prompt), *(("--stop", stop) for stop in asked["stop"])):
+def _request(prompt: str, sampling: dict[str, Any]) -> ExecuteRequest:
+    """The request as /execute would have read it. Raises: UsageError for text that is not UTF-8, which has lone
+    surrogates.
+    """
+    for what, text in (("the prompt", prompt), *(("--stop", stop) for stop in sampling["stop"])):
         if any("\ud800" <= char <= "\udfff" for char in text):
             raise UsageError(f"{what} is not UTF-8")
-    numbers = {name: narrow(value) for name, value in asked.items() if isinstance(value, float)}
-    return ExecuteRequest(job_id="generate", prompt=prompt, **asked | numbers)
+    numbers = {name: narrow(value) for name, value in sampling.items() if isinstance(value, float)}
+    return ExecuteRequest(job_id="generate", prompt=prompt, **sampling | numbers)
 
 
 async def _answer(settings: Settings, request: ExecuteRequest) -> int:

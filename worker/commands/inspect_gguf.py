@@ -1,6 +1,6 @@
 """`llorch-worker inspect MODEL`: what a GGUF holds, and the memory serving it takes.
 
-Owns: what is said about a file. Refuses to know: the format (info.py) and the arithmetic (memory.py, spread.py).
+Owns: what is shown of a file. Refuses to know: the format (info.py) and the arithmetic (memory.py, spread.py).
 Runs in a short-lived process of its own; reads headers only. Once the file has been checked, llama.cpp is asked which
 weights it lays out anew on this processor; it never sees the file.
 """
@@ -37,7 +37,7 @@ class TypeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """An estimate for the default settings where memory is no limit. `available_bytes` is this machine's, now."""
 
     weights_bytes: int
@@ -74,15 +74,15 @@ class Inspection:
     context_length: int
     layers: int
     window_layers: int
-    """Of these, with a sliding window."""
+    """How many of these have a sliding window."""
     window_length: int
-    """Its tokens; 0 where no layer has one."""
+    """Tokens of that window; 0 where no layer has one."""
     embedding_length: int
     vocabulary: int
     tokenizer: str
     has_chat_template: bool
     tensor_types: tuple[TypeRow, ...]
-    memory: Memory
+    memory: MemoryUse
 
 
 @click.command
@@ -98,7 +98,7 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
     info = read_info(present(reference, models_dir, catalog))
     from worker.llama.repack import repacked_bytes  # noqa: PLC0415 - this loads llama.cpp
 
-    inspection = inspect_card(info, available_memory_bytes(), repacked_bytes)
+    inspection = inspection_of(info, available_memory_bytes(), repacked_bytes)
     if as_json:
         print_json(inspection)
         return
@@ -107,7 +107,7 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
     print_table(["estimated memory", ">bytes", ""], _memory_cells(inspection.memory))
 
 
-def inspect_card(info: ModelInfo, available_bytes: int, repacked_bytes: RepackedBytes) -> Inspection:
+def inspection_of(info: ModelInfo, available_bytes: int, repacked_bytes: RepackedBytes) -> Inspection:
     """All that is shown of a model. `available_bytes` is compared with, it does not shrink the estimate."""
     return Inspection(
         path=str(info.path),
@@ -143,14 +143,14 @@ def _default_demand(info: ModelInfo) -> Demand:
     return demand_of(configure(Settings(), info.path), is_on_gpu=False)
 
 
-def _memory(info: ModelInfo, demand: Demand, layers: Layers, available_bytes: int) -> Memory:
+def _memory(info: ModelInfo, demand: Demand, layers: Layers, available_bytes: int) -> MemoryUse:
     plan = plan_of(info, demand, wanted_cells(info, demand))
     host, _ = spread(info, layers, demand, plan, n_gpu_layers=0, shares=())
     weights = layers.weights_in_main(0)
     why_off = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
     asked_bytes = 0 if why_off else Settings().prefix_cache_bytes
     with_small_windows = plan_of(info, replace(demand, swa_full=False), plan.n_cells)
-    return Memory(
+    return MemoryUse(
         weights_bytes=host.weights_bytes,
         repacked_bytes=weights.repacked,
         is_mapped=weights.is_mapped,
@@ -191,7 +191,7 @@ def _type_cells(row: TypeRow) -> tuple[str, str, str, str]:
     return row.type, str(row.tensors), decimal(row.bytes), f"{row.share:.1%}"
 
 
-def _memory_cells(memory: Memory) -> list[tuple[str, str, str]]:
+def _memory_cells(memory: MemoryUse) -> list[tuple[str, str, str]]:
     repacked = f"{decimal(memory.repacked_bytes)} repacked for this processor, " if memory.repacked_bytes else ""
     cells = f"{memory.kv_cells} cells"
     if memory.kv_small_windows_bytes is not None:

@@ -17,7 +17,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def where(command: _Command) -> _Command:
-    """`--models-dir` and `--catalog`."""
+    """Give a command `--models-dir` and `--catalog`."""
     models_dir = click.option(
         "--models-dir",
         type=click.Path(path_type=Path, file_okay=False),
@@ -41,7 +41,7 @@ def where(command: _Command) -> _Command:
 
 
 def _at_home(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
-    """`~` is a shell's, which does not see the environment variable or `--models-dir=~/x`."""
+    """Replace `~`: a shell does so, but sees neither the environment variable nor `--models-dir=~/x`."""
     try:
         return path.expanduser() if path is not None else None
     except RuntimeError as error:  # `~nobody/`
@@ -49,7 +49,7 @@ def _at_home(_ctx: click.Context, _param: click.Parameter, path: Path | None) ->
 
 
 def present(reference: str | None, models_dir: Path, catalog_file: Path | None) -> Path:
-    """The file of a model, without a reference the catalogue's default. Never downloads. Raises: ModelNotFound."""
+    """The file of a model; without a reference, of the catalogue's default. Never downloads. Raises: ModelNotFound."""
     catalog = load_catalog(catalog_file)
     name = reference or catalog.default.name
     located = locate(name, models_dir, catalog)
@@ -59,5 +59,5 @@ def present(reference: str | None, models_dir: Path, catalog_file: Path | None) 
 
 
 def not_here(reference: str) -> ModelNotFound:
-    """For commands that never download."""
+    """The error of commands that never download."""
     return ModelNotFound(f"{reference} is not here: get it with `llorch-worker models pull {reference}`")

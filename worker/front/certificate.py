@@ -1,6 +1,6 @@
-"""The parity certificate: what a report of `llorch-worker parity` says of the model file that is served.
+"""The parity certificate: what a report of `llorch-worker parity` says about the model file that is served.
 
-Owns: the few facts of a report.json that the front repeats, and whether they speak for this file.
+Owns: the few facts of a report.json that the front repeats, and whether they are about this file.
 Refuses to know: how parity is measured, and that its bounds were sensible; the report itself has both.
 Runs in the front before the model is loaded; the digest is made in a thread.
 """
@@ -25,30 +25,30 @@ REPORT_FILE: Final = "report.json"
 """Its name in a proof bundle."""
 
 _OF_OTHER_FILES = {"sources", "matrix"}
-"""Levels that measure what was made from the file; alone they say nothing of it."""
+"""Levels that measure what was made from the file; alone they say nothing about the file."""
 _MAX_REPORT_BYTES = 64 << 20
-"""A hundred times a report of all levels: whoever names the model by mistake hears so at once."""
+"""A hundred times a report of all levels. Whoever names the model by mistake is told so at once."""
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Made by `read_certificate`: the report passed. Whether it is about this model, `check` says."""
+    """A report that passed, as `read_certificate` found it. Whether it is about this model, `check` finds out."""
 
     model_sha256: str
     model_file: str
-    """Name without its folder."""
+    """The file's name without its folder."""
     run_id: str
     date: str
     """RFC 3339."""
     verdict: ParityVerdict
     levels: Mapping[str, ParityVerdict]
     bounds: str
-    """Whose: `built in`, or the name of the user's file."""
+    """Whose bounds were used: `built in`, or the name of the user's file."""
 
     @property
     def body(self) -> ParityBody:
-        """Its part of `/health`."""
+        """The certificate's part of `/health`."""
         return ParityBody(
             model_sha256=self.model_sha256,
             verdict=self.verdict,
@@ -68,11 +68,11 @@ class Certificate:
                 f"{info.path.name} is one of {len(info.part_paths)} parts, and a parity report speaks for a single "
                 "file: merge the parts and make a report of the whole, or leave --parity-report out"
             )
-        found = await _sha256_off_the_loop(info.path)
-        if found != self.model_sha256:
+        digest = await _sha256_off_the_loop(info.path)
+        if digest != self.model_sha256:
             raise CertificateRefused(
                 f"the parity report is about {self.model_file} with sha256 {self.model_sha256[:16]}…, and "
-                f"{info.path.name} has {found[:16]}…: make one with `llorch-worker parity run`, or leave it out"
+                f"{info.path.name} has {digest[:16]}…: make one with `llorch-worker parity run`, or leave it out"
             )
 
 
@@ -162,7 +162,7 @@ async def _sha256_off_the_loop(path: Path) -> str:
 
 
 def _sha256(path: Path, is_cancelled: threading.Event) -> str:
-    """In chunks, so that a stop need not wait for the end of a large file; the digest is then of no use."""
+    """Read in chunks, so that a stop need not wait for the end of a large file; the digest is then of no use."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while not is_cancelled.is_set() and (chunk := file.read(_CHUNK_BYTES)):

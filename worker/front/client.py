@@ -1,4 +1,4 @@
-"""The front's handle on the engine, whichever process that is at the moment: submit, cancel, survive its death.
+"""The front's handle on the engine, whichever process that is at the moment: it submits, cancels, and survives a death.
 
 Runs on the front's event loop. Owns the generations, the watchdog and the rules of docs/protocol.md 6 for an engine
 that died; what becomes of its jobs is dispatch.py's. Knows nothing of HTTP. `Observer` hears what the rest of the front
@@ -53,7 +53,7 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
 """-P: the working directory must not be able to plant modules."""
 
 RESIDENCY_PERIOD_S = 60.0
-"""Between two questions to the engine whether its model is still on the GPU."""
+"""How long the client waits between two questions to the engine whether its model is still on the GPU."""
 
 MAX_DEATHS = 5
 DEATHS_WINDOW_S = 600.0
@@ -110,7 +110,7 @@ class Observer:
 
 
 class Link(Protocol):
-    """One engine of a generation: EngineLink, and the tests' engine that is no process."""
+    """One engine of a generation: EngineLink, and the tests' engine that is not a process."""
 
     @property
     def pid(self) -> int: ...
@@ -163,12 +163,12 @@ class Deaths:
         self._times_s.append(now_s)
 
     def clear(self) -> None:
-        """A job finished: the engine is able to work."""
+        """A job has finished, so the engine is able to work."""
         self._times_s.clear()
 
     @property
     def are_too_many(self) -> bool:
-        """The last MAX_DEATHS lie within the window."""
+        """Whether the last MAX_DEATHS lie within the window."""
         return len(self._times_s) == MAX_DEATHS and self._times_s[-1] - self._times_s[0] <= DEATHS_WINDOW_S
 
 
@@ -252,7 +252,7 @@ class EngineClient:
             self._link.kill(cause)
 
     def _ask_residency(self) -> None:
-        """A CPU's memory cannot be left, and an engine that loads has nothing there yet."""
+        """Ask a GPU's engine that has loaded its model where that is. A model cannot leave a CPU's memory."""
         if self.state is EngineState.RUNNING and self.facts is not None and self.facts.backend != "cpu":
             self._send(AskResidency())
 
@@ -270,12 +270,12 @@ class EngineClient:
 
     @property
     def n_leaving(self) -> int:
-        """Ended jobs that still take room in the engine's intake."""
+        """How many jobs have ended and still take room in the engine's intake."""
         return self._jobs.n_leaving
 
     @property
     def pid(self) -> int | None:
-        """Of the engine of the moment, or of the one that has just died."""
+        """The process id of the engine of the moment, or of the one that has just died."""
         return self._link.pid if self._link is not None else None
 
     def _send(self, message: Submit | Cancel | AskResidency) -> None:
@@ -295,12 +295,12 @@ class EngineClient:
             case Residency():
                 self._observer.on_residency(message)
             case Progress() | Loaded() | LoadFailed() | SelfTested() | StepBegun() | StepDone():
-                # The intake thread's answers say nothing of the thread that loads and steps.
+                # The intake thread's answers do not show that the thread that loads and steps is alive.
                 self._watchdog.heartbeat()
-                self._hear(message)
+                self._handle(message)
         self._watchdog.is_working = self._jobs.are_in_flight
 
-    def _hear(self, message: Progress | Loaded | LoadFailed | SelfTested | StepBegun | StepDone) -> None:
+    def _handle(self, message: Progress | Loaded | LoadFailed | SelfTested | StepBegun | StepDone) -> None:
         match message:
             case Progress(percent=percent):
                 self._observer.on_progress(percent)
@@ -370,7 +370,7 @@ class EngineClient:
     def on_fatal(self, error: StartupError) -> None:
         """Give up, whatever the reason. Idempotent.
 
-        The front is told before the jobs are ended, because ending them may be what fails.
+        The front hears of it before the jobs are ended, because ending them may be what fails.
         """
         if self.state in _OVER:
             return

@@ -1,4 +1,4 @@
-"""Fetches a missing model while the front already answers: in a child process, which a signal can end at any byte."""
+"""Fetches a missing model while the front already answers, in a child process, which a signal can end at any byte."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,10 @@ _END_TIMEOUT_S = 5.0
 
 
 async def fetch_in_child(settings: Settings) -> Path:
-    """`models pull` of the settings' model. Its progress goes to the terminal, or line by line to the log.
+    """Run `models pull` for the settings' model. Its progress goes to the terminal, or line by line to the log.
 
-    May be cancelled: the child is ended, what it has downloaded so far stays for the next try. Raises: DownloadFailed.
+    When this is cancelled, the child is ended, and what it has downloaded stays for the next try.
+    Raises: DownloadFailed.
     """
     log.info("model_load_start", model_ref=settings.reported_model_ref, phase="download")
     child = await asyncio.create_subprocess_exec(
@@ -40,7 +41,7 @@ async def fetch_in_child(settings: Settings) -> Path:
 
 
 async def _end(child: Process) -> None:
-    """Ask, wait a little, then insist."""
+    """End the child: ask it to, wait a little, then kill it."""
     for ask in (child.terminate, child.kill):
         with contextlib.suppress(ProcessLookupError):
             ask()

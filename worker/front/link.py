@@ -1,8 +1,8 @@
 """One engine process and the socket to it, for as long as that process lives.
 
-Runs on the front's event loop and never waits for the engine: frames in through callbacks, frames out through the
-transport's buffer (bounded, because the front bounds the jobs in flight). Policy (who is submitted, what a death means)
-is client.py's.
+Runs on the front's event loop and never waits for the engine: frames come in through callbacks and leave through the
+transport's buffer, which is bounded because the front bounds the jobs in flight. Policy (who is submitted, what a death
+means) is client.py's.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SPIN_COUNT = "30000"
 
 
 class LinkOwner(Protocol):
-    """Who hears of the engine: client.py, and the tests' recorder."""
+    """Who hears of the engine: the client, and the tests' recorder."""
 
     def on_message(self, generation: int, message: Outbound) -> None: ...
 
@@ -41,7 +41,7 @@ class LinkOwner(Protocol):
         ...
 
     def on_fatal(self, error: StartupError) -> None:
-        """What was heard could not be dealt with: the front is at fault, and more cannot be heard."""
+        """The front failed over what the engine sent, and cannot go on."""
         ...
 
 
@@ -92,19 +92,19 @@ class EngineLink(asyncio.Protocol):
         return self._process.pid
 
     def send(self, message: Inbound) -> None:
-        """Queue a frame; silently nothing once the engine is gone, because `on_exit` tells that story."""
+        """Queue a frame. Once the engine is gone this does nothing, because `on_exit` reports that."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(self._generation, message))
 
     def kill(self, cause: str) -> None:
-        """SIGKILL, which also ends a stopped process. `cause` is what on_exit reports."""
+        """Send SIGKILL, which also ends a stopped process. `cause` is what on_exit reports."""
         self._kill_cause = self._kill_cause or cause
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self) -> None:
-        """Orderly end: close the socket, wait for the exit, kill if it does not come. Idempotent."""
+        """Close the socket, wait for the exit, and kill the engine if that does not come. Idempotent."""
         if self._transport is not None:
             self._transport.abort()
         if self._watching is None:
@@ -140,8 +140,8 @@ class EngineLink(asyncio.Protocol):
     # ── the process ──────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self, process: Process) -> None:
-        """Drain stderr for ever, whatever the owner makes of it, because an engine that cannot write stands still; tell
-        the owner once the process is gone and its last frame was delivered."""
+        """Read stderr until it ends, even if the owner fails over a line, because an engine that cannot write stands
+        still. Tell the owner once the process is gone and its last frame was delivered."""
         assert process.stderr is not None
         while data := await process.stderr.read(4096):
             with failures_to(self._owner.on_fatal, "the engine's stderr"):

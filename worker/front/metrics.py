@@ -28,30 +28,30 @@ REFUSAL_CODES = (
     *("DUPLICATE_JOB", "DEADLINE_EXCEEDED", "WORKER_BUSY", "WORKER_LOADING", "WORKER_DRAINING", "WORKER_UNHEALTHY"),
     *("CUDA_ERROR", "VRAM_OOM", "INTERNAL"),
 )
-"""Why a request got no answer: the codes of docs/protocol.md 3, and words for the refusals whose bodies have none."""
+"""Why a request was refused: the codes of docs/protocol.md 3, and others for refusals whose bodies have no code."""
 
 _DURATION_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000)
-"""From a one-token answer on a GPU to beyond the default time-out of 300 s; about 2.2 times apart."""
+"""They reach from a one-token answer on a GPU beyond the default time-out of 300 s, about 2.2 times apart."""
 
 _DURATION_S = tuple(bound / 1000 for bound in _DURATION_MS)
-"""The same in the unit that Prometheus has for time; dashboards ask for it."""
+"""The same buckets in seconds, Prometheus' unit of time, for which dashboards ask."""
 
 _FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """A cached prefix on a GPU answers in milliseconds, a long prompt behind a queue on a CPU in tens of seconds."""
 
 _INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""Narrow from 10 to 150 ms, where reading speed and `--itl-target-ms` lie; seconds are a stall."""
+"""They are narrow from 10 to 150 ms, where reading speed and `--itl-target-ms` lie; seconds are a stall."""
 
 _QUEUE_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-"""At once, or as long as a job may live: 300 s by default."""
+"""A job gets a slot at once, or waits at most as long as it may live: 300 s by default."""
 
 
 _NO_PROCESS = "none"
-"""A folder that /proc does not have."""
+"""A folder that /proc does not have, for an engine that does not run."""
 
 
 class Metrics:
-    """What /metrics shows. `clock` gives seconds and never goes back; dropped lines are counted by their writer."""
+    """What `/metrics` shows. `clock` gives seconds and never goes back; the log's writer counts dropped lines."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Metrics:
         self._registry.register(_Process(worker_id, "worker_engine", lambda: self._engine_pid or _NO_PROCESS))
 
     def routes(self, offered: Iterable[tuple[str, str, int]]) -> None:
-        """(route, method, status of success) of everything there is to ask for; each begins at zero."""
+        """The route, method and status of success of everything there is to ask for; each series begins at zero."""
         for route, method, status in offered:
             self._http_requests.labels(self._worker_id, route, method, str(status))
 
@@ -199,7 +199,7 @@ class Metrics:
         self._engine_restarts.inc()
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
-        """(body, content type): Prometheus text 0.0.4, or what the Accept header asks for, such as OpenMetrics."""
+        """The body and its content type: Prometheus text 0.0.4, or what the Accept header asks for, as OpenMetrics."""
         try:
             encode, content_type = exposition.choose_encoder(accept or "")
         except (TypeError, ValueError):  # a version in the header that is not a number
@@ -259,7 +259,7 @@ class _Dropped(Collector):
 
 
 class _Process(Collector):
-    """The library's figures of a process (CPU seconds, memory, descriptors; on Linux only) with our label."""
+    """The library's figures of a process (CPU seconds, memory, descriptors; on Linux only), with our label."""
 
     def __init__(self, worker_id: str, namespace: str = "", pid: Callable[[], int | str] = lambda: "self") -> None:
         self._worker_id = worker_id

@@ -18,17 +18,17 @@ import stamina
 from worker.errors import CallbackFailed
 
 BUDGET_S: Final = 60.0
-"""From the first attempt on; docs/protocol.md 2."""
+"""How long attempts are made, from the first on; docs/protocol.md 2."""
 
 ATTEMPT_TIMEOUT_S: Final = 5.0
-"""For one whole attempt, not for each read of it; docs/protocol.md 2."""
+"""How long one whole attempt may take, not each read of it; docs/protocol.md 2."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _JITTER_S = 0.2, 5.0, 0.5
-"""Doubling waits: a receiver that restarts is found quickly, one that stays away is asked about 15 times."""
+"""The waits double: a receiver that restarts is found quickly, and one that stays away is called about 15 times."""
 
 _TEST_MODE_MARK = "localhost:9999"
 _NOT_FOR_LOGS = re.compile(r"(?<=//)[^/?#]*@|[?#].*")
-"""User, password, query and fragment of a URL: where credentials live."""
+"""User, password, query and fragment of a URL, which may hold credentials."""
 
 
 class _NoSuccessYet(CallbackFailed):
@@ -74,7 +74,7 @@ async def announce(
 
 
 def _check(url: str) -> None:
-    """Refuses here what the client would only trip over while connecting, after retries or with a foreign error."""
+    """Refuse what the client would find out only while connecting, after retries or with a foreign error."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
@@ -126,7 +126,7 @@ def _judge(status: int, where: str) -> None:
 
 
 def _bearer(token: str | None) -> Callable[[httpx2.Request], httpx2.Request] | None:
-    """The token as httpx2's auth hook, which also wins over a user and password in the URL."""
+    """The token as httpx2's auth hook, which goes before a user and password in the URL."""
     if token is None:
         return None
 
@@ -138,7 +138,7 @@ def _bearer(token: str | None) -> Callable[[httpx2.Request], httpx2.Request] | N
 
 
 def _root_cause(error: Exception) -> str:
-    """What the system said: the libraries above it say no more than "all connection attempts failed"."""
+    """What the system said. The libraries above it say no more than "all connection attempts failed"."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, BaseExceptionGroup):  # one per address of the host

@@ -1,4 +1,4 @@
-"""How far loading is: a bar for a person at a terminal, `model_load_progress` lines for everybody else; and its end."""
+"""How far the load is: a bar at a terminal, `model_load_progress` lines elsewhere; and the lines about its end."""
 
 import sys
 
@@ -16,7 +16,7 @@ LOG_EVERY_PERCENT = 25
 
 
 class LoadProgress:
-    """Tell it whole percents; it starts with the first and ends with 100."""
+    """Shows whole percents. It starts with the first call of `show` and ends with 100."""
 
     def __init__(self, log_format: str | None) -> None:
         self._next_percent = 0
@@ -28,7 +28,7 @@ class LoadProgress:
             self._task = self._bar.add_task("load", total=100)
 
     def show(self, percent: int) -> None:
-        """What comes after 100 is of no interest to who waits: the engine is alive, and still busy."""
+        """Show a percentage. Nothing is shown after 100: the engine is then alive, and still busy."""
         if self._is_over:
             return
         if self._bar is not None:
@@ -48,7 +48,7 @@ class LoadProgress:
 
 
 def report_loaded(facts: Loaded, settings: Settings) -> None:
-    """Tell what was loaded and where; a line more for each device on which it takes other memory than was planned."""
+    """Log what was loaded and where, and a line for each device on which it takes other memory than was planned."""
     log.info(
         "model_load_complete",
         model=facts.name,
@@ -60,5 +60,5 @@ def report_loaded(facts: Loaded, settings: Settings) -> None:
     )
     if facts.prefix_cache_off is not None and settings.prefix_cache_bytes:
         log.warning("prefix_cache_off", reason=facts.prefix_cache_off)
-    for found in facts.offload.off_plan:
-        log.warning("memory_off_plan", **msgspec.structs.asdict(found))
+    for difference in facts.offload.off_plan:
+        log.warning("memory_off_plan", **msgspec.structs.asdict(difference))

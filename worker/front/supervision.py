@@ -1,4 +1,4 @@
-"""Work that nobody awaits, and who hears when it fails. The one place where the front makes a task.
+"""Work that nobody awaits, and who is told when it fails. The one place where the front makes a task.
 
 A task whose exception nobody takes ends in silence: the watchdog would no longer look, or a dead engine would never be
 replaced, while the worker still says that it is ready. So a task here has either a block that takes its result
@@ -16,12 +16,12 @@ from worker.errors import InternalFailure, StartupError
 T = TypeVar("T")
 
 Fail = Callable[[StartupError], None]
-"""Told that the worker cannot go on; may be told more than once, and must not raise."""
+"""Called when the worker cannot go on. It may be called more than once, and must not raise."""
 
 
 @contextmanager
 def failures_to(fail: Fail, what: str) -> Iterator[None]:
-    """Around what the event loop calls and nobody awaits: `fail` is told what it raised. `what` names it in the log."""
+    """Encloses what the event loop calls and nobody awaits: `fail` gets what it raised. `what` names it in the log."""
     try:
         yield
     except StartupError as error:
@@ -32,10 +32,10 @@ def failures_to(fail: Fail, what: str) -> Iterator[None]:
 
 def supervised(work: Coroutine[Any, Any, None], fail: Fail, what: str) -> asyncio.Task[None]:
     """Run `work` beside its caller, who keeps the task. What it raises goes to `fail`; the task itself never raises."""
-    return asyncio.create_task(_told(work, fail, what), name=what)
+    return asyncio.create_task(_reporting(work, fail, what), name=what)
 
 
-async def _told(work: Coroutine[Any, Any, None], fail: Fail, what: str) -> None:
+async def _reporting(work: Coroutine[Any, Any, None], fail: Fail, what: str) -> None:
     with failures_to(fail, what):
         await work
 

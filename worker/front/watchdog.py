@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 LOAD_SILENCE_S = 300.0
 SLOW_DISK_BYTES_PER_S = 20e6
-"""While loading, the time to read the file at this rate comes on top: where page-ins cannot be counted, or push each
-other out, the first steps read the whole of it before anything is heard."""
+"""While loading, the time to read the file at this rate is added: where page-ins cannot be counted, or push each other
+out, the first steps read the whole file before the engine says anything."""
 
 STEPS_OF_SILENCE = 10
 """A silent engine is wedged after this many of its longest steps, if that is more than the floor."""
@@ -48,7 +48,7 @@ class Watchdog:
     @is_working.setter
     def is_working(self, working: bool) -> None:
         if working and not self._is_working:
-            self._hear()
+            self._end_silence()
         self._is_working = working
 
     @property
@@ -58,21 +58,23 @@ class Watchdog:
         return max(self._floor_s, STEPS_OF_SILENCE * self._longest_step_s)
 
     def expect_load(self) -> None:
+        """An engine has been started, and loads its model."""
         self._is_loading = True
-        self._hear()
+        self._end_silence()
 
     def loaded(self, step_s: float) -> None:
-        """`step_s`: how long the longest step takes, as far as the engine knows; so the first one is not misjudged."""
+        """`step_s`, the longest step as far as the engine knows, is there so that the first one is not misjudged."""
         self._is_loading = False
         self._longest_step_s = max(self._longest_step_s, step_s)
-        self._hear()
+        self._end_silence()
 
     def heartbeat(self) -> None:
+        """The engine has said something."""
         if self._is_working and not self._is_loading:
             self._longest_step_s = max(self._longest_step_s, self._silence_s)
-        self._hear()
+        self._end_silence()
 
-    def _hear(self) -> None:
+    def _end_silence(self) -> None:
         self._silence_s = 0.0
         self._heard_at_s = self._clock()
 
@@ -83,5 +85,5 @@ class Watchdog:
         self._heard_at_s = now
         if (self._is_loading or self._is_working) and self._silence_s > self.limit_s:
             silence_s = self._silence_s
-            self._hear()
+            self._end_silence()
             self._kill(f"no sign of life for {silence_s:.1f} s")

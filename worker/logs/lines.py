@@ -47,7 +47,7 @@ Event = Literal[
     "error",
     "shutdown",
 ]
-"""docs/protocol.md 8. Free words are for debug lines only."""
+"""The events of docs/protocol.md 8. Only debug lines may have other words."""
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -82,7 +82,7 @@ def configure(
     level: Level = "info",
     secrets: Secrets = NO_SECRETS,
 ) -> None:
-    """Sends every line from now on to `stream` (None: stderr): from `level` on, other libraries' from WARNING on.
+    """Send lines from now on to `stream` (None: stderr): those from `level` on, other libraries' from WARNING on.
 
     `log_format` is json, pretty, or None for pretty on a terminal; colours are for terminals only. `secrets` are masked
     wherever they stand. A LogWriter's lines wait for nobody; when it has dropped some, a line says how many.
@@ -112,9 +112,9 @@ def is_pretty(log_format: str | None, stream: TextIO | LogWriter | None = None) 
 
 
 def take_over_library_loggers() -> None:
-    """Lets lines of standard-library loggers come out here and nowhere else.
+    """Make lines of standard-library loggers come out here and nowhere else.
 
-    To be called again after importing a library that installs its own handler while importing (huggingface_hub).
+    This must be called again after importing a library that installs its own handler while importing (huggingface_hub).
     """
     for name in list(logging.root.manager.loggerDict):
         logger = logging.getLogger(name)
@@ -125,14 +125,14 @@ def take_over_library_loggers() -> None:
 
 
 def escape(text: str) -> str:
-    r"""Text on one line: control characters, line separators, bidi marks and lone surrogates as \n, \x1b, \u202e."""
+    r"""The text on one line: control characters, separators, bidi marks and lone surrogates become \n, \x1b, \u202e."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class StderrTail:
-    """The engine's raw stderr: cuts it into lines and keeps its last 4 KiB. Pure: `feed` it what the pipe gave.
+    """The engine's raw stderr, cut into lines, of which the last 4 KiB are kept. Pure: `feed` takes what the pipe gave.
 
     Lines are without their end, never empty, with invalid UTF-8 replaced and control characters escaped;
     one longer than 4 KiB is cut there.
@@ -186,7 +186,7 @@ class _Fields:
 
 
 def _error_of(exc_info: object) -> BaseException | None:
-    """What structlog and logging allow there: an exception, sys.exc_info()'s triple, or True for "the current one"."""
+    """The exception in what structlog and logging allow: itself, sys.exc_info()'s triple, or True for the current."""
     if isinstance(exc_info, BaseException):
         return exc_info
     if isinstance(exc_info, tuple):
@@ -196,7 +196,7 @@ def _error_of(exc_info: object) -> BaseException | None:
 
 
 def _traceback(error: BaseException, depth: int = 0) -> Iterator[str]:
-    """Python's traceback without its freedom: the exception's text, which may hold a user's, stays on one line."""
+    """Python's traceback, in which the exception's text, which may hold a user's, stays on one line."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and depth < _DEEPEST_CAUSE:
         yield from _traceback(cause, depth + 1)
@@ -217,7 +217,7 @@ def _json_line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 
 class _PrettyLine:
-    """structlog's console line. It shows values through repr, which escapes, and these few as they are."""
+    """structlog's console line. It shows values through repr, which escapes, and a few as they are."""
 
     _SHOWN_RAW = ("event", "logger", "logger_name", "stack", "exception")
 

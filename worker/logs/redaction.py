@@ -1,4 +1,4 @@
-"""What must not be in a log line: recognises secrets by key and by form, and makes every value plain on the way.
+"""What must not be in a log line. Secrets are recognised by key and by form; every value becomes plain JSON.
 
 Knows nothing of lines, streams or structlog. Pure.
 """
@@ -9,8 +9,8 @@ from typing import Final
 MASK: Final = "[REDACTED]"
 
 SHORTEST_INSIDE_A_TEXT: Final = 6
-"""Characters of a known secret that is looked for inside texts. A shorter one, such as "a", would mask half of every
-line and tell by that what it is; it is masked where it is all of a value."""
+"""How many characters a known secret must have to be looked for inside texts. A shorter one, such as "a", would mask
+half of every line and show by that what it is; it is masked where it is all of a value."""
 
 _SECRET_KEY = re.compile(
     r"(^|[_-])(api[_-]?key|token|secret|password|passwd|authorization|cookie|credentials?)$", re.IGNORECASE
@@ -25,7 +25,7 @@ _SECRETS_IN_TEXT = (
     (re.compile(r"://[^/\s@]+@"), f"://{MASK}@"),
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), MASK),
 )
-"""name=value and name: value, bearer tokens, user:password of a URL, Hugging Face tokens: nothing else."""
+"""name=value and name: value, bearer tokens, user:password of a URL, and Hugging Face tokens; nothing else."""
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
@@ -59,7 +59,7 @@ class Secrets:
         return text.encode(errors="backslashreplace").decode()
 
     def mask_known(self, text: str) -> str:
-        """To be called before a text is cut: a secret's first half would not be recognised."""
+        """Mask the known secrets. Call this before a text is cut: half a secret would not be recognised."""
         for secret in self._known:
             if text == secret:
                 return MASK

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
 MOST_CHARACTERS: Final = 4 * 1024 * 1024
-"""What may wait. At 500 characters a line these are 8,000 lines: seconds in which a log shipper restarts."""
+"""How much may wait. At 500 characters a line these are 8,000 lines, enough while a log shipper restarts."""
 
 RESERVE_CHARACTERS: Final = 256 * 1024
-"""Room for errors alone: what ends the worker is told also behind a flood of other lines."""
+"""Room for errors alone, so that the reason for the worker's end is logged also behind a flood of other lines."""
 
 ERASE_LINE: Final = "\r\x1b[2K"
 
 FLUSH_S: Final = 2.0
-"""At the end: how long the exit waits for a reader of stderr, who may never come."""
+"""How long the exit waits for a reader of stderr, who may never come."""
 
 
 class LogWriter(io.TextIOBase):
@@ -46,13 +46,13 @@ class LogWriter(io.TextIOBase):
         self.n_dropped = 0
         """Lines lost since the start."""
         self._gap = 0
-        """Lines lost and not yet told of."""
+        """Lines lost and not yet reported."""
         self._is_full = False
         self._has_bar = False
         """Whether a progress bar was drawn last, in whose line the cursor then is."""
         self._waiting: deque[str] = deque()
         self._n_waiting = 0
-        """Characters that have not left, with those that are being written."""
+        """How many characters have not left, with those that are being written."""
         # Reentrant: a signal handler may log in the middle of a write.
         self._changed = threading.Condition(threading.RLock())
         threading.Thread(target=self._run, name="log writer", daemon=True).start()
@@ -75,7 +75,7 @@ class LogWriter(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Nothing: whoever calls this after each line must not wait. See `drain`."""
+        """Do nothing, because who calls this after each line must not wait. See `drain`."""
 
     # ── structlog's logger ───────────────────────────────────────────────────────────────────────
 
@@ -97,7 +97,7 @@ class LogWriter(io.TextIOBase):
             return self._changed.wait_for(lambda: not self._n_waiting and not self._gap, timeout_s)
 
     def _put_line(self, line: str, *, is_error: bool = False) -> None:
-        """In place of a bar, which is soon drawn again below."""
+        """Write a line in place of a progress bar, which is soon drawn again below."""
         place = ERASE_LINE if self._has_bar else ""
         self._has_bar = False
         self._put(f"{place}{line}\n", is_error=is_error)
@@ -128,7 +128,7 @@ class LogWriter(io.TextIOBase):
                 self._changed.notify_all()
 
     def _end_gap(self) -> None:
-        """Under the lock, so that the line that tells of a gap is the first one after it."""
+        """Report a gap that has ended, under the lock, so that this line is the first one after the gap."""
         if self._waiting or not self._is_full:
             return
         gap, self._gap, self._is_full = self._gap, 0, False
@@ -136,7 +136,7 @@ class LogWriter(io.TextIOBase):
             self.on_cleared(gap)
 
     def _write_out(self, data: bytes) -> None:
-        """To the descriptor itself: Python ends with an abort when a thread waits inside its buffered stderr."""
+        """Write to the descriptor itself, because Python aborts when a thread waits inside its buffered stderr."""
         while data and self._fd is not None:
             try:
                 data = data[os.write(self._fd, data) :]

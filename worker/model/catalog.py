@@ -1,4 +1,4 @@
-"""What can be served by name, and where it lies: models.toml as typed entries, and the `--model` reference read.
+"""What can be served by name, and where it lies: models.toml as typed entries, and what a `--model` reference means.
 
 Owns: the catalogue's form, the order in which a reference is understood, the digest of a file that is there.
 Refuses to know: HTTP, the hub, pip (fetch.py), and what is inside a GGUF (info.py). It writes nothing.
@@ -21,7 +21,7 @@ from worker.errors import ModelNotFound, UsageError
 
 _BARE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 ONLY_GGUF_NOTE = ".only-gguf"
-"""Written beside a file that the hub said is its repository's only GGUF; holds the file's name."""
+"""The name of a note beside a file that the hub said is its repository's only GGUF; it holds the file's name."""
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _PATH_PART = r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*"
@@ -34,7 +34,7 @@ _HUB_URL = re.compile(
     r"((blob|resolve|raw|tree)/(?P<revision>[^/?#]+)(/(?P<file>[^?#]+\.gguf))?/?)?([?#].*)?"
 )
 _BARE_REPO = re.compile(rf"(?P<repo>(?!hf:){_WORD}/{_WORD})(:[A-Za-z0-9_]+)?")
-"""With the quantisation that llama-server and Ollama put behind it."""
+"""A repository with the quantisation that llama-server and Ollama put behind it."""
 _SPLIT_FILE = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<n_parts>\d{5})\.gguf")
 _MAX_PARTS = 1000
 
@@ -109,7 +109,7 @@ class HfReference:
     file: str | None
 
     def folder(self, models_dir: Path) -> Path:
-        """Where its files lie: a folder of its own, because file names repeat between repositories."""
+        """Where its files lie. The folder is its own, because file names repeat between repositories."""
         return models_dir / "hf" / self.repo / quote(self.revision, safe="")
 
 
@@ -160,7 +160,7 @@ def locate(reference: str, models_dir: Path, catalog: Catalog) -> Located:
 
 
 def parts(file: str) -> tuple[str, ...]:
-    """All files a GGUF consists of: itself, or every part where the name says `-00001-of-0000N`."""
+    """All files that a GGUF consists of: itself, or every part where the name ends in `-00001-of-0000N`."""
     match = _SPLIT_FILE.fullmatch(file)
     if match is None or not 1 <= int(match["n_parts"]) <= _MAX_PARTS:
         return (file,)
@@ -181,7 +181,7 @@ def unknown_name(name: str, known: list[str]) -> str:
 
 
 def _builtin_path() -> Path:
-    """Beside this file in an installed wheel, at the root of a checkout."""
+    """The file lies in the package in an installed wheel, and at the root of a checkout."""
     packaged = Path(__file__).parents[1] / "models.toml"
     return packaged if packaged.exists() else Path(__file__).parents[2] / "models.toml"
 
@@ -214,7 +214,7 @@ def _locate(reference: str, models_dir: Path, catalog: Catalog) -> Located | Non
 
 
 def _given_path(reference: str) -> Path:
-    """`file:/path` and `file:///path` without the scheme, percent-decoded where only that exists."""
+    """The path of `file:/path` and `file:///path`, percent-decoded where only that exists."""
     raw = reference.removeprefix("file:")
     if raw.startswith("//") and raw != reference:
         raw = raw.removeprefix("//").removeprefix("localhost")
@@ -223,7 +223,7 @@ def _given_path(reference: str) -> Path:
 
 
 def _at_home(raw: str) -> Path:
-    """`~/x` as a shell reads it, which sees neither variables nor config files, nor `--model=~/x`."""
+    """`~/x` as a shell reads it; a shell sees neither variables nor configuration files, nor `--model=~/x`."""
     path = Path(raw)
     try:
         return path if _exists(path) else path.expanduser()
@@ -236,7 +236,7 @@ def _looks_like_path(reference: str) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """True also where a folder on the way may not be read: reading its facts then says so."""
+    """True also where a folder on the way may not be read, because reading the model's facts then says so."""
     try:
         return path.exists()
     except PermissionError:
@@ -281,7 +281,7 @@ def _nothing_named(reference: str, models_dir: Path, catalog: Catalog) -> str:
 
 
 def _from_the_hub(reference: str) -> str:
-    """How a repository or a web address is spelled here; empty for what is neither."""
+    """How a repository or a web address is spelled here; empty if the reference is neither."""
     if match := _HUB_URL.fullmatch(reference):
         file = f"::file={unquote(match['file'])}" if match["file"] else ""
         revision = unquote(match["revision"] or "main")

@@ -1,4 +1,4 @@
-"""Whether llama.cpp can compute with a model: what its code takes for granted of tensor types and numbers.
+"""Whether llama.cpp can compute with a model: what its code assumes about tensor types and numbers.
 
 A file that breaks one of these passes llama.cpp's own reading and ends the process, in the load or in the first step,
 by an assertion; or every logit is no number. Owns these rules; info.py has those that say what the model is. Pure.
@@ -26,10 +26,10 @@ them (binary_op in ggml-cpu), nor has its rope, its attention sinks, its convolu
 of these as F32, also in files of F16 and BF16. A matrix product takes any type, with a single row too."""
 
 _NO_WEIGHTS = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
-"""Types that ggml has no product for, which ends the process on them: those of what weights are multiplied with, and
-numbers of other kinds."""
+"""Types that ggml has no product for, so that it ends the process on them: those of activations that weights are
+multiplied with, and numbers of other kinds."""
 _TABLES = re.compile(r"tid2eid|d2t|ordering")
-"""Whole numbers that are looked up."""
+"""Tensors of whole numbers that are looked up."""
 
 _EPSILONS = (
     "attention.layer_norm_epsilon",

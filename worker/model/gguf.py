@@ -31,7 +31,7 @@ MAX_KEPT_BYTES = 2 << 20
 """Names, texts and numbers of a model that are kept to be asked for, each number counted as eight bytes. In memory they
 are four to five times as much at worst. A chat template has some 10 KB, numbers for each layer take less."""
 MAX_NAME_BYTES = 63
-"""GGML_MAX_NAME less its terminating zero."""
+"""GGML_MAX_NAME without its terminating zero."""
 MAX_KEPT_NUMBERS = 1_024
 """Longer arrays of numbers (scores, token types) are stepped over; per-layer ones fit."""
 DEFAULT_ALIGNMENT = 32
@@ -171,7 +171,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One weight. `dims` as in the file: the row length first."""
+    """One weight. `dims` are in the order of the file: the row length comes first."""
 
     name: str
     dims: tuple[int, ...]
@@ -185,12 +185,12 @@ class Header:
     metadata: Metadata
     tensors: tuple[Tensor, ...]
     alignment: int
-    """Tensors begin at multiples of it in the file."""
+    """Tensors begin at multiples of this in the file."""
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What reading the headers of one model may still take, those of all its parts together."""
+    """What reading the headers of one model may still take; all its parts share it."""
 
     n_tensors: int = MAX_TENSORS
     n_keys: int = MAX_KEYS
@@ -229,7 +229,7 @@ class _Cursor:
         self.allowance = allowance
         self.size = len(data)
         self._end = min(self.size, allowance.n_header_bytes)
-        """Nothing behind it is read."""
+        """Nothing behind this position is read."""
         self.at = 0
         self.inside = "the first 24 bytes"
 
@@ -288,7 +288,7 @@ class _Cursor:
             raise self.error(f"{n_items} elements from byte {self.at} on do not fit a file of {self.size} bytes")
 
     def skip_strings(self, n_strings: int) -> None:
-        """Step over strings without making them: a vocabulary has 10⁵ and nobody here reads one."""
+        """Step over strings without making them, because a vocabulary has 10⁵ and nobody here reads one."""
         self.allowance.n_strings -= n_strings
         if self.allowance.n_strings < 0:
             raise self.error(f"the arrays up to it hold more than {MAX_ARRAY_STRINGS} strings")
@@ -397,7 +397,7 @@ def _read_tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> tuple[Tens
 
 
 def _read_tensor(cursor: _Cursor, name: str) -> Tensor:
-    """Everything of a table row but its offset."""
+    """Everything in a row of the table but its offset."""
     n_dims = cursor.integer(_U32)
     if not 1 <= n_dims <= 4:
         raise cursor.error(f"{n_dims} dimensions; 1 to 4 are possible")

@@ -50,7 +50,7 @@ TOKENIZER_KINDS = {
 _PART_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _GUESSED = 1024
-"""LLAMA_FTYPE_GUESSED: set beside a file type that was not written but inferred."""
+"""LLAMA_FTYPE_GUESSED: the flag of a file type that was not written but inferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class ModelInfo:
     part_paths: tuple[Path, ...]
     """All files of the model, the first being `path`."""
     file_bytes: int
-    """Of all parts together."""
+    """The size of all parts together."""
     version: int
     architecture: str
     name: str
-    """general.name, else the file's stem."""
+    """`general.name`, else the stem of the file's name."""
     quant_kind: str
-    """general.file_type by name (`Q4_K_M`), else the tensor type that holds most bytes."""
+    """The name of `general.file_type` (`Q4_K_M`), else the tensor type that holds most bytes."""
     context_length: int
-    """Tokens the model was trained on."""
+    """The length of texts, in tokens, that the model was trained on."""
     block_count: int
     embedding_length: int
     head_counts: tuple[int, ...]
@@ -79,7 +79,7 @@ class ModelInfo:
     value_length: int
     """Numbers per head and token in the K and in the V cache."""
     experts_used: int
-    """Of a mixture of experts, per token, in the layer that has most; 0 where there are none."""
+    """How many experts compute each token, in the layer that has most; 0 where there are no experts."""
     vocab_size: int
     tokenizer_model: str
     has_chat_template: bool
@@ -88,17 +88,17 @@ class ModelInfo:
     alignment: int = DEFAULT_ALIGNMENT
     """Tensors begin at multiples of it in all files."""
     n_mtp_blocks: int = 0
-    """The last ones of `block_count`, which guess the tokens after the next: llama.cpp counts them, but does not load
-    them unless it is told to."""
+    """How many layers at the end of `block_count` guess the tokens after the next. llama.cpp counts them, but does not
+    load them unless it is asked to."""
     state_length: int = 0
-    """Float32 numbers that a layer without attention keeps of each job, in recurrent and hybrid models."""
+    """How many float32 numbers a layer without attention keeps of each job, in recurrent and hybrid models."""
     windows: Windows | None = None
     n_layers_with_cells: int = MAX_BLOCKS
     """The layers behind these use the KV cells of earlier ones."""
 
     @property
     def tokenizer_kind(self) -> str:
-        """gguf-bpe, gguf-spm, gguf-wpm, gguf-ugm, else gguf- and the model's own word."""
+        """gguf-bpe, gguf-spm, gguf-wpm or gguf-ugm, else gguf- and the model's own name for it."""
         return TOKENIZER_KINDS.get(self.tokenizer_model, f"gguf-{self.tokenizer_model}")
 
     @property
@@ -107,18 +107,18 @@ class ModelInfo:
 
     @property
     def loaded_tensors(self) -> tuple[Tensor, ...]:
-        """Those that computing the next token needs."""
+        """The tensors that computing the next token needs."""
         left_out = range(self.block_count - self.n_mtp_blocks, self.block_count)
         return tuple(tensor for tensor in self.tensors if block_of(tensor.name) not in left_out)
 
     @property
     def bytes_by_type(self) -> tuple[tuple[str, int], ...]:
-        """(tensor type, bytes), most bytes first."""
+        """Each tensor type and its bytes, the type with most bytes first."""
         return _bytes_by_type(self.tensors)
 
 
 def block_of(tensor_name: str) -> int | None:
-    """Which repeating layer a tensor belongs to, if to one."""
+    """The repeating layer that a tensor belongs to, if it belongs to one."""
     match = _BLOCK.match(tensor_name)
     return int(match[1]) if match else None
 
@@ -135,15 +135,15 @@ def read_info(path: Path) -> ModelInfo:
     for number, part in enumerate(part_paths[1:], start=1):
         part_header, part_bytes = _read_part(part, number, allowance)
         tensors += part_header.tensors
-        # Powers of two.
+        # Both are powers of two.
         alignment = min(alignment, part_header.alignment)
         file_bytes += part_bytes
     _check_parts_together(header.metadata, len(part_paths), tensors)
-    return replace(_card(header, part_paths, file_bytes, tuple(tensors)), alignment=alignment)
+    return replace(_info_of(header, part_paths, file_bytes, tuple(tensors)), alignment=alignment)
 
 
 def _read_file(path: Path, allowance: Allowance) -> tuple[Header, int]:
-    """Header and size in bytes of one file."""
+    """The header and the size in bytes of one file."""
     try:
         # Asked before opening, which would wait for ever on a named pipe.
         mode = path.stat().st_mode
@@ -184,9 +184,9 @@ def _part_paths(metadata: Metadata) -> tuple[Path, ...]:
 def _read_part(path: Path, number: int, allowance: Allowance) -> tuple[Header, int]:
     """A part after the first; `number` counts from 0."""
     header, file_bytes = _read_file(path, allowance)
-    found = header.metadata.number("split.no", 0xFFFF, low=0, kind="u16")
-    if found != number:
-        raise BadModelFile(f"{path}: metadata key 'split.no' is {found}, must be {number} in a file of this name")
+    split_no = header.metadata.number("split.no", 0xFFFF, low=0, kind="u16")
+    if split_no != number:
+        raise BadModelFile(f"{path}: metadata key 'split.no' is {split_no}, must be {number} in a file of this name")
     return header, file_bytes
 
 
@@ -203,7 +203,7 @@ def _check_parts_together(metadata: Metadata, n_parts: int, tensors: list[Tensor
         raise metadata.error(f"tensor {name!r} appears in {n_times} of its parts")
 
 
-def _card(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors: tuple[Tensor, ...]) -> ModelInfo:
+def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tensors: tuple[Tensor, ...]) -> ModelInfo:
     metadata = header.metadata
     architecture = _architecture(metadata)
     block_count = metadata.number(f"{architecture}.block_count", MAX_BLOCKS)

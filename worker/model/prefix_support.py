@@ -1,7 +1,7 @@
-"""Whether what jobs computed of their prompts can be shared and kept, and if not, why not and what to do about it.
+"""Whether what jobs have computed of their prompts can be shared and kept, and if not, why not and what helps.
 
-Owns the words of `inspect`, `/health` and the log. Pure; it reads the
-model info alone, so that `inspect` says what `serve` will.
+Owns the reasons that `inspect`, `/health` and the log give. Pure; it reads the model info alone, so that `inspect` says
+what `serve` will say.
 """
 
 from worker.engine.backend import MAX_SEQ_IDS
@@ -29,11 +29,11 @@ OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
 
 
 MOST_SLOTS, MOST_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
-"""Beyond which no sequence is left to share with (llama/seq_ids.py)."""
+"""With more slots than these no sequence is left to share with (llama/seq_ids.py)."""
 
 
 def obstacle(info: ModelInfo, *, swa_full: bool, parallel: int) -> str | None:
-    """Why every prompt is computed from its beginning; None where what is known of it is used again."""
+    """Why every prompt is computed from its beginning; None where what was computed before is used again."""
     if info.architecture in (*ATTENTION_FREE, *HYBRIDS):
         return f"{info.architecture} has recurrent state, of which no beginning can be kept"
     if info.architecture in OF_SEVERAL_PARTS:

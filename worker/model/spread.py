@@ -3,8 +3,8 @@
     n_gpu_layers = 3 of 5, two GPUs alike:     input, layer 0, layer 1 | layer 2      | layer 3, output
                                                main memory             | first GPU    | second GPU
 
-Owns the rule which layer goes where, whether the file is mapped, and the sums. Knows no device, only their shares, and
-is told which weights the CPU lays out anew. Pure. Source: llama_model_base::load_tensors (llama-model.cpp),
+Owns the rule which layer goes where, whether the file is mapped, and the sums. Knows no device, only their shares; the
+caller says which weights the CPU lays out anew. Pure. Source: llama_model_base::load_tensors (llama-model.cpp),
 LLM_TENSOR_INFOS (llama-arch.cpp).
 """
 
@@ -27,12 +27,13 @@ from worker.model.memory import (
 )
 
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
-"""Rows of these are looked up, which the CPU does wherever the layers are."""
+"""Tensors whose rows are looked up, which the CPU does wherever the layers are."""
 _FIRST_LAYER = ("token_embd_norm.", "rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
 MOST_TWICE = 0.1
-"""Of the weights in main memory. A mapped file lies there as a whole, so that weights which are laid out anew beside it
-are there twice; where they are more than this, the file is read and not mapped, and all weights are there once."""
+"""A share of the weights in main memory. A mapped file lies there as a whole, so that weights which are laid out anew
+beside it are there twice; where they are more than this, the file is read and not mapped, and all weights are there
+once."""
 
 MAPPED_ALIGNMENT = 32
 """TENSOR_ALIGNMENT (ggml-impl.h): ggml ends the process where a mapping's first weight begins elsewhere."""
@@ -52,7 +53,7 @@ class Part:
     weights_bytes: int = 0
     kv_bytes: int = 0
     compute_bytes: int = 0
-    """With the logits that are kept to be read."""
+    """The compute buffers, with the logits that are kept to be read."""
 
     @property
     def total_bytes(self) -> int:
@@ -71,11 +72,11 @@ class InMain:
     """Weights in main memory, in bytes."""
 
     as_in_file: int = 0
-    """Computed with as the file has them."""
+    """Weights that are computed with as the file has them."""
     repacked: int = 0
-    """Laid out anew."""
+    """Weights that are laid out anew."""
     left_in_file: int = 0
-    """What the repacked ones take in the file, where nothing else needs them."""
+    """What the repacked weights take in the file, where nothing else needs them."""
     can_be_mapped: bool = True
 
     @property
@@ -102,30 +103,30 @@ class Layers:
     """The bytes of a model's weights by llama.cpp's layers."""
 
     input: InMain
-    """Always there."""
+    """The input layer, which is always in main memory."""
     layer_bytes: tuple[int, ...]
-    """On a GPU: the repeating layers and, at the end, the output layer."""
+    """The repeating layers and, at the end, the output layer, as they are on a GPU."""
     in_main: tuple[InMain, ...]
-    """The same layers where they lie in main memory."""
+    """The same layers as they are in main memory."""
     largest_bytes: tuple[int, ...]
     """The largest tensor of each of these."""
     is_tied: bool
-    """The output layer has no matrix of its own, but the token embedding: once more where it is on a GPU, or where it
-    is laid out anew to be multiplied with."""
+    """Whether the output layer has no matrix of its own, but the token embedding. That is there once more where the
+    layer is on a GPU, or where it is laid out anew to be multiplied with."""
     embedding_bytes: int
 
     @property
     def n_layers(self) -> int:
-        """With the output layer, as llama.cpp counts them."""
+        """The number of layers with the output layer, as llama.cpp counts them."""
         return len(self.layer_bytes)
 
     def weights_in_main(self, n_gpu_layers: int) -> InMain:
-        """What lies in main memory while so many layers, from the output layer backwards, are on GPUs."""
+        """What lies in main memory while `n_gpu_layers`, counted from the output layer backwards, are on GPUs."""
         return sum(self.in_main[: max(0, self.n_layers - n_gpu_layers)], self.input)
 
 
 def layers_of(info: ModelInfo, repacked_bytes: RepackedBytes = nothing_repacked) -> Layers:
-    """The tensors of a model that are loaded, in their layers."""
+    """The bytes of the tensors that are loaded, by layer."""
     n_layers = info.block_count + 1
     own: list[list[Tensor]] = [[] for _ in range(n_layers)]
     tensors = info.loaded_tensors
@@ -149,7 +150,7 @@ def layers_of(info: ModelInfo, repacked_bytes: RepackedBytes = nothing_repacked)
 
 
 def _in_main(tensor: Tensor, repacked_bytes: RepackedBytes) -> InMain:
-    """Only matrices are laid out anew; ggml's kernels for them multiply and do nothing else."""
+    """Only matrices are laid out anew, because ggml's kernels for them multiply and do nothing else."""
     n_repacked = repacked_bytes(tensor) if tensor.name.endswith(".weight") and len(tensor.dims) > 1 else 0
     return InMain(repacked=n_repacked, left_in_file=tensor.n_bytes) if n_repacked else InMain(tensor.n_bytes)
 
@@ -207,7 +208,7 @@ def gpu_of_layers(n_layers: int, n_gpu_layers: int, shares: Seq[float]) -> tuple
 
 
 def _layer_of(name: str, n_layers: int) -> int:
-    """A tensor's layer; what belongs to none is the output layer's."""
+    """A tensor's layer. A tensor that belongs to none is the output layer's."""
     block = block_of(name)
     if block is not None:
         return min(block, n_layers - 1)
@@ -215,7 +216,7 @@ def _layer_of(name: str, n_layers: int) -> int:
 
 
 def _kv_bytes(info: ModelInfo, layers: Layers, demand: Demand, plan: Plan) -> list[int]:
-    """Of each layer; the output layer has none."""
+    """The bytes of each layer's KV cells; the output layer has none."""
     own = layer_memory_bytes(info, demand, plan)
     return [*own, *([0] * (layers.n_layers - len(own)))]
 
@@ -223,7 +224,7 @@ def _kv_bytes(info: ModelInfo, layers: Layers, demand: Demand, plan: Plan) -> li
 def _gpu_compute_bytes(
     info: ModelInfo, layers: Layers, demand: Demand, plan: Plan, owners: Seq[int | None], *, is_pipeline: bool
 ) -> int:
-    """On each GPU: the graph, what it copies of the weights in main memory for long steps, and what waits for it.
+    """What each GPU computes with: the graph, copies of weights in main memory for long steps, and what waits for it.
 
     The copies are one tensor at a time (ggml_backend_sched_split_graph begins a new split for each), and none of the
     output layer's, which computes a few rows only. Several GPUs that have all layers, whole ones, work as a pipeline,

@@ -78,7 +78,7 @@ def create_app(front: Front) -> Edge:
 def _state_routes(front: Front) -> list[HTTPRouteHandler]:
     @get(["/health", "/v1/health"], opt=_described(operations.HEALTH), sync_to_thread=False)
     def health() -> Response[bytes]:
-        """Cached state; 503 only before the first ready."""
+        """Cached state, with a 503 only before the worker was first ready."""
         return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
 
     @get("/v1/ready", opt=_described(operations.READY), sync_to_thread=False)
@@ -87,12 +87,12 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
 
     @get("/readyz", opt=_described(operations.READYZ), sync_to_thread=False)
     def readyz() -> Response[bytes]:
-        """Ready to take jobs; ignores the length of the queue."""
+        """Whether jobs are taken; the length of the queue does not matter."""
         return _text("ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503)
 
     @get("/livez", opt=_described(operations.LIVEZ), sync_to_thread=False)
     def livez() -> Response[bytes]:
-        """The front's own loop turns; a worker about to exit is not alive."""
+        """200 shows that the front's own loop turns. A worker about to exit is not alive."""
         is_live = front.phase is not Phase.FAILED
         return _text("alive" if is_live else "failed", 200 if is_live else 503)
 
@@ -111,9 +111,9 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
         try:
             if has_too_many(request.scope):
                 raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
-            asked = await _decoded(request, bodies, partial(_read_execute, front=front))
+            execute_request = await _decoded(request, bodies, partial(_read_execute, front=front))
             job = front.open_job(
-                asked,
+                execute_request,
                 choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names),
                 request.headers.get("x-deadline"),
                 request.scope["state"]["correlation_id"],
@@ -275,7 +275,7 @@ def render_error(error: Exception) -> Response[bytes]:
 
 
 def _render_http_error(error: HTTPException, route_list: str) -> Response[bytes]:
-    """What Litestar itself refuses: unknown paths, methods, and bodies too large."""
+    """What Litestar itself refuses: unknown paths and methods, and bodies that are too large."""
     match error:
         case MethodNotAllowedException():
             offered = (error.headers or {}).get("allow", "").split(", ")

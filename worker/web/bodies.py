@@ -16,10 +16,10 @@ from worker.errors import WorkerBusy
 from worker.web.connection import connection_of
 
 LARGE_BODY_BYTES = 32 * 1024
-"""A body from here on needs room, and its decoding, which takes up to tens of milliseconds, a thread."""
+"""A body of this size or more needs room, and a thread for its decoding, which takes up to tens of milliseconds."""
 
 ROOM_BYTES = 8 * 1024 * 1024
-"""For all large bodies together, or for one if one may be larger. Small ones are bounded by their number."""
+"""Room for all large bodies together, or for one if one may be larger. Small bodies are bounded by their number."""
 
 ROOM_TIMEOUT_S = 10.0
 """How long a body waits for room, and how long one may take to arrive while others wait."""
@@ -31,7 +31,7 @@ Decoded = TypeVar("Decoded")
 
 
 class Room:
-    """So many bytes, given out in the order in which they were asked for."""
+    """So many bytes of memory, given out in the order in which they were asked for."""
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = n_bytes
@@ -40,11 +40,11 @@ class Room:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits."""
+        """Whether somebody waits for bytes."""
         return bool(self._queue)
 
     async def take(self, n_bytes: int) -> None:
-        """Wait for them. At most all there are; whoever takes some calls `give_back`."""
+        """Wait for `n_bytes`, at most all there are. Whoever takes some calls `give_back`."""
         assert n_bytes <= self.n_bytes
         if not self._queue and n_bytes <= self._n_free:
             self._n_free -= n_bytes
@@ -82,7 +82,7 @@ class Bodies:
         self._max_body_bytes = max_body_bytes
         self._room = Room(max(ROOM_BYTES, max_body_bytes))
         self._latest: dict[asyncio.Timeout, float] = {}
-        """Of each large body that is being read: when it has to be there if others wait for its room."""
+        """When each large body that is being read has to be complete if others wait for its room."""
         # One at a time: several threads would take the interpreter from the loop in turns, and malloc keeps what each
         # of them has freed.
         self._decoding = asyncio.Lock()
@@ -115,14 +115,14 @@ class Bodies:
             self._room.give_back(n_taken)
 
     async def decode(self, read: Callable[[bytearray], Decoded], body: bytearray) -> Decoded:
-        """`read(body)`, not on the loop when it may take long."""
+        """`read(body)`, on a thread where it may take long."""
         if len(body) < LARGE_BODY_BYTES:
             return read(body)
         async with self._decoding:
             return await asyncio.to_thread(read, body)
 
     async def _take_room(self, request: AnyRequest, n_bytes: int, arrival: asyncio.Timeout) -> int:
-        """Once it is there, `arrival` may last ROOM_TIMEOUT_S if others wait. Returns n_bytes."""
+        """Wait for room. From then on `arrival` may last ROOM_TIMEOUT_S if others wait. Returns n_bytes."""
         for other, latest_s in self._latest.items():
             other.reschedule(latest_s)
         with connection_of(request.scope).body_held_back():

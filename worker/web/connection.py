@@ -1,4 +1,4 @@
-"""One HTTP connection: what uvicorn leaves out. Bounds on waits for its client, its place in the crowd, half-close.
+"""One HTTP connection with what uvicorn leaves out: bounds on waits for its client, its standing, half-close.
 
 Each callback ends in `_review`, which derives from the state of the exchange what the connection waits for.
 """
@@ -23,17 +23,17 @@ from worker.web.crowd import Crowd, Standing
 
 HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
-"""For a whole body, once the headers are complete and there is room for it."""
+"""How long a whole body may take, once the headers are complete and there is room for it."""
 
 READING_TIMEOUT_S = 30.0
 """docs/protocol.md 6: a send without progress for this long ends the connection, and with it the job. So does the
 farewell: a closed transport would wait for ever for the client to take what is left of the last answer."""
 
 LOOKS = 10
-"""So often within that time it is looked whether bytes have left."""
+"""How often within that time the connection looks whether bytes have left."""
 
 MAX_OVERHEAD_BYTES = 64 * 1024
-"""What may arrive that is not body: request line, headers, blank lines, chunk framing, trailers.
+"""How much may arrive that is not body: request line, headers, blank lines, chunk framing, trailers.
 
 The parser copies a growing header with every read: tens of megabytes of one would stop the loop for seconds.
 """
@@ -53,7 +53,7 @@ _EXTENSION = "llorch.connection"
 
 
 class _Wait(Enum):
-    """For what the client is given a time; a new one begins whenever this changes."""
+    """What the client has a limited time for. The time begins again whenever this changes."""
 
     FIRST_BYTE = auto()
     HEADERS = auto()
@@ -85,7 +85,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_in_headers = False
         self._is_body_held_back = False
         self._has_client_finished = False
-        """It has shut down its sending side: a FIN came."""
+        """Whether it has shut down its sending side, with a FIN."""
 
     @property
     def address(self) -> str | None:
@@ -120,10 +120,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._review()
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's never asks for it to stay open
-        """The client sends no more. Whether the transport stays open: as long as a whole request is owed its answer.
+        """The client sends no more. Returns whether the transport stays open, as it does while a whole request is owed
+        its answer.
 
-        A FIN says only that. It may come from a client that reads on, as `nc -N` does, or from one that has left, which
-        no answer will reach. Only a write tells them apart: who has left answers it with a reset.
+        A FIN says no more than that. It may come from a client that reads on, as `nc -N` does, or from one that has
+        left, which no answer will reach. Only a write tells them apart: who has left answers it with a reset.
         """
         self._has_client_finished = True
         if self._is_idle or self._is_body_awaited:
@@ -170,7 +171,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._review()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's, with the id that every response carries, and never into the middle of a stream."""
+        """Answer as uvicorn does, with the id that every response carries, but never in the middle of a stream."""
         if self._is_idle or not (self.cycle.response_started or self.pipeline):
             correlation = correlation_id(None)
             head = (
@@ -185,12 +186,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """No response is owed."""
+        """Whether no response is owed."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def _is_body_awaited(self) -> bool:
-        """The request whose turn it is has not arrived in full."""
+        """Whether the request whose turn it is has not arrived in full."""
         return not self._is_idle and not self.pipeline and self.cycle.more_body
 
     def _review(self) -> None:
@@ -208,7 +209,8 @@ class BoundedConnection(HttpToolsProtocol):
         return Standing.NOT_READING if self.flow.write_paused else Standing.SERVED
 
     def _awaited(self) -> _Wait | None:
-        """None while the worker owes the next move. What is pipelined behind a running answer may take its time."""
+        """What the client is waited for; None while the worker owes the next move. A request that is pipelined behind a
+        running answer may take its time."""
         if self.transport.is_closing():
             return _Wait.FAREWELL
         if self._is_body_awaited:
@@ -243,7 +245,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     @property
     def untaken_bytes(self) -> int:
-        """Of what was sent: what waits in our buffer, or in the kernel's for the client's machine to acknowledge it."""
+        """How much of what was sent is in our buffer, or in the kernel's until the client's machine acknowledges it."""
         return self.transport.get_write_buffer_size() + _send_queue_bytes(self.transport.get_extra_info("socket"))
 
     def _look_again(self, n_untaken: int, n_vain: int) -> None:
@@ -251,7 +253,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(READING_TIMEOUT_S / LOOKS, self._look_at_taking, n_untaken, n_vain)
 
     def _look_at_taking(self, n_before: int, n_vain: int) -> None:
-        """Drop the connection unless bytes go on leaving, however slowly. `n_vain`: looks since some left."""
+        """Drop the connection unless bytes go on leaving, however slowly. `n_vain` counts the looks since some left."""
         n_untaken = self.untaken_bytes
         n_vain = 0 if n_untaken < n_before else n_vain + 1
         if n_vain < LOOKS:

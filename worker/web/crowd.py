@@ -1,7 +1,7 @@
-"""All open connections: who among them has to go when room runs out (docs/protocol.md 3).
+"""All open connections, and which of them is closed when there are too many (docs/protocol.md 3).
 
-Owns: how many there are, at whom each one waits, and the order in which they make room. Refuses to know: HTTP, sockets
-and time. uvicorn's connections hold their server's state in common, so this is one. Runs on the front's event loop.
+Owns: how many there are, whom each one waits for, and the order in which they make room. Refuses to know: HTTP, sockets
+and time. All connections of a uvicorn server share its state, and this is that state. Runs on the front's event loop.
 """
 
 from collections import Counter
@@ -15,13 +15,13 @@ RESERVED_CONNECTIONS = 16
 """Kept for health, cancel and metrics: jobs may hold all connections but these."""
 
 OTHER_OPEN_FILES = 64
-"""The listener, the loop, the engine's pipes, the log, calls to the pool manager."""
+"""Descriptors for the listener, the loop, the engine's pipes, the log and calls to the pool manager."""
 
 
 def affordable_connections(n_open_files: int) -> int:
-    """As many as the protocol has, or fewer: what there is no descriptor for libuv drops without a word.
+    """As many connections as the protocol has, or fewer: libuv drops one without a word if it has no descriptor for it.
 
-    `n_open_files`: the process's limit; below 0 there is none.
+    `n_open_files` is the process's limit; below 0 there is none.
     """
     if n_open_files < 0:
         return MAX_CONNECTIONS
@@ -32,25 +32,25 @@ class Standing(Enum):
     """What a connection waits for. Those before `SERVED` wait for their client and make room in this order."""
 
     SILENT = auto()
-    """No request, or not all of its headers: nobody knows what it will ask for."""
+    """It has no request, or not all of its headers, so that nobody knows what it will ask for."""
     SENDING = auto()
-    """A request whose body is not all there."""
+    """It has a request whose body is not complete."""
     NOT_READING = auto()
-    """An answer that the client does not take, and so the next byte of it waits."""
+    """It has an answer that the client does not take, so that its next byte waits."""
     SERVED = auto()
-    """A whole request to which the worker owes the answer. Never given up for another connection."""
+    """It has a whole request, to which the worker owes the answer. It is never given up for another connection."""
 
 
 class Member(Protocol):
-    """connection.py's, and the tests'."""
+    """A connection: connection.py's, and the tests'."""
 
     @property
     def address(self) -> str | None:
-        """The client's; None where there is none, as on a Unix socket."""
+        """The client's address; None where there is none, as on a Unix socket."""
         ...
 
     def drop(self) -> None:
-        """Close at once. The loss is reported to `leave`, sooner or later."""
+        """Close at once. `leave` is called sooner or later."""
         ...
 
 
@@ -66,7 +66,7 @@ class Crowd(ServerState):
         self._max_per_address = max_per_address
         self._standing: dict[Member, Standing] = {}
         self._by_standing: dict[Standing, dict[Member, None]] = {standing: {} for standing in Standing}
-        """The one that has stood so for the longest time first."""
+        """The members of each standing; the one that has had it for the longest time comes first."""
         self._n_by_address: Counter[str] = Counter()
 
     @property
@@ -74,7 +74,7 @@ class Crowd(ServerState):
         return len(self._standing)
 
     def join(self, member: Member) -> None:
-        """A connection more; the one that is least worth keeping goes, at worst the new one."""
+        """There is one connection more. The one that is least worth keeping is closed, at worst the new one."""
         self._put(member, Standing.SILENT)
         if member.address is not None:
             self._n_by_address[member.address] += 1
@@ -84,7 +84,7 @@ class Crowd(ServerState):
             self._make_room(besides=member)
 
     def leave(self, member: Member) -> None:
-        """Idempotent: one that was dropped has already been taken off."""
+        """A connection is closed. Idempotent, because one that was dropped has already been taken off."""
         if (standing := self._standing.pop(member, None)) is None:
             return
         del self._by_standing[standing][member]
@@ -94,7 +94,7 @@ class Crowd(ServerState):
                 del self._n_by_address[member.address]
 
     def stand(self, member: Member, standing: Standing) -> None:
-        """Its place among those who stand alike stays, unless it stood otherwise before."""
+        """A member's standing may have changed. If it has not, its place among those of that standing stays."""
         if self._standing.get(member, standing) is not standing:
             del self._by_standing[self._standing[member]][member]
             self._put(member, standing)
@@ -118,7 +118,10 @@ class Crowd(ServerState):
         self._by_standing[standing][member] = None
 
     def _drop_silent(self, address: str, *, besides: Member) -> None:
-        """The newcomer stays when all others have requests: nobody knows yet whether it asks for more than health."""
+        """Close a silent connection of the address.
+
+        The newcomer stays when all others have requests, because nobody knows yet whether it asks for more than health.
+        """
         for member in self._by_standing[Standing.SILENT]:
             if member is not besides and member.address == address:
                 self._drop(member)

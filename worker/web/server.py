@@ -1,4 +1,4 @@
-"""The listening socket and uvicorn on it, for as long as a `with` lasts. Signals and exit codes are serve.py's."""
+"""The listening socket and uvicorn on it, each for as long as a `with` lasts. Signals and exit codes are serve.py's."""
 
 import os
 import resource
@@ -82,13 +82,13 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         await serving
 
 
-def allow_open_files(wanted: int = MIN_OPEN_FILES) -> None:
+def allow_open_files(n_files: int = MIN_OPEN_FILES) -> None:
     """Raise the soft limit as far as the hard one allows; a lower one only means fewer connections.
 
     Raises: StartupError for so few that no start could succeed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    goal = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    goal = n_files if hard == resource.RLIM_INFINITY else min(n_files, hard)
     if soft != resource.RLIM_INFINITY and soft < goal:
         resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
     if hard != resource.RLIM_INFINITY and hard < LEAST_OPEN_FILES:

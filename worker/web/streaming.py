@@ -19,7 +19,7 @@ from worker.web.connection import wait_until_taken
 from worker.web.edge import note_refusal
 
 CHUNKS_PER_TURN = 32
-"""A send that does not block does not yield either; after this many the loop serves others."""
+"""A send that does not block does not yield either, so after this many the loop serves others."""
 
 
 class JobStream(ASGIResponse):
