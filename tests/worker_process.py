@@ -115,8 +115,12 @@ class WorkerProcess:
 
     @property
     def engine(self) -> psutil.Process:
-        """The engine process of the moment."""
-        (engine,) = (child for child in self._children() if "engine" in " ".join(child.cmdline()))
+        """The engine process of the moment, real or one of the tests' (toy_engine, gated_engine)."""
+        (engine,) = (
+            child
+            for child in self._children()
+            if any("worker.process.main" in word or "engine" in word for word in child.cmdline())
+        )
         return engine
 
     def terminate(self) -> None:

@@ -245,10 +245,10 @@ class Stage(Observer):
         """All events of a job that has ended."""
         job = self.jobs[key]
         assert job.is_ended
-        told = b""
+        lines = b""
         while chunk := await job.next_chunk():
-            told += chunk
-        return [msgspec.json.decode(line) for line in told.splitlines()]
+            lines += chunk
+        return [msgspec.json.decode(line) for line in lines.splitlines()]
 
 
 def rehearse(play: Callable[[Stage], Awaitable[None]]) -> None:

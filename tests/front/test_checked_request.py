@@ -10,7 +10,7 @@ from worker.protocol.execute import ExecuteRequest, parse_execute
 from worker.wire.messages import Sampling, TokenId
 
 
-def order(**sent: Any) -> CheckedRequest:
+def checked_of(**sent: Any) -> CheckedRequest:
     request = parse_execute(body_of(R0 | sent))
     return checked(request, correlation_id="c", arrived_s=1.0, expires_s=2.0)
 
@@ -42,7 +42,7 @@ def test_every_field_of_sampling_is_the_requests() -> None:
     }
     changed = {"logit_bias": ((TokenId(5), 1.5), (TokenId(0), -inf)), "stop_token_ids": (TokenId(8), TokenId(9))}
     assert set(given) == {field.name for field in fields(Sampling)}
-    assert asdict(order(**given).sampling) == given | changed
+    assert asdict(checked_of(**given).sampling) == given | changed
 
 
 def test_defaults_are_off() -> None:
@@ -52,19 +52,19 @@ def test_defaults_are_off() -> None:
     assert (made.grammar, made.json_schema, made.regex) == (None, None, None)
 
 
-def test_a_missing_seed_is_drawn_anew_for_each_order() -> None:
-    seeds = {order(seed=None).sampling.seed for _ in range(8)}
+def test_a_missing_seed_is_drawn_anew_for_each_request() -> None:
+    seeds = {checked_of(seed=None).sampling.seed for _ in range(8)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
 def test_constraints_go_on_as_the_texts_they_are() -> None:
-    assert order(grammar='root ::= "a"').grammar == 'root ::= "a"'
-    assert order(regex="a+").regex == "a+"
-    text = order(json_schema={"properties": {"z": {}, "a": {"const": "é"}}, "title": "T"}).json_schema
+    assert checked_of(grammar='root ::= "a"').grammar == 'root ::= "a"'
+    assert checked_of(regex="a+").regex == "a+"
+    text = checked_of(json_schema={"properties": {"z": {}, "a": {"const": "é"}}, "title": "T"}).json_schema
     assert text == '{"properties":{"z":{},"a":{"const":"é"}},"title":"T"}'
 
 
 def test_the_schema_that_allows_everything_is_not_a_missing_one() -> None:
-    assert order(json_schema=True).json_schema == "true"
-    assert order(json_schema={}).json_schema == "{}"
+    assert checked_of(json_schema=True).json_schema == "true"
+    assert checked_of(json_schema={}).json_schema == "{}"

@@ -15,12 +15,12 @@ from worker.front.metrics import Metrics
 from worker.front.state import Front
 from worker.wire.messages import SelfTested, StepDone
 
-PRESENCE = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
+STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")
 
 
-def shown(settings: Settings = SETTINGS, **vitals: Any) -> dict[str, Any]:
-    body: dict[str, Any] = msgspec.to_builtins(health_body(settings, FACTS, EngineStatus(**vitals), PRESENCE))
+def shown(settings: Settings = SETTINGS, **engine: Any) -> dict[str, Any]:
+    body: dict[str, Any] = msgspec.to_builtins(health_body(settings, FACTS, EngineStatus(**engine), STATUS))
     return body
 
 

@@ -33,7 +33,7 @@ class TypeRow:
     tensors: int
     bytes: int
     share: float
-    """Of all weights, 0..1."""
+    """Its share of all weights, 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class MemoryUse:
 
     weights_bytes: int
     repacked_bytes: int
-    """Of the weights, laid out anew for this processor's kernels."""
+    """The weights that are laid out anew for this processor's kernels."""
     is_mapped: bool
     """Whether the file is mapped, so that its pages are shared by all workers; else it is read."""
     kv_bytes: int
@@ -50,10 +50,10 @@ class MemoryUse:
     kv_small_windows_bytes: int | None
     """Instead of `kv_bytes` with `--swa-full off`; null where no layer has a sliding window."""
     compute_bytes: int
-    """With the logits that are kept to be read."""
+    """The compute buffers, with the logits that are kept to be read."""
     total_bytes: int
     prefix_cache_bytes: int
-    """Beyond the total, where there is room for twice as much; 0 where nothing can be kept."""
+    """What is taken beyond the total, where there is room for twice as much; 0 where nothing can be kept."""
     prefix_cache_off: str | None
     """Why nothing can be."""
     available_bytes: int

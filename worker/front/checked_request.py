@@ -20,7 +20,7 @@ class CheckedRequest:
     stop: tuple[str, ...]
     grammar: str | None
     json_schema: str | None
-    """As JSON text."""
+    """The schema as JSON text."""
     regex: str | None
     correlation_id: str
     arrived_s: float

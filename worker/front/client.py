@@ -261,12 +261,12 @@ class EngineClient:
     def submit(self, job: Job) -> None:
         """Take responsibility for a job until its terminal event."""
         self._jobs.submit(job)
-        self._watchdog.is_working = self._jobs.are_in_flight
+        self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
 
     def release(self, job: Job) -> None:
         """A job has its terminal event, whoever gave it. Idempotent."""
         self._jobs.release(job)
-        self._watchdog.is_working = self._jobs.are_in_flight
+        self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
 
     @property
     def n_leaving(self) -> int:
@@ -298,7 +298,7 @@ class EngineClient:
                 # The intake thread's answers do not show that the thread that loads and steps is alive.
                 self._watchdog.heartbeat()
                 self._handle(message)
-        self._watchdog.is_working = self._jobs.are_in_flight
+        self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
 
     def _handle(self, message: Progress | Loaded | LoadFailed | SelfTested | StepBegun | StepDone) -> None:
         match message:
@@ -358,7 +358,7 @@ class EngineClient:
         if not self._jobs.close_gate():
             # Prompts that no step is blamed for count too: a worker that only ever dies must not stay in the pool.
             self._deaths.add(self._clock())
-        self._watchdog.is_working = self._jobs.are_in_flight
+        self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
         if self._deaths.are_too_many:
             what = f"the engine died {MAX_DEATHS} times without finishing a job"
             self.on_fatal(EngineCrashed(what, cause, last_words))

@@ -83,7 +83,7 @@ class Job:
         self.dialect = deps.dialect
         self.state = JobState.ARRIVED
         self.outcome: Outcome | None = None
-        """How it ended; None before."""
+        """How it ended; None before its end."""
         self.failure: StreamCode | None = None
         self.failure_message = ""
         self.refusal: WorkerError | None = None
@@ -91,7 +91,7 @@ class Job:
         self.tokens_out = 0
         self.tokens_sampled = 0
         self.queue_time_ms: int | None = None
-        """From arrival to the first slot; None without one."""
+        """The time from its arrival to its first slot; None before that."""
         self.cached_tokens = 0
         """How many of the prompt's tokens were found computed when it got its slot."""
         self.n_deaths = 0
@@ -139,7 +139,7 @@ class Job:
 
     @property
     def time_to_first_token_ms(self) -> int | None:
-        """From arrival; None before it."""
+        """The time from its arrival to its first token; None before that."""
         if self._first_sampled_s is None:
             return None
         return round((self._first_sampled_s - self.request.arrived_s) * 1000)

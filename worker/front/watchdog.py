@@ -40,16 +40,11 @@ class Watchdog:
         self._is_loading = True
         self._is_working = False
 
-    @property
-    def is_working(self) -> bool:
-        """Whether the engine owes a sign of life; silence counts from the moment it does."""
-        return self._is_working
-
-    @is_working.setter
-    def is_working(self, working: bool) -> None:
-        if working and not self._is_working:
+    def expect_work(self, *, is_expected: bool) -> None:
+        """Whether the engine owes a sign of life from now on. Its silence counts from the moment it begins to."""
+        if is_expected and not self._is_working:
             self._end_silence()
-        self._is_working = working
+        self._is_working = is_expected
 
     @property
     def limit_s(self) -> float:

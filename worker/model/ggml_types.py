@@ -57,7 +57,7 @@ TENSOR_TYPES = {
     41: TensorType("Q1_0", 128, 18),
     42: TensorType("Q2_0", 64, 18),
 }
-"""By ggml_type number (ggml.h); the numbers left out were withdrawn by llama.cpp, which refuses them too."""
+"""The types by their number in ggml_type (ggml.h). Numbers that are left out were withdrawn; llama.cpp refuses them."""
 
 TYPES_BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
 

@@ -199,7 +199,7 @@ def shutdown_body(timeout_s: float) -> ShutdownBody:
 
 
 class LegacyReadyCallback(_Body, frozen=True, kw_only=True):
-    """What receivers of October 2025 compare byte for byte."""
+    """The callback that receivers of October 2025 compare byte for byte."""
 
     worker_id: str
     vram_bytes: int

@@ -79,7 +79,7 @@ _SERVER_SENT_EVENT: Json = {
     },
     "required": ["data"],
 }
-"""As OpenAPI 3.2 describes the items of a stream of them; before it, `schema` stands for one item too."""
+"""This is how OpenAPI 3.2 describes the items of a stream of them; before it, `schema` stands for one item too."""
 
 _NAMED: dict[Any, str] = {Event: "Event", ServerSentEvent: "ServerSentEvent", ExecuteRequest: "ExecuteRequest"}
 """Types whose schema is more than what msgspec makes."""

@@ -17,7 +17,7 @@ from worker.protocol.execute import ExecuteRequest, narrow
 
 MAX_STOPS = 4
 MAX_STOP_BYTES = 100
-"""In UTF-8; the message says characters, as it always did."""
+"""Bytes of UTF-8; the message says characters, as it always did."""
 MAX_LOGPROBS = 20
 MAX_DRY_ALLOWED_LENGTH = 2048
 MAX_BIASES = 1024

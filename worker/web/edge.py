@@ -156,7 +156,7 @@ class Refusal:
     status: int
     code: str
     reason: str
-    """Never a value of the request."""
+    """Words of our own, never a value of the request."""
 
 
 _NOT_HTTP = Refusal(400, "INVALID_REQUEST", "what was sent is not HTTP")
