@@ -21,7 +21,7 @@ from worker.engine.backend import LoadedModel
 from worker.engine.loop import Engine
 from worker.engine.rules import Rules
 from worker.engine.sequence import Sequence, State
-from worker.front.engine_setup import configure
+from worker.front.client import configure
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.wire.frames import encode_frame

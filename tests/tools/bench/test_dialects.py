@@ -11,7 +11,7 @@ from tests.tools.bench.stand_in import DIALECTS
 from tools.bench.answers import Ask
 from tools.bench.dialects import Dialect, LlamaServer, Ours, answer_of, sse
 from tools.bench.exchange import Exchange
-from worker.protocol.request import ExecuteRequest, parse_execute
+from worker.protocol.execute import ExecuteRequest, parse_execute
 from worker.protocol.rules import violations
 
 GREEDY = Ask(prompt="one two", n_tokens=7)
