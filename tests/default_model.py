@@ -1,6 +1,5 @@
 """Where `make model` puts the default model."""
 
-import os
 from pathlib import Path
 
 from worker.cli import parse
@@ -8,7 +7,7 @@ from worker.model.catalog import load_catalog
 
 
 def default_path() -> Path:
-    models_dir = parse(["--model", "any"], os.environ).models_dir
+    models_dir = parse(["--model", "any"]).models_dir
     return models_dir / load_catalog(None).default.file
 
 

@@ -3,7 +3,6 @@
 PART is a key of FAILURES. It fails once the model is loaded; the others work.
 """
 
-import os
 import sys
 from collections.abc import Callable
 
@@ -44,7 +43,7 @@ def main() -> None:
 
     Front.open = open_and_fail  # type: ignore[method-assign] # the moment at which all parts are at work
     command = (sys.executable, "-m", "tests.toy_engine")
-    raise SystemExit(serve.run(parse(arguments, os.environ), engine_command=command))
+    raise SystemExit(serve.run(parse(arguments), engine_command=command))
 
 
 if __name__ == "__main__":

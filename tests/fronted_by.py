@@ -3,7 +3,6 @@
 MODULE is run as `python -m MODULE FD GENERATION` in the engine's place.
 """
 
-import os
 import sys
 
 from worker.cli import parse
@@ -12,7 +11,7 @@ from worker.serve import run
 
 def main() -> None:
     module, *arguments = sys.argv[1:]
-    raise SystemExit(run(parse(arguments, os.environ), engine_command=(sys.executable, "-m", module)))
+    raise SystemExit(run(parse(arguments), engine_command=(sys.executable, "-m", module)))
 
 
 if __name__ == "__main__":

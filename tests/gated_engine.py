@@ -6,7 +6,6 @@
 GATE is a named pipe; whoever opens it for writing opens the gate. Its path is in both command lines.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +40,7 @@ def main() -> None:
         engine_process.main(_load_behind(Path(gate)))
     else:
         engine_command = [sys.executable, "-P", __file__, "engine", gate]
-        raise SystemExit(run(parse(sys.argv[3:], os.environ), engine_command=engine_command))
+        raise SystemExit(run(parse(sys.argv[3:]), engine_command=engine_command))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import rich_click as click
 
+from tests.config.given import parse
 from tests.gguf_files import tiny_model
 from worker import __version__
 from worker.argv import means_serve
-from worker.cli import parse, read_settings, run, setting_options
+from worker.cli import run, setting_options
 from worker.config.legacy import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNORED_VALUES
 from worker.config.settings import flag_name, options
 
@@ -58,11 +59,11 @@ def python(*argv: str, environ: Mapping[str, str] | None = None) -> subprocess.C
 @pytest.mark.process
 def test_serve_help_explains_every_setting_and_hides_the_legacy_spellings() -> None:
     shown = llorch_worker("serve", "--help").stdout
-    for name, _, _ in options():
-        assert f" {flag_name(name)} " in shown
+    for option in options():
+        assert f" {option.opts[0]} " in shown
     for name in (*DEVICE_NUMBERS, *IGNORED_VALUES, *IGNORED_SWITCHES, "backend"):
         assert f" {flag_name(name)} " not in shown
-    for part in ("--config", "LLORCH_API_TOKEN", "LLORCH_CONFIG", "Exit codes", "0..65535", "default 8080", "curl -N"):
+    for part in ("--config", "LLORCH_API_TOKEN", "LLORCH_CONFIG", "Exit codes", "0<=x<=65535", "default: 8080", "curl"):
         assert part in shown
 
 
@@ -171,13 +172,13 @@ def test_a_default_model_stands_in_only_where_none_is_given() -> None:
     def of_catalog(catalog: Path | None) -> str:
         return f"default of {catalog}"
 
-    assert read_settings({"catalog": "c.toml"}, {}, of_catalog).model == "default of c.toml"
-    assert read_settings({}, {"LLORCH_MODEL": "mine"}, of_catalog).model == "mine"
+    assert parse(["--catalog", "c.toml"], {}, of_catalog).model == "default of c.toml"
+    assert parse([], {"LLORCH_MODEL": "mine"}, of_catalog).model == "mine"
 
 
 def test_options_can_be_had_by_group() -> None:
-    names = {option.name for option in setting_options("Model", "Jobs")}
-    assert names == {name for name, _, option in options() if option.group in {"Model", "Jobs"}} | {"config"}
+    names = {option.name for option in setting_options("Model", "Jobs") if not option.hidden}
+    assert names == {option.name for option in options() if option.panel in {"Model", "Jobs"}} | {"config"}
 
 
 # ── mistakes ─────────────────────────────────────────────────────────────────────────────────────
@@ -209,9 +210,9 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     ([*MODEL, "serve"], {}, "serve"),
     (["--model"], {}, "--model"),
     (["--model", "--port", "0"], {}, "--port"),
-    ([*MODEL, "--port", "65536"], {}, "0..65535"),
+    ([*MODEL, "--port", "65536"], {}, "0<=x<=65535"),
     ([*MODEL, "--port", "http"], {}, "--port"),
-    ([*MODEL, "--flash-attn", "maybe"], {}, "auto, on, off"),
+    ([*MODEL, "--flash-attn", "maybe"], {}, "'auto', 'on', 'off'"),
     ([*MODEL, "--sse-event-names=yes"], {}, "--sse-event-names"),
     ([*MODEL, "--worker-id", "a\nb"], {}, "--worker-id"),
     ([*MODEL, "--gpu-device", "-1"], {}, "0..999"),

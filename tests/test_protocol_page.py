@@ -53,7 +53,7 @@ def test_the_page_names_every(kind: str, names: list[str]) -> None:
 
 
 def test_every_flag_on_the_page_is_one_that_there_is() -> None:
-    flags = {"--" + name.replace("_", "-") for name, _, _ in options()} | {"--config"}
+    flags = {option.opts[0] for option in options()} | {"--config"}
     legacy = {"--gpu-device", "--cuda-device", "--metal-device", "--gpu", "--backend", "--hive-url", "--queen-url"}
     legacy |= {"--local-mode", "--kv-cache-size-mb", "--help"}
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) - flags - legacy == set()

@@ -9,20 +9,21 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click.core import ParameterSource
 from click.exceptions import Exit, NoArgsIsHelpError, NoSuchOption
 
 from worker import __version__
 from worker.argv import HELP_FLAGS, is_model_file, means_serve
 from worker.config import legacy as legacy_flags
-from worker.config.option import Group, Option, shown
-from worker.config.precedence import settle, unread
-from worker.config.settings import Settings, environment, flag_name, options
-from worker.config.spellings import flag_hint
+from worker.config.config_file import config_option
+from worker.config.option import Panel, SettingOption, shown
+from worker.config.settings import Settings, check, environment, flag_name, options
+from worker.config.spellings import flag_hint, unread
 from worker.errors import UsageError, WorkerError
 
 PROGRAM = "llorch-worker"
@@ -109,17 +110,6 @@ class CommandLine(click.RichGroup):
         return list(self.commands)
 
 
-class _Text(click.ParamType[str]):
-    """An argument as it was typed, unless it is the next flag: `--model --port 0` has forgotten a value."""
-
-    name = "text"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if ctx is not None and any(value in other.opts for other in ctx.command.params):
-            self.fail(f"a value is missing before {value}", param, ctx)
-        return value
-
-
 def run(argv: Sequence[str]) -> int:
     """The command's exit code; what went wrong is then one line on stderr."""
     try:
@@ -135,40 +125,37 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+def parse(argv: Sequence[str], default_model: Callable[[Path | None], str] | None = None) -> Settings:
     """The settings of `serve` from its arguments, the environment and the config file these name.
 
     Raises: UsageError, or click's for an argument list that cannot be split into flags.
     """
-    return read_settings(_serve_command().make_context(PROGRAM, list(argv)).params, environ)
+    return read_settings(_serve_command().make_context(PROGRAM, list(argv)), default_model)
 
 
-def read_settings(
-    params: Mapping[str, Any],
-    environ: Mapping[str, str],
-    default_model: Callable[[Path | None], str] | None = None,
-) -> Settings:
-    """Parsed options to settings, legacy spellings included.
+def read_settings(ctx: click.Context, default_model: Callable[[Path | None], str] | None = None) -> Settings:
+    """The settings of a command that has `setting_options`; legacy spellings count as flags.
 
     `default_model` names the model where the user did not, given `--catalog`. Raises: UsageError, also without either.
     """
-    given = {name: value for name, value in params.items() if value is not None}
-    if MODEL_FILE in given:
-        given["model"] = _bare_model(given)
+    source = ctx.get_parameter_source
+    given = {name: value for name, value in ctx.params.items() if source(name) is not ParameterSource.DEFAULT}
+    flags = {name: value for name, value in given.items() if source(name) is ParameterSource.COMMANDLINE}
     device = legacy_flags.device_asked_for(
-        given.get("device"),
-        given.get("backend"),
-        {name: given[name] for name in legacy_flags.DEVICE_NUMBERS if name in given},
+        flags.get("device"),
+        flags.get("backend"),
+        {name: flags[name] for name in legacy_flags.DEVICE_NUMBERS if name in flags},
     )
-    flags = {name: given[name] for name, _, _ in options() if name in given}
     if device is not None:
-        flags["device"] = device
-    settings = settle(flags, given.get("config"), environ)
-    if settings.model is not None:
-        return settings
-    if default_model is None:
+        given["device"] = device
+    if MODEL_FILE in flags:
+        given["model"] = _bare_model(flags)
+    if "model" not in given and default_model is not None:
+        given["model"] = default_model(given.get("catalog"))
+    if "model" not in given:
         raise UsageError(f"no model: give --model REF, LLORCH_MODEL or a config file; see {PROGRAM} --help")
-    return replace(settings, model=default_model(settings.catalog))
+    names = {field.name for field in fields(Settings)}
+    return check(Settings(**{name: given[name] for name in given if name in names}), given)
 
 
 def _bare_model(given: Mapping[str, Any]) -> str:
@@ -181,45 +168,21 @@ def _bare_model(given: Mapping[str, Any]) -> str:
     return bare
 
 
-def setting_options(*groups: Group, also: Collection[str] = ()) -> list[click.Option]:
-    """An option for each setting of the groups and for those named, or for all without groups; and `--config`."""
-    config = click.RichOption(
-        ["--config"],
-        type=_Text(),
-        metavar="FILE",
-        panel="Operation",
-        help="Read settings from this TOML file.",
-    )
-    wanted = [one for one in options() if not groups or one[2].group in groups or one[0] in also]
-    return [*(_option(name, kind, option) for name, kind, option in wanted), config]
+def setting_options(*panels: Panel, also: Collection[str] = ()) -> list[click.Option]:
+    """An option for every setting, and `--config`. With panels only theirs and those named have a flag."""
+    wanted = options()
+    for option in wanted:
+        option.has_flag = not panels or option.panel in panels or option.name in also
+        option.hidden = not option.has_flag
+    return [*wanted, config_option()]
 
 
 def _legacy_options() -> list[click.Option]:
     values = (*legacy_flags.DEVICE_NUMBERS, "backend", *legacy_flags.IGNORED_VALUES)
     return [
-        *(click.RichOption([flag_name(name)], type=_Text(), hidden=True) for name in values),
-        *(
-            click.RichOption([flag_name(name)], is_flag=True, default=None, hidden=True)
-            for name in legacy_flags.IGNORED_SWITCHES
-        ),
+        *(SettingOption([flag_name(name)], hidden=True) for name in values),
+        *(SettingOption([flag_name(name)], is_flag=True, hidden=True) for name in legacy_flags.IGNORED_SWITCHES),
     ]
-
-
-def _option(name: str, kind: type, option: Option) -> click.Option:
-    if kind is bool:
-        return click.RichOption([flag_name(name)], is_flag=True, default=None, panel=option.group, help=option.help)
-    default = getattr(Settings(), name)
-    words = [option.shown_default or (f"{default:g}" if kind is float else str(default))]
-    metavar = option.metavar or ("N" if kind is int else "|".join(option.choices or ()))
-    if option.allowed and (not option.choices or option.metavar):
-        words.insert(0, option.allowed)
-    return click.RichOption(
-        [flag_name(name)],
-        type=_Text(),
-        metavar=metavar,
-        panel=option.group,
-        help=f"{option.help} [{'; default '.join(words)}]" if len(words) > 1 else f"{option.help} [default {words[0]}]",
-    )
 
 
 def _command_line() -> click.RichGroup:
@@ -244,8 +207,9 @@ def _serve_command() -> click.RichCommand:
     )
 
 
-def _serve(**params: Any) -> None:
-    settings = read_settings(params, environment())
+@click.pass_context
+def _serve(ctx: click.Context, /, **params: Any) -> None:
+    settings = read_settings(ctx)
     from worker.serve import run as serve  # noqa: PLC0415 - heavy; help and usage errors come before it
 
     raise SystemExit(serve(settings, ignored_flags=legacy_flags.ignored(params), unread=unread(environment())))

@@ -7,35 +7,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rich_click as click
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.cli import parse
-from worker.config.option import Option
-from worker.config.settings import Settings, env_name, flag_name, options
+from tests.config.given import parse
+from worker.config.option import SettingOption, Text, Url
+from worker.config.settings import Settings, flag_name, options
 from worker.errors import UsageError
 
 MODEL = ["--model", "m.gguf"]
 
 
-def values_of(kind: type, option: Option) -> st.SearchStrategy[Any]:
+def values_of(option: SettingOption) -> st.SearchStrategy[Any]:
     """Values the setting may have."""
-    if option.choices:
-        return st.sampled_from(option.choices)
-    if option.metavar == "URL":
-        return st.sampled_from(["http://pool:1/ready", "https://10.0.0.1/x", "http://[::1]:8/"])
-    if option.pattern:
-        return st.from_regex(re.compile(option.pattern, re.ASCII), fullmatch=True)
-    if kind is bool:
+    match option.type:
+        case click.Choice(choices=choices):
+            return st.sampled_from(choices)
+        case Url():
+            return st.sampled_from(["http://pool:1/ready", "https://10.0.0.1/x", "http://[::1]:8/"])
+        case Text(forms=forms, pattern=pattern) if forms:
+            return st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True)
+        case click.FloatRange(min=low, max=high):
+            return st.floats(low, high).map(lambda number: float(f"{number:.6f}")).filter(lambda n: n >= 0.1)
+        case click.IntRange(min=low, max=high):
+            return st.integers(low, high)
+    if option.is_flag:
         return st.just(True)
-    if kind in (int, float):
-        assert option.low is not None
-        assert option.high is not None
-        if kind is int:
-            return st.integers(int(option.low), int(option.high))
-        return st.floats(option.low, option.high).map(lambda number: float(f"{number:.6f}")).filter(lambda n: n >= 0.1)
     plain = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="~"), min_size=1)
-    return plain.map(Path) if kind is Path else plain
+    return plain.map(Path) if isinstance(option.type, click.Path) else plain
 
 
 NEEDED = {"tensor_split": ["--split-mode=layer"], "ubatch_size": ["--batch-size=1048576"]}
@@ -46,16 +46,20 @@ def as_toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
+def flag_of(option: SettingOption) -> str:
+    return option.opts[0]
+
+
 def on_the_flags(name: str, value: Any) -> list[str]:
     return [flag_name(name)] if value is True else [f"{flag_name(name)}={value}"]
 
 
-@pytest.mark.parametrize(("name", "kind", "option"), options())
+@pytest.mark.parametrize("option", options(), ids=flag_of)
 def test_the_highest_source_that_speaks_decides(
-    name: str, kind: type, option: Option, tmp_path_factory: pytest.TempPathFactory
+    option: SettingOption, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     config = tmp_path_factory.mktemp("config") / "llorch.toml"
-    sources = st.none() | values_of(kind, option)
+    sources, name = st.none() | values_of(option), option.name
 
     @settings(derandomize=True, deadline=None, max_examples=20)
     @given(sources, sources, sources)
@@ -63,7 +67,7 @@ def test_the_highest_source_that_speaks_decides(
         config.write_text("" if key is None else f"{name.replace('_', '-')} = {as_toml(key)}\n", encoding="utf-8")
         environ = {"LLORCH_CONFIG": str(config)}
         if variable is not None:
-            environ[env_name(name, option)] = str(variable)
+            environ[str(option.envvar)] = str(variable)
         argv = [*NEEDED.get(name, ()), *([] if flag is None else on_the_flags(name, flag))]
         found = getattr(
             parse([*([] if name == "model" and (flag or variable or key) else MODEL), *argv], environ), name
@@ -118,7 +122,7 @@ def test_a_switch_in_the_environment_has_four_words_each_way(word: str, expected
     assert parse(MODEL, {"LLORCH_SSE_EVENT_NAMES": word}).sse_event_names is expected
 
 
-@pytest.mark.parametrize("name", [env_name(name, option) for name, _, option in options() if name != "api_key"])
+@pytest.mark.parametrize("name", [option.envvar for option in options() if option.name != "api_key"])
 def test_an_empty_variable_counts_as_not_given(name: str) -> None:
     empty, unset = parse([*MODEL, "--worker-id=w"], {name: ""}), parse([*MODEL, "--worker-id=w"], {})
     assert empty == unset
@@ -190,25 +194,25 @@ def test_a_home_directory_is_understood_where_no_shell_has_seen_it(
         (b"gpu = 0", "gpu: there is no such setting"),
         (b"[serve]\nport = 1", "serve: there is no such setting"),
         (b"max-queue = 1\nmax_queue = 1", "given twice"),
-        (b"port = '1'", "port: expected a whole number, not a TOML str"),
-        (b"port = 1.0", "expected a whole number"),
-        (b"port = true", "expected a whole number"),
-        (b"port = 65536", r"port: 65536 is out of range; allowed is 0\.\.65535"),
-        (b"port = [1]", "expected a whole number"),
-        (b"shutdown-timeout-sec = nan", "out of range"),
-        (b"shutdown-timeout-sec = inf", "out of range"),
-        (b"shutdown-timeout-sec = 1" + b"0" * 400, "is not a number"),
-        (b"shutdown-timeout-sec = '1'", "expected a number"),
-        (b"sse-event-names = 1", "sse-event-names: expected"),
+        (b"port = '1'", "port: expected a TOML int, not str"),
+        (b"port = 1.0", "not float"),
+        (b"port = true", "not bool"),
+        (b"port = 65536", "port: 65536 is not in the range 0<=x<=65535"),
+        (b"port = [1]", "not list"),
+        (b"shutdown-timeout-sec = nan", "is not a number"),
+        (b"shutdown-timeout-sec = inf", "not in the range 0<=x<=86400"),
+        (b"shutdown-timeout-sec = 1" + b"0" * 400, "not in the range"),
+        (b"shutdown-timeout-sec = '1'", "expected a TOML float or int, not str"),
+        (b"sse-event-names = 1", "sse-event-names: expected a TOML bool"),
         (b"sse-event-names = 'on'", "expected"),
-        (b"host = 1", "host: expected text"),
-        (b"host = ''", "host: the value is empty"),
-        (b"models-dir = 1", "models-dir: expected a path"),
-        (b"models-dir = ''", "models-dir: '' is not a path"),
+        (b"host = 1", "host: expected a TOML str"),
+        (b"host = ''", "host: '' is not valid; .* not empty"),
+        (b"models-dir = 1", "models-dir: expected a TOML str"),
+        (b"models-dir = ''", "models-dir: '' is not valid"),
         (b"models-dir = '~nobody-of-that-name/x'", "is not a path"),
-        (b"model = 1979-05-27", "model: expected text"),
-        (b"api-key = 12345", "api-key: expected text, not a TOML int"),
-        (b"flash-attn = 'maybe'", "flash-attn: 'maybe' is not one of auto, on, off"),
+        (b"model = 1979-05-27", "model: expected a TOML str"),
+        (b"api-key = 12345", "api-key: expected a TOML str, not int"),
+        (b"flash-attn = 'maybe'", "flash-attn: 'maybe' is not one of 'auto', 'on', 'off'"),
         (b"port = ", "is not TOML"),
         (b"port = 1\nport = 2", "is not TOML"),
         (b"\xff\xfe", "is not TOML"),
@@ -235,21 +239,19 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "environ", "wording"),
     [
-        (["--port", "abc"], {}, "--port: 'abc' is not a whole number"),
-        (["--port", "1_000"], {}, "--port: '1_000' is not a whole number"),
-        (["--port", ""], {}, "--port: '' is not a whole number"),
-        (["--port", "-1"], {}, r"--port: -1 is out of range; allowed is 0\.\.65535"),
+        (["--port", "abc"], {}, "--port: 'abc' is not a valid integer"),
+        (["--port", ""], {}, "--port: '' is not a valid integer"),
+        (["--port", "-1"], {}, "--port: -1 is not in the range 0<=x<=65535"),
         (["--port", "1" * 5000], {}, "--port"),
-        (["--parallel", "257"], {}, r"0\.\.256"),
-        (["--inference-timeout-sec", "0"], {}, r"0\.001\.\.604800"),
+        (["--parallel", "257"], {}, "0<=x<=256"),
+        (["--inference-timeout-sec", "0"], {}, "0.001<=x<=604800"),
         (["--inference-timeout-sec", "nan"], {}, "is not a number"),
-        (["--inference-timeout-sec", "1e999"], {}, "out of range"),
-        (["--cache-type-k", "q2"], {}, "f32, f16, bf16"),
-        (["--host", ""], {}, "--host: the value is empty"),
-        ([], {"LLORCH_PORT": "x"}, "LLORCH_PORT: 'x' is not a whole number"),
-        ([], {"LLORCH_PORT": "8080 "}, "LLORCH_PORT"),
+        (["--inference-timeout-sec", "1e999"], {}, "not in the range"),
+        (["--cache-type-k", "q2"], {}, "'f32', 'f16', 'bf16'"),
+        (["--host", ""], {}, "--host: '' is not valid; .* not empty"),
+        ([], {"LLORCH_PORT": "x"}, "LLORCH_PORT: 'x' is not a valid integer"),
         ([], {"LLORCH_DEVICE": "tpu"}, "LLORCH_DEVICE: 'tpu'"),
-        ([], {"LLORCH_SSE_EVENT_NAMES": "maybe"}, "LLORCH_SSE_EVENT_NAMES: 'maybe' is not 1, true"),
+        ([], {"LLORCH_SSE_EVENT_NAMES": "maybe"}, "LLORCH_SSE_EVENT_NAMES: 'maybe' is not a valid boolean"),
         ([], {"LLORCH_CONFIG": "/nowhere/x.toml"}, "/nowhere/x.toml: the config file cannot be read"),
         (["--cache-type-v", "q8_0"], {"LLORCH_FLASH_ATTN": "off"}, "needs flash attention"),
         (["--gpu", "-1"], {}, "--gpu: '-1' is not a device number"),

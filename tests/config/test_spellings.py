@@ -7,28 +7,27 @@ import rich_click as click
 
 from worker.cli import setting_options
 from worker.commands.generate import generate
-from worker.config.precedence import unread
-from worker.config.settings import env_name, flag_name, options
-from worker.config.spellings import LLAMA_SERVER, OF_A_REQUEST, flag_hint
+from worker.config.settings import flag_name, options
+from worker.config.spellings import LLAMA_SERVER, OF_A_REQUEST, flag_hint, unread
 
 
 def flags_of(params: Collection[click.Parameter]) -> set[str]:
-    return {name for param in params if isinstance(param, click.Option) for name in param.opts}
+    return {name for param in params if isinstance(param, click.Option) and not param.hidden for name in param.opts}
 
 
 SERVE, GENERATE = flags_of(setting_options()), flags_of(generate.params)
 
 
-@pytest.mark.parametrize("spelling", LLAMA_SERVER)
+@pytest.mark.parametrize("spelling", sorted({spelling for theirs in LLAMA_SERVER.values() for spelling in theirs}))
 def test_every_spelling_of_llama_servers_leads_to_a_flag_of_ours(spelling: str) -> None:
-    targets = {target.split(maxsplit=1)[0] for target in LLAMA_SERVER[spelling]}
+    targets = {target.split(maxsplit=1)[0] for target, theirs in LLAMA_SERVER.items() if spelling in theirs}
     assert targets <= SERVE | GENERATE
     assert targets & SERVE or targets <= OF_A_REQUEST
     for ours in (SERVE, GENERATE):
         assert flag_hint(spelling, ours) or not targets & ours
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in options()])
+@pytest.mark.parametrize("name", [option.name for option in options()])
 def test_underscores_are_taken_for_dashes(name: str) -> None:
     flag = flag_name(name)
     assert flag_hint(f"--{name}", SERVE - {f"--{name}"}) == f"did you mean {flag}?" or "_" not in name
@@ -58,12 +57,12 @@ def test_a_hint_of_generate_names_its_own_flags() -> None:
     assert flag_hint("-n", GENERATE) == "did you mean --max-tokens?"
 
 
-@pytest.mark.parametrize(("name", "option"), [(name, option) for name, _, option in options()])
-def test_a_variable_that_is_a_setting_is_read(name: str, option: object) -> None:
+@pytest.mark.parametrize("name", [option.name for option in options()])
+def test_a_variable_that_is_a_setting_is_read(name: str) -> None:
     assert unread({f"LLORCH_{name.upper()}": "x", "LLORCH_API_TOKEN": "x", "LLORCH_CONFIG": "x"}) == []
 
 
-@pytest.mark.parametrize("name", [env_name(name, option) for name, _, option in options()])
+@pytest.mark.parametrize("name", [option.envvar for option in options()])
 def test_a_variable_with_a_letter_too_many_is_told_with_the_likely_name(name: str) -> None:
     ((told, said),) = unread({f"{name}S": "secret", "PATH": "/bin"})
     assert (told, said) == (f"{name}S", f"no setting has this name; did you mean {name}?")

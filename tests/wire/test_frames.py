@@ -75,8 +75,7 @@ def test_an_impossible_length_is_refused_before_any_of_its_body_is_there() -> No
 
 
 def test_the_longest_prompt_a_request_may_have_fits_a_frame() -> None:
-    (most,) = [option.high for name, _, option in options() if name == "max_prompt_chars"]
-    assert most is not None
+    (most,) = [option.type.max for option in options() if option.name == "max_prompt_chars"]  # type: ignore[attr-defined]  # IntRange
     submit = Submit(job=JobKey(1), prompt="\U0001f600" * int(most), max_tokens=1, sampling=Sampling(seed=0))
     ((_, body),) = FrameBuffer().feed(encode_frame(1, submit))
     assert inbound_decoder.decode(body) == submit

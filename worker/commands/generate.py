@@ -16,8 +16,8 @@ from rich.console import Console
 
 from worker.cli import read_settings, setting_options
 from worker.config.no_effect import tell
-from worker.config.precedence import unread
 from worker.config.settings import Settings, environment
+from worker.config.spellings import unread
 from worker.errors import StartupError, UsageError, WorkerError
 from worker.front.checked_request import checked
 from worker.front.client import EngineClient, Observer, configure
@@ -64,21 +64,17 @@ def _sampling_options(command: Any) -> Any:
 @click.command("generate")
 @click.argument("prompt")
 @_sampling_options
-def generate(prompt: str, **options: Any) -> None:
+@click.pass_context
+def generate(ctx: click.Context, /, prompt: str, **options: Any) -> None:
     """Answer PROMPT in the terminal.
 
     The text goes to stdout as it is made. PROMPT is raw model input: no chat template is applied. As - it is read from
     stdin, with its line ends.
     Without --model the catalogue's default is used, and fetched the first time.
     """
-    names = ExecuteRequest.__struct_fields__
-    settings = read_settings(
-        {name: value for name, value in options.items() if name not in names},
-        environment(),
-        default_model=lambda catalog: load_catalog(catalog).default.name,
-    )
-    sampling = {name: value for name, value in options.items() if name in names}
-    request = _request(_read_stdin(settings) if prompt == _STDIN else prompt, sampling)
+    settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
+    asked = {name: options[name] for name in ExecuteRequest.__struct_fields__ if name in options}
+    request = _request(_read_stdin(settings) if prompt == _STDIN else prompt, asked)
     broken = violations(request, settings.max_tokens_out, vocab_size=None, max_prompt_chars=settings.max_prompt_chars)
     if broken:
         raise UsageError(str(FieldsRefused(broken)))

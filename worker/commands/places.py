@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import rich_click as click
 
+from worker.config.option import HomePath
 from worker.config.settings import Settings
 from worker.errors import ModelNotFound
 from worker.model.catalog import load_catalog, locate
@@ -20,8 +21,7 @@ def where(command: _Command) -> _Command:
     """Give a command `--models-dir` and `--catalog`."""
     models_dir = click.option(
         "--models-dir",
-        type=click.Path(path_type=Path, file_okay=False),
-        callback=_at_home,
+        type=HomePath(path_type=Path, file_okay=False),
         default=lambda: Settings().models_dir,
         envvar="LLORCH_MODELS_DIR",
         show_default="user cache directory",
@@ -30,22 +30,13 @@ def where(command: _Command) -> _Command:
     )
     catalog = click.option(
         "--catalog",
-        type=click.Path(path_type=Path),
-        callback=_at_home,
+        type=HomePath(path_type=Path),
         envvar="LLORCH_CATALOG",
         show_default="built in",
         metavar="FILE",
         help="Another models.toml.",
     )
     return models_dir(catalog(command))
-
-
-def _at_home(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
-    """Replace `~`: a shell does so, but sees neither the environment variable nor `--models-dir=~/x`."""
-    try:
-        return path.expanduser() if path is not None else None
-    except RuntimeError as error:  # `~nobody/`
-        raise click.BadParameter(str(error)) from error
 
 
 def present(reference: str | None, models_dir: Path, catalog_file: Path | None) -> Path:

@@ -1,104 +1,144 @@
-"""One setting: how it is spelled and explained, and which values it may have.
+"""A setting as an option of click's, and the kinds of values that click has no type for.
 
-Owns: the rules for a single value and their wording. Refuses to know: which settings there are (settings.py) and how a
-value was given (precedence.py). Pure.
+Owns: how a value is read from text, and how a mistake in it is worded. Refuses to know: which settings there are
+(settings.py). Click itself chooses the source: flag > environment > config file > default.
 """
 
+import os
 import re
-import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import rich_click as click
+from click.core import ParameterSource
+
 from worker.errors import UsageError
 
-Group = Literal["Model", "Device and memory", "Jobs", "Network", "Operation"]
+Panel = Literal["Model", "Device and memory", "Jobs", "Network", "Operation"]
+
+_UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
+"""Control characters, and the bytes of an argument that is not UTF-8."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """How a setting is spelled and checked. `env` is None where the rule LLORCH_NAME holds."""
+class Text(click.ParamType[str]):
+    """Text that a pattern allows; `forms` says in words what that is."""
 
-    help: str
-    group: Group
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] | None = None
-    pattern: str | None = None
-    forms: str | None = None
-    """What the pattern allows, in words."""
-    env: str | None = None
-    metavar: str | None = None
-    shown_default: str | None = None
+    name = "text"
 
-    @property
-    def allowed(self) -> str:
-        """The range, the choices or the forms, for help and for errors; empty where anything goes."""
-        if self.forms:
-            return self.forms
-        if self.choices:
-            return ", ".join(self.choices)
-        if self.low is None or self.high is None:
-            return ""
-        return f"{self.low:.15g}..{self.high:.15g}"
+    def __init__(self, pattern: str = f"[^{_UNPRINTABLE}]+", forms: str = "") -> None:
+        self.pattern = pattern
+        self.forms = forms
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(self.pattern, value):
+            allowed = self.forms or "text in UTF-8 that is not empty and has no control characters"
+            self.fail(f"{value!r} is not valid; allowed is {allowed}", param, ctx)
+        return value
 
 
-def setting(default: Any, help: str, group: Group, *, factory: Callable[[], Any] | None = None, **rest: Any) -> Any:
-    """A dataclass field that is a setting; `rest` are the option's own fields. Any: a field has its setting's type."""
-    metadata = {"option": Option(help, group, **rest)}
+class Url(Text):
+    """A URL that can be called: urlsplit finds no host, a port past 65535, a broken IPv6 address."""
+
+    name = "url"
+
+    def __init__(self) -> None:
+        super().__init__(rf"https?://[^\s{_UNPRINTABLE}]+", "http://… or https://…")
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        url = super().convert(value, param, ctx)
+        try:
+            parts = urlsplit(url)
+            if not parts.hostname or parts.port == 0:
+                raise ValueError("it needs a host, and a port above 0 if one is named")
+        except ValueError as error:
+            self.fail(f"{url!r} is not a URL that can be called: {error}", param, ctx)
+        return url
+
+
+class Token(Text):
+    """A secret that a header can carry. No message shows it."""
+
+    name = "token"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.strip():
+            self.fail("the API token is empty: give it a value, or leave it out to serve without one", param, ctx)
+        if not value.isascii() or not value.isprintable() or value != value.strip():
+            reason = "use printable ASCII without a space or line break at either end"
+            self.fail(f"the API token is not a header value: {reason}", param, ctx)
+        return value
+
+
+class HomePath(click.Path):
+    """A path whose `~` is understood: no shell sees the one in a variable, in a file or in `--models-dir=~/x`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = Text().convert(os.fspath(value), param, ctx)
+        try:
+            path = Path(text).expanduser()
+        except RuntimeError as error:  # `~nobody/`
+            self.fail(f"{text!r} is not a path: {error}", param, ctx)
+        return super().convert(path, param, ctx)
+
+
+ANY_PATH = HomePath(path_type=Path, readable=False)
+"""Whether something is there is found out where it is opened."""
+
+
+class SettingOption(click.RichOption):
+    """A setting's option. Without `has_flag` the command takes it from the environment and the config file only."""
+
+    has_flag = True
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        if self.has_flag:
+            super().add_to_parser(parser, ctx)
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """An empty variable is not given, but for the token's: an empty secret must not serve without one."""
+        return os.environ.get(str(self.envvar)) if isinstance(self.type, Token) else super().resolve_envvar_value(ctx)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        is_variable = ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
+        return self.read(str(self.envvar) if is_variable else self.opts[0], ctx, value)
+
+    def read(self, place: str, ctx: click.Context, value: Any) -> Any:
+        """The value as the setting's type. Raises: UsageError with the place, the value and what is allowed."""
+        if any(value in other.opts for other in ctx.command.params if isinstance(other, click.Option)):
+            raise UsageError(f"{place}: a value is missing before {value}")
+        try:
+            found = super().type_cast_value(ctx, value)
+        except click.BadParameter as error:
+            raise UsageError(f"{place}: {error.message.replace(repr(value), shown(value))}") from None
+        if found != found:  # noqa: PLR0124 - nan, which click finds in every range
+            raise UsageError(f"{place}: nan is not a number")
+        return found
+
+
+def setting(
+    default: Any,
+    help: str,
+    panel: Panel,
+    type: click.ParamType[Any] | None = None,
+    *,
+    factory: Callable[[], Any] | None = None,
+    **rest: Any,
+) -> Any:
+    """A dataclass field whose metadata makes its option; `rest` is in click's words. Any: it has its setting's type."""
+    forms = f" [{type.forms}]" if isinstance(type, Text) and type.forms else ""
+    kind = {"is_flag": True} if default is False else {"type": type or Text()}
+    metadata = {"help": help + forms, "panel": panel, "show_default": True, **kind, **rest}
+    if isinstance(type, click.IntRange | click.FloatRange):
+        metadata.setdefault("metavar", "N" if isinstance(type, click.IntRange) else "SECONDS")
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def check_value(place: str, option: Option, value: Any) -> None:
-    """Raises: UsageError with the place, the value and what is allowed."""
-    if isinstance(value, str | Path):
-        _check_text(place, str(value))
-    if option.choices and value not in option.choices:
-        raise UsageError(f"{place}: {shown(value)} is not one of {option.allowed}")
-    if option.low is not None and option.high is not None and not option.low <= value <= option.high:
-        raise UsageError(f"{place}: {shown(value)} is out of range; allowed is {option.allowed}")
-    if option.pattern and not re.fullmatch(option.pattern, str(value)):
-        raise UsageError(f"{place}: {shown(value)} is not valid; allowed is {option.allowed}")
-    if option.metavar == "URL":
-        _check_url(place, value)
-
-
-def _check_text(place: str, text: str) -> None:
-    if not text:
-        raise UsageError(f"{place}: the value is empty; give one, or leave it out")
-    if any(unicodedata.category(char) in {"Cc", "Cs"} for char in text):
-        raise UsageError(f"{place}: {shown(text)} has control characters or is not UTF-8")
-
-
-def _check_url(place: str, url: str) -> None:
-    """urlsplit finds the mistakes a pattern cannot: no host, a port past 65535, a broken IPv6 address."""
-    try:
-        parts = urlsplit(url)
-        if parts.hostname and (parts.port is None or parts.port > 0):
-            return
-        reason = "it needs a host, and a port above 0 if one is named"
-    except ValueError as error:
-        reason = str(error)
-    raise UsageError(f"{place}: {shown(url)} is not a URL that can be called: {reason}")
-
-
-def check_token(token: str | None) -> None:
-    """A token is what a header can carry, and never part of a message. Raises: UsageError."""
-    if token is None:
-        return
-    if not token.strip():
-        raise UsageError("the API token is empty: give LLORCH_API_TOKEN a value, or leave it out to serve without one")
-    if not token.isascii() or not token.isprintable() or token != token.strip():
-        raise UsageError(
-            "the API token is not a header value: use printable ASCII without a space or line break at either end"
-        )
-
-
 def shown(value: object) -> str:
     """A user's value as an error line may quote it: escaped, and cut when long."""
-    text = repr(value) if isinstance(value, str) else str(value)
+    text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

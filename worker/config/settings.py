@@ -1,23 +1,24 @@
-"""Every option of `serve`, once: name, meaning, unit, range and default; and the rules a value must satisfy.
+"""Every option of `serve`, once: name, meaning, unit, range and default; and which values go together.
 
-cli.py makes its options, and precedence.py the environment variables (`LLORCH_` + the name in upper case) and the
-config file's keys, from this table, so that none can be forgotten. The only reader of the environment.
-Refuses to know how a value was spelled. Used once, before anything else runs; frozen afterwards.
+The flags, the environment variables (`LLORCH_` + the name in upper case) and the config file's keys all come from this
+table, so that none can be forgotten. Refuses to know which source a value came from. Used once, before anything else
+runs; frozen afterwards.
 """
 
 import os
 import platform
+import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args
+from typing import get_args
 
 from platformdirs import user_cache_path
+from rich_click import Choice, FloatRange, IntRange
 
-from worker.config.gpu_flags import SHARES_PATTERN, check_layers, check_split
-from worker.config.option import Option, check_token, check_value, setting
+from worker.config.gpu_flags import SHARES_PATTERN, wants_layers, wants_no_layers
+from worker.config.option import ANY_PATH, SettingOption, Text, Token, Url, setting
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
@@ -26,6 +27,7 @@ from worker.wire.offload import SplitMode
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """llama.cpp's KV cache types; the first three are not quantised."""
+_TYPES = ", ".join(CACHE_TYPES)
 
 DEFAULT_PROMPT_CHARS = 32_768
 """The protocol's limit; what is beyond it was never promised to a client."""
@@ -54,60 +56,61 @@ class Settings:
         "A .gguf path, a name in models.toml, a file in --models-dir, or hf:org/repo[@rev][::file=name.gguf].",
         "Model",
         metavar="REF",
-        shown_default="none",
     )
     models_dir: Path = setting(
         None,
         "Where named models are stored and bare file names are looked up.",
         "Model",
+        ANY_PATH,
         factory=_default_models_dir,
         metavar="DIR",
-        shown_default="user cache directory",
+        show_default="user cache directory",
     )
     model_ref: str | None = setting(
-        None, "Reported verbatim as model_ref.", "Model", metavar="REF", shown_default="--model"
+        None, "Reported verbatim as model_ref.", "Model", metavar="REF", show_default="--model"
     )
-    catalog: Path | None = setting(None, "Another models.toml.", "Model", metavar="FILE", shown_default="built in")
+    catalog: Path | None = setting(
+        None, "Another models.toml.", "Model", ANY_PATH, metavar="FILE", show_default="built in"
+    )
 
     device: str | None = setting(
         None,
         "What computes.",
         "Device and memory",
-        pattern=r"auto|cpu|metal|(cuda|vulkan)(:[0-9]{1,3})?|[0-9]{1,3}",
-        forms="auto, cpu, cuda[:N], metal, vulkan[:N] or N, the index of a GPU; N is 0..999",
+        Text(
+            r"auto|cpu|metal|(cuda|vulkan)(:[0-9]{1,3})?|[0-9]{1,3}",
+            "auto, cpu, cuda[:N], metal, vulkan[:N] or N, the index of a GPU; N is 0..999",
+        ),
         metavar="DEVICE",
-        shown_default="auto",
+        show_default="auto",
     )
     gpu_layers: str = setting(
         "auto",
         "Layers on the GPU.",
         "Device and memory",
-        pattern=r"all|auto|[0-9]{1,4}",
-        forms="all, auto or 0..9999",
+        Text(r"all|auto|[0-9]{1,4}", "all, auto or 0..9999"),
         metavar="N|all|auto",
     )
     split_mode: str = setting(
         "none",
         "Several GPUs for one model: none, layer, or row where the backend can. All of the device's backend take part.",
         "Device and memory",
-        choices=get_args(SplitMode),
+        Choice(get_args(SplitMode)),
     )
     tensor_split: str | None = setting(
         None,
         "Each GPU's share with --split-mode layer or row.",
         "Device and memory",
-        pattern=SHARES_PATTERN,
-        forms="up to 64 numbers from 0 to 999999 with commas between them, such as 3,1",
+        Text(SHARES_PATTERN, "up to 64 numbers from 0 to 999999 with commas between them, such as 3,1"),
         metavar="A,B,…",
-        shown_default="by free memory",
+        show_default="by free memory",
     )
     main_gpu: int | None = setting(
         None,
         "The GPU for all of the model with --split-mode none, counted among those of the device's backend.",
         "Device and memory",
-        low=0,
-        high=999,
-        shown_default="the one that --device chooses",
+        IntRange(0, 999),
+        show_default="the one that --device chooses",
     )
     require_full_offload: bool = setting(
         False, "Refuse to start when a layer would stay off the device.", "Device and memory"
@@ -116,136 +119,107 @@ class Settings:
         0,
         "Total KV cells shared by all jobs, in tokens.",
         "Device and memory",
-        low=0,
-        high=2**31 - 1,
-        metavar="TOKENS",
-        shown_default="what memory allows, at most 16384",
+        IntRange(0, 2**31 - 1),
+        show_default="what memory allows, at most 16384",
     )
     batch_size: int = setting(
-        2048, "Most tokens in one decode call (n_batch).", "Device and memory", low=1, high=2**20, metavar="TOKENS"
+        2048, "Most tokens in one decode call (n_batch).", "Device and memory", IntRange(1, 2**20)
     )
-    ubatch_size: int = setting(
-        512, "Most tokens computed at once (n_ubatch).", "Device and memory", low=1, high=2**20, metavar="TOKENS"
-    )
+    ubatch_size: int = setting(512, "Most tokens computed at once (n_ubatch).", "Device and memory", IntRange(1, 2**20))
     threads: int = setting(
-        0, "CPU threads for generating.", "Device and memory", low=0, high=512, shown_default="the CPU quota"
+        0, "CPU threads for generating.", "Device and memory", IntRange(0, 512), show_default="the CPU quota"
     )
     threads_batch: int = setting(
-        0, "CPU threads for reading prompts.", "Device and memory", low=0, high=512, shown_default="--threads"
+        0, "CPU threads for reading prompts.", "Device and memory", IntRange(0, 512), show_default="--threads"
     )
     cache_type_k: str = setting(
         "auto",
-        "Type of the K cache; auto is f16, on a CPU bf16, which makes answers independent of the company.",
+        "Type of the K cache; auto is f16, on a CPU bf16, which makes answers independent of the company. "
+        f"[auto, {_TYPES}]",
         "Device and memory",
-        choices=("auto", *CACHE_TYPES),
+        Choice(("auto", *CACHE_TYPES)),
         metavar="TYPE",
     )
     cache_type_v: str = setting(
         "f16",
-        "Type of the V cache; a quantised one needs flash attention.",
+        f"Type of the V cache; a quantised one needs flash attention. [{_TYPES}]",
         "Device and memory",
-        choices=CACHE_TYPES,
+        Choice(CACHE_TYPES),
         metavar="TYPE",
     )
-    flash_attn: str = setting("auto", "Flash attention.", "Device and memory", choices=("auto", "on", "off"))
+    flash_attn: str = setting("auto", "Flash attention.", "Device and memory", Choice(("auto", "on", "off")))
     swa_full: str = setting(
         "auto",
         "As many KV cells in layers with a sliding window as in others, so that prompts are not computed again; "
         "auto: where memory allows it.",
         "Device and memory",
-        choices=get_args(SwaFull),
+        Choice(get_args(SwaFull)),
     )
     prefix_cache_mb: str = setting(
         "auto",
         "Main memory, in MiB, for what ended jobs computed of their prompts, so that later ones need not; 0 is none.",
         "Device and memory",
-        pattern=r"auto|[0-9]{1,7}",
-        forms="auto or 0..9999999",
+        Text(r"auto|[0-9]{1,7}", "auto or 0..9999999"),
         metavar="N|auto",
-        shown_default="as much as the KV cache, at most half of what is left",
+        show_default="as much as the KV cache, at most half of what is left",
     )
 
     parallel: int = setting(
-        0, "Jobs generating at once.", "Jobs", low=0, high=MAX_SEQ_IDS, shown_default="8, fewer if memory demands"
+        0, "Jobs generating at once.", "Jobs", IntRange(0, MAX_SEQ_IDS), show_default="8, fewer if memory demands"
     )
-    max_queue: int = setting(256, "Jobs waiting for a slot; beyond it WORKER_BUSY.", "Jobs", low=0, high=100_000)
-    max_tokens_out: int = setting(
-        2048, "Largest max_tokens a request may ask for.", "Jobs", low=1, high=2**31 - 1, metavar="TOKENS"
-    )
+    max_queue: int = setting(256, "Jobs waiting for a slot; beyond it WORKER_BUSY.", "Jobs", IntRange(0, 100_000))
+    max_tokens_out: int = setting(2048, "Largest max_tokens a request may ask for.", "Jobs", IntRange(1, 2**31 - 1))
     max_prompt_chars: int = setting(
         DEFAULT_PROMPT_CHARS,
         "Longest prompt, in characters; the largest request body grows with it.",
         "Jobs",
-        low=1,
-        high=2**21,
-        metavar="CHARACTERS",
+        IntRange(1, 2**21),
     )
     max_tokens_in: int = setting(
-        0,
-        "Longest prompt, in tokens.",
-        "Jobs",
-        low=0,
-        high=2**31 - 1,
-        metavar="TOKENS",
-        shown_default="what fits the context",
+        0, "Longest prompt, in tokens.", "Jobs", IntRange(0, 2**31 - 1), show_default="what fits the context"
     )
     itl_target_ms: int = setting(
         150,
         "How long a prompt may hold up the jobs that are generating, in milliseconds; sets the prefill chunk.",
         "Jobs",
-        low=1,
-        high=10_000,
-        metavar="MS",
+        IntRange(1, 10_000),
     )
     prompt_lookup: str = setting(
         "on",
         "Guess tokens from a job's own text and check several in one step; answers stay the same.",
         "Jobs",
-        choices=("on", "off"),
+        Choice(("on", "off")),
     )
     deterministic: bool = setting(
         False, "Give each job the answer that it has alone, bit for bit, or do not start; slower.", "Jobs"
     )
     inference_timeout_sec: float = setting(
-        300.0, "Longest life of a job, from its arrival.", "Jobs", low=0.001, high=86_400 * 7, metavar="SECONDS"
+        300.0, "Longest life of a job, from its arrival.", "Jobs", FloatRange(0.001, 86_400 * 7)
     )
 
     host: str = setting("127.0.0.1", "Address to bind.", "Network", metavar="ADDRESS")
-    port: int = setting(8080, "Port to bind; 0 picks a free one.", "Network", low=0, high=65_535)
+    port: int = setting(8080, "Port to bind; 0 picks a free one.", "Network", IntRange(0, 65_535))
     callback_url: str | None = setting(
-        None,
-        "Full URL of the pool manager's ready callback.",
-        "Network",
-        pattern=r"https?://\S+",
-        forms="http://… or https://…",
-        metavar="URL",
-        shown_default="stand-alone",
+        None, "Full URL of the pool manager's ready callback.", "Network", Url(), show_default="stand-alone"
     )
     advertise_url: str | None = setting(
-        None,
-        "The uri to report to the pool manager.",
-        "Network",
-        pattern=r"https?://\S+",
-        forms="http://… or https://…",
-        metavar="URL",
-        shown_default="http://localhost:PORT",
+        None, "The uri to report to the pool manager.", "Network", Url(), show_default="http://localhost:PORT"
     )
     max_connections_per_address: int = setting(
         0,
         "Connections with requests that one client address may have at once; beyond it WORKER_BUSY. 0 is no limit. "
         "Behind a proxy all clients have the proxy's address, on a Unix socket none.",
         "Network",
-        low=0,
-        high=1024,
-        shown_default="no limit",
+        IntRange(0, 1024),
+        show_default="no limit",
     )
     api_key: str | None = setting(
         None,
         "Bearer token clients must send; better given as LLORCH_API_TOKEN.",
         "Network",
-        env="LLORCH_API_TOKEN",
-        metavar="TOKEN",
-        shown_default="none: open",
+        Token(),
+        envvar="LLORCH_API_TOKEN",
+        show_default="none: open",
     )
     legacy_callback_body: bool = setting(False, "Send the ready callback's three legacy fields only.", "Network")
     sse_event_names: bool = setting(False, "Write `event:` lines for old readers.", "Network")
@@ -254,37 +228,31 @@ class Settings:
         None,
         "This worker's name, in what it reports, logs and counts.",
         "Operation",
-        pattern=r"[A-Za-z0-9_.:-]{1,256}",
-        forms="1 to 256 of A-Z a-z 0-9 _ . : -",
+        Text(r"[A-Za-z0-9_.:-]{1,256}", "1 to 256 of A-Z a-z 0-9 _ . : -"),
         metavar="ID",
-        shown_default="worker-<uuid>, the same after a restart on this machine with this model, host and port",
+        show_default="worker-<uuid>, the same after a restart on this machine with this model, host and port",
     )
     parity_report: Path | None = setting(
         None,
         "The report.json of a parity run that passed; /health then shows it. One about another file is refused.",
         "Operation",
+        ANY_PATH,
         metavar="FILE",
-        shown_default="none",
     )
     shutdown_timeout_sec: float = setting(
-        25.0, "How long a drain waits for accepted jobs.", "Operation", low=0, high=86_400, metavar="SECONDS"
+        25.0, "How long a drain waits for accepted jobs.", "Operation", FloatRange(0, 86_400)
     )
     watchdog_sec: float = setting(
-        30.0,
-        "Least silence of a working engine that restarts it.",
-        "Operation",
-        low=0.1,
-        high=86_400,
-        metavar="SECONDS",
+        30.0, "Least silence of a working engine that restarts it.", "Operation", FloatRange(0.1, 86_400)
     )
     log_format: str | None = setting(
-        None, "Log lines on stderr.", "Operation", choices=("json", "pretty"), shown_default="pretty on a terminal"
+        None, "Log lines on stderr.", "Operation", Choice(("json", "pretty")), show_default="pretty on a terminal"
     )
     log_level: str = setting(
         "info",
         "The least important lines to log; debug has every line of the engine's stderr.",
         "Operation",
-        choices=("debug", "info", "warning", "error"),
+        Choice(("debug", "info", "warning", "error")),
     )
     access_log: bool = setting(False, "Log a line for every HTTP request when it has been answered.", "Operation")
 
@@ -331,73 +299,67 @@ def _machine_id() -> str:
         return ""
 
 
-def options() -> list[tuple[str, type, Option]]:
-    """(name, type without its None, option) of every setting, in the order of the table above."""
-    return [(f.name, _without_none(f.type), f.metadata["option"]) for f in fields(Settings)]
-
-
-def _without_none(annotation: Any) -> type:
-    kind: type = get_args(annotation)[0] if isinstance(annotation, UnionType) else annotation
-    return kind
-
-
-def env_name(name: str, option: Option) -> str:
-    return option.env or f"LLORCH_{name.upper()}"
+def options() -> list[SettingOption]:
+    """An option for each setting, in the order of the table above."""
+    return [
+        SettingOption(
+            [flag_name(each.name)],
+            **{"envvar": f"LLORCH_{each.name.upper()}", **each.metadata},
+            default=None if each.default is MISSING else each.default,
+        )
+        for each in fields(Settings)
+    ]
 
 
 def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check(settings: Settings, where: Mapping[str, str] | None = None) -> Settings:
-    """The settings again, when each value is within its option and they go together.
+def check(settings: Settings, given: Collection[str] = ()) -> Settings:
+    """The settings again, when they go together. `given` are the names of those that the user gave.
 
-    `where` says by which words the user gave a value (`LLORCH_PORT`); without it the flag is named.
-    Raises: UsageError with the place, the value and what is allowed. A token is never part of the message.
+    Raises: UsageError with those that do not, and what would.
     """
-    places = where or {}
-    for name, _, option in options():
-        value = getattr(settings, name)
-        place = places.get(name, flag_name(name))
-        if name == "api_key":
-            check_token(value)
-        elif value is not None:
-            check_value(place, option, value)
-    _check_sizes(settings, places)
-    if settings.cache_type_v not in CACHE_TYPES[:3] and settings.flash_attn == "off":
-        raise UsageError(
-            f"--cache-type-v {settings.cache_type_v} is quantised and needs flash attention: "
-            "use --flash-attn on or auto, or --cache-type-v f16"
-        )
-    check_layers(
-        device=settings.device_or_auto,
-        gpu_layers=settings.gpu_layers,
-        split_mode=settings.split_mode,
-        require_full_offload=settings.require_full_offload,
-    )
-    check_split(
-        device=settings.device_or_auto,
-        split_mode=settings.split_mode,
-        tensor_split=settings.tensor_split,
-        main_gpu=settings.main_gpu,
-    )
+    for contradiction in _contradictions(settings, given):
+        raise UsageError(contradiction)
     return settings
 
 
-def _check_sizes(settings: Settings, places: Mapping[str, str]) -> None:
-    """Sizes that could not all hold. Raises: UsageError with those that would."""
+def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]:
     parallel, ctx_size = settings.parallel, settings.ctx_size
     if parallel and ctx_size and parallel > most_jobs(ctx_size):
-        raise UsageError(
+        yield (
             f"--parallel {parallel} needs {LEAST_CELLS} cells for each job, and --ctx-size is {ctx_size}: the smallest "
             f"--ctx-size for {parallel} jobs is {parallel * LEAST_CELLS}, the largest --parallel for {ctx_size} cells "
             f"is {most_jobs(ctx_size)}"
         )
-    if "ubatch_size" in places and settings.ubatch_size > settings.batch_size:
-        raise UsageError(
+    if "ubatch_size" in given and settings.ubatch_size > settings.batch_size:
+        yield (
             f"--ubatch-size {settings.ubatch_size} is more than --batch-size {settings.batch_size}, of which it is a "
             "part: lower it, or raise --batch-size"
         )
+    if settings.cache_type_v not in CACHE_TYPES[:3] and settings.flash_attn == "off":
+        yield (
+            f"--cache-type-v {settings.cache_type_v} is quantised and needs flash attention: "
+            "use --flash-attn on or auto, or --cache-type-v f16"
+        )
+    device, layers = settings.device_or_auto, settings.gpu_layers
+    split, main_gpu = settings.split_mode, settings.main_gpu
+    if device == "cpu" and wants_layers(layers):
+        yield f"--gpu-layers {layers} needs a GPU: leave it out, or --device cpu"
+    if device != "cpu" and wants_no_layers(layers):
+        if split != "none":
+            yield f"--split-mode {split} needs layers on a GPU: leave it out, or --gpu-layers {layers}"
+        if settings.require_full_offload:
+            yield f"--require-full-offload needs layers on a GPU: leave it out, or --gpu-layers {layers}"
+    if split == "none" and settings.tensor_split is not None:
+        yield "--tensor-split needs --split-mode layer or row: with none one GPU has the whole model"
+    if split == "none" and main_gpu is not None and re.search(r"[0-9]|cpu", device):
+        yield f"--main-gpu {main_gpu} does not go with --device {device}: each chooses a device"
+    if split != "none" and device == "cpu":
+        yield f"--split-mode {split} needs GPUs: leave it out, or --device cpu"
+    if split != "none" and main_gpu is not None:
+        yield f"--main-gpu {main_gpu} needs --split-mode none: otherwise all GPUs have a part"
 
 
 def environment() -> dict[str, str]:

@@ -4,62 +4,60 @@ These are hints in an error line, not aliases. Refuses to know: how arguments ar
 """
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+
+from worker.config.settings import options
 
 LLAMA_SERVER: dict[str, tuple[str, ...]] = {
-    "-m": ("--model",),
-    "-mu": ("--model FILE, after a download",),
-    "--model-url": ("--model FILE, after a download",),
-    "-hf": ("--model hf:ORG/REPO",),
-    "-hfr": ("--model hf:ORG/REPO",),
-    "--hf-repo": ("--model hf:ORG/REPO",),
-    "-hff": ("--model hf:ORG/REPO::file=NAME.gguf",),
-    "--hf-file": ("--model hf:ORG/REPO::file=NAME.gguf",),
-    "-a": ("--model-ref",),
-    "--alias": ("--model-ref",),
-    "-c": ("--ctx-size",),
-    "-np": ("--parallel",),
-    "-b": ("--batch-size",),
-    "-ub": ("--ubatch-size",),
-    "-t": ("--threads",),
-    "-tb": ("--threads-batch",),
-    "-fa": ("--flash-attn",),
-    "-ctk": ("--cache-type-k",),
-    "-ctv": ("--cache-type-v",),
-    "-cram": ("--prefix-cache-mb",),
-    "--cache-ram": ("--prefix-cache-mb",),
-    "-dev": ("--device",),
-    "-ngl": ("--gpu-layers",),
-    "--n-gpu-layers": ("--gpu-layers",),
-    "-sm": ("--split-mode",),
-    "-ts": ("--tensor-split",),
-    "-mg": ("--main-gpu",),
-    "-to": ("--inference-timeout-sec",),
-    "--timeout": ("--inference-timeout-sec",),
-    "--api-key-file": ("--api-key",),
-    "-n": ("--max-tokens", "--max-tokens-out"),
-    "--predict": ("--max-tokens", "--max-tokens-out"),
-    "--n-predict": ("--max-tokens", "--max-tokens-out"),
-    "-s": ("--seed",),
-    "--seed": ("--seed",),
-    "--temp": ("--temperature",),
-    "--temperature": ("--temperature",),
+    "--model": ("-m",),
+    "--model FILE, after a download": ("-mu", "--model-url"),
+    "--model hf:ORG/REPO": ("-hf", "-hfr", "--hf-repo"),
+    "--model hf:ORG/REPO::file=NAME.gguf": ("-hff", "--hf-file"),
+    "--model-ref": ("-a", "--alias"),
+    "--ctx-size": ("-c",),
+    "--parallel": ("-np",),
+    "--batch-size": ("-b",),
+    "--ubatch-size": ("-ub",),
+    "--threads": ("-t",),
+    "--threads-batch": ("-tb",),
+    "--flash-attn": ("-fa",),
+    "--cache-type-k": ("-ctk",),
+    "--cache-type-v": ("-ctv",),
+    "--prefix-cache-mb": ("-cram", "--cache-ram"),
+    "--device": ("-dev",),
+    "--gpu-layers": ("-ngl", "--n-gpu-layers"),
+    "--split-mode": ("-sm",),
+    "--tensor-split": ("-ts",),
+    "--main-gpu": ("-mg",),
+    "--inference-timeout-sec": ("-to", "--timeout"),
+    "--api-key": ("--api-key-file",),
+    "--max-tokens": ("-n", "--predict", "--n-predict"),
+    "--max-tokens-out": ("-n", "--predict", "--n-predict"),
+    "--seed": ("-s", "--seed"),
+    "--temperature": ("--temp", "--temperature"),
     "--top-k": ("--top-k",),
     "--top-p": ("--top-p",),
     "--min-p": ("--min-p",),
-    "--repeat-penalty": ("--repetition-penalty",),
-    "--repetition-penalty": ("--repetition-penalty",),
-    "-r": ("--stop",),
-    "--reverse-prompt": ("--stop",),
+    "--repetition-penalty": ("--repeat-penalty", "--repetition-penalty"),
+    "--stop": ("-r", "--reverse-prompt"),
 }
-"""llama-server's flags → ours, the first that the command has. Source: common/arg.cpp."""
+"""Our flags ← llama-server's; of two the one that the command has. Source: common/arg.cpp."""
 
 OF_A_REQUEST = frozenset({"--seed", "--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--stop"})
 """What `serve` has no flag for, because each request says it."""
 
 PREFIX = "LLORCH_"
-READ_ELSEWHERE = frozenset({"LLORCH_RUN_ID", "LLORCH_PROOF_DIR", "LLORCH_WHEELS", "LLORCH_CUDA_ARCHITECTURES"})
-"""Variables of other commands and of the build."""
+READ_ELSEWHERE = frozenset(
+    {
+        "LLORCH_CONFIG",
+        "LLORCH_API_KEY",
+        "LLORCH_RUN_ID",
+        "LLORCH_PROOF_DIR",
+        "LLORCH_WHEELS",
+        "LLORCH_CUDA_ARCHITECTURES",
+    }
+)
+"""Variables that are no settings: the config file's, of other commands and of the build."""
 
 
 def flag_hint(flag: str, ours: Collection[str]) -> str:
@@ -70,7 +68,7 @@ def flag_hint(flag: str, ours: Collection[str]) -> str:
     dashed = flag[:2] + flag[2:].replace("_", "-")
     if dashed in ours:
         return f"did you mean {dashed}?"
-    meant = LLAMA_SERVER.get(dashed, ())
+    meant = [target for target, theirs in LLAMA_SERVER.items() if dashed in theirs]
     for target in meant:
         if target.split(maxsplit=1)[0] in ours:
             return f"did you mean {target}?"
@@ -80,15 +78,24 @@ def flag_hint(flag: str, ours: Collection[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
-def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> Iterator[tuple[str, str]]:
+def unread(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """(name, what to say of it) of each variable that looks like one of ours and is none.
 
     Kubernetes puts the addresses of a service named llorch into every container of its namespace; nobody reads those.
     """
-    for name in sorted(environ):
-        if not name.startswith(PREFIX) or name in known or name in READ_ELSEWHERE or name.startswith(f"{PREFIX}TEST_"):
-            continue
-        if "_SERVICE_" in name or "_PORT_" in name or environ[name].startswith(("tcp://", "udp://")):
-            continue
-        near = difflib.get_close_matches(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], n=1)
-        yield name, f"no setting has this name; did you mean {PREFIX}{near[0]}?" if near else "no setting has this name"
+    known = [str(option.envvar) for option in options()]
+    return [
+        (name, _variable_hint(name, known))
+        for name in sorted(environ)
+        if name.startswith(PREFIX)
+        and not name.startswith(f"{PREFIX}TEST_")
+        and name not in READ_ELSEWHERE.union(known)
+        and "_SERVICE_" not in name
+        and "_PORT_" not in name
+        and not environ[name].startswith(("tcp://", "udp://"))
+    ]
+
+
+def _variable_hint(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], n=1)
+    return f"no setting has this name; did you mean {PREFIX}{near[0]}?" if near else "no setting has this name"

@@ -1,0 +1,25 @@
+"""Settings as `serve` reads them from an argument list and an environment, without this process's own variables."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from worker import cli
+from worker.config.settings import Settings
+
+
+def parse(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    default_model: Callable[[Path | None], str] | None = None,
+) -> Settings:
+    """Raises: UsageError."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith("LLORCH_"):
+                patch.delenv(name)
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        return cli.parse(argv, default_model)

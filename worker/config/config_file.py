@@ -1,0 +1,82 @@
+"""The config file: TOML whose keys are the flags of `serve`, given to click as its map of defaults.
+
+Owns: which keys and types a file may have. It is read as a whole, so that a mistake in it is found at once, also where
+a flag overrides it. Refuses to know: which source decides (click), and which values are allowed (settings.py).
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+import tomli
+from click.types import BoolParamType
+
+from worker.config.option import ANY_PATH, SettingOption, Text
+from worker.config.settings import options
+from worker.errors import UsageError
+
+_NOT_THE_TOKEN = "LLORCH_API_KEY"  # noqa: S105 - the name a user would expect of --api-key
+
+
+def config_option() -> SettingOption:
+    """`--config`, which is read before the settings."""
+    return SettingOption(
+        ["--config"],
+        type=ANY_PATH,
+        envvar="LLORCH_CONFIG",
+        callback=_use_file,
+        is_eager=True,
+        expose_value=False,
+        metavar="FILE",
+        panel="Operation",
+        help="Read settings from this TOML file.",
+    )
+
+
+def _use_file(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
+    if os.environ.get(_NOT_THE_TOKEN):
+        raise UsageError(f"{_NOT_THE_TOKEN} is not read, and without a token every route is open: use LLORCH_API_TOKEN")
+    if path is not None:
+        ctx.default_map = dict(_settings_of(ctx, path))
+
+
+def _settings_of(ctx: click.Context, path: Path) -> Iterator[tuple[str, Any]]:
+    known = {option.name: option for option in options()}
+    seen: set[str] = set()
+    for key, value in _read_toml(path).items():
+        place, name = f"{path}: {key}", key.replace("-", "_")
+        if name not in known:
+            raise UsageError(f"{place}: there is no such setting; the keys are the flags of `serve` without `--`")
+        if name in seen:
+            raise UsageError(f"{place}: the setting is given twice, with `-` and with `_`")
+        seen.add(name)
+        types = _toml_types(known[name].type)
+        if type(value) not in types:  # says the type and not the value, which may be the token
+            expected = " or ".join(each.__name__ for each in types)
+            raise UsageError(f"{place}: expected a TOML {expected}, not {type(value).__name__}")
+        yield name, known[name].read(place, ctx, str(value))
+
+
+def _toml_types(kind: click.ParamType[Any]) -> tuple[type, ...]:
+    match kind:
+        case click.FloatRange():
+            return (float, int)
+        case click.IntRange():
+            return (int,)
+        case BoolParamType():
+            return (bool,)
+        case Text() if kind.forms:
+            return (str, int)  # `gpu-layers = 20`, `device = 0`
+        case _:
+            return (str,)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomli.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: the config file cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: the config file is not TOML: {error}") from error
