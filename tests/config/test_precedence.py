@@ -46,15 +46,11 @@ def as_toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
-def flag_of(option: SettingOption) -> str:
-    return option.opts[0]
-
-
 def on_the_flags(name: str, value: Any) -> list[str]:
     return [flag_name(name)] if value is True else [f"{flag_name(name)}={value}"]
 
 
-@pytest.mark.parametrize("option", options(), ids=flag_of)
+@pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
 def test_the_highest_source_that_speaks_decides(
     option: SettingOption, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -105,31 +101,18 @@ def test_the_config_flag_beats_the_config_variable(tmp_path: Path) -> None:
     assert parse([*MODEL, "--config", str(tmp_path / "a")], {"LLORCH_CONFIG": str(tmp_path / "b")}).port == 1
 
 
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("1", True),
-        ("true", True),
-        ("YES", True),
-        ("On", True),
-        ("0", False),
-        ("false", False),
-        ("no", False),
-        ("OFF", False),
-    ],
-)
+WORDS = {"1": True, "true": True, "YES": True, "On": True, "0": False, "false": False, "no": False, "OFF": False}
+
+
+@pytest.mark.parametrize(("word", "expected"), WORDS.items())
 def test_a_switch_in_the_environment_has_four_words_each_way(word: str, expected: bool) -> None:
     assert parse(MODEL, {"LLORCH_SSE_EVENT_NAMES": word}).sse_event_names is expected
 
 
-@pytest.mark.parametrize("name", [option.envvar for option in options() if option.name != "api_key"])
+@pytest.mark.parametrize("name", ["LLORCH_CONFIG", *(one.envvar for one in options() if one.name != "api_key")])
 def test_an_empty_variable_counts_as_not_given(name: str) -> None:
     empty, unset = parse([*MODEL, "--worker-id=w"], {name: ""}), parse([*MODEL, "--worker-id=w"], {})
     assert empty == unset
-
-
-def test_an_empty_config_variable_counts_as_not_given() -> None:
-    assert parse(MODEL, {"LLORCH_CONFIG": ""}).port == 8080
 
 
 def test_unknown_variables_are_ignored() -> None:
@@ -241,20 +224,13 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     [
         (["--port", "abc"], {}, "--port: 'abc' is not a valid integer"),
         (["--port", ""], {}, "--port: '' is not a valid integer"),
-        (["--port", "-1"], {}, "--port: -1 is not in the range 0<=x<=65535"),
         (["--port", "1" * 5000], {}, "--port"),
-        (["--parallel", "257"], {}, "0<=x<=256"),
-        (["--inference-timeout-sec", "0"], {}, "0.001<=x<=604800"),
         (["--inference-timeout-sec", "nan"], {}, "is not a number"),
         (["--inference-timeout-sec", "1e999"], {}, "not in the range"),
-        (["--cache-type-k", "q2"], {}, "'f32', 'f16', 'bf16'"),
-        (["--host", ""], {}, "--host: '' is not valid; .* not empty"),
         ([], {"LLORCH_PORT": "x"}, "LLORCH_PORT: 'x' is not a valid integer"),
         ([], {"LLORCH_DEVICE": "tpu"}, "LLORCH_DEVICE: 'tpu'"),
         ([], {"LLORCH_SSE_EVENT_NAMES": "maybe"}, "LLORCH_SSE_EVENT_NAMES: 'maybe' is not a valid boolean"),
-        ([], {"LLORCH_CONFIG": "/nowhere/x.toml"}, "/nowhere/x.toml: the config file cannot be read"),
         (["--cache-type-v", "q8_0"], {"LLORCH_FLASH_ATTN": "off"}, "needs flash attention"),
-        (["--gpu", "-1"], {}, "--gpu: '-1' is not a device number"),
     ],
 )
 def test_a_bad_value_is_named_with_its_place_and_what_is_allowed(

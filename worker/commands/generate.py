@@ -44,26 +44,16 @@ _U32 = click.IntRange(0, 2**32 - 1)
 """The range of the field's JSON type; the rules of /execute check the rest."""
 
 
-def _sampling_options(command: Any) -> Any:
-    for option in reversed(
-        [
-            click.option("--max-tokens", type=_U32, default=256, show_default=True, help="Most tokens to generate."),
-            click.option("--temperature", type=float, default=0.8, show_default=True, help="0 is greedy."),
-            click.option("--top-p", type=float, default=0.95, show_default=True, help="Nucleus; 1 is off."),
-            click.option("--top-k", type=_U32, default=0, show_default=True, help="Most likely tokens kept; 0 is off."),
-            click.option("--min-p", type=float, default=0.0, show_default=True, help="Of the best one's; 0 is off."),
-            click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="1 is off."),
-            click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Repeats an answer. [default random]"),
-            click.option("--stop", multiple=True, help="Text that ends the answer; up to four."),
-        ]
-    ):
-        command = option(command)
-    return command
-
-
 @click.command("generate")
 @click.argument("prompt")
-@_sampling_options
+@click.option("--max-tokens", type=_U32, default=256, show_default=True, help="Most tokens to generate.")
+@click.option("--temperature", type=float, default=0.8, show_default=True, help="0 is greedy.")
+@click.option("--top-p", type=float, default=0.95, show_default=True, help="Nucleus; 1 is off.")
+@click.option("--top-k", type=_U32, default=0, show_default=True, help="Most likely tokens kept; 0 is off.")
+@click.option("--min-p", type=float, default=0.0, show_default=True, help="Of the best one's; 0 is off.")
+@click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="1 is off.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Repeats an answer. [default random]")
+@click.option("--stop", multiple=True, help="Text that ends the answer; up to four.")
 @click.pass_context
 def generate(ctx: click.Context, /, prompt: str, **options: Any) -> None:
     """Answer PROMPT in the terminal.
