@@ -197,7 +197,7 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     ([*MODEL, "--temp", "1"], {}, "--temp; each request says its own temperature"),
     (["generate", "Hi", "--temp", "1"], {}, "did you mean --temperature?"),
     (["generate", "Hi", "--port", "1"], {}, "no such option: --port"),
-    (["generate", "Hi", "--watchdog-se", "1"], {}, "no such option: --watchdog-se\n"),
+    (["generate", "Hi", "--parity-repor", "1"], {}, "no such option: --parity-repor\n"),
     (["generate", "Hi"], {"LLORCH_WATCHDOG_SEC": "soon"}, "LLORCH_WATCHDOG_SEC: 'soon'"),
     (["x.gguf", *MODEL], {}, "two models: --model 'm.gguf' and 'x.gguf'"),
     (["x.gguf", "y.gguf"], {}, "y.gguf"),

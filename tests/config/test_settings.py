@@ -124,7 +124,7 @@ BAD: dict[str, list[str]] = {
         "http://pool:0/ready",
         "http://[::1/ready",
     ],
-    "advertise_url": ["http://a b"],
+    "advertise_url": ["http://a b", "http://pool:65536/ready"],
     "cache_type_k": ["q2_k"],
     "flash_attn": ["maybe"],
     "log_format": ["xml"],
