@@ -19,10 +19,10 @@ from click.exceptions import Exit, NoArgsIsHelpError, NoSuchOption
 
 from worker import __version__
 from worker.argv import HELP_FLAGS, is_model_file, means_serve
-from worker.config import legacy as legacy_flags
+from worker.config import legacy
 from worker.config.config_file import config_option
-from worker.config.option import Panel, SettingOption, shown
-from worker.config.settings import Settings, check, environment, flag_name, options
+from worker.config.option import Panel, shown
+from worker.config.settings import Settings, check, environment, options
 from worker.config.spellings import flag_hint, unread
 from worker.errors import UsageError, WorkerError
 
@@ -141,10 +141,10 @@ def read_settings(ctx: click.Context, default_model: Callable[[Path | None], str
     source = ctx.get_parameter_source
     given = {name: value for name, value in ctx.params.items() if source(name) is not ParameterSource.DEFAULT}
     flags = {name: value for name, value in given.items() if source(name) is ParameterSource.COMMANDLINE}
-    device = legacy_flags.device_asked_for(
+    device = legacy.device_asked_for(
         flags.get("device"),
         flags.get("backend"),
-        {name: flags[name] for name in legacy_flags.DEVICE_NUMBERS if name in flags},
+        {name: flags[name] for name in legacy.DEVICE_NUMBERS if name in flags},
     )
     if device is not None:
         given["device"] = device
@@ -177,14 +177,6 @@ def setting_options(*panels: Panel, also: Collection[str] = ()) -> list[click.Op
     return [*wanted, config_option()]
 
 
-def _legacy_options() -> list[click.Option]:
-    values = (*legacy_flags.DEVICE_NUMBERS, "backend", *legacy_flags.IGNORED_VALUES)
-    return [
-        *(SettingOption([flag_name(name)], hidden=True) for name in values),
-        *(SettingOption([flag_name(name)], is_flag=True, hidden=True) for name in legacy_flags.IGNORED_SWITCHES),
-    ]
-
-
 def _command_line() -> click.RichGroup:
     elsewhere = [CommandElsewhere(name, *described) for name, described in _ELSEWHERE.items()]
     group = CommandLine(
@@ -201,7 +193,11 @@ def _serve_command() -> click.RichCommand:
         name="serve",
         callback=_serve,
         options_metavar="--model REF [OPTIONS]",
-        params=[click.Argument([MODEL_FILE], required=False, metavar=""), *setting_options(), *_legacy_options()],
+        params=[
+            click.Argument([MODEL_FILE], required=False, metavar=""),
+            *setting_options(),
+            *legacy.options(),
+        ],
         help=_ABOUT_SERVE,
         context_settings=_HELP_LAYOUT,
     )
@@ -212,7 +208,7 @@ def _serve(ctx: click.Context, /, **params: Any) -> None:
     settings = read_settings(ctx)
     from worker.serve import run as serve  # noqa: PLC0415 - heavy; help and usage errors come before it
 
-    raise SystemExit(serve(settings, ignored_flags=legacy_flags.ignored(params), unread=unread(environment())))
+    raise SystemExit(serve(settings, ignored_flags=legacy.ignored(params), unread=unread(environment())))
 
 
 def _invoke(argv: Sequence[str]) -> int:

@@ -9,6 +9,9 @@ import pytest
 from worker import cli
 from worker.config.settings import Settings
 
+NEEDED = {"tensor_split": ["--split-mode=layer"], "ubatch_size": ["--batch-size=1048576"]}
+"""Settings that have no meaning without another one."""
+
 
 def parse(
     argv: Sequence[str],

@@ -2,10 +2,10 @@
 
 import pytest
 
+from tests.config.given import parse
 from worker.config.legacy import DEVICE_NUMBERS, device_asked_for, ignored
+from worker.config.settings import flag_name
 from worker.errors import UsageError
-
-NO_NUMBERS: dict[str, str] = {}
 
 
 @pytest.mark.parametrize(
@@ -45,25 +45,28 @@ def test_the_device_the_flags_choose_together(
     assert device_asked_for(device, backend, numbers) == expected
 
 
-@pytest.mark.parametrize("flag", DEVICE_NUMBERS)
+@pytest.mark.parametrize("flag", [flag_name(name) for name in DEVICE_NUMBERS])
 @pytest.mark.parametrize("text", ["-1", "1000", "", "one", "1.0", "\u0661", " 1", "99999999999999999999"])
-@pytest.mark.parametrize("backend", [None, "cpu", "cuda"])
+@pytest.mark.parametrize("backend", [[], ["--backend=cpu"], ["--backend=cuda"]])
 def test_a_number_outside_0_to_999_is_refused_also_where_it_would_be_ignored(
-    flag: str, text: str, backend: str | None
+    flag: str, text: str, backend: list[str]
 ) -> None:
-    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')}"):
-        device_asked_for(None, backend, {flag: text})
+    with pytest.raises(UsageError, match=rf"{flag}: .* allowed is 0\.\.999"):
+        parse(["--model=m.gguf", *backend, f"{flag}={text}"], {})
+
+
+@pytest.mark.parametrize("backend", ["rocm", "CUDA", ""])
+def test_an_unknown_backend_is_refused_with_those_there_are(backend: str) -> None:
+    with pytest.raises(UsageError, match=r"--backend: .*'cpu', 'cuda', 'metal', 'accelerate'"):
+        parse(["--model=m.gguf", "--device=cpu", "--backend", backend], {})
 
 
 @pytest.mark.parametrize(
     ("device", "backend", "numbers", "wording"),
     [
-        (None, "rocm", {}, "cpu, cuda, metal, accelerate"),
-        ("cpu", "CUDA", {}, "--backend"),
         (None, None, {"gpu": "0", "gpu_device": "1"}, "contradicts"),
         (None, "metal", {"metal_device": "1"}, "Metal has one"),
         ("1", "metal", {}, "Metal has one"),
-        ("12345", "cuda", {}, "--device"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

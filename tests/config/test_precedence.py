@@ -11,7 +11,7 @@ import rich_click as click
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.config.given import parse
+from tests.config.given import NEEDED, parse
 from worker.config.option import SettingOption, Text, Url
 from worker.config.settings import Settings, flag_name, options
 from worker.errors import UsageError
@@ -36,10 +36,6 @@ def values_of(option: SettingOption) -> st.SearchStrategy[Any]:
         return st.just(True)
     plain = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="~"), min_size=1)
     return plain.map(Path) if isinstance(option.type, click.Path) else plain
-
-
-NEEDED = {"tensor_split": ["--split-mode=layer"], "ubatch_size": ["--batch-size=1048576"]}
-"""Settings that have no meaning without another one."""
 
 
 def as_toml(value: Any) -> str:
@@ -80,19 +76,6 @@ def test_the_highest_source_that_speaks_decides(
 
 def test_no_source_gives_the_defaults() -> None:
     assert parse([*MODEL, "--worker-id=w"], {}) == Settings(model="m.gguf", worker_id="w")
-
-
-@pytest.mark.parametrize("model", [(["--model", "x"], {}, ""), ([], {"LLORCH_MODEL": "x"}, ""), ([], {}, "model='x'")])
-def test_the_model_may_come_from_anywhere(model: tuple[list[str], dict[str, str], str], tmp_path: Path) -> None:
-    argv, environ, toml = model
-    config = tmp_path / "c.toml"
-    config.write_text(toml)
-    assert parse([*argv, "--config", str(config)], environ).model == "x"
-
-
-def test_without_a_model_the_message_says_how_to_give_one() -> None:
-    with pytest.raises(UsageError, match=r"--model .* --help"):
-        parse([], {})
 
 
 def test_the_config_flag_beats_the_config_variable(tmp_path: Path) -> None:

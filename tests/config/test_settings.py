@@ -8,24 +8,19 @@ from typing import Any
 import pytest
 import rich_click as click
 
-from tests.config.given import parse
+from tests.config.given import NEEDED, parse
 from worker.config.option import SettingOption, Text
 from worker.config.settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, Settings, check, flag_name, options
 from worker.errors import UsageError
 
-MODEL = "--model=m.gguf"
 RANGED = [option for option in options() if isinstance(option.type, click.IntRange | click.FloatRange)]
 PATTERNED = [option for option in options() if isinstance(option.type, Text) and option.type.forms]
 
 
 def given(name: str, value: object) -> Any:
     """The setting, from a command line that gives it."""
-    beside = {
-        "model": [],
-        "tensor_split": [MODEL, "--split-mode=layer"],
-        "ubatch_size": [MODEL, "--batch-size=1048576"],
-    }
-    return getattr(parse([*beside.get(name, [MODEL]), f"{flag_name(name)}={value}"], {}), name)
+    beside = [] if name == "model" else ["--model=m.gguf", *NEEDED.get(name, [])]
+    return getattr(parse([*beside, f"{flag_name(name)}={value}"], {}), name)
 
 
 def test_the_defaults_satisfy_their_own_rules() -> None:
@@ -156,7 +151,7 @@ def test_a_token_no_header_can_carry_is_refused_and_never_shown(token: str) -> N
 
 def test_a_value_is_called_by_the_words_the_user_gave_it_with() -> None:
     with pytest.raises(UsageError, match=r"^LLORCH_PORT: 70000 is not in the range 0<=x<=65535\.$"):
-        parse([MODEL], {"LLORCH_PORT": "70000"})
+        parse(["--model=m.gguf"], {"LLORCH_PORT": "70000"})
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:

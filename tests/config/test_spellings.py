@@ -62,7 +62,7 @@ def test_a_variable_that_is_a_setting_is_read(name: str) -> None:
     assert unread({f"LLORCH_{name.upper()}": "x", "LLORCH_API_TOKEN": "x", "LLORCH_CONFIG": "x"}) == []
 
 
-@pytest.mark.parametrize("name", [option.envvar for option in options()])
+@pytest.mark.parametrize("name", ["LLORCH_CONFIG", *(option.envvar for option in options())])
 def test_a_variable_with_a_letter_too_many_is_told_with_the_likely_name(name: str) -> None:
     ((told, said),) = unread({f"{name}S": "secret", "PATH": "/bin"})
     assert (told, said) == (f"{name}S", f"no setting has this name; did you mean {name}?")

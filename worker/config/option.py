@@ -6,7 +6,6 @@ Owns: how a value is read from text, and how a mistake in it is worded. Refuses 
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
@@ -118,23 +117,13 @@ class SettingOption(click.RichOption):
         return found
 
 
-def setting(
-    default: Any,
-    help: str,
-    panel: Panel,
-    type: click.ParamType[Any] | None = None,
-    *,
-    factory: Callable[[], Any] | None = None,
-    **rest: Any,
-) -> Any:
+def setting(default: Any, help: str, panel: Panel, type: click.ParamType[Any] | None = None, **rest: Any) -> Any:
     """A dataclass field whose metadata makes its option; `rest` is in click's words. Any: it has its setting's type."""
     forms = f" [{type.forms}]" if isinstance(type, Text) and type.forms else ""
     kind = {"is_flag": True} if default is False else {"type": type or Text()}
     metadata = {"help": help + forms, "panel": panel, "show_default": True, **kind, **rest}
     if isinstance(type, click.IntRange | click.FloatRange):
         metadata.setdefault("metavar", "N" if isinstance(type, click.IntRange) else "SECONDS")
-    if factory is not None:
-        return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 

@@ -10,7 +10,7 @@ import platform
 import re
 import uuid
 from collections.abc import Collection, Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
 
@@ -39,10 +39,6 @@ _LONGEST_ESCAPE_BYTES = 12
 """Of one character in JSON: beyond U+FFFF it may be written as two escapes of six bytes."""
 
 
-def _default_models_dir() -> Path:
-    return user_cache_path("llorch-worker") / "models"
-
-
 _WORKER_IDS = uuid.UUID("6d1f9d0c-3a5e-4a1c-9a3e-0c1f4d2b7e55")
 """The namespace of ids made from names (RFC 9562, version 5); any fixed one."""
 
@@ -62,7 +58,6 @@ class Settings:
         "Where named models are stored and bare file names are looked up.",
         "Model",
         ANY_PATH,
-        factory=_default_models_dir,
         metavar="DIR",
         show_default="user cache directory",
     )
@@ -257,6 +252,8 @@ class Settings:
     access_log: bool = setting(False, "Log a line for every HTTP request when it has been answered.", "Operation")
 
     def __post_init__(self) -> None:
+        if self.models_dir is None:
+            object.__setattr__(self, "models_dir", user_cache_path("llorch-worker") / "models")
         if self.worker_id is None:
             object.__setattr__(self, "worker_id", self._own_worker_id())
 
@@ -305,7 +302,7 @@ def options() -> list[SettingOption]:
         SettingOption(
             [flag_name(each.name)],
             **{"envvar": f"LLORCH_{each.name.upper()}", **each.metadata},
-            default=None if each.default is MISSING else each.default,
+            default=each.default,
         )
         for each in fields(Settings)
     ]

@@ -47,17 +47,8 @@ OF_A_REQUEST = frozenset({"--seed", "--temperature", "--top-k", "--top-p", "--mi
 """What `serve` has no flag for, because each request says it."""
 
 PREFIX = "LLORCH_"
-READ_ELSEWHERE = frozenset(
-    {
-        "LLORCH_CONFIG",
-        "LLORCH_API_KEY",
-        "LLORCH_RUN_ID",
-        "LLORCH_PROOF_DIR",
-        "LLORCH_WHEELS",
-        "LLORCH_CUDA_ARCHITECTURES",
-    }
-)
-"""Variables that are no settings: the config file's, of other commands and of the build."""
+READ_ELSEWHERE = {"LLORCH_API_KEY", "LLORCH_RUN_ID", "LLORCH_PROOF_DIR", "LLORCH_WHEELS", "LLORCH_CUDA_ARCHITECTURES"}
+"""Variables that are no settings: the one that is refused, and those of other commands and of the build."""
 
 
 def flag_hint(flag: str, ours: Collection[str]) -> str:
@@ -83,7 +74,7 @@ def unread(environ: Mapping[str, str]) -> list[tuple[str, str]]:
 
     Kubernetes puts the addresses of a service named llorch into every container of its namespace; nobody reads those.
     """
-    known = [str(option.envvar) for option in options()]
+    known = ["LLORCH_CONFIG", *(str(option.envvar) for option in options())]
     return [
         (name, _variable_hint(name, known))
         for name in sorted(environ)
