@@ -77,7 +77,7 @@ NOT_IN_THE_FRONT = (
 MEASURES = ("worker.parity",)
 """What looks inside a computation."""
 
-READS_THE_ENVIRONMENT = ("worker.config", "worker.cli", "worker.__main__")
+READS_THE_ENVIRONMENT = ("worker.config", "worker.__main__")
 PRINTS = ("worker.cli", "worker.commands")
 IMPORTS_BY_NAME = ("worker.cli",)
 """A module named by a string escapes every table here."""

@@ -200,6 +200,8 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     (["generate", "Hi"], {"LLORCH_WATCHDOG_SEC": "soon"}, "LLORCH_WATCHDOG_SEC: 'soon'"),
     (["x.gguf", *MODEL], {}, "two models: --model 'm.gguf' and 'x.gguf'"),
     (["x.gguf", "y.gguf"], {}, "y.gguf"),
+    (["x\ny.gguf"], {}, r"'x\ny.gguf' is not valid"),
+    (["\udcff.gguf"], {}, r"'\udcff.gguf' is not valid"),
     ([*MODEL, "--device", "cpu", "--gpu-layers", "all"], {}, "--gpu-layers all needs a GPU"),
     ([*MODEL, "--parallel", "8", "--ctx-size", "16"], {}, "the smallest --ctx-size for 8 jobs is 136"),
     ([*MODEL, "--catalog", "/nowhere.toml"], {}, "catalogue /nowhere.toml cannot be read"),

@@ -21,7 +21,7 @@ from worker import __version__
 from worker.argv import HELP_FLAGS, is_model_file, means_serve
 from worker.config import legacy
 from worker.config.config_file import config_option
-from worker.config.option import Panel, shown
+from worker.config.option import Panel, Text, shown
 from worker.config.settings import Settings, check, environment, options
 from worker.config.spellings import flag_hint, unread
 from worker.errors import UsageError, WorkerError
@@ -159,13 +159,13 @@ def read_settings(ctx: click.Context, default_model: Callable[[Path | None], str
 
 
 def _bare_model(given: Mapping[str, Any]) -> str:
-    """The model that was given without `--model`. Raises: UsageError where it is given twice, or no GGUF."""
+    """The model that was given without `--model`. Raises: UsageError where it is given twice, or no GGUF; click's."""
     bare: str = given[MODEL_FILE]
     if not is_model_file(bare):
         raise UsageError(f"{shown(bare)} is no flag and no .gguf file; give a model as --model REF")
     if "model" in given:
         raise UsageError(f"two models: --model {shown(given['model'])} and {shown(bare)}; give one")
-    return bare
+    return Text().convert(bare, None, None)
 
 
 def setting_options(*panels: Panel, also: Collection[str] = ()) -> list[click.Option]:

@@ -4,7 +4,6 @@ Owns: which keys and types a file may have. It is read as a whole, so that a mis
 a flag overrides it. Refuses to know: which source decides (click), and which values are allowed (settings.py).
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import tomli
 from click.types import BoolParamType
 
 from worker.config.option import ANY_PATH, SettingOption, Text
-from worker.config.settings import options
+from worker.config.settings import environment, options
 from worker.errors import UsageError
 
 _NOT_THE_TOKEN = "LLORCH_API_KEY"  # noqa: S105 - the name a user would expect of --api-key
@@ -36,7 +35,7 @@ def config_option() -> SettingOption:
 
 
 def _use_file(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
-    if os.environ.get(_NOT_THE_TOKEN):
+    if environment().get(_NOT_THE_TOKEN):
         raise UsageError(f"{_NOT_THE_TOKEN} is not read, and without a token every route is open: use LLORCH_API_TOKEN")
     if path is not None:
         ctx.default_map = dict(_settings_of(ctx, path))
