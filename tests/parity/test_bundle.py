@@ -4,7 +4,6 @@ import getpass
 import json
 import platform
 import re
-import sys
 import tempfile
 from collections import UserList
 from collections.abc import Iterator
@@ -73,7 +72,7 @@ def test_records_follow_the_header_line_by_line(folder: Path) -> None:
     assert json.loads((folder / "metadata.json").read_text())["run_id"] == "run-1"
 
 
-def test_a_parity_run_s_bundle_has_report_timings_and_plots(tmp_path: Path) -> None:
+def test_a_parity_run_s_bundle_has_report_and_timings(tmp_path: Path) -> None:
     proof = proof_of(report(), seeds=[{"seed": 7, "level": "sampling"}], transcript=[{"prompt": "Hello"}])
     written = write(tmp_path, proof)
     assert written.name == report().run_id
@@ -82,17 +81,6 @@ def test_a_parity_run_s_bundle_has_report_timings_and_plots(tmp_path: Path) -> N
     timings = json.loads((written / "timings.json").read_text())
     assert timings["levels"]["logits"] == {"seconds": 1.25, "budget_seconds": 60.0}
     assert "serving" not in timings["levels"]
-    for file in re.findall(r"\]\((plots/[^)]+)\)", (written / "report.md").read_text()):
-        assert (written / file).is_file()
-
-
-def test_without_matplotlib_the_bundle_is_whole_and_says_how_to_get_plots(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    written = write(tmp_path, proof_of(report()))
-    assert not (written / "plots").exists()
-    assert "llorch-worker[parity]" in (written / "report.md").read_text()
 
 
 def test_text_that_utf_8_cannot_carry_does_not_lose_the_run(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ VERDICTS: tuple[Verdict, ...] = ("pass", "fail", "not run")
 
 
 def failed_report() -> str:
-    return to_markdown(report(levels(checkpoints=FAILED)), has_plots=True)
+    return to_markdown(report(levels(checkpoints=FAILED)))
 
 
 # ── the verdict ──────────────────────────────────────────────────────────────────────────────────
@@ -143,21 +143,12 @@ def test_broken_checks_come_before_those_that_hold() -> None:
 
 def test_a_level_over_its_budget_says_so() -> None:
     slow = replace(level("logits"), seconds=61.0)
-    assert "61.0 s (over)" in to_markdown(report(levels(logits=slow)), has_plots=False)
-
-
-def test_plots_are_linked_by_relative_path_or_said_to_be_missing() -> None:
-    assert "![Error per layer](plots/error-per-layer.png)" in to_markdown(report(), has_plots=True)
-    without = to_markdown(report(), has_plots=False)
-    assert "llorch-worker[parity]" in without
-    assert "plots/" not in without
+    assert "61.0 s (over)" in to_markdown(report(levels(logits=slow)))
 
 
 def test_a_long_table_is_folded() -> None:
     many = level("weights", *[HOLDS] * (LONGEST_OPEN_TABLE + 1))
-    assert f"<summary>{LONGEST_OPEN_TABLE + 1} rows</summary>" in to_markdown(
-        report(levels(weights=many)), has_plots=False
-    )
+    assert f"<summary>{LONGEST_OPEN_TABLE + 1} rows</summary>" in to_markdown(report(levels(weights=many)))
 
 
 def test_whatever_a_cell_holds_every_row_keeps_its_columns() -> None:
@@ -193,10 +184,10 @@ def test_numbers_are_short(value: float, shown: str) -> None:
 
 def test_a_value_just_beyond_its_bound_is_seen_to_be_beyond() -> None:
     close = Check("top-1 agreement", 0.993999, "at least", 0.994, "measured")
-    assert "| 0.993999 | ≥ 0.994 |" in to_markdown(report(levels(logits=level("logits", close))), has_plots=False)
+    assert "| 0.993999 | ≥ 0.994 |" in to_markdown(report(levels(logits=level("logits", close))))
 
 
 def test_a_report_needs_every_level_even_when_none_ran() -> None:
     made = report([not_run(name, "no time") for name in LEVELS])
     assert made.verdict == "not run"
-    assert to_markdown(made, has_plots=False).startswith("# Parity: NOT RUN\n")
+    assert to_markdown(made).startswith("# Parity: NOT RUN\n")

@@ -24,7 +24,7 @@ from worker.commands.parity_options import (
 )
 from worker.commands.tables import print_table
 from worker.errors import WorkerError
-from worker.parity import bundle, matrix, sources
+from worker.parity import bundle, matrix
 from worker.parity.bounds import Bounds, built_in
 from worker.parity.case import compared
 from worker.parity.proof import REPORT_TEXT, proof_of
@@ -77,10 +77,10 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
 @click.option(
     "--level",
     "names",
-    type=click.Choice([*LEVELS, sources.NAME]),
+    type=click.Choice(LEVELS),
     multiple=True,
     metavar="NAME",
-    help=f"Only this level; several times for more. One of {', '.join([*LEVELS, sources.NAME])}.",
+    help=f"Only this level; several times for more. One of {', '.join(LEVELS)}.",
 )
 @judging_options
 @of_a_model
@@ -91,7 +91,7 @@ def run(names: tuple[str, ...], **options: Any) -> None:
     """
     judging, asked = split(options)
     bounds = Bounds.load(judging.bounds_file)
-    chosen = names or (*LEVELS, sources.NAME)
+    chosen = names or LEVELS
     with asked.subject() as subject:
         run = Run(judging.case(subject, asked.tokens), bounds)
         levels = list(run.levels(chosen, say))

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from worker.logs.lines import escape
-from worker.parity.plots import HOW_TO_GET_PLOTS, file_of
 from worker.parity.report import Report, broken_first
 from worker.parity.results import Check, Level, Table
 
@@ -21,13 +20,11 @@ _MOST_DIGITS = 17
 """Enough to tell any two floats apart."""
 
 
-def to_markdown(report: Report, *, has_plots: bool) -> str:
-    """The whole report. `has_plots`: its series lie beside it as plots."""
+def to_markdown(report: Report) -> str:
+    """The whole report."""
     blocks = [f"# Parity: {_word(report.verdict)}", _subject(report), _overview(report.levels)]
-    if not has_plots and any(level.series for level in report.levels):
-        blocks.append(HOW_TO_GET_PLOTS)
     for level in report.levels:
-        blocks += _level(level, has_plots=has_plots)
+        blocks += _level(level)
     blocks += ["## How this was made", _table(("what", "value"), _facts(report))]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -79,7 +76,7 @@ def _times(level: Level) -> tuple[str, str]:
     return seconds(level.seconds) + over, seconds(level.budget_seconds) if level.budget_seconds else ""
 
 
-def _level(level: Level, *, has_plots: bool) -> list[str]:
+def _level(level: Level) -> list[str]:
     broken = [check for check in broken_first(level.checks) if not check.holds]
     holding = [check for check in level.checks if check.holds]
     blocks = [f"## {cell(level.name)}: {_word(level.verdict)}", cell(level.summary)]
@@ -89,9 +86,6 @@ def _level(level: Level, *, has_plots: bool) -> list[str]:
         blocks += [f"{_counted(len(holding), 'check')} within bounds", *_checks(holding)]
     for table in level.tables:
         blocks += _titled(table)
-    if has_plots:
-        titles = {file_of(series.name): series.title for series in level.series}
-        blocks += [f"![{cell(title)}]({file})" for file, title in titles.items()]
     return blocks
 
 

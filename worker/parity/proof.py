@@ -5,18 +5,13 @@ from collections.abc import Sequence
 from worker.front.certificate import REPORT_FILE
 from worker.parity.bundle import Proof, markdown
 from worker.parity.markdown import cell, to_markdown
-from worker.parity.plots import can_draw, draw
 from worker.parity.report import Report, to_json
 
 REPORT_TEXT = "report.md"
 
 
 def proof_of(report: Report, *, seeds: Sequence[object] = (), transcript: Sequence[object] = ()) -> Proof:
-    """`seeds`: every seed that was used and for what; `transcript`: what was asked of the model and what it answered.
-
-    Plots are part of it where matplotlib is installed.
-    """
-    plots = draw(series for level in report.levels for series in level.series) if can_draw() else {}
+    """`seeds`: every seed that was used and for what; `transcript`: what the model was asked and what it answered."""
     return Proof(
         type="parity",
         run_id=report.run_id,
@@ -43,7 +38,6 @@ def proof_of(report: Report, *, seeds: Sequence[object] = (), transcript: Sequen
         },
         files={
             REPORT_FILE: to_json(report),
-            REPORT_TEXT: markdown(to_markdown(report, has_plots=bool(plots))),
-            **plots,
+            REPORT_TEXT: markdown(to_markdown(report)),
         },
     )

@@ -64,7 +64,7 @@ class Report:
     versions: Mapping[str, str]
     machine: Machine
     levels: tuple[Level, ...]
-    """Those of results.LEVELS in their order, then `sources` and `matrix` where they were asked for."""
+    """Those of results.LEVELS in their order, then `matrix` where it was asked for."""
 
 
 def report_of(

@@ -1,4 +1,4 @@
-"""What a level found: checks against bounds, tables for people, series for plots. The report is made of nothing else.
+"""What a level found: checks against bounds, tables for people, series to draw. The report is made of nothing else.
 
 Plain values only, so that one encoder writes them and `parity verify` can read them back.
 """
@@ -48,17 +48,20 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Numbers for a plot: `values` over `labels`, or a histogram of `values` where there are no labels."""
+    """Numbers to draw: `values` over `labels`, or a histogram of `values` where there are no labels.
+
+    They are in report.json alone; nothing here draws.
+    """
 
     name: str
-    """Also the plot's file name: lower case, words joined by `-`."""
+    """Lower case, words joined by `-`."""
     title: str
     values: tuple[float, ...]
     labels: tuple[str, ...] = ()
     unit: str = ""
     is_log: bool = True
     line: str = ""
-    """Points of one plot that have the same `name` and another `line` are drawn as another line."""
+    """Series of the same `name` and another `line` belong into one picture."""
 
 
 @dataclass(frozen=True, slots=True)

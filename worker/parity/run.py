@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from worker.parity import corpus, matrix, sources
+from worker.parity import corpus, matrix
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
 from worker.parity.case import Case, Say
 from worker.parity.evidence import longest
 from worker.parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
-from worker.parity.llama.quantise import quantise
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.naming import not_comparable
 from worker.parity.results import LEVELS, Level, not_run
@@ -33,7 +32,6 @@ BUDGET_S: Final = {
     "generation": 45.0,
     "serving": 120.0,
     "sampling": 60.0,
-    "sources": 120.0,
 }
 """Wall time on two cores with the default model, of the ten minutes that `make parity` may take."""
 
@@ -47,11 +45,10 @@ class Run:
     transcript: serving.Transcript = field(default_factory=lambda: serving.Transcript((), ()))
 
     def levels(self, names: Sequence[str], say: Say) -> Iterator[Level]:
-        """Those of `names`, then `sources`, each when it is done; the others of LEVELS as not asked for."""
-        for name in (*LEVELS, sources.NAME):
+        """All of LEVELS, each when it is done; those that are not among `names` as not asked for."""
+        for name in LEVELS:
             if name not in names:
-                if name in LEVELS:
-                    yield not_run(name, "not asked for")
+                yield not_run(name, "not asked for")
                 continue
             say(f"level {name}")
             began_s = time.perf_counter()
@@ -67,7 +64,6 @@ class Run:
             "generation": self._generation,
             "serving": self._serving,
             "sampling": self._sampling,
-            sources.NAME: self._sources,
         }
         return steps[name]()
 
@@ -129,21 +125,6 @@ class Run:
                 tokens = [scorer.greedy(prompt, serving.N_TOKENS) for prompt in asked]
                 first_rows = [scorer.logits(prompt)[-1] for prompt in asked]
             return serving.Expected(tokens, first_rows, frozenset(model.ends.tolist()))
-
-    def _sources(self) -> Level:
-        case = self.case
-        if case.twin is None:
-            return not_run(sources.NAME, "needs the reference's weights as a GGUF of the llama architecture")
-        dequantised = case.subject.work / "dequantised.gguf"
-        quantise(case.subject.info.path, dequantised, "F32", n_threads=case.subject.n_threads)
-        return sources.run(
-            twin=case.twin,
-            file=case.subject.info.path,
-            dequantised=dequantised,
-            reference=case.reference,
-            bounds=self.bounds,
-            n_threads=case.subject.n_threads,
-        )
 
     @contextmanager
     def _candidates(self) -> Iterator[tuple[Candidate, Candidate | None]]:
