@@ -12,11 +12,9 @@ from pathlib import Path
 from tests.worker_process import Event, WorkerProcess, text_of
 from worker.host import cpu_quota
 from worker.model.catalog import sha256_of
-from worker.parity.bundle import DEFAULT_ROOT, Proof, document, lines, markdown, write
-from worker.parity.plain import json_lines
+from worker.parity.bundle import DEFAULT_ROOT, Proof, check_clean, document, lines, markdown, verify, write
 from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, versions
-from worker.parity.traces import check_clean
-from worker.parity.verify import verify
+from worker.parity.report import json_lines
 
 CHECKOUT = Path(__file__).parent.parent
 

@@ -15,10 +15,10 @@ import tomli
 from worker.cli import run
 from worker.errors import WorkerError
 from worker.front.certificate import read_certificate
+from worker.parity.bundle import verify
 from worker.parity.gguf_copy import rewrite
 from worker.parity.logits_file import LogitsFile
 from worker.parity.report import Report, from_json
-from worker.parity.verify import verify
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"
 

@@ -16,10 +16,8 @@ from worker.errors import CertificateRefused
 from worker.front.certificate import read_certificate
 from worker.model.catalog import sha256_of
 from worker.model.info import read_info
-from worker.parity.bundle import write
-from worker.parity.proof import proof_of
-from worker.parity.report import Report, to_json
-from worker.parity.results import LEVELS, not_run
+from worker.parity.bundle import proof_of, write
+from worker.parity.report import LEVELS, Report, not_run, to_json
 
 
 @pytest.fixture

@@ -4,8 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from worker.parity.provenance import Machine
-from worker.parity.report import BoundsUsed, ModelFile, ReferenceUsed, Report, report_of
-from worker.parity.results import LEVELS, Check, Level, Series, Table, judged, not_run
+from worker.parity.report import (
+    LEVELS,
+    BoundsUsed,
+    Check,
+    Level,
+    ModelFile,
+    ReferenceUsed,
+    Report,
+    Series,
+    Table,
+    judged,
+    not_run,
+    report_of,
+)
 
 SHA256 = "0123456789abcdef" * 4
 ANYTHING = "a|b `c` <b>*d*</b> [e](f) \\ g\nh\r\x1b[31m $i$ _j_ # k\u202e\ud800 日本 "

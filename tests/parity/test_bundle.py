@@ -20,15 +20,16 @@ from worker.parity.bundle import (
     MANIFEST,
     BundleType,
     Proof,
+    Trace,
+    check_clean,
     document,
     lines,
     markdown,
+    proof_of,
     run_folder,
     write,
 )
-from worker.parity.proof import proof_of
 from worker.parity.provenance import code_revision, new_run_id, this_machine, versions
-from worker.parity.traces import Trace, check_clean
 
 PROOF = Proof(
     type="determinism",

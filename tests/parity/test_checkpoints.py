@@ -18,7 +18,7 @@ from worker.parity.llama.scoring import Setup
 from worker.parity.naming import to_checkpoint_order
 from worker.parity.points import Activations, layer_points
 from worker.parity.reference.model import Reference
-from worker.parity.results import Level
+from worker.parity.report import Level
 
 pytestmark = pytest.mark.model
 

@@ -10,7 +10,7 @@ from tests.parity.made_activations import CONTINUATION, N_LAYERS, all_points, ex
 from worker.parity.bounds import Bounds
 from worker.parity.levels.checkpoints import LINES, Expected, Found, judge
 from worker.parity.points import CHECKPOINT, NAMES, Point
-from worker.parity.results import Level
+from worker.parity.report import Level
 
 LOGITS = Point.of("logits", N_LAYERS)
 

@@ -11,7 +11,7 @@ from worker.parity.evidence import Kind
 from worker.parity.full_logits import FullLogits
 from worker.parity.levels import logits
 from worker.parity.logits_file import LogitsFile, write_logits_file
-from worker.parity.results import Level
+from worker.parity.report import Level
 
 KINDS: list[Kind] = ["short", "short", "long", "continuation", "long"]
 

@@ -16,8 +16,7 @@ from worker.parity.evidence import Window
 from worker.parity.full_logits import FullLogits
 from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.matrix import Made, Stored
-from worker.parity.report import ReferenceUsed
-from worker.parity.results import Level
+from worker.parity.report import Level, ReferenceUsed
 
 if TYPE_CHECKING:
     from worker.parity.reference.model import Reference

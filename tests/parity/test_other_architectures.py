@@ -26,7 +26,7 @@ from worker.parity.levels import generation, logits, serving, tokenizer
 from worker.parity.levels.serving import Expected
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.reference.model import Reference
-from worker.parity.results import Level
+from worker.parity.report import Level
 from worker.parity.serving import ServedWorker
 from worker.parity.setups import opened
 from worker.wire.messages import TokenId

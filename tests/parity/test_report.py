@@ -11,8 +11,18 @@ import pytest
 
 from tests.parity.reports import ANYTHING, BROKEN, FAILED, HOLDS, NOT_A_NUMBER, level, levels, report
 from worker.parity.markdown import LONGEST_OPEN_TABLE, cell, number, to_markdown
-from worker.parity.report import contradictions, from_json, overall, to_json
-from worker.parity.results import LEVELS, Check, Level, Series, Verdict, not_run
+from worker.parity.report import (
+    LEVELS,
+    Check,
+    Level,
+    Series,
+    Verdict,
+    contradictions,
+    from_json,
+    not_run,
+    overall,
+    to_json,
+)
 
 VERDICTS: tuple[Verdict, ...] = ("pass", "fail", "not run")
 

@@ -14,7 +14,7 @@ from worker.parity.full_logits import FullLogits
 from worker.parity.levels import sampling
 from worker.parity.levels.sampling import GRID, Distribution, Sampler
 from worker.parity.logits_file import LogitsFile, write_logits_file
-from worker.parity.results import Level
+from worker.parity.report import Level
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
 from worker.wire.messages import Sampling

@@ -18,7 +18,7 @@ from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.interview import SEEDS, Heard, Question
 from worker.parity.levels.serving import Expected, judge, run
 from worker.parity.llama.scoring import Scorer, Setup
-from worker.parity.results import Level
+from worker.parity.report import Level
 from worker.parity.serving import N_NEIGHBOURS, NotServed, SelfTest, ServedWorker
 from worker.sampling.draw import uniform
 

@@ -12,7 +12,7 @@ from worker.parity.corpus import HardText, decode
 from worker.parity.gguf_copy import open_gguf, rewrite
 from worker.parity.levels import tokenizer
 from worker.parity.reference.tokenizer import ReferenceTokenizer
-from worker.parity.results import Level
+from worker.parity.report import Level
 from worker.parity.setups import opened
 from worker.wire.messages import TokenId
 

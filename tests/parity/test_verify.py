@@ -11,9 +11,7 @@ import pytest
 
 from tests.parity.reports import BROKEN, FAILED, level, levels, report
 from worker.errors import UsageError
-from worker.parity.bundle import COMMON, MANIFEST, write
-from worker.parity.proof import REPORT_TEXT, proof_of
-from worker.parity.verify import verify
+from worker.parity.bundle import COMMON, MANIFEST, REPORT_TEXT, proof_of, verify, write
 
 
 @pytest.fixture(scope="module")

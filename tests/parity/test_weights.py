@@ -24,7 +24,7 @@ from worker.parity.levels import weights
 from worker.parity.llama.quantise import FILE_TYPES, quantise
 from worker.parity.naming import to_checkpoint_order, to_gguf_order
 from worker.parity.reference.tensors import CheckpointTensors
-from worker.parity.results import Check, Level
+from worker.parity.report import Check, Level
 
 Q, GATE = "model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
 

@@ -26,13 +26,11 @@ from worker.commands.tables import print_table
 from worker.errors import WorkerError
 from worker.parity import bundle, matrix
 from worker.parity.bounds import Bounds, built_in
+from worker.parity.bundle import REPORT_TEXT, proof_of, verify
 from worker.parity.case import compared
-from worker.parity.proof import REPORT_TEXT, proof_of
-from worker.parity.report import Report
-from worker.parity.results import LEVELS, Level, not_run
+from worker.parity.report import LEVELS, Level, Report, not_run
 from worker.parity.run import Run, matrix_of
 from worker.parity.store import folder_for, given, make_checkpoint, make_logits
-from worker.parity.verify import verify
 
 
 class ParityFailed(WorkerError):

@@ -20,8 +20,7 @@ from worker.parity import bundle
 from worker.parity.bounds import built_in
 from worker.parity.case import Case, Subject, from_checkpoint, from_logits_file
 from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, versions
-from worker.parity.report import BoundsUsed, ModelFile, Report, report_of
-from worker.parity.results import Level
+from worker.parity.report import BoundsUsed, Level, ModelFile, Report, report_of
 from worker.parity.store import found, given
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from typing import Any, Self
 import tomli
 
 from worker.errors import UsageError
-from worker.parity.results import Check, Relation
+from worker.parity.report import Check, Relation
 
 
 @dataclass(frozen=True, slots=True)

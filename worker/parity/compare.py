@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from worker.parity import estimates
 from worker.parity.estimates import Estimate
 from worker.parity.evidence import Positions
-from worker.parity.results import Table
+from worker.parity.report import Table
 from worker.parity.row_numbers import KnownRow, Numbers, of_full, of_known
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from worker.logs.lines import escape
-from worker.parity.report import Report, broken_first
-from worker.parity.results import Check, Level, Table
+from worker.parity.report import Check, Level, Report, Table
 
 LONGEST_OPEN_TABLE = 25
 """Rows; longer ones are folded, so that the next heading is in sight."""
@@ -77,7 +76,7 @@ def _times(level: Level) -> tuple[str, str]:
 
 
 def _level(level: Level) -> list[str]:
-    broken = [check for check in broken_first(level.checks) if not check.holds]
+    broken = [check for check in level.checks if not check.holds]
     holding = [check for check in level.checks if check.holds]
     blocks = [f"## {cell(level.name)}: {_word(level.verdict)}", cell(level.summary)]
     if broken:

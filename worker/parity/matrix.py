@@ -21,7 +21,7 @@ from worker.parity.compare import Summary, summarise
 from worker.parity.evidence import ReferenceLogits
 from worker.parity.llama.quantise import quantise
 from worker.parity.llama.scoring import Scorer
-from worker.parity.results import Check, Level, Series, Table, judged, not_run
+from worker.parity.report import Check, Level, Series, Table, judged, not_run
 from worker.parity.setups import as_served, cpu, evaluated, opened
 
 NAME = "matrix"

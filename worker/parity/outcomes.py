@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.parity.bounds import Bounds
-from worker.parity.results import Check
+from worker.parity.report import Check
 from worker.sampling.sorted import softmax
 
 Logits = NDArray[np.floating]

@@ -1,19 +1,130 @@
-"""A run's outcome as one value, and as report.json: written once, read back strictly, judged again from its numbers.
+"""What a parity run found, as values and as report.json: written once, read back strictly, judged again by its numbers.
 
-Owns: what a report holds, when the whole passes, the JSON. Refuses to know: how levels are run (run.py), how a report
-looks (markdown.py), where it lies (bundle.py). worker/front/certificate.py reads a few of its keys in the front.
+Owns: what a level consists of (checks against bounds, tables for people, series to draw), what a report holds, when the
+whole passes, the JSON. Refuses to know: how levels are run (run.py), how a report looks (markdown.py), where it lies
+(bundle.py). worker/front/certificate.py reads a few of its keys in the front. Pure.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from worker.front.certificate import REPORT_FORMAT
-from worker.parity.plain import NOT_FINITE, json_document, plain
 from worker.parity.provenance import GENERATED_BY, Machine
-from worker.parity.results import LEVELS, Check, Level, Verdict
+
+# ── a level ──────────────────────────────────────────────────────────────────────────────────────
+
+Verdict = Literal["pass", "fail", "not run"]
+Relation = Literal["at most", "at least"]
+
+LEVELS = ("tokenizer", "weights", "checkpoints", "logits", "generation", "serving", "sampling")
+"""In the order in which they run and are reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A measured number against its bound. A value that is not finite holds no bound."""
+
+    name: str
+    """What was measured, in words that name the place: `blk.3 attn_norm, relative error`."""
+    value: float
+    relation: Relation
+    bound: float
+    reason: str
+    """Why the bound is where it is; from the bounds file."""
+    note: str = ""
+    """Where the value comes from: the tensor, position or text that is worst."""
+
+    @property
+    def holds(self) -> bool:
+        if not isfinite(self.value):
+            return False
+        return self.value <= self.bound if self.relation == "at most" else self.value >= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Text cells under their columns. A column whose name begins with `>` is aligned to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Numbers to draw: `values` over `labels`, or a histogram of `values` where there are no labels.
+
+    They are in report.json alone; nothing here draws.
+    """
+
+    name: str
+    """Lower case, words joined by `-`."""
+    title: str
+    values: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    is_log: bool = True
+    line: str = ""
+    """Series of the same `name` and another `line` belong into one picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level's outcome. `seconds` and `budget_seconds` are wall time of this machine; a budget is no bound."""
+
+    name: str
+    verdict: Verdict
+    summary: str
+    """One line: what was found, or why nothing was."""
+    checks: tuple[Check, ...] = ()
+    tables: tuple[Table, ...] = ()
+    series: tuple[Series, ...] = ()
+    seconds: float = 0.0
+    budget_seconds: float = 0.0
+
+
+def judged(
+    name: str,
+    summary: str,
+    checks: Sequence[Check],
+    *,
+    tables: Iterable[Table] = (),
+    series: Iterable[Series] = (),
+) -> Level:
+    """A level that ran: it passes when every check holds and there is at least one. `summary` when it passes;
+    otherwise the first broken check is the summary."""
+    broken = next((check for check in checks if not check.holds), None)
+    if not checks:
+        return Level(name, "fail", "nothing was compared", tables=tuple(tables), series=tuple(series))
+    return Level(
+        name,
+        "fail" if broken else "pass",
+        says(broken) if broken else summary,
+        tuple(checks),
+        tuple(tables),
+        tuple(series),
+    )
+
+
+def not_run(name: str, why: str) -> Level:
+    """A level that could not run here; `why` says what it lacks."""
+    return Level(name, "not run", why)
+
+
+def says(check: Check) -> str:
+    """A check as one line: what, how much, and the bound."""
+    where = f" ({check.note})" if check.note else ""
+    return f"{check.name}: {check.value:.3g}, {check.relation} {check.bound:.3g} is allowed{where}"
+
+
+# ── a run ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +175,7 @@ class Report:
     versions: Mapping[str, str]
     machine: Machine
     levels: tuple[Level, ...]
-    """Those of results.LEVELS in their order, then `matrix` where it was asked for."""
+    """Those of LEVELS in their order, then `matrix` where it was asked for."""
 
 
 def report_of(
@@ -138,16 +249,12 @@ def _missing_or_twice(names: Sequence[str]) -> Iterator[str]:
         yield f"level {name} is there {names.count(name)} times"
 
 
-def broken_first(checks: Iterable[Check]) -> list[Check]:
-    """The broken ones before those that hold, otherwise in their order."""
-    return sorted(checks, key=lambda check: check.holds)
-
-
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""How report.json spells the numbers that JSON does not have."""
 _NUMBER_KEYS = ("value", "values")
-"""Where numbers may be measured that JSON does not have: there, the words for them are numbers and no text."""
-_WORDS = {word: float(text) for text, word in NOT_FINITE.items()}
+"""Where such numbers may be measured: there the words are numbers, elsewhere they are text."""
 
 
 def to_json(report: Report) -> bytes:
@@ -164,9 +271,46 @@ def from_json(data: bytes) -> Report:
     report = msgspec.convert(_with_numbers(found), Report)
     if report.format != REPORT_FORMAT:
         raise ValueError(f"its format is {report.format[:64]!r}; this version reads {REPORT_FORMAT!r}")
-    if plain(report) != found:
+    if _plain(report) != found:
         raise ValueError("it has keys that no report has, or lacks some")
     return report
+
+
+def json_document(value: object) -> bytes:
+    """Any value of a bundle as UTF-8, indented, with a line end at the end.
+
+    What JSON has no form for becomes text, instead of failing at the end of a long run: NaN, infinities and lone
+    surrogates are spelled out, numpy's numbers are numbers.
+    """
+    return msgspec.json.format(msgspec.json.encode(_plain(value)), indent=1) + b"\n"
+
+
+def json_lines(records: Iterable[object]) -> bytes:
+    """As `json_document`, a record a line."""
+    return b"".join(msgspec.json.encode(_plain(record)) + b"\n" for record in records)
+
+
+def _plain(value: object) -> Any:
+    return _spelled(msgspec.to_builtins(value, enc_hook=_of_numpy))
+
+
+def _of_numpy(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _spelled(node: Any) -> Any:
+    match node:
+        case float() if not isfinite(node):
+            return "NaN" if math.isnan(node) else "Infinity" if node > 0 else "-Infinity"
+        case str():
+            return node.encode(errors="backslashreplace").decode()
+        case dict():
+            return {_spelled(key): _spelled(value) for key, value in node.items()}
+        case list() | tuple():
+            return [_spelled(value) for value in node]
+    return node
 
 
 def _with_numbers(node: Any, key: str = "") -> Any:

@@ -19,7 +19,7 @@ from worker.parity.evidence import longest
 from worker.parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.naming import not_comparable
-from worker.parity.results import LEVELS, Level, not_run
+from worker.parity.report import LEVELS, Level, not_run
 from worker.parity.serving import ServedWorker
 from worker.parity.setups import EXACT, as_served, cpu, opened
 from worker.wire.messages import TokenId

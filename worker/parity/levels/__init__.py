@@ -1,1 +1,1 @@
-"""One module per level. Each compares one thing and gives a `Level` (results.py)."""
+"""One module per level. Each compares one thing and gives a `Level` (report.py)."""

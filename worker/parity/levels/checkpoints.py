@@ -21,7 +21,7 @@ from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.naming import not_comparable
 from worker.parity.outcomes import Rows, outcomes
 from worker.parity.points import CHECKPOINT, NAMES, Activations, Name, Point
-from worker.parity.results import Check, Level, Series, Table, judged, not_run
+from worker.parity.report import Check, Level, Series, Table, judged, not_run
 from worker.parity.setups import opened
 
 NAME = "checkpoints"

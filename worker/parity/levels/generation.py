@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
 from worker.parity.evidence import ReferenceLogits, Window
-from worker.parity.results import Check, Level, Table, judged
+from worker.parity.report import Check, Level, Table, judged
 
 _MAX_SHOWN = 48
 

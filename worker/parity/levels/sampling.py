@@ -14,7 +14,7 @@ from worker.parity import formula
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
 from worker.parity.evidence import ReferenceLogits
-from worker.parity.results import Check, Level, Table, judged
+from worker.parity.report import Check, Level, Table, judged
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
 from worker.wire.messages import Sampling

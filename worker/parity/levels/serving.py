@@ -15,7 +15,7 @@ from worker.parity.answers import Answer, Parting, parting, parting_from
 from worker.parity.bounds import Bounds
 from worker.parity.draws import miss_at_parting, worst_draw
 from worker.parity.interview import SEEDS, TEMPERATURE, Heard, Question, Record, interview
-from worker.parity.results import Check, Level, Table, judged
+from worker.parity.report import Check, Level, Table, judged
 from worker.parity.serving import N_NEIGHBOURS, ServedWorker
 
 N_TOKENS = 16

@@ -17,7 +17,7 @@ from itertools import zip_longest
 
 from worker.parity.bounds import Bounds
 from worker.parity.corpus import HardText, decode, has_reference
-from worker.parity.results import Check, Level, Table, judged
+from worker.parity.report import Check, Level, Table, judged
 
 NAME = "tokenizer"
 _N_SHOWN = 20

@@ -22,7 +22,7 @@ from worker.model.info import read_info
 from worker.parity.bounds import Bounds
 from worker.parity.gguf_copy import open_gguf, row_blocks, shape_of
 from worker.parity.naming import EMBEDDING, NO_COUNTERPART, OUTPUT, Naming, not_comparable
-from worker.parity.results import Check, Level, Series, Table, judged, not_run
+from worker.parity.report import Check, Level, Series, Table, judged, not_run
 from worker.parity.twin import Tensors
 
 NAME = "weights"
