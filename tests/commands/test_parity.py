@@ -16,7 +16,7 @@ from worker.cli import run
 from worker.errors import WorkerError
 from worker.front.certificate import read_certificate
 from worker.parity.bundle import verify
-from worker.parity.gguf_copy import rewrite
+from worker.parity.f32_copy import rewrite
 from worker.parity.logits_file import LogitsFile
 from worker.parity.report import Report, from_json
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from worker.parity.bounds import Bounds
+from worker.parity.f32_copy import write_f32_copy
 from worker.parity.reference.checkpoint import dequantise
 from worker.parity.reference.model import Reference
 from worker.parity.reference.tensors import CheckpointTensors
-from worker.parity.twin import write_twin
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +26,10 @@ def reference(checkpoint: Path) -> Reference:
 
 
 @pytest.fixture(scope="session")
-def twin(default_model: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def f32_copy(default_model: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An F32 GGUF with the reference's weights."""
-    path = tmp_path_factory.mktemp("twin") / "twin-F32.gguf"
-    write_twin(default_model, CheckpointTensors.open(checkpoint), path)
+    path = tmp_path_factory.mktemp("f32_copy") / "f32-copy.gguf"
+    write_f32_copy(default_model, CheckpointTensors.open(checkpoint), path)
     return path
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
+from gguf.gguf_reader import ReaderTensor
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from tests.gguf_files import Value, tiny_model
 from worker.model.info import read_info
+from worker.parity.f32_copy import open_gguf, rewrite, shape_of
 from worker.parity.naming import Naming
 
 N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM, N_FF, N_VOCAB = 2, 4, 2, 16, 256, 40
@@ -127,6 +129,27 @@ def gguf_name(name: str) -> str:
         "mlp.down_proj": "ffn_down",
     }[part.removesuffix(".weight")]
     return f"blk.{layer}.{short}.weight"
+
+
+def stored(path: Path) -> dict[str, ReaderTensor]:
+    """The tensors of a file by their names, as they are stored."""
+    return {tensor.name: tensor for tensor in open_gguf(path).tensors}
+
+
+def dequantised(tensor: ReaderTensor) -> NDArray[np.float32]:
+    """All of a tensor, numpy shape; a copy that can be written to."""
+    values: NDArray[np.float32] = dequantize(tensor.data, tensor.tensor_type).reshape(shape_of(tensor))
+    return values.copy()
+
+
+def read_tensor(path: Path, name: str) -> NDArray[np.float32]:
+    return dequantised(stored(path)[name])
+
+
+def with_tensor(source: Path, target: Path, name: str, values: NDArray[np.float32]) -> Path:
+    """A copy of `source` in which one tensor has other values."""
+    rewrite(source, target, tensors={name: lambda: values})
+    return target
 
 
 def naming_of(path: Path) -> Naming:

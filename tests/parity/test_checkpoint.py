@@ -11,9 +11,9 @@ import pytest
 
 from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
 from tests.parity.plain_llama import PlainLlama
+from tests.parity.small_gguf import dequantised, stored
 from worker.errors import UsageError
 from worker.model.info import read_info
-from worker.parity.gguf_copy import dequantised, open_gguf
 from worker.parity.naming import Naming
 from worker.parity.reference.checkpoint import dequantise
 from worker.parity.reference.model import Reference
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.model
 def test_every_weight_is_the_de_quantised_one(checkpoint: Path, default_model: Path) -> None:
+    found = stored(default_model)
     tensors = CheckpointTensors.open(checkpoint)
     naming = Naming.of(read_info(default_model))
     names = naming.by_gguf_name(tensors.names)
-    stored = {tensor.name: tensor for tensor in open_gguf(default_model).tensors}
-    assert {names[name] for name in stored} == tensors.names
-    assert len(stored) == len(tensors.names)
+    assert {names[name] for name in found} == tensors.names
+    assert len(found) == len(tensors.names)
     different = [
         name
-        for name, tensor in stored.items()
+        for name, tensor in found.items()
         if not np.array_equal(naming.in_gguf_order(name, tensors.read(names[name])), dequantised(tensor))
     ]
     assert different == []

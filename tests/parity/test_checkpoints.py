@@ -1,4 +1,4 @@
-"""The checkpoints level on the real model: it passes on the twin, and each way of being wrong is found where it is."""
+"""The checkpoints level on the real model: it passes on the F32 copy, and every error is found where it is."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -61,23 +61,23 @@ def judged(path: Path, expected: Expected, bounds: Bounds) -> Level:
 # ── nothing wrong ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_twin_is_the_reference_at_every_checkpoint(twin: Path, expected: Expected, bounds: Bounds) -> None:
-    level = judged(twin, expected, bounds)
+def test_the_f32_copy_is_the_reference_at_every_checkpoint(f32_copy: Path, expected: Expected, bounds: Bounds) -> None:
+    level = judged(f32_copy, expected, bounds)
     assert level.verdict == "pass", level.summary
     assert level.summary.startswith(f"{len(layer_points(N_LAYERS))} points over {N_TOKENS} tokens")
     assert all(len(series.values) == N_LAYERS for series in level.series)
 
 
-def test_both_sides_have_every_point(twin: Path, expected: Expected, tokens: list[int]) -> None:
-    found = capture(twin, tokens, n_threads=N_THREADS)
+def test_both_sides_have_every_point(f32_copy: Path, expected: Expected, tokens: list[int]) -> None:
+    found = capture(f32_copy, tokens, n_threads=N_THREADS)
     assert list(found) == layer_points(N_LAYERS)
     assert {point: values.shape for point, values in found.items()} == {
         point: values.shape for point, values in expected.activations.items()
     }
 
 
-def test_half_precision_memory_is_seen_where_it_rounds(twin: Path, tokens: list[int]) -> None:
-    found = capture(twin, tokens, n_threads=N_THREADS, setup=Setup(type_k="f16", type_v="f16"))
+def test_half_precision_memory_is_seen_where_it_rounds(f32_copy: Path, tokens: list[int]) -> None:
+    found = capture(f32_copy, tokens, n_threads=N_THREADS, setup=Setup(type_k="f16", type_v="f16"))
     for cache, computed in (("k_cache", "k_rope"), ("v_cache", "v_proj")):
         stored, whole = (
             next(v for p, v in found.items() if p.layer == 5 and p.name == name) for name in (cache, computed)
@@ -86,19 +86,19 @@ def test_half_precision_memory_is_seen_where_it_rounds(twin: Path, tokens: list[
         assert (stored != whole).any()
 
 
-def test_flash_attention_has_no_scores_to_look_at(twin: Path, tokens: list[int]) -> None:
+def test_flash_attention_has_no_scores_to_look_at(f32_copy: Path, tokens: list[int]) -> None:
     with pytest.raises(ValueError, match=r"0 tensors kq-0, not 1: .*without flash attention"):
-        capture(twin, tokens, n_threads=N_THREADS, setup=Setup(flash_attn="on"))
+        capture(f32_copy, tokens, n_threads=N_THREADS, setup=Setup(flash_attn="on"))
 
 
 # ── negative controls: weights and metadata ──────────────────────────────────────────────────────
 
 
 class Workbench:
-    """A copy of the twin, mapped so that its numbers can be changed where they lie: seconds less than another copy."""
+    """The F32 copy again, mapped so that its numbers can be changed where they lie, which takes less than another."""
 
-    def __init__(self, twin: Path, path: Path) -> None:
-        shutil.copyfile(twin, path)
+    def __init__(self, f32_copy: Path, path: Path) -> None:
+        shutil.copyfile(f32_copy, path)
         self.path = path
         self._reader = GGUFReader(path, "r+")
 
@@ -117,8 +117,8 @@ class Workbench:
 
 
 @pytest.fixture(scope="module")
-def workbench(twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
-    made = Workbench(twin, tmp_path_factory.mktemp("workbench") / "wrong.gguf")
+def workbench(f32_copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+    made = Workbench(f32_copy, tmp_path_factory.mktemp("workbench") / "wrong.gguf")
     yield made
     made.path.unlink()
 
@@ -217,20 +217,22 @@ def one_position_later(reference: Reference, tokens: list[int]) -> Activations:
 
 
 def test_positions_that_are_off_by_one_are_found_at_rope(
-    twin: Path, reference: Reference, expected: Expected, tokens: list[int], bounds: Bounds
+    f32_copy: Path, reference: Reference, expected: Expected, tokens: list[int], bounds: Bounds
 ) -> None:
     later = replace(in_short(expected), activations=one_position_later(reference, tokens))
-    level = judged(twin, later, bounds)
+    level = judged(f32_copy, later, bounds)
     assert level.verdict == "fail"
     assert level.summary.startswith("blk.0 q_rope (checkpoint 1B), relative error")
 
 
-def test_another_text_is_found_at_once(twin: Path, expected: Expected, bounds: Bounds) -> None:
+def test_another_text_is_found_at_once(f32_copy: Path, expected: Expected, bounds: Bounds) -> None:
     other = replace(in_short(expected), tokens=expected.tokens[::-1])
-    assert judged(twin, other, bounds).summary.startswith("embedding (checkpoint 0), relative error")
+    assert judged(f32_copy, other, bounds).summary.startswith("embedding (checkpoint 0), relative error")
 
 
-def test_a_reference_that_goes_on_otherwise_is_found_at_the_end(twin: Path, expected: Expected, bounds: Bounds) -> None:
+def test_a_reference_that_goes_on_otherwise_is_found_at_the_end(
+    f32_copy: Path, expected: Expected, bounds: Bounds
+) -> None:
     other = replace(in_short(expected), continuation=(expected.continuation[0] + 1,))
-    level = judged(twin, other, bounds)
+    level = judged(f32_copy, other, bounds)
     assert level.summary.startswith("end to end (checkpoint 12), 3 runs of 1 tokens, unlike the reference: 3")

@@ -59,22 +59,22 @@ def tie(reference: FullLogits) -> NearTie:
 
 
 def test_the_same_continuations_pass(reference: FullLogits, bounds: Bounds) -> None:
-    level = generation.run(reference, bounds, file=candidate(), twin=candidate(name="twin"))
+    level = generation.run(reference, bounds, file=candidate(), f32_copy=candidate(name="F32 copy"))
     assert (level.verdict, len(level.checks), len(level.tables)) == ("pass", 2, 2)
     assert [check.value for check in level.checks] == [0.0, 0.0]
     assert level.tables[0].rows[0][2] == "20 of 20"
-    assert level.summary.startswith("twin: 2 of 2 continuations are the reference's")
+    assert level.summary.startswith("F32 copy: 2 of 2 continuations are the reference's")
 
 
-def test_a_near_tie_may_turn_a_quantised_file_but_not_the_twin(
+def test_a_near_tie_may_turn_a_quantised_file_but_not_the_f32_copy(
     reference: FullLogits, bounds: Bounds, tie: NearTie
 ) -> None:
     turned = tie.turned(MadeModel())
     file = generation.run(reference, bounds, file=turned)
-    twin = generation.run(reference, bounds, file=candidate(), twin=turned)
-    assert (file.verdict, twin.verdict) == ("pass", "fail")
+    f32_copy = generation.run(reference, bounds, file=candidate(), f32_copy=turned)
+    assert (file.verdict, f32_copy.verdict) == ("pass", "fail")
     assert file.checks[0].value == tie.gap
-    assert f"prompt {tie.prompt}, token {tie.index}" in twin.summary
+    assert f"prompt {tie.prompt}, token {tie.index}" in f32_copy.summary
     assert "part at a near-tie" in file.summary
 
 
@@ -102,9 +102,9 @@ def test_the_table_shows_each_prompt_with_its_tokens(reference: FullLogits, boun
 def test_another_model_and_positions_that_are_off_by_one_fail(
     reference: FullLogits, bounds: Bounds, wrong: MadeModel
 ) -> None:
-    level = generation.run(reference, bounds, file=candidate(), twin=candidate(name="twin", model=wrong))
+    level = generation.run(reference, bounds, file=candidate(), f32_copy=candidate(name="F32 copy", model=wrong))
     assert level.verdict == "fail"
-    assert level.summary.startswith("twin: the reference's preference")
+    assert level.summary.startswith("F32 copy: the reference's preference")
     assert generation.run(reference, bounds, file=candidate(model=wrong)).verdict == "fail"
 
 

@@ -83,18 +83,18 @@ COMPARE = """
 from worker.parity.bounds import Bounds
 from worker.parity.levels import checkpoints, weights
 from worker.parity.reference.tensors import CheckpointTensors
-from worker.parity.twin import write_twin
+from worker.parity.f32_copy import write_f32_copy
 
-gguf, twin, tokens = Path(sys.argv[3]), Path(sys.argv[3] + ".twin"), [1, 2, 3, 4]
+gguf, f32_copy, tokens = Path(sys.argv[3]), Path(sys.argv[3] + ".f32_copy"), [1, 2, 3, 4]
 tensors, bounds = CheckpointTensors.open(folder), Bounds.load()
-write_twin(gguf, tensors, twin)
+write_f32_copy(gguf, tensors, f32_copy)
 reference = Reference.open(folder, n_threads=1, is_layerwise=True)
 (continuation,) = reference.greedy([tokens], 3)
 rows = reference.logits([*tokens, *continuation])[len(tokens) - 1 : -1]
 expected = checkpoints.Expected.of(tokens, reference.activations(tokens), continuation, rows)
 levels = [
     weights.run(gguf, tensors, bounds, made_from_this_file=False),
-    checkpoints.run(twin, expected, bounds=bounds, n_threads=1),
+    checkpoints.run(f32_copy, expected, bounds=bounds, n_threads=1),
 ]
 assert [level.verdict for level in levels] == ["pass", "pass"], [level.summary for level in levels]
 """
@@ -138,7 +138,7 @@ def test_peak_of_a_reference_of_24_layers_is_under_two_fifths_of_the_checkpoint(
 def test_24_layers_are_compared_with_a_peak_under_two_fifths_of_the_checkpoint(
     large: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    """From the twin to the verdicts of weights and checkpoints: beyond the mapped files, a layer at a time."""
+    """From the F32 copy to the verdicts of weights and checkpoints: beyond the mapped files, a layer at a time."""
     gguf = gguf_of(large, tmp_path / "large.gguf")
     assert _peak(COMPARE, large, tiny, str(gguf)) < 0.4 * size_of(large)
 

@@ -58,16 +58,16 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(tool: str, twin: Path, text: Path) -> Path:
+def base(tool: str, f32_copy: Path, text: Path) -> Path:
     """The F32 weights' log-probabilities, as the tool stores them."""
     path = text.with_name("base.kld")
-    run(tool, "-m", str(twin), "-f", str(text), "--kl-divergence-base", str(path))
+    run(tool, "-m", str(f32_copy), "-f", str(text), "--kl-divergence-base", str(path))
     return path
 
 
 @pytest.fixture(scope="module")
-def base_rows(twin: Path, text: Path) -> Rows:
-    return rows_of(twin, text)
+def base_rows(f32_copy: Path, text: Path) -> Rows:
+    return rows_of(f32_copy, text)
 
 
 def run(tool: str, *arguments: str) -> str:
@@ -122,10 +122,10 @@ def ours(base_rows: Rows, candidate_rows: Rows, windows: list[list[int]]) -> Sum
 
 @pytest.mark.parametrize("file_type", ["Q8_0", "Q4_1"])
 def test_kl_and_perplexity_are_those_of_llama_perplexity(
-    *, tool: str, twin: Path, text: Path, base: Path, base_rows: Rows, file_type: str, tmp_path: Path
+    *, tool: str, f32_copy: Path, text: Path, base: Path, base_rows: Rows, file_type: str, tmp_path: Path
 ) -> None:
     gguf = tmp_path / f"{file_type}.gguf"
-    quantise(twin, gguf, file_type, n_threads=int(THREADS))
+    quantise(f32_copy, gguf, file_type, n_threads=int(THREADS))
     output = run(tool, "-m", str(gguf), "--kl-divergence-base", str(base), "--kl-divergence")
     candidate_rows = rows_of(gguf, text)
     found = ours(base_rows, candidate_rows, windows_of(gguf, text))

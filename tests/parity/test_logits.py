@@ -25,16 +25,16 @@ def broken(level: Level) -> list[str]:
     return [check.name for check in level.checks if not check.holds]
 
 
-def test_an_exact_twin_and_a_near_file_pass(reference: FullLogits, bounds: Bounds) -> None:
-    twin, file = candidate(noisy(1e-5), name="twin", file_type="F32"), candidate(noisy(0.02), name="served")
-    level = logits.run(reference, bounds, file=file, twin=twin)
+def test_an_exact_f32_copy_and_a_near_file_pass(reference: FullLogits, bounds: Bounds) -> None:
+    f32_copy, file = candidate(noisy(1e-5), name="F32 copy", file_type="F32"), candidate(noisy(0.02), name="served")
+    level = logits.run(reference, bounds, file=file, f32_copy=f32_copy)
     assert (level.verdict, broken(level)) == ("pass", [])
     assert len(level.checks) == 4 + 4 + 5
     (table,) = level.tables
     assert table.columns == (
         "",
-        ">twin, short windows",
-        ">twin, long windows",
+        ">F32 copy, short windows",
+        ">F32 copy, long windows",
         ">served, long windows",
         ">its second halves",
     )
@@ -43,11 +43,11 @@ def test_an_exact_twin_and_a_near_file_pass(reference: FullLogits, bounds: Bound
     assert "left out" not in level.summary
 
 
-def test_without_a_twin_the_summary_says_that_it_was_left_out(reference: FullLogits, bounds: Bounds) -> None:
+def test_without_a_f32_copy_the_summary_says_that_it_was_left_out(reference: FullLogits, bounds: Bounds) -> None:
     level = logits.run(reference, bounds, file=candidate(noisy(0.02)))
     assert level.verdict == "pass"
     assert len(level.checks) == 5
-    assert "the F32 twin was left out" in level.summary
+    assert "the F32 copy was left out" in level.summary
 
 
 def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds, tmp_path: Path) -> None:
@@ -61,26 +61,26 @@ def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds
 # ── negative controls ────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_error_at_one_logit_of_the_twin_is_found_where_it_is(reference: FullLogits, bounds: Bounds) -> None:
+def test_an_error_at_one_logit_of_the_f32_copy_is_found_where_it_is(reference: FullLogits, bounds: Bounds) -> None:
     def change(rows: Rows) -> Rows:
         rows = rows.copy()
         if rows[0, 0] == reference.rows(1)[0, 0]:
             rows[17, 3] += np.float32(2e-4)
         return rows
 
-    level = logits.run(reference, bounds, file=candidate(), twin=candidate(change, name="twin"))
-    assert broken(level) == ["twin, short windows: largest error of a logit"]
+    level = logits.run(reference, bounds, file=candidate(), f32_copy=candidate(change, name="F32 copy"))
+    assert broken(level) == ["F32 copy, short windows: largest error of a logit"]
     assert "window 1, position 17" in level.summary
 
 
-def test_a_changed_order_of_tokens_that_lie_apart_fails_the_twin(reference: FullLogits, bounds: Bounds) -> None:
+def test_a_changed_order_of_tokens_that_lie_apart_fails_the_f32_copy(reference: FullLogits, bounds: Bounds) -> None:
     def change(rows: Rows) -> Rows:
         rows = rows.copy()
         second = np.argsort(rows[9])[-2]
         rows[9, second] = rows[9].max() + np.float32(1.0)
         return rows
 
-    level = logits.run(reference, bounds, file=candidate(), twin=candidate(change, name="twin"))
+    level = logits.run(reference, bounds, file=candidate(), f32_copy=candidate(change, name="F32 copy"))
     assert sum("another most probable token" in name for name in broken(level)) == 2
     flips = [check for check in level.checks if "another most probable token" in check.name]
     assert all("position 9" in check.note for check in flips)
@@ -93,10 +93,10 @@ def test_one_number_that_is_not_finite_fails_both(reference: FullLogits, bounds:
         rows[4, 1] = value
         return rows
 
-    level = logits.run(reference, bounds, file=candidate(change), twin=candidate(change, name="twin"))
+    level = logits.run(reference, bounds, file=candidate(change), f32_copy=candidate(change, name="F32 copy"))
     assert level.verdict == "fail"
     assert {"made: mean KL", "made: 99 % of KL", "made: |ln| of the ratio of perplexities"} <= set(broken(level))
-    assert {f"twin, {kind} windows: largest KL" for kind in ("short", "long")} <= set(broken(level))
+    assert {f"F32 copy, {kind} windows: largest KL" for kind in ("short", "long")} <= set(broken(level))
 
 
 def test_positions_that_are_off_by_one_fail(reference: FullLogits, bounds: Bounds) -> None:

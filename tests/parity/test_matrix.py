@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.parity.small_gguf import read_tensor, with_tensor
 from worker.parity import corpus, matrix
 from worker.parity.bounds import Bounds
 from worker.parity.case import Case, Subject
 from worker.parity.compare import Summary, compare_full, summarise
 from worker.parity.evidence import Window
 from worker.parity.full_logits import FullLogits
-from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.matrix import Made, Stored
 from worker.parity.report import Level, ReferenceUsed
 
@@ -71,7 +71,7 @@ def test_types_of_small_blocks_have_nothing_to_fall_back_from(file_type: str) ->
 
 
 @pytest.fixture(scope="module")
-def case(default_model: Path, twin: Path, reference: "Reference", tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(default_model: Path, f32_copy: Path, reference: "Reference", tmp_path_factory: pytest.TempPathFactory) -> Case:
     window = Window("short", tuple(reference.tokenize(corpus.text())[:N_TOKENS]))
     rows = FullLogits.make(tmp_path_factory.mktemp("rows"), [window], lambda window: reference.logits(window.tokens))
     return Case(
@@ -80,7 +80,7 @@ def case(default_model: Path, twin: Path, reference: "Reference", tmp_path_facto
         reference=rows,
         hard_ids=[],
         is_source=True,
-        twin=twin,
+        f32_copy=f32_copy,
     )
 
 
@@ -110,14 +110,16 @@ def test_two_types_are_made_measured_and_removed(case: Case, bounds: Bounds) -> 
 @pytest.mark.model
 def test_files_made_from_other_weights_fail(case: Case, bounds: Bounds, default_model: Path, tmp_path: Path) -> None:
     """One norm a quarter too large."""
-    name, wrong = "blk.15.attn_norm.weight", tmp_path / "wrong.gguf"
-    rewrite(default_model, wrong, tensors={name: read_tensor(default_model, name) * np.float32(1.25)})
-    level, _ = run(replace(case, twin=wrong), bounds, "Q8_0")
+    name = "blk.15.attn_norm.weight"
+    wrong = with_tensor(
+        default_model, tmp_path / "wrong.gguf", name, read_tensor(default_model, name) * np.float32(1.25)
+    )
+    level, _ = run(replace(case, f32_copy=wrong), bounds, "Q8_0")
     assert level.verdict == "fail"
     assert level.summary.startswith("Q8_0: mean KL")
 
 
 @pytest.mark.model
 def test_without_the_weights_of_the_reference_it_is_not_run(case: Case, bounds: Bounds) -> None:
-    level, said = run(replace(case, twin=None), bounds, "Q8_0")
+    level, said = run(replace(case, f32_copy=None), bounds, "Q8_0")
     assert (level.verdict, said) == ("not run", [])

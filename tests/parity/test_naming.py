@@ -1,4 +1,4 @@
-"""GGUF and checkpoint name the same tensors and order the same rows; the twin is the proof of both."""
+"""GGUF and checkpoint name the same tensors and order the same rows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +11,14 @@ from hypothesis import strategies as st
 from tests.gguf_files import TensorRow, tiny_model
 from tests.parity.small_gguf import (
     SHAPES,
-    InMemory,
     gguf_name,
     interleaved,
     naming_of,
     random_checkpoint,
-    write_gemma,
     write_gguf,
 )
-from worker.errors import UsageError, WorkerError
 from worker.model.info import read_info
-from worker.parity.gguf_copy import dequantised, open_gguf, tensor_names
 from worker.parity.naming import not_comparable, to_checkpoint_order, to_gguf_order
-from worker.parity.twin import write_twin
 
 
 @given(n_heads=st.integers(1, 5), n_pairs=st.integers(1, 9), columns=st.integers(1, 3))
@@ -85,65 +80,3 @@ def test_only_llama_without_experts_can_be_compared(tmp_path: Path) -> None:
         tensors=[TensorRow("token_embd.weight", (32, 8), 1024), TensorRow("blk.0.ffn_up_exps.weight", (2,), 8)]
     )
     assert "mixture of experts" in (not_comparable(read_info(experts.write(tmp_path / "experts.gguf"))) or "")
-
-
-# ── the twin ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_twin_has_the_references_weights_and_the_files_metadata(tmp_path: Path) -> None:
-    checkpoint = random_checkpoint()
-    quantised = write_gguf(tmp_path / "q4.gguf", checkpoint, "Q4_0", {"rope_freqs.weight": 8})
-    twin = tmp_path / "twin.gguf"
-    write_twin(quantised, checkpoint, twin)
-    exact = write_gguf(tmp_path / "exact.gguf", checkpoint, "F32", {"rope_freqs.weight": 8})
-    assert twin.read_bytes() == exact.read_bytes()
-
-
-def test_a_twin_may_have_an_output_of_its_own(tmp_path: Path) -> None:
-    checkpoint = random_checkpoint()
-    checkpoint.tensors["lm_head.weight"] = -checkpoint.tensors["model.embed_tokens.weight"]
-    quantised = write_gguf(tmp_path / "q8.gguf", checkpoint, "Q8_0")
-    write_twin(quantised, checkpoint, tmp_path / "twin.gguf")
-    assert (tmp_path / "twin.gguf").read_bytes() == write_gguf(tmp_path / "exact.gguf", checkpoint).read_bytes()
-
-
-def test_weights_are_read_once_and_one_at_a_time(tmp_path: Path) -> None:
-    checkpoint = random_checkpoint()
-    quantised = write_gguf(tmp_path / "q8.gguf", checkpoint, "Q8_0")
-    write_twin(quantised, checkpoint, tmp_path / "twin.gguf")
-    assert [gguf_name(name) for name in checkpoint.asked] == tensor_names(quantised)
-
-
-@pytest.mark.parametrize("missing", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
-def test_a_checkpoint_without_a_tensor_has_no_twin(tmp_path: Path, missing: str) -> None:
-    checkpoint = random_checkpoint()
-    path = write_gguf(tmp_path / "small.gguf", checkpoint)
-    del checkpoint.tensors[missing]
-    with pytest.raises(WorkerError, match=rf"no tensor for '{gguf_name(missing)}'"):
-        write_twin(path, checkpoint, tmp_path / "twin.gguf")
-    assert not (tmp_path / "twin.gguf").exists()
-
-
-def test_a_checkpoint_of_another_size_has_no_twin(tmp_path: Path) -> None:
-    checkpoint = random_checkpoint()
-    path = write_gguf(tmp_path / "small.gguf", checkpoint)
-    checkpoint.tensors["model.norm.weight"] = np.ones(3, dtype=np.float32)
-    with pytest.raises(UsageError, match=r"'output_norm\.weight' has shape \(64,\); the new values have \(3,\)"):
-        write_twin(path, checkpoint, tmp_path / "twin.gguf")
-    assert not (tmp_path / "twin.gguf").exists()
-
-
-def test_another_architecture_has_no_twin(tmp_path: Path) -> None:
-    path = write_gemma(tmp_path / "gemma.gguf")
-    with pytest.raises(WorkerError, match="architecture gemma: tensors are compared for llama only"):
-        write_twin(path, InMemory({}, []), tmp_path / "twin.gguf")
-
-
-@pytest.mark.model
-def test_the_twin_of_the_default_model_is_the_model_de_quantised(default_model: Path, twin: Path) -> None:
-    """Its reference was made from it, so its own weights come back, through two names and two reorderings."""
-    stored = {tensor.name: tensor for tensor in open_gguf(default_model).tensors}
-    found = {tensor.name: tensor for tensor in open_gguf(twin).tensors}
-    assert list(found) == list(stored)
-    assert {tensor.tensor_type.name for tensor in found.values()} == {"F32"}
-    assert [name for name in found if not np.array_equal(found[name].data, dequantised(stored[name]))] == []

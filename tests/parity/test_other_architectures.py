@@ -6,6 +6,7 @@ Tiny random checkpoints (other_architectures.py) and what llama.cpp's own conver
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,16 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.parity.other_architectures import convert, write_gemma2, write_qwen2
+from tests.parity.small_gguf import read_tensor
 from worker.llama.model import Model
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
 from worker.parity.corpus import HardText
 from worker.parity.evidence import SHORT
+from worker.parity.f32_copy import rewrite
 from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather, plan_windows
-from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.levels import generation, logits, serving, tokenizer
 from worker.parity.levels.serving import Expected
 from worker.parity.llama.scoring import Scorer, Setup
@@ -158,22 +160,23 @@ def test_tokenizer_level_finds_what_they_do_not(made: Made, model: Model) -> Non
 
 
 def test_logits_level_passes(made: Made, candidate: Candidate) -> None:
-    level = logits.run(made.rows, made.bounds, file=candidate, twin=replace(candidate, name="twin"))
+    level = logits.run(made.rows, made.bounds, file=candidate, f32_copy=replace(candidate, name="F32 copy"))
     assert level.verdict == "pass", level.summary
 
 
 def test_logits_level_fails_on_a_mistake_of_the_architectures_own(made: Made, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.gguf"
-    rewrite(made.gguf, wrong, tensors=made.architecture.mistake(made.gguf))
+    mistake = made.architecture.mistake(made.gguf)
+    rewrite(made.gguf, wrong, tensors={name: partial(mistake.__getitem__, name) for name in mistake})
     with opened(wrong) as model, Scorer(model, SETUP, n_ctx=640, n_threads=2) as scorer:
         candidate = Candidate("wrong", "F32", scorer.logits, scorer.greedy)
-        level = logits.run(made.rows, made.bounds, file=candidate, twin=candidate)
+        level = logits.run(made.rows, made.bounds, file=candidate, f32_copy=candidate)
     assert level.verdict == "fail"
     assert level.summary.startswith("wrong, short windows: largest error of a logit")
 
 
 def test_generation_level_passes(made: Made, candidate: Candidate) -> None:
-    level = generation.run(made.rows, made.bounds, file=candidate, twin=replace(candidate, name="twin"))
+    level = generation.run(made.rows, made.bounds, file=candidate, f32_copy=replace(candidate, name="F32 copy"))
     assert level.verdict == "pass", level.summary
 
 

@@ -51,10 +51,10 @@ def test_the_level_runs_from_a_logits_file(reference: FullLogits, bounds: Bounds
 
 
 def test_distances_are_those_of_the_candidates_own_rows(reference: FullLogits, bounds: Bounds) -> None:
-    twin, file = candidate(noisy(1e-5), name="twin"), candidate(noisy(0.1), name="served")
-    level = sampling.run(reference, bounds, file=file, twin=twin)
+    f32_copy, file = candidate(noisy(1e-5), name="F32 copy"), candidate(noisy(0.1), name="served")
+    level = sampling.run(reference, bounds, file=file, f32_copy=f32_copy)
     assert level.verdict == "pass"
-    assert level.tables[0].columns[-2:] == (">twin", ">served")
+    assert level.tables[0].columns[-2:] == (">F32 copy", ">served")
     distance = level.checks[-1]
     assert 0.0 < distance.value < 1e-4
     assert "total variation distance" in distance.name
@@ -134,11 +134,11 @@ def test_draws_that_do_not_follow_seed_and_position_fail(
 
 
 @pytest.mark.parametrize("change", [noisy(0.05), lambda rows: rows * np.float32(np.nan)])
-def test_a_twin_whose_logits_are_off_fails(
+def test_a_f32_copy_whose_logits_are_off_fails(
     reference: FullLogits, bounds: Bounds, change: Callable[[Rows], Rows]
 ) -> None:
-    level = sampling.run(reference, bounds, twin=candidate(change, name="twin"))
-    assert list(broken(level)) == ["twin: largest total variation distance without cuts"]
+    level = sampling.run(reference, bounds, f32_copy=candidate(change, name="F32 copy"))
+    assert list(broken(level)) == ["F32 copy: largest total variation distance without cuts"]
 
 
 def test_a_reference_without_rows_in_full_is_no_comparison(tmp_path: Path, bounds: Bounds) -> None:

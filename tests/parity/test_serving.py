@@ -9,12 +9,12 @@ import pytest
 
 from tests.parity.made_answers import answer, row
 from tests.parity.relay import Event, Relay
+from tests.parity.small_gguf import read_tensor, with_tensor
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.parity.answers import Answer, Drawn, Request, Top, unanswered
 from worker.parity.bounds import Bounds
 from worker.parity.company import Neighbour
-from worker.parity.gguf_copy import read_tensor, rewrite
 from worker.parity.interview import SEEDS, Heard, Question
 from worker.parity.levels.serving import Expected, judge, run
 from worker.parity.llama.scoring import Scorer, Setup
@@ -267,8 +267,8 @@ def test_a_worker_on_other_weights_fails_against_this_file(
 ) -> None:
     """One norm a quarter too large, in the middle of the network."""
     name = "blk.15.attn_norm.weight"
-    path = tmp_path / "perturbed.gguf"
-    rewrite(default_model, path, tensors={name: read_tensor(default_model, name) * np.float32(1.25)})
+    values = read_tensor(default_model, name) * np.float32(1.25)
+    path = with_tensor(default_model, tmp_path / "perturbed.gguf", name, values)
     with serve(path) as other:
         level, _ = run(other, PROMPTS[:1], of_first_prompt(expected), bounds, n_tokens=4)
     assert level.verdict == "fail"

@@ -9,7 +9,7 @@ from worker.llama.model import Model
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.corpus import HardText, decode
-from worker.parity.gguf_copy import open_gguf, rewrite
+from worker.parity.f32_copy import open_gguf, rewrite
 from worker.parity.levels import tokenizer
 from worker.parity.reference.tokenizer import ReferenceTokenizer
 from worker.parity.report import Level

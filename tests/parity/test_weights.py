@@ -15,11 +15,12 @@ from tests.parity.small_gguf import (
     InMemory,
     gguf_name,
     random_checkpoint,
+    read_tensor,
     write_gemma,
     write_gguf,
 )
 from worker.parity.bounds import Bounds
-from worker.parity.gguf_copy import open_gguf, read_tensor
+from worker.parity.f32_copy import open_gguf
 from worker.parity.levels import weights
 from worker.parity.llama.quantise import FILE_TYPES, quantise
 from worker.parity.naming import to_checkpoint_order, to_gguf_order

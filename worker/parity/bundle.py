@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -377,7 +377,7 @@ def _this_machines() -> tuple[Trace, ...]:
 
 
 def _folders() -> Iterator[Trace]:
-    places = {
+    places: dict[str, Callable[[], Path]] = {
         "the home directory": Path.home,
         "the working directory": Path.cwd,
         "the temporary directory": lambda: Path(tempfile.gettempdir()),

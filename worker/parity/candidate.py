@@ -15,7 +15,7 @@ class Candidate:
     """`llama.scoring.Scorer` has both functions."""
 
     name: str
-    """In reports: `F32 twin`."""
+    """In reports: `F32 copy`."""
     file_type: str
     """Of the weights, as in the bounds' keys: `Q4_1`."""
     logits: Callable[[Sequence[int]], NDArray[np.float32]]

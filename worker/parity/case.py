@@ -17,6 +17,7 @@ from worker.model.catalog import sha256_of
 from worker.model.info import ModelInfo, read_info
 from worker.parity import corpus
 from worker.parity.evidence import Kind, ReferenceLogits
+from worker.parity.f32_copy import Tensors, write_f32_copy
 from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather, plan_windows
 from worker.parity.levels import checkpoints
@@ -26,7 +27,6 @@ from worker.parity.logits_file import LogitsFile
 from worker.parity.naming import not_comparable
 from worker.parity.origin import Origin, made_from
 from worker.parity.report import ReferenceUsed
-from worker.parity.twin import Tensors, write_twin
 
 if TYPE_CHECKING:
     from worker.parity.reference.model import Reference
@@ -73,7 +73,7 @@ class Case:
     tensors: Tensors | None = None
     expected: Expected | None = None
     """What the reference computes in every layer; for the llama family, from a checkpoint."""
-    twin: Path | None = None
+    f32_copy: Path | None = None
     """The model with the reference's weights in F32."""
 
 
@@ -93,12 +93,12 @@ def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int,
     hard_ids = hard_ids_of(reference)
     tensors = CheckpointTensors.open(folder)
     origin = made_from(folder)
-    why_no_twin = not_comparable(subject.info)
-    twin = None
-    if why_no_twin is None:
-        say("the F32 twin: the reference's weights as a GGUF")
-        twin = subject.work / "twin.gguf"
-        write_twin(subject.info.path, tensors, twin)
+    why_no_copy = not_comparable(subject.info)
+    f32_copy = None
+    if why_no_copy is None:
+        say("the F32 copy: the reference's weights as a GGUF")
+        f32_copy = subject.work / "f32-copy.gguf"
+        write_f32_copy(subject.info.path, tensors, f32_copy)
     return Case(
         subject=subject,
         used=ReferenceUsed("checkpoint", _named(origin, name), checkpoint_digest(folder)),
@@ -106,13 +106,13 @@ def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int,
         hard_ids=hard_ids,
         is_source=origin.sha256 == subject.sha256,
         tensors=tensors,
-        expected=_expected(reference, full) if twin else None,
-        twin=twin,
+        expected=_expected(reference, full) if f32_copy else None,
+        f32_copy=f32_copy,
     )
 
 
 def from_logits_file(subject: Subject, path: Path, *, say: Say) -> Case:
-    """Without PyTorch and the checkpoint. Where the file was made from this very GGUF there is a twin all the same.
+    """Without PyTorch and the checkpoint. Where the file was made from this very GGUF, the F32 copy is it de-quantised.
 
     Raises: UsageError for a file that is none, or one of another text or vocabulary.
     """
@@ -121,18 +121,18 @@ def from_logits_file(subject: Subject, path: Path, *, say: Say) -> Case:
     if file.provenance.text_digest != corpus.digest():
         raise UsageError(f"{path} was made with other texts: make it again with `llorch-worker parity reference`")
     is_source = file.provenance.made_from_sha256 == subject.sha256
-    twin = None
+    f32_copy = None
     if is_source:
-        say("the F32 twin: the model de-quantised")
-        twin = subject.work / "twin.gguf"
-        quantise(subject.info.path, twin, "F32", n_threads=subject.n_threads)
+        say("the F32 copy: the model de-quantised")
+        f32_copy = subject.work / "f32-copy.gguf"
+        quantise(subject.info.path, f32_copy, "F32", n_threads=subject.n_threads)
     return Case(
         subject=subject,
         used=ReferenceUsed("logits", path.name, sha256_of(path)),
         reference=file,
         hard_ids=file.hard_ids,
         is_source=is_source,
-        twin=twin,
+        f32_copy=f32_copy,
     )
 
 

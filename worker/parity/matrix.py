@@ -73,15 +73,15 @@ class Made:
 
 
 def run(case: Case, bounds: Bounds, *, say: Say, n_tokens: int, file_types: Sequence[str] = FILE_TYPES) -> Level:
-    """Make and measure every type from the case's F32 twin, one file at a time, over `n_tokens` of its text."""
-    if case.twin is None:
+    """Make and measure every type from the case's F32 copy, one file at a time, over `n_tokens` of its text."""
+    if case.f32_copy is None:
         return not_run(NAME, "needs the reference's weights as a GGUF of the llama architecture")
     made = []
     for file_type in file_types:
         say(f"file type {file_type}")
         made.append(
             measure(
-                case.twin,
+                case.f32_copy,
                 file_type,
                 case.reference,
                 work=case.subject.work,
@@ -102,14 +102,14 @@ def run(case: Case, bounds: Bounds, *, say: Say, n_tokens: int, file_types: Sequ
 
 
 def measure(
-    twin: Path, file_type: str, reference: ReferenceLogits, *, work: Path, n_threads: int, n_tokens: int
+    f32_copy: Path, file_type: str, reference: ReferenceLogits, *, work: Path, n_threads: int, n_tokens: int
 ) -> Made:
     """Make a file of that type, look at it, and remove it."""
     numbers = evaluated(reference, n_tokens)
     n_ctx = max(N_DECODED + 1, *(len(reference.windows[number].tokens) for number in numbers))
     with TemporaryDirectory(dir=work, prefix="matrix-") as folder:
         path = Path(folder) / f"{file_type}.gguf"
-        quantise(twin, path, file_type, n_threads=n_threads)
+        quantise(f32_copy, path, file_type, n_threads=n_threads)
         info = read_info(path)
         with (
             opened(path) as model,

@@ -87,25 +87,25 @@ class Run:
         why = not_comparable(case.subject.info)
         if why is not None:
             return not_run("checkpoints", why)
-        if case.twin is None or case.expected is None:
+        if case.f32_copy is None or case.expected is None:
             return not_run("checkpoints", "needs the checkpoint; reference logits hold no layers")
-        return checkpoints.run(case.twin, case.expected, bounds=self.bounds, n_threads=case.subject.n_threads)
+        return checkpoints.run(case.f32_copy, case.expected, bounds=self.bounds, n_threads=case.subject.n_threads)
 
     def _logits(self) -> Level:
-        with self._candidates() as (file, twin):
-            return logits.run(self.case.reference, self.bounds, file=file, twin=twin)
+        with self._candidates() as (file, f32_copy):
+            return logits.run(self.case.reference, self.bounds, file=file, f32_copy=f32_copy)
 
     def _generation(self) -> Level:
-        with self._candidates() as (file, twin), opened(self.case.subject.info.path) as model:
+        with self._candidates() as (file, f32_copy), opened(self.case.subject.info.path) as model:
 
             def piece(token: int) -> str:
                 return model.piece(TokenId(token)).decode(errors="replace")
 
-            return generation.run(self.case.reference, self.bounds, file=file, twin=twin, piece=piece)
+            return generation.run(self.case.reference, self.bounds, file=file, f32_copy=f32_copy, piece=piece)
 
     def _sampling(self) -> Level:
-        with self._candidates() as (file, twin):
-            return sampling.run(self.case.reference, self.bounds, file=file, twin=twin)
+        with self._candidates() as (file, f32_copy):
+            return sampling.run(self.case.reference, self.bounds, file=file, f32_copy=f32_copy)
 
     def _serving(self) -> Level:
         subject = self.case.subject
@@ -128,7 +128,7 @@ class Run:
 
     @contextmanager
     def _candidates(self) -> Iterator[tuple[Candidate, Candidate | None]]:
-        """The file as it is served, and the twin as exactly as llama.cpp computes."""
+        """The file as it is served, and the F32 copy as exactly as llama.cpp computes."""
         case = self.case
         n_ctx = longest(case.reference.windows)
         with ExitStack() as closing:
@@ -140,11 +140,11 @@ class Run:
             info = case.subject.info
             served = scorer_of(info.path, as_served(cpu()))
             file = Candidate(f"{info.quant_kind} file", info.quant_kind, served.logits, served.greedy, case.is_source)
-            twin = None
-            if case.twin is not None:
-                exact = scorer_of(case.twin, EXACT)
-                twin = Candidate("F32 twin", "F32", exact.logits, exact.greedy)
-            yield file, twin
+            f32_copy = None
+            if case.f32_copy is not None:
+                exact = scorer_of(case.f32_copy, EXACT)
+                f32_copy = Candidate("F32 copy", "F32", exact.logits, exact.greedy)
+            yield file, f32_copy
 
 
 def matrix_of(case: Case, bounds: Bounds, n_tokens: int, say: Say) -> Level:

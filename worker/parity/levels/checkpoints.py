@@ -1,4 +1,4 @@
-"""Level `checkpoints`: every point of every layer of the F32 twin against the reference; what becomes of the logits.
+"""Level `checkpoints`: every point of every layer of the F32 copy against the reference; what becomes of the logits.
 
 Both sides have the same weights and the same tokens, so that what differs is the computation. Owns which bound holds
 for which point; deviations.py measures, capture.py looks into the graph. Knows nothing of how the reference is made.
@@ -87,15 +87,15 @@ class Found:
     continuations: tuple[tuple[int, ...], ...]
 
 
-def run(twin: Path, reference: Expected, *, bounds: Bounds, n_threads: int) -> Level:
-    """Compute the reference's text on `twin`, an F32 GGUF with its weights, with F32 KV memory, no flash attention.
+def run(f32_copy: Path, reference: Expected, *, bounds: Bounds, n_threads: int) -> Level:
+    """Compute the reference's text on `f32_copy`, an F32 GGUF with its weights, with F32 KV memory, no flash attention.
 
     Not run for other architectures than llama. Raises: ModelLoadFailed, InsufficientMemory.
     """
-    why = not_comparable(read_info(twin))
+    why = not_comparable(read_info(f32_copy))
     if why:
         return not_run(NAME, why)
-    with opened(twin) as model:
+    with opened(f32_copy) as model:
         return judge(_found(model, reference, n_threads), reference, bounds)
 
 

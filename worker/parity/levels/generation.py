@@ -56,18 +56,18 @@ def run(
     bounds: Bounds,
     *,
     file: Candidate,
-    twin: Candidate | None = None,
+    f32_copy: Candidate | None = None,
     piece: Piece = lambda _: "",
 ) -> Level:
-    """`twin`: an F32 GGUF of the reference's weights with F32 caches and without flash attention. `piece`: a token's
-    text, for the table."""
+    """`f32_copy`: an F32 GGUF of the reference's weights with F32 caches and without flash attention. `piece`: a
+    token's text, for the table."""
     checks: list[Check] = []
     tables: list[Table] = []
     said: list[str] = []
-    for candidate in filter(None, (twin, file)):
+    for candidate in filter(None, (f32_copy, file)):
         continued = list(_continue(reference, candidate))
         if continued:
-            keys = ("generation.twin.gap",) if candidate is twin else candidate.keys("generation", "gap")
+            keys = ("generation.twin.gap",) if candidate is f32_copy else candidate.keys("generation", "gap")
             checks.append(_check(candidate, continued, bounds, keys))
             tables.append(_table(candidate, continued, piece))
             said.append(_says(candidate, continued))

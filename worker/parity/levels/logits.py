@@ -1,6 +1,6 @@
 """Level `logits`: a candidate's rows against the reference's at every position of the evaluation text.
 
-The F32 twin, which has the reference's weights, proves the arithmetic: tight bounds, on short windows and, for what
+The F32 copy, which has the reference's weights, proves the arithmetic: tight bounds, on short windows and, for what
 grows with the position, on long ones. The model file as it is served is measured on the long windows against what its
 type of weights costs.
 """
@@ -35,17 +35,17 @@ class _Measured:
         return f"window {self.numbers[window]}, position {int(values[window].argmax())}"
 
 
-def run(reference: ReferenceLogits, bounds: Bounds, *, file: Candidate, twin: Candidate | None = None) -> Level:
-    """`file`: the model as it is served, on the longest windows there are. `twin`: an F32 GGUF of the reference's
+def run(reference: ReferenceLogits, bounds: Bounds, *, file: Candidate, f32_copy: Candidate | None = None) -> Level:
+    """`file`: the model as it is served, on the longest windows there are. `f32_copy`: an F32 GGUF of the reference's
     weights with F32 caches and without flash attention, on all; None: left out, and the summary says so."""
     kinds = [kind for kind in _ORDER if any(window.kind == kind for window in reference.windows)]
     checks: list[Check] = []
     summaries: dict[str, Summary] = {}
-    if twin is not None:
+    if f32_copy is not None:
         for kind in kinds:
-            exact = _measure(reference, twin, kind)
-            checks += _of_twin(exact, twin, kind, bounds)
-            summaries[f"{twin.name}, {kind} windows"] = exact.summary
+            exact = _measure(reference, f32_copy, kind)
+            checks += _of_f32_copy(exact, f32_copy, kind, bounds)
+            summaries[f"{f32_copy.name}, {kind} windows"] = exact.summary
     if not kinds:
         return judged("logits", "", checks)
     served = _measure(reference, file, kinds[-1])
@@ -54,7 +54,7 @@ def run(reference: ReferenceLogits, bounds: Bounds, *, file: Candidate, twin: Ca
     halves = summarise([second_half(window) for window in served.positions])
     return judged(
         "logits",
-        _says(summaries, has_twin=twin is not None),
+        _says(summaries, has_f32_copy=f32_copy is not None),
         checks,
         tables=[side_by_side("Logits against the reference", {**summaries, "its second halves": halves}, _NOTE)],
         series=[_histogram(file, served)],
@@ -76,8 +76,8 @@ def _measure(reference: ReferenceLogits, candidate: Candidate, kind: Kind) -> _M
     return _Measured(numbers, positions, summarise(positions))
 
 
-def _of_twin(measured: _Measured, twin: Candidate, kind: Kind, bounds: Bounds) -> Iterator[Check]:
-    name, key, summary = f"{twin.name}, {kind} windows", f"logits.twin.{kind}", measured.summary
+def _of_f32_copy(measured: _Measured, f32_copy: Candidate, kind: Kind, bounds: Bounds) -> Iterator[Check]:
+    name, key, summary = f"{f32_copy.name}, {kind} windows", f"logits.twin.{kind}", measured.summary
     error = measured.worst([window.max_error for window in measured.positions])
     yield bounds.check(f"{name}: largest error of a logit", summary.max_error, f"{key}.max_error", note=error)
     kl = measured.worst([window.kl for window in measured.positions])
@@ -107,14 +107,14 @@ def _of_file(summary: Summary, file: Candidate, bounds: Bounds) -> Iterator[Chec
     yield check("|ln| of the ratio of perplexities", summary.perplexity_distance, "perplexity", ratio.text(".5f"))
 
 
-def _says(summaries: dict[str, Summary], *, has_twin: bool) -> str:
+def _says(summaries: dict[str, Summary], *, has_f32_copy: bool) -> str:
     said = [
         f"{name}: |Δ| ≤ {summary.max_error:.2g}, KL {summary.kl_mean.value:.2g}, "
         f"top-1 {summary.top1.value:.2%}, perplexity × {summary.perplexity_ratio.value:.4f}"
         for name, summary in summaries.items()
     ]
-    if not has_twin:
-        said.append("the F32 twin was left out, which needs the reference checkpoint")
+    if not has_f32_copy:
+        said.append("the F32 copy was left out, which needs the reference checkpoint")
     return "; ".join(said)
 
 

@@ -86,10 +86,10 @@ def run(
     bounds: Bounds,
     *,
     file: Candidate | None = None,
-    twin: Candidate | None = None,
+    f32_copy: Candidate | None = None,
     sampler: Sampler = WORKER,
 ) -> Level:
-    """`twin`: an F32 GGUF of the reference's weights; its distributions are bounded, those of `file` are reported."""
+    """`f32_copy`: an F32 GGUF of the reference's weights; its distributions are judged, those of `file` are shown."""
     cases = [_case(reference, number, *full) for number, full in enumerate(reference.full_rows())]
     if not cases:
         return judged("sampling", "", ())
@@ -98,12 +98,12 @@ def run(
     }
     distances = {
         candidate.name: _distances(reference, cases, candidate, sampler)
-        for candidate in (twin, file)
+        for candidate in (f32_copy, file)
         if candidate is not None
     }
     checks = list(_checks([one for ones in found.values() for one in ones], bounds))
-    if twin is not None:
-        checks.append(_of_twin(twin, distances[twin.name], bounds))
+    if f32_copy is not None:
+        checks.append(_of_f32_copy(f32_copy, distances[f32_copy.name], bounds))
     n_drawn = len(GRID) * len(cases) * N_SEEDS
     worst = max(one.error for ones in found.values() for one in ones)
     said = f"{len(GRID)} settings on {len(cases)} rows: |Δp| ≤ {worst:.1g}, {n_drawn} tokens drawn as the formula does"
@@ -193,10 +193,10 @@ def _is_smooth(settings: Sampling) -> bool:
     return settings.temperature > 0.0 and settings.top_p == 1.0 and not settings.top_k and settings.min_p == 0.0
 
 
-def _of_twin(twin: Candidate, distances: dict[str, list[float]], bounds: Bounds) -> Check:
+def _of_f32_copy(f32_copy: Candidate, distances: dict[str, list[float]], bounds: Bounds) -> Check:
     smooth = {name: max(values) for name, values in distances.items() if _is_smooth(GRID[name])}
     worst = max(smooth, key=lambda name: smooth[name])
-    what = f"{twin.name}: largest total variation distance without cuts"
+    what = f"{f32_copy.name}: largest total variation distance without cuts"
     return bounds.check(what, smooth[worst], "sampling.twin.distance", note=worst)
 
 

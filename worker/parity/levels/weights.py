@@ -1,7 +1,7 @@
 """Level `weights`: every tensor of the GGUF, de-quantised, against the reference's.
 
 Owns the two errors of a tensor and which tensors must be there. Refuses to know names and row orders (naming.py) and
-the format (gguf_copy.py). Some rows are in memory at a time, and one tensor of the reference.
+the format (f32_copy.py). Some rows are in memory at a time, and one tensor of the reference.
 
 Two errors, because each finds what the other hides: RMS(Δ) / RMS(reference) of a tensor sees noise and rows in another
 order; the largest |Δ| over the largest weight of its block sees one wrong number among millions. A quantised format
@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from worker.model.info import read_info
 from worker.parity.bounds import Bounds
-from worker.parity.gguf_copy import open_gguf, row_blocks, shape_of
+from worker.parity.f32_copy import Tensors, open_gguf, row_blocks, shape_of
 from worker.parity.naming import EMBEDDING, NO_COUNTERPART, OUTPUT, Naming, not_comparable
 from worker.parity.report import Check, Level, Series, Table, judged, not_run
-from worker.parity.twin import Tensors
 
 NAME = "weights"
 _N_WORST = 20

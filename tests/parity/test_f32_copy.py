@@ -1,22 +1,29 @@
-"""A copy of a GGUF differs from it in what was asked for and in nothing else; or there is no copy."""
+"""A copy of a GGUF differs from it in what was asked for alone; the F32 copy has the reference's weights."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGUFReader
-from gguf.quants import dequantize
-from numpy.typing import NDArray
 
 from tests.gguf_files import F32, TensorRow, Typed, Value, tiny_model, tiny_split
 from tests.llama.tiny import N_EMBD, TOKENS, write_tiny
-from tests.parity.small_gguf import random_checkpoint, write_gguf
-from worker.errors import BadModelFile, ModelNotFound, UsageError
+from tests.parity.small_gguf import (
+    InMemory,
+    dequantised,
+    gguf_name,
+    random_checkpoint,
+    read_tensor,
+    stored,
+    with_tensor,
+    write_gemma,
+    write_gguf,
+)
+from worker.errors import BadModelFile, ModelNotFound, UsageError, WorkerError
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
-from worker.parity.gguf_copy import dequantised, open_gguf, read_tensor, rewrite, tensor_names
+from worker.parity.f32_copy import open_gguf, rewrite, row_blocks, write_f32_copy
 from worker.parity.llama.quantise import FILE_TYPES, quantise
 from worker.wire.messages import TokenId
 
@@ -112,7 +119,7 @@ def test_a_changed_tensor_is_stored_as_f32_and_all_else_kept(tmp_path: Path) -> 
     source = write_gguf(tmp_path / "source.gguf", random_checkpoint(), "Q8_0")
     name = "blk.1.attn_q.weight"
     values = read_tensor(source, name).astype(np.float64) * 2
-    rewrite(source, tmp_path / "copy.gguf", tensors={name: values})  # type: ignore[dict-item]  # becomes float32
+    with_tensor(source, tmp_path / "copy.gguf", name, values)  # type: ignore[arg-type]  # becomes float32
     before, after = data(source), data(tmp_path / "copy.gguf")
     assert after.pop(name) == (F32, values.astype(np.float32).tobytes())
     del before[name]
@@ -123,71 +130,30 @@ def test_llama_cpp_loads_a_changed_copy(source: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
     tokens = [*TOKENS[:-2], "b", TOKENS[-1]]
     weights = np.ones((N_EMBD, N_EMBD), dtype=np.float32)
-    rewrite(source, copy, metadata={"tokenizer.ggml.tokens": tokens}, tensors={"blk.0.attn_v.weight": weights})
+    rewrite(source, copy, metadata={"tokenizer.ggml.tokens": tokens}, tensors={"blk.0.attn_v.weight": lambda: weights})
     with Model.load(copy, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None) as model:
         assert model.piece(TokenId(len(TOKENS) - 2)) == b"b"
-
-
-def test_new_tensors_are_asked_for_one_at_a_time_in_the_order_of_the_file(source: Path, tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    class OnDemand(Mapping[str, NDArray[np.float32]]):
-        def __getitem__(self, name: str) -> NDArray[np.float32]:
-            asked.append(name)
-            return np.zeros(N_EMBD, dtype=np.float32)
-
-        def __contains__(self, name: object) -> bool:
-            return name in set(self)
-
-        def __iter__(self) -> Iterator[str]:
-            yield from ("blk.0.ffn_norm.weight", "output_norm.weight")
-
-        def __len__(self) -> int:
-            return 2
-
-    rewrite(source, tmp_path / "copy.gguf", tensors=OnDemand())
-    assert asked == ["output_norm.weight", "blk.0.ffn_norm.weight"]
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("metadata", "tensors", "says"),
-    [
-        ({"llama.rope.freq_base": 1.0}, {}, r"source\.gguf: has no metadata key 'llama\.rope\.freq_base'"),
-        ({"GGUF.version": 3}, {}, r"has no metadata key 'GGUF\.version'"),
-        ({}, {"blk.9.attn_q.weight": (N_EMBD, N_EMBD)}, r"source\.gguf: has no tensor 'blk\.9\.attn_q\.weight'"),
-        ({}, {"output_norm.weight": (N_EMBD + 1,)}, r"'output_norm\.weight' has shape \(32,\).*\(33,\)"),
-        ({}, {"output_norm.weight": (1, N_EMBD)}, r"'output_norm\.weight' has shape \(32,\).*\(1, 32\)"),
-        ({"llama.context_length": "64"}, {}, r"'llama\.context_length' takes one int"),
-        ({"llama.context_length": True}, {}, r"'llama\.context_length' takes one int"),
-        ({"llama.context_length": [64]}, {}, r"'llama\.context_length' takes one int"),
-        ({"llama.attention.layer_norm_rms_epsilon": 1}, {}, r"takes one float"),
-        ({"general.name": 3}, {}, r"'general\.name' takes one str"),
-        ({"tokenizer.ggml.tokens": "abc"}, {}, r"'tokenizer\.ggml\.tokens' takes a list of at least one str"),
-        ({"tokenizer.ggml.tokens": ["a", 1]}, {}, r"takes a list of at least one str"),
-        ({"tokenizer.ggml.tokens": []}, {}, r"takes a list of at least one str"),
-        ({"llama.context_length": -1}, {}, r"does not fit its key's type"),
-        ({"llama.context_length": 2**32}, {}, r"does not fit its key's type"),
-    ],
-)
-def test_what_cannot_be_changed_is_one_clear_line_and_no_copy(
-    source: Path, tmp_path: Path, metadata: dict[str, object], tensors: dict[str, tuple[int, ...]], says: str
+@pytest.mark.parametrize("shape", [(N_EMBD + 1,), (1, N_EMBD)])
+def test_a_tensor_of_another_shape_is_one_clear_line_and_no_copy(
+    source: Path, tmp_path: Path, shape: tuple[int, ...]
 ) -> None:
-    values = {name: np.zeros(shape, dtype=np.float32) for name, shape in tensors.items()}
-    with pytest.raises(UsageError, match=says):
-        rewrite(source, tmp_path / "copy.gguf", metadata=metadata, tensors=values)
+    with pytest.raises(UsageError, match=r"'output_norm\.weight' has shape \(32,\)"):
+        with_tensor(source, tmp_path / "copy.gguf", "output_norm.weight", np.zeros(shape, dtype=np.float32))
     assert not (tmp_path / "copy.gguf").exists()
 
 
-def test_a_file_is_not_copied_onto_itself(source: Path, tmp_path: Path) -> None:
-    before = source.read_bytes()
-    (tmp_path / "link.gguf").symlink_to(source)
-    for target in (source, tmp_path / "link.gguf"):
-        with pytest.raises(UsageError, match="cannot replace the file it is made from"):
-            rewrite(source, target)
-    assert source.read_bytes() == before
+@pytest.mark.parametrize("name", ["llama.rope.freq_base", "blk.9.attn_q.weight"])
+def test_what_a_file_lacks_cannot_be_replaced(source: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(AssertionError):
+        rewrite(source, tmp_path / "copy.gguf", metadata={name: 1.0})
+    with pytest.raises(AssertionError):
+        with_tensor(source, tmp_path / "copy.gguf", name, np.zeros(N_EMBD, dtype=np.float32))
+    assert not (tmp_path / "copy.gguf").exists()
 
 
 def test_an_empty_array_is_refused(tmp_path: Path) -> None:
@@ -213,22 +179,16 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 # ── what is read ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_tensor_names_are_in_the_order_of_the_file(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "small.gguf", random_checkpoint())
-    assert tensor_names(path) == [tensor.name for tensor in GGUFReader(path).tensors]
-
-
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1"])
 def test_a_tensor_read_in_pieces_is_the_whole(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "small.gguf", random_checkpoint(), kind)
-    monkeypatch.setattr("worker.parity.gguf_copy._AT_ONCE", 7 * 64)
+    monkeypatch.setattr("worker.parity.f32_copy._AT_ONCE", 7 * 64)
     for tensor in open_gguf(path).tensors:
-        assert np.array_equal(dequantised(tensor), dequantize(tensor.data, tensor.tensor_type))
-
-
-def test_a_tensor_that_is_not_there_is_one_clear_line(source: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no tensor 'none'"):
-        read_tensor(source, "none")
+        whole = dequantised(tensor).reshape(-1, tensor.shape[0])
+        for rows, block in row_blocks(tensor):
+            assert np.array_equal(block.reshape(-1, tensor.shape[0]), whole[rows])
+            whole[rows] = np.nan
+        assert np.isnan(whole).all()
 
 
 @pytest.mark.parametrize("file_type", sorted(FILE_TYPES))
@@ -236,6 +196,67 @@ def test_tensors_are_de_quantised_as_llama_cpp_does(tmp_path: Path, file_type: s
     original = write_gguf(tmp_path / "f32.gguf", random_checkpoint())
     quantise(original, tmp_path / "quantised.gguf", file_type, n_threads=1)
     quantise(tmp_path / "quantised.gguf", tmp_path / "back.gguf", "F32", n_threads=1)
-    stored = {tensor.name: tensor for tensor in open_gguf(tmp_path / "quantised.gguf").tensors}
+    quantised = stored(tmp_path / "quantised.gguf")
     for tensor in open_gguf(tmp_path / "back.gguf").tensors:
-        assert np.array_equal(dequantised(stored[tensor.name]), tensor.data)
+        assert np.array_equal(dequantised(quantised[tensor.name]), tensor.data)
+
+
+# ── the F32 copy ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_f32_copy_has_the_references_weights_and_the_files_metadata(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint()
+    quantised = write_gguf(tmp_path / "q4.gguf", checkpoint, "Q4_0", {"rope_freqs.weight": 8})
+    f32_copy = tmp_path / "f32-copy.gguf"
+    write_f32_copy(quantised, checkpoint, f32_copy)
+    exact = write_gguf(tmp_path / "exact.gguf", checkpoint, "F32", {"rope_freqs.weight": 8})
+    assert f32_copy.read_bytes() == exact.read_bytes()
+
+
+def test_a_f32_copy_may_have_an_output_of_its_own(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint()
+    checkpoint.tensors["lm_head.weight"] = -checkpoint.tensors["model.embed_tokens.weight"]
+    quantised = write_gguf(tmp_path / "q8.gguf", checkpoint, "Q8_0")
+    write_f32_copy(quantised, checkpoint, tmp_path / "f32-copy.gguf")
+    assert (tmp_path / "f32-copy.gguf").read_bytes() == write_gguf(tmp_path / "exact.gguf", checkpoint).read_bytes()
+
+
+def test_weights_are_read_once_and_one_at_a_time(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint()
+    quantised = write_gguf(tmp_path / "q8.gguf", checkpoint, "Q8_0")
+    write_f32_copy(quantised, checkpoint, tmp_path / "f32-copy.gguf")
+    assert [gguf_name(name) for name in checkpoint.asked] == list(stored(quantised))
+
+
+@pytest.mark.parametrize("missing", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_checkpoint_without_a_tensor_has_no_f32_copy(tmp_path: Path, missing: str) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "small.gguf", checkpoint)
+    del checkpoint.tensors[missing]
+    with pytest.raises(WorkerError, match=rf"no tensor for '{gguf_name(missing)}'"):
+        write_f32_copy(path, checkpoint, tmp_path / "f32-copy.gguf")
+    assert not (tmp_path / "f32-copy.gguf").exists()
+
+
+def test_a_checkpoint_of_another_size_has_no_f32_copy(tmp_path: Path) -> None:
+    checkpoint = random_checkpoint()
+    path = write_gguf(tmp_path / "small.gguf", checkpoint)
+    checkpoint.tensors["model.norm.weight"] = np.ones(3, dtype=np.float32)
+    with pytest.raises(UsageError, match=r"'output_norm\.weight' has shape \(64,\); the new values have \(3,\)"):
+        write_f32_copy(path, checkpoint, tmp_path / "f32-copy.gguf")
+    assert not (tmp_path / "f32-copy.gguf").exists()
+
+
+def test_another_architecture_has_no_f32_copy(tmp_path: Path) -> None:
+    path = write_gemma(tmp_path / "gemma.gguf")
+    with pytest.raises(WorkerError, match="architecture gemma: tensors are compared for llama only"):
+        write_f32_copy(path, InMemory({}, []), tmp_path / "f32-copy.gguf")
+
+
+@pytest.mark.model
+def test_the_f32_copy_of_the_default_model_is_the_model_de_quantised(default_model: Path, f32_copy: Path) -> None:
+    """Its reference was made from it, so its own weights come back, through two names and two reorderings."""
+    original, found = stored(default_model), stored(f32_copy)
+    assert list(found) == list(original)
+    assert {tensor.tensor_type.name for tensor in found.values()} == {"F32"}
+    assert [name for name in found if not np.array_equal(found[name].data, dequantised(original[name]))] == []
