@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.parity.candidate import Candidate
-from worker.parity.evidence import Kind, Window
-from worker.parity.full_logits import FullLogits
+from worker.parity.evidence import FullLogits, Kind, Window
 from worker.parity.logits_file import Provenance
 
 N_VOCAB = 600

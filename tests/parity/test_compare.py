@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.parity.compare import compare_full, compare_partial, second_half, side_by_side, summarise
-from worker.parity.evidence import Positions
-from worker.parity.row_numbers import KnownRow, logsumexp
+from worker.parity.compare import (
+    KnownRow,
+    Positions,
+    compare_full,
+    compare_partial,
+    logsumexp,
+    second_half,
+    side_by_side,
+    summarise,
+)
 from worker.sampling.shortlist import highest_ranked
 
 LAW = settings(derandomize=True, deadline=None, max_examples=60)

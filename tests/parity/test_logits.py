@@ -7,8 +7,7 @@ import pytest
 
 from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference, noisy
 from worker.parity.bounds import Bounds
-from worker.parity.evidence import Kind
-from worker.parity.full_logits import FullLogits
+from worker.parity.evidence import FullLogits, Kind
 from worker.parity.levels import logits
 from worker.parity.logits_file import LogitsFile, write_logits_file
 from worker.parity.report import Level

@@ -13,8 +13,7 @@ from worker.parity import corpus, matrix
 from worker.parity.bounds import Bounds
 from worker.parity.case import Case, Subject
 from worker.parity.compare import Summary, compare_full, summarise
-from worker.parity.evidence import Window
-from worker.parity.full_logits import FullLogits
+from worker.parity.evidence import FullLogits, Window
 from worker.parity.matrix import Made, Stored
 from worker.parity.report import Level, ReferenceUsed
 

@@ -20,9 +20,8 @@ from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
 from worker.parity.corpus import HardText
-from worker.parity.evidence import SHORT
+from worker.parity.evidence import SHORT, FullLogits
 from worker.parity.f32_copy import rewrite
-from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather, plan_windows
 from worker.parity.levels import generation, logits, serving, tokenizer
 from worker.parity.levels.serving import Expected

@@ -15,9 +15,8 @@ from tests.parity.small_gguf import read_tensor, with_tensor
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
-from worker.parity.evidence import Window
+from worker.parity.evidence import FullLogits, Window
 from worker.parity.f32_copy import rewrite
-from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather
 from worker.parity.levels import generation, logits, sampling
 from worker.parity.llama.scoring import Scorer, Setup

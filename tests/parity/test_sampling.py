@@ -10,7 +10,7 @@ import pytest
 from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
 from worker.parity import formula
 from worker.parity.bounds import Bounds
-from worker.parity.full_logits import FullLogits
+from worker.parity.evidence import FullLogits
 from worker.parity.levels import sampling
 from worker.parity.levels.sampling import GRID, Distribution, Sampler
 from worker.parity.logits_file import LogitsFile, write_logits_file

@@ -16,9 +16,8 @@ from worker.errors import UsageError
 from worker.model.catalog import sha256_of
 from worker.model.info import ModelInfo, read_info
 from worker.parity import corpus
-from worker.parity.evidence import Kind, ReferenceLogits
+from worker.parity.evidence import FullLogits, Kind, ReferenceLogits
 from worker.parity.f32_copy import Tensors, write_f32_copy
-from worker.parity.full_logits import FullLogits
 from worker.parity.gather import gather, plan_windows
 from worker.parity.levels import checkpoints
 from worker.parity.levels.checkpoints import Expected

@@ -1,17 +1,27 @@
 """What the reference says about the evaluation text: windows of tokens, and rows of logits at their positions.
 
-The seam between making a reference and comparing with it. Two sources of rows: full_logits.py (all of every row, on
-disk, made in the same run) and logits_file.py (a file that needs neither torch nor the checkpoint). Pure.
+The seam between making a reference and comparing with it. Two sources of rows: FullLogits here (all of every row in a
+float32 file for each window, mapped rather than read, made in the same run) and logits_file.py (one file that needs
+neither torch nor the checkpoint). Owns which positions stand for the text where only a few can be looked at. Knows
+nothing of who computes the rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.parity.compare import Positions, compare_full
+
 Kind = Literal["short", "long", "continuation"]
+Row = NDArray[np.float32]
+
+N_FULL_ROWS = 16
+_GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,40 +47,13 @@ SHORT, LONG = 64, 512
 windows; everything else is measured where models are used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """A candidate's rows against the reference's, one entry per position: arrays of one length, float64 unless said.
-
-    Where the reference row is known by its highest entries only, `kl` is over these and the rest as one (a lower
-    bound), `cosine` is over these, and errors are over these.
-    """
-
-    kl: NDArray[np.float64]
-    """KL(reference ‖ candidate), nats."""
-    max_error: NDArray[np.float64]
-    """Largest |candidate - reference| of a logit."""
-    mean_error: NDArray[np.float64]
-    cosine: NDArray[np.float64]
-    top1: NDArray[np.bool_]
-    """Whether both rows have the same highest token."""
-    top5: NDArray[np.float64]
-    """Share of the reference's five highest that are among the candidate's."""
-    margin: NDArray[np.float64]
-    """Reference's highest logit minus its second."""
-    nll: NDArray[np.float64]
-    """Candidate's -log p of the token that follows in the window; NaN at the last position."""
-    reference_nll: NDArray[np.float64]
-    is_full: NDArray[np.bool_]
-    """Whether the reference row was known in full."""
-
-
 def longest(windows: Iterable[Window]) -> int:
     """Tokens of the longest window: what a context must hold."""
     return max(len(window.tokens) for window in windows)
 
 
 class ReferenceLogits(Protocol):
-    """The rows of the reference. Two implementations, see above."""
+    """The rows of the reference. Implementations: FullLogits and LogitsFile."""
 
     @property
     def windows(self) -> Sequence[Window]: ...
@@ -90,3 +73,74 @@ class ReferenceLogits(Protocol):
     def full_rows(self) -> Sequence[tuple[int, int, NDArray[np.float32]]]:
         """(window, position, row[n_vocab]) of at least 16 positions spread over the long windows."""
         ...
+
+
+class FullLogits:
+    """Made by `make`; a ReferenceLogits. The files stay in their folder, which the caller removes."""
+
+    def __init__(self, windows: Sequence[Window], paths: Sequence[Path]) -> None:
+        self._windows = tuple(windows)
+        self._paths = tuple(paths)
+
+    @classmethod
+    def make(cls, folder: Path, windows: Sequence[Window], rows: Callable[[Window], NDArray[np.floating]]) -> Self:
+        """Write `rows(window)`, [n_tokens, n_vocab], of every window into `folder`, one window at a time.
+
+        float32 keeps a logit to 1e-6, a hundredth of the closest bound. Raises: ValueError for rows that are not one a
+        token, or not finite.
+        """
+        paths = []
+        for number, window in enumerate(windows):
+            logits = rows(window)
+            if logits.ndim != 2 or len(logits) != len(window.tokens) or not np.isfinite(logits).all():
+                raise ValueError(f"window {number}: no finite row of logits for each of {len(window.tokens)} tokens")
+            path = folder / f"window-{number}.npy"
+            np.save(path, logits.astype(np.float32, copy=False))
+            paths.append(path)
+        return cls(windows, paths)
+
+    @property
+    def windows(self) -> Sequence[Window]:
+        return self._windows
+
+    @property
+    def n_vocab(self) -> int:
+        return int(self.rows(0).shape[1])
+
+    def rows(self, window: int) -> Row:
+        """float32[n_tokens, n_vocab], mapped and not writeable."""
+        mapped: Row = np.load(self._paths[window], mmap_mode="r")
+        return mapped
+
+    def positions(self, window: int, logits: Row) -> Positions:
+        """See ReferenceLogits."""
+        return compare_full(self.rows(window), logits, self._windows[window].targets)
+
+    def gap(self, window: int, position: int, token: int) -> float:
+        """See ReferenceLogits."""
+        row = self.rows(window)[position]
+        return float(row.max()) - float(row[token])
+
+    def full_rows(self) -> Sequence[tuple[int, int, Row]]:
+        """See ReferenceLogits: those of `spread`."""
+        return [(window, position, self.rows(window)[position].copy()) for window, position in spread(self._windows)]
+
+
+def spread(windows: Sequence[Window]) -> list[tuple[int, int]]:
+    """(window, position) of the N_FULL_ROWS positions of long windows that stand for the text; all, if there are fewer.
+
+    One in each of as many equal parts of the text, at another place in each (by golden ratio), so that early and late
+    positions of windows are among them.
+    """
+    places = [
+        (number, position)
+        for number, window in enumerate(windows)
+        if window.kind == "long"
+        for position in range(len(window.tokens))
+    ]
+    if len(places) <= N_FULL_ROWS:
+        return places
+    edges = [part * len(places) // N_FULL_ROWS for part in range(N_FULL_ROWS + 1)]
+    return [
+        places[start + int(part * _GOLDEN % 1.0 * (end - start))] for part, (start, end) in enumerate(pairwise(edges))
+    ]

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.errors import UsageError
-from worker.parity.evidence import LONG, SHORT, Kind, Window
-from worker.parity.full_logits import FullLogits
+from worker.parity.evidence import LONG, SHORT, FullLogits, Kind, Window
 
 if TYPE_CHECKING:
     from worker.parity.reference.model import Reference

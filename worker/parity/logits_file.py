@@ -1,6 +1,6 @@
 """The reference's logits as a .safetensors file, so that later runs need neither torch nor the checkpoint.
 
-Some positions of the long windows are kept in full (full_logits.spread); of every other one the logarithm of the sum of
+Some positions of the long windows are kept in full (evidence.spread); of every other one the logarithm of the sum of
 all exponentials, the highest logits, and the logit of the token that follows. Owns the format and its checks: a digest
 over all of it stands in the metadata. Knows nothing of who computed the rows.
 """
@@ -19,10 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from worker.errors import UsageError
-from worker.parity.compare import compare_full, compare_partial
-from worker.parity.evidence import Positions, Window
-from worker.parity.full_logits import FullLogits, spread
-from worker.parity.row_numbers import KnownRow, logsumexp
+from worker.parity.compare import KnownRow, Positions, compare_full, compare_partial, logsumexp
+from worker.parity.evidence import FullLogits, Window, spread
 from worker.sampling.shortlist import highest_ranked
 
 FORMAT = "llorch-parity-logits/1"

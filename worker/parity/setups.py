@@ -13,8 +13,7 @@ from worker.llama.devices import Device, choose_device, devices
 from worker.llama.model import Model
 from worker.model.memory import k_type
 from worker.parity.compare import Summary, summarise
-from worker.parity.evidence import ReferenceLogits, Window, longest
-from worker.parity.full_logits import FullLogits
+from worker.parity.evidence import FullLogits, ReferenceLogits, Window, longest
 from worker.parity.llama.scoring import Scorer, Setup
 
 ALL_LAYERS: Final = -1
