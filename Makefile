@@ -52,12 +52,13 @@ constraints-test: .venv/installed-dev
 soak: .venv/installed-dev model
 	$(BIN)/python -m pytest -m soak -s
 
+# By its path, the model is compared with its own weights; by its name it would be with the original ones, from the hub.
 parity: .venv/installed-dev model
-	$(BIN)/llorch-worker parity reference --model $(MODEL)
+	$(BIN)/llorch-worker parity reference --model "$$($(BIN)/llorch-worker models path $(MODEL))"
 	$(BIN)/llorch-worker parity run --model $(MODEL)
 
 parity-matrix: .venv/installed-dev model
-	$(BIN)/llorch-worker parity reference --model $(MODEL)
+	$(BIN)/llorch-worker parity reference --model "$$($(BIN)/llorch-worker models path $(MODEL))"
 	$(BIN)/llorch-worker parity matrix --model $(MODEL)
 
 parity-peer: .venv/installed-dev model

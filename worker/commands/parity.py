@@ -27,10 +27,10 @@ from worker.errors import WorkerError
 from worker.parity import bundle, matrix
 from worker.parity.bounds import Bounds, built_in
 from worker.parity.bundle import REPORT_TEXT, proof_of, verify
-from worker.parity.case import compared
+from worker.parity.case import compared, make_checkpoint, make_logits
+from worker.parity.references import CHECKPOINT, Chosen, folder_for, given, remember
 from worker.parity.report import LEVELS, Level, Report, not_run
 from worker.parity.run import Run, matrix_of
-from worker.parity.store import folder_for, given, make_checkpoint, make_logits
 
 
 class ParityFailed(WorkerError):
@@ -50,7 +50,9 @@ def parity() -> None:
 
 @parity.command("reference")
 @click.option(
-    "--checkpoint", metavar="DIR|ID", help="A SafeTensors checkpoint or hub id. [default: made from the GGUF]"
+    "--checkpoint",
+    metavar="DIR|ID",
+    help="A SafeTensors checkpoint or hub id. [default: the catalogue's, else made from the GGUF]",
 )
 @click.option(
     "--output", type=FOLDER, show_default="user cache directory", metavar="DIR", help="Where the reference goes."
@@ -59,14 +61,20 @@ def parity() -> None:
 def reference(checkpoint: str | None, output: Path | None, **options: Any) -> None:
     """Make the reference of a model, or find the one made before; print its checkpoint and its logits file.
 
-    Without --checkpoint the GGUF is de-quantised into a SafeTensors checkpoint with the same weights. The logits file
-    lets `parity run` do without PyTorch and the checkpoint.
+    For a name of the catalogue this is the original checkpoint that it names, from the models directory (ORG/REPO), the
+    hub's cache or the hub. For any other model, and where that cannot be had, the GGUF is de-quantised into a
+    SafeTensors checkpoint with the same weights. `parity run` takes what was chosen last. The logits file lets it do
+    without PyTorch and the checkpoint.
     """
     asked = Asked(**options)
     with asked.subject() as subject:
         folder = output or folder_for(subject, store())
-        path = given(checkpoint) if checkpoint else make_checkpoint(subject, folder, say)
-        logits = make_logits(path, folder, n_tokens=asked.tokens, n_threads=asked.threads, work=subject.work, say=say)
+        chosen = given(checkpoint) if checkpoint else asked.original()
+        chosen = chosen or Chosen(make_checkpoint(subject, folder, say), CHECKPOINT)
+        path, work = chosen.folder, subject.work
+        logits = make_logits(path, folder, n_tokens=asked.tokens, n_threads=asked.threads, work=work, say=say)
+        if output is None:
+            remember(chosen, folder)
         click.echo(path.absolute())
         click.echo(logits.absolute())
 

@@ -16,12 +16,13 @@ import rich_click as click
 from worker.commands.places import present, where
 from worker.config.settings import Settings
 from worker.host import cpu_quota
+from worker.model.catalog import load_catalog
 from worker.parity import bundle
 from worker.parity.bounds import built_in
 from worker.parity.case import Case, Subject, from_checkpoint, from_logits_file
 from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, versions
+from worker.parity.references import Chosen, catalogued, found, given
 from worker.parity.report import BoundsUsed, Level, ModelFile, Report, report_of
-from worker.parity.store import found, given
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -69,7 +70,7 @@ judging_options = _options(
     click.option(
         "--reference",
         metavar="DIR|ID|FILE",
-        help="A SafeTensors checkpoint, a hub id, or reference logits. [default: what `parity reference` made]",
+        help="A SafeTensors checkpoint, a hub id, or reference logits. [default: what `parity reference` took]",
     ),
     click.option(
         "--bounds", "bounds_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own bounds over ours."
@@ -107,6 +108,13 @@ class Asked:
         with tempfile.TemporaryDirectory(prefix="llorch-parity-", dir=self.work_dir) as work:
             yield Subject.of(path, n_threads=self.threads, work=Path(work))
 
+    def original(self) -> Chosen | None:
+        """The original checkpoint that the catalogue names for the model; None where it names none, the model is a
+        file, or the checkpoint cannot be had."""
+        catalog = load_catalog(self.catalog)
+        entry = catalog.find(self.model) if self.model else catalog.default
+        return catalogued(entry.reference, self.models_dir, say) if entry and entry.reference else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
@@ -121,12 +129,10 @@ class Judging:
         """Gather all that is to be judged. Raises: UsageError, at once where the run has its bundle already."""
         if self.run_id:
             bundle.run_folder(self.proof_dir, "parity", self.run_id)
-        path = given(self.reference) if self.reference else found(subject, store())
-        if path.is_file():
-            return from_logits_file(subject, path, say=say)
-        # A hub id says more than the name of its snapshot's folder; of a path only the last part is anyone's business.
-        name = path.name if self.reference is None or Path(self.reference).exists() else self.reference
-        return from_checkpoint(subject, path, name, n_tokens=n_tokens, say=say)
+        chosen = given(self.reference) if self.reference else found(subject, store())
+        if chosen.folder.is_file():
+            return from_logits_file(subject, chosen.folder, say=say)
+        return from_checkpoint(subject, chosen.folder, chosen.name, n_tokens=n_tokens, say=say)
 
     def report(self, case: Case, levels: Sequence[Level], parameters: dict[str, str]) -> Report:
         info = case.subject.info

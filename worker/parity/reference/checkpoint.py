@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 from worker.errors import UsageError
 from worker.model.gguf import read_header
 from worker.model.info import ModelInfo, read_info
-from worker.parity.origin import write_origin
 from worker.parity.reference.libraries import UNREADABLE, failure, pre_tokenizers, quiet, torch, transformers
+from worker.parity.references import write_origin
 
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
 """Values of tokenizer.ggml.pre with which llama.cpp makes each digit a word (llama-vocab.cpp). transformers reads them

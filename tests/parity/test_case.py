@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.parity.tiny_llama import BOS, write_tiny_llama
 from worker.errors import UsageError
+from worker.parity.case import gather, plan_windows, windows_of
 from worker.parity.evidence import LONG, SHORT, Window
-from worker.parity.gather import gather, plan_windows, windows_of
 from worker.parity.reference.model import Reference
 
 pytestmark = pytest.mark.torch
