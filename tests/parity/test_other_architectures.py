@@ -20,6 +20,7 @@ from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
 from worker.parity.case import gather, plan_windows
+from worker.parity.client import ServedWorker
 from worker.parity.corpus import HardText
 from worker.parity.evidence import SHORT, FullLogits
 from worker.parity.f32_copy import rewrite
@@ -28,7 +29,6 @@ from worker.parity.levels.serving import Expected
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.reference.model import Reference
 from worker.parity.report import Level
-from worker.parity.serving import ServedWorker
 from worker.parity.setups import opened
 from worker.wire.messages import TokenId
 

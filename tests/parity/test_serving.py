@@ -12,14 +12,22 @@ from tests.parity.relay import Event, Relay
 from tests.parity.small_gguf import read_tensor, with_tensor
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.parity.answers import Answer, Drawn, Request, Top, unanswered
 from worker.parity.bounds import Bounds
-from worker.parity.company import Neighbour
-from worker.parity.interview import SEEDS, Heard, Question
-from worker.parity.levels.serving import Expected, judge, run
+from worker.parity.client import (
+    N_NEIGHBOURS,
+    Answer,
+    Drawn,
+    Health,
+    NotServed,
+    Request,
+    ServedWorker,
+    Top,
+    unanswered,
+)
+from worker.parity.levels.serving import SEEDS, Expected, Question, Served, judge, run
 from worker.parity.llama.scoring import Scorer, Setup
+from worker.parity.neighbours import NeighbourJob
 from worker.parity.report import Level
-from worker.parity.serving import N_NEIGHBOURS, NotServed, SelfTest, ServedWorker
 from worker.sampling.draw import uniform
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")
@@ -45,12 +53,12 @@ QUESTIONS = [Question(number, seed) for number in range(len(PROMPTS)) for seed i
 SEEDED = [question for question in QUESTIONS if question.seed is not None]
 
 
-def neighbour(fate: str, answered: Answer) -> Neighbour:
+def neighbour(ending: str, answered: Answer) -> NeighbourJob:
     request = Request(job_id=answered.job_id, prompt="", max_tokens=1, temperature=1.0, logprobs=0)
-    return Neighbour(request, fate, answered)  # type: ignore[arg-type]  # a Fate, spelled out by the caller
+    return NeighbourJob(request, ending, answered)  # type: ignore[arg-type]  # an Ending, spelled out by the caller
 
 
-HEARD = Heard(
+SERVED = Served(
     alone={question: made(question) for question in QUESTIONS},
     repeated={question: made(question) for question in SEEDED},
     unseeded=((made(Question(0, 100)), made(Question(0, 101))),),
@@ -60,27 +68,27 @@ HEARD = Heard(
         neighbour("is cancelled", replace(answer([row(1)]), stop_reason="", error="CANCELLED: by the client")),
         neighbour("is given up", replace(answer([row(1)]), stop_reason="", n_terminal=0)),
     ),
-    least_company=N_NEIGHBOURS,
+    n_least_beside=N_NEIGHBOURS,
     records=(),
-    self_test=SelfTest("differs", ("in one step", "beside 7 others")),
+    self_test=Health("Q4_1", 0, 0, "differs", ("in one step", "beside 7 others")).self_test,
 )
 EXPECTED = Expected(tokens=[range(8), range(1, 9)])
 
 
-def judged(bounds: Bounds, heard: Heard, expected: Expected = EXPECTED, kind: str = EXACT) -> Level:
-    return judge(heard, PROMPTS, expected, bounds, kind)
+def judged(bounds: Bounds, served: Served, expected: Expected = EXPECTED, kind: str = EXACT) -> Level:
+    return judge(served, PROMPTS, expected, bounds, kind)
 
 
-def with_answer(question: Question, answered: Answer, phase: str = "beside") -> Heard:
+def with_answer(question: Question, answered: Answer, phase: str = "beside") -> Served:
     """The made-up answers but one."""
-    answers = {**getattr(HEARD, phase), question: answered}
+    answers = {**getattr(SERVED, phase), question: answered}
     match phase:
         case "alone":
-            return replace(HEARD, alone=answers)
+            return replace(SERVED, alone=answers)
         case "repeated":
-            return replace(HEARD, repeated=answers)
+            return replace(SERVED, repeated=answers)
         case _:
-            return replace(HEARD, beside=answers)
+            return replace(SERVED, beside=answers)
 
 
 def altered(answered: Answer, position: int, drawn: Drawn) -> Answer:
@@ -88,7 +96,7 @@ def altered(answered: Answer, position: int, drawn: Drawn) -> Answer:
 
 
 def test_answers_that_are_as_they_should_be_pass(bounds: Bounds) -> None:
-    level = judged(bounds, HEARD)
+    level = judged(bounds, SERVED)
     assert level.verdict == "pass", level.summary
     assert len(level.tables[0].rows) == len(QUESTIONS)
     assert level.tables[0].note.endswith("own test of determinism: differs in one step, beside 7 others.")
@@ -115,14 +123,14 @@ def test_a_seed_that_is_reported_but_not_drawn_with_fails_and_is_named(bounds: B
 def test_one_seed_for_everybody_fails(bounds: Bounds) -> None:
     """Though every answer repeats."""
     same = {question: made(question, drawn_with=SEEDS[0]) for question in SEEDED}
-    heard = replace(HEARD, alone=HEARD.alone | same, repeated=same, beside=HEARD.beside | same)
-    broken = [check.name for check in judged(bounds, heard).checks if not check.holds]
+    served = replace(SERVED, alone=SERVED.alone | same, repeated=same, beside=SERVED.beside | same)
+    broken = [check.name for check in judged(bounds, served).checks if not check.holds]
     assert f"prompts that seeds {SEEDS[0]} and {SEEDS[1]} answer differently" in broken
 
 
 def test_a_missing_seed_that_is_always_the_same_fails(bounds: Bounds) -> None:
     always = made(Question(0, 100))
-    level = judged(bounds, replace(HEARD, unseeded=((always, always),)))
+    level = judged(bounds, replace(SERVED, unseeded=((always, always),)))
     assert "asked twice without a seed" in level.summary
 
 
@@ -134,7 +142,7 @@ def test_an_altered_token_fails_and_names_the_prompt_and_the_token(bounds: Bound
     assert level.verdict == "fail"
     assert "beside" in level.summary
     assert f"{PROMPTS[1]!r}, greedy, token 3" in level.summary
-    level = judged(bounds, replace(with_answer(question, other, "alone"), beside={**HEARD.beside, question: other}))
+    level = judged(bounds, replace(with_answer(question, other, "alone"), beside={**SERVED.beside, question: other}))
     assert "in-process" in level.summary
 
 
@@ -142,11 +150,11 @@ def test_a_near_tie_may_turn_where_rows_are_nearly_the_same_bits_and_nothing_els
     question = Question(0, None)
     tie = altered(made(question), 7, row(99, {99: -0.5, 7: -0.6}))
     both = altered(made(question), 7, row(7, {7: -0.5, 99: -0.6}))
-    heard = replace(with_answer(question, tie), alone={**HEARD.alone, question: both})
-    level = judged(bounds, heard, kind=NEARLY)
+    served = replace(with_answer(question, tie), alone={**SERVED.alone, question: both})
+    level = judged(bounds, served, kind=NEARLY)
     assert level.verdict == "pass"
     assert "7 of 8 answers are the same" in level.summary
-    assert judged(bounds, heard, kind=EXACT).verdict == "fail"
+    assert judged(bounds, served, kind=EXACT).verdict == "fail"
     assert judged(bounds, with_answer(question, tie), kind=NEARLY).verdict == "fail"
 
 
@@ -162,30 +170,30 @@ def test_a_greedy_token_below_another_fails(bounds: Bounds) -> None:
         neighbour("runs to its end", replace(answer([row(1)], job_id="that-one"), n_terminal=2)),
         neighbour("runs to its end", replace(answer([row(1)], job_id="that-one"), error="INFERENCE_FAILED: so")),
         neighbour("is cancelled", replace(answer([row(1)], job_id="that-one"), n_terminal=0)),
-        neighbour("is given up", unanswered("that-one", "503")),
+        neighbour("is given up", unanswered("that-one", NotServed("503"))),
     ],
 )
-def test_a_neighbour_that_ends_wrongly_fails_and_is_named(bounds: Bounds, wrong: Neighbour) -> None:
-    level = judged(bounds, replace(HEARD, neighbours=(*HEARD.neighbours, wrong)))
+def test_a_neighbour_that_ends_wrongly_fails_and_is_named(bounds: Bounds, wrong: NeighbourJob) -> None:
+    level = judged(bounds, replace(SERVED, neighbours=(*SERVED.neighbours, wrong)))
     assert level.verdict == "fail"
     assert "that-one" in level.summary
 
 
 def test_an_answer_that_was_refused_fails_the_level(bounds: Bounds) -> None:
     question = Question(0, SEEDS[0])
-    level = judged(bounds, with_answer(question, unanswered("that-one", "refused: 503 WORKER_BUSY")))
+    level = judged(bounds, with_answer(question, unanswered("that-one", NotServed("refused: 503 WORKER_BUSY"))))
     assert "that-one: refused: 503 WORKER_BUSY" in level.summary
 
 
 def test_answers_without_company_prove_nothing(bounds: Bounds) -> None:
-    assert "neighbours" in judged(bounds, replace(HEARD, least_company=1)).summary
+    assert "neighbours" in judged(bounds, replace(SERVED, n_least_beside=1)).summary
 
 
 def test_a_first_row_is_compared_with_the_log_softmax_of_the_one_in_process(bounds: Bounds) -> None:
     logits = np.full(100, -50.0, np.float32)
     logits[[0, 1, 99]] = [0.0, 0.0, -1.9]
     rows = [logits, logits]
-    level = judged(bounds, HEARD, replace(EXPECTED, first_rows=rows))
+    level = judged(bounds, SERVED, replace(EXPECTED, first_rows=rows))
     assert "log-probabilities of the first token" in level.summary
 
 
@@ -225,16 +233,15 @@ def of_first_prompt(expected: Expected) -> Expected:
 def test_the_default_model_answers_as_in_process_alone_and_beside_others(
     worker: ServedWorker, expected: Expected, bounds: Bounds
 ) -> None:
-    assert worker.facts.kind == EXACT
-    level, transcript = run(worker, PROMPTS, expected, bounds, n_tokens=N_TOKENS)
+    assert worker.health.kind == EXACT
+    level, records = run(worker, PROMPTS, expected, bounds, n_tokens=N_TOKENS)
     assert level.verdict == "pass", level.summary
-    phases = [record.phase for record in transcript.records]
+    phases = [record.phase for record in records]
     assert phases.count("alone") == phases.count("beside") == len(QUESTIONS)
     assert phases.count("repeated") == len(SEEDED)
     assert {"unseeded", "neighbour, runs to its end", "neighbour, is cancelled", "neighbour, is given up"} < set(phases)
-    neighbours = {record.request.job_id.split("-")[2] for record in transcript.records if "neighbour" in record.phase}
+    neighbours = {record.request.job_id.split("-")[2] for record in records if "neighbour" in record.phase}
     assert neighbours == {str(number) for number in range(N_NEIGHBOURS)}
-    assert transcript.seeds == SEEDS
     assert level.tables[0].note.endswith(("determinism: same.", "determinism: untested."))
 
 

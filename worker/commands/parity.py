@@ -28,6 +28,7 @@ from worker.parity import bundle, matrix
 from worker.parity.bounds import Bounds, built_in
 from worker.parity.bundle import REPORT_TEXT, proof_of, verify
 from worker.parity.case import compared, make_checkpoint, make_logits
+from worker.parity.levels.serving import SEEDS
 from worker.parity.references import CHECKPOINT, Chosen, folder_for, given, remember
 from worker.parity.report import LEVELS, Level, Report, not_run
 from worker.parity.run import Run, matrix_of
@@ -107,8 +108,8 @@ def run(names: tuple[str, ...], **options: Any) -> None:
         report,
         judging.proof_dir,
         names,
-        seeds=[{"level": "serving", "seed": seed} for seed in run.transcript.seeds],
-        transcript=[msgspec.to_builtins(record) for record in run.transcript.records],
+        seeds=[{"level": "serving", "seed": seed} for seed in SEEDS if run.transcript],
+        transcript=[msgspec.to_builtins(record) for record in run.transcript],
     )
 
 

@@ -1,136 +1,24 @@
-"""What a client asks a running worker and what it is told: a request, a stream of events, the answer they make.
+"""Where two served answers part, and whether a seed drew what was served.
 
-Owns the client's side of the wire (docs/protocol.md 4) and where two answers part. Refuses to know how a worker is
-reached (serving.py) and how much difference is allowed. Pure.
+Owns the draw of docs/sampling.md from what a stream reports: a request with `top_k` N_DRAWN can draw only the first of
+the reported tokens, so that their log-probabilities, the temperature and the seed give the token. The N_TOP - N_DRAWN
+after them are the runners-up. Refuses to know how a worker is asked (client.py) and how much
+difference is allowed. Pure.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from math import inf
+from itertools import accumulate, zip_longest
+from math import exp, inf
 
-import msgspec
+from worker.parity.client import END, Answer, Drawn
+from worker.sampling.draw import uniform
 
 N_TOP = 20
 """Log-probabilities asked for with each token: as many as a request may ask for."""
 
 N_DRAWN = 16
 """Tokens that a seeded request may draw from; those reported after them are so near that rounding may bring them in."""
-
-END = -1
-"""Stands in `Answer.choices` for the end token that ended an answer; its id is not on the wire."""
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A body of `POST /execute`. A seed of None leaves it to the worker."""
-
-    job_id: str
-    prompt: str
-    max_tokens: int
-    temperature: float
-    logprobs: int
-    seed: int | None = None
-    top_k: int = 0
-
-
-class Top(msgspec.Struct, frozen=True):
-    id: int
-    logprob: float
-
-
-class Drawn(msgspec.Struct, frozen=True):
-    """One sampled token with its row's most probable ones, best first."""
-
-    id: int
-    logprob: float
-    """Of the token under the model's raw logits, nats."""
-    top: tuple[Top, ...]
-
-
-class Started(msgspec.Struct, frozen=True, tag_field="type", tag="started"):
-    seed: int
-
-
-class Token(msgspec.Struct, frozen=True, tag_field="type", tag="token"):
-    t: str
-    logprobs: tuple[Drawn, ...] = ()
-
-
-class Metrics(msgspec.Struct, frozen=True, tag_field="type", tag="metrics"):
-    pass
-
-
-class End(msgspec.Struct, frozen=True, tag_field="type", tag="end"):
-    stop_reason: str
-    tokens_sampled: int
-
-
-class Failed(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
-    code: str
-    message: str
-
-
-Event = Started | Token | Metrics | End | Failed
-_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-
-
-def events(chunks: Iterable[bytes]) -> Iterator[Event]:
-    """Server-sent events as they come, whatever way the bytes are cut. Raises: msgspec.ValidationError."""
-    rest = b""
-    for chunk in chunks:
-        *frames, rest = (rest + chunk).split(b"\n\n")
-        yield from (_decoder.decode(frame.removeprefix(b"data: ")) for frame in frames)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """All of one stream."""
-
-    job_id: str
-    seed: int | None
-    """As `started` reports it."""
-    drawn: tuple[Drawn, ...]
-    """Every sampled token whose text was shown."""
-    text: str
-    stop_reason: str
-    """`""` when the job did not come to its end."""
-    n_sampled: int
-    error: str
-    """Code and message of the error event, or why there was no stream; else `""`."""
-    n_terminal: int
-    """Terminal events; exactly one is right."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return tuple(drawn.id for drawn in self.drawn)
-
-    @property
-    def choices(self) -> tuple[int, ...]:
-        """The tokens, and END where the model ended the answer."""
-        return (*self.tokens, END) if self.stop_reason == "EOS" else self.tokens
-
-
-def answer_of(job_id: str, told: Sequence[Event]) -> Answer:
-    """The answer that a stream's events make, also of a stream that broke off."""
-    started = next((event for event in told if isinstance(event, Started)), None)
-    ended = next((event for event in told if isinstance(event, End)), None)
-    failed = next((event for event in told if isinstance(event, Failed)), None)
-    tokens = [event for event in told if isinstance(event, Token)]
-    return Answer(
-        job_id=job_id,
-        seed=started.seed if started else None,
-        drawn=tuple(drawn for token in tokens for drawn in token.logprobs),
-        text="".join(token.t for token in tokens),
-        stop_reason=ended.stop_reason if ended else "",
-        n_sampled=ended.tokens_sampled if ended else 0,
-        error=f"{failed.code}: {failed.message}" if failed else "",
-        n_terminal=sum(isinstance(event, End | Failed) for event in told),
-    )
-
-
-def unanswered(job_id: str, why: str) -> Answer:
-    """For a job that was refused or whose worker was gone."""
-    return Answer(job_id, None, (), "", "", 0, why, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +53,7 @@ def parting_from(answer: Answer, expected: Sequence[int], ends: Collection[int] 
             return Parting(position, _gap(answer.drawn[position], mine, theirs, ends) if is_shown else inf)
         if mine == END:
             return None
-    n_told = len(answer.choices)
-    return None if answer.n_sampled >= len(expected) else Parting(n_told, inf)
+    return None if answer.n_sampled >= len(expected) else Parting(len(answer.choices), inf)
 
 
 def _gap(row: Drawn, one: int | None, other: int | None, ends: Collection[int]) -> float:
@@ -178,3 +65,67 @@ def _gap(row: Drawn, one: int | None, other: int | None, ends: Collection[int]) 
 def _listed(row: Drawn, choice: int | None, ends: Collection[int]) -> float:
     ids = ends if choice == END else (choice,)
     return max((top.logprob for top in row.top if top.id in ids), default=-inf)
+
+
+# ── the draw ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def worst_draw(answer: Answer, seed: int, temperature: float) -> tuple[float, int]:
+    """How far the draw's number lay from the drawn token's share, at worst, and at which position; (0, 0) for none.
+
+    In probability; 0 where the number falls into the share, as it does when the seed was honoured.
+    """
+    misses = [
+        (miss(row, row.id, uniform(seed, position), temperature), position) for position, row in enumerate(answer.drawn)
+    ]
+    return max(misses, default=(0.0, 0))
+
+
+def miss_at_parting(one: Answer, other: Answer, seed: int, temperature: float, ends: Collection[int]) -> float:
+    """By how much the number of the first differing draw misses the other answer's token, at worst; 0 if none differs.
+
+    Small where both rows are nearly the same and the number fell near the border of two shares, or the token is a
+    runner-up that nearly took the last place; inf where no row lists the token.
+    """
+    for position, (mine, yours) in enumerate(zip_longest(one.choices, other.choices)):
+        if mine != yours:
+            number = uniform(seed, position)
+            sides = ((one, yours), (other, mine))
+            seen = [(answer.drawn[position], choice) for answer, choice in sides if position < len(answer.drawn)]
+            return max((_nearest(row, choice, number, temperature, ends) for row, choice in seen), default=inf)
+    return 0.0
+
+
+def miss(row: Drawn, token: int, number: float, temperature: float) -> float:
+    """The distance from `number` to the token's share of [0, 1); inf where it has none.
+
+    Shares lie one after the other, most probable first.
+    """
+    weights = _weights(row, temperature)[:N_DRAWN]
+    upper = list(accumulate(weights))
+    for top, high, weight in zip(row.top, upper, weights, strict=False):
+        if top.id == token:
+            return max(0.0, (high - weight) / upper[-1] - number, number - high / upper[-1])
+    return inf
+
+
+def _miss_of_runner_up(row: Drawn, token: int, number: float, temperature: float) -> float:
+    """As `miss` for a token that was reported but could not be drawn: it must first take the last one's place, for
+    which their weights would have to change by what lies between them; inf where it was not reported."""
+    weights = _weights(row, temperature)
+    for top, weight in list(zip(row.top, weights, strict=True))[N_DRAWN:]:
+        if top.id == token:
+            last = row.top[N_DRAWN - 1].id
+            behind = (weights[N_DRAWN - 1] - weight) / sum(weights[:N_DRAWN])
+            return max(behind, miss(row, last, number, temperature))
+    return inf
+
+
+def _weights(row: Drawn, temperature: float) -> list[float]:
+    return [exp((top.logprob - row.top[0].logprob) / temperature) for top in row.top]
+
+
+def _nearest(row: Drawn, choice: int | None, number: float, temperature: float, ends: Collection[int]) -> float:
+    tokens = ends if choice == END else () if choice is None else (choice,)
+    ways = (miss, _miss_of_runner_up)
+    return min((way(row, token, number, temperature) for token in tokens for way in ways), default=inf)

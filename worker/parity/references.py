@@ -15,8 +15,7 @@ import msgspec
 
 from worker.errors import DownloadFailed, UsageError, WorkerError
 from worker.model.catalog import sha256_of
-from worker.model.hub import snapshot
-from worker.model.hub import SourceFailed
+from worker.model.hub import SourceFailed, snapshot
 
 if TYPE_CHECKING:
     from worker.parity.case import Subject

@@ -7,7 +7,7 @@ comes from (case.py), what becomes of the outcome (proof.py).
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,12 +15,12 @@ from worker.parity import corpus, matrix
 from worker.parity.bounds import Bounds
 from worker.parity.candidate import Candidate
 from worker.parity.case import Case, Say
+from worker.parity.client import ServedWorker
 from worker.parity.evidence import longest
 from worker.parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.naming import not_comparable
 from worker.parity.report import LEVELS, Level, not_run
-from worker.parity.serving import ServedWorker
 from worker.parity.setups import EXACT, as_served, cpu, opened
 from worker.wire.messages import TokenId
 
@@ -42,7 +42,7 @@ class Run:
 
     case: Case
     bounds: Bounds
-    transcript: serving.Transcript = field(default_factory=lambda: serving.Transcript((), ()))
+    transcript: tuple[serving.Record, ...] = ()
 
     def levels(self, names: Sequence[str], say: Say) -> Iterator[Level]:
         """All of LEVELS, each when it is done; those that are not among `names` as not asked for."""
