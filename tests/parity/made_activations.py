@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from worker.parity.levels.checkpoints import N_RUNS, Expected, Found
-from worker.parity.points import NAMES, Activations, Name, Point, layer_points
+from worker.parity.levels.checkpoints import N_RUNS, Computed, Expected
+from worker.parity.points import NAMES, ONCE, Activations, Name, Point
 
 N_LAYERS, N_TOKENS, N_HEADS, N_VOCAB = 2, 4, 2, 12
 TOKENS = (3, 1, 4, 1)
@@ -21,6 +21,17 @@ FEATURES: dict[Name, int] = {
 """Of points that have not eight."""
 
 STORED: dict[Name, Name] = {"k_cache": "k_rope", "v_cache": "v_proj"}
+
+
+def layer_points(n_layers: int) -> list[Point]:
+    """All points of a model in the order of computation."""
+    inner = [name for name in NAMES if name not in ONCE]
+    return [
+        Point.of("embedding", -1),
+        *(Point.of(name, layer) for layer in range(n_layers) for name in inner),
+        Point.of("final_norm", n_layers),
+        Point.of("logits", n_layers),
+    ]
 
 
 def made_activations(seed: int = 1) -> Activations:
@@ -44,11 +55,11 @@ def expected() -> Expected:
     return Expected.of(TOKENS, made_activations(), CONTINUATION, rows)
 
 
-def found() -> Found:
+def found() -> Computed:
     """What a library that computes in float32 and does nothing wrong says."""
     activations = {point: values.astype(np.float32) for point, values in made_activations().items()}
     logits = activations[Point.of("logits", N_LAYERS)].copy()
-    return Found(activations, logits, (CONTINUATION,) * N_RUNS)
+    return Computed(activations, logits, (CONTINUATION,) * N_RUNS)
 
 
 def all_points() -> list[Point]:

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.parity.candidate import Candidate
-from worker.parity.evidence import FullLogits, Kind, Window
+from worker.parity.evidence import Candidate, FullLogits, Kind, Window
 from worker.parity.logits_file import Provenance
 
 N_VOCAB = 600

@@ -8,7 +8,7 @@ import pytest
 
 from tests.parity.made_activations import CONTINUATION, N_LAYERS, all_points, expected, found
 from worker.parity.bounds import Bounds
-from worker.parity.levels.checkpoints import LINES, Expected, Found, judge
+from worker.parity.levels.checkpoints import LINES, Computed, Expected, judge
 from worker.parity.points import CHECKPOINT, NAMES, Point
 from worker.parity.report import Level
 
@@ -20,12 +20,12 @@ def built_in() -> Bounds:
     return Bounds.load()
 
 
-def with_point(point: Point, change: Callable[[np.ndarray], np.ndarray]) -> Found:
+def with_point(point: Point, change: Callable[[np.ndarray], np.ndarray]) -> Computed:
     right = found()
     return replace(right, activations=right.activations | {point: change(right.activations[point])})
 
 
-def with_logits(change: Callable[[np.ndarray], np.ndarray]) -> Found:
+def with_logits(change: Callable[[np.ndarray], np.ndarray]) -> Computed:
     """Both in the graph and handed out."""
     wrong = with_point(LOGITS, change)
     return replace(wrong, logits=np.asarray(wrong.activations[LOGITS], np.float32))

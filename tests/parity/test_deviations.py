@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from worker.parity.deviations import deviation, deviations
+from worker.parity.levels.checkpoints import deviation, deviations
 from worker.parity.points import Activations, Point
 
 POINT = Point.of("q_proj", 3)

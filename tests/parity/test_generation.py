@@ -9,8 +9,7 @@ import pytest
 
 from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference
 from worker.parity.bounds import Bounds
-from worker.parity.candidate import Candidate
-from worker.parity.evidence import FullLogits, Window
+from worker.parity.evidence import Candidate, FullLogits, Window
 from worker.parity.levels import generation
 from worker.parity.logits_file import LogitsFile, write_logits_file
 

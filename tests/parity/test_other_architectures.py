@@ -18,11 +18,10 @@ from tests.parity.small_gguf import read_tensor
 from worker.llama.model import Model
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
-from worker.parity.candidate import Candidate
 from worker.parity.case import gather, plan_windows
 from worker.parity.client import ServedWorker
 from worker.parity.corpus import HardText
-from worker.parity.evidence import SHORT, FullLogits
+from worker.parity.evidence import SHORT, Candidate, FullLogits
 from worker.parity.f32_copy import rewrite
 from worker.parity.levels import generation, logits, serving, tokenizer
 from worker.parity.levels.serving import Expected

@@ -14,9 +14,8 @@ import pytest
 from tests.parity.small_gguf import read_tensor, with_tensor
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
-from worker.parity.candidate import Candidate
 from worker.parity.case import gather
-from worker.parity.evidence import FullLogits, Window
+from worker.parity.evidence import Candidate, FullLogits, Window
 from worker.parity.f32_copy import rewrite
 from worker.parity.levels import generation, logits, sampling
 from worker.parity.llama.scoring import Scorer, Setup

@@ -8,6 +8,7 @@ import pytest
 import transformers
 from numpy.typing import NDArray
 
+from tests.parity.made_activations import layer_points
 from tests.parity.plain_llama import PlainLlama
 from tests.parity.tiny_llama import (
     BOS,
@@ -22,7 +23,7 @@ from tests.parity.tiny_llama import (
     write_tiny_llama,
 )
 from worker.errors import UsageError
-from worker.parity.points import NAMES, ONCE, Activations, Name, Point, layer_points
+from worker.parity.points import NAMES, ONCE, Activations, Name, Point
 from worker.parity.reference.model import Reference
 from worker.parity.reference.tensors import CheckpointTensors
 

@@ -87,14 +87,3 @@ Activations = dict[Point, NDArray[np.floating]]
 checkpoint (RoPE pairs are i and i + head_dim / 2, as transformers has them; llama.cpp's interleaved order is put back).
 `scores` (scaled, after the causal mask: masked entries are 0) and `probs` are [n_heads, n_tokens, n_tokens], query
 before key. `k_cache` and `v_cache` of the reference are k_rope and v_proj."""
-
-
-def layer_points(n_layers: int) -> list[Point]:
-    """All points of a model in the order of computation."""
-    inner = [name for name in NAMES if name not in ONCE]
-    return [
-        Point.of("embedding", -1),
-        *(Point.of(name, layer) for layer in range(n_layers) for name in inner),
-        Point.of("final_norm", n_layers),
-        Point.of("logits", n_layers),
-    ]

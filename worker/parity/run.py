@@ -13,10 +13,9 @@ from typing import Final
 
 from worker.parity import corpus, matrix
 from worker.parity.bounds import Bounds
-from worker.parity.candidate import Candidate
 from worker.parity.case import Case, Say
 from worker.parity.client import ServedWorker
-from worker.parity.evidence import longest
+from worker.parity.evidence import Candidate, longest
 from worker.parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.naming import not_comparable

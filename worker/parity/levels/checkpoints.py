@@ -1,7 +1,10 @@
 """Level `checkpoints`: every point of every layer of the F32 copy against the reference; what becomes of the logits.
 
-Both sides have the same weights and the same tokens, so that what differs is the computation. Owns which bound holds
-for which point; deviations.py measures, capture.py looks into the graph. Knows nothing of how the reference is made.
+Both sides have the same weights and the same tokens, so that what differs is the computation. Owns the measures of a
+point and what cannot be measured (a point that one side lacks, another shape, values that are no numbers), which bound
+holds for which point, and what counts as a near-tie: where two of the reference's logits are no further apart than
+twice the error that a logit may have, either order is right. capture.py looks into the graph. Knows nothing of how the
+reference is made.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,15 +19,15 @@ from worker.llama.model import Model
 from worker.model.info import read_info
 from worker.parity.bounds import Bounds
 from worker.parity.capture import capture_from
-from worker.parity.deviations import Deviation, deviations
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.naming import not_comparable
-from worker.parity.outcomes import Rows, outcomes
 from worker.parity.points import CHECKPOINT, NAMES, Activations, Name, Point
 from worker.parity.report import Check, Level, Series, Table, judged, not_run
 from worker.parity.setups import opened
+from worker.sampling.sorted import softmax
 
 NAME = "checkpoints"
+N_TOP = 5
 
 N_TOKENS = 24
 """So long a text is meant: llama.cpp's RoPE angles are float32, and their error grows with the position. Over 24 tokens
@@ -36,10 +39,31 @@ N_RUNS = 3
 LINES: tuple[Name, ...] = ("attn_norm", "k_rope", "scores", "attn_out", "ffn_out", "block")
 """Points drawn over the layers."""
 
+Values = NDArray[np.floating]
+
 _SHOWN = ("scaled", "spread", "largest")
 
 _STORED: dict[Name, Name] = {"k_cache": "k_rope", "v_cache": "v_proj"}
 """What the KV memory holds, and what was to be stored there (checkpoint 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """Numbers of one point; NaN where nothing could be measured, infinite where only the reference is all 0."""
+
+    point: Point
+    relative: float
+    """max |Δ| / RMS(reference)."""
+    scaled: float
+    """max |Δ| / max(RMS(reference), |reference|): an entry far above the others rounds as coarsely as it is large."""
+    spread: float
+    """RMS(Δ) / RMS(reference)."""
+    largest: float
+    """max |Δ|."""
+    mean: float
+    """mean |Δ|."""
+    where: str
+    """The place of the largest, or why nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +102,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Computed:
     """What llama.cpp says of the same text."""
 
     activations: Activations
@@ -96,28 +120,27 @@ def run(f32_copy: Path, reference: Expected, *, bounds: Bounds, n_threads: int) 
     if why:
         return not_run(NAME, why)
     with opened(f32_copy) as model:
-        return judge(_found(model, reference, n_threads), reference, bounds)
+        return judge(_compute(model, reference, n_threads), reference, bounds)
 
 
-def _found(model: Model, reference: Expected, n_threads: int) -> Found:
+def _compute(model: Model, reference: Expected, n_threads: int) -> Computed:
     tokens, n_new = reference.tokens, len(reference.continuation)
     setup = Setup(n_rows=len(tokens))
     activations = capture_from(model, tokens, n_threads=n_threads, setup=setup)
     with Scorer(model, setup, n_ctx=len(tokens) + n_new, n_threads=n_threads) as scorer:
         logits = scorer.logits(tokens)
         runs = tuple(tuple(scorer.greedy(tokens, n_new)) for _ in range(N_RUNS))
-    return Found(activations, logits, runs)
+    return Computed(activations, logits, runs)
 
 
-def judge(found: Found, reference: Expected, bounds: Bounds) -> Level:
+def judge(computed: Computed, reference: Expected, bounds: Bounds) -> Level:
     """The verdict. Pure. The first broken check is that of the first deviating point in the order of computation."""
-    apart = deviations(reference.activations, found.activations)
-    checks = _foremost([asked for each in apart for asked in _asked(each, found.activations, bounds)])
-    in_graph = found.activations.get(reference.logits_point)
+    apart = deviations(reference.activations, computed.activations)
+    checks = _foremost([asked for each in apart for asked in _asked(each, computed.activations, bounds)])
+    in_graph = computed.activations.get(reference.logits_point)
     # Where the graph's rows lack, have another shape or are no numbers, a check is broken already.
     if in_graph is not None and in_graph.shape == reference.logits.shape and np.isfinite(in_graph).all():
-        rows = Rows(reference.logits, in_graph, found.logits)
-        checks += outcomes(rows, reference.continuation, reference.margins, found.continuations, bounds)
+        checks += _outcomes(reference, computed, in_graph, bounds)
     worst = max(apart, key=lambda each: each.relative)
     return judged(
         NAME,
@@ -127,6 +150,70 @@ def judge(found: Found, reference: Expected, bounds: Bounds) -> Level:
         tables=[_table(apart)],
         series=_series(apart),
     )
+
+
+# ── how far a point is off ───────────────────────────────────────────────────────────────────────
+
+
+def deviations(reference: Activations, candidate: Activations) -> list[Deviation]:
+    """Of every point that either side has, in the order of computation."""
+    return [deviation(point, reference, candidate) for point in sorted(reference.keys() | candidate.keys())]
+
+
+def deviation(point: Point, reference: Activations, candidate: Activations) -> Deviation:
+    """Of one point. Arithmetic is float64."""
+    obstacle = _obstacle(reference.get(point), candidate.get(point))
+    if obstacle:
+        return Deviation(point, np.nan, np.nan, np.nan, np.nan, np.nan, obstacle)
+    wanted = reference[point].astype(np.float64)
+    error = np.abs(candidate[point].astype(np.float64) - wanted)
+    scale = _rms(wanted)
+    largest, spread = float(error.max()), _rms(error)
+    return Deviation(
+        point,
+        _share(largest, scale),
+        _scaled(error, wanted, scale),
+        _share(spread, scale),
+        largest,
+        float(error.mean()),
+        f"largest at {_place(error)}",
+    )
+
+
+def _obstacle(reference: Values | None, candidate: Values | None) -> str:
+    if reference is None:
+        return "the reference has no such point"
+    if candidate is None:
+        return "it was not computed"
+    if reference.shape != candidate.shape:
+        return f"its shape is {candidate.shape}, the reference's {reference.shape}"
+    if not reference.size:
+        return "it is empty"
+    for side, values in (("reference's", reference), ("candidate's", candidate)):
+        is_odd = ~np.isfinite(values)
+        if is_odd.any():
+            return f"the {side} value at {_place(is_odd)} is not finite"
+    return ""
+
+
+def _rms(values: Values) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def _scaled(error: Values, wanted: Values, scale: float) -> float:
+    allowed = np.maximum(np.abs(wanted), scale)
+    return float((error / allowed).max()) if scale else _share(float(error.max()), scale)
+
+
+def _share(part: float, whole: float) -> float:
+    if part == 0.0:
+        return 0.0
+    return part / whole if whole else np.inf
+
+
+def _place(values: NDArray[np.generic]) -> str:
+    """The index of the highest of `values`."""
+    return str([int(index) for index in np.unravel_index(int(values.argmax()), values.shape)])
 
 
 def _asked(each: Deviation, activations: Activations, bounds: Bounds) -> Iterator[tuple[str, Check]]:
@@ -173,6 +260,82 @@ def _foremost(asked: Sequence[tuple[str, Check]]) -> list[Check]:
 
 def _badness(check: Check) -> float:
     return check.value if np.isfinite(check.value) else np.inf
+
+
+# ── what becomes of the logits ───────────────────────────────────────────────────────────────────
+
+
+def _outcomes(reference: Expected, computed: Computed, in_graph: Values, bounds: Bounds) -> Iterator[Check]:
+    """Checkpoints 9 to 12: the selected row, its highest token, its probabilities, and whole continuations."""
+    near = 2 * bounds.bound("checkpoints.logits").value
+    given = computed.logits
+    yield _selected(in_graph[-1], given[-1], bounds)
+    yield _highest(reference.logits, given, near, bounds)
+    yield from _probabilities(reference.logits[-1], given[-1], near, bounds)
+    yield from _end_to_end(reference.continuation, reference.margins, computed.continuations, near, bounds)
+
+
+def _selected(in_graph: Values, given: Values, bounds: Bounds) -> Check:
+    """The tapped run's and the other's, bit for bit."""
+    n_unlike = int((in_graph.view(np.uint32) != given.view(np.uint32)).sum())
+    return bounds.check("selected logits (checkpoint 9), entries of other bits", n_unlike, "checkpoints.selected")
+
+
+def _highest(reference: Values, given: Values, near: float, bounds: Bounds) -> Check:
+    """Of every position."""
+    wanted, found = reference.argmax(-1), given.argmax(-1)
+    places = np.arange(len(reference))
+    gaps = reference[places, wanted] - reference[places, found]
+    wrong = np.flatnonzero((wanted != found) & (gaps > near))
+    n_ties = int((wanted != found).sum()) - len(wrong)
+    note = f"first at position {wrong[0]}" if len(wrong) else f"{len(places)} positions, {n_ties} near-ties apart"
+    return bounds.check(
+        "highest token (checkpoint 10), others than the reference's", len(wrong), "checkpoints.argmax", note=note
+    )
+
+
+def _probabilities(reference: Values, given: Values, near: float, bounds: Bounds) -> Iterator[Check]:
+    """Of the selected row, as the worker's sampler computes them."""
+    what = "probabilities (checkpoint 11)"
+    ids = np.argsort(-given, kind="stable")
+    probs = np.empty(len(given))
+    # An infinite logit becomes NaN here, which holds no bound.
+    with np.errstate(invalid="ignore"):
+        probs[ids] = softmax(given[ids].astype(np.float64))
+        from_same, from_reference = _apart(probs, given), _apart(probs, reference)
+    yield bounds.check(f"{what}, against those of the same logits", from_same, "checkpoints.softmax")
+    yield bounds.check(f"{what}, against the reference", from_reference, "checkpoints.probabilities")
+    yield bounds.check(f"{what}, sum less 1", abs(float(probs.sum()) - 1.0), "checkpoints.sum")
+    wanted = np.argsort(-reference, kind="stable")[:N_TOP]
+    is_wrong = (wanted != ids[:N_TOP]) & (np.abs(reference[wanted] - reference[ids[:N_TOP]]) > near)
+    yield bounds.check(f"{what}, wrong ids among the top {N_TOP}", int(is_wrong.sum()), "checkpoints.top")
+
+
+def _apart(probs: Values, logits: Values) -> float:
+    """The largest difference to the softmax of `logits`, which is computed in the widest type there is."""
+    weights = np.exp(logits.astype(np.longdouble) - logits.max())
+    return float(np.abs(probs - weights / weights.sum()).max())
+
+
+def _end_to_end(
+    wanted: Sequence[int], margins: Sequence[float], runs: Sequence[Sequence[int]], near: float, bounds: Bounds
+) -> Iterator[Check]:
+    what = f"end to end (checkpoint 12), {len(runs)} runs of {len(wanted)} tokens"
+    n_unlike = sum(list(run) != list(runs[0]) for run in runs)
+    yield bounds.check(f"{what}, runs unlike the first", n_unlike, "checkpoints.repeated")
+    steps = [_divergence(wanted, run) for run in runs]
+    wrong = [step for step in steps if step is not None and margins[step] > near]
+    ties = [step for step in steps if step is not None and margins[step] <= near]
+    note = f"first at token {min(wrong)}" if wrong else f"{len(ties)} end at a near-tie" if ties else ""
+    yield bounds.check(f"{what}, unlike the reference", len(wrong), "checkpoints.end_to_end", note=note)
+
+
+def _divergence(wanted: Sequence[int], run: Sequence[int]) -> int | None:
+    """The first step at which they differ; what follows is about another text."""
+    return next((step for step, pair in enumerate(zip(wanted, run, strict=True)) if pair[0] != pair[1]), None)
+
+
+# ── for people ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _table(apart: Sequence[Deviation]) -> Table:

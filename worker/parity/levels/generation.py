@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from worker.parity.bounds import Bounds
-from worker.parity.candidate import Candidate
-from worker.parity.evidence import ReferenceLogits, Window
+from worker.parity.evidence import Candidate, ReferenceLogits, Window
 from worker.parity.report import Check, Level, Table, judged
 
 _MAX_SHOWN = 48

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.parity.bounds import Bounds
-from worker.parity.candidate import Candidate
 from worker.parity.compare import Positions, Summary, second_half, side_by_side, summarise
-from worker.parity.evidence import Kind, ReferenceLogits
+from worker.parity.evidence import Candidate, Kind, ReferenceLogits
 from worker.parity.report import Check, Level, Series, judged
 
 _ORDER: tuple[Kind, ...] = ("short", "long")

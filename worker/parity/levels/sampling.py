@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from worker.parity import formula
 from worker.parity.bounds import Bounds
-from worker.parity.candidate import Candidate
-from worker.parity.evidence import ReferenceLogits
+from worker.parity.evidence import Candidate, ReferenceLogits
 from worker.parity.report import Check, Level, Table, judged
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
