@@ -11,7 +11,7 @@ from worker.parity.bounds import Bounds
 from worker.parity.corpus import HardText, decode
 from worker.parity.f32_copy import open_gguf, rewrite
 from worker.parity.levels import tokenizer
-from worker.parity.reference.tokenizer import ReferenceTokenizer
+from worker.parity.reference.model import ReferenceTokenizer
 from worker.parity.report import Level
 from worker.parity.setups import opened
 from worker.wire.messages import TokenId

@@ -1,37 +1,109 @@
 """`llorch-worker parity reference|run|matrix|verify|bounds`: is the model, as the worker runs it, still the reference?
 
-Owns: options, what is printed, exit codes. Refuses to know: how anything is compared (worker/parity).
+Owns: options, what they name (the model, the reference, the report's circumstances), what is printed, exit codes, where
+references are kept unless --output says otherwise. Refuses to know: how anything is compared (worker/parity).
 Runs in a short-lived process of its own, which may load llama.cpp and PyTorch. Never downloads a GGUF.
 """
 
+import hashlib
 import signal
-from collections.abc import Collection
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import rich_click as click
 
 from worker.argv import HELP_FLAGS
-from worker.commands.parity_options import (
-    FOLDER,
-    Asked,
-    judging_options,
-    of_a_model,
-    say,
-    split,
-    store,
-)
+from worker.commands.places import present, where
 from worker.commands.tables import print_table
+from worker.config.settings import Settings
 from worker.errors import WorkerError
+from worker.host import cpu_quota
+from worker.model.catalog import load_catalog
 from worker.parity import bundle, matrix
 from worker.parity.bounds import Bounds, built_in
 from worker.parity.bundle import REPORT_TEXT, proof_of, verify
-from worker.parity.case import compared, make_checkpoint, make_logits
+from worker.parity.case import (
+    Case,
+    Subject,
+    compared,
+    from_checkpoint,
+    from_logits_file,
+    make_checkpoint,
+    make_logits,
+)
 from worker.parity.levels.serving import SEEDS
-from worker.parity.references import CHECKPOINT, Chosen, folder_for, given, remember
-from worker.parity.report import LEVELS, Level, Report, not_run
+from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, versions
+from worker.parity.references import CHECKPOINT, Chosen, catalogued, folder_for, found, given, remember
+from worker.parity.report import LEVELS, BoundsUsed, Level, ModelFile, Report, not_run, report_of
 from worker.parity.run import Run, matrix_of
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+_of_a_model = _options(
+    click.option("--model", metavar="REF", help="The GGUF, as for serve. [default: the catalogue's]"),
+    where,
+    click.option(
+        "--threads",
+        type=click.IntRange(1, 512),
+        default=cpu_quota,
+        show_default="what this process may use",
+        metavar="N",
+        help="Threads of both sides.",
+    ),
+    click.option(
+        "--tokens",
+        type=click.IntRange(512, 1_000_000),
+        default=4096,
+        show_default=True,
+        metavar="N",
+        help="How much of the evaluation text is computed.",
+    ),
+    click.option(
+        "--work-dir",
+        type=_FOLDER,
+        show_default="the temporary directory",
+        metavar="DIR",
+        help="For large intermediate files, which are removed: an F32 copy of the model and the reference's logits.",
+    ),
+)
+
+_judging_options = _options(
+    click.option(
+        "--reference",
+        metavar="DIR|ID|FILE",
+        help="A SafeTensors checkpoint, a hub id, or reference logits. [default: what `parity reference` took]",
+    ),
+    click.option(
+        "--bounds", "bounds_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own bounds over ours."
+    ),
+    click.option(
+        "--proof-dir",
+        type=_FOLDER,
+        default=bundle.DEFAULT_ROOT,
+        envvar="LLORCH_PROOF_DIR",
+        show_default=True,
+        metavar="DIR",
+        help="Where the proof bundle goes: DIR/parity/RUN_ID.",
+    ),
+    click.option("--run-id", envvar="LLORCH_RUN_ID", metavar="ID", help="[default: date, time and revision]"),
+)
 
 
 class ParityFailed(WorkerError):
@@ -56,9 +128,9 @@ def parity() -> None:
     help="A SafeTensors checkpoint or hub id. [default: the catalogue's, else made from the GGUF]",
 )
 @click.option(
-    "--output", type=FOLDER, show_default="user cache directory", metavar="DIR", help="Where the reference goes."
+    "--output", type=_FOLDER, show_default="user cache directory", metavar="DIR", help="Where the reference goes."
 )
-@of_a_model
+@_of_a_model
 def reference(checkpoint: str | None, output: Path | None, **options: Any) -> None:
     """Make the reference of a model, or find the one made before; print its checkpoint and its logits file.
 
@@ -69,11 +141,11 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
     """
     asked = Asked(**options)
     with asked.subject() as subject:
-        folder = output or folder_for(subject, store())
+        folder = output or folder_for(subject, _store())
         chosen = given(checkpoint) if checkpoint else asked.original()
-        chosen = chosen or Chosen(make_checkpoint(subject, folder, say), CHECKPOINT)
+        chosen = chosen or Chosen(make_checkpoint(subject, folder, _say), CHECKPOINT)
         path, work = chosen.folder, subject.work
-        logits = make_logits(path, folder, n_tokens=asked.tokens, n_threads=asked.threads, work=work, say=say)
+        logits = make_logits(path, folder, n_tokens=asked.tokens, n_threads=asked.threads, work=work, say=_say)
         if output is None:
             remember(chosen, folder)
         click.echo(path.absolute())
@@ -89,19 +161,19 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
     metavar="NAME",
     help=f"Only this level; several times for more. One of {', '.join(LEVELS)}.",
 )
-@judging_options
-@of_a_model
+@_judging_options
+@_of_a_model
 def run(names: tuple[str, ...], **options: Any) -> None:
     """Compare a model with its reference at every level; write a proof bundle and print where.
 
     Exit 1 when a level fails, naming the first deviation, and when one named with --level cannot run.
     """
-    judging, asked = split(options)
+    judging, asked = _split(options)
     bounds = Bounds.load(judging.bounds_file)
     chosen = names or LEVELS
     with asked.subject() as subject:
         run = Run(judging.case(subject, asked.tokens), bounds)
-        levels = list(run.levels(chosen, say))
+        levels = list(run.levels(chosen, _say))
         parameters = {**compared(run.case), "levels": ", ".join(chosen)}
         report = judging.report(run.case, levels, parameters)
     _write(
@@ -114,19 +186,19 @@ def run(names: tuple[str, ...], **options: Any) -> None:
 
 
 @parity.command("matrix")
-@judging_options
-@of_a_model
+@_judging_options
+@_of_a_model
 def quantisation_matrix(**options: Any) -> None:
     """Quantise the reference to each type; print size, KL, top-1, perplexity ratio and speed.
 
     Measure on an idle machine.
     """
-    judging, asked = split(options)
+    judging, asked = _split(options)
     bounds = Bounds.load(judging.bounds_file)
     with asked.subject() as subject:
         case = judging.case(subject, asked.tokens)
         levels = [not_run(name, "not asked for") for name in LEVELS]
-        levels.append(matrix_of(case, bounds, asked.tokens, say))
+        levels.append(matrix_of(case, bounds, asked.tokens, _say))
         report = judging.report(case, levels, compared(case))
     for table in levels[-1].tables:
         print_table(list(table.columns), table.rows)
@@ -134,7 +206,7 @@ def quantisation_matrix(**options: Any) -> None:
 
 
 @parity.command("verify")
-@click.argument("folder", type=FOLDER, metavar="BUNDLE")
+@click.argument("folder", type=_FOLDER, metavar="BUNDLE")
 def verify_bundle(folder: Path) -> None:
     """Check a proof bundle: every digest, and every verdict against its numbers.
 
@@ -150,6 +222,91 @@ def verify_bundle(folder: Path) -> None:
 def print_bounds() -> None:
     """Print the built-in bounds with their reasons, to edit and give to `parity run --bounds`."""
     click.echo(built_in().decode(), nl=False)
+
+
+# ── what the options name ────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options that all comparisons share."""
+
+    model: str | None
+    models_dir: Path
+    catalog: Path | None
+    threads: int
+    tokens: int
+    work_dir: Path | None
+
+    @contextmanager
+    def subject(self) -> Iterator[Subject]:
+        """The model with a work folder that is removed at the end. Raises: ModelNotFound, BadModelFile, UsageError."""
+        path = present(self.model, self.models_dir, self.catalog)
+        if self.work_dir is not None:
+            self.work_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="llorch-parity-", dir=self.work_dir) as work:
+            yield Subject.of(path, n_threads=self.threads, work=Path(work))
+
+    def original(self) -> Chosen | None:
+        """The original checkpoint that the catalogue names for the model; None where it names none, the model is a
+        file, or the checkpoint cannot be had."""
+        catalog = load_catalog(self.catalog)
+        entry = catalog.find(self.model) if self.model else catalog.default
+        return catalogued(entry.reference, self.models_dir, _say) if entry and entry.reference else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """And those of what is judged."""
+
+    reference: str | None
+    bounds_file: Path | None
+    proof_dir: Path
+    run_id: str | None
+
+    def case(self, subject: Subject, n_tokens: int) -> Case:
+        """Gather all that is to be judged. Raises: UsageError, at once where the run has its bundle already."""
+        if self.run_id:
+            bundle.run_folder(self.proof_dir, "parity", self.run_id)
+        chosen = given(self.reference) if self.reference else found(subject, _store())
+        if chosen.folder.is_file():
+            return from_logits_file(subject, chosen.folder, say=_say)
+        return from_checkpoint(subject, chosen.folder, chosen.name, n_tokens=n_tokens, say=_say)
+
+    def report(self, case: Case, levels: Sequence[Level], parameters: dict[str, str]) -> Report:
+        info = case.subject.info
+        return report_of(
+            run_id=self.run_id or new_run_id(case.subject.sha256),
+            created=now_rfc3339(),
+            model=ModelFile(info.path.name, case.subject.sha256, info.file_bytes, info.quant_kind, info.architecture),
+            reference=case.used,
+            bounds=_bounds_used(self.bounds_file),
+            parameters=parameters,
+            versions=versions(),
+            machine=this_machine(case.subject.n_threads),
+            levels=levels,
+        )
+
+
+def _say(what: str) -> None:
+    """Progress, on stderr."""
+    click.echo(f"==> {what}", err=True)
+
+
+def _split(options: dict[str, Any]) -> tuple[Judging, Asked]:
+    """All options of a command that has both groups."""
+    ours = {name: options.pop(name) for name in ("reference", "bounds_file", "proof_dir", "run_id")}
+    return Judging(**ours), Asked(**options)
+
+
+def _store() -> Path:
+    """Where references are kept."""
+    return Settings().models_dir.parent / "parity"
+
+
+def _bounds_used(path: Path | None) -> BoundsUsed:
+    data = path.read_bytes() if path else built_in()
+    return BoundsUsed(path.name if path else "built in", hashlib.sha256(data).hexdigest())
 
 
 # ── what is printed and written ──────────────────────────────────────────────────────────────────

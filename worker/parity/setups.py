@@ -39,7 +39,7 @@ def opened(path: Path, device: Device | None = None) -> Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class StoredRows:
     """All logits of some windows under one set-up, in a folder of their own."""
 
     folder: Path
@@ -56,7 +56,7 @@ class Rows:
 
 def compute(
     path: Path, setup: Setup, windows: Sequence[Window], *, folder: Path, n_threads: int, device: Device | None = None
-) -> Rows:
+) -> StoredRows:
     """The rows of `windows`, on the CPU or with all layers on `device`. Makes `folder`, which the caller removes.
 
     Disk: n_vocab float32 a token. Raises: ModelLoadFailed, InsufficientMemory; ValueError for logits that are not
@@ -67,7 +67,7 @@ def compute(
         opened(path, device) as model,
         Scorer(model, setup, n_ctx=longest(windows), n_threads=n_threads) as scorer,
     ):
-        return Rows(folder, FullLogits.make(folder, windows, lambda window: scorer.logits(window.tokens)))
+        return StoredRows(folder, FullLogits.make(folder, windows, lambda window: scorer.logits(window.tokens)))
 
 
 def evaluated(reference: ReferenceLogits, n_tokens: int) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ _MAX_GENERATED = 40
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _RowCase:
     """A row of the reference, and the tokens before it that count as generated."""
 
     window: int
@@ -68,7 +68,7 @@ class _Case:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _AgainstFormula:
     """The sampler against the formula, for one case and setting."""
 
     where: str
@@ -89,7 +89,7 @@ def run(
     sampler: Sampler = WORKER,
 ) -> Level:
     """`f32_copy`: an F32 GGUF of the reference's weights; its distributions are judged, those of `file` are shown."""
-    cases = [_case(reference, number, *full) for number, full in enumerate(reference.full_rows())]
+    cases = [_row_case(reference, number, *full) for number, full in enumerate(reference.full_rows())]
     if not cases:
         return judged("sampling", "", ())
     found = {
@@ -109,14 +109,14 @@ def run(
     return judged("sampling", said, checks, tables=[_table(found, distances)])
 
 
-def _case(reference: ReferenceLogits, number: int, window: int, position: int, row: Row) -> _Case:
+def _row_case(reference: ReferenceLogits, number: int, window: int, position: int, row: Row) -> _RowCase:
     """The number of tokens that count as generated, which is the draw's position too, differs from row to row."""
     before = reference.windows[window].tokens[: position + 1]
     n_generated = min(len(before), 7 * number % _MAX_GENERATED)
-    return _Case(window, position, row, before[len(before) - n_generated :])
+    return _RowCase(window, position, row, before[len(before) - n_generated :])
 
 
-def _against_formula(case: _Case, name: str, settings: Sampling, sampler: Sampler) -> _Found:
+def _against_formula(case: _RowCase, name: str, settings: Sampling, sampler: Sampler) -> _AgainstFormula:
     expected = formula.candidates(case.row, settings, case.generated)
     ids, probs = sampler.candidates(case.row, settings, case.generated)
     n_other = 0
@@ -125,7 +125,7 @@ def _against_formula(case: _Case, name: str, settings: Sampling, sampler: Sample
         token = formula.drawn(*expected, uniform(seed, len(case.generated)))
         n_other += sampler.sample(case.row, seeded, case.generated) != token
     difference = _dense((ids, probs), len(case.row)) - _dense(expected, len(case.row))
-    return _Found(
+    return _AgainstFormula(
         where=f"{name}, {case}",
         n_candidates=len(expected[0]),
         is_same_tokens=bool(np.array_equal(ids, expected[0])),
@@ -141,7 +141,7 @@ def _dense(distribution: Distribution, n_vocab: int) -> NDArray[np.float64]:
     return dense
 
 
-def _checks(found: list[_Found], bounds: Bounds) -> Iterator[Check]:
+def _checks(found: list[_AgainstFormula], bounds: Bounds) -> Iterator[Check]:
     def check(what: str, values: list[float], key: str, *, is_count: bool = False) -> Check:
         worst = max(range(len(found)), key=lambda index: values[index])
         value = sum(values) if is_count else values[worst]
@@ -159,7 +159,7 @@ def _checks(found: list[_Found], bounds: Bounds) -> Iterator[Check]:
 
 
 def _distances(
-    reference: ReferenceLogits, cases: Sequence[_Case], candidate: Candidate, sampler: Sampler
+    reference: ReferenceLogits, cases: Sequence[_RowCase], candidate: Candidate, sampler: Sampler
 ) -> dict[str, list[float]]:
     """Setting → total variation distance (half the sum of |Δp|) at each case; 1 where there is no distribution."""
     rows = _own_rows(reference, cases, candidate)
@@ -169,7 +169,7 @@ def _distances(
     }
 
 
-def _own_rows(reference: ReferenceLogits, cases: Sequence[_Case], candidate: Candidate) -> list[Row]:
+def _own_rows(reference: ReferenceLogits, cases: Sequence[_RowCase], candidate: Candidate) -> list[Row]:
     """The candidate's rows of the cases; each window is computed once, as far as it is needed."""
     rows: dict[tuple[int, int], Row] = {}
     for window in {case.window for case in cases}:
@@ -179,7 +179,7 @@ def _own_rows(reference: ReferenceLogits, cases: Sequence[_Case], candidate: Can
     return [rows[case.window, case.position] for case in cases]
 
 
-def _distance(case: _Case, row: Row, settings: Sampling, sampler: Sampler) -> float:
+def _distance(case: _RowCase, row: Row, settings: Sampling, sampler: Sampler) -> float:
     if not np.isfinite(row).all():
         return 1.0
     own = _dense(sampler.candidates(row, settings, case.generated), len(row))
@@ -199,7 +199,7 @@ def _of_f32_copy(f32_copy: Candidate, distances: dict[str, list[float]], bounds:
     return bounds.check(what, smooth[worst], "sampling.twin.distance", note=worst)
 
 
-def _table(found: dict[str, list[_Found]], distances: dict[str, dict[str, list[float]]]) -> Table:
+def _table(found: dict[str, list[_AgainstFormula]], distances: dict[str, dict[str, list[float]]]) -> Table:
     rows = tuple(
         (
             name,

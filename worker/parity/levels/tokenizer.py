@@ -27,7 +27,7 @@ Piece = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Tokenised:
     """One text on both sides."""
 
     text: HardText
@@ -58,7 +58,7 @@ def run(
     """
     characters = _Characters(tokenize, piece)
     found = [
-        _Found(text, tokenize(text.data), ids, characters.has_all_of(decode(text.data)))
+        _Tokenised(text, tokenize(text.data), ids, characters.has_all_of(decode(text.data)))
         for text, ids in zip(texts, reference_ids, strict=True)
     ]
     compared = [one for one in found if _can_be_compared(one.text.data, tokenize)]
@@ -113,7 +113,7 @@ class _Characters:
 
 
 def _check(
-    bounds: Bounds, what: str, key: str, compared: Sequence[_Found], piece: Piece, *, is_in_vocabulary: bool
+    bounds: Bounds, what: str, key: str, compared: Sequence[_Tokenised], piece: Piece, *, is_in_vocabulary: bool
 ) -> Check:
     differing = [one for one in compared if one.differs_at is not None and one.is_in_vocabulary is is_in_vocabulary]
     note = ""
@@ -123,7 +123,7 @@ def _check(
     return bounds.check(what, len(differing), f"{NAME}.{key}", note=note)
 
 
-def _difference(found: _Found, piece: Piece) -> tuple[str, str, str]:
+def _difference(found: _Tokenised, piece: Piece) -> tuple[str, str, str]:
     """Position, and both ids there with their pieces, of a text that differs."""
     at = found.differs_at or 0
     return str(at), _shown(found.ids[at : at + 1], piece), _shown(found.reference_ids[at : at + 1], piece)
@@ -139,7 +139,7 @@ def _shown(ids: Sequence[int], piece: Piece) -> str:
     return f"{text!r} ({ids[0]})"
 
 
-def _differences(compared: Sequence[_Found], piece: Piece) -> Table:
+def _differences(compared: Sequence[_Tokenised], piece: Piece) -> Table:
     differing = [one for one in compared if one.differs_at is not None]
     rows = tuple((one.text.name, *_difference(one, piece)) for one in differing[:_N_SHOWN])
     left_out = len(differing) - len(rows)
@@ -147,7 +147,7 @@ def _differences(compared: Sequence[_Found], piece: Piece) -> Table:
     return Table("Where ids begin to differ", columns, rows, f"{left_out} more." if left_out else "")
 
 
-def _sections(compared: Sequence[_Found], *, n_without_reference: int) -> Table:
+def _sections(compared: Sequence[_Tokenised], *, n_without_reference: int) -> Table:
     texts: Counter[str] = Counter()
     ids: Counter[str] = Counter()
     differing: Counter[str] = Counter()
@@ -161,7 +161,7 @@ def _sections(compared: Sequence[_Found], *, n_without_reference: int) -> Table:
     return Table("Hard texts", ("section", ">texts", ">ids", ">differ"), rows, note if n_without_reference else "")
 
 
-def _round_trips(found: Sequence[_Found], piece: Piece) -> Table:
+def _round_trips(found: Sequence[_Tokenised], piece: Piece) -> Table:
     """What the pieces of llama.cpp's ids are, put together again; not judged."""
     outcomes: dict[str, list[str]] = {
         "the text again": [],
@@ -175,7 +175,7 @@ def _round_trips(found: Sequence[_Found], piece: Piece) -> Table:
     return Table("The pieces of all ids, joined", ("they are", ">texts", "the first"), rows)
 
 
-def _round_trip(found: _Found, piece: Piece) -> str:
+def _round_trip(found: _Tokenised, piece: Piece) -> str:
     expected = decode(found.text.data).encode() if has_reference(found.text.data) else found.text.data
     if _joined(found.ids, piece) == expected:
         return "the text again"

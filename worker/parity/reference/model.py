@@ -20,7 +20,6 @@ from worker.parity.reference.hooks import Recorder
 from worker.parity.reference.layerwise import layerwise
 from worker.parity.reference.libraries import UNREADABLE, failure, quiet, torch, transformers
 from worker.parity.reference.tensors import CheckpointTensors
-from worker.parity.reference.tokenizer import ReferenceTokenizer, checked
 
 LLAMA_FAMILY = ("llama", "mistral")
 """Values of `model_type` whose modules are llama's, name for name; llama.cpp reads both as `llama`."""
@@ -44,6 +43,31 @@ class ReferenceFacts:
     dtype: Dtype
 
 
+class ReferenceTokenizer:
+    """The tokenizer of a checkpoint, which needs far less memory than the model. Made by `open`.
+
+    `bos`: the token that the tokenizer puts before a text on its own, None where it puts none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        first = tokenizer.encode("a")[0]
+        self.bos: int | None = first if first == tokenizer.bos_token_id else None
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Raises: UsageError where `folder` is no checkpoint, or its tokenizer cannot be read."""
+        try:
+            with quiet():
+                return cls(transformers.AutoTokenizer.from_pretrained(_checked(folder), local_files_only=True))
+        except UNREADABLE as error:
+            raise UsageError(f"{folder}: the tokenizer cannot be read: {failure(error)}") from error
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of `text`: special tokens in it are parsed, none is added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
 class Reference:
     """Made by `open`."""
 
@@ -65,7 +89,7 @@ class Reference:
         if is_layerwise is None:
             n_bytes = CheckpointTensors.open(folder).n_weights * np.dtype(dtype).itemsize
             is_layerwise = n_bytes > available_memory_bytes() / 2
-        model = _read(checked(folder), dtype, is_layerwise=is_layerwise)
+        model = _read(_checked(folder), dtype, is_layerwise=is_layerwise)
         return cls(model, tokenizer, _facts(model.config, tokenizer, dtype))
 
     def tokenize(self, text: str) -> list[int]:
@@ -148,3 +172,12 @@ def _facts(config: Any, tokenizer: ReferenceTokenizer, dtype: Dtype) -> Referenc
         bos=tokenizer.bos,
         dtype=dtype,
     )
+
+
+def _checked(folder: Path) -> Path:
+    """`folder`, which looks like a checkpoint. Raises: UsageError saying what it lacks."""
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} is not a checkpoint: it has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise UsageError(f"{folder} is not a SafeTensors checkpoint: it has no .safetensors file")
+    return folder
