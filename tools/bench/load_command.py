@@ -19,7 +19,7 @@ import rich_click as click
 import uvloop
 
 import worker
-from tools.bench.measures import BoundMissed
+from tools.bench.measures import check
 from tools.bench.report import Circumstances, Report, bad_news, tables
 from tools.bench.scenarios import SCENARIOS, Scenario
 from tools.bench.servers import LLAMA_SERVER, OURS, Plan, found, llama_server, our_worker
@@ -91,8 +91,7 @@ def load(*, seed: int | None, out: Path | None, **options: Any) -> None:
         print_table(columns, rows)
     if left_out := [name for name in _NAMES if name not in asked.names and not asked.scenarios]:
         click.echo(f"left out: {', '.join(left_out)}, which need workers of their own", err=True)
-    if bad := list(bad_news(report)):
-        raise BoundMissed("; ".join(bad))
+    check(bad_news(report))
 
 
 def _measured(asked: "Asked", seed: int, out: Path | None) -> Report:

@@ -19,6 +19,12 @@ class BoundMissed(WorkerError):
     """A measured figure is over its bound, or requests failed: one line that says which, exit 1."""
 
 
+def check(bad_news: Iterable[str]) -> None:
+    """Raises: BoundMissed with all of it, unless there is none."""
+    if line := "; ".join(bad_news):
+        raise BoundMissed(line)
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """What a median may not be beyond."""

@@ -6,9 +6,11 @@ from tests.tools.bench.made import answer, steady
 from tools.bench.measures import (
     USUAL,
     Bound,
+    BoundMissed,
     Measure,
     at_least,
     at_most,
+    check,
     first_token,
     last_end,
     last_first_token,
@@ -23,6 +25,12 @@ NO_BOUND = at_most(1.0)
 
 def of(measure: Measure, *answers: object) -> float:
     return measure.of(answers)  # type: ignore[arg-type] # tests pass answers only
+
+
+def test_bad_news_are_one_line_and_none_is_none() -> None:
+    check([])
+    with pytest.raises(BoundMissed, match=r"^one; two$"):
+        check(["one", "two"])
 
 
 @pytest.mark.parametrize("limit", [0.15, 1.0, 1.5])

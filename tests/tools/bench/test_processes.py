@@ -1,4 +1,4 @@
-"""What /proc says of processes, asked about this one and a child."""
+"""What the kernel says of processes, asked about this one and a child."""
 
 import os
 import subprocess
