@@ -219,7 +219,7 @@ def measure_steps(model: LoadedModel, width: int) -> None:
             free.append(step_ms(runner, plain))
             bound.append(step_ms(runner, held))
         tokens.append([stream.generated for stream in plain] == [stream.generated for stream in held])
-        runner.context.clear()
+        runner.kv.clear()
     ratios = np.array(bound) / np.array(free)
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     say(

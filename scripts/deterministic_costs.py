@@ -53,11 +53,11 @@ def say(line: str) -> None:
 def milliseconds(runner: LlamaRunner, kind: StepKind, slices: tuple[Slice, ...]) -> float:
     took = []
     for _ in range(N_ROUNDS):
-        runner.context.clear()
+        runner.kv.clear()
         began_s = time.perf_counter()
         runner.run(Step(kind, slices))
         took.append(time.perf_counter() - began_s)
-    runner.context.clear()
+    runner.kv.clear()
     return 1000 * statistics.median(took)
 
 

@@ -14,14 +14,14 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
-from worker.engine.backend import LoadedModel, Sampled, Saved, Slice, Step
+from worker.engine.backend import LoadedModel, Sampled, Slice, Step
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.process.main import main
@@ -183,6 +183,7 @@ class CrashingRunner:
 
     def __init__(self, runner: LlamaRunner, gates: Gates) -> None:
         self._runner = runner
+        self.kv = runner.kv
         self._gates = gates
         self._stalling: set[SlotId] = set()
         self._stall = self._token(STALL)
@@ -219,26 +220,6 @@ class CrashingRunner:
     def _raw(self) -> Raw:
         model, context = self._runner.model, self._runner.context
         return Raw(context.handle, model.vocab, context.n_batch)
-
-    def trim(self, slot: SlotId, n_keep: int) -> None:
-        self._runner.trim(slot, n_keep)
-
-    @property
-    def n_free_cells(self) -> int:
-        return self._runner.n_free_cells
-
-    @property
-    def can_share(self) -> bool:
-        return self._runner.can_share
-
-    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
-        self._runner.share(source, target, n_tokens)
-
-    def save(self, slot: SlotId, start: int) -> Saved:
-        return self._runner.save(slot, start)
-
-    def load(self, slot: SlotId, parts: Sequence[Saved], n_tokens: int) -> None:
-        self._runner.load(slot, parts, n_tokens)
 
     def request_abort(self) -> None:
         self._runner.request_abort()

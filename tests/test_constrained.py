@@ -137,7 +137,7 @@ def step_s(runner: LlamaRunner, n_steps: int, constraint: Constraint | None) -> 
         took_s.append(time.perf_counter() - began_s)
         assert not sampled.is_end
         generated.append(sampled.token)
-    runner.trim(slot, 0)
+    runner.kv.trim(slot, 0)
     return took_s
 
 

@@ -144,34 +144,16 @@ class Copy:
         return Copy(self.cells[:n_tokens]), Copy(self.cells[n_tokens:])
 
 
-class FakeRunner:
-    """The contract's Runner. `before_run` sees every step at the moment it runs, as another thread might.
+class FakeKv:
+    """The contract's Kv."""
 
-    Asked to abort, it first keeps `n_kept_at_abort` tokens of the step; without `has_room` one step finds no cells.
-    """
-
-    def __init__(
-        self, model: ToyModel, *, n_slots: int, n_cells: int, chunk: int, widest_step: int = 0, can_share: bool = True
-    ) -> None:
-        self.model = model
+    def __init__(self, *, n_slots: int, n_cells: int, can_share: bool) -> None:
         self.n_cells = n_cells
-        self.chunk = chunk
-        self.widest_step = max(chunk, widest_step)
         self.cells: list[list[Cell]] = [[] for _ in range(n_slots)]
-        self.ran: list[tuple[StepKind, tuple[SlotId, ...]]] = []
-        """Every call of `run`, also those that failed."""
-        self.n_computed = 0
-        """Tokens that steps have computed, all together."""
         self.n_saved = 0
         """Tokens whose cells were copied out."""
-        self.before_run: Callable[[Step], None] = _look_away
-        self.has_room = True
         self.has_host_memory = True
-        self.n_kept_at_abort = 0
         self._can_share = can_share
-        self._is_abort_requested = False
-
-    # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
     @property
     def held(self) -> list[list[TokenId]]:
@@ -223,7 +205,32 @@ class FakeRunner:
         if not self.has_host_memory:
             raise MemoryError
 
-    # ── steps ────────────────────────────────────────────────────────────────────────────────────
+    def hold(self, slot: SlotId, tokens: Seq[TokenId]) -> None:
+        cells = self.cells[slot]
+        cells += [Cell(token, len(cells) + i) for i, token in enumerate(tokens)]
+
+
+class FakeRunner:
+    """The contract's Runner. `before_run` sees every step at the moment it runs, as another thread might.
+
+    Asked to abort, it first keeps `n_kept_at_abort` tokens of the step; without `has_room` one step finds no cells.
+    """
+
+    def __init__(
+        self, model: ToyModel, *, n_slots: int, n_cells: int, chunk: int, widest_step: int = 0, can_share: bool = True
+    ) -> None:
+        self.model = model
+        self.kv = FakeKv(n_slots=n_slots, n_cells=n_cells, can_share=can_share)
+        self.chunk = chunk
+        self.widest_step = max(chunk, widest_step)
+        self.ran: list[tuple[StepKind, tuple[SlotId, ...]]] = []
+        """Every call of `run`, also those that failed."""
+        self.n_computed = 0
+        """Tokens that steps have computed, all together."""
+        self.before_run: Callable[[Step], None] = _look_away
+        self.has_room = True
+        self.n_kept_at_abort = 0
+        self._is_abort_requested = False
 
     def run(self, step: Step) -> list[Sampled]:
         self._check(step)
@@ -231,7 +238,7 @@ class FakeRunner:
         self.before_run(step)
         self._fail_as_told(step)
         for piece in step.slices:
-            self._hold(piece, piece.tokens)
+            self.kv.hold(piece.slot, piece.tokens)
         self.n_computed += step.n_tokens
         return [each for piece in step.slices if piece.sampling is not None for each in self._draws(piece)]
 
@@ -241,13 +248,9 @@ class FakeRunner:
     def forget_abort(self) -> None:
         self._is_abort_requested = False
 
-    def _hold(self, piece: Slice, tokens: Seq[TokenId]) -> None:
-        cells = self.cells[piece.slot]
-        cells += [Cell(token, len(cells) + i) for i, token in enumerate(tokens)]
-
     def _draws(self, piece: Slice) -> Iterator[Sampled]:
         """One after the token before the guesses, and one after each guess that was drawn."""
-        held = [cell.token for cell in self.cells[piece.slot]]
+        held = [cell.token for cell in self.kv.cells[piece.slot]]
         held = held[: len(held) - piece.n_drafts]
         guesses = piece.tokens[len(piece.tokens) - piece.n_drafts :]
         assert list(piece.generated) == held[len(held) - len(piece.generated) :], "the penalty would see other tokens"
@@ -285,22 +288,22 @@ class FakeRunner:
     def _keep_part(self, step: Step, n_tokens: int) -> None:
         for piece in step.slices:
             kept = piece.tokens[:n_tokens]
-            self._hold(piece, kept)
+            self.kv.hold(piece.slot, kept)
             n_tokens -= len(kept)
 
     def _check(self, step: Step) -> None:
         slots = [piece.slot for piece in step.slices]
         assert slots, "a step decodes something"
         assert len(set(slots)) == len(slots), "one slice per slot"
-        assert set(slots) <= set(range(len(self.cells))), "the slot exists"
-        assert self.n_cells_used + step.n_tokens <= self.n_cells, "the cells exist"
+        assert set(slots) <= set(range(len(self.kv.cells))), "the slot exists"
+        assert self.kv.n_cells_used + step.n_tokens <= self.kv.n_cells, "the cells exist"
         assert step.kind == "decode" or step.n_tokens <= self.widest_step, "a prefill step has a size"
         for piece in step.slices:
             self._check_slice(step.kind, piece)
 
     def _check_slice(self, kind: StepKind, piece: Slice) -> None:
         end = piece.start + len(piece.tokens)
-        assert piece.start == len(self.cells[piece.slot]), "positions are contiguous"
+        assert piece.start == len(self.kv.cells[piece.slot]), "positions are contiguous"
         assert end > piece.start, "a slice has tokens"
         if kind == "decode":
             assert 1 <= len(piece.tokens) - piece.n_drafts <= 1 + MAX_FORCED

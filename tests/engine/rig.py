@@ -138,7 +138,7 @@ class Rig:
             self.step()
         assert self.engine.is_idle, "nothing may be left waiting"
         n_lingering = len(self.engine.prefix_cache.retained)
-        assert self.runner.n_cells_used == n_lingering, "an idle engine holds its last job's cells at most"
+        assert self.runner.kv.n_cells_used == n_lingering, "an idle engine holds its last job's cells at most"
 
     def outcome(self, job: JobKey) -> Outcome:
         return alone(self.model, self.requests[job], self.context_length)
@@ -223,11 +223,11 @@ class Rig:
         scheduler = self.engine.scheduler
         running = scheduler.running
         assert sorted([*scheduler.free_slots, *running]) == list(range(self.n_slots))
-        n_used = self.runner.n_cells_used if running else 0
+        n_used = self.runner.kv.n_cells_used if running else 0
         assert self.n_cells_told == n_used, "the front knows how full the cache is"
         assert not (running and self.engine.prefix_cache.retained), "nothing lingers in the way of others"
         for slot in scheduler.free_slots:
-            assert not self.runner.held[slot], "a free slot holds nothing"
+            assert not self.runner.kv.held[slot], "a free slot holds nothing"
         for sequence in running.values():
             self._check_running(sequence)
         waiting = [sequence.job for sequence in scheduler.waiting]
@@ -241,7 +241,7 @@ class Rig:
         assert sequence.slot is not None
         tokens = sequence.prompt + sequence.generated
         assert sequence.tokens == tokens
-        assert self.runner.held[sequence.slot] == tokens[: sequence.n_computed], "no token lost, doubled or leaked"
+        assert self.runner.kv.held[sequence.slot] == tokens[: sequence.n_computed], "no token lost, doubled or leaked"
         n_told = len(self.stories[sequence.job].texts)
         assert n_told + len(sequence.untold) == len(sequence.generated), "one Delta per token"
         assert n_told == 0 or not sequence.untold, "what is forced before the first draw is told with it"

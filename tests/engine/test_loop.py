@@ -145,9 +145,9 @@ def test_a_cancelled_job_is_out_of_the_next_step_and_says_nothing_more() -> None
 def test_a_job_cancelled_in_prefill_leaves_no_cells_behind() -> None:
     rig = rig_with(request(0, n_prompt=20))
     rig.step()
-    assert rig.runner.n_cells_used == 8
+    assert rig.runner.kv.n_cells_used == 8
     rig.cancel(JobKey(0))
-    assert rig.runner.n_cells_used == 0
+    assert rig.runner.kv.n_cells_used == 0
     assert rig.engine.is_idle
 
 
@@ -310,7 +310,7 @@ def test_the_last_jobs_cells_stay_until_another_runs_that_does_not_go_on_from_th
     index = rig.engine.prefix_cache.index
     rig.submit(Request(COMMON, max_tokens=4))
     rig.run_until_idle()
-    assert rig.runner.n_cells_used == len(COMMON) + 3
+    assert rig.runner.kv.n_cells_used == len(COMMON) + 3
     rig.submit(Request((*COMMON, *alone_tokens(rig, JobKey(0)), 7), max_tokens=4))
     rig.run_until_idle()
     assert index.n_tokens == 0, "it went on from all of them"
@@ -318,7 +318,7 @@ def test_the_last_jobs_cells_stay_until_another_runs_that_does_not_go_on_from_th
     rig.run_until_idle()
     assert index.n_tokens == len(COMMON) + 8
     rig.engine.put_away()
-    assert rig.runner.n_cells_used == 0
+    assert rig.runner.kv.n_cells_used == 0
     frame = rig.frames[-1]
     assert isinstance(frame, StepDone)
     assert frame.prefix_bytes == frame.prefix_tokens * CELL_BYTES == index.n_bytes
@@ -354,7 +354,7 @@ def test_what_is_put_away_may_push_out_what_was_about_to_be_loaded() -> None:
 def test_without_host_memory_nothing_is_kept_and_nobody_notices() -> None:
     rig = Rig(n_slots=2, prefix_cache_bytes=1000 * CELL_BYTES, has_retained_slot=False)
     for has_memory in (True, False, False):
-        rig.runner.has_host_memory = has_memory
+        rig.runner.kv.has_host_memory = has_memory
         for n in (40, 48):
             rig.submit(Request((*COMMON[:n], 1), max_tokens=3))
         rig.run_until_idle()
@@ -368,7 +368,7 @@ def test_a_copy_that_the_cache_could_not_hold_is_not_made() -> None:
         rig.submit(Request((*COMMON[:n], 1), max_tokens=1, seed=n))
         rig.run_until_idle()
     rig.check_stories()
-    assert rig.runner.n_saved == 20 + 1
+    assert rig.runner.kv.n_saved == 20 + 1
 
 
 def test_memory_that_cannot_be_cut_is_neither_shared_nor_kept() -> None:

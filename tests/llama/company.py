@@ -13,8 +13,7 @@ from tests.llama.plain_cells import PlainCells
 from tests.llama.seq_states import n_used, positions
 from worker.engine.backend import Aborted, NoRoom, Slice
 from worker.llama.context import Context
-from worker.llama.kv_copies import SavedCells
-from worker.llama.seq_state import ORDINARY, Layout
+from worker.llama.kv_copies import ORDINARY, Layout, SavedCells
 from worker.wire.messages import SlotId, TokenId
 
 N_SLOTS = 4
@@ -66,7 +65,7 @@ class Company:
     # ── what can be asked for ────────────────────────────────────────────────────────────────────
 
     def decode(self) -> None:
-        slices = self._slices(self.context.n_free_cells)
+        slices = self._slices(self.context.kv.n_free_cells)
         if not slices:
             return
         indexes = self.context.decode(slices)
@@ -76,7 +75,7 @@ class Company:
 
     def decode_and_take_back(self) -> None:
         """As guesses that were wrong are."""
-        slices = self._slices(self.context.n_free_cells)
+        slices = self._slices(self.context.kv.n_free_cells)
         if not slices:
             return
         self.context.decode(slices)
@@ -86,7 +85,7 @@ class Company:
 
     def decode_too_much(self) -> None:
         slot = self._a_slot()
-        more = self._random_tokens(self.context.n_free_cells + 1)
+        more = self._random_tokens(self.context.kv.n_free_cells + 1)
         if len(more) > self.context.n_batch:
             return
         with pytest.raises(NoRoom):
@@ -95,7 +94,7 @@ class Company:
 
     def abort(self) -> None:
         """Before a decode, or somewhere in it: what was computed stays."""
-        slices = self._slices(self.context.n_free_cells)
+        slices = self._slices(self.context.kv.n_free_cells)
         if not slices:
             return
         self._n_nodes_left = self.chance.choice([0, self.chance.randint(0, 200)])
@@ -103,7 +102,7 @@ class Company:
             self.context.decode(slices)
         self._n_nodes_left = None
         for piece in slices:
-            n_taken = self.context.n_cells(piece.slot) - piece.start
+            n_taken = self.context.kv.n_cells(piece.slot) - piece.start
             self._took(Slice(piece.slot, piece.start, piece.tokens[:n_taken]))
             self.n_aborted_in_part += 0 < n_taken < len(piece.tokens)
 
@@ -124,7 +123,7 @@ class Company:
         if target is None or not self.tokens[source]:
             return
         n = self.chance.randint(1, len(self.tokens[source]))
-        self.context.share(source, target, n)
+        self.context.kv.share(source, target, n)
         self.cells.share(source, target, n)
         self.tokens[target] = self.tokens[source][:n]
 
@@ -133,10 +132,10 @@ class Company:
         tokens = list(self.tokens[slot])
         if not tokens:
             return
-        parts = [self.context.save(slot, 0)]
+        parts = [self.context.kv.save(slot, 0)]
         if len(tokens) > 1:
             at = self.chance.randint(1, len(tokens) - 1)
-            parts = [parts[0].split(at)[0], self.context.save(slot, at)]
+            parts = [parts[0].split(at)[0], self.context.kv.save(slot, at)]
         self.kept = [*self.kept[-5:], (tokens, parts)]
 
     def load(self) -> None:
@@ -144,9 +143,9 @@ class Company:
         if slot is None or not self.kept:
             return
         tokens, parts = self.chance.choice(self.kept)
-        n = min(self.chance.randint(1, len(tokens)), self.context.n_free_cells)
+        n = min(self.chance.randint(1, len(tokens)), self.context.kv.n_free_cells)
         if n:
-            self.context.load(slot, parts, n)
+            self.context.kv.load(slot, parts, n)
             self.cells.grow(slot, n)
             self.tokens[slot] = tokens[:n]
 
@@ -154,11 +153,11 @@ class Company:
 
     def check(self) -> None:
         memory = capi.llama_get_memory(self.context.handle)
-        assert self.context.n_cells_used == self.cells.n_cells
-        assert self.context.n_free_cells == self.context.n_ctx - self.cells.n_cells
+        assert self.context.kv.n_cells_used == self.cells.n_cells
+        assert self.context.kv.n_free_cells == self.context.n_ctx - self.cells.n_cells
         for slot in map(SlotId, range(N_SLOTS)):
             n_held = len(self.tokens[slot])
-            assert self.context.n_cells(slot) == n_held
+            assert self.context.kv.n_cells(slot) == n_held
             assert capi.llama_memory_seq_pos_max(memory, slot) == n_held - 1
             found = positions(self.context, slot, self.layout.cell_ints)
             assert sorted(found) == list(range(n_held))
@@ -167,14 +166,14 @@ class Company:
 
     def compare_all(self) -> None:
         for slot, tokens in enumerate(self.tokens):
-            if tokens and self.context.n_free_cells:
+            if tokens and self.context.kv.n_free_cells:
                 piece = Slice(SlotId(slot), len(tokens), self._random_tokens(1), GREEDY)
                 [index] = self.context.decode([piece])
                 self._compare([*tokens, *piece.tokens], self.context.logits(index))
-                self.context.trim(SlotId(slot), len(tokens))
+                self.context.kv.trim(SlotId(slot), len(tokens))
 
     def _compare(self, tokens: Tokens, logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
-        self.alone.clear()
+        self.alone.kv.clear()
         [index] = self.alone.decode([Slice(SlotId(0), 0, tokens, GREEDY)])
         expected = self.alone.logits(index)
         if logits.tobytes() != expected.tobytes():
@@ -203,7 +202,7 @@ class Company:
         self.cells.grow(piece.slot, len(piece.tokens))
 
     def _trim(self, slot: SlotId, n_keep: int) -> None:
-        self.context.trim(slot, n_keep)
+        self.context.kv.trim(slot, n_keep)
         self.cells.cut(slot, n_keep)
         del self.tokens[slot][n_keep:]
 

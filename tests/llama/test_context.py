@@ -44,7 +44,7 @@ def test_a_prompt_in_chunks_continues_as_in_one(context: Context, tokens: list[T
     [whole] = best(context, [slice_of(0, 0, tokens)])
     for begin in range(0, len(tokens) - 7, 7):
         context.decode([slice_of(1, begin, tokens[begin : begin + 7], None)])
-    held = context.n_cells(SlotId(1))
+    held = context.kv.n_cells(SlotId(1))
     assert best(context, [slice_of(1, held, tokens[held:])]) == [whole]
 
 
@@ -52,7 +52,7 @@ def test_a_neighbour_changes_nothing(context: Context, tokens: list[TokenId], mo
     other = model.tokenize("Once upon a time")
     alone = best(context, [slice_of(0, 0, tokens)])
     alone += best(context, [slice_of(1, 0, other)])
-    context.clear()
+    context.kv.clear()
     assert best(context, [slice_of(0, 0, tokens), slice_of(1, 0, other)]) == alone
 
 
@@ -60,8 +60,8 @@ def test_trimmed_and_continued_is_as_fresh(context: Context, tokens: list[TokenI
     other = model.tokenize(" and so on, for ever and ever")
     context.decode([slice_of(0, 0, tokens[:10], None)])
     context.decode([slice_of(0, 10, other, None)])
-    context.trim(SlotId(0), 10)
-    assert context.n_cells(SlotId(0)) == 10
+    context.kv.trim(SlotId(0), 10)
+    assert context.kv.n_cells(SlotId(0)) == 10
     assert best(context, [slice_of(0, 10, tokens[10:])]) == best(context, [slice_of(1, 0, tokens)])
 
 
@@ -104,7 +104,7 @@ def test_every_cache_type_decodes(make_context: MakeContext, tokens: list[TokenI
 def test_a_bad_batch_is_refused_and_leaves_no_trace(context: Context, slices: list[Slice], message: str) -> None:
     with pytest.raises(BadBatch, match=message):
         context.decode(slices)
-    assert context.n_cells_used == 0
+    assert context.kv.n_cells_used == 0
     context.decode([slice_of(0, 0, [TokenId(5)])])
 
 
@@ -132,17 +132,17 @@ def test_logits_die_with_a_decode_that_fails(context: Context) -> None:
 @pytest.mark.parametrize(("slot", "n_keep"), [(2, 0), (-1, 0), (10**6, 0), (0, -1)])
 def test_a_bad_trim_is_refused(context: Context, slot: int, n_keep: int) -> None:
     with pytest.raises(ValueError, match=r"slot|keep"):
-        context.trim(SlotId(slot), n_keep)
+        context.kv.trim(SlotId(slot), n_keep)
 
 
 def test_trimming_beyond_the_end_changes_nothing(context: Context) -> None:
     fill(context, 0, 3)
-    context.trim(SlotId(0), 3)
-    context.trim(SlotId(0), 99)
-    assert context.n_cells(SlotId(0)) == 3
-    context.trim(SlotId(0), 0)
-    context.trim(SlotId(0), 0)
-    assert context.n_cells_used == 0
+    context.kv.trim(SlotId(0), 3)
+    context.kv.trim(SlotId(0), 99)
+    assert context.kv.n_cells(SlotId(0)) == 3
+    context.kv.trim(SlotId(0), 0)
+    context.kv.trim(SlotId(0), 0)
+    assert context.kv.n_cells_used == 0
 
 
 # ── full, aborted, closed ────────────────────────────────────────────────────────────────────────
@@ -153,18 +153,18 @@ def test_without_room_nothing_is_kept(make_context: MakeContext) -> None:
     fill(context, 0, 200)
     with pytest.raises(NoRoom, match="200 of 256 cells"):
         context.decode([slice_of(1, 0, [TokenId(5)] * 57)])
-    assert context.n_cells(SlotId(1)) == 0
+    assert context.kv.n_cells(SlotId(1)) == 0
     context.decode([slice_of(1, 0, [TokenId(5)] * 56)])
-    context.trim(SlotId(0), 0)
+    context.kv.trim(SlotId(0), 0)
     fill(context, 0, 200)
-    assert context.n_cells_used == 256
+    assert context.kv.n_cells_used == 256
 
 
 def test_an_abort_stops_a_decode_that_runs(make_context: MakeContext, tokens: list[TokenId]) -> None:
     """The flag is raised from another thread while the library computes; the slot then goes on as if new."""
     context = make_context(n_ctx=2048, n_batch=2048)
     [expected] = best(context, [slice_of(1, 0, tokens)])
-    context.clear()
+    context.kv.clear()
     begun = threading.Event()
 
     def raise_flag() -> None:
@@ -178,10 +178,10 @@ def test_an_abort_stops_a_decode_that_runs(make_context: MakeContext, tokens: li
         context.decode([slice_of(0, 0, [TokenId(5)] * 2000, None)])
     raiser.join()
     context.forget_abort()
-    held = context.n_cells(SlotId(0))
+    held = context.kv.n_cells(SlotId(0))
     assert held < 2000
     assert held % context.n_ubatch == 0
-    context.trim(SlotId(0), 0)
+    context.kv.trim(SlotId(0), 0)
     assert best(context, [slice_of(0, 0, tokens)]) == [expected]
 
 
@@ -192,7 +192,7 @@ def test_what_an_abort_keeps_can_be_continued(context: Context, tokens: list[Tok
     with pytest.raises(Aborted):
         context.decode([slice_of(0, 5, tokens[5:])])
     context.forget_abort()
-    held = context.n_cells(SlotId(0))
+    held = context.kv.n_cells(SlotId(0))
     assert 5 <= held < len(tokens)
     assert best(context, [slice_of(0, held, tokens[held:])]) == [expected]
 
@@ -220,7 +220,7 @@ def test_a_closed_context_refuses_and_closes_again(context: Context) -> None:
     with pytest.raises(ValueError, match="closed"):
         context.decode([slice_of(0, 1, [TokenId(5)])])
     with pytest.raises(ValueError, match="closed"):
-        context.trim(SlotId(0), 0)
+        context.kv.trim(SlotId(0), 0)
     with pytest.raises(ValueError, match="no logits"):
         context.logits(0)
 

@@ -73,7 +73,7 @@ def one_at_a_time(runner: LlamaRunner, sampling: Sampling) -> list[Sampled]:
         tokens = [sampled.token for sampled in drawn]
         start = len(PROMPT) + len(tokens) - 1
         drawn += runner.run(Step("decode", (Slice(SlotId(0), start, tokens[-1:], sampling, tokens),)))
-    runner.trim(SlotId(0), 0)
+    runner.kv.trim(SlotId(0), 0)
     return drawn
 
 
@@ -89,10 +89,10 @@ def guessing(
         piece = Slice(SlotId(0), start, [*tokens[-1:], *guesses], sampling, tokens, n_drafts=len(guesses))
         new = runner.run(Step("decode", (piece,)))
         drawn, n_steps = drawn + new, n_steps + 1
-        assert runner.context.n_cells(SlotId(0)) == start + 1 + len(guesses)
-        runner.trim(SlotId(0), start + len(new))
+        assert runner.kv.n_cells(SlotId(0)) == start + 1 + len(guesses)
+        runner.kv.trim(SlotId(0), start + len(new))
     assert positions(runner.context, 0) == list(range(len(PROMPT) + len(drawn) - 1))
-    runner.trim(SlotId(0), 0)
+    runner.kv.trim(SlotId(0), 0)
     return drawn, n_steps
 
 
@@ -135,7 +135,7 @@ def test_slots_with_and_without_guesses_share_a_step(runner: LlamaRunner) -> Non
         own = [[sampled.token for sampled in drawn if sampled.slot == slot] for slot in (0, 1)]
         assert own == [right[1:5], right[1:2]]
         for slot in (0, 1):
-            runner.trim(SlotId(slot), 20)
+            runner.kv.trim(SlotId(slot), 20)
 
 
 def replaced(piece: Slice, right: list[TokenId]) -> Slice:
@@ -168,9 +168,9 @@ def test_guesses_that_cannot_be_drawn_are_refused(
     runner: LlamaRunner, n_tokens: int, n_drafts: int, sampling: Sampling | None
 ) -> None:
     piece = Slice(SlotId(0), 0, [TokenId(5)] * n_tokens, sampling, n_drafts=n_drafts)
-    with pytest.raises(BadBatch, match="guesses among"):
+    with pytest.raises(BadBatch, match="drafts among"):
         runner.run(Step("decode", (piece,)))
-    assert runner.n_free_cells == 512
+    assert runner.kv.n_free_cells == 512
 
 
 def test_logits_that_are_not_numbers_end_the_draws(model_of_nan: Model, make_context: MakeContext) -> None:

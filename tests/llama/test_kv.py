@@ -61,7 +61,7 @@ def step(context: Context, parts: dict[int, tuple[Job, list[TokenId]]]) -> None:
 
 
 def alone(context: Context, job: Job) -> list[bytes]:
-    context.clear()
+    context.kv.clear()
     while not job.is_done:
         step(context, {0: (job, job.next_tokens(32))})
     return job.rows
@@ -69,7 +69,7 @@ def alone(context: Context, job: Job) -> list[bytes]:
 
 def in_company(context: Context, waiting: list[Job], chance: Random) -> Iterator[Job]:
     """Run all jobs as they come, in steps of random shape; some are given up half-way. Yields each when it leaves."""
-    context.clear()
+    context.kv.clear()
     running: dict[int, Job] = {}
     while waiting or running:
         room = N_CELLS - sum(len(job.prompt) + job.n_draws for job in running.values())
@@ -82,7 +82,7 @@ def in_company(context: Context, waiting: list[Job], chance: Random) -> Iterator
             most = chance.choice([16, 64, 200]) // len(some)
             step(context, {slot: (running[slot], running[slot].next_tokens(most)) for slot in some})
         for slot in [slot for slot, job in running.items() if job.is_done or chance.random() < 0.01]:
-            context.trim(SlotId(slot), 0)
+            context.kv.trim(SlotId(slot), 0)
             yield running.pop(slot)
 
 
@@ -103,7 +103,7 @@ def test_without_a_cache_type_of_its_own_company_shows(make_context: MakeContext
     long = jobs(model.n_vocab)[5]
     rows = alone(lonely, long)
     again = jobs(model.n_vocab)[5]
-    lonely.clear()
+    lonely.kv.clear()
     neighbour = Job([TokenId(7)], n_draws=99)
     step(lonely, {1: (neighbour, neighbour.next_tokens(1))})
     while not again.is_done:
@@ -115,7 +115,7 @@ def test_without_a_cache_type_of_its_own_company_shows(make_context: MakeContext
 
 
 def fill(context: Context, slot: int, n_tokens: int) -> None:
-    held = context.n_cells(SlotId(slot))
+    held = context.kv.n_cells(SlotId(slot))
     context.decode([slice_of(slot, held, [TokenId(9 + i % 200) for i in range(n_tokens)])])
 
 
@@ -128,9 +128,9 @@ def test_a_full_memory_of_forgotten_cells_has_room_for_a_full_one_again(context:
     for _ in range(2):
         for slot in (0, 1, 2):
             fill(context, slot, N_CELLS // 3)
-        assert context.n_cells_used == N_CELLS
+        assert context.kv.n_cells_used == N_CELLS
         for slot in (2, 0, 1):
-            context.trim(SlotId(slot), 0)
+            context.kv.trim(SlotId(slot), 0)
 
 
 @pytest.mark.parametrize("keep", [1, 100, 199])
@@ -138,14 +138,14 @@ def test_a_slot_cut_back_beside_others_goes_on_as_if_it_had_never_been_longer(co
     fill(context, 0, keep)
     (index,) = context.decode([slice_of(0, keep, [TokenId(77)])])
     expected = context.logits(index).tobytes()
-    context.clear()
+    context.kv.clear()
     fill(context, 1, 30)
     fill(context, 0, keep)
     fill(context, 2, 30)
     for _ in range(8):
         fill(context, 0, 40)
         fill(context, 1, 10)
-        context.trim(SlotId(0), keep)
+        context.kv.trim(SlotId(0), keep)
     (index,) = context.decode([slice_of(0, keep, [TokenId(77)])])
     assert context.logits(index).tobytes() == expected
 
@@ -155,5 +155,5 @@ def test_the_most_slots_there_can_be_leave_no_seq_id_for_order_and_still_decode(
 ) -> None:
     context = make_context(load_random(PLAIN), n_seq_max=MAX_SEQ_IDS, n_batch=512)
     fill(context, MAX_SEQ_IDS - 1, 5)
-    context.trim(SlotId(MAX_SEQ_IDS - 1), 2)
-    assert context.n_cells_used == 2
+    context.kv.trim(SlotId(MAX_SEQ_IDS - 1), 2)
+    assert context.kv.n_cells_used == 2

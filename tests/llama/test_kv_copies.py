@@ -12,8 +12,7 @@ from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import PLAIN
 from worker.engine.backend import Slice
 from worker.llama.context import Context
-from worker.llama.kv_copies import SavedCells, chained, lasting
-from worker.llama.seq_state import Block, parse_seq_state
+from worker.llama.kv_copies import Block, SavedCells, chained, lasting, parse_seq_state
 from worker.wire.messages import SlotId, TokenId
 
 MAGIC, SEQ_ID = 0xAF143CD8, 7
@@ -114,11 +113,11 @@ def test_what_was_loaded_is_what_was_saved_whatever_the_cache_type(
     context = make_context(load_random(PLAIN), type_k=type_k, type_v=type_v, flash_attn=flash_attn)
     tokens = [TokenId(3 + 7 * i % 250) for i in range(90)]
     context.decode([Slice(SlotId(0), 0, tokens)])
-    saved, tail = context.save(SlotId(0), 0), context.save(SlotId(0), 60)
+    saved, tail = context.kv.save(SlotId(0), 0), context.kv.save(SlotId(0), 60)
     expected = logits_after(context, 0, 90, tokens[:5])
-    context.clear()
-    context.load(SlotId(1), [*saved.split(20)[:1], saved.split(20)[1].split(40)[0], tail], 90)
-    again = context.save(SlotId(1), 0)
+    context.kv.clear()
+    context.kv.load(SlotId(1), [*saved.split(20)[:1], saved.split(20)[1].split(40)[0], tail], 90)
+    again = context.kv.save(SlotId(1), 0)
     for ours, theirs in zip(blocks(saved), blocks(again), strict=True):
         assert ours.items.tobytes() == theirs.items.tobytes()
     assert logits_after(context, 1, 90, tokens[:5]) == expected
@@ -129,10 +128,10 @@ def test_a_prefix_of_what_was_saved_can_be_gone_on_from(load_random: LoadRandom,
     context = make_context(load_random(PLAIN), type_k="bf16")
     tokens = [TokenId(3 + 7 * i % 250) for i in range(90)]
     expected = logits_after(context, 0, 0, tokens[:50])
-    context.clear()
+    context.kv.clear()
     context.decode([Slice(SlotId(0), 0, tokens)])
-    saved = context.save(SlotId(0), 0)
-    context.load(SlotId(1), [saved], 49)
+    saved = context.kv.save(SlotId(0), 0)
+    context.kv.load(SlotId(1), [saved], 49)
     assert logits_after(context, 1, 49, tokens[49:50]) == expected
 
 
@@ -140,9 +139,9 @@ def test_a_prefix_of_what_was_saved_can_be_gone_on_from(load_random: LoadRandom,
 def test_a_copy_outlives_what_the_context_does_next(load_random: LoadRandom, make_context: MakeContext) -> None:
     context = make_context(load_random(PLAIN))
     context.decode([Slice(SlotId(0), 0, [TokenId(9)] * 50)])
-    saved = context.save(SlotId(0), 0)
+    saved = context.kv.save(SlotId(0), 0)
     before = chained([saved], 50).tobytes()
-    context.clear()
+    context.kv.clear()
     context.decode([Slice(SlotId(0), 0, [TokenId(8)] * 90)])
     context.close()
     assert chained([saved], 50).tobytes() == before

@@ -66,7 +66,7 @@ def test_a_model_is_loaded_measured_and_empty(default_model: Path, model: Model,
     # Weights and 768 cells (700 padded) of 23,040 bytes, and some compute buffers.
     least_bytes = info.weights_bytes + 768 * 23_040
     assert least_bytes < facts.memory_bytes < least_bytes + 64 * 2**20
-    assert runner.context.n_cells_used == 0
+    assert runner.kv.n_cells_used == 0
     # The warm-up changes no answer: bit for bit what a context gives that never saw one.
     prompt = loaded.model.tokenize("The capital of France is")
     fresh = LlamaRunner(model, make_context(n_ctx=768, n_batch=768, n_ubatch=64))
@@ -133,7 +133,7 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
         assert isinstance(result, SelfTested)
         assert (result.is_same, result.widths) == (True, (1, 2))
         assert set(steps) == {None}
-        assert model.runner.n_free_cells == 768
+        assert model.runner.kv.n_free_cells == 768
     open_library().on_log = None
 
 

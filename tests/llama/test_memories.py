@@ -20,7 +20,7 @@ UNCUT = pytest.mark.parametrize("kind", [SLIDING, RECURRENT], ids=str)
 
 @pytest.mark.parametrize("kind", [PLAIN, MROPE, SLIDING, SLIDING_ONLY, GEMMA], ids=str)
 def test_an_ordinary_memory_can_be_shared(load_random: LoadRandom, make_context: MakeContext, kind: Kind) -> None:
-    assert LlamaRunner(load_random(kind), make_context(load_random(kind))).can_share
+    assert LlamaRunner(load_random(kind), make_context(load_random(kind))).kv.can_share
 
 
 @pytest.mark.parametrize(("kind", "n_slots"), [(PLAIN, MAX_SEQ_IDS), (SLIDING, MAX_SEQ_IDS // 2)], ids=str)
@@ -29,8 +29,8 @@ def test_without_a_seq_id_left_nothing_can_be_shared(
 ) -> None:
     """A sliding window takes two for each slot."""
     sizes = {"n_batch": 512, "n_ctx": 1024}
-    assert make_context(load_random(kind), n_seq_max=n_slots - 1, **sizes).can_share
-    assert not make_context(load_random(kind), n_seq_max=n_slots, **sizes).can_share
+    assert make_context(load_random(kind), n_seq_max=n_slots - 1, **sizes).kv.can_share
+    assert not make_context(load_random(kind), n_seq_max=n_slots, **sizes).kv.can_share
 
 
 @UNCUT
@@ -39,17 +39,17 @@ def test_what_cannot_be_cut_is_neither_shared_nor_saved(
 ) -> None:
     plain = make_context(load_random(PLAIN))
     plain.decode([Slice(SlotId(0), 0, [TokenId(5)] * 4)])
-    saved = plain.save(SlotId(0), 0)
+    saved = plain.kv.save(SlotId(0), 0)
     runner = LlamaRunner(load_random(kind), make_context(load_random(kind), swa_full=False))
     runner.run(Step("prefill", (Slice(SlotId(0), 0, [TokenId(5)] * 4, GREEDY),)))
-    assert not runner.can_share
+    assert not runner.kv.can_share
     with pytest.raises(ValueError, match="memory cannot be cut"):
-        runner.share(SlotId(0), SlotId(1), 2)
+        runner.kv.share(SlotId(0), SlotId(1), 2)
     with pytest.raises(ValueError, match="memory cannot be cut"):
-        runner.save(SlotId(0), 0)
+        runner.kv.save(SlotId(0), 0)
     with pytest.raises(ValueError, match="memory cannot be cut"):
-        runner.load(SlotId(1), [saved], 2)
-    assert runner.n_free_cells == 508
+        runner.kv.load(SlotId(1), [saved], 2)
+    assert runner.kv.n_free_cells == 508
 
 
 @UNCUT
@@ -64,7 +64,7 @@ def test_it_is_served_beside_others_and_after_them(
     for slots in ((0, 1), (1, 0)):
         beside = answer(runner, dict(zip(slots, prompts, strict=True)))
         assert [beside[slot] for slot in slots] == alone
-    assert runner.n_free_cells == 512
+    assert runner.kv.n_free_cells == 512
 
 
 def test_a_small_window_is_not_gone_back_behind_where_it_was_written_over(
@@ -76,12 +76,12 @@ def test_a_small_window_is_not_gone_back_behind_where_it_was_written_over(
     for start in range(0, 400, 100):
         context.decode([Slice(SlotId(0), start, tokens)])
     with pytest.raises(RuntimeError, match="slot 0 cannot go on from position 40"):
-        context.trim(SlotId(0), 40)
-    assert context.n_cells(SlotId(0)) == 400
-    context.trim(SlotId(0), 399)
+        context.kv.trim(SlotId(0), 40)
+    assert context.kv.n_cells(SlotId(0)) == 400
+    context.kv.trim(SlotId(0), 399)
     [index] = context.decode([Slice(SlotId(0), 399, tokens[:1], GREEDY)])
     again = context.logits(index).copy()
-    context.trim(SlotId(0), 0)
+    context.kv.trim(SlotId(0), 0)
     for start in range(0, 300, 100):
         context.decode([Slice(SlotId(0), start, tokens)])
     context.decode([Slice(SlotId(0), 300, tokens[:99])])
@@ -93,7 +93,7 @@ def test_a_window_that_no_layer_has_changes_nothing(load_random: LoadRandom, mak
     """EXAONE 4 names its window in sizes that do not use it."""
     context = make_context(load_random(NAMED_ONLY))
     context.decode([Slice(SlotId(0), 0, [TokenId(3 + i) for i in range(40)])])
-    assert context.save(SlotId(0), 5).n_tokens == 35
+    assert context.kv.save(SlotId(0), 5).n_tokens == 35
 
 
 def answer(runner: LlamaRunner, prompts: dict[int, list[TokenId]], n_tokens: int = 8) -> dict[int, list[TokenId]]:
@@ -105,5 +105,5 @@ def answer(runner: LlamaRunner, prompts: dict[int, list[TokenId]], n_tokens: int
         for sampled in runner.run(Step("decode", tuple(slices))):
             drawn[sampled.slot].append(sampled.token)
     for slot in prompts:
-        runner.trim(SlotId(slot), 0)
+        runner.kv.trim(SlotId(slot), 0)
     return {int(slot): tokens for slot, tokens in drawn.items()}

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext, slice_of
 from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind
 from worker.engine.backend import MAX_SEQ_IDS, Slice
+from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.model import Model
-from worker.llama.row_groups import CHOICES, RowGroups
 from worker.llama.row_widths import in_words, widths
+from worker.llama.self_test import CHOICES
 from worker.wire.messages import SlotId, TokenId
 
 FILLED = RowGroups(multiple=4, most=4)
@@ -65,7 +66,7 @@ def test_rows_that_nobody_reads_change_no_others_and_leave_no_cell(
         own, beside = (
             np.stack([context.logits(index).copy() for index in context.decode(slices)]) for context in (bare, filled)
         )
-        assert filled.n_cells_used == bare.n_cells_used
+        assert filled.kv.n_cells_used == bare.kv.n_cells_used
         if kind.is_row_by_row:
             assert np.array_equal(own, beside)
         else:
@@ -79,7 +80,7 @@ def test_a_full_memory_has_cells_for_rows_that_nobody_reads(tiny: Model) -> None
     context.row_groups = FILLED
     context.decode([slice_of(0, 0, [TokenId(5)] * 252)])
     context.decode([slice_of(0, 252, [TokenId(5)])])
-    assert context.n_cells_used == 253
+    assert context.kv.n_cells_used == 253
 
 
 @pytest.mark.parametrize(("n_slots", "can_pad"), [(8, True), (253, True), (254, False), (256, False)])

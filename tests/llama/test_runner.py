@@ -13,10 +13,11 @@ from tests.llama.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
 from worker.engine.backend import BadBatch, Forced, NoRoom, Sampled, Slice, Step
+from worker.llama.batch import batches
 from worker.llama.constraint import Constraint, Constraints
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.llama.runner import LlamaRunner, batches
+from worker.llama.runner import LlamaRunner
 from worker.parity.setups import opened
 from worker.wire.messages import Sampling, SlotId, TokenId, TopToken
 
@@ -40,7 +41,7 @@ def generate(
         for sampled in runner.run(Step("decode", tuple(slices))):
             drawn[sampled.slot].append(sampled)
     for slot in range(len(prompts)):
-        runner.trim(SlotId(slot), 0)
+        runner.kv.trim(SlotId(slot), 0)
     return drawn
 
 
@@ -72,8 +73,8 @@ def test_a_step_larger_than_a_batch_draws_the_same(runner: LlamaRunner, make_con
     other = prompt[3:20]
     step = Step("prefill", (slice_of(0, 0, prompt), slice_of(1, 0, other)))
     assert small.run(step) == runner.run(step)
-    assert small.context.n_cells(SlotId(0)) == len(prompt)
-    assert small.context.n_cells(SlotId(1)) == len(other)
+    assert small.context.kv.n_cells(SlotId(0)) == len(prompt)
+    assert small.context.kv.n_cells(SlotId(1)) == len(other)
 
 
 @pytest.mark.model
@@ -88,8 +89,8 @@ def test_a_step_that_fails_in_its_second_batch_keeps_nothing(
     runner.run(Step("prefill", (slice_of(0, 0, [TokenId(5)] * 10, None),)))
     with pytest.raises(error):
         runner.run(Step("prefill", (slice_of(0, 10, [TokenId(5)] * 64, None), last)))
-    assert runner.context.n_cells(SlotId(0)) == 10
-    assert runner.context.n_cells(SlotId(1)) == 0
+    assert runner.kv.n_cells(SlotId(0)) == 10
+    assert runner.kv.n_cells(SlotId(1)) == 0
 
 
 def test_logits_that_are_not_numbers_are_that_slots_error(model_of_nan: Model, make_context: MakeContext) -> None:
@@ -140,7 +141,7 @@ def draw(runner: LlamaRunner, prompt: str, constraint: Constraint, n_most: int =
         start = len(tokens) + len(generated) - 1
         step = Step("decode", (Slice(SlotId(0), start, generated[-1:], GREEDY, generated, constraint),))
     constraint.close()
-    runner.trim(SlotId(0), 0)
+    runner.kv.trim(SlotId(0), 0)
     return drawn
 
 

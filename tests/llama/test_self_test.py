@@ -13,10 +13,11 @@ from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from tests.llama.wide_models import QUANTISED, WIDE, write_wide
 from worker.engine.backend import Saved, Slice
+from worker.llama.batch import RowGroups
 from worker.llama.context import Context, Logits
 from worker.llama.devices import choose_device, devices
+from worker.llama.kv import Kv
 from worker.llama.model import Model
-from worker.llama.row_groups import RowGroups
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Habits, self_test
 from worker.model.memory import MOST_PADDING
@@ -52,8 +53,8 @@ def verdict(runner: LlamaRunner, habits: Habits = SERVING) -> Verdict | None:
 def outcome(runner: LlamaRunner, habits: Habits = SERVING) -> SelfTested | None:
     """The result; the memory is empty afterwards."""
     results = [result for result in self_test(runner, habits, most_s=600.0) if result is not None]
-    assert runner.context.n_cells_used == 0
-    assert runner.n_free_cells == runner.context.n_ctx
+    assert runner.kv.n_cells_used == 0
+    assert runner.kv.n_free_cells == runner.context.n_ctx
     assert len(results) <= 1
     return results[0] if results else None
 
@@ -118,23 +119,29 @@ def test_a_memory_that_cannot_be_cut_is_tested_without_reuse(
 # ── a memory that remembers what it should not ───────────────────────────────────────────────────
 
 
-class Tainted(LlamaRunner):
-    """From a step, load or share that `taints` until the memory is cleared, logits are one unit too high."""
+class TaintedKv(Kv):
+    """The context's own memory under another class."""
 
-    def __init__(self, model: Model, context: "TaintedContext") -> None:
-        super().__init__(model, context)
-        self.memory = context
+    def __init__(self, context: "TaintedContext") -> None:
+        self.__dict__ = context.kv.__dict__
+        self.context = context
 
     def load(self, slot: SlotId, parts: Sequence[Saved], n_tokens: int) -> None:
         super().load(slot, parts, n_tokens)
-        self.memory.note(f"load {len(parts)}")
+        self.context.note(f"load {len(parts)}")
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
         super().share(source, target, n_tokens)
-        self.memory.note("share")
+        self.context.note("share")
+
+    def clear(self) -> None:
+        self.context.is_tainted = False
+        super().clear()
 
 
 class TaintedContext(Context):
+    """From a step, load or share that `taints` until the memory is cleared, logits are one unit too high."""
+
     taints: Callable[[str], bool]
     is_tainted = False
 
@@ -142,7 +149,7 @@ class TaintedContext(Context):
         self.is_tainted |= self.taints(what)
 
     def decode(self, slices: Sequence[Slice]) -> list[int]:
-        of_all, own = self.n_cells_used, self.n_cells(slices[0].slot)
+        of_all, own = self.kv.n_cells_used, self.kv.n_cells(slices[0].slot)
         words = (f"slices {len(slices)}", f"tokens {len(slices[0].tokens)}", f"guesses {slices[0].n_drafts}")
         for what in (*words, f"crowded {of_all - own > 100}" if len(slices) == 1 else ""):
             self.note(what)
@@ -151,17 +158,16 @@ class TaintedContext(Context):
     def logits(self, index: int) -> Logits:
         return super().logits(index) + np.float32(self.is_tainted)
 
-    def clear(self) -> None:
-        self.is_tainted = False
-        super().clear()
 
-
-def tainted(tiny: Model, *taints: str, n_slots: int = 8) -> Tainted:
+def tainted(
+    tiny: Model, *taints: str, n_slots: int = 8, kv: Callable[[TaintedContext], TaintedKv] = TaintedKv
+) -> LlamaRunner:
     context = TaintedContext(
         tiny, n_ctx=1024, n_batch=128, n_ubatch=128, n_seq_max=n_slots, n_threads=1, n_threads_batch=1
     )
     context.taints = taints.__contains__
-    return Tainted(tiny, context)
+    context.kv = kv(context)
+    return LlamaRunner(tiny, context)
 
 
 @pytest.mark.parametrize(
@@ -200,13 +206,12 @@ def test_every_width_that_differs_is_named(tiny: Model) -> None:
 def test_the_cells_of_others_that_have_left_are_looked_at(tiny: Model) -> None:
     """In a memory without order a sequence's later tokens lie before its first."""
 
-    class Holes(Tainted):
+    class Holes(TaintedKv):
         def trim(self, slot: SlotId, n_keep: int) -> None:
             super().trim(slot, n_keep)
-            self.memory.note("hole")
+            self.context.note("hole")
 
-    runner = tainted(tiny, "hole")
-    assert verdict(Holes(tiny, runner.memory)) == Verdict(is_same=False, differences=("where others have left",))
+    assert verdict(tainted(tiny, "hole", kv=Holes)) == Verdict(is_same=False, differences=("where others have left",))
 
 
 # ── row groups ───────────────────────────────────────────────────────────────────────────────────
@@ -307,11 +312,10 @@ def test_where_chunks_are_fixed_prompts_are_cut_nowhere_else(tiny: Model, chunk:
 
 
 def test_without_a_memory_that_can_be_cut_nothing_is_reused(tiny: Model) -> None:
-    class Uncut(Tainted):
+    class Uncut(TaintedKv):
         can_share = False
 
-    runner = tainted(tiny, "load 1", "load 2", "share", "guesses 8", "slices 8")
-    uncut = Uncut(tiny, runner.memory)
+    uncut = tainted(tiny, "load 1", "load 2", "share", "guesses 8", "slices 8", kv=Uncut)
     habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=64)
     names = ("in decode steps of 8 rows", "beside 7 others")
     assert verdict(uncut, habits) == Verdict(is_same=False, differences=names)
@@ -341,7 +345,7 @@ def test_it_can_be_broken_off_after_any_step(tiny: Model) -> None:
         for _ in range(n_taken):
             assert next(steps) is None
         steps.close()
-        assert runner.context.n_cells_used == 0
+        assert runner.kv.n_cells_used == 0
     assert verdict(runner) == SAME
 
 
@@ -354,7 +358,7 @@ def test_an_abort_that_comes_too_late_for_its_step_begins_it_anew(tiny: Model, n
         assert next(steps) is None
     runner.request_abort()
     assert [result.is_same for result in steps if result is not None] == [True]
-    assert runner.context.n_cells_used == 0
+    assert runner.kv.n_cells_used == 0
 
 
 def ticking() -> Callable[[], float]:

@@ -13,8 +13,8 @@ from tests.llama.random_models import GEMMA, MROPE, PLAIN, SLIDING, SLIDING_ONLY
 from tests.llama.seq_states import n_used, positions
 from worker.engine.backend import MAX_SEQ_IDS, Slice
 from worker.llama.context import Context
+from worker.llama.kv_copies import Layout
 from worker.llama.model import Model
-from worker.llama.seq_state import Layout
 from worker.wire.messages import SlotId, TokenId
 
 pytestmark = pytest.mark.model
@@ -103,7 +103,7 @@ def test_with_sliding_windows_too_they_notice_no_more_than_rounding(
 
 
 def fill(context: Context, slot: int, n_tokens: int) -> None:
-    held = context.n_cells(SlotId(slot))
+    held = context.kv.n_cells(SlotId(slot))
     context.decode([Slice(SlotId(slot), held, [TokenId(9 + (held + i) % 200) for i in range(n_tokens)])])
 
 
@@ -117,8 +117,8 @@ def test_wrong_guesses_behind_which_nothing_lies_are_free_at_once(context: Conte
     fill(context, 0, 10)
     for _ in range(20):
         fill(context, 0, 5)
-        context.trim(SlotId(0), context.n_cells(SlotId(0)) - 4)
-        assert n_used(context) == context.n_cells_used
+        context.kv.trim(SlotId(0), context.kv.n_cells(SlotId(0)) - 4)
+        assert n_used(context) == context.kv.n_cells_used
 
 
 def test_of_cells_among_others_only_the_last_are_free_at_once(context: Context) -> None:
@@ -126,53 +126,53 @@ def test_of_cells_among_others_only_the_last_are_free_at_once(context: Context) 
     fill(context, 0, 10)
     fill(context, 1, 10)
     fill(context, 0, 7)
-    context.trim(SlotId(0), 6)
-    assert (context.n_cells_used, n_used(context)) == (16, 20)
+    context.kv.trim(SlotId(0), 6)
+    assert (context.kv.n_cells_used, n_used(context)) == (16, 20)
 
 
 def test_cells_that_were_the_newest_are_not_once_a_sharer_has_kept_them(context: Context) -> None:
     fill(context, 0, 30)
-    context.share(SlotId(0), SlotId(1), 25)
-    context.trim(SlotId(0), 15)
+    context.kv.share(SlotId(0), SlotId(1), 25)
+    context.kv.trim(SlotId(0), 15)
     fill(context, 0, 1)
-    context.trim(SlotId(1), 0)
-    context.trim(SlotId(0), 5)
-    assert (context.n_cells_used, n_used(context)) == (5, 25)
+    context.kv.trim(SlotId(1), 0)
+    context.kv.trim(SlotId(0), 5)
+    assert (context.kv.n_cells_used, n_used(context)) == (5, 25)
     fill(context, 0, 30)
     assert positions(context, 0) == list(range(35))
 
 
 def test_what_is_shared_stays_with_the_last_who_has_it(context: Context) -> None:
     fill(context, 0, 50)
-    context.share(SlotId(0), SlotId(1), 40)
-    context.share(SlotId(1), SlotId(2), 40)
-    assert context.n_cells_used == 50
-    context.trim(SlotId(0), 0)
-    context.trim(SlotId(1), 10)
-    assert context.n_cells_used == 40
-    context.trim(SlotId(2), 0)
-    assert context.n_cells_used == 10
+    context.kv.share(SlotId(0), SlotId(1), 40)
+    context.kv.share(SlotId(1), SlotId(2), 40)
+    assert context.kv.n_cells_used == 50
+    context.kv.trim(SlotId(0), 0)
+    context.kv.trim(SlotId(1), 10)
+    assert context.kv.n_cells_used == 40
+    context.kv.trim(SlotId(2), 0)
+    assert context.kv.n_cells_used == 10
 
 
 def test_shared_cells_are_moved_once_and_stay_shared(context: Context) -> None:
     fill(context, 3, 100)
     fill(context, 0, 50)
-    context.share(SlotId(0), SlotId(1), 50)
+    context.kv.share(SlotId(0), SlotId(1), 50)
     fill(context, 0, 3)
     fill(context, 1, 4)
-    context.trim(SlotId(3), 0)
-    fill(context, 2, context.n_free_cells)
-    assert n_used(context) == context.n_cells_used == N_CELLS
+    context.kv.trim(SlotId(3), 0)
+    fill(context, 2, context.kv.n_free_cells)
+    assert n_used(context) == context.kv.n_cells_used == N_CELLS
     assert [positions(context, slot) for slot in (0, 1)] == [list(range(53)), list(range(54))]
 
 
 def test_loading_may_have_to_move_others_first(context: Context) -> None:
     fill(context, 0, 100)
-    saved = context.save(SlotId(0), 0)
+    saved = context.kv.save(SlotId(0), 0)
     fill(context, 1, 100)
-    context.trim(SlotId(0), 0)
-    context.load(SlotId(2), [saved], 100)
-    assert n_used(context) == context.n_cells_used == 200
+    context.kv.trim(SlotId(0), 0)
+    context.kv.load(SlotId(2), [saved], 100)
+    assert n_used(context) == context.kv.n_cells_used == 200
 
 
 # ── refused ──────────────────────────────────────────────────────────────────────────────────────
@@ -191,20 +191,20 @@ def test_what_cannot_be_shared_is_refused(context: Context) -> None:
         (-1, 2, 1, "slot -1"),
     ]:
         with pytest.raises(ValueError, match=message):
-            context.share(SlotId(source), SlotId(target), n_tokens)
-    assert context.n_cells_used == 13
+            context.kv.share(SlotId(source), SlotId(target), n_tokens)
+    assert context.kv.n_cells_used == 13
 
 
 def test_what_is_not_there_cannot_be_saved(context: Context) -> None:
     fill(context, 0, 10)
     for slot, start in [(0, 10), (0, -1), (1, 0), (4, 0), (-1, 0)]:
         with pytest.raises(ValueError, match="slot"):
-            context.save(SlotId(slot), start)
+            context.kv.save(SlotId(slot), start)
 
 
 def test_what_does_not_fit_cannot_be_loaded(context: Context) -> None:
     fill(context, 0, 100)
-    first, rest = context.save(SlotId(0), 0).split(40)
+    first, rest = context.kv.save(SlotId(0), 0).split(40)
     fill(context, 1, 140)
     for slot, parts, n_tokens, message in [
         (0, [first], 5, "slot 0 has 100 cells already"),
@@ -215,7 +215,7 @@ def test_what_does_not_fit_cannot_be_loaded(context: Context) -> None:
         (4, [first], 5, "slot 4"),
     ]:
         with pytest.raises(ValueError, match=message):
-            context.load(SlotId(slot), parts, n_tokens)
-    assert context.n_cells_used == 240
-    context.load(SlotId(2), [first, rest], 16)
-    assert context.n_free_cells == 0
+            context.kv.load(SlotId(slot), parts, n_tokens)
+    assert context.kv.n_cells_used == 240
+    context.kv.load(SlotId(2), [first, rest], 16)
+    assert context.kv.n_free_cells == 0

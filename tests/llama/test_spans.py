@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.llama.plain_cells import PlainCells
-from worker.llama.spans import Spans
+from worker.llama.kv import Spans
 from worker.wire.messages import SlotId
 
 N_SLOTS = 4

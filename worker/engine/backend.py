@@ -122,17 +122,8 @@ class Sampled(msgspec.Struct, frozen=True):
     logprob: Logprob | None = None
 
 
-class Runner(Protocol):
-    """Runs steps. Two implementations: llama/runner.py and the tests' readable fake."""
-
-    def run(self, step: Step) -> list[Sampled]:
-        """Decode the step and draw for every slice that has `sampling`, in slice order: one token, and one more for
-        each guess that was drawn. All of a slice's tokens are kept, also wrong guesses: `trim` these.
-
-        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `trim` first.
-        Any other exception is fatal for the process.
-        """
-        ...
+class Kv(Protocol):
+    """The slots' memory of computed tokens. Two implementations: llama/kv.py and the tests' readable fake."""
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         """Forget the slot's cells from position n_keep on; 0 empties it. What other slots share stays theirs."""
@@ -160,6 +151,24 @@ class Runner(Protocol):
         """Fill the empty slot with the first n_tokens of what the parts, one behind the other, hold.
 
         There are `n_free_cells` enough. The parts stay their owner's.
+        """
+        ...
+
+
+class Runner(Protocol):
+    """Runs steps. Two implementations: llama/runner.py and the tests' readable fake."""
+
+    @property
+    def kv(self) -> Kv:
+        """The memory that the steps fill."""
+        ...
+
+    def run(self, step: Step) -> list[Sampled]:
+        """Decode the step and draw for every slice that has `sampling`, in slice order: one token, and one more for
+        each guess that was drawn. All of a slice's tokens are kept, also wrong guesses: `kv.trim` these.
+
+        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `kv.trim` first.
+        Any other exception is fatal for the process.
         """
         ...
 

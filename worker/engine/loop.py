@@ -47,12 +47,12 @@ class Engine:
         self._rules = rules
         self._emit = emit
         self._clock = clock
-        self._n_unpromised_cells = runner.n_free_cells - rules.n_cells
+        self._n_unpromised_cells = runner.kv.n_free_cells - rules.n_cells
         """The library rounds a context up."""
         self._prefill_budget = rules.prefill_budget()
         self.scheduler = Scheduler(n_slots=rules.n_slots, n_cells=rules.n_cells, budget=self._prefill_budget)
         self.prefix_cache = PrefixCache(
-            runner,
+            runner.kv,
             limit_bytes=rules.prefix_cache_bytes,
             grain=rules.chunk if rules.is_deterministic else 1,
             worthwhile=rules.chunk,
@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def _n_free_cells(self) -> int:
-        return self._runner.n_free_cells - self._n_unpromised_cells
+        return self._runner.kv.n_free_cells - self._n_unpromised_cells
 
     def submit(
         self,
@@ -159,7 +159,7 @@ class Engine:
         """What it computed is kept, so that going on costs little; its stream pauses."""
         assert sequence.slot is not None
         self.prefix_cache.keep(sequence)
-        self._runner.trim(sequence.slot, 0)
+        self._runner.kv.trim(sequence.slot, 0)
         self.scheduler.preempt(sequence)
         self._step_report.n_preempted += sequence.is_begun
 
@@ -186,7 +186,7 @@ class Engine:
             return []
         except Aborted:
             for piece in step.slices:
-                self._runner.trim(piece.slot, piece.start)
+                self._runner.kv.trim(piece.slot, piece.start)
             return []
         seconds = self._clock() - began_s
         if is_holding_up:
@@ -239,7 +239,7 @@ class Engine:
             self._take_all(running[slot], list(draws))
         for piece in step.slices:
             if piece.n_drafts and piece.slot in running:
-                self._runner.trim(piece.slot, running[piece.slot].n_computed)
+                self._runner.kv.trim(piece.slot, running[piece.slot].n_computed)
 
     def _take_all(self, sequence: Sequence, draws: list[Sampled]) -> None:
         """A job may end at any of its tokens; those drawn after it never were."""
@@ -304,7 +304,7 @@ class Engine:
         if sequence.constraint is not None:
             sequence.constraint.close()
         if slot is not None:
-            self._runner.trim(slot, 0)
+            self._runner.kv.trim(slot, 0)
 
     def _report(self, kind: StepKind | None) -> StepDone:
         return self._step_report.told(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from worker.engine.backend import Runner
+from worker.engine.backend import Kv
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
 from worker.wire.messages import SlotId, TokenId
@@ -28,16 +28,14 @@ class PrefixCache:
     prefix are worth waiting for; `retained_slot`: where the last sequence's cells stay while nothing runs.
     """
 
-    def __init__(
-        self, runner: Runner, *, limit_bytes: int, grain: int, worthwhile: int, retained_slot: SlotId | None
-    ) -> None:
-        self._runner = runner
+    def __init__(self, kv: Kv, *, limit_bytes: int, grain: int, worthwhile: int, retained_slot: SlotId | None) -> None:
+        self._kv = kv
         self._grain = grain
         self._worthwhile = worthwhile
         self._retained_slot = retained_slot
         self._token_bytes = 0.0
         """Of a copy; 0 before the first one."""
-        self._is_keeping = runner.can_share and limit_bytes > 0
+        self._is_keeping = kv.can_share and limit_bytes > 0
         self.index = PrefixIndex(limit_bytes)
         self.retained: list[TokenId] = []
         """Whose cells are in the spare slot. A conversation that goes on finds them there, without a copy."""
@@ -70,11 +68,11 @@ class PrefixCache:
         tokens = sequence.tokens[: self._n_worth(sequence)]
         if is_last and self._retained_slot is not None:
             self.put_away([sequence])
-            self._runner.share(sequence.slot, self._retained_slot, len(tokens))
+            self._kv.share(sequence.slot, self._retained_slot, len(tokens))
             self.retained = tokens
         else:
             # Drafts may lie behind them.
-            self._runner.trim(sequence.slot, len(tokens))
+            self._kv.trim(sequence.slot, len(tokens))
             self._copy_out(sequence.slot, tokens)
 
     def put_away(self, running: Iterable[Sequence] = ()) -> bool:
@@ -88,7 +86,7 @@ class PrefixCache:
         n_alive = max((min(n_common(tokens, one.tokens), one.n_computed) for one in running), default=0)
         if len(tokens) - n_alive >= LEAST_KEPT:
             self._copy_out(self._retained_slot, tokens)
-        self._runner.trim(self._retained_slot, 0)
+        self._kv.trim(self._retained_slot, 0)
         return True
 
     def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
@@ -97,7 +95,7 @@ class PrefixCache:
         if len(tokens) - n_known < LEAST_KEPT or len(tokens) * self._token_bytes > self.index.limit_bytes:
             return
         with suppress(MemoryError):
-            saved = self._runner.save(slot, n_known)
+            saved = self._kv.save(slot, n_known)
             self._token_bytes = saved.n_bytes / saved.n_tokens
             self.index.insert(tokens, n_known, saved)
 
@@ -107,21 +105,21 @@ class PrefixCache:
 
     def _fill(self, sequence: Sequence, source: SlotId | None, n_shared: int, n_kept: int) -> None:
         assert sequence.slot is not None
-        if n_kept > max(n_shared, self._runner.n_free_cells):
+        if n_kept > max(n_shared, self._kv.n_free_cells):
             self.put_away()
             source = None if source == self._retained_slot else source
             # What was put away may have taken its place.
             n_kept = self._n_kept(sequence)
-        if n_shared < n_kept <= self._runner.n_free_cells and self._load(sequence, n_kept):
+        if n_shared < n_kept <= self._kv.n_free_cells and self._load(sequence, n_kept):
             sequence.n_computed = n_kept
         elif source is not None:
-            self._runner.share(source, sequence.slot, n_shared)
+            self._kv.share(source, sequence.slot, n_shared)
             sequence.n_computed = n_shared
 
     def _load(self, sequence: Sequence, n_tokens: int) -> bool:
         assert sequence.slot is not None
         try:
-            self._runner.load(sequence.slot, self.index.take(sequence.tokens, n_tokens), n_tokens)
+            self._kv.load(sequence.slot, self.index.take(sequence.tokens, n_tokens), n_tokens)
         except MemoryError:
             return False
         return True
@@ -139,7 +137,7 @@ class PrefixCache:
     def _longest(self, sequence: Sequence, sources: Iterable[tuple[T, list[TokenId], int]]) -> tuple[T | None, int]:
         """Of the sources (who, their tokens, how many of these count) the one that has most of its beginning."""
         best: tuple[T | None, int] = (None, 0)
-        for who, tokens, n_most in sources if self._runner.can_share else ():
+        for who, tokens, n_most in sources if self._kv.can_share else ():
             if n_most > best[1]:
                 n_alike = self._cut(min(n_common(sequence.tokens, tokens), n_most), sequence)
                 if n_alike > best[1]:

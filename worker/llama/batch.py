@@ -1,21 +1,146 @@
-"""The input arrays of llama_decode, allocated once per context.
+"""What llama_decode is given: slices checked, cut into batches, and written into its input arrays.
 
-Owns the memory the llama_batch struct points at; its arguments have passed the context's gate. The step thread's.
+Owns the refusals, because many wrong arguments would abort the process, how the rows of a step are grouped, and the
+memory that the llama_batch struct points at. The step thread's.
+
+ggml computes a row of a matrix product with one kernel when it is alone, and with others among two, four or eight rows;
+some of these round otherwise (docs/architecture.md, Determinism). How a step's rows are grouped decides which kernels
+run: groups of at most `most` rows are decoded one after the other, and each is filled up to a multiple of `multiple`
+with rows that nobody reads. self_test.py measures which grouping gives a row the same bits in any company.
 """
 
 import ctypes
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from itertools import accumulate, chain
 
 import numpy as np
 from llama_cpp import llama_cpp as capi
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from worker.engine.backend import Slice
+from worker.engine.backend import BadBatch, Slice
 from worker.llama.seq_ids import SeqIds
+from worker.model.memory import MOST_PADDING
 from worker.wire.messages import SlotId
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
+
+
+# ── checking ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What may be asked of one context."""
+
+    n_batch: int
+    """Tokens of a batch."""
+    n_outputs: int
+    """Rows of logits of a batch."""
+    n_slots: int
+    n_vocab: int
+    n_cells: Callable[[SlotId], int]
+    """The cells of a slot: where its next token goes."""
+
+    def check(self, slices: Seq[Slice]) -> int:
+        """How many tokens these are. Raises: BadBatch."""
+        n_tokens = sum([len(slice_.tokens) for slice_ in slices])
+        if not 1 <= n_tokens <= self.n_batch:
+            raise BadBatch(f"a batch of {n_tokens} tokens; 1 to {self.n_batch} are possible")
+        n_outputs = sum([slice_.n_drafts + 1 for slice_ in slices if slice_.sampling is not None])
+        if n_outputs > self.n_outputs:
+            raise BadBatch(f"logits of {n_outputs} tokens; a batch has at most {self.n_outputs}")
+        if len({slice_.slot for slice_ in slices}) < len(slices):
+            raise BadBatch(f"a slot appears twice in one batch: {[slice_.slot for slice_ in slices]}")
+        for slice_ in slices:
+            self._check(slice_)
+        return n_tokens
+
+    def _check(self, slice_: Slice) -> None:
+        tokens = slice_.tokens
+        if not 0 <= slice_.slot < self.n_slots:
+            raise BadBatch(f"slot {slice_.slot}; there are {self.n_slots}")
+        if not tokens:
+            raise BadBatch(f"slot {slice_.slot}: a slice without tokens")
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise BadBatch(f"slot {slice_.slot}: a token outside the vocabulary of {self.n_vocab}")
+        if slice_.start != (n_cells := self.n_cells(slice_.slot)):
+            raise BadBatch(f"slot {slice_.slot}: position {slice_.start} does not follow its {n_cells} cells")
+        if slice_.n_drafts and (slice_.sampling is None or not 0 < slice_.n_drafts < len(tokens)):
+            raise BadBatch(f"slot {slice_.slot}: {slice_.n_drafts} drafts among {len(tokens)} tokens cannot be drawn")
+
+
+# ── cutting ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    """The default is llama.cpp's own way: a step as it comes."""
+
+    multiple: int = 1
+    most: int = 0
+    """A multiple of `multiple`; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        assert self.multiple - 1 <= MOST_PADDING
+        assert self.most % self.multiple == 0
+
+    def n_padding(self, slices: Seq[Slice]) -> int:
+        """How many rows a batch lacks; 0 for any but an ordinary decode step, whose slices have a token each."""
+        return -len(slices) % self.multiple if self.multiple > 1 and _is_decode(slices) else 0
+
+    def split(self, slices: Seq[Slice]) -> Iterator[Seq[Slice]]:
+        """The groups of an ordinary decode step; any other as it is."""
+        if not self.most or len(slices) <= self.most or not _is_decode(slices):
+            yield slices
+            return
+        for begin in range(0, len(slices), self.most):
+            yield slices[begin : begin + self.most]
+
+
+def _is_decode(slices: Seq[Slice]) -> bool:
+    return all(len(slice_.tokens) == 1 for slice_ in slices)
+
+
+def batches(slices: Seq[Slice], n_batch: int) -> Iterator[Seq[Slice]]:
+    """The slices in order, cut into batches of at most `n_batch` tokens; usually one, as it is.
+
+    Only the last part of a slice draws, and has all its drafts; no batch has two parts of one slot.
+    """
+    if sum([len(slice_.tokens) for slice_ in slices]) <= n_batch:
+        yield slices
+        return
+    batch: list[Slice] = []
+    room = n_batch
+    for slice_ in slices:
+        for part in _parts(slice_, room, n_batch):
+            if len(part.tokens) > room:
+                yield batch
+                batch, room = [], n_batch
+            batch.append(part)
+            room -= len(part.tokens)
+    yield batch
+
+
+def _parts(slice_: Slice, first: int, rest: int) -> Iterator[Slice]:
+    """A slice in parts of at most `rest` tokens, the first of at most `first` (0: there is no such part).
+
+    What draws stays together, though it were more.
+    """
+    n_before = len(slice_.tokens) - slice_.n_drafts - 1
+    begin, end = 0, first or rest
+    while end < len(slice_.tokens):
+        end = min(end, n_before)
+        if begin < end:
+            cut = slice_.tokens[begin:end]
+            yield replace(slice_, start=slice_.start + begin, tokens=cut, sampling=None, n_drafts=0)
+        begin, end = end, end + max(rest, slice_.n_drafts + 1)
+    yield replace(slice_, start=slice_.start + begin, tokens=slice_.tokens[begin:])
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class Batch:
@@ -47,21 +172,21 @@ class Batch:
 
         Column by column, not slice by slice: each numpy call costs as much as the tokens of a decode step together.
         """
-        tokens = [token for piece in slices for token in piece.tokens]
+        tokens = [token for slice_ in slices for token in slice_.tokens]
         n_tokens = len(tokens)
         self._token[:n_tokens] = tokens
         self.struct.n_tokens = n_tokens
         if n_tokens == len(slices):
             return self._fill_single(slices)
-        lengths = [len(piece.tokens) for piece in slices]
+        lengths = [len(slice_.tokens) for slice_ in slices]
         indexes = [
             index
-            for piece, end in zip(slices, accumulate(lengths), strict=True)
-            if piece.sampling is not None
-            for index in range(end - 1 - piece.n_drafts, end)
+            for slice_, end in zip(slices, accumulate(lengths), strict=True)
+            if slice_.sampling is not None
+            for index in range(end - 1 - slice_.n_drafts, end)
         ]
         self._pos[:n_tokens] = list(chain.from_iterable(map(_positions, slices)))
-        self._fill_seq_ids(np.repeat([piece.slot for piece in slices], lengths))
+        self._fill_seq_ids(np.repeat([slice_.slot for slice_ in slices], lengths))
         self._logits[:n_tokens] = 0
         self._logits[indexes] = 1
         return indexes
@@ -80,10 +205,10 @@ class Batch:
     def _fill_single(self, slices: Seq[Slice]) -> list[int]:
         """Slices of one token: an ordinary decode step."""
         n_tokens = len(slices)
-        self._pos[:n_tokens] = [piece.start for piece in slices]
-        self._fill_seq_ids(np.array([piece.slot for piece in slices]))
-        self._logits[:n_tokens] = [piece.sampling is not None for piece in slices]
-        return [index for index, piece in enumerate(slices) if piece.sampling is not None]
+        self._pos[:n_tokens] = [slice_.start for slice_ in slices]
+        self._fill_seq_ids(np.array([slice_.slot for slice_ in slices]))
+        self._logits[:n_tokens] = [slice_.sampling is not None for slice_ in slices]
+        return [index for index, slice_ in enumerate(slices) if slice_.sampling is not None]
 
     def _fill_seq_ids(self, slots: NDArray[np.int_], begin: int = 0) -> None:
         """As they go on in kv.py."""
@@ -93,5 +218,5 @@ class Batch:
             self._seq_id[begin:end, 1] = slots + self._twins_after
 
 
-def _positions(piece: Slice) -> range:
-    return range(piece.start, piece.start + len(piece.tokens))
+def _positions(slice_: Slice) -> range:
+    return range(slice_.start, slice_.start + len(slice_.tokens))

@@ -1,14 +1,15 @@
-"""One llama_context: the KV memory of all slots and the decode call.
+"""One llama_context: the decode call and the logits it leaves; `kv` is its memory.
 
-Owns the handle, the batch arrays, and that every argument is checked (batch_check.py has the check of slices): many
-wrong ones would abort the process (a batch over n_batch, a seq_id or token out of range, logits that were not asked
-for). Knows nothing of jobs or sampling. One thread at a time, recorded by the first decode; `request_abort` from any.
+Owns the handle, the batch arrays, the flag that stops a decode, and that every argument is checked: many wrong ones
+would abort the process (a batch over n_batch, a seq_id or token out of range, logits that were not asked for). Knows
+nothing of jobs or sampling. One thread at a time, recorded by the first decode; `request_abort` from any.
 """
 
 import ctypes
 import threading
 import time
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as capi
@@ -16,13 +17,9 @@ from numpy.typing import NDArray
 
 from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS, Aborted, BadBatch, NoRoom, Slice
 from worker.errors import ModelLoadFailed
-from worker.llama.abort import AbortFlag
-from worker.llama.batch import Batch
-from worker.llama.batch_check import Gate
-from worker.llama.kv import Cells
-from worker.llama.kv_copies import SavedCells
+from worker.llama.batch import Batch, BatchLimits, RowGroups
+from worker.llama.kv import Kv
 from worker.llama.model import Model
-from worker.llama.row_groups import RowGroups
 from worker.llama.seq_ids import padded_seq_ids_for, seq_ids_for
 from worker.llama.threads import Threads
 from worker.model.memory import CELL_STEP
@@ -96,9 +93,11 @@ class Context:
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._open(params)
         self.n_slots, self.decoding_s = n_seq_max, 0.0
-        self._cells = Cells(self._handle, n_ctx=self.n_ctx, seq_ids=seq_ids)
-        self._gate = Gate(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self._cells.n_held)
-        self._batch = Batch(self.n_batch, self._cells.seq_ids)
+        self.kv = Kv(
+            self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, seq_ids=seq_ids, check_caller=self._check_caller
+        )
+        self._limits = BatchLimits(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self.kv.n_cells)
+        self._batch = Batch(self.n_batch, self.kv.seq_ids)
         self.row_groups = RowGroups()
         self._row_of: dict[int, int] = {}
         """Of the last decode: batch indexes → rows of its logits."""
@@ -110,7 +109,7 @@ class Context:
     @property
     def can_pad(self) -> bool:
         """Whether `row_groups` may fill steps up."""
-        return self._cells.seq_ids.n_slots > self.n_slots
+        return self.kv.seq_ids.n_slots > self.n_slots
 
     def _open(self, params: object) -> None:
         handle, watch = self._model.new_context(params, self.close)
@@ -127,15 +126,15 @@ class Context:
 
     def decode(self, slices: Seq[Slice]) -> list[int]:
         """Compute one batch; the batch indexes whose `logits` can be read, in order: one per slice with `sampling`, and
-        one more for each of its guesses.
+        one more for each of its drafts.
 
-        Raises: BadBatch, NoRoom: nothing was kept. Aborted: the slots keep a part (`n_cells` says how much).
+        Raises: BadBatch, NoRoom: nothing was kept. Aborted: the slots keep a part (`kv.n_cells` says how much).
         RuntimeError: the library is in an unknown state. Source: llama_decode.
         """
         self._check_thread()
         handle = self.handle
         n_padding = self.row_groups.n_padding(slices)
-        self._cells.make_room(self._gate.check(slices) + n_padding)
+        self.kv.make_room(self._limits.check(slices) + n_padding)
         self._row_of = {}
         indexes = self._batch.fill(slices)
         began_s = time.perf_counter()
@@ -147,17 +146,17 @@ class Context:
             capi.llama_set_n_threads(handle, n_now, max(1, self._n_threads_batch * n_now // self._n_threads))
         if code != 0:
             self._raise_for(code, slices)
-        for piece in slices:
-            self._cells.add(piece.slot, len(piece.tokens))
+        for slice_ in slices:
+            self.kv.add(slice_.slot, len(slice_.tokens))
         self._row_of = {index: row for row, index in enumerate(indexes)}
         return indexes
 
     def _decode_padded(self, n_padding: int) -> int:
         """With rows behind the slices', whose cells are free again at once: so they are the last, and leave no hole."""
-        behind_all = SlotId(self.n_slots)  # the gate lets no slice have it
+        behind_all = SlotId(self.n_slots)  # the limits let no slice have it
         self._batch.pad(n_padding, behind_all)
         code = int(capi.llama_decode(self.handle, self._batch.struct))
-        self._cells.vacate(behind_all)
+        self.kv.vacate(behind_all)
         return code
 
     def logits(self, index: int) -> Logits:
@@ -186,91 +185,15 @@ class Context:
     def _raise_for(self, code: int, slices: Seq[Slice]) -> None:
         match code:
             case 1:
-                raise NoRoom(f"{self.n_cells_used} of {self.n_ctx} cells are used; no room for the batch")
+                raise NoRoom(f"{self.kv.n_cells_used} of {self.n_ctx} cells are used; no room for the batch")
             case 2:
-                for piece in slices:
-                    self._cells.recount(piece.slot)
+                for slice_ in slices:
+                    self.kv.recount(slice_.slot)
                 raise Aborted("the step was stopped")
             case -1:
                 raise BadBatch("llama_decode refuses the batch")
             case _:
                 raise RuntimeError(f"llama_decode failed with code {code}")
-
-    # ── slot memory ──────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def n_cells_used(self) -> int:
-        return self._cells.n_held_by_all
-
-    def n_cells(self, slot: SlotId) -> int:
-        """Positions [0, n_cells) of the slot are computed."""
-        self._check_slot(slot)
-        return self._cells.n_held(slot)
-
-    def trim(self, slot: SlotId, n_keep: int) -> None:
-        """Forget the slot's cells from position `n_keep` on; 0 empties it, which always works.
-
-        Raises: ValueError for arguments out of range. RuntimeError where the model's memory cannot forget a part.
-        """
-        self._check_slot(slot)
-        if n_keep < 0:
-            raise ValueError(f"cannot keep {n_keep} cells")
-        self._open_cells.trim(slot, n_keep)
-
-    @property
-    def n_free_cells(self) -> int:
-        """Cells that no slot holds; a decode of so many tokens has room."""
-        return self._cells.n_free
-
-    @property
-    def can_share(self) -> bool:
-        """Whether the model's memory is of one part and can be cut anywhere; else the next three are refused."""
-        return self._cells.can_share
-
-    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
-        """Give the empty slot `target` the first `n_tokens` cells of `source`; they take no room.
-
-        Raises: ValueError for arguments out of range, and where the memory cannot be shared.
-        """
-        cells = self._sharing_cells
-        self._check_empty(target)
-        if not 1 <= n_tokens <= self.n_cells(source):
-            raise ValueError(f"slot {source} has {self.n_cells(source)} cells; {n_tokens} cannot be shared")
-        cells.share(source, target, n_tokens)
-
-    def save(self, slot: SlotId, start: int) -> SavedCells:
-        """A copy of the slot's cells from position `start` on.
-
-        Raises: ValueError for arguments out of range, and where the memory cannot be shared.
-        """
-        cells = self._sharing_cells
-        if not 0 <= start < self.n_cells(slot):
-            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; none can be saved from {start} on")
-        return cells.save(slot, start)
-
-    def load(self, slot: SlotId, parts: Seq[SavedCells], n_tokens: int) -> None:
-        """Fill the empty slot with the first `n_tokens` of what the parts, one behind the other, hold.
-
-        The parts were saved from this context. Raises: ValueError for arguments out of range, too little room, and
-        where the memory cannot be shared; RuntimeError: the library refuses them.
-        """
-        cells = self._sharing_cells
-        self._check_empty(slot)
-        if not 1 <= n_tokens <= self.n_free_cells:
-            raise ValueError(f"{n_tokens} saved cells cannot be loaded into {self.n_free_cells} free ones")
-        cells.load(slot, parts, n_tokens)
-
-    def _check_empty(self, slot: SlotId) -> None:
-        if self.n_cells(slot):
-            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells already; only an empty one can be filled")
-
-    def clear(self) -> None:
-        """Empty all slots, so that the next decode finds the memory as new."""
-        self._open_cells.clear()
-
-    def _check_slot(self, slot: int) -> None:
-        if not 0 <= slot < self.n_slots:
-            raise ValueError(f"slot {slot}; there are {self.n_slots}")
 
     # ── abort, thread, end ───────────────────────────────────────────────────────────────────────
 
@@ -298,21 +221,39 @@ class Context:
             raise ValueError("the context is closed")
         return self._handle
 
-    @property
-    def _open_cells(self) -> Cells:
+    def _check_caller(self) -> None:
+        """Raises: ValueError: the context is closed."""
         assert self.handle
         self._check_thread()
-        return self._cells
-
-    @property
-    def _sharing_cells(self) -> Cells:
-        if not self.can_share:
-            raise ValueError("this model's memory cannot be cut anywhere: its cells can be neither shared nor saved")
-        return self._open_cells
 
     def _check_thread(self) -> None:
         self._owner = self._owner or threading.get_ident()
         assert self._owner == threading.get_ident(), "a context belongs to the thread of its first decode"
+
+
+class AbortFlag:
+    """Stops a decode that runs: a flag that the library looks at without the interpreter lock.
+
+    strlen of "" is 0, go on; of "\\x01" it is 1, stop. A Python callback would be called some 500 times a token. Owns
+    the flag and the callback, which live as long as the context that was given them. `up` and `down` from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._flag = ctypes.create_string_buffer(2)
+        self._callback = ctypes.cast(ctypes.CDLL(None).strlen, capi.ggml_abort_callback)
+
+    def watched_by(self, handle: Any) -> None:
+        """Let a context look at it before each graph node. Any: an opaque pointer.
+
+        Backends other than CPU and Metal never look. Source: llama_set_abort_callback.
+        """
+        capi.llama_set_abort_callback(handle, self._callback, ctypes.cast(self._flag, ctypes.c_void_p))
+
+    def up(self) -> None:
+        self._flag[0] = b"\x01"
+
+    def down(self) -> None:
+        self._flag[0] = b"\x00"
 
 
 def _check_range(what: str, value: int, most: int) -> None:

@@ -1,7 +1,8 @@
 """Which KV cells each slot has, and in which order they lie.
 
-Owns the counts, the sharing, the forgetting, the compaction, and the copies out and in; context.py owns the decode that
-fills cells, seq_ids.py the numbers they go by. One thread, the context's.
+Owns the counts, the sharing, the forgetting, the compaction, and the copies out and in, and that every argument of the
+engine's is checked; context.py owns the decode that fills cells, seq_ids.py the numbers they go by. One thread, the
+context's.
 
 llama.cpp's CPU attention adds up a sequence's cells in the order in which they lie, and the last bits of an answer
 depend on it. New tokens go to the first free cell; a cell freed among others would be filled out of order. In an
@@ -19,16 +20,16 @@ no longer than a window.
 """
 
 import ctypes
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
-from worker.llama.kv_copies import SavedCells, chained, lasting, passing
+from worker.engine.backend import Saved
+from worker.llama.kv_copies import ORDINARY, Allocate, Bytes, Layout, SavedCells, chained, lasting, passing
 from worker.llama.seq_ids import SeqIds
-from worker.llama.seq_state import ORDINARY, Allocate, Bytes, Layout
-from worker.llama.spans import Spans
 from worker.wire.messages import SlotId
 
 _SPARE_CELLS = 256
@@ -40,12 +41,18 @@ _MROPE_TYPES = (8, 40)
 _Uint8s = ctypes.POINTER(ctypes.c_uint8)
 
 
-class Cells:
-    """Made by a Context from its handle; Any: an opaque pointer of the library."""
+class Kv:
+    """The engine's Kv (backend.py), made by a Context from its handle. Any: an opaque pointer of the library."""
 
-    def __init__(self, handle: Any, *, n_ctx: int, seq_ids: SeqIds) -> None:
-        """`seq_ids`: those that the context was made with; without a spare one nothing can be shared."""
+    def __init__(
+        self, handle: Any, *, n_ctx: int, n_slots: int, seq_ids: SeqIds, check_caller: Callable[[], None]
+    ) -> None:
+        """`seq_ids`: those that the context was made with; without a spare one nothing can be shared. `check_caller`
+        raises where the context is closed, or another thread's.
+        """
         self._handle = handle
+        self._n_slots = n_slots
+        self._check_caller = check_caller
         self._memory = capi.llama_get_memory(handle)
         model = capi.llama_get_model(handle)
         is_mrope = capi.llama_model_rope_type(model) in _MROPE_TYPES
@@ -66,20 +73,25 @@ class Cells:
 
     @property
     def can_share(self) -> bool:
-        return self.seq_ids.courier is not None
+        """Whether the memory is of one part and can be cut anywhere; else `share`, `save` and `load` are refused."""
+        return self.seq_ids.copy_seq_id is not None
 
     @property
-    def n_held_by_all(self) -> int:
-        """A cell that several slots share counts once."""
+    def n_cells_used(self) -> int:
+        """Cells that slots hold; one that several of them share counts once."""
         return self._spans.n_cells
 
     @property
-    def n_free(self) -> int:
+    def n_free_cells(self) -> int:
+        """Cells that no slot holds; a decode of so many tokens has room."""
         return self._n_ctx - self._spans.n_cells
 
-    def n_held(self, slot: SlotId) -> int:
-        """Positions [0, n_held) of the slot are computed."""
+    def n_cells(self, slot: SlotId) -> int:
+        """Positions [0, n_cells) of the slot are computed."""
+        self._check_slot(slot)
         return self._spans.n_held(slot)
+
+    # ── what a decode does to cells ──────────────────────────────────────────────────────────────
 
     def add(self, slot: SlotId, n_tokens: int) -> None:
         """A decode has filled so many more; called in the order of its batch."""
@@ -96,11 +108,12 @@ class Cells:
         # The library takes what was not computed from one seq_id of each token only, whichever comes first in its set.
         n_left = 1 + min(int(capi.llama_memory_seq_pos_max(self._memory, each)) for each in self.seq_ids.both(slot))
         self._remove(slot, n_left)
-        if n_more := n_left - self.n_held(slot):
+        if n_more := n_left - self._spans.n_held(slot):
             self.add(slot, n_more)
 
     def clear(self) -> None:
         """Empty all slots: the next decode finds the memory as new. Source: llama_memory_clear."""
+        self._check_caller()
         capi.llama_memory_clear(self._memory, False)
         self._spans.clear()
         self._n_forgotten = 0
@@ -109,21 +122,33 @@ class Cells:
     # ── sharing and forgetting ───────────────────────────────────────────────────────────────────
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
-        """Give the empty `target` the first `n_tokens` cells of `source`. Source: llama_memory_seq_cp."""
+        """Give the empty slot `target` the first `n_tokens` cells of `source`; they take no room.
+
+        Raises: ValueError for arguments out of range, and where the memory cannot be shared.
+        Source: llama_memory_seq_cp.
+        """
+        self._check_can_share()
+        self._check_empty(target)
+        if not 1 <= n_tokens <= self.n_cells(source):
+            raise ValueError(f"slot {source} has {self.n_cells(source)} cells; {n_tokens} cannot be shared")
         self._add_owner(source, target, 0, n_tokens)
         self._spans.share(source, target, n_tokens)
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
         """Forget the slot's cells from position `n_keep` on; 0 empties it, which always works.
 
-        Raises: RuntimeError where the model's memory cannot forget a part. Source: llama_memory_seq_rm, _seq_cp.
+        Raises: ValueError for arguments out of range. RuntimeError where the model's memory cannot forget a part.
+        Source: llama_memory_seq_rm, _seq_cp.
         """
-        if n_keep >= self.n_held(slot):
+        self._check_caller()
+        if n_keep < 0:
+            raise ValueError(f"cannot keep {n_keep} cells")
+        if n_keep >= self.n_cells(slot):
             return
         if not self._has_window_of(slot, n_keep):
             raise RuntimeError(f"slot {slot} cannot go on from position {n_keep}: what its window sees there is gone")
-        if self.seq_ids.graveyard is not None:
-            self._bury(slot, n_keep, self.seq_ids.graveyard)
+        if self.seq_ids.forgotten_seq_id is not None:
+            self._keep_occupied(slot, n_keep, self.seq_ids.forgotten_seq_id)
         if not self._remove(slot, n_keep):
             raise RuntimeError(f"this model's memory cannot keep the first {n_keep} cells of slot {slot} alone")
         self._spans.cut(slot, n_keep)
@@ -136,15 +161,17 @@ class Cells:
             return True
         return int(capi.llama_memory_seq_pos_min(self._memory, slot)) <= max(0, pos - self._n_swa + 1)
 
-    def _bury(self, slot: SlotId, n_keep: int, graveyard: int) -> None:
-        """Keep what only the slot has from `n_keep` on occupied, but for the cells behind which nothing lies."""
-        begin, end = max(n_keep, self._spans.n_shared(slot)), self.n_held(slot)
+    def _keep_occupied(self, slot: SlotId, n_keep: int, forgotten_seq_id: int) -> None:
+        """Give what only the slot has from `n_keep` on to the forgotten seq_id, but for the cells behind which nothing
+        lies.
+        """
+        begin, end = max(n_keep, self._spans.n_shared(slot)), self._spans.n_held(slot)
         newest, n_newest = self._newest
         n_last = min(n_newest, end - begin) if slot == newest else 0
         if slot == newest:
             self._newest = (slot, n_newest - n_last if begin == n_keep else 0)
         if begin < end - n_last:
-            self._add_owner(slot, graveyard, begin, end - n_last)
+            self._add_owner(slot, forgotten_seq_id, begin, end - n_last)
             self._n_forgotten += end - n_last - begin
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +183,7 @@ class Cells:
         """
         if not self._n_forgotten:
             return
-        n_living = self.n_held_by_all
+        n_living = self.n_cells_used
         if not n_living:
             self.clear()
         elif self._n_forgotten > _SPARE_CELLS + n_living // 2 or n_living + self._n_forgotten + n_tokens > self._n_ctx:
@@ -168,8 +195,8 @@ class Cells:
         One span at a time, so that only one is in memory twice. After each, no cell is free before its last: it takes
         the first free ones, and those it had are among them. So what follows it in a sequence stays behind it.
         """
-        assert self.seq_ids.graveyard is not None, "only an ordered memory has forgotten cells"
-        self._remove(self.seq_ids.graveyard)
+        assert self.seq_ids.forgotten_seq_id is not None, "only an ordered memory has forgotten cells"
+        self._remove(self.seq_ids.forgotten_seq_id)
         self._n_forgotten = 0
         self._newest = (SlotId(-1), 0)
         for span in self._spans.in_order():
@@ -178,30 +205,41 @@ class Cells:
 
     def _rewrite(self, slots: Collection[SlotId], begin: int, end: int) -> None:
         """Raises: RuntimeError: the cells are lost."""
-        courier = self._courier
+        copy_seq_id = self._copy_seq_id
         state = self._copy(next(iter(slots)), begin, end, passing)
         for slot in slots:
             self._remove(slot, begin, end)
-        self._write(courier, state)
+        self._write(copy_seq_id, state)
         for slot in slots:
-            self._add_owner(courier, slot, begin, end)
-        capi.llama_memory_seq_rm(self._memory, courier, -1, -1)
+            self._add_owner(copy_seq_id, slot, begin, end)
+        capi.llama_memory_seq_rm(self._memory, copy_seq_id, -1, -1)
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
     def save(self, slot: SlotId, start: int) -> SavedCells:
-        """A copy of the slot's cells from position `start` on, of which there are some."""
-        pieces = list(self._pieces(start, self.n_held(slot)))
+        """A copy of the slot's cells from position `start` on.
+
+        Raises: ValueError for arguments out of range, and where the memory cannot be shared.
+        """
+        self._check_can_share()
+        if not 0 <= start < self.n_cells(slot):
+            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; none can be saved from {start} on")
+        pieces = list(self._pieces(start, self.n_cells(slot)))
         allocate = lasting if len(pieces) == 1 else passing
         return SavedCells([self._copy(slot, begin, end, allocate) for begin, end in pieces], self._layout)
 
-    def load(self, slot: SlotId, parts: Seq[SavedCells], n_tokens: int) -> None:
-        """Fill the empty slot with the first `n_tokens` of what the parts hold; there is room.
+    def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
+        """Fill the empty slot with the first `n_tokens` of what the parts, one behind the other, hold.
 
-        They go to the first free cells, behind all others in an ordered memory, in one piece.
-        Raises: ValueError where the parts do not hold them. RuntimeError: the slot is empty then.
+        The parts were saved from this memory. They go to the first free cells, behind all others in an ordered memory,
+        in one piece. Raises: ValueError for arguments out of range, too little room, and where the memory cannot be
+        shared. RuntimeError: the library refuses them; the slot is empty then.
         """
-        state = chained(parts, n_tokens)
+        self._check_can_share()
+        self._check_empty(slot)
+        if not 1 <= n_tokens <= self.n_free_cells:
+            raise ValueError(f"{n_tokens} saved cells cannot be loaded into {self.n_free_cells} free ones")
+        state = chained([_own(part) for part in parts], n_tokens)
         self.make_room(n_tokens)
         self._write(slot, state)
         if self.seq_ids.has_twins:
@@ -226,14 +264,14 @@ class Cells:
 
         Raises: RuntimeError.
         """
-        courier = self._courier
-        capi.llama_memory_seq_cp(self._memory, slot, courier, start, end)
+        copy_seq_id = self._copy_seq_id
+        capi.llama_memory_seq_cp(self._memory, slot, copy_seq_id, start, end)
         try:
-            state = allocate(int(capi.llama_state_seq_get_size(self._handle, courier)))
+            state = allocate(int(capi.llama_state_seq_get_size(self._handle, copy_seq_id)))
             pointer = state.ctypes.data_as(_Uint8s)
-            n_read = int(capi.llama_state_seq_get_data(self._handle, pointer, state.nbytes, courier))
+            n_read = int(capi.llama_state_seq_get_data(self._handle, pointer, state.nbytes, copy_seq_id))
         finally:
-            capi.llama_memory_seq_rm(self._memory, courier, -1, -1)
+            capi.llama_memory_seq_rm(self._memory, copy_seq_id, -1, -1)
         if n_read != state.nbytes:
             raise RuntimeError(f"slot {slot}: {n_read} of {state.nbytes} bytes of its cells could be read")
         return state
@@ -249,9 +287,9 @@ class Cells:
     # ── seq_ids and their twins ──────────────────────────────────────────────────────────────────
 
     @property
-    def _courier(self) -> int:
-        assert self.seq_ids.courier is not None, "the context has asked whether cells can be shared"
-        return self.seq_ids.courier
+    def _copy_seq_id(self) -> int:
+        assert self.seq_ids.copy_seq_id is not None, "every caller has asked whether cells can be shared"
+        return self.seq_ids.copy_seq_id
 
     def _add_owner(self, source: int, target: int, begin: int, end: int) -> None:
         """What `source` has in [begin, end) is the target's, too. Source: llama_memory_seq_cp."""
@@ -262,3 +300,128 @@ class Cells:
         """Take [begin, end) from a seq_id; False where the memory cannot. Source: llama_memory_seq_rm."""
         removed = [bool(capi.llama_memory_seq_rm(self._memory, each, begin, end)) for each in self.seq_ids.both(seq_id)]
         return all(removed)
+
+    # ── arguments ────────────────────────────────────────────────────────────────────────────────
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self._n_slots:
+            raise ValueError(f"slot {slot}; there are {self._n_slots}")
+
+    def _check_empty(self, slot: SlotId) -> None:
+        if self.n_cells(slot):
+            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells already; only an empty one can be filled")
+
+    def _check_can_share(self) -> None:
+        if not self.can_share:
+            raise ValueError("this model's memory cannot be cut anywhere: its cells can be neither shared nor saved")
+        self._check_caller()
+
+
+def _own(saved: Saved) -> SavedCells:
+    assert isinstance(saved, SavedCells), "save makes them all"
+    return saved
+
+
+# ── which slots have which positions in common ───────────────────────────────────────────────────
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """Positions [start, end) whose cells belong to all of `slots`, and to no other."""
+
+    start: int
+    end: int
+    slots: set[SlotId]
+
+
+class Spans:
+    """Each slot's positions [0, n_held), without gaps: counts only, no cell is touched here.
+
+    Slots only ever share from position 0 on, so the spans of all slots form a tree, and a span stands at the same place
+    in the list of each slot that has it:
+
+        slot 0:  [0, 400) of {0, 1, 2} · [400, 408) of {0}
+        slot 1:  [0, 400) of {0, 1, 2} · [400, 420) of {1, 2} · [420, 431) of {1}
+        slot 2:  [0, 400) of {0, 1, 2} · [400, 420) of {1, 2}
+    """
+
+    def __init__(self, n_slots: int) -> None:
+        self._of: list[list[Span]] = [[] for _ in range(n_slots)]
+        self.n_cells = 0
+        """Of all slots; what several have counts once."""
+
+    def n_held(self, slot: SlotId) -> int:
+        spans = self._of[slot]
+        return spans[-1].end if spans else 0
+
+    def grow(self, slot: SlotId, n_tokens: int) -> None:
+        """The slot alone has so many more."""
+        self.n_cells += n_tokens
+        spans = self._of[slot]
+        if spans and len(spans[-1].slots) == 1:
+            spans[-1].end += n_tokens
+        else:
+            start = self.n_held(slot)
+            spans.append(Span(start, start + n_tokens, {slot}))
+
+    def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
+        """The empty `target` has the first `n_tokens` of `source` too, which has so many."""
+        n_spans = self._split(source, n_tokens)
+        self._of[target] = self._of[source][:n_spans]
+        for span in self._of[target]:
+            span.slots.add(target)
+
+    def n_shared(self, slot: SlotId) -> int:
+        """Positions [0, n_shared) of the slot belong to others too, those behind them to it alone."""
+        spans = self._of[slot]
+        if not spans:
+            return 0
+        return spans[-1].start if len(spans[-1].slots) == 1 else spans[-1].end
+
+    def cut(self, slot: SlotId, n_keep: int) -> None:
+        """The slot has its first `n_keep` positions left, n_keep <= n_held."""
+        n_spans = self._split(slot, n_keep)
+        left = self._of[slot][n_spans:]
+        del self._of[slot][n_spans:]
+        for span in left:
+            span.slots.remove(slot)
+        self.n_cells -= sum(span.end - span.start for span in left if not span.slots)
+        still_held = [span for span in left if span.slots]
+        if still_held:
+            self._join(still_held[-1])
+
+    def in_order(self) -> Iterator[Span]:
+        """Each span once, after those that lie before it in its sequences."""
+        seen: set[Span] = set()
+        for spans in self._of:
+            yield from (span for span in spans if span not in seen)
+            seen.update(spans)
+
+    def clear(self) -> None:
+        self._of = [[] for _ in self._of]
+        self.n_cells = 0
+
+    def _split(self, slot: SlotId, at: int) -> int:
+        """How many spans the slot has before position `at`, where one of them ends from now on."""
+        for index, span in enumerate(self._of[slot]):
+            if span.start >= at:
+                return index
+            if span.end > at:
+                tail = Span(at, span.end, set(span.slots))
+                for sharer in span.slots:
+                    self._of[sharer].insert(index + 1, tail)
+                span.end = at
+                return index + 1
+        return len(self._of[slot])
+
+    def _join(self, span: Span) -> None:
+        """Make one of the span and the next, where a slot that had only the first has left and now the same have both.
+
+        So a slot has fewer spans than there are slots, however often its prefix was shared.
+        """
+        spans = self._of[next(iter(span.slots))]
+        index = spans.index(span)
+        if index + 1 < len(spans) and spans[index + 1].slots == span.slots:
+            span.end = spans[index + 1].end
+            for sharer in span.slots:
+                del self._of[sharer][index + 1]

@@ -1,20 +1,130 @@
-"""KV cells copied out of a context into host memory, to be written back into it later.
+"""KV cells copied out of a context into host memory, to be written back into it later: K and V of every layer.
 
-Owns the copy: one array, laid out as the library wants it back. Pure of calls; kv.py makes and reads them. One
-thread at a time.
+Owns the copy, one array, and its layout, which is that of the library's saved state of one sequence. Pure of calls and
+of what the numbers mean; kv.py makes and reads copies. One thread at a time. Little-endian, as all hosts we run on.
+Source: llama_context::state_seq_write_data, llama_kv_cache::state_write, state_read, llama_kv_cache_iswa.
+
+    magic u32 · seq_id i32, then each cache of the memory: one; with sliding windows the layers without, and those with
+    n_stream u32 · n_cells u32
+    n_cells × (pos i32 · n_seq_id u32 · [x i32 · y i32 · token i32] · n_seq_id × seq_id i32)      [ ]: M-RoPE only
+    v_trans u32 · n_layer u32
+    n_layer × (K type i32 · row bytes u64 · n_cells rows)
+    n_layer × (V type i32 · row bytes u64 · n_cells rows)                        rows of cells, or, transposed:
+    n_layer × (V type i32 · item bytes u32 · n_rows u32 · n_rows × n_cells items)
 """
 
 import mmap
+import struct
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from worker.llama.seq_state import ORDINARY, Bytes, Layout, SeqState, joined, parse_seq_state
+Bytes = NDArray[np.uint8]
+
+Allocate = Callable[[int], Bytes]
+"""Where a copy goes: so many bytes of any content."""
+
+_MAGIC = 0xAF143CD8
+_HEADER_BYTES, _CACHE_BYTES = 8, 8
+"""Of the whole state, and of each cache in it, before its first cell."""
 
 _LEAST_MAPPED_BYTES, _LEAST_HUGE_BYTES = 2**17, 2**22
 """As malloc and numpy have it. Linux allows a process 65,530 mappings: 8 GiB of the least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What differs from one memory to another."""
+
+    is_mrope: bool = False
+    """A position is several numbers."""
+    n_caches: int = 1
+
+    @property
+    def cell_ints(self) -> int:
+        return 6 if self.is_mrope else 3
+
+    @property
+    def empty_bytes(self) -> int:
+        """Of the state of a sequence without cells; every kind of memory that we cannot read writes more or less."""
+        return _HEADER_BYTES + self.n_caches * _CACHE_BYTES
+
+
+ORDINARY = Layout()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """K or V of one layer. `items`: uint8[n_rows, n_cells, item_bytes]; rows are 1 unless V is transposed."""
+
+    ggml_type: int
+    items: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """A sequence's part of one cache."""
+
+    cells: NDArray[np.int32]
+    """[n_cells, Layout.cell_ints] in the order in which they lie; the first column has their positions."""
+    is_transposed: bool
+    k: tuple[Block, ...]
+    v: tuple[Block, ...]
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        return self.cells[:, 0]
+
+    @property
+    def cell_bytes(self) -> int:
+        """What one cell takes of the state."""
+        items = [block.items for block in self.k + self.v]
+        return 4 * int(self.cells.shape[1]) + sum(int(item.shape[0] * item.shape[2]) for item in items)
+
+    @property
+    def header_bytes(self) -> int:
+        """What the state takes beside its cells. Each block of K or V has a header of 12 bytes, transposed or not."""
+        return _CACHE_BYTES + 8 + 12 * len(self.k + self.v)
+
+    def of(self, which: slice | NDArray[np.intp]) -> Self:
+        """Some of its cells."""
+        k, v = (tuple(replace(block, items=block.items[:, which]) for block in blocks) for blocks in (self.k, self.v))
+        return replace(self, cells=self.cells[which], k=k, v=v)
+
+
+@dataclass(frozen=True, slots=True)
+class SeqState:
+    """Views into the bytes it was read from. Every cache has the same positions."""
+
+    caches: tuple[CacheState, ...]
+
+    @property
+    def n_cells(self) -> int:
+        return len(self.caches[0].cells)
+
+    @property
+    def start(self) -> int:
+        """The first position; the cells are in order."""
+        return int(self.caches[0].positions[0])
+
+    @property
+    def seq_id(self) -> int:
+        return int(self.caches[0].cells[0, -1])
+
+    def cut(self, begin: int, end: int) -> Self:
+        """The cells [begin, end), views still."""
+        return replace(self, caches=tuple(cache.of(slice(begin, end)) for cache in self.caches))
+
+    def in_order(self) -> Self:
+        """The cells in the order of their positions; copied where they lie otherwise."""
+        if all((cache.positions[1:] > cache.positions[:-1]).all() for cache in self.caches):
+            return self
+        return replace(self, caches=tuple(cache.of(cache.positions.argsort()) for cache in self.caches))
 
 
 class SavedCells:
@@ -99,3 +209,134 @@ def lasting(n_bytes: int) -> Bytes:
         with suppress(OSError):  # a kernel without them
             room.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(room, np.uint8)
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Reader:
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def numbers(self, codes: str) -> tuple[int, ...]:
+        return struct.unpack(f"<{codes}", self.take(struct.calcsize(f"<{codes}")).data)
+
+    def take(self, n_bytes: int) -> Bytes:
+        """Raises: ValueError when fewer are left."""
+        end = self._at + n_bytes
+        if end > len(self._data):
+            raise ValueError(f"the saved state ends at byte {len(self._data)}; {end} are needed")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    @property
+    def n_left(self) -> int:
+        return len(self._data) - self._at
+
+
+def parse_seq_state(data: Bytes, layout: Layout = ORDINARY) -> SeqState:
+    """Raises: ValueError for what is not the state of one sequence in a memory of that layout."""
+    reader = _Reader(data)
+    if reader.numbers("I") != (_MAGIC,):
+        raise ValueError("not a saved state of this version of llama.cpp: its magic number is another")
+    (seq_id,) = reader.numbers("i")
+    caches = tuple(_cache(reader, seq_id, layout) for _ in range(layout.n_caches))
+    if reader.n_left:
+        raise ValueError(
+            f"{reader.n_left} bytes follow the saved state: the model's memory is not of the expected kind"
+        )
+    for cache in caches[1:]:
+        if not np.array_equal(np.sort(cache.positions), np.sort(caches[0].positions)):
+            raise ValueError(
+                f"one cache holds {len(caches[0].cells)} cells of the sequence, another {len(cache.cells)}"
+            )
+    return SeqState(caches)
+
+
+def _cache(reader: _Reader, seq_id: int, layout: Layout) -> CacheState:
+    n_streams, n_cells = reader.numbers("II")
+    if n_streams != 1:
+        raise ValueError(f"{n_streams} streams are in the saved state; only one can be read")
+    cells = reader.take(4 * layout.cell_ints * n_cells).view("<i4").reshape(n_cells, layout.cell_ints)
+    _check_owner(cells, seq_id)
+    if not n_cells:
+        return CacheState(cells, False, (), ())
+    is_transposed, n_layers = reader.numbers("II")
+    k = tuple(_block(reader, n_cells, is_transposed=False) for _ in range(n_layers))
+    # Some attention keeps no V of its own, but none that has sliding windows beside it.
+    has_v = layout.n_caches > 1 or reader.n_left
+    v = tuple(_block(reader, n_cells, is_transposed=bool(is_transposed)) for _ in range(n_layers if has_v else 0))
+    return CacheState(cells, bool(is_transposed), k, v)
+
+
+def _check_owner(cells: NDArray[np.int32], seq_id: int) -> None:
+    is_foreign = (cells[:, 1] != 1) | (cells[:, -1] != seq_id)
+    if is_foreign.any():
+        raise ValueError(f"a cell at position {cells[is_foreign.argmax(), 0]} is not of sequence {seq_id} alone")
+
+
+def _block(reader: _Reader, n_cells: int, *, is_transposed: bool) -> Block:
+    if is_transposed:
+        ggml_type, item_bytes, n_rows = reader.numbers("iII")
+    else:
+        (ggml_type, item_bytes), n_rows = reader.numbers("iQ"), 1
+    return Block(ggml_type, reader.take(n_rows * n_cells * item_bytes).reshape(n_rows, n_cells, item_bytes))
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Writer:
+    def __init__(self, room: Bytes) -> None:
+        self._room = room
+        self._at = 0
+
+    def numbers(self, codes: str, *values: int) -> None:
+        struct.pack_into(f"<{codes}", self._next(struct.calcsize(f"<{codes}")).data, 0, *values)
+
+    def items(self, parts: Seq[Bytes]) -> None:
+        """Arrays of [n_rows, some cells, item_bytes], one behind the other."""
+        n_rows, _, item_bytes = parts[0].shape
+        n_cells = sum(part.shape[1] for part in parts)
+        room = self._next(n_rows * n_cells * item_bytes).reshape(n_rows, n_cells, item_bytes)
+        np.concatenate(parts, axis=1, out=room)
+
+    def _next(self, n_bytes: int) -> Bytes:
+        room = self._room[self._at : self._at + n_bytes]
+        self._at += n_bytes
+        return room
+
+
+def joined(states: Seq[SeqState], allocate: Allocate) -> Bytes:
+    """One state of all cells of the given ones, in their order; there are cells, and all are of one memory."""
+    of_caches = list(zip(*(state.caches for state in states), strict=True))
+    n_cells = sum(state.n_cells for state in states)
+    n_bytes = sum(n_cells * caches[0].cell_bytes + caches[0].header_bytes for caches in of_caches)
+    data = allocate(_HEADER_BYTES + n_bytes)
+    writer = _Writer(data)
+    writer.numbers("Ii", _MAGIC, states[0].seq_id)
+    for caches in of_caches:
+        _write_cache(writer, caches, n_cells)
+    return data
+
+
+def _write_cache(writer: _Writer, states: Seq[CacheState], n_cells: int) -> None:
+    first = states[0]
+    writer.numbers("II", 1, n_cells)
+    writer.items([np.ascontiguousarray(state.cells).view(np.uint8)[np.newaxis] for state in states])
+    writer.numbers("II", first.is_transposed, len(first.k))
+    for blocks in zip(*(state.k for state in states), strict=True):
+        _write_blocks(writer, blocks, is_transposed=False)
+    for blocks in zip(*(state.v for state in states), strict=True):
+        _write_blocks(writer, blocks, is_transposed=first.is_transposed)
+
+
+def _write_blocks(writer: _Writer, blocks: Seq[Block], *, is_transposed: bool) -> None:
+    n_rows, _, item_bytes = blocks[0].items.shape
+    if is_transposed:
+        writer.numbers("iII", blocks[0].ggml_type, item_bytes, n_rows)
+    else:
+        writer.numbers("iQ", blocks[0].ggml_type, item_bytes)
+    writer.items([block.items for block in blocks])

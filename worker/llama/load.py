@@ -120,7 +120,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             has_prompt_lookup=config.has_prompt_lookup,
         )
         undo.pop_all()
-    kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.can_share)
+    kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.kv.can_share)
     widest_step = shapes.chunk if config.is_deterministic else _widest_step(runner, shapes.chunk)
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes.chunk, kept), step_s=shapes.chunk_s * widest_step / shapes.chunk

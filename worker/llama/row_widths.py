@@ -78,20 +78,20 @@ class RowWidths:
         self._alone, self._saved = [], []
         slot = SlotId(0)
         for number in range(self.n_prompts):
-            self._runner.context.clear()
+            self._runner.kv.clear()
             yield from self._read(slot, number)
             rows: Rows = []
             for turn in range(self._n_rounds):
                 rows += yield from self._step([self._next(slot, number, turn)])
             self._alone.append(rows)
-            self._saved.append(self._runner.save(slot, 0) if self._runner.can_share else None)
+            self._saved.append(self._runner.kv.save(slot, 0) if self._runner.kv.can_share else None)
 
     def is_same_at(self, width: int) -> Generator[None, None, bool]:
         """Whether every row of steps of so many is the one alone.
 
         Prompts take turns at the places of a step, others at each width and in each round.
         """
-        self._runner.context.clear()
+        self._runner.kv.clear()
         numbers = [(place + width) % self.n_prompts for place in range(width)]
         for place, number in enumerate(numbers):
             yield from self._fill(SlotId(place), number)
@@ -109,7 +109,7 @@ class RowWidths:
         if saved is None:
             yield from self._read(slot, number)
         else:
-            self._runner.load(slot, [saved], self._lengths[number])
+            self._runner.kv.load(slot, [saved], self._lengths[number])
 
     def _read(self, slot: SlotId, number: int) -> Generator[None, None, None]:
         tokens = self._tokens[number][: self._lengths[number]]

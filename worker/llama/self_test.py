@@ -19,8 +19,8 @@ from itertools import accumulate, takewhile
 import numpy as np
 
 from worker.engine.backend import Aborted, Saved, Slice
+from worker.llama.batch import RowGroups
 from worker.llama.context import Context
-from worker.llama.row_groups import CHOICES, RowGroups
 from worker.llama.row_widths import DRAWN, Rows, RowWidths, Steps, in_words, same_bits
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import SelfTested, SlotId, TokenId
@@ -48,6 +48,18 @@ _N_BESIDE = 9
 _SMALL = (1, 2, 3, 4, 5, 7, 8, 16, 17)
 """Tokens of the chunks of a prompt that is cut small: ggml computes rows one by one, by four, and from eight on
 otherwise again."""
+
+CHOICES = (
+    RowGroups(),
+    RowGroups(most=4),
+    RowGroups(multiple=2),
+    RowGroups(multiple=2, most=4),
+    RowGroups(multiple=4),
+    RowGroups(multiple=4, most=4),
+    RowGroups(most=1),
+)
+"""Those that are tried, the cheapest for a job alone first. K-quants have another kernel from eight rows on, weights of
+floats one for two rows and more. The last has no company in any product, and so is the same everywhere."""
 
 _SUBJECT = SlotId(0)
 
@@ -148,7 +160,7 @@ def _tested(
     findings = _Findings(runner.context.row_groups)
     try:
         while True:
-            runner.context.clear()
+            runner.kv.clear()
             try:
                 compared = _compare(runner, habits, stepper, findings)
                 for _ in compared:
@@ -165,7 +177,7 @@ def _tested(
         if findings.differences:
             yield findings.told()
     finally:
-        runner.context.clear()
+        runner.kv.clear()
 
 
 def _compare(
@@ -178,10 +190,10 @@ def _compare(
     more = [n for n in _MORE_LENGTHS if n <= habits.context_length - _N_AFTER] if habits.is_fixed else []
     for number, length in enumerate((n_prompt, *more)):
         ways = _Ways(runner, habits, length, stepper.step, seed=number)
-        runner.context.clear()
+        runner.kv.clear()
         alone = yield from ways.alone()
         for name, way in ways.others():
-            runner.context.clear()
+            runner.kv.clear()
             rows = yield from way()
             findings.tried(name, is_same=same_bits(rows, alone[: len(rows)]))
         findings.n_prompts += 1
@@ -292,8 +304,8 @@ class _Ways:
         """In chunks, as if others were generating. The cells are kept for other ways."""
         end = self._n_prompt + _n_after_alone(self._habits)
         rows = yield from self._compute(0, [*self._edges(0, self._chunk), *range(self._n_prompt + 1, end + 1)])
-        if self._runner.can_share:
-            self._saved = self._runner.save(_SUBJECT, 0)
+        if self._runner.kv.can_share:
+            self._saved = self._runner.kv.save(_SUBJECT, 0)
         return rows
 
     def others(self) -> Iterator[tuple[str, Callable[[], Steps]]]:
@@ -327,7 +339,7 @@ class _Ways:
 
     def _with_guesses(self, saved: Saved) -> Steps:
         """The tokens after the prompt are all guesses but the first, and all right."""
-        self._runner.load(_SUBJECT, [saved], self._n_reused)
+        self._runner.kv.load(_SUBJECT, [saved], self._n_reused)
         rows = yield from self._compute(self._n_reused, self._edges(self._n_reused, self._chunk))
         tokens = self._subject[self._n_prompt : self._n_prompt + _N_GUESSED]
         guessing = Slice(_SUBJECT, self._n_prompt, tokens, DRAWN, n_drafts=_N_GUESSED - 1)
@@ -335,13 +347,13 @@ class _Ways:
 
     def _from_the_cache(self, saved: Saved) -> Steps:
         """In two parts, because a cached prefix is rarely one."""
-        self._runner.load(_SUBJECT, saved.split(self._n_prompt // 3), self._n_reused)
+        self._runner.kv.load(_SUBJECT, saved.split(self._n_prompt // 3), self._n_reused)
         return self._compute_rest()
 
     def _sharing(self, saved: Saved) -> Steps:
         source = SlotId(1)
-        self._runner.load(source, [saved], self._end)
-        self._runner.share(source, _SUBJECT, self._n_reused)
+        self._runner.kv.load(source, [saved], self._end)
+        self._runner.kv.share(source, _SUBJECT, self._n_reused)
         return self._compute_rest()
 
     def _where_others_left(self) -> Steps:
@@ -353,7 +365,7 @@ class _Ways:
         first, *edges = self._beside
         rows = yield from self._compute(0, [first])
         for slot in self._company.slots:
-            self._runner.trim(slot, 0)
+            self._runner.kv.trim(slot, 0)
         return rows + (yield from self._compute(first, [*edges, *self._after]))
 
     def _beside_others(self) -> Steps:
@@ -362,7 +374,7 @@ class _Ways:
 
     def _over_cells(self, saved: Saved) -> Steps:
         """Theirs lie between its own: threads that share the cells of a lone row must then share the sequence."""
-        self._runner.load(_SUBJECT, [saved], self._n_reused)
+        self._runner.kv.load(_SUBJECT, [saved], self._n_reused)
         self._load_others(saved)
         return self._compute_rest()
 
@@ -372,7 +384,7 @@ class _Ways:
         """How many cells each of them has now."""
         n_loaded = self._company.n_loaded
         for slot in self._company.slots if n_loaded else ():
-            self._runner.load(slot, [saved], n_loaded)
+            self._runner.kv.load(slot, [saved], n_loaded)
         return n_loaded
 
     def _compute_rest(self) -> Steps:

@@ -2,7 +2,7 @@
 
 Owns their numbers. Pure but for what it asks a model about itself.
 
-    0 .. n_slots-1   slots          then, where there are spares:   the courier   the graveyard
+    0 .. n_slots-1   slots          then, where there are spares:   the copy seq_id, the forgotten seq_id
     and, where cells need two of them, the twin of each in the same order behind
 """
 
@@ -26,13 +26,13 @@ class SeqIds:
         return (self.n_slots + self.n_spare) * (1 + self.has_twins)
 
     @property
-    def courier(self) -> int | None:
-        """Has cells on their way."""
+    def copy_seq_id(self) -> int | None:
+        """Has the cells that are on their way into a copy or out of one."""
         return self.n_slots if self.n_spare else None
 
     @property
-    def graveyard(self) -> int | None:
-        """Has forgotten cells."""
+    def forgotten_seq_id(self) -> int | None:
+        """Has the forgotten cells that are still occupied."""
         return self.n_slots + 1 if self.n_spare > 1 else None
 
     def twin(self, seq_id: int) -> int:

@@ -49,7 +49,7 @@ def warm_up(
     _time_step(runner, "prefill", LEAST_CHUNK)
     chosen = chunk or _chunk(runner, target_s, is_deterministic=is_deterministic)
     chunk_s = _time_step(runner, "prefill", chosen)
-    may_guess = has_prompt_lookup and runner.can_share and not is_deterministic
+    may_guess = has_prompt_lookup and runner.kv.can_share and not is_deterministic
     return Shapes(chosen, chunk_s, _row_costs(runner, chosen) if may_guess else ())
 
 
@@ -87,5 +87,5 @@ def _time_step(runner: LlamaRunner, kind: StepKind, n_tokens: int) -> float:
     began_s = time.perf_counter()
     runner.run(Step(kind, (Slice(SlotId(0), 0, tokens, _GREEDY, n_drafts=n_drafts),)))
     elapsed_s = time.perf_counter() - began_s
-    runner.context.clear()
+    runner.kv.clear()
     return elapsed_s

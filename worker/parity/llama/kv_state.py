@@ -1,6 +1,6 @@
 """What a sequence has in the KV memory: K and V of every layer as numbers, read out of the library's saved state.
 
-Owns what the numbers mean; seq_state.py owns where they lie. Pure of calls; the bytes come from `Scorer.kv`.
+Owns what the numbers mean; kv_copies.py owns where they lie. Pure of calls; the bytes come from `Scorer.kv`.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.llama.seq_state import Block, parse_seq_state
+from worker.llama.kv_copies import Block, parse_seq_state
 from worker.parity.llama.tensor_capture import ITEM_BYTES, Float32s, widened
 
 
