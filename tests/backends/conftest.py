@@ -10,8 +10,7 @@ from tests.backends.choice import FILE, Backend, chosen
 from tests.turns import N_CELLS, PROMPTS
 from worker.config.settings import Settings
 from worker.front.client import configure
-from worker.llama.backends import backends
-from worker.llama.devices import Device, devices
+from worker.llama.devices import Device, backends, devices
 from worker.llama.load import LoadedRunner, load_runner
 
 GPU_BACKENDS: tuple[Backend, ...] = ("cuda", "metal", "vulkan")

@@ -14,7 +14,7 @@ from tests.turns import NEAR, PROMPTS, answers, first_turns
 from tests.worker_process import WorkerProcess, check_order, text_of
 from worker.llama.devices import Device, devices
 from worker.llama.load import LoadedRunner
-from worker.llama.load_check import DRIVERS_OWN_BYTES
+from worker.llama.residency import DRIVERS_OWN_BYTES
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.evidence import Window

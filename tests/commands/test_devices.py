@@ -16,8 +16,7 @@ from worker.commands.devices import (
     take_inventory,
 )
 from worker.host import available_memory_bytes
-from worker.llama.backends import CompiledBackend
-from worker.llama.devices import Device, Kind, devices
+from worker.llama.devices import CompiledBackend, Device, Kind, devices
 
 
 def device(name: str, kind: Kind, backend: str, index: int) -> Device:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.llama.backends import backends, compiled, complaint_of, loaded_variants
 from worker.llama.buffers import LogLine
-from worker.llama.devices import devices, features
+from worker.llama.devices import backends, compiled, complaint_of, devices, features, loaded_variants
 from worker.llama.library import LIBRARY_DIR, open_library
 from worker.llama.reasons import reason, unloadable
 

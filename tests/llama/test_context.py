@@ -1,4 +1,4 @@
-"""The decode call and the gate in front of it, on the real library."""
+"""The decode call and the checks in front of it, on the real library."""
 
 import threading
 
@@ -79,7 +79,7 @@ def test_every_cache_type_decodes(make_context: MakeContext, tokens: list[TokenI
     assert len(best(context, [slice_of(0, 0, tokens)])) == 1
 
 
-# ── the gate ─────────────────────────────────────────────────────────────────────────────────────
+# ── the checks ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

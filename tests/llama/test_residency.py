@@ -1,13 +1,159 @@
-"""Where a model is, by the figures of the devices it was loaded to."""
+"""What is said of where a model lies, after a load and later, by the library, the plan and the devices' figures."""
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as law
 from hypothesis import strategies as st
 
-from worker.llama.devices import Memory, choose_device, devices, memory_of
-from worker.llama.residency import Holding, judge, residency_on
+from tests.llama.test_placement import CPU, GIB, MIB, gpu, placed
+from worker.llama.buffers import Buffer, BufferSizes
+from worker.llama.devices import Device, Memory, choose_device, devices, memory_of
+from worker.llama.placement import Placement
+from worker.llama.residency import (
+    DRIVERS_OWN_BYTES,
+    LEAST_BYTES,
+    TOLERANCE,
+    Holding,
+    is_resident,
+    judge,
+    off_plan,
+    residency_on,
+)
 from worker.wire.messages import Residency
+from worker.wire.offload import OffPlan
+
+CARD = gpu(80 * GIB)
+
+
+def as_planned(placement: Placement, factor: float = 1.0) -> BufferSizes:
+    """The buffers of a plan that came true, or of one that was off by a factor."""
+    host = [
+        Buffer("CPU", "model", placement.host.weights_bytes),
+        Buffer("CPU", "compute", placement.host.compute_bytes),
+    ]
+    found = [] if placement.host.kv_bytes == 0 else [Buffer("CPU", "KV", placement.host.kv_bytes)]
+    for device, part in zip(placement.group.devices, placement.gpus, strict=False):
+        for kind, n_bytes in (("model", part.weights_bytes), ("KV", part.kv_bytes), ("compute", part.compute_bytes)):
+            found.append(Buffer(device.name, kind, int(n_bytes * factor)))
+    return BufferSizes((*host, *found))
+
+
+def without(sizes: BufferSizes, name: str, kind: str) -> BufferSizes:
+    """The same buffers, with those of a kind in main memory."""
+    return BufferSizes(
+        tuple(replace(one, name="CPU") if (one.name, one.kind) == (name, kind) else one for one in sizes.buffers)
+    )
+
+
+# ── after a load: residency ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_model_whose_layers_and_cells_are_all_on_the_gpu_is_resident() -> None:
+    whole = placed([CARD])
+    assert is_resident(whole, whole.n_layers, as_planned(whole))
+
+
+def test_a_model_on_a_cpu_is_where_it_was_put() -> None:
+    whole = placed([CPU])
+    assert is_resident(whole, 0, as_planned(whole))
+
+
+@pytest.mark.parametrize("kind", ["model", "KV"])
+def test_weights_or_cells_elsewhere_are_not_resident_though_all_layers_were_offloaded(kind: str) -> None:
+    whole = placed([CARD])
+    assert not is_resident(whole, whole.n_layers, without(as_planned(whole), "CUDA0", kind))
+
+
+def test_a_figure_that_was_rounded_down_is_no_sign_of_weights_elsewhere() -> None:
+    whole = placed([CARD])
+    rounded = [replace(one, size_bytes=one.size_bytes - 5000) for one in as_planned(whole).buffers]
+    assert is_resident(whole, whole.n_layers, BufferSizes(tuple(rounded)))
+
+
+def test_a_part_is_not_resident() -> None:
+    part = placed([CARD], gpu_layers="5")
+    assert not is_resident(part, 5, as_planned(part))
+    whole = placed([CARD])
+    assert not is_resident(whole, whole.n_layers - 1, as_planned(whole))
+
+
+def test_a_model_on_two_gpus_is_resident_on_both() -> None:
+    whole = placed([CARD, gpu(80 * GIB, 1)], split_mode="layer")
+    assert is_resident(whole, whole.n_layers, as_planned(whole))
+    assert not is_resident(whole, whole.n_layers, without(as_planned(whole), "CUDA1", "model"))
+
+
+# ── against the plan ─────────────────────────────────────────────────────────────────────────────
+
+
+def told(placement: Placement, factor: float, taken_bytes: int | None = None) -> tuple[OffPlan, ...]:
+    """With a driver that says as much was taken as was allocated, or something else."""
+    sizes = as_planned(placement, factor)
+    free_after = [
+        device.free_bytes - (sizes.on_device(device.name) if taken_bytes is None else taken_bytes)
+        for device in placement.group.devices
+    ]
+    return off_plan(placement, sizes, free_after)
+
+
+@pytest.mark.parametrize("factor", [0.91, 1.0, 1.09])
+def test_a_tenth_is_no_news(factor: float) -> None:
+    assert told(placed([CARD]), factor) == ()
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.89, 1.11])
+def test_more_than_a_tenth_is_told_with_both_figures(factor: float) -> None:
+    whole = placed([CARD])
+    [found] = told(whole, factor)
+    allocated = as_planned(whole, factor).on_device("CUDA0")
+    assert found == OffPlan("CUDA0 (a card)", whole.gpus[0].total_bytes, allocated, allocated)
+
+
+def test_a_cpu_is_judged_by_all_its_buffers() -> None:
+    whole = placed([CPU])
+    assert off_plan(whole, as_planned(whole), [0]) == ()
+    [found] = off_plan(whole, BufferSizes((Buffer("CPU", "model", GIB),)), [0])
+    assert (found.device, found.allocated_bytes, found.taken_bytes) == ("CPU (a processor)", GIB, None)
+
+
+def test_a_difference_nobody_would_act_on_is_not_told() -> None:
+    small = placed([CPU], ctx_size=256)
+    small = replace(small, host=replace(small.host, weights_bytes=0, kv_bytes=MIB))
+    assert off_plan(small, BufferSizes((Buffer("CPU", "KV", LEAST_BYTES // 2),)), [0]) == ()
+
+
+@pytest.mark.parametrize(
+    ("taken_bytes", "is_told"),
+    [
+        (0, False),
+        (3 * GIB, True),
+        (int(4410 * MIB * (1 - TOLERANCE)) - LEAST_BYTES - MIB, True),
+        (4410 * MIB, False),
+        (4410 * MIB + DRIVERS_OWN_BYTES, False),
+        (5000 * MIB + DRIVERS_OWN_BYTES, True),
+    ],
+)
+def test_the_drivers_account_may_contradict_it(taken_bytes: int, is_told: bool) -> None:
+    """A driver that says nothing was taken does not count; its own gigabyte is not ours."""
+    found = told(placed([CARD]), 1.0, taken_bytes)
+    assert [one.taken_bytes for one in found] == [taken_bytes] * is_told
+
+
+def test_memory_that_is_shared_with_everything_else_contradicts_nothing() -> None:
+    shared: Device = gpu(80 * GIB, backend="metal")
+    assert told(placed([shared], gpu_layers="all"), 1.0, 60 * GIB) == ()
+
+
+def test_each_gpu_is_judged_alone() -> None:
+    whole = placed([CARD, gpu(80 * GIB, 1)], split_mode="layer")
+    sizes = BufferSizes(tuple(one for one in as_planned(whole).buffers if one.name != "CUDA1"))
+    assert [found.device for found in off_plan(whole, sizes, [CARD.free_bytes] * 2)] == ["CUDA1 (a card)"]
+
+
+# ── later ────────────────────────────────────────────────────────────────────────────────────────
+
 
 BYTES = st.integers(0, 2**40)
 MEMORIES = st.tuples(BYTES, BYTES).map(lambda sizes: Memory(min(sizes), max(sizes)))

@@ -1,6 +1,6 @@
 """`llorch-worker devices`: what llama.cpp can compute on here, with its memory, and why it cannot use the rest.
 
-Owns: what is shown of devices and backends. Refuses to know: how they are found (llama/devices.py, backends.py).
+Owns: what is shown of devices and backends. Refuses to know: how they are found (llama/devices.py).
 Runs in a short-lived process of its own, which may load llama.cpp.
 """
 
@@ -12,8 +12,7 @@ from rich.filesize import decimal
 from worker.commands.tables import print_json, print_table
 from worker.config.settings import environment
 from worker.host import available_memory_bytes
-from worker.llama.backends import CompiledBackend, backends
-from worker.llama.devices import Device, Kind
+from worker.llama.devices import CompiledBackend, Device, Kind, backends
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Context:
         params = capi.llama_context_default_params()
         # Padded here already: the library would cut n_batch to n_ctx before it pads.
         params.n_ctx = -(-n_ctx // CELL_STEP) * CELL_STEP
-        # A slot draws once a step, and once for each guess: llama.cpp reserves n_batch rows of logits (98 MiB where 14
+        # A slot draws once a step, and once for each draft: llama.cpp reserves n_batch rows of logits (98 MiB where 14
         # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
         seq_ids = (padded_seq_ids_for if has_padding else seq_ids_for)(model, n_seq_max, swa_full=swa_full)
         self.n_outputs = n_outputs = n_seq_max + MAX_DRAFTS
@@ -93,9 +93,7 @@ class Context:
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._open(params)
         self.n_slots, self.decoding_s = n_seq_max, 0.0
-        self.kv = Kv(
-            self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, seq_ids=seq_ids, check_caller=self._check_caller
-        )
+        self.kv = Kv(self._handle, n_ctx=self.n_ctx, n_slots=n_seq_max, seq_ids=seq_ids, check=self._check_caller)
         self._limits = BatchLimits(self.n_batch, n_outputs, n_seq_max, model.n_vocab, self.kv.n_cells)
         self._batch = Batch(self.n_batch, self.kv.seq_ids)
         self.row_groups = RowGroups()

@@ -44,15 +44,13 @@ _Uint8s = ctypes.POINTER(ctypes.c_uint8)
 class Kv:
     """The engine's Kv (backend.py), made by a Context from its handle. Any: an opaque pointer of the library."""
 
-    def __init__(
-        self, handle: Any, *, n_ctx: int, n_slots: int, seq_ids: SeqIds, check_caller: Callable[[], None]
-    ) -> None:
-        """`seq_ids`: those that the context was made with; without a spare one nothing can be shared. `check_caller`
+    def __init__(self, handle: Any, *, n_ctx: int, n_slots: int, seq_ids: SeqIds, check: Callable[[], None]) -> None:
+        """`seq_ids`: those that the context was made with; without a spare one nothing can be shared. `check`
         raises where the context is closed, or another thread's.
         """
         self._handle = handle
         self._n_slots = n_slots
-        self._check_caller = check_caller
+        self._check_caller = check
         self._memory = capi.llama_get_memory(handle)
         model = capi.llama_get_model(handle)
         is_mrope = capi.llama_model_rope_type(model) in _MROPE_TYPES

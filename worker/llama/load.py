@@ -22,12 +22,11 @@ from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.library import OnLog, open_library
-from worker.llama.load_check import is_resident, off_plan
 from worker.llama.model import Model, Split
 from worker.llama.paging import paging
 from worker.llama.placement import HOST_SHARE, Placement, place
 from worker.llama.repack import repacked_bytes
-from worker.llama.residency import Holding, residency_on
+from worker.llama.residency import Holding, is_resident, off_plan, residency_on
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Habits, self_test
 from worker.llama.seq_ids import can_retain

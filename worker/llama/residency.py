@@ -1,7 +1,9 @@
-"""Whether a model is still on the GPUs that it was loaded to, by the devices' own memory figures.
+"""What lies where: after a load against what was planned, and later against what was loaded.
 
-A driver can move or lose memory while the process lives: another process pushed it out, the device was reset or fell
-off its bus. Nobody tells us, but fewer bytes are then in use there than we put. Any thread; nothing waits for a step.
+After a load the library's own account of its buffers (buffers.py) is compared with the plan (placement.py). Later a
+driver can move or lose memory while the process lives: another process pushed it out, the device was reset or fell off
+its bus. Nobody tells us, but fewer bytes are then in use there than we put. Says of a CPU that all is there, because
+there is nowhere else. Any thread; nothing waits for a step.
 """
 
 from collections.abc import Callable
@@ -9,8 +11,67 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 
+from worker.llama.buffers import BufferSizes
 from worker.llama.devices import Device, Memory, memory_of
+from worker.llama.placement import Placement
 from worker.wire.messages import Residency
+from worker.wire.offload import OffPlan
+
+TOLERANCE, LEAST_BYTES = 0.1, 16 * 2**20
+"""Of what was planned for a device; more is worth a line in the log, unless it is so little that nobody would act."""
+
+DRIVERS_OWN_BYTES = 2**30
+"""What a driver takes for itself when the first model comes: kernels, workspaces, staging buffers."""
+
+_ROUNDED_BYTES = 2**20 // 100
+"""The library prints hundredths of a MiB, of each buffer."""
+
+
+def is_resident(placement: Placement, n_offloaded: int, sizes: BufferSizes) -> bool:
+    """Whether every layer's weights and cells are on the devices that were chosen.
+
+    Weights that a backend cannot compute with stay in main memory although their layer is counted as offloaded.
+    """
+    if not placement.group.is_gpu:
+        return True
+    names = [device.name for device in placement.group.devices]
+    least_bytes = sum(max(0, part.weights_bytes - _ROUNDED_BYTES) for part in placement.gpus)
+    return (
+        placement.is_complete
+        and n_offloaded == placement.n_layers
+        and sizes.of_kind("model", names) >= least_bytes
+        and sum(map(sizes.of_kind, ("KV", "RS"))) == sum(sizes.of_kind(kind, names) for kind in ("KV", "RS"))
+    )
+
+
+def off_plan(placement: Placement, sizes: BufferSizes, free_after: Seq[int]) -> tuple[OffPlan, ...]:
+    """The devices where allocated and planned bytes differ by more than a tenth, or where the driver's own account of
+    free memory contradicts both. `free_after`: of the placement's devices, in bytes.
+    """
+    if not placement.group.is_gpu:
+        return _compared(placement.device, placement.host.total_bytes, sizes.total_bytes, None)
+    found: list[OffPlan] = []
+    for device, part, free_bytes in zip(placement.group.devices, placement.gpus, free_after, strict=True):
+        taken_bytes = _taken_bytes(device, free_bytes)
+        found += _compared(device, part.total_bytes, sizes.on_device(device.name), taken_bytes)
+    return tuple(found)
+
+
+def _compared(device: Device, planned: int, allocated: int, taken: int | None) -> tuple[OffPlan, ...]:
+    is_as_planned = abs(allocated - planned) <= max(TOLERANCE * planned, LEAST_BYTES)
+    least, most = (1 - TOLERANCE) * allocated - LEAST_BYTES, (1 + TOLERANCE) * allocated + DRIVERS_OWN_BYTES
+    if is_as_planned and (taken is None or least <= taken <= most):
+        return ()
+    return (OffPlan(device=device.title, planned_bytes=planned, allocated_bytes=allocated, taken_bytes=taken),)
+
+
+def _taken_bytes(device: Device, free_bytes: int) -> int | None:
+    """None where memory is shared with everything else, and where a driver does not count: all stays free."""
+    taken_bytes = device.free_bytes - free_bytes
+    return taken_bytes if device.memory_architecture == "vram-only" and taken_bytes else None
+
+
+# ── later ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)

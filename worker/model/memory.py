@@ -30,7 +30,7 @@ SPARE_SEQ_IDS = 1 + CELLS_SEQ_IDS
 
 
 MOST_PADDING = 3
-"""Rows that nobody reads in a decode step, and their cells, where a step may be filled up (llama/row_groups.py)."""
+"""Rows that nobody reads in a decode step, and their cells, where a step may be filled up (llama/batch.py)."""
 
 PIPELINE_COPIES = 4
 """GGML_SCHED_MAX_COPIES: the copies of what goes into a graph, where several GPUs compute one behind the other."""
@@ -52,7 +52,7 @@ class Demand:
     swa_full: bool = True
     """Layers with a sliding window have as many cells as others."""
     n_padding_cells: int = 0
-    """Cells beyond those of jobs, for rows that fill a decode step up (llama/row_groups.py)."""
+    """Cells beyond those of jobs, for rows that fill a decode step up (llama/batch.py)."""
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
