@@ -98,6 +98,39 @@ def test_a_machine_without_proc_is_asked_through_sysconf(tmp_path: Path) -> None
     assert 0 < available_memory_bytes(tmp_path) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+VM_STAT = """\
+Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               100000.
+Pages active:                             200000.
+Pages inactive:                           150000.
+Pages speculative:                         12144.
+Pages throttled:                               0.
+Pages wired down:                         180000.
+Pages purgeable:                            1000.
+"Translation faults":                  123456789.
+File-backed pages:                        120000.
+"""
+
+
+def program(root: Path, script: str) -> Path:
+    path = root / "usr/bin/vm_stat"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return root
+
+
+def test_macos_is_asked_how_many_pages_are_free_or_reclaimable(tmp_path: Path) -> None:
+    root = program(tmp_path, f"cat <<'END'\n{VM_STAT}END")
+    assert available_memory_bytes(root) == (100_000 + 150_000 + 12_144) * 16_384
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo Pages free: many", "printf '\\377'"])
+def test_a_vm_stat_that_cannot_be_read_leaves_the_answer_to_sysconf(tmp_path: Path, script: str) -> None:
+    available_bytes = available_memory_bytes(program(tmp_path, script))
+    assert 0 < available_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_this_machine_has_a_cpu_and_memory() -> None:
     assert 1 <= cpu_quota() <= N_CPUS
     assert available_memory_bytes() > 0

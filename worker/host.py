@@ -1,14 +1,23 @@
 """What this process may use of its machine: CPUs and memory, limits of containers included.
 
-Owns the reading of /proc and of cgroups, version 1, version 2 and both at once; a limit set on any ancestor counts.
-Knows nothing of models or settings. Reads a few small files, on whichever thread calls.
+Owns the reading of /proc and of cgroups, version 1, version 2 and both at once; a limit set on any ancestor counts. On
+macOS, which has neither, it asks vm_stat. Knows nothing of models or settings. Reads a few small files, or waits some
+milliseconds for that program, on whichever thread calls.
 """
 
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
+
+_VM_STAT, _MOST_S = "usr/bin/vm_stat", 10.0
+"""macOS's own program; one that does not answer in this time is taken for absent."""
+_PAGE_SIZE = re.compile(r"page size of (\d+) bytes")
+_FREE_PAGES = re.compile(r"^Pages (?:free|speculative|inactive): +(\d+)\.$", re.MULTILINE)
+"""Pages that hold nothing, those that were read ahead, and those that nobody has used of late."""
 
 
 def cpu_quota(root: Path = ROOT) -> int:
@@ -77,8 +86,22 @@ def _system_room(root: Path) -> int:
     available_kib = _field(root / "proc/meminfo", "MemAvailable:")
     if available_kib is not None:
         return available_kib * 1024
+    available_bytes = _macos_room(root / _VM_STAT)
+    if available_bytes is not None:
+        return available_bytes
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _macos_room(program: Path) -> int | None:
+    """What vm_stat counts as free or reclaimable; None where there is no such program. Source: vm_stat(1)."""
+    try:
+        output = subprocess.run([program], capture_output=True, timeout=_MOST_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    report = output.decode("ascii", "replace")
+    page_size, n_pages = _PAGE_SIZE.search(report), _FREE_PAGES.findall(report)
+    return int(page_size[1]) * sum(map(int, n_pages)) if page_size and n_pages else None
 
 
 def _field(path: Path, name: str) -> int | None:
