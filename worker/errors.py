@@ -4,7 +4,7 @@ WorkerError
 ├── InvalidRequest · Unauthorized · DuplicateJob · DeadlineExceeded        the caller's side
 │   └── UnreadableDeadline
 ├── WorkerBusy · WorkerLoading · WorkerDraining · WorkerUnhealthy          the worker's state
-├── CudaError · VramOutOfMemory · InternalError                            the machine's side
+├── InternalError                                                          a defect of ours
 ├── StartupError                                                           the process ends, exit 1
 │   ├── ModelNotFound · BadModelFile · ModelLoadFailed · InsufficientMemory · CertificateRefused
 │   ├── DownloadFailed · BindFailed · CallbackFailed · EngineCrashed · InternalFailure
@@ -88,20 +88,6 @@ class WorkerDraining(WorkerError):
 class WorkerUnhealthy(WorkerError):
     code, http_status, retriable = "WORKER_UNHEALTHY", 503, False
     wording = "Worker unhealthy: {}"
-
-
-class CudaError(WorkerError):
-    """In the contract and its vectors, and raised by nothing: the front never touches a device. What the engine meets
-    there ends a stream, or the engine."""
-
-    code, http_status, retriable = "CUDA_ERROR", 500, True
-    wording = "CUDA error: {}"
-
-
-class VramOutOfMemory(WorkerError):
-    """As CudaError. Its code is also a stream's, and there it is sent."""
-
-    code, http_status, retriable = "VRAM_OOM", 503, True
 
 
 class InternalError(WorkerError):

@@ -160,6 +160,16 @@ def test_without_room_nothing_is_kept(make_context: MakeContext) -> None:
     assert context.kv.n_cells_used == 256
 
 
+@pytest.mark.parametrize(
+    ("code", "error"), [(1, NoRoom), (2, Aborted), (-1, BadBatch), (-2, RuntimeError), (-3, RuntimeError)]
+)
+def test_every_code_of_the_library_is_an_error(context: Context, code: int, error: type[Exception]) -> None:
+    """-2 is an allocation that failed, -3 a computation; the engine survives neither (worker/process/main.py)."""
+    with pytest.raises(error) as raised:
+        context._raise_for(code, [])
+    assert type(raised.value) is error
+
+
 def test_an_abort_stops_a_decode_that_runs(make_context: MakeContext, tokens: list[TokenId]) -> None:
     """The flag is raised from another thread while the library computes; the slot then goes on as if new."""
     context = make_context(n_ctx=2048, n_batch=2048)

@@ -8,13 +8,11 @@ import pytest
 
 from tests.protocol.test_rules import entry
 from worker.errors import (
-    CudaError,
     DeadlineExceeded,
     DuplicateJob,
     InternalError,
     InvalidRequest,
     Unauthorized,
-    VramOutOfMemory,
     WorkerBusy,
     WorkerDraining,
     WorkerError,
@@ -140,6 +138,19 @@ def test_full_callback_begins_with_the_legacy_fields_and_keeps_its_order() -> No
         b'"url":"http://localhost:9090","backend":"cuda","device":1,"worker_type":"llamacpp",'
         b'"capabilities":["text-gen"],"protocol":"sse"}'
     )
+
+
+class CudaError(WorkerError):
+    """A code that is reserved: no worker of this version sends it, but clients know its shape."""
+
+    code, http_status, retriable = "CUDA_ERROR", 500, True
+    wording = "CUDA error: {}"
+
+
+class VramOutOfMemory(WorkerError):
+    """As CudaError."""
+
+    code, http_status, retriable = "VRAM_OOM", 503, True
 
 
 @pytest.mark.parametrize("body", [pytest.param(full_callback(), id="TV-160")])

@@ -191,6 +191,8 @@ class Context:
             case -1:
                 raise BadBatch("llama_decode refuses the batch")
             case _:
+                # llama.h calls every code below -1 fatal, also -2, an allocation that failed. The step's jobs get no
+                # error of their own, but the engine ends and is replaced.
                 raise RuntimeError(f"llama_decode failed with code {code}")
 
     # ── abort, thread, end ───────────────────────────────────────────────────────────────────────
