@@ -144,6 +144,11 @@ def _flood() -> None:
     sys.stderr.flush()
 
 
+def _tokens_nobody_knows_of(raw: Raw) -> None:
+    """The third slot has the first one's tokens, too."""
+    capi.llama_memory_seq_cp(capi.llama_get_memory(raw.context), 0, 2, 0, -1)
+
+
 CRASHES: dict[str, Callable[[Raw], None]] = {
     "batch over n_batch": _batch_over_n_batch,
     "sample without output": _sample_without_output,
@@ -160,12 +165,13 @@ CRASHES: dict[str, Callable[[Raw], None]] = {
 PRANKS: dict[str, Callable[[Raw], None]] = {
     "frames of the past": _frames_of_the_past,
     "flood of words": _flood_of_words,
+    "tokens nobody knows of": _tokens_nobody_knows_of,
 }
 
 STALL, *_MARKERS = [
     *("<repo_name>", "<reponame>", "<file_sep>", "<filename>", "<gh_stars>", "<issue_start>", "<issue_comment>"),
     *("<issue_closed>", "<jupyter_start>", "<jupyter_text>", "<jupyter_code>", "<jupyter_output>"),
-    *("<jupyter_script>", "<empty_output>"),
+    *("<jupyter_script>", "<empty_output>", "<|endoftext|>"),
 ]
 """Special tokens of the default model that no text and no answer contains."""
 

@@ -1,5 +1,6 @@
 """Whatever happens to the engine, the front answers for every job (docs/protocol.md 6, "Engine death")."""
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -51,6 +52,20 @@ def crashing(default_model: Path) -> Iterator[CrashingWorker]:
 def answer(crashing: CrashingWorker) -> str:
     """The first engine's."""
     return crashing.answer()
+
+
+# ── a memory that somebody counts otherwise ──────────────────────────────────────────────────────
+
+
+def test_an_engine_whose_counts_of_cells_differ_is_replaced_once_it_is_idle(
+    crashing: CrashingWorker, answer: str
+) -> None:
+    with crashing.worker.stream(prompt=f"{marker('tokens nobody knows of')}Hello", max_tokens=8) as stream:
+        assert list(stream)[-1]["type"] == "end"
+    death = crashing.replaced()
+    assert death["level"] == "error"
+    assert re.search(r"KvMismatch: seq_id 2 has \d+ tokens in llama.cpp's memory; we count 0$", death["last_words"])
+    assert crashing.answer() == answer
 
 
 # ── a job that kills the engine every time ───────────────────────────────────────────────────────

@@ -205,6 +205,9 @@ class FakeKv:
         if not self.has_host_memory:
             raise MemoryError
 
+    def count_tokens(self) -> list[int]:
+        return [len(cells) for cells in self.cells]
+
     def hold(self, slot: SlotId, tokens: Seq[TokenId]) -> None:
         cells = self.cells[slot]
         cells += [Cell(token, len(cells) + i) for i, token in enumerate(tokens)]

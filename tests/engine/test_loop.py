@@ -6,9 +6,13 @@ Every step and frame is also checked by the rig (rig.py) as it happens; test_loo
 from collections.abc import Callable
 from itertools import count
 
-from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.fake_runner import CELL_BYTES, Cell, Request, ToyModel
 from tests.engine.rig import Rig
-from worker.engine.backend import Step
+from worker.engine.backend import KvMismatch, Step
 from worker.engine.prefix_cache import LEAST_KEPT
 from worker.wire.messages import Failed, Finished, JobKey, SlotId, StepBegun, StepDone, TokenId
 
@@ -35,6 +39,38 @@ def test_eight_jobs_of_32_tokens_take_at_most_1_3_times_32_decode_steps() -> Non
     rig.check_stories()
     assert [len(story.texts) for story in rig.stories] == [32] * 8
     assert rig.kinds.count("decode") <= 1.3 * 32
+
+
+@given(
+    n_jobs=st.integers(0, 3),
+    slot=st.integers(0, 8),
+    n_more=st.integers(-2, 2),
+    n_uncounted=st.integers(-2, 2),
+    is_keeping=st.booleans(),
+)
+def test_cells_that_somebody_counts_otherwise_end_an_idle_engine_with_both_numbers(
+    n_jobs: int, slot: int, n_more: int, n_uncounted: int, is_keeping: bool
+) -> None:
+    """The ninth slot retains the last job's tokens."""
+    rig = Rig(prefix_cache_bytes=10_000 * is_keeping)
+    for job in range(n_jobs):
+        rig.submit(request(job, n_prompt=20))
+    rig.run_until_idle()
+    cells, n_retained = rig.runner.kv.cells[slot], len(rig.engine.prefix_cache.retained)
+    n_before = len(cells)
+    assert n_before == (n_retained if slot == 8 else 0)
+    cells += [Cell(TokenId(0), n_before + i) for i in range(n_more)]
+    if n_more < 0:
+        del cells[n_more:]
+    rig.runner.kv.n_cells -= n_uncounted
+    if len(cells) != n_before:
+        with pytest.raises(KvMismatch, match=f"slot {slot} holds {len(cells)} tokens .* knows of {n_before}"):
+            rig.step()
+    elif n_uncounted:
+        with pytest.raises(KvMismatch, match=f"{n_retained + n_uncounted} cells .* knows of {n_retained}"):
+            rig.step()
+    else:
+        rig.step()
 
 
 def test_eight_jobs_together_give_what_eight_runs_alone_give() -> None:

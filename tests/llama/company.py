@@ -155,6 +155,8 @@ class Company:
         memory = capi.llama_get_memory(self.context.handle)
         assert self.context.kv.n_cells_used == self.cells.n_cells
         assert self.context.kv.n_free_cells == self.context.n_ctx - self.cells.n_cells
+        n_others = self.context.n_slots - N_SLOTS
+        assert self.context.kv.count_tokens() == [*map(len, self.tokens), *[0] * n_others]
         for slot in map(SlotId, range(N_SLOTS)):
             n_held = len(self.tokens[slot])
             assert self.context.kv.n_cells(slot) == n_held

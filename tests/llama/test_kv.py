@@ -6,10 +6,11 @@ from random import Random
 
 import numpy as np
 import pytest
+from llama_cpp import llama_cpp as capi
 
 from tests.llama.conftest import LoadRandom, MakeContext, slice_of
 from tests.llama.random_models import PLAIN
-from worker.engine.backend import MAX_SEQ_IDS
+from worker.engine.backend import MAX_SEQ_IDS, KvMismatch
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.wire.messages import SlotId, TokenId
@@ -157,3 +158,40 @@ def test_the_most_slots_there_can_be_leave_no_seq_id_for_order_and_still_decode(
     fill(context, MAX_SEQ_IDS - 1, 5)
     context.kv.trim(SlotId(MAX_SEQ_IDS - 1), 2)
     assert context.kv.n_cells_used == 2
+
+
+@pytest.mark.parametrize(
+    ("seq_id", "n_tokens", "words"),
+    [
+        (0, 3, "seq_id 0 has 3 tokens in llama.cpp's memory; we count 5"),
+        (0, 0, "seq_id 0 has 0 tokens in llama.cpp's memory; we count 5"),
+        (1, 2, "seq_id 1 has 2 tokens in llama.cpp's memory; we count 0"),
+        (2, 4, "seq_id 2 has 4 tokens in llama.cpp's memory; we count 0"),
+        (3, 1, "forgotten cells up to position 1 in llama.cpp's memory; we count 0"),
+    ],
+)
+def test_what_the_library_counts_otherwise_is_found(
+    load_random: LoadRandom, make_context: MakeContext, seq_id: int, n_tokens: int, words: str
+) -> None:
+    """Two slots, the seq_id for copies, and that of forgotten cells."""
+    context = make_context(load_random(PLAIN))
+    context.decode([slice_of(0, 0, [TokenId(7)] * 5)])
+    assert context.kv.count_tokens() == [5, 0]
+    memory = capi.llama_get_memory(context.handle)
+    if seq_id:
+        capi.llama_memory_seq_cp(memory, 0, seq_id, 0, n_tokens)
+    else:
+        capi.llama_memory_seq_rm(memory, 0, n_tokens, -1)
+    with pytest.raises(KvMismatch, match=words):
+        context.kv.count_tokens()
+
+
+def test_cells_that_our_own_counts_disagree_about_are_found(load_random: LoadRandom, make_context: MakeContext) -> None:
+    context = make_context(load_random(PLAIN))
+    context.decode([slice_of(0, 0, [TokenId(7)] * 5)])
+    context.kv.share(SlotId(0), SlotId(1), 4)
+    assert context.kv.count_tokens() == [5, 4]
+    for n_wrong in (4, 10):
+        context.kv._spans.n_cells = n_wrong
+        with pytest.raises(KvMismatch, match=f"slots hold 9 tokens, but {n_wrong} cells are counted"):
+            context.kv.count_tokens()

@@ -104,6 +104,8 @@ def answer(runner: LlamaRunner, prompts: dict[int, list[TokenId]], n_tokens: int
         slices = [Slice(SlotId(slot), len(prompts[slot]) + i, own[-1:], GREEDY) for slot, own in drawn.items()]
         for sampled in runner.run(Step("decode", tuple(slices))):
             drawn[sampled.slot].append(sampled.token)
-    for slot in prompts:
+    for slot, prompt in prompts.items():
+        assert runner.kv.count_tokens()[slot] == len(prompt) + n_tokens - 1
         runner.kv.trim(SlotId(slot), 0)
+    assert not any(runner.kv.count_tokens())
     return {int(slot): tokens for slot, tokens in drawn.items()}

@@ -154,6 +154,10 @@ class Kv(Protocol):
         """
         ...
 
+    def count_tokens(self) -> list[int]:
+        """How many tokens each slot has, by all who keep count of them. Raises: KvMismatch where they do not agree."""
+        ...
+
 
 class Runner(Protocol):
     """Runs steps. Two implementations: llama/runner.py and the tests' readable fake."""
@@ -179,6 +183,10 @@ class Runner(Protocol):
     def forget_abort(self) -> None:
         """Withdraw `request_abort`; called before each step."""
         ...
+
+
+class KvMismatch(Exception):
+    """Two who keep count of the same cells have different numbers. Fatal for the process: answers would be wrong."""
 
 
 class StepFailed(Exception):

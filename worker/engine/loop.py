@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import groupby
 
-from worker.engine.backend import Aborted, BadBatch, Constraint, Forced, NoRoom, Runner, Sampled, Step
+from worker.engine.backend import Aborted, BadBatch, Constraint, Forced, KvMismatch, NoRoom, Runner, Sampled, Step
 from worker.engine.drafts import Drafts
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.rules import Rules
@@ -112,11 +112,15 @@ class Engine:
             self._emit(self._report(None))
 
     def step(self) -> None:
-        """Admit, run one step, and emit what came of it. Does nothing when there is nothing to do."""
+        """Admit, run one step, and emit what came of it; with nothing to do, look at what is left in the memory."""
         self._admit()
         step = self._next_step()
-        if step is None:
-            return
+        if step is not None:
+            self._take_step(step)
+        if self.is_idle:
+            self._check_memory()
+
+    def _take_step(self, step: Step) -> None:
         self.scheduler.runs(step)
         self._announce(step)
         self._apply(step, self._run(step))
@@ -125,6 +129,22 @@ class Engine:
         # Only now: a copy takes milliseconds, and a first token may have waited for them.
         if self.scheduler.running and self.prefix_cache.put_away(self.scheduler.running.values()):
             self._emit(self._report(None))
+
+    def _check_memory(self) -> None:
+        """Compare all counts of what is in the memory, now that the last job has left and its end was told.
+
+        No slot holds a token but the one that retains the last job's. Raises: KvMismatch, with both numbers.
+        """
+        n_retained = len(self.prefix_cache.retained)
+        for slot, n_tokens in enumerate(self._runner.kv.count_tokens()):
+            n_known = n_retained if slot == self._rules.retained_slot else 0
+            if n_tokens != n_known:
+                raise KvMismatch(
+                    f"slot {slot} holds {n_tokens} tokens while nothing runs; the engine knows of {n_known}"
+                )
+        n_used = self.scheduler.n_cells - self._n_free_cells
+        if n_used != n_retained:
+            raise KvMismatch(f"{n_used} cells are in use while nothing runs; the engine knows of {n_retained}")
 
     # ── before a step ────────────────────────────────────────────────────────────────────────────
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
-from worker.engine.backend import Saved
+from worker.engine.backend import KvMismatch, Saved
 from worker.llama.kv_copies import ORDINARY, Allocate, Bytes, Layout, SavedCells, chained, lasting, passing
 from worker.llama.seq_ids import SeqIds
 from worker.wire.messages import SlotId
@@ -102,9 +102,9 @@ class Kv:
         self._remove(slot)
 
     def recount(self, slot: SlotId) -> None:
-        """Ask the library what a decode that was stopped has left. Source: llama_memory_seq_pos_max."""
+        """Ask the library what a decode that was stopped has left."""
         # The library takes what was not computed from one seq_id of each token only, whichever comes first in its set.
-        n_left = 1 + min(int(capi.llama_memory_seq_pos_max(self._memory, each)) for each in self.seq_ids.both(slot))
+        n_left = min(map(self._n_in_library, self.seq_ids.both(slot)))
         self._remove(slot, n_left)
         if n_more := n_left - self._spans.n_held(slot):
             self.add(slot, n_more)
@@ -116,6 +116,39 @@ class Kv:
         self._spans.clear()
         self._n_forgotten = 0
         self._newest = (SlotId(-1), 0)
+
+    def count_tokens(self) -> list[int]:
+        """How many tokens each slot has, by our count and by the library's; it takes a microsecond for each seq_id.
+
+        Raises: KvMismatch where the two differ, and where a seq_id that is no slot's has cells that it should not have.
+        """
+        self._check_caller()
+        counts = [self._spans.n_held(SlotId(slot)) for slot in range(self._n_slots)]
+        # A slot for rows that nobody reads, and the seq_id for copies, are empty between two calls.
+        copy_seq_ids = [] if self.seq_ids.copy_seq_id is None else [self.seq_ids.copy_seq_id]
+        empty = [*range(self._n_slots, self.seq_ids.n_slots), *copy_seq_ids]
+        for seq_id, n_counted in [*enumerate(counts), *((seq_id, 0) for seq_id in empty)]:
+            for each in self.seq_ids.both(seq_id):
+                if (n_found := self._n_in_library(each)) != n_counted:
+                    raise KvMismatch(f"seq_id {each} has {n_found} tokens in llama.cpp's memory; we count {n_counted}")
+        n_held = sum(counts)
+        if not max(counts) <= self._spans.n_cells <= n_held:
+            raise KvMismatch(f"slots hold {n_held} tokens, but {self._spans.n_cells} cells are counted")
+        self._check_forgotten()
+        return counts
+
+    def _check_forgotten(self) -> None:
+        if self.seq_ids.forgotten_seq_id is None:
+            return
+        n_found = self._n_in_library(self.seq_ids.forgotten_seq_id)
+        if bool(n_found) != bool(self._n_forgotten):
+            raise KvMismatch(
+                f"forgotten cells up to position {n_found} in llama.cpp's memory; we count {self._n_forgotten}"
+            )
+
+    def _n_in_library(self, seq_id: int) -> int:
+        """Positions [0, n) that the library has for a seq_id. Source: llama_memory_seq_pos_max."""
+        return 1 + int(capi.llama_memory_seq_pos_max(self._memory, seq_id))
 
     # ── sharing and forgetting ───────────────────────────────────────────────────────────────────
 
