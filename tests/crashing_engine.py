@@ -202,20 +202,20 @@ class CrashingRunner:
 
     def run(self, step: Step) -> list[Sampled]:
         if step.kind == "decode":
-            if any(piece.slot in self._stalling for piece in step.slices):
+            if any(slice_.slot in self._stalling for slice_ in step.slices):
                 self._gates.wait("decode")
             return self._runner.run(step)
         sampled = self._runner.run(step)
-        for piece in step.slices:
-            self._look_for_markers(piece)
+        for slice_ in step.slices:
+            self._look_for_markers(slice_)
         return sampled
 
-    def _look_for_markers(self, piece: Slice) -> None:
-        if piece.start == 0:
-            self._stalling.discard(piece.slot)
-        for token in piece.tokens:
+    def _look_for_markers(self, slice_: Slice) -> None:
+        if slice_.start == 0:
+            self._stalling.discard(slice_.slot)
+        for token in slice_.tokens:
             if token == self._stall:
-                self._stalling.add(piece.slot)
+                self._stalling.add(slice_.slot)
             elif token in self._pranks:
                 self._pranks[token](self._raw())
             elif token in self._crashes:

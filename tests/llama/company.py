@@ -69,9 +69,9 @@ class Company:
         if not slices:
             return
         indexes = self.context.decode(slices)
-        for piece, index in zip(slices, indexes, strict=True):
-            self._took(piece)
-            self._compare(self.tokens[piece.slot], self.context.logits(index))
+        for slice_, index in zip(slices, indexes, strict=True):
+            self._took(slice_)
+            self._compare(self.tokens[slice_.slot], self.context.logits(index))
 
     def decode_and_take_back(self) -> None:
         """As guesses that were wrong are."""
@@ -79,9 +79,9 @@ class Company:
         if not slices:
             return
         self.context.decode(slices)
-        for piece in slices:
-            self._took(piece)
-            self._trim(piece.slot, piece.start + self.chance.randint(0, len(piece.tokens)))
+        for slice_ in slices:
+            self._took(slice_)
+            self._trim(slice_.slot, slice_.start + self.chance.randint(0, len(slice_.tokens)))
 
     def decode_too_much(self) -> None:
         slot = self._a_slot()
@@ -101,10 +101,10 @@ class Company:
         with suppress(Aborted):
             self.context.decode(slices)
         self._n_nodes_left = None
-        for piece in slices:
-            n_taken = self.context.kv.n_cells(piece.slot) - piece.start
-            self._took(Slice(piece.slot, piece.start, piece.tokens[:n_taken]))
-            self.n_aborted_in_part += 0 < n_taken < len(piece.tokens)
+        for slice_ in slices:
+            n_taken = self.context.kv.n_cells(slice_.slot) - slice_.start
+            self._took(Slice(slice_.slot, slice_.start, slice_.tokens[:n_taken]))
+            self.n_aborted_in_part += 0 < n_taken < len(slice_.tokens)
 
     def _is_to_stop(self, _: object) -> bool:
         """The library asks at every node of a graph."""
@@ -169,9 +169,9 @@ class Company:
     def compare_all(self) -> None:
         for slot, tokens in enumerate(self.tokens):
             if tokens and self.context.kv.n_free_cells:
-                piece = Slice(SlotId(slot), len(tokens), self._random_tokens(1), GREEDY)
-                [index] = self.context.decode([piece])
-                self._compare([*tokens, *piece.tokens], self.context.logits(index))
+                slice_ = Slice(SlotId(slot), len(tokens), self._random_tokens(1), GREEDY)
+                [index] = self.context.decode([slice_])
+                self._compare([*tokens, *slice_.tokens], self.context.logits(index))
                 self.context.kv.trim(SlotId(slot), len(tokens))
 
     def _compare(self, tokens: Tokens, logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
@@ -199,9 +199,9 @@ class Company:
     def _random_tokens(self, n: int) -> Tokens:
         return [TokenId(self.chance.randrange(self.n_vocab)) for _ in range(n)]
 
-    def _took(self, piece: Slice) -> None:
-        self.tokens[piece.slot] += piece.tokens
-        self.cells.grow(piece.slot, len(piece.tokens))
+    def _took(self, slice_: Slice) -> None:
+        self.tokens[slice_.slot] += slice_.tokens
+        self.cells.grow(slice_.slot, len(slice_.tokens))
 
     def _trim(self, slot: SlotId, n_keep: int) -> None:
         self.context.kv.trim(slot, n_keep)

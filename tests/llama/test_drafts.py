@@ -86,8 +86,8 @@ def guessing(
         tokens = [sampled.token for sampled in drawn]
         guesses = guess(right[len(tokens) :], min(n_most, N_TOKENS - len(tokens) - 1))
         start = len(PROMPT) + len(tokens) - 1
-        piece = Slice(SlotId(0), start, [*tokens[-1:], *guesses], sampling, tokens, n_drafts=len(guesses))
-        new = runner.run(Step("decode", (piece,)))
+        slice_ = Slice(SlotId(0), start, [*tokens[-1:], *guesses], sampling, tokens, n_drafts=len(guesses))
+        new = runner.run(Step("decode", (slice_,)))
         drawn, n_steps = drawn + new, n_steps + 1
         assert runner.kv.n_cells(SlotId(0)) == start + 1 + len(guesses)
         runner.kv.trim(SlotId(0), start + len(new))
@@ -117,8 +117,8 @@ def test_a_stop_token_that_was_guessed_is_the_last(runner: LlamaRunner) -> None:
     n_before = free.index(stop)
     stopping = replace(sampling, stop_token_ids=(stop,))
     prefilled(runner, 0, stopping)
-    piece = Slice(SlotId(0), len(PROMPT), free[:9], stopping, free[:1], n_drafts=8)
-    drawn = runner.run(Step("decode", (piece,)))
+    slice_ = Slice(SlotId(0), len(PROMPT), free[:9], stopping, free[:1], n_drafts=8)
+    drawn = runner.run(Step("decode", (slice_,)))
     assert [sampled.token for sampled in drawn] == free[1 : n_before + 1]
     assert n_before < 8
 
@@ -138,8 +138,8 @@ def test_slots_with_and_without_guesses_share_a_step(runner: LlamaRunner) -> Non
             runner.kv.trim(SlotId(slot), 20)
 
 
-def replaced(piece: Slice, right: list[TokenId]) -> Slice:
-    return Slice(piece.slot, piece.start, right[:4], piece.sampling, right[:1], n_drafts=3)
+def replaced(slice_: Slice, right: list[TokenId]) -> Slice:
+    return Slice(slice_.slot, slice_.start, right[:4], slice_.sampling, right[:1], n_drafts=3)
 
 
 def test_guesses_for_as_many_as_there_may_be_are_drawn_in_one_batch(
@@ -167,15 +167,15 @@ def test_more_guesses_than_rows_of_logits_are_refused(runner: LlamaRunner) -> No
 def test_guesses_that_cannot_be_drawn_are_refused(
     runner: LlamaRunner, n_tokens: int, n_drafts: int, sampling: Sampling | None
 ) -> None:
-    piece = Slice(SlotId(0), 0, [TokenId(5)] * n_tokens, sampling, n_drafts=n_drafts)
+    slice_ = Slice(SlotId(0), 0, [TokenId(5)] * n_tokens, sampling, n_drafts=n_drafts)
     with pytest.raises(BadBatch, match="drafts among"):
-        runner.run(Step("decode", (piece,)))
+        runner.run(Step("decode", (slice_,)))
     assert runner.kv.n_free_cells == 512
 
 
 def test_logits_that_are_not_numbers_end_the_draws(model_of_nan: Model, make_context: MakeContext) -> None:
     """The token of such a draw is 0; a guess of 0 has not come true."""
     runner = LlamaRunner(model_of_nan, make_context(model_of_nan))
-    piece = Slice(SlotId(0), 0, [TokenId(5), TokenId(0), TokenId(0)], GREEDY, n_drafts=2)
-    [sampled] = runner.run(Step("decode", (piece,)))
+    slice_ = Slice(SlotId(0), 0, [TokenId(5), TokenId(0), TokenId(0)], GREEDY, n_drafts=2)
+    [sampled] = runner.run(Step("decode", (slice_,)))
     assert sampled.error is not None

@@ -12,24 +12,24 @@ from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.row_widths import in_words, widths
-from worker.llama.self_test import CHOICES
+from worker.llama.self_test import ROW_GROUPINGS
 from worker.wire.messages import SlotId, TokenId
 
 FILLED = RowGroups(multiple=4, most=4)
 
 
-@given(groups=st.sampled_from(CHOICES), n_rows=st.integers(1, 40))
+@given(groups=st.sampled_from(ROW_GROUPINGS), n_rows=st.integers(1, 40))
 def test_each_row_of_a_decode_step_is_in_one_group_and_each_group_is_whole(groups: RowGroups, n_rows: int) -> None:
     slices = [Slice(SlotId(slot), 5, [TokenId(0)], GREEDY) for slot in range(n_rows)]
     parts = list(groups.split(slices))
-    assert [piece for part in parts for piece in part] == slices
+    assert [slice_ for part in parts for slice_ in part] == slices
     for part in parts:
         assert len(part) <= (groups.most or n_rows)
         assert (len(part) + groups.n_padding(part)) % groups.multiple == 0
         assert groups.n_padding(part) < groups.multiple
 
 
-@pytest.mark.parametrize("groups", CHOICES)
+@pytest.mark.parametrize("groups", ROW_GROUPINGS)
 def test_a_step_of_prompts_or_of_guesses_is_left_as_it_is(groups: RowGroups) -> None:
     slices = [Slice(SlotId(slot), 0, [TokenId(0)] * (1 + (slot == 3))) for slot in range(9)]
     assert list(groups.split(slices)) == [slices]
@@ -67,6 +67,7 @@ def test_rows_that_nobody_reads_change_no_others_and_leave_no_cell(
             np.stack([context.logits(index).copy() for index in context.decode(slices)]) for context in (bare, filled)
         )
         assert filled.kv.n_cells_used == bare.kv.n_cells_used
+        assert filled.kv.count_tokens() == bare.kv.count_tokens()
         if kind.is_row_by_row:
             assert np.array_equal(own, beside)
         else:

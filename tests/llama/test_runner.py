@@ -222,10 +222,10 @@ def test_batches_hold_every_token_once_and_in_place(shapes: list[tuple[int, int]
         assert sum(len(part.tokens) for part in batch) <= n_batch
         assert len({part.slot for part in batch}) == len(batch)
     parts = [part for batch in cut for part in batch]
-    for piece in slices:
-        own = [part for part in parts if part.slot == piece.slot]
-        assert [token for part in own for token in part.tokens] == piece.tokens
+    for slice_ in slices:
+        own = [part for part in parts if part.slot == slice_.slot]
+        assert [token for part in own for token in part.tokens] == slice_.tokens
         assert [part.start - 100 for part in own] == [part.tokens[0] for part in own]
         assert [part.sampling is not None for part in own] == [False] * (len(own) - 1) + [True]
-        assert [part.n_drafts for part in own] == [0] * (len(own) - 1) + [piece.n_drafts]
+        assert [part.n_drafts for part in own] == [0] * (len(own) - 1) + [slice_.n_drafts]
         assert own[-1].n_drafts < len(own[-1].tokens)

@@ -19,11 +19,11 @@ from worker.llama.devices import choose_device, devices
 from worker.llama.kv import Kv
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.llama.self_test import Habits, self_test
+from worker.llama.self_test import Serving, self_test
 from worker.model.memory import MOST_PADDING
 from worker.wire.messages import SelfTested, SlotId
 
-SERVING = Habits(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=64)
+SERVING = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=64)
 ALL_WAYS = (
     *(
         "in one step",
@@ -45,14 +45,14 @@ class Verdict:
 SAME = Verdict(is_same=True)
 
 
-def verdict(runner: LlamaRunner, habits: Habits = SERVING) -> Verdict | None:
-    found = outcome(runner, habits)
+def verdict(runner: LlamaRunner, serving: Serving = SERVING) -> Verdict | None:
+    found = outcome(runner, serving)
     return None if found is None else Verdict(found.is_same, found.differences)
 
 
-def outcome(runner: LlamaRunner, habits: Habits = SERVING) -> SelfTested | None:
+def outcome(runner: LlamaRunner, serving: Serving = SERVING) -> SelfTested | None:
     """The result; the memory is empty afterwards."""
-    results = [result for result in self_test(runner, habits, most_s=600.0) if result is not None]
+    results = [result for result in self_test(runner, serving, most_s=600.0) if result is not None]
     assert runner.kv.n_cells_used == 0
     assert runner.kv.n_free_cells == runner.context.n_ctx
     assert len(results) <= 1
@@ -65,8 +65,8 @@ def outcome(runner: LlamaRunner, habits: Habits = SERVING) -> SelfTested | None:
 @pytest.mark.model
 def test_with_k_and_v_of_two_types_every_way_gives_the_same_bits(make_context: MakeContext, model: Model) -> None:
     runner = real_runner(make_context, model, type_k="bf16")
-    habits = Habits(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
-    assert verdict(runner, habits) == SAME
+    serving = Serving(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
+    assert verdict(runner, serving) == SAME
 
 
 @pytest.mark.model
@@ -75,8 +75,8 @@ def test_with_k_and_v_of_one_type_long_steps_and_many_cells_are_found_to_differ(
 ) -> None:
     """ggml then sums in tiles for 64 and more rows, and splits a lone row over 512 and more cells between threads."""
     runner = real_runner(make_context, model, type_k="f16")
-    habits = Habits(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
-    found = verdict(runner, habits)
+    serving = Serving(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
+    found = verdict(runner, serving)
     assert found is not None
     assert not found.is_same
     assert {"in one step", "over the cells of 7 others"} <= set(found.differences)
@@ -100,8 +100,8 @@ def test_small_models_with_products_row_by_row_are_the_same_too(
 ) -> None:
     runner = real_runner(make_context, load_random(kind), type_k="bf16")
     for is_fixed in (False, True):
-        habits = Habits(chunk=chunk, is_fixed=is_fixed, n_parallel=8, has_drafts=True, context_length=1024)
-        assert verdict(runner, habits) == SAME
+        serving = Serving(chunk=chunk, is_fixed=is_fixed, n_parallel=8, has_drafts=True, context_length=1024)
+        assert verdict(runner, serving) == SAME
 
 
 @pytest.mark.model
@@ -110,8 +110,8 @@ def test_a_memory_that_cannot_be_cut_is_tested_without_reuse(
     load_random: LoadRandom, make_context: MakeContext, kind: Kind
 ) -> None:
     runner = real_runner(make_context, load_random(kind), type_k="bf16", swa_full=False)
-    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=1024)
-    found = verdict(runner, habits)
+    serving = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=1024)
+    found = verdict(runner, serving)
     assert found is not None
     assert set(found.differences) <= {"in one step", "in small chunks", "where others have left", "beside 7 others"}
 
@@ -253,7 +253,7 @@ def test_without_the_flag_rows_are_never_grouped(tiny: Model) -> None:
 # ── weights of many types ────────────────────────────────────────────────────────────────────────
 
 
-WIDE_FIXED = Habits(chunk=64, is_fixed=True, n_parallel=8, has_drafts=False, context_length=1024)
+WIDE_FIXED = Serving(chunk=64, is_fixed=True, n_parallel=8, has_drafts=False, context_length=1024)
 
 
 @contextmanager
@@ -304,11 +304,11 @@ def test_logits_that_are_no_numbers_equal_themselves(model_of_nan: Model) -> Non
 
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 def test_where_chunks_are_fixed_prompts_are_cut_nowhere_else(tiny: Model, chunk: int) -> None:
-    habits = Habits(chunk=chunk, is_fixed=True, n_parallel=8, has_drafts=False, context_length=64)
+    serving = Serving(chunk=chunk, is_fixed=True, n_parallel=8, has_drafts=False, context_length=64)
     prompts = (9, 6, 12, 10, 3, 48, 5, 7)
     elsewhere = [f"tokens {n}" for n in range(2, 65) if n not in {chunk, *prompts, *(n % chunk for n in prompts)}]
     runner = tainted(tiny, *elsewhere, "guesses 8")
-    assert verdict(runner, habits) == SAME
+    assert verdict(runner, serving) == SAME
 
 
 def test_without_a_memory_that_can_be_cut_nothing_is_reused(tiny: Model) -> None:
@@ -316,9 +316,9 @@ def test_without_a_memory_that_can_be_cut_nothing_is_reused(tiny: Model) -> None
         can_share = False
 
     uncut = tainted(tiny, "load 1", "load 2", "share", "guesses 8", "slices 8", kv=Uncut)
-    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=64)
+    serving = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=False, context_length=64)
     names = ("in decode steps of 8 rows", "beside 7 others")
-    assert verdict(uncut, habits) == Verdict(is_same=False, differences=names)
+    assert verdict(uncut, serving) == Verdict(is_same=False, differences=names)
 
 
 def test_a_single_slot_has_no_company(tiny: Model) -> None:
@@ -330,8 +330,10 @@ def test_a_single_slot_has_no_company(tiny: Model) -> None:
 def test_the_smallest_memory_is_enough(tiny: Model, n_slots: int) -> None:
     context = Context(tiny, n_ctx=1, n_batch=1, n_ubatch=1, n_seq_max=n_slots, n_threads=1, n_threads_batch=1)
     for is_fixed in (False, True):
-        habits = Habits(chunk=1, is_fixed=is_fixed, n_parallel=n_slots, has_drafts=not is_fixed, context_length=10_000)
-        assert verdict(LlamaRunner(tiny, context), habits) == SAME
+        serving = Serving(
+            chunk=1, is_fixed=is_fixed, n_parallel=n_slots, has_drafts=not is_fixed, context_length=10_000
+        )
+        assert verdict(LlamaRunner(tiny, context), serving) == SAME
 
 
 # ── ends ─────────────────────────────────────────────────────────────────────────────────────────
@@ -375,8 +377,8 @@ def test_without_the_time_there_is_no_verdict(tiny: Model, most_s: float, *, is_
 
 def test_what_was_found_before_the_time_was_up_is_told(tiny: Model) -> None:
     """A step to see how long it takes, 16 for the widths, eleven alone, five in one step: one part of a prompt."""
-    habits = replace(SERVING, context_length=40)
-    *steps, found = self_test(tainted(tiny, "tokens 24", "load 2"), habits, most_s=32.0, clock=ticking())
+    serving = replace(SERVING, context_length=40)
+    *steps, found = self_test(tainted(tiny, "tokens 24", "load 2"), serving, most_s=32.0, clock=ticking())
     assert len(steps) == 33
     assert found is not None
     assert (found.differences, found.ways) == (("in one step",), ("in one step",))
@@ -392,5 +394,5 @@ def test_before_the_widths_are_through_those_that_differ_are_told(tiny: Model) -
 
 
 def test_a_context_too_short_for_the_sequence_stays_untested(tiny: Model) -> None:
-    habits = Habits(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=27)
-    assert verdict(tainted(tiny), habits) is None
+    serving = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=27)
+    assert verdict(tainted(tiny), serving) is None

@@ -156,7 +156,7 @@ class Batch:
         self._n_seq_id = np.full(n_batch, n_each, dtype=np.int32)
         self._seq_id = np.zeros((n_batch, n_each), dtype=np.int32)
         self._twins_after = seq_ids.twin(0) if seq_ids.has_twins else 0
-        """0: no token has a second seq_id."""
+        """0 where no token has a second seq_id."""
         self._logits = np.zeros(n_batch, dtype=np.int8)
         addresses = self._seq_id.ctypes.data + self._seq_id.strides[0] * np.arange(n_batch, dtype=np.uintp)
         self._seq_ids = np.append(addresses, np.uintp(0))
@@ -211,7 +211,7 @@ class Batch:
         return [index for index, slice_ in enumerate(slices) if slice_.sampling is not None]
 
     def _fill_seq_ids(self, slots: NDArray[np.int_], begin: int = 0) -> None:
-        """As they go on in kv.py."""
+        """Write whose rows these are, with a twin for each seq_id where cells need one (kv.py)."""
         end = begin + len(slots)
         self._seq_id[begin:end, 0] = slots
         if self._twins_after:

@@ -77,7 +77,8 @@ class Watch:
     """Size of the allocation that failed, if one did."""
     n_offloaded: int = 0
     n_layers: int = 0
-    """With the output layer; 0 where the build has no GPU backend and says nothing."""
+    """How many layers the model has, the output layer included; 0 where the build has no GPU backend and says
+    nothing."""
 
     @property
     def sizes(self) -> BufferSizes:

@@ -34,8 +34,8 @@ Notation = Literal["gbnf", "lark", "json_schema", "regex"]
 Mask = NDArray[np.bool_]
 
 MAX_FORCED_BYTES = 65_536
-"""Of a text without a choice in it: as much as a request's constraint may have. A short grammar can repeat itself to
-gigabytes, and to spell a mebibyte takes a second."""
+"""How many bytes a text without a choice in it may have: as many as a request's constraint. A short grammar can repeat
+itself to gigabytes, and to spell a mebibyte takes a second."""
 
 
 def limits(initial_lexer_fuel: int, step_max_items: int = 5_000) -> llguidance.LLParserLimits:

@@ -98,7 +98,7 @@ class Context:
         self._batch = Batch(self.n_batch, self.kv.seq_ids)
         self.row_groups = RowGroups()
         self._row_of: dict[int, int] = {}
-        """Of the last decode: batch indexes → rows of its logits."""
+        """The batch indexes of the last decode → rows of its logits."""
         self._rows, self._logits_address = _NO_ROWS, 0
         self._abort_flag = AbortFlag()
         if model.device.backend in ("cpu", "metal") and model.can_rewind:
@@ -150,7 +150,9 @@ class Context:
         return indexes
 
     def _decode_padded(self, n_padding: int) -> int:
-        """With rows behind the slices', whose cells are free again at once: so they are the last, and leave no hole."""
+        """Decode with rows behind the slices'. Their cells are free again at once; as they are the last, no hole is
+        left.
+        """
         behind_all = SlotId(self.n_slots)  # the limits let no slice have it
         self._batch.pad(n_padding, behind_all)
         code = int(capi.llama_decode(self.handle, self._batch.struct))
@@ -169,7 +171,9 @@ class Context:
         return view
 
     def _logits_at(self, row: int) -> NDArray[np.float32]:
-        """[more than `row`, n_vocab], made anew only where the library has moved it: that takes as long as to draw."""
+        """A view of [more than `row`, n_vocab], made anew only where the library has moved it: to make it takes as long
+        as to draw.
+        """
         pointer = capi.llama_get_logits(self.handle)
         # NULL is a falsy pointer object here, not None.
         if not pointer:

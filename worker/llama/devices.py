@@ -22,9 +22,9 @@ from worker.llama.library import LIBRARY_DIR, call_ggml, open_library
 from worker.llama.reasons import reason
 
 Kind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
-"""In the order of ggml_backend_dev_type."""
+"""The kinds of ggml_backend_dev_type, in its order."""
 Backend = Literal["cpu", "cuda", "metal", "vulkan"]
-"""Those a worker can be told to run on."""
+"""The backends that a worker can be told to run on."""
 
 _BACKENDS = {"MTL": "metal", "Metal": "metal"}
 """Registry names of ggml that are not ours in lower case."""
@@ -45,7 +45,7 @@ class _Feature(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of a device, for all processes together. 0 of 0 where the driver does not answer."""
+    """A device's memory, for all processes together; 0 of 0 where the driver does not answer."""
 
     free_bytes: int
     total_bytes: int
@@ -64,11 +64,11 @@ class Device:
     backend: str
     """cpu | cuda | metal | vulkan | blas | …"""
     index: int
-    """Among the devices of its backend."""
+    """Its number among the devices of its backend."""
     free_bytes: int
     total_bytes: int
     ordinal: int
-    """Place in ggml's list; how the rest of this room finds it again."""
+    """Its place in ggml's list, by which the rest of this room finds it again."""
     has_host_buffers: bool = False
     """A GPU that reads a part of main memory by itself, as CUDA reads what is pinned."""
 
@@ -113,7 +113,7 @@ class CompiledBackend:
     variant: str | None
     """The processor it was compiled for (zen4, haswell), where the build has a module for each and ggml has chosen."""
     features: tuple[str, ...]
-    """In ggml's words: AVX2, LLAMAFILE; empty where the backend does not tell."""
+    """What it computes with, in ggml's words: AVX2, LLAMAFILE; empty where the backend does not tell."""
     reason: str | None
     """Why there is no device, and what to do."""
 

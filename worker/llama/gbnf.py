@@ -32,7 +32,7 @@ letters 1.9 s."""
 MAX_TERMINALS = 8000
 """Characters of Lark that may become one regular expression: to begin one of n parts can take n² steps of work."""
 MAX_REPEATS = 2000
-"""Of one item: MAX_REPETITION_THRESHOLD, above which llama.cpp reads {0,3000} as any number."""
+"""How often one item may be repeated: MAX_REPETITION_THRESHOLD, above which llama.cpp reads {0,3000} as any number."""
 
 TokenOf = Callable[[str], TokenId | None]
 """The token written as `<think>` or `<[12]>`; None: the vocabulary has none, or it has no text."""
@@ -81,7 +81,7 @@ def is_lark(text: str) -> bool:
 
 
 def check_lark(text: str) -> None:
-    """Of a grammar that is in Lark already, what llguidance does not bound itself. Raises: BadGrammar.
+    """Check what llguidance does not bound itself of a grammar that is in Lark already. Raises: BadGrammar.
 
     It goes through rules and parentheses by recursion. Definitions begin lines, and an opening bracket may be one in a
     regular expression: so there are no more levels than these, and most grammars have far fewer.
@@ -230,7 +230,7 @@ class _Reader:
         return list(zip(written, points, strict=True))
 
     def _class(self, item: re.Match[str]) -> str:
-        """As a regular expression. A `-` at either end of a class, or after a range, is itself."""
+        """The class as a regular expression. A `-` at either end of a class, or after a range, is itself."""
         sign = "^" if item[0].startswith("[^") else ""
         left = self._characters(_IN_CLASS, item, 1 + len(sign))[::-1]
         ranges = ""
@@ -262,7 +262,7 @@ class _Reader:
         level.is_repeated = True
 
     def _times(self, item: re.Match[str]) -> str:
-        """As Lark writes it."""
+        """The name as Lark writes it."""
         if item[0] in "*+?":
             return item[0]
         if item["high"] and not item["comma"]:

@@ -15,7 +15,7 @@ others.
 A model with sliding windows has two caches, whose cells are used alike: one for its layers with a window, and one for
 those without. In the first llama.cpp writes over a cell that only one seq_id has, once that one's window has passed it;
 it would be missing when another sequence begins with the same tokens. So every cell there has two: each seq_id has a
-twin that goes along with it. And a saved state leaves out what the window has passed, so that a copy is made of pieces
+twin that goes along with it. And a saved state leaves out what the window has passed, so that a copy is made of parts
 no longer than a window.
 """
 
@@ -33,7 +33,7 @@ from worker.llama.seq_ids import SeqIds
 from worker.wire.messages import SlotId
 
 _SPARE_CELLS = 256
-"""So many forgotten cells are always tolerated: moving costs time, and so does attention that walks past them."""
+"""How many forgotten cells are always tolerated: moving costs time, and so does attention that walks past them."""
 
 _MROPE_TYPES = (8, 40)
 """LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE (llama.h)."""
@@ -67,7 +67,8 @@ class Kv:
         self._n_forgotten = 0
         """Forgotten cells that are still occupied."""
         self._newest: tuple[SlotId, int] = (SlotId(-1), 0)
-        """Whose cells are the last of all used ones, as far as is known, and how many: the slot's last positions."""
+        """The slot whose cells are the last of all used ones, as far as is known, and how many of its last positions
+        are."""
 
     @property
     def can_share(self) -> bool:
@@ -116,6 +117,8 @@ class Kv:
         self._spans.clear()
         self._n_forgotten = 0
         self._newest = (SlotId(-1), 0)
+
+    # ── our counts and the library's ─────────────────────────────────────────────────────────────
 
     def count_tokens(self) -> list[int]:
         """How many tokens each slot has, by our count and by the library's; it takes a microsecond for each seq_id.
@@ -231,7 +234,7 @@ class Kv:
         self._n_forgotten = 0
         self._newest = (SlotId(-1), 0)
         for span in self._spans.in_order():
-            for begin, end in self._pieces(span.start, span.end):
+            for begin, end in self._window_parts(span.start, span.end):
                 self._rewrite(span.slots, begin, end)
 
     def _rewrite(self, slots: Collection[SlotId], begin: int, end: int) -> None:
@@ -255,9 +258,9 @@ class Kv:
         self._check_can_share()
         if not 0 <= start < self.n_cells(slot):
             raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; none can be saved from {start} on")
-        pieces = list(self._pieces(start, self.n_cells(slot)))
-        allocate = lasting if len(pieces) == 1 else passing
-        return SavedCells([self._copy(slot, begin, end, allocate) for begin, end in pieces], self._layout)
+        parts = list(self._window_parts(start, self.n_cells(slot)))
+        allocate = lasting if len(parts) == 1 else passing
+        return SavedCells([self._copy(slot, begin, end, allocate) for begin, end in parts], self._layout)
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
         """Fill the empty slot with the first `n_tokens` of what the parts, one behind the other, hold.
@@ -277,8 +280,8 @@ class Kv:
             capi.llama_memory_seq_cp(self._memory, slot, self.seq_ids.twin(slot), -1, -1)
         self.add(slot, n_tokens)
 
-    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """[start, end) in the pieces that a saved state can hold: cut at multiples of the window, if there is one.
+    def _window_parts(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """[start, end) in the parts that a saved state can hold: cut at multiples of the window, if there is one.
 
         At multiples, because the windows of some models do not slide but jump there.
         """
@@ -291,7 +294,7 @@ class Kv:
             start = stop
 
     def _copy(self, slot: int, start: int, end: int, allocate: Allocate) -> Bytes:
-        """The state of one piece of the slot's cells, [start, end). Source: llama_state_seq_get_data.
+        """The state of the slot's cells [start, end), which lie in one window. Source: llama_state_seq_get_data.
 
         Raises: RuntimeError.
         """
@@ -379,7 +382,7 @@ class Spans:
     def __init__(self, n_slots: int) -> None:
         self._of: list[list[Span]] = [[] for _ in range(n_slots)]
         self.n_cells = 0
-        """Of all slots; what several have counts once."""
+        """How many cells all slots have; one that several have counts once."""
 
     def n_held(self, slot: SlotId) -> int:
         spans = self._of[slot]
@@ -422,7 +425,7 @@ class Spans:
             self._join(still_held[-1])
 
     def in_order(self) -> Iterator[Span]:
-        """Each span once, after those that lie before it in its sequences."""
+        """Yield each span once, after those that lie before it in its sequences."""
         seen: set[Span] = set()
         for spans in self._of:
             yield from (span for span in spans if span not in seen)

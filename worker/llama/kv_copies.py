@@ -31,10 +31,11 @@ Allocate = Callable[[int], Bytes]
 
 _MAGIC = 0xAF143CD8
 _HEADER_BYTES, _CACHE_BYTES = 8, 8
-"""Of the whole state, and of each cache in it, before its first cell."""
+"""How long the headers are: of the whole state, and of each cache in it before its first cell."""
 
 _LEAST_MAPPED_BYTES, _LEAST_HUGE_BYTES = 2**17, 2**22
-"""As malloc and numpy have it. Linux allows a process 65,530 mappings: 8 GiB of the least."""
+"""The sizes from which malloc maps memory and numpy asks for huge pages. Linux allows a process 65,530 mappings: 8 GiB
+of the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ class Layout:
 
     @property
     def empty_bytes(self) -> int:
-        """Of the state of a sequence without cells; every kind of memory that we cannot read writes more or less."""
+        """How long the state of a sequence without cells is; every kind of memory that we cannot read writes more or
+        less.
+        """
         return _HEADER_BYTES + self.n_caches * _CACHE_BYTES
 
 
@@ -130,22 +133,22 @@ class SeqState:
 class SavedCells:
     """The engine's Saved (backend.py): the cells of positions [start, start + n_tokens)."""
 
-    def __init__(self, pieces: Seq[Bytes], layout: Layout = ORDINARY) -> None:
-        """`pieces`: states of at least one cell, one behind the other; a single one is the copy's own from now on.
+    def __init__(self, parts: Seq[Bytes], layout: Layout = ORDINARY) -> None:
+        """`parts`: states of at least one cell, one behind the other; a single one is the copy's own from now on.
 
         Raises: ValueError: they are none.
         """
-        states = [parse_seq_state(piece, layout) for piece in pieces]
+        states = [parse_seq_state(part, layout) for part in parts]
         in_order = [state.in_order() for state in states]
-        if len(pieces) == 1 and in_order[0] is states[0]:
-            self._data, self.state = pieces[0], states[0]
+        if len(parts) == 1 and in_order[0] is states[0]:
+            self._data, self.state = parts[0], states[0]
         else:
             self._data = joined(in_order, lasting)
             self.state = parse_seq_state(self._data, layout)
         self._layout = layout
 
     state: SeqState
-    """For this room only: views of the copy."""
+    """Views of the copy, for this room only."""
 
     @property
     def start(self) -> int:
@@ -160,7 +163,7 @@ class SavedCells:
         return self._data.nbytes
 
     def split(self, n_tokens: int) -> tuple[Self, Self]:
-        """As Saved.split. Raises: ValueError for a number out of range."""
+        """Split the copy as Saved.split does. Raises: ValueError for a number out of range."""
         if not 0 < n_tokens < self.n_tokens:
             raise ValueError(f"{self.n_tokens} saved cells cannot be split after {n_tokens}")
         return self._part(0, n_tokens), self._part(n_tokens, self.n_tokens)

@@ -21,7 +21,8 @@ from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama.buffers import Level, LogLine, Watch
 
 PINNED_VERSION = "0.3.36"
-"""Of llama-cpp-python, as in pyproject.toml: names, layouts and log lines of the library drift between releases."""
+"""The version of llama-cpp-python, as in pyproject.toml: names, layouts and log lines of the library drift between
+releases."""
 
 STRUCT_SIZES = {
     "llama_model_params": 80,

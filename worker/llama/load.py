@@ -28,7 +28,7 @@ from worker.llama.placement import HOST_SHARE, Placement, place
 from worker.llama.repack import repacked_bytes
 from worker.llama.residency import Holding, is_resident, off_plan, residency_on
 from worker.llama.runner import LlamaRunner
-from worker.llama.self_test import MOST_S, Habits, self_test
+from worker.llama.self_test import MOST_S, Serving, self_test
 from worker.llama.seq_ids import can_retain
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
@@ -65,7 +65,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     runner, shapes = loaded.runner, loaded.shapes
     sizes = runner.sizes
     on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
-    habits = Habits(
+    serving = Serving(
         chunk=shapes.chunk,
         is_fixed=config.is_deterministic,
         n_parallel=loaded.facts.parallel,
@@ -80,7 +80,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         widest_step=loaded.widest_step,
         row_costs=shapes.row_costs,
         retained_slot=SlotId(loaded.facts.parallel) if runner.context.n_slots > loaded.facts.parallel else None,
-        self_test=partial(self_test, runner, habits, most_s=math.inf if config.is_deterministic else MOST_S),
+        self_test=partial(self_test, runner, serving, most_s=math.inf if config.is_deterministic else MOST_S),
         residency=residency_on(on_gpus, is_resident=loaded.facts.resident) if on_gpus else None,
     )
 
@@ -131,7 +131,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
 
 
 def prefix_cache_limit(config: Configure, placement: Placement, available_bytes: int) -> int:
-    """Most bytes for ended jobs' cells, of the `available_bytes` of main memory that there are before the load.
+    """How many bytes ended jobs' cells may take, of the `available_bytes` of main memory that there are before the
+    load.
 
     Raises: InsufficientMemory for more than the placement leaves. A successor's limit was checked, as its plan was.
     """
@@ -143,14 +144,14 @@ def prefix_cache_limit(config: Configure, placement: Placement, available_bytes:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Most bytes of ended jobs' cells; with none, why."""
+    """How many bytes ended jobs' cells may take; why, where it is none."""
 
     limit_bytes: int
     off_because: str | None = None
 
 
 def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool) -> Kept:
-    """What the context says counts; the model info knows the words."""
+    """The limit and why it is 0. What the context says counts; the model info knows the words."""
     if not can_share:
         why = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
         return Kept(0, why or f"llama.cpp's memory for {info.architecture} cannot be cut")

@@ -55,7 +55,7 @@ class Split:
     mode: SplitMode
     devices: tuple[Device, ...]
     shares: tuple[float, ...]
-    """Of each, in any unit."""
+    """The part of each device, in any unit."""
 
 
 class Model:
@@ -70,11 +70,12 @@ class Model:
         self.sizes: BufferSizes = watch.sizes
         self.n_offloaded = watch.n_offloaded
         self.n_layers = watch.n_layers
-        """As Watch has them: 0 of 0 where the build has no GPU backend."""
+        """How many layers the model has, as Watch has it: 0 where the build has no GPU backend."""
         self.n_vocab = int(capi.llama_vocab_n_tokens(self._vocab))
         self._bos = int(capi.llama_vocab_bos(self._vocab))
         self._pieces: dict[int, bytes] = {}
-        """Those asked for so far: the answers' own tokens come again and again, and the library takes microseconds."""
+        """The pieces that were asked for so far: the answers' own tokens come again and again, and the library takes
+        microseconds."""
         self._has_bos = bool(capi.llama_vocab_get_add_bos(self._vocab)) and self._bos >= 0
 
     @classmethod

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PERIOD_S = 0.5
-"""Between two counts."""
+"""How long it is between two counts."""
 
 LEAST_BYTES = 1 << 20
 """What counts as progress: a thread's code and tables also come in page by page, but they are small."""
 
 MAPPED_SHARE = 90
-"""Of the bar, for a file that is mapped; the library copies weights to a device, or passes over them, in the rest."""
+"""The percents of the bar for a file that is mapped; the library copies weights to a device, or passes over them, in
+the rest."""
 
 _STATUS = Path("/proc/self/status")
 _PAGES_OF_FILES = (b"RssFile:", b"RssShmem:")

@@ -18,11 +18,12 @@ from worker.model.spread import InMain, Layers, Part, RepackedBytes, layers_of, 
 from worker.wire.messages import Configure, SwaFull
 
 HOST_SHARE = 0.9
-"""Of the host's available memory; the rest is left to the front and to everything else that grows."""
+"""The share of the host's available memory that is planned with; the rest is left to the front and to everything else
+that grows."""
 
 GPU_SHARE, MOST_LEFT_BYTES = 0.9, 2**30
-"""Of a GPU's free memory, and the most that is left: drivers and kernels allocate while they compute. A GiB is what
-llama.cpp's own fitting leaves."""
+"""The share of a GPU's free memory that is planned with, and the most that is left: drivers and kernels allocate while
+they compute. A GiB is what llama.cpp's own fitting leaves."""
 
 LEAST_AUTO_CELLS = 4096
 """A context that nobody asked for is not cut further for the sake of layers on a GPU, as in llama.cpp's own fitting."""
@@ -34,7 +35,7 @@ class Group:
 
     devices: tuple[Device, ...]
     shares: tuple[float, ...]
-    """Of the GPU layers; none for the CPU."""
+    """Each device's part of the GPU layers; none for the CPU."""
 
     @property
     def is_gpu(self) -> bool:
@@ -47,12 +48,12 @@ class Placement:
 
     group: Group
     n_gpu_layers: int
-    """With the output layer; 0 on a CPU."""
+    """It counts the output layer; 0 on a CPU."""
     n_layers: int
     plan: Plan
     host: Part
     gpus: tuple[Part, ...]
-    """As the group's devices; none for the CPU."""
+    """In the order of the group's devices; none for the CPU."""
     weights_in_main: InMain
     """How the weights of `host` lie there, which is also how they are to be loaded."""
 
@@ -244,7 +245,7 @@ class Trial:
         return self.group.is_gpu and self._config.gpu_layers == "auto" and not self._config.require_full_offload
 
     def whole(self, least_cells: int) -> Placement | None:
-        """With the asked layers, where there is room for them; without a number, with all of them."""
+        """The plan with the asked layers, where there is room for them; without a number, with all of them."""
         n_gpu_layers = self._asked_layers()
         plan = plan_memory(
             self._card, self._demand, lambda plan: self._fits(plan, n_gpu_layers), least_cells=least_cells
@@ -252,7 +253,7 @@ class Trial:
         return self._placement(plan, n_gpu_layers) if plan is not None else None
 
     def most_layers(self) -> Placement | None:
-        """With as many layers as there is room for; None for none."""
+        """The plan with as many layers as there is room for; None for none."""
         n_cells = self._demand.ctx_size or min(LEAST_AUTO_CELLS, wanted_cells(self._card, self._demand))
         plan = plan_of(self._card, self._demand, n_cells)
         n_gpu_layers = self._most_layers(plan, self._layers.n_layers)

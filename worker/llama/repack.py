@@ -18,9 +18,9 @@ from worker.model.gguf import Tensor
 _F32, _I32 = 0, 26
 _TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
 _N_TENSORS = 8
-"""Of a trial: a weight, what it is multiplied with, and their product."""
+"""How many tensors a trial has: a weight, what it is multiplied with, and their product."""
 _N_ROWS = 512
-"""Of what a weight is multiplied with, as when the library tries it."""
+"""How many rows a weight is multiplied with, as when the library tries it."""
 
 
 class _InitParams(ctypes.Structure):
@@ -92,7 +92,9 @@ def _expert_product(
 
 
 def _extra_buffer_types(cpu: Device) -> Iterator[ctypes.c_void_p]:
-    """In the order in which the library tries them. Source: ggml_backend_dev_get_extra_bufts_t in ggml-backend.h."""
+    """The buffer types in the order in which the library tries them. Source: ggml_backend_dev_get_extra_bufts_t in
+    ggml-backend.h.
+    """
     _, address = backend_function(cpu, b"ggml_backend_dev_get_extra_bufts")
     if not address:
         return

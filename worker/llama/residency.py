@@ -18,13 +18,14 @@ from worker.wire.messages import Residency
 from worker.wire.offload import OffPlan
 
 TOLERANCE, LEAST_BYTES = 0.1, 16 * 2**20
-"""Of what was planned for a device; more is worth a line in the log, unless it is so little that nobody would act."""
+"""The share of what was planned for a device by which it may differ; more is worth a line in the log, unless it is so
+little that nobody would act."""
 
 DRIVERS_OWN_BYTES = 2**30
 """What a driver takes for itself when the first model comes: kernels, workspaces, staging buffers."""
 
 _ROUNDED_BYTES = 2**20 // 100
-"""The library prints hundredths of a MiB, of each buffer."""
+"""The library prints each buffer's size in hundredths of a MiB."""
 
 
 def is_resident(placement: Placement, n_offloaded: int, sizes: BufferSizes) -> bool:
@@ -66,7 +67,9 @@ def _compared(device: Device, planned: int, allocated: int, taken: int | None) -
 
 
 def _taken_bytes(device: Device, free_bytes: int) -> int | None:
-    """None where memory is shared with everything else, and where a driver does not count: all stays free."""
+    """How many bytes have gone since the plan; None where memory is shared with everything else, and where a driver
+    does not count: all stays free.
+    """
     taken_bytes = device.free_bytes - free_bytes
     return taken_bytes if device.memory_architecture == "vram-only" and taken_bytes else None
 

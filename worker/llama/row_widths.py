@@ -19,19 +19,19 @@ DRAWN = Sampling(seed=0, temperature=0.0)
 """Marks a slice whose logits are wanted; nothing is drawn."""
 
 Rows = list[Logits]
-"""Copies."""
+"""Copies of rows of logits."""
 Steps = Generator[None, None, Rows]
-"""A yield after each decode; returns rows."""
+"""Yields after each decode and returns rows."""
 Step = Callable[[Seq[Slice]], Steps]
-"""All rows of a step, slice by slice."""
+"""Runs a step and returns all its rows, slice by slice."""
 
 _ALL_TO = 16
 """Every width up to this is tried: ggml computes rows in groups of 2, 4, 8 and 16, and what is left of them apart."""
 _SOME = (24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 192)
-"""Of the wider ones those about which a kernel or its tiles may change."""
+"""The wider ones that are tried: those about which a kernel or its tiles may change."""
 
 _PROMPT_LENGTHS = (9, 6, 12, 10)
-"""The step that they share finds them at different positions."""
+"""They differ, so that the step that the prompts share finds them at different positions."""
 
 
 def widths(n_slots: int) -> tuple[int, ...]:
@@ -40,22 +40,22 @@ def widths(n_slots: int) -> tuple[int, ...]:
 
 
 def in_words(found: Iterable[int]) -> str:
-    """`2 to 5 and 8`, of ascending widths."""
+    """Ascending widths in words: `2 to 5 and 8`."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(found), lambda pair: pair[1] - pair[0])]
     words = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def same_bits(rows: Rows, others: Rows) -> bool:
-    """Whether each row is the other's; one that is no number is its own like."""
+    """Whether the rows are equal bit for bit; two that are no numbers count as equal."""
     return all(np.array_equal(*pair, equal_nan=True) for pair in zip(rows, others, strict=True))
 
 
 class RowWidths:
-    """The sequences, each computed alone first, under the row groups that the context has by then."""
+    """The sequences; each is computed alone first, under the row groups that the context has by then."""
 
     def __init__(self, runner: LlamaRunner, step: Step, *, n_slots: int, chunk: int, n_rounds: int) -> None:
-        """`n_rounds`: tokens of each sequence that are computed in company."""
+        """`n_rounds`: how many tokens of each sequence are computed beside others."""
         self._runner = runner
         self._step = step
         self._chunk = chunk
@@ -87,7 +87,7 @@ class RowWidths:
             self._saved.append(self._runner.kv.save(slot, 0) if self._runner.kv.can_share else None)
 
     def is_same_at(self, width: int) -> Generator[None, None, bool]:
-        """Whether every row of steps of so many is the one alone.
+        """Whether every row of steps of `width` rows is the one that was computed alone.
 
         Prompts take turns at the places of a step, others at each width and in each round.
         """
@@ -104,7 +104,7 @@ class RowWidths:
         return are_same
 
     def _fill(self, slot: SlotId, number: int) -> Generator[None, None, None]:
-        """The prompt's cells, as they were computed alone."""
+        """Give the slot the prompt's cells, as they were computed alone."""
         saved = self._saved[number]
         if saved is None:
             yield from self._read(slot, number)

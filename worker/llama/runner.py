@@ -28,7 +28,7 @@ class LlamaRunner:
         self.kv = context.kv
 
     def run(self, step: Step) -> list[Sampled]:
-        """As Runner.run: all of the step or, for NoRoom and BadBatch, nothing of it."""
+        """Run the step as Runner.run says: all of it or, for NoRoom and BadBatch, nothing of it."""
         sampled: list[Sampled] = []
         computed: list[Slice] = []
         try:
@@ -48,7 +48,7 @@ class LlamaRunner:
 
     @property
     def sizes(self) -> BufferSizes:
-        """Of the model's buffers and the context's."""
+        """The sizes of the model's buffers and the context's."""
         return self.model.sizes + self.context.sizes
 
     def request_abort(self) -> None:

@@ -16,7 +16,7 @@ MAX_EXACT = 2**53
 """The library keeps numbers as 64-bit floats, of which neighbours beyond this are one."""
 
 MAX_REMAINDERS = 20_000
-"""Of `multipleOf`."""
+"""How many remainders the numbers of `multipleOf` may have."""
 
 _WIDEST = {"minimum": (-(2**63),), "maximum": (2**63 - 1, 2**64 - 1)}
 """Common bounds beyond it, which the library at most makes narrower: its integers have 64 bits."""

@@ -1,11 +1,12 @@
 """Whether the same tokens give the same logits, bit for bit, however they are computed: measured, not assumed.
 
-Owns the tokens, the ways to compute them, and the comparison. Knows nothing of jobs; takes the whole memory and leaves
-it empty. Runs on the step thread, one step at a time, so that a job that arrives waits for no more than that.
+Owns the tokens, the variants of computing them, and the comparison. Knows nothing of jobs; takes the whole memory and
+leaves it empty. Runs on the step thread, one step at a time, so that a job that arrives waits for no more than that.
 
 First come decode steps of every width that jobs can make (row_widths.py), then a prompt and a few tokens after it,
-computed alone and in every other way that serving has. Compared are the rows of logits a token would be drawn from.
-Where chunks are fixed the answers are to be the same: the test is repeated with other groupings of rows until they are.
+computed alone and in every other variant that serving has. The rows of logits that a token would be drawn from are
+compared. Where chunks are fixed the answers have to be the same: the test is repeated with other groupings of rows
+until they are.
 """
 
 import time
@@ -26,30 +27,30 @@ from worker.llama.runner import LlamaRunner
 from worker.wire.messages import SelfTested, SlotId, TokenId
 
 MOST_S = 5.0
-"""Of computing, where nobody asked for the test."""
+"""The seconds of computing that the test may take where nobody asked for it."""
 
 MOST_OTHERS = 7
-"""With the sequence itself the default number of slots."""
+"""Together with the sequence itself they are the default number of slots."""
 
 _N_AFTER = 4
-"""Tokens after the prompt."""
-_N_GUESSED = 9
-"""Rows of a step with guesses: from eight rows on ggml has other kernels for K-quants."""
+"""How many tokens are computed after the prompt."""
+_N_DRAFT_ROWS = 9
+"""How many rows a step with drafts has: from eight rows on ggml has other kernels for K-quants."""
 _PART, _MOST_PARTS = 24, 3
 """A prompt has one to three parts of so many tokens, as time and context allow."""
 _MORE_LENGTHS = (65, 3)
-"""Of further prompts where the answers are to be the same: a chunk and a token more, and hardly any."""
+"""How long further prompts are where the answers have to be the same: a chunk and a token more, and hardly any."""
 _N_ROUNDS = 3
-"""Tokens of each of the sequences that make the widths, where the answers are to be the same."""
+"""How many tokens of each of the widths' sequences are computed where the answers have to be the same."""
 _N_PASSES = 10
 """The whole test computes about so many times a prompt's tokens."""
 _N_BESIDE = 9
-"""Tokens that each other sequence computes beside the prompt."""
+"""How many tokens each other sequence computes beside the prompt."""
 _SMALL = (1, 2, 3, 4, 5, 7, 8, 16, 17)
-"""Tokens of the chunks of a prompt that is cut small: ggml computes rows one by one, by four, and from eight on
-otherwise again."""
+"""How many tokens the chunks of a prompt have that is cut small: ggml computes rows one by one, by four, and from eight
+on otherwise again."""
 
-CHOICES = (
+ROW_GROUPINGS = (
     RowGroups(),
     RowGroups(most=4),
     RowGroups(multiple=2),
@@ -58,19 +59,20 @@ CHOICES = (
     RowGroups(multiple=4, most=4),
     RowGroups(most=1),
 )
-"""Those that are tried, the cheapest for a job alone first. K-quants have another kernel from eight rows on, weights of
-floats one for two rows and more. The last has no company in any product, and so is the same everywhere."""
+"""The groupings that are tried, the cheapest for a job alone first. K-quants have another kernel from eight rows on,
+weights of floats one for two rows and more. With the last a row shares no product with another, and so has the same
+bits everywhere."""
 
 _SUBJECT = SlotId(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """How this engine computes; a way that it never takes is not tested."""
+class Serving:
+    """How this engine computes; a variant that it never computes is not tested."""
 
     chunk: int
     is_fixed: bool
-    """Prompts are cut at multiples of the chunk only, whatever else there is to do; no step has parts of two."""
+    """Prompts are cut at multiples of the chunk only, whatever else there is to do, and no step has parts of two."""
     n_parallel: int
     """Jobs that may generate at once."""
     has_drafts: bool
@@ -84,32 +86,32 @@ class _Findings:
     groups: RowGroups
     n_prompts: int = 0
     widths: list[int] = field(default_factory=list)
-    ways: list[str] = field(default_factory=list)
+    variants: list[str] = field(default_factory=list)
     differing_widths: list[int] = field(default_factory=list)
-    differing_ways: list[str] = field(default_factory=list)
+    differing_variants: list[str] = field(default_factory=list)
 
     def tried_width(self, width: int, *, is_same: bool) -> None:
         self.widths.append(width)
         if not is_same:
             self.differing_widths.append(width)
 
-    def tried(self, way: str, *, is_same: bool) -> None:
-        """A way comes once for each prompt."""
-        if way not in self.ways:
-            self.ways.append(way)
-        if not is_same and way not in self.differing_ways:
-            self.differing_ways.append(way)
+    def tried(self, variant: str, *, is_same: bool) -> None:
+        """Note a variant, which comes once for each prompt."""
+        if variant not in self.variants:
+            self.variants.append(variant)
+        if not is_same and variant not in self.differing_variants:
+            self.differing_variants.append(variant)
 
     @property
     def differences(self) -> tuple[str, ...]:
         of_widths = [f"in decode steps of {in_words(self.differing_widths)} rows"] if self.differing_widths else []
-        return (*of_widths, *self.differing_ways)
+        return (*of_widths, *self.differing_variants)
 
-    def told(self) -> SelfTested:
+    def result(self) -> SelfTested:
         return SelfTested(
             is_same=not self.differences,
             differences=self.differences,
-            ways=tuple(self.ways),
+            ways=tuple(self.variants),
             widths=tuple(self.widths),
             n_prompts=self.n_prompts,
             row_multiple=self.groups.multiple,
@@ -122,7 +124,7 @@ class _TimeIsUp(Exception):
 
 
 def self_test(
-    runner: LlamaRunner, habits: Habits, *, most_s: float = MOST_S, clock: Callable[[], float] = time.monotonic
+    runner: LlamaRunner, serving: Serving, *, most_s: float = MOST_S, clock: Callable[[], float] = time.monotonic
 ) -> Generator[SelfTested | None, None, None]:
     """As LoadedModel.self_test. Ends without a result where that would take more than `most_s`, unless something
     differed by then, and where the context is too short for the sequence.
@@ -131,10 +133,10 @@ def self_test(
     of all. Bits choose them and not times, so that they are the same again after a restart.
     """
     stepper = _Stepper(runner, most_s, clock)
-    *trials, last = _choices(runner, habits)
+    *trials, last = _choices(runner, serving)
     for groups in trials:
         runner.context.row_groups = groups
-        with closing(_tested(runner, habits, stepper, is_last=False)) as results:
+        with closing(_tested(runner, serving, stepper, is_last=False)) as results:
             for result in results:
                 if result is not None and not result.is_same:
                     break
@@ -142,19 +144,19 @@ def self_test(
             else:
                 return
     runner.context.row_groups = last
-    yield from _tested(runner, habits, stepper, is_last=True)
+    yield from _tested(runner, serving, stepper, is_last=True)
 
 
-def _choices(runner: LlamaRunner, habits: Habits) -> list[RowGroups]:
-    """The row groups to try; where chunks are not fixed, llama.cpp's own way alone."""
-    if not habits.is_fixed:
+def _choices(runner: LlamaRunner, serving: Serving) -> list[RowGroups]:
+    """The row groups to try; where chunks are not fixed, only llama.cpp's own."""
+    if not serving.is_fixed:
         return [RowGroups()]
     can_pad = runner.context.can_pad
-    return [one for one in CHOICES if one.most < habits.n_parallel and (one.multiple == 1 or can_pad)]
+    return [one for one in ROW_GROUPINGS if one.most < serving.n_parallel and (one.multiple == 1 or can_pad)]
 
 
 def _tested(
-    runner: LlamaRunner, habits: Habits, stepper: "_Stepper", *, is_last: bool
+    runner: LlamaRunner, serving: Serving, stepper: "_Stepper", *, is_last: bool
 ) -> Generator[SelfTested | None, None, None]:
     """The test with the row groups of the moment. Only the last looks for all that differs."""
     findings = _Findings(runner.context.row_groups)
@@ -162,7 +164,7 @@ def _tested(
         while True:
             runner.kv.clear()
             try:
-                compared = _compare(runner, habits, stepper, findings)
+                compared = _compare(runner, serving, stepper, findings)
                 for _ in compared:
                     if findings.differences and not is_last:
                         break
@@ -172,38 +174,38 @@ def _tested(
                 runner.forget_abort()
                 findings = _Findings(runner.context.row_groups)
         if findings.n_prompts or findings.differences:
-            yield findings.told()
+            yield findings.result()
     except _TimeIsUp:
         if findings.differences:
-            yield findings.told()
+            yield findings.result()
     finally:
         runner.kv.clear()
 
 
 def _compare(
-    runner: LlamaRunner, habits: Habits, stepper: "_Stepper", findings: _Findings
+    runner: LlamaRunner, serving: Serving, stepper: "_Stepper", findings: _Findings
 ) -> Generator[None, None, None]:
-    n_prompt = yield from stepper.affordable(habits)
+    n_prompt = yield from stepper.affordable(serving)
     if not n_prompt:
         return
-    yield from _compare_widths(runner, habits, stepper, findings)
-    more = [n for n in _MORE_LENGTHS if n <= habits.context_length - _N_AFTER] if habits.is_fixed else []
+    yield from _compare_widths(runner, serving, stepper, findings)
+    more = [n for n in _MORE_LENGTHS if n <= serving.context_length - _N_AFTER] if serving.is_fixed else []
     for number, length in enumerate((n_prompt, *more)):
-        ways = _Ways(runner, habits, length, stepper.step, seed=number)
+        variants = _Variants(runner, serving, length, stepper.step, seed=number)
         runner.kv.clear()
-        alone = yield from ways.alone()
-        for name, way in ways.others():
+        alone = yield from variants.alone()
+        for name, variant in variants.others():
             runner.kv.clear()
-            rows = yield from way()
+            rows = yield from variant()
             findings.tried(name, is_same=same_bits(rows, alone[: len(rows)]))
         findings.n_prompts += 1
 
 
 def _compare_widths(
-    runner: LlamaRunner, habits: Habits, stepper: "_Stepper", findings: _Findings
+    runner: LlamaRunner, serving: Serving, stepper: "_Stepper", findings: _Findings
 ) -> Generator[None, None, None]:
-    n_rounds = _N_ROUNDS if habits.is_fixed else 1
-    rows = RowWidths(runner, stepper.all_rows, n_slots=habits.n_parallel, chunk=habits.chunk, n_rounds=n_rounds)
+    n_rounds = _N_ROUNDS if serving.is_fixed else 1
+    rows = RowWidths(runner, stepper.all_rows, n_slots=serving.n_parallel, chunk=serving.chunk, n_rounds=n_rounds)
     yield from rows.compute_alone()
     for width in rows.widths:
         findings.tried_width(width, is_same=(yield from rows.is_same_at(width)))
@@ -220,9 +222,9 @@ class _Stepper:
         self._most_s = most_s
         self._spent_s = 0.0
 
-    def affordable(self, habits: Habits) -> Generator[None, None, int]:
+    def affordable(self, serving: Serving) -> Generator[None, None, int]:
         """Compute one part of a prompt to see how long a prompt may be, in tokens; 0: not even that."""
-        most_parts = min(_MOST_PARTS, (habits.context_length - _n_after_alone(habits)) // _PART)
+        most_parts = min(_MOST_PARTS, (serving.context_length - _n_after_alone(serving)) // _PART)
         if most_parts < 1:
             return 0
         n_vocab = self._runner.model.n_vocab
@@ -254,72 +256,72 @@ class _Stepper:
         return rows
 
 
-def _n_after_alone(habits: Habits) -> int:
-    """Tokens after the prompt that are computed alone: as many as a step with guesses has."""
-    return _N_GUESSED if habits.has_drafts else _N_AFTER
+def _n_after_alone(serving: Serving) -> int:
+    """Tokens after the prompt that are computed alone: as many as a step with drafts has."""
+    return _N_DRAFT_ROWS if serving.has_drafts else _N_AFTER
 
 
 @dataclass(frozen=True, slots=True)
-class _Company:
-    """The other sequences; all alike."""
+class _Neighbours:
+    """The other sequences, which are all alike."""
 
     slots: Seq[SlotId]
     n_each: int
-    """Tokens that each computes in a prefill step."""
+    """How many tokens each computes in a prefill step."""
     n_loaded: int
-    """Cells that each has before, where cells can be loaded: one row over very many is computed in its own way."""
+    """How many cells each has before, where cells can be loaded: one row over very many is computed otherwise."""
 
     @classmethod
-    def beside(cls, context: Context, habits: Habits, *, n_steps: int, n_cells: int) -> "_Company":
+    def beside(cls, context: Context, serving: Serving, *, n_steps: int, n_cells: int) -> "_Neighbours":
         """As many as there are jobs and room for, beside a sequence of `n_cells` and its `n_steps` prefill steps."""
-        n_each = 1 if habits.is_fixed else max(1, _N_BESIDE // n_steps)
+        n_each = 1 if serving.is_fixed else max(1, _N_BESIDE // n_steps)
         n_own = n_steps * n_each + _N_AFTER
         room = context.n_ctx - n_cells
-        n_others = min(MOST_OTHERS, habits.n_parallel - 1, room // n_own)
-        n_loaded = min(n_cells, room // n_others - n_own, habits.context_length - n_own) if n_others else 0
+        n_others = min(MOST_OTHERS, serving.n_parallel - 1, room // n_own)
+        n_loaded = min(n_cells, room // n_others - n_own, serving.context_length - n_own) if n_others else 0
         return cls([SlotId(1 + i) for i in range(n_others)], n_each, n_loaded)
 
 
-class _Ways:
-    """The sequence, in slot 0, and ways to compute it, each in memory that is empty."""
+class _Variants:
+    """The sequence, in slot 0, and the variants of computing it, each in memory that is empty."""
 
     def __init__(
-        self, runner: LlamaRunner, habits: Habits, n_prompt: int, step: Callable[[Seq[Slice]], Steps], *, seed: int
+        self, runner: LlamaRunner, serving: Serving, n_prompt: int, step: Callable[[Seq[Slice]], Steps], *, seed: int
     ) -> None:
         self._runner = runner
-        self._chunk = habits.chunk
-        self._habits = habits
+        self._chunk = serving.chunk
+        self._serving = serving
         self._step = step
         self._n_prompt = n_prompt
         self._end = n_prompt + _N_AFTER
         self._after = range(n_prompt + 1, self._end + 1)
-        self._beside = self._edges(0, habits.chunk if habits.is_fixed else n_prompt // _MOST_PARTS)
-        self._company = _Company.beside(runner.context, habits, n_steps=len(self._beside), n_cells=self._end)
-        size = (2, 2 * (n_prompt + _N_GUESSED))
+        self._beside = self._edges(0, serving.chunk if serving.is_fixed else n_prompt // _MOST_PARTS)
+        self._neighbours = _Neighbours.beside(runner.context, serving, n_steps=len(self._beside), n_cells=self._end)
+        size = (2, 2 * (n_prompt + _N_DRAFT_ROWS))
         self._subject, self._other = np.random.default_rng(seed).integers(runner.model.n_vocab, size=size).tolist()
-        self._n_reused = (n_prompt - 1) // habits.chunk * habits.chunk if habits.is_fixed else n_prompt - 1
+        self._n_reused = (n_prompt - 1) // serving.chunk * serving.chunk if serving.is_fixed else n_prompt - 1
         self._saved: Saved | None = None
 
     def alone(self) -> Steps:
-        """In chunks, as if others were generating. The cells are kept for other ways."""
-        end = self._n_prompt + _n_after_alone(self._habits)
+        """In chunks, as if others were generating. The cells are kept for other variants."""
+        end = self._n_prompt + _n_after_alone(self._serving)
         rows = yield from self._compute(0, [*self._edges(0, self._chunk), *range(self._n_prompt + 1, end + 1)])
         if self._runner.kv.can_share:
             self._saved = self._runner.kv.save(_SUBJECT, 0)
         return rows
 
     def others(self) -> Iterator[tuple[str, Callable[[], Steps]]]:
-        """What a difference is called, and the way to compute it."""
-        if not self._habits.is_fixed:
+        """What a difference is called, and the variant that shows it."""
+        if not self._serving.is_fixed:
             if self._chunk < self._n_prompt:
                 yield "in one step", self._in_one_step
             yield "in small chunks", self._in_small_chunks
-        n_others = len(self._company.slots)
+        n_others = len(self._neighbours.slots)
         reused = self._saved if self._n_reused else None
         if reused is not None:
             yield "from the prefix cache", partial(self._from_the_cache, reused)
-            if self._habits.has_drafts:
-                yield "with guessed tokens", partial(self._with_guesses, reused)
+            if self._serving.has_drafts:
+                yield "with guessed tokens", partial(self._with_drafts, reused)
             if self._runner.context.n_slots > 1:
                 yield "sharing another's prefix", partial(self._sharing, reused)
         if n_others:
@@ -328,7 +330,7 @@ class _Ways:
             if reused is not None:
                 yield f"over the cells of {n_others} others", partial(self._over_cells, reused)
 
-    # ── ways ─────────────────────────────────────────────────────────────────────────────────────
+    # ── variants ─────────────────────────────────────────────────────────────────────────────────
 
     def _in_one_step(self) -> Steps:
         return self._compute(0, [self._n_prompt, *self._after])
@@ -337,13 +339,13 @@ class _Ways:
         edges = [*takewhile(lambda edge: edge < self._n_prompt, accumulate(_SMALL)), self._n_prompt]
         return self._compute(0, [*edges, *self._after])
 
-    def _with_guesses(self, saved: Saved) -> Steps:
-        """The tokens after the prompt are all guesses but the first, and all right."""
+    def _with_drafts(self, saved: Saved) -> Steps:
+        """The tokens after the prompt are all drafts but the first, and all right."""
         self._runner.kv.load(_SUBJECT, [saved], self._n_reused)
         rows = yield from self._compute(self._n_reused, self._edges(self._n_reused, self._chunk))
-        tokens = self._subject[self._n_prompt : self._n_prompt + _N_GUESSED]
-        guessing = Slice(_SUBJECT, self._n_prompt, tokens, DRAWN, n_drafts=_N_GUESSED - 1)
-        return rows + (yield from self._step([guessing]))
+        tokens = self._subject[self._n_prompt : self._n_prompt + _N_DRAFT_ROWS]
+        drafting = Slice(_SUBJECT, self._n_prompt, tokens, DRAWN, n_drafts=_N_DRAFT_ROWS - 1)
+        return rows + (yield from self._step([drafting]))
 
     def _from_the_cache(self, saved: Saved) -> Steps:
         """In two parts, because a cached prefix is rarely one."""
@@ -358,19 +360,19 @@ class _Ways:
 
     def _where_others_left(self) -> Steps:
         """Their cells lay before its own, and its later ones may not go there."""
-        theirs = self._other[: len(self._beside) * self._company.n_each + _N_AFTER]
-        for slot in self._company.slots:
+        theirs = self._other[: len(self._beside) * self._neighbours.n_each + _N_AFTER]
+        for slot in self._neighbours.slots:
             for start in range(0, len(theirs), self._chunk):
                 yield from self._step([Slice(slot, start, theirs[start : start + self._chunk])])
         first, *edges = self._beside
         rows = yield from self._compute(0, [first])
-        for slot in self._company.slots:
+        for slot in self._neighbours.slots:
             self._runner.kv.trim(slot, 0)
         return rows + (yield from self._compute(first, [*edges, *self._after]))
 
     def _beside_others(self) -> Steps:
         at = self._load_others(self._saved) if self._saved is not None else 0
-        return self._compute(0, [*self._beside, *self._after], self._company.slots, at)
+        return self._compute(0, [*self._beside, *self._after], self._neighbours.slots, at)
 
     def _over_cells(self, saved: Saved) -> Steps:
         """Theirs lie between its own: threads that share the cells of a lone row must then share the sequence."""
@@ -378,12 +380,12 @@ class _Ways:
         self._load_others(saved)
         return self._compute_rest()
 
-    # ── pieces of ways ───────────────────────────────────────────────────────────────────────────
+    # ── parts of variants ────────────────────────────────────────────────────────────────────────
 
     def _load_others(self, saved: Saved) -> int:
         """How many cells each of them has now."""
-        n_loaded = self._company.n_loaded
-        for slot in self._company.slots if n_loaded else ():
+        n_loaded = self._neighbours.n_loaded
+        for slot in self._neighbours.slots if n_loaded else ():
             self._runner.kv.load(slot, [saved], n_loaded)
         return n_loaded
 
@@ -395,10 +397,10 @@ class _Ways:
         rows: Rows = []
         for end in ends:
             wanted = DRAWN if end >= self._n_prompt else None
-            other_end = at + (self._company.n_each if end <= self._n_prompt else 1)
+            other_end = at + (self._neighbours.n_each if end <= self._n_prompt else 1)
             own = Slice(_SUBJECT, start, self._subject[start:end], wanted)
             beside = [Slice(slot, at, self._other[at:other_end], DRAWN) for slot in others]
-            if beside and self._habits.is_fixed and end <= self._n_prompt:
+            if beside and self._serving.is_fixed and end <= self._n_prompt:
                 rows += yield from self._step([own])
                 yield from self._step(beside)
             else:

@@ -81,6 +81,6 @@ def can_retain(model: Model, n_slots: int, *, swa_full: bool) -> bool:
 
 
 def padded_seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
-    """With a slot more, for rows that nobody reads; without it where it would take another's place."""
+    """The seq_ids with a slot more, for rows that nobody reads; without it where it would take another's place."""
     n_more = has_room_for_a_slot(model, n_slots, swa_full=swa_full)
     return seq_ids_for(model, n_slots + n_more, swa_full=swa_full)

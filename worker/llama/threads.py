@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WINDOW_S = 0.25
-"""Of computing, between two looks."""
+"""How many seconds of computing lie between two looks."""
 N_WINDOWS = 2
-"""In a row, until a thread is left out: a burst of requests is no other process."""
+"""How many crowded windows in a row leave a thread out: a burst of requests is no other process."""
 MOST_WAITING = 0.4
 """Threads of n_now that may wait for a processor on average, divided by n_now: with many threads it takes little to
 hold all of them up, and leaving one out costs little."""
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 32.0
-"""Of computing, until one more thread is tried; doubled whenever it was too early."""
+"""How many seconds of computing pass until one more thread is tried; doubled whenever it was too early."""
 
 TASKS = Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one thread so far."""
+    """What one thread has used and waited for so far."""
 
     ran_s: float
     waited_s: float
@@ -34,7 +34,7 @@ class Times:
 
 
 Clocks = Mapping[int, Times]
-"""By thread."""
+"""The times of each thread."""
 
 
 class Threads:

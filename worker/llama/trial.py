@@ -13,13 +13,14 @@ from importlib.util import module_from_spec, spec_from_loader
 from typing import Any
 
 MAX_CPU_S = 0.3
-"""Of the child; the engine spends up to twice as much again on what survives. Ordinary constraints take 0.03 s."""
+"""The processor time of the child; the engine spends up to twice as much again on what survives. Ordinary constraints
+take 0.03 s."""
 
 MAX_BYTES = 80 * 1024 * 1024
-"""Of the child's private memory, of which Python and the library take 30 MiB."""
+"""The child's private memory, of which Python and the library take 30 MiB."""
 
 MAX_WALL_S = 10.0
-"""Longer than the processor time, for a machine that has others to serve."""
+"""It is longer than the processor time, for a machine that has others to serve."""
 
 
 @lru_cache(maxsize=64)

@@ -15,17 +15,17 @@ from worker.wire.messages import Sampling, SlotId, StepKind, TokenId
 LEAST_CHUNK, MOST_CHUNK = 16, 512
 
 DETERMINISTIC_CHUNK = 64
-"""The same on every machine, whatever it took (docs/architecture.md)."""
+"""It is the same on every machine, whatever a step takes there (docs/architecture.md)."""
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
-"""Tokens of a decode step whose costs are measured. No step with guesses is wider than the widest that was measured,
+"""How many tokens the decode steps have whose costs are measured. No step with drafts is wider than the widest of them,
 nor than the chunk: who waits for one waits no longer than for a part of a prompt."""
 
 _N_TIMES = 3
-"""Each step is taken so often, because another process's moment must not shape all our steps."""
+"""How often each step is taken, because another process's moment must not shape all our steps."""
 
 _ROW_COSTS_S = 1.0
-"""After so long no wider step is tried: where a step takes that long nobody is to wait for more of them."""
+"""After so many seconds no wider step is tried: where steps take that long nobody is to wait for more of them."""
 
 _GREEDY = Sampling(seed=0, temperature=0.0)
 
@@ -35,22 +35,22 @@ class Shapes:
     """What the warm-up chose."""
 
     chunk: int
-    """Tokens of a prefill step while somebody generates, at first."""
+    """How many tokens a prefill step has at first while somebody generates."""
     chunk_s: float
-    """How long such a step took."""
+    """How many seconds such a step took."""
     row_costs: tuple[tuple[int, float], ...]
-    """(tokens in a decode step, seconds), ascending; empty where nothing is to be guessed."""
+    """(tokens in a decode step, seconds), ascending; empty where no drafts are to be tried."""
 
 
 def warm_up(
     runner: LlamaRunner, *, chunk: int, target_s: float, is_deterministic: bool, has_prompt_lookup: bool
 ) -> Shapes:
-    """Choose the shapes; a `chunk` other than 0 is kept. Wrong guesses need a memory that can be cut anywhere."""
+    """Choose the shapes; a `chunk` other than 0 is kept. Wrong drafts need a memory that can be cut anywhere."""
     _time_step(runner, "prefill", LEAST_CHUNK)
     chosen = chunk or _chunk(runner, target_s, is_deterministic=is_deterministic)
     chunk_s = _time_step(runner, "prefill", chosen)
-    may_guess = has_prompt_lookup and runner.kv.can_share and not is_deterministic
-    return Shapes(chosen, chunk_s, _row_costs(runner, chosen) if may_guess else ())
+    may_draft = has_prompt_lookup and runner.kv.can_share and not is_deterministic
+    return Shapes(chosen, chunk_s, _row_costs(runner, chosen) if may_draft else ())
 
 
 def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> int:
@@ -78,7 +78,7 @@ def _row_costs(runner: LlamaRunner, n_most: int) -> tuple[tuple[int, float], ...
 
 
 def _time_step(runner: LlamaRunner, kind: StepKind, n_tokens: int) -> float:
-    """Seconds of one step in empty memory; all but the first token of a decode step are guesses.
+    """Seconds of one step in empty memory; all but the first token of a decode step are drafts.
 
     A token is drawn, because only that waits for a GPU to finish.
     """
