@@ -191,20 +191,14 @@ class Stage(Observer):
         key = JobKey(len(self.jobs) + 1)
         request = CheckedRequest(
             job_id=f"job-{key}",
-            prompt="x",
-            max_tokens=100,
-            sampling=Sampling(seed=key),
-            stop=(),
-            grammar=None,
-            json_schema=None,
-            regex=None,
+            submit=Submit(job=key, prompt="x", max_tokens=100, sampling=Sampling(seed=key)),
             correlation_id="",
             arrived_s=0.0,
             expires_s=1e9,
         )
         dialect = choose_dialect("application/jsonl", sse_event_names=False)
         deps = JobDeps(dialect=dialect, model="toy", vram_bytes=0, metrics=self.metrics)
-        self.jobs[key] = Job(key, request, deps, self._on_end)
+        self.jobs[key] = Job(request, deps, self._on_end)
         self.client.submit(self.jobs[key])
         return key
 

@@ -5,14 +5,14 @@ from math import inf
 from typing import Any
 
 from tests.protocol.vectors import R0, body_of
-from worker.front.checked_request import CheckedRequest, checked
+from worker.front.checked_request import checked
 from worker.protocol.execute import ExecuteRequest, parse_execute
-from worker.wire.messages import Sampling, TokenId
+from worker.wire.messages import JobKey, Sampling, Submit, TokenId
 
 
-def checked_of(**sent: Any) -> CheckedRequest:
+def submitted(**sent: Any) -> Submit:
     request = parse_execute(body_of(R0 | sent))
-    return checked(request, correlation_id="c", arrived_s=1.0, expires_s=2.0)
+    return checked(JobKey(1), request, correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
 
 
 def test_every_field_of_sampling_is_the_requests() -> None:
@@ -42,29 +42,29 @@ def test_every_field_of_sampling_is_the_requests() -> None:
     }
     changed = {"logit_bias": ((TokenId(5), 1.5), (TokenId(0), -inf)), "stop_token_ids": (TokenId(8), TokenId(9))}
     assert set(given) == {field.name for field in fields(Sampling)}
-    assert asdict(checked_of(**given).sampling) == given | changed
+    assert asdict(submitted(**given).sampling) == given | changed
 
 
 def test_defaults_are_off() -> None:
     request = ExecuteRequest(job_id="a", prompt="b", max_tokens=1, seed=7)
-    made = checked(request, correlation_id="c", arrived_s=1.0, expires_s=2.0)
+    made = checked(JobKey(1), request, correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
     assert made.sampling == Sampling(seed=7, xtc_threshold=request.xtc_threshold)
     assert (made.grammar, made.json_schema, made.regex) == (None, None, None)
 
 
 def test_a_missing_seed_is_drawn_anew_for_each_request() -> None:
-    seeds = {checked_of(seed=None).sampling.seed for _ in range(8)}
+    seeds = {submitted(seed=None).sampling.seed for _ in range(8)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
 def test_constraints_go_on_as_the_texts_they_are() -> None:
-    assert checked_of(grammar='root ::= "a"').grammar == 'root ::= "a"'
-    assert checked_of(regex="a+").regex == "a+"
-    text = checked_of(json_schema={"properties": {"z": {}, "a": {"const": "é"}}, "title": "T"}).json_schema
+    assert submitted(grammar='root ::= "a"').grammar == 'root ::= "a"'
+    assert submitted(regex="a+").regex == "a+"
+    text = submitted(json_schema={"properties": {"z": {}, "a": {"const": "é"}}, "title": "T"}).json_schema
     assert text == '{"properties":{"z":{},"a":{"const":"é"}},"title":"T"}'
 
 
 def test_the_schema_that_allows_everything_is_not_a_missing_one() -> None:
-    assert checked_of(json_schema=True).json_schema == "true"
-    assert checked_of(json_schema={}).json_schema == "{}"
+    assert submitted(json_schema=True).json_schema == "true"
+    assert submitted(json_schema={}).json_schema == "{}"

@@ -127,9 +127,9 @@ async def _model(settings: Settings) -> ModelInfo:
 async def _stream(client: EngineClient, facts: Loaded, request: ExecuteRequest) -> int:
     """Write the text as it comes; Ctrl-C cancels this coroutine, and closing the client ends the engine."""
     now_s = time.monotonic()
-    complete = checked(request, correlation_id="", arrived_s=now_s, expires_s=now_s + _LONGEST_S)
+    complete = checked(JobKey(1), request, correlation_id="", arrived_s=now_s, expires_s=now_s + _LONGEST_S)
     deps = JobDeps(dialect=TEXT_ONLY, model=facts.name, vram_bytes=0, metrics=Metrics("generate"))
-    job = Job(JobKey(1), complete, deps, client.release)
+    job = Job(complete, deps, client.release)
     client.submit(job)
     while text := await job.next_chunk():
         sys.stdout.buffer.write(text)
@@ -140,7 +140,7 @@ async def _stream(client: EngineClient, facts: Loaded, request: ExecuteRequest) 
         raise _NotAnsweredError(f"{job.failure}: {job.failure_message}")
     # The time is from the first token to the last: one interval less than tokens.
     rate = f", {1000 * (job.tokens_sampled - 1) / job.decode_time_ms:.1f} tokens/s" if job.decode_time_ms else ""
-    click.echo(f"\n[{job.tokens_sampled} tokens{rate}, seed {complete.sampling.seed}]", err=True)
+    click.echo(f"\n[{job.tokens_sampled} tokens{rate}, seed {complete.submit.sampling.seed}]", err=True)
     return 0
 
 

@@ -6,7 +6,7 @@ from math import inf
 
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.rules import MAX_BIAS
-from worker.wire.messages import Sampling, TokenId
+from worker.wire.messages import JobKey, Sampling, Submit, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,14 +14,8 @@ class CheckedRequest:
     """What the client asked for, checked, with its seed drawn."""
 
     job_id: str
-    prompt: str
-    max_tokens: int
-    sampling: Sampling
-    stop: tuple[str, ...]
-    grammar: str | None
-    json_schema: str | None
-    """The schema as JSON text."""
-    regex: str | None
+    submit: Submit
+    """What the engine is sent of it."""
     correlation_id: str
     arrived_s: float
     """time.monotonic() at arrival; all limits count from here."""
@@ -29,10 +23,12 @@ class CheckedRequest:
     """When the job's time is up: the earlier of --inference-timeout-sec and X-Deadline."""
 
 
-def checked(request: ExecuteRequest, *, correlation_id: str, arrived_s: float, expires_s: float) -> CheckedRequest:
+def checked(
+    key: JobKey, request: ExecuteRequest, *, correlation_id: str, arrived_s: float, expires_s: float
+) -> CheckedRequest:
     """A valid request made complete. A missing seed is drawn here, once, so that it can be reported and repeated."""
-    return CheckedRequest(
-        job_id=request.job_id,
+    submit = Submit(
+        job=key,
         prompt=request.prompt,
         max_tokens=request.max_tokens,
         sampling=_sampling_of(request),
@@ -40,9 +36,9 @@ def checked(request: ExecuteRequest, *, correlation_id: str, arrived_s: float, e
         grammar=request.grammar,
         json_schema=request.json_schema,
         regex=request.regex,
-        correlation_id=correlation_id,
-        arrived_s=arrived_s,
-        expires_s=expires_s,
+    )
+    return CheckedRequest(
+        job_id=request.job_id, submit=submit, correlation_id=correlation_id, arrived_s=arrived_s, expires_s=expires_s
     )
 
 

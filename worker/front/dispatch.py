@@ -179,7 +179,7 @@ class Dispatch:
     def _send(self, job: Job) -> None:
         self._submitted.add(job.key)
         self._undecided[job.key] = job
-        self._send_frame(job.submission)
+        self._send_frame(job.request.submit)
 
     def _leave(self, key: JobKey) -> Job | None:
         """The engine has forgotten this job, so that no Cancel is sent for it."""

@@ -24,7 +24,7 @@ from worker.front.checked_request import CheckedRequest
 from worker.front.metrics import Metrics, Outcome
 from worker.protocol.bodies import FieldsRefused, field_error
 from worker.protocol.events import Dialect, StreamCode
-from worker.wire.messages import Finished, JobKey, Logprob, Refused, Submit
+from worker.wire.messages import Finished, Logprob, Refused
 
 RETRIABLE: dict[StreamCode, bool] = {
     "CANCELLED": False,
@@ -77,8 +77,8 @@ class JobDeps:
 class Job:
     """`on_end(job)` is called once, synchronously, when the terminal event has been queued."""
 
-    def __init__(self, key: JobKey, request: CheckedRequest, deps: JobDeps, on_end: Callable[["Job"], None]) -> None:
-        self.key = key
+    def __init__(self, request: CheckedRequest, deps: JobDeps, on_end: Callable[["Job"], None]) -> None:
+        self.key = request.submit.job
         self.request = request
         self.dialect = deps.dialect
         self.state = JobState.ARRIVED
@@ -148,19 +148,6 @@ class Job:
     def code(self) -> str | None:
         """The code that the client was given, if the job failed or was refused."""
         return self.refusal.code if self.refusal is not None else self.failure
-
-    @property
-    def submission(self) -> Submit:
-        return Submit(
-            job=self.key,
-            prompt=self.request.prompt,
-            max_tokens=self.request.max_tokens,
-            sampling=self.request.sampling,
-            stop=self.request.stop,
-            grammar=self.request.grammar,
-            json_schema=self.request.json_schema,
-            regex=self.request.regex,
-        )
 
     # ── what the engine says ─────────────────────────────────────────────────────────────────────
 
@@ -306,7 +293,7 @@ class Job:
             job_id=self.request.job_id,
             model=self._deps.model,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            seed=self.request.sampling.seed,
+            seed=self.request.submit.sampling.seed,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=n_cached,
         )

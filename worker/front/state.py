@@ -189,7 +189,9 @@ class Front(Observer):
         if is_crowded:
             raise WorkerBusy("too many connections are open; try again later", retry_after_s=1)
         self._check_room(facts)
-        complete = checked(request, correlation_id=correlation_id, arrived_s=arrived_s, expires_s=expires_s)
+        self._n_jobs += 1
+        key = JobKey(self._n_jobs)
+        complete = checked(key, request, correlation_id=correlation_id, arrived_s=arrived_s, expires_s=expires_s)
         return self._begin(complete, dialect, facts)
 
     def cancel(self, job_id: str) -> None:
@@ -223,9 +225,8 @@ class Front(Observer):
 
     def _begin(self, request: CheckedRequest, dialect: Dialect, facts: Loaded) -> Job:
         assert self._client is not None
-        self._n_jobs += 1
         deps = JobDeps(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics)
-        job = Job(JobKey(self._n_jobs), request, deps, self._on_job_end)
+        job = Job(request, deps, self._on_job_end)
         self.jobs[request.job_id] = job
         self.idle.clear()
         self._timers[job.key] = asyncio.get_running_loop().call_later(
