@@ -11,7 +11,7 @@ from worker import errors
 from worker.config.settings import options
 from worker.front.health import Phase
 from worker.front.metrics import Metrics
-from worker.logs.lines import Event
+from worker.logs.lines import LogEvent
 from worker.protocol.bodies import HealthBody, ReadyCallback, TriedBody
 from worker.protocol.events import EVENT_TYPES, StreamCode
 
@@ -38,7 +38,7 @@ def codes() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("log event", get_args(Event)),
+        ("log event", get_args(LogEvent)),
         ("stream event", EVENT_TYPES),
         ("stream code", get_args(StreamCode)),
         ("state", [phase.name.lower() for phase in Phase]),

@@ -6,7 +6,7 @@ Runs in a short-lived process of its own; `serve` starts `models pull` as a chil
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from worker.argv import HELP_FLAGS
 from worker.commands.places import not_here, where
 from worker.errors import BadModelFile, ModelNotFound
 from worker.model.catalog import Catalog, CatalogEntry, load_catalog, locate, sha256_of, unknown_name
-from worker.model.fetch import fetch
+from worker.model.fetch import OnBytes, fetch
 
 
 @click.group("models", context_settings={"help_option_names": HELP_FLAGS})
@@ -66,8 +66,8 @@ def pull(reference: str, models_dir: Path, catalog: Path | None) -> None:
     stamina.instrumentation.set_on_retry_hooks([_show_retry])
     path = located.path
     if not located.is_present:
-        with _shown_progress(reference) as on_progress:
-            path = fetch(located, models_dir, on_progress)
+        with _shown_progress(reference) as on_bytes:
+            path = fetch(located, models_dir, on_bytes)
     click.echo(path.absolute())
 
 
@@ -153,7 +153,7 @@ class _Quarters:
 
 
 @contextmanager
-def _shown_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
+def _shown_progress(name: str) -> Iterator[OnBytes]:
     """A bar on a terminal, a few lines elsewhere; on stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:

