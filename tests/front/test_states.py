@@ -16,6 +16,7 @@ from worker.front.health import READY_WORDS, STATES, Phase
 from worker.front.job import Job, JobState
 from worker.front.metrics import Metrics
 from worker.front.state import Front
+from worker.protocol.events import TEXT_ONLY
 from worker.wire.messages import Finished, Refused, Violation
 
 State = TypeVar("State", bound=Enum)
@@ -134,6 +135,21 @@ def test_a_time_out_before_the_engine_has_taken_a_job_is_a_refusal() -> None:
         assert early.refusal is not None
         assert late.refusal is None
         assert {early.outcome, late.outcome} == {"timeout"}
+
+    rehearse(play)
+
+
+def test_an_event_that_the_dialect_leaves_out_is_not_the_end_of_the_stream() -> None:
+    async def play(stage: Stage) -> None:
+        found = stage.jobs[stage.submit()]
+        found.dialect = TEXT_ONLY
+        prepared(found, JobState.RUNNING)
+        reading = asyncio.create_task(found.next_chunk())
+        await asyncio.sleep(0)
+        found.delta("text", None, 1.0)
+        assert await reading == b"text"
+        found.finish(Finished(found.key, "EOS"))
+        assert await found.next_chunk() == b""
 
     rehearse(play)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.protocol.events import Dialect, choose_dialect
+from worker.protocol.events import TEXT_ONLY, Dialect, choose_dialect
 from worker.wire.messages import Logprob, StopReason, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)
@@ -243,3 +243,15 @@ def test_what_json_need_not_escape_is_sent_as_raw_utf8(text: str) -> None:
 @settings(derandomize=True, deadline=None)
 def test_any_accept_header_gets_a_framing(accept: str) -> None:
     assert choose_dialect(accept, sse_event_names=False).media_type
+
+
+# ── the terminal's dialect ───────────────────────────────────────────────────────────────────────
+
+
+def test_the_terminal_gets_the_text_of_tokens_and_of_no_other_event() -> None:
+    assert TEXT_ONLY.token("é\n", 3) == "é\n".encode()
+    assert {name for name, event in one_of_each(TEXT_ONLY).items() if event} == {"token"}
+
+
+def test_no_client_can_ask_for_the_terminals_dialect() -> None:
+    assert choose_dialect(TEXT_ONLY.media_type, sse_event_names=False) is SSE
