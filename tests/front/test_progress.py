@@ -11,7 +11,7 @@ from tests.front.rehearsal import FACTS
 from tests.logs.log_lines import Terminal, logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
 from worker.config.settings import Settings
 from worker.front.progress import LoadProgress, report_loaded
-from worker.wire.offload import Offload, OffPlan
+from worker.wire.messages import Offload, OffPlan
 
 
 def test_the_bar_ends_with_the_first_100_whatever_is_heard_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

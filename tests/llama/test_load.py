@@ -20,8 +20,7 @@ from worker.llama.runner import LlamaRunner
 from worker.llama.warm_up import LEAST_CHUNK
 from worker.model.info import read_info
 from worker.model.spread import nothing_repacked
-from worker.wire.messages import Configure, SelfTested, SlotId, SwaFull
-from worker.wire.offload import Offload
+from worker.wire.messages import Configure, Offload, SelfTested, SlotId, SwaFull
 
 TINY_CELL_BYTES = 2 * 32 * 2
 """One layer, K and V of 32 numbers, f16."""

@@ -32,8 +32,7 @@ from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.model.memory import CELL_STEP, demand_of, plan_of
 from worker.model.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
-from worker.wire.messages import Configure, SwaFull
-from worker.wire.offload import SplitMode
+from worker.wire.messages import Configure, SplitMode, SwaFull
 
 MIB, GIB = 2**20, 2**30
 PLENTY = 1 << 45

@@ -23,6 +23,8 @@ from worker.wire.messages import (
     Loaded,
     LoadFailed,
     Logprob,
+    Offload,
+    OffPlan,
     Outbound,
     Progress,
     Refused,
@@ -39,7 +41,6 @@ from worker.wire.messages import (
     TopToken,
     Violation,
 )
-from worker.wire.offload import Offload, OffPlan
 
 LAW = settings(derandomize=True, deadline=None, max_examples=60)
 

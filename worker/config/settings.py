@@ -22,8 +22,7 @@ from worker.config.option import ANY_PATH, SettingOption, Text, Token, Url, sett
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
-from worker.wire.messages import SwaFull
-from worker.wire.offload import SplitMode
+from worker.wire.messages import SplitMode, SwaFull
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """llama.cpp's KV cache types; the first three are not quantised."""

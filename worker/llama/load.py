@@ -36,8 +36,7 @@ from worker.model.info import ModelInfo, read_info
 from worker.model.memory import Plan, k_type, prefix_cache_bytes
 from worker.model.prefix_support import obstacle
 from worker.model.spread import RepackedBytes, nothing_repacked
-from worker.wire.messages import Configure, Loaded, SlotId
-from worker.wire.offload import Offload, OffPlan
+from worker.wire.messages import Configure, Loaded, Offload, OffPlan, SlotId
 
 WIDENING = 4
 """How many chunks long a prefill step is while nobody generates. Wider ones gain nothing on a CPU (430 tokens: 1.61 s

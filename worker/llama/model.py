@@ -25,8 +25,7 @@ from worker.errors import ModelLoadFailed
 from worker.llama.buffers import BufferSizes, Watch
 from worker.llama.devices import Device, device_handle, has_amx
 from worker.llama.library import load_failure, open_library
-from worker.wire.messages import TokenId
-from worker.wire.offload import SplitMode
+from worker.wire.messages import SplitMode, TokenId
 
 _PIECE_BYTES = 64
 """Most pieces are shorter; a longer one costs a second call."""

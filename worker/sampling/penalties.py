@@ -8,12 +8,15 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from worker.sampling import dry
 from worker.sampling.arrays import Ids, Reals
 from worker.wire.messages import Sampling
 
 _LEAST_PENALTY = 1e-6
 """docs/protocol.md 5: penalty 0 acts as this; used as a floor, so that a smaller penalty is never a stronger one."""
+
+_MOST_DRY = 1e100
+"""DRY subtracts at most this. It is beyond any score, and its square is still a number, so that a long repetition makes
+a token hopeless and not impossible."""
 
 
 def are_on(sampling: Sampling) -> bool:
@@ -38,9 +41,11 @@ def penalise(ids: Ids, scores: Reals, sampling: Sampling, tokens: Seq[int], coun
     """Change, in place, the scores of the tokens of a window.
 
     `ids`: distinct, ascending; all of `tokens` are among them. `scores`: of the ids, after the temperature.
-    `counts`: of the tokens.
+    `counts`: how often each of the tokens occurs.
     Sources: repetition: Keskar et al. 2019 (CTRL), with negative scores multiplied instead of divided; frequency and
-    presence: OpenAI's API reference, "score - count * frequency - presence"; DRY: dry.py.
+    presence: OpenAI's API reference, "score - count * frequency - presence"; DRY: p-e-w, "DRY: A modern repetition
+    penalty that reliably prevents looping", text-generation-webui pull request 5677, without its sequence breakers;
+    llama.cpp's llama_sampler_dry computes the same.
     """
     seen = np.searchsorted(ids, np.fromiter(counts, dtype=np.intp))
     if sampling.repetition_penalty != 1.0:
@@ -49,21 +54,43 @@ def penalise(ids: Ids, scores: Reals, sampling: Sampling, tokens: Seq[int], coun
         n_times = np.fromiter(counts.values(), dtype=np.float64)
         scores[seen] -= n_times * sampling.frequency_penalty + sampling.presence_penalty
     if sampling.dry_multiplier:
-        _dry(ids, scores, sampling, tokens)
+        lengths = repetitions(tokens, sampling.dry_allowed_length)
+        carried_on = np.searchsorted(ids, np.fromiter(lengths, dtype=np.intp))
+        scores[carried_on] -= dry(np.fromiter(lengths.values(), dtype=np.float64), sampling)
 
 
 def _repeated(scores: Reals, penalty: float) -> Reals:
-    """Less likely for a penalty above 1, more likely below."""
+    """The scores after the repetition penalty: tokens become less likely for a penalty above 1, more likely below."""
     penalty = max(penalty, _LEAST_PENALTY)
     return np.where(scores > 0.0, scores / penalty, scores * penalty)
 
 
-def _dry(ids: Ids, scores: Reals, sampling: Sampling, tokens: Seq[int]) -> None:
-    lengths = dry.repetitions(tokens, sampling.dry_allowed_length)
-    carried_on = np.searchsorted(ids, np.fromiter(lengths, dtype=np.intp))
-    scores[carried_on] -= dry.penalties(
-        np.fromiter(lengths.values(), dtype=np.float64),
-        sampling.dry_multiplier,
-        sampling.dry_base,
-        sampling.dry_allowed_length,
-    )
+def dry(lengths: Reals, sampling: Sampling) -> Reals:
+    """DRY's penalties for repetitions of these lengths: multiplier * base^(length - allowed_length), at most 1e100."""
+    with np.errstate(over="ignore"):
+        sizes: Reals = sampling.dry_multiplier * sampling.dry_base ** (lengths - sampling.dry_allowed_length)
+    return np.minimum(sizes, _MOST_DRY)
+
+
+def repetitions(tokens: Seq[int], shortest: int) -> dict[int, int]:
+    """token → how many final tokens of `tokens`, at most, also stand right before an earlier place of that token.
+
+    Counts below `shortest` (at least 1) are left out. Takes time linear in len(tokens), whatever they are.
+    Source: Gusfield's Z algorithm on the reversed tokens; only places that begin with the last token can match.
+    """
+    backwards = list(reversed(tokens))
+    n_tokens = len(backwards)
+    matched = [0] * n_tokens
+    longest: dict[int, int] = {}
+    begin = end = 0  # [begin, end) is the match found so far that reaches furthest
+    for place in [place for place in range(1, n_tokens) if backwards[place] == backwards[0]]:
+        length = matched[place - begin] if place < end else 0
+        if place + length >= end:
+            length = max(end - place, 0)
+            while place + length < n_tokens and backwards[length] == backwards[place + length]:
+                length += 1
+            begin, end = place, place + length
+        matched[place] = length
+        if length >= shortest and length > longest.get(backwards[place - 1], 0):
+            longest[backwards[place - 1]] = length
+    return longest

@@ -1,7 +1,6 @@
 """All messages between the two processes, and the words they are made of.
 
-Owns: the frames on the socketpair (msgspec structs, tagged, array-like).
-Knows nothing of HTTP, llama.cpp or numpy.
+Owns the frames on the socketpair (msgspec structs, tagged, array-like). Knows nothing of HTTP, llama.cpp or numpy.
 
     front  ── Configure, Submit, Cancel, AskResidency ──▶  engine
     front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
@@ -12,11 +11,9 @@ from typing import Literal, NewType
 
 import msgspec
 
-from worker.wire.offload import Offload, SplitMode
-
 TokenId = NewType("TokenId", int)
 SlotId = NewType("SlotId", int)
-"""llama.cpp's seq_id: 0..parallel-1 for jobs, parallel for cells that linger."""
+"""llama.cpp's seq_id. Jobs have 0..parallel-1; `parallel` is the retained slot, which keeps the last job's cells."""
 JobKey = NewType("JobKey", int)
 """The front's internal number for a job, never reused; the client's job_id stays in the front."""
 
@@ -25,6 +22,8 @@ FailureCode = Literal["VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED"]
 StepKind = Literal["prefill", "decode"]
 SwaFull = Literal["auto", "on", "off"]
 """Whether layers with a sliding window have as many KV cells as others, so that prefixes can be shared and kept."""
+SplitMode = Literal["none", "layer", "row"]
+"""llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
 
 
 # ── what a job asks for ──────────────────────────────────────────────────────────────────────────
@@ -32,7 +31,8 @@ SwaFull = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; docs/sampling.md has every formula. Defaults but temperature's are off values.
+    """How tokens are drawn; docs/sampling.md has every formula. Every default but the temperature's switches its setting
+    off.
 
     Order: bias and bans, temperature, repetition, frequency, presence and DRY penalties, top_n_sigma, top_k, typical_p,
     top_p, min_p, xtc, draw. Penalties look at the last `repeat_last_n` generated tokens, never at the prompt.
@@ -41,7 +41,7 @@ class Sampling:
     seed: int
     """u64; the draw at position i depends on (seed, i) only."""
     temperature: float = 1.0
-    """Below 1e-6: argmax after the penalties."""
+    """Below 1e-6 the token with the highest score after the penalties is taken."""
     top_p: float = 1.0
     top_k: int = 0
     repetition_penalty: float = 1.0
@@ -49,7 +49,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repeat_last_n: int = -1
-    """-1: all generated tokens; 0: none."""
+    """-1 means all generated tokens, 0 means none."""
     typical_p: float = 1.0
     top_n_sigma: float = 0.0
     xtc_probability: float = 0.0
@@ -62,11 +62,12 @@ class Sampling:
     ignore_eos: bool = False
     """Ban the vocabulary's end-of-generation tokens."""
     min_tokens: int = 0
-    """Ban them, and `stop_token_ids`, until so many tokens were generated."""
+    """End-of-generation tokens and `stop_token_ids` are banned until this many tokens were generated."""
     stop_token_ids: tuple[TokenId, ...] = ()
     """Each ends the job when it is drawn, as STOP_SEQUENCE; its text is not shown."""
     logprobs: int | None = None
-    """Report each sampled token's log-probability and so many of the most probable ones; None: nothing."""
+    """How many of the most probable tokens are reported beside each sampled one, with their log-probabilities; None
+    reports no log-probabilities at all."""
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -77,7 +78,7 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=Tru
 
 
 class Configure(_Frame, frozen=True, kw_only=True):
-    """The first frame: everything the engine needs to load. Sizes in tokens; 0 means "decide for me"."""
+    """The first frame: everything the engine needs to load. Sizes are in tokens; 0 means "decide for me"."""
 
     model_path: str
     device: str
@@ -87,7 +88,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
     require_full_offload: bool
     ctx_size: int
     parallel: int
-    """0: the default, fewer where memory demands."""
+    """0 means the default number of slots, or fewer where memory demands it."""
     batch_size: int
     ubatch_size: int
     threads: int
@@ -97,22 +98,23 @@ class Configure(_Frame, frozen=True, kw_only=True):
     flash_attn: str
     """auto | on | off"""
     max_tokens_in: int
-    """0: whatever fits the context."""
+    """0 means whatever fits the context."""
     prefill_chunk: int = 0
-    """0: measured at warm-up. A restarted engine is given its predecessor's, so that its steps have the same shapes."""
+    """0 means that it is measured at warm-up. A restarted engine is given its predecessor's, so that its steps have the
+    same shapes."""
     itl_target_ms: int = 150
     """How long a prefill step may hold up the jobs that are generating."""
     is_deterministic: bool = False
     prefix_cache_bytes: int = -1
-    """Most bytes of ended jobs' KV cells to keep for later prompts; -1 means "decide for me"."""
+    """How many bytes of ended jobs' KV cells are kept for later prompts at most; -1 means "decide for me"."""
     has_prompt_lookup: bool = True
     swa_full: SwaFull = "auto"
-    """auto: where it costs neither cells, jobs nor layers on a GPU."""
+    """auto means on where it costs neither cells, jobs nor layers on a GPU."""
     split_mode: SplitMode = "none"
     tensor_split: tuple[float, ...] = ()
-    """Each GPU's share of the layers; none: by free memory."""
+    """Each GPU's share of the layers; empty means by free memory."""
     main_gpu: int = -1
-    """Among the GPUs of the device's backend, where the model is on one; -1 means "decide for me"."""
+    """Which of the backend's GPUs holds a model that lies on one GPU; -1 means "decide for me"."""
 
 
 class Submit(_Frame, frozen=True, kw_only=True):
@@ -122,41 +124,65 @@ class Submit(_Frame, frozen=True, kw_only=True):
     sampling: Sampling
     stop: tuple[str, ...] = ()
     grammar: str | None = None
-    """GBNF with a `root`, or Lark, which begins with `%llguidance`. At most one of these three."""
+    """GBNF with a `root`, or Lark, which begins with `%llguidance`. At most one of `grammar`, `json_schema` and `regex`
+    is set."""
     json_schema: str | None = None
     """A JSON schema as JSON text, nested at most 64 deep; nobody has looked at its keywords yet."""
     regex: str | None = None
 
 
 class Cancel(_Frame, frozen=True, kw_only=True):
-    """Leave before the next step; idempotent, unknown jobs are ignored."""
+    """The job leaves before the next step. Cancelling twice is once; unknown jobs are ignored."""
 
     job: JobKey
 
 
 class AskResidency(_Frame, frozen=True, kw_only=True):
-    """Is the model still on the GPU? Answered with a Residency by the intake thread, whatever the steps are doing."""
+    """Asks whether the model is still on the GPU. The intake thread answers with a Residency while steps run on."""
 
 
 # ── engine → front ───────────────────────────────────────────────────────────────────────────────
 
 
 class Progress(_Frame, frozen=True, kw_only=True):
-    """Load progress, 0..100; also the heartbeat while loading: a percent that comes again says that something moved."""
+    """Load progress, 0..100, which is also the heartbeat while loading: a percent that is sent again says that the load
+    still moves."""
 
     percent: int
+
+
+class OffPlan(msgspec.Struct, frozen=True, array_like=True):
+    """A device on which more or less memory is allocated than was planned."""
+
+    device: str
+    planned_bytes: int
+    allocated_bytes: int
+    """What the library itself says that it has allocated there."""
+    taken_bytes: int | None = None
+    """How far the device's free memory fell during the load; None where that memory is not
+    the device's own, or did not change."""
+
+
+class Offload(msgspec.Struct, frozen=True, array_like=True):
+    """Where the layers of a loaded model lie. The output layer counts as one, as in llama.cpp."""
+
+    gpu_layers: int = 0
+    layers_total: int = 0
+    tensor_split: tuple[float, ...] = ()
+    """The share of the model that each GPU holds; empty where one device holds all of it."""
+    off_plan: tuple[OffPlan, ...] = ()
 
 
 class Loaded(_Frame, frozen=True, kw_only=True):
     """The model is in memory, warmed up, and steps can run."""
 
     name: str
-    """general.name, else the file's stem."""
+    """The file's general.name or, where it has none, the file name's stem."""
     quant_kind: str
     tokenizer_kind: str
     vocab_size: int
     context_length: int
-    """N of docs/protocol.md 1: what one job may use, min(cells, trained length)."""
+    """N of docs/protocol.md 1: how many tokens one job may use, min(cells, trained length)."""
     n_cells: int
     parallel: int
     resident: bool
@@ -168,16 +194,17 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     """Weights + KV + compute buffers on the device, or on all that share the model, measured after the load."""
     prefill_chunk: int
     batch_size: int = 0
-    """Most tokens in one decode call; more than was asked for where the slots need more. 0: not told."""
+    """How many tokens one decode call takes at most: more than was asked for where the slots need more; 0 where the
+    engine does not say."""
     prefix_cache_bytes: int = 0
-    """The limit that holds; 0 where the model's memory cannot be cut, or nothing is to be kept."""
+    """The limit in force; 0 where the model's memory cannot be cut, or where nothing is to be kept."""
     prefix_cache_off: str | None = None
     """Why nothing is kept, and what to do about it; None where something is."""
     swa_full: bool | None = None
-    """Layers with a sliding window have as many cells as others; None where no layer has one."""
+    """Whether layers with a sliding window have as many cells as others; None where no layer has one."""
     offload: Offload = Offload()
     step_s: float = 0.0
-    """How long the longest step takes by the warm-up's times: a prefill step while nobody generates."""
+    """How many seconds the longest step, a prefill step while nobody generates, takes by the warm-up's times."""
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):
@@ -188,18 +215,19 @@ class LoadFailed(_Frame, frozen=True, kw_only=True):
     needed_bytes: int | None = None
     available_bytes: int | None = None
     device: str | None = None
-    """Whose memory is meant."""
+    """The device whose memory is meant."""
 
 
 class Accepted(_Frame, frozen=True, kw_only=True):
-    """Tokenised, fits, queued: the headers may leave."""
+    """The job is tokenised, fits and is queued: the response's headers may leave."""
 
     job: JobKey
     prompt_tokens: int
 
 
 class Violation(msgspec.Struct, frozen=True, array_like=True):
-    """A broken rule that only the engine can see: context_length(N), max_tokens_in(K), what a constraint says."""
+    """A rule that the request breaks and only the engine can check: context_length(N), max_tokens_in(K), or what a
+    constraint says."""
 
     field: Literal["prompt", "grammar", "json_schema", "regex"]
     constraint: str
@@ -207,7 +235,7 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refused(_Frame, frozen=True, kw_only=True):
-    """A 400 with all that is wrong, at least one violation."""
+    """The job is answered with a 400 that names all its violations, at least one."""
 
     job: JobKey
     violations: tuple[Violation, ...]
@@ -218,16 +246,16 @@ class SelfTested(_Frame, frozen=True, kw_only=True):
 
     is_same: bool
     differences: tuple[str, ...] = ()
-    """What gave other bits, in words: `beside 7 others`."""
+    """The comparisons that gave other bits, in words: `beside 7 others`."""
     ways: tuple[str, ...] = ()
-    """All that was compared, in the same words."""
+    """All comparisons that were made, in the same words."""
     widths: tuple[int, ...] = ()
-    """Rows of the decode steps that were compared."""
+    """How many rows the compared decode steps had."""
     n_prompts: int = 0
     row_multiple: int = 1
-    """What decode steps are filled up to a multiple of, here and in serving."""
+    """Decode steps are filled up to a multiple of this many rows, in the test and in serving."""
     most_rows: int = 0
-    """Rows that are decoded at once, here and in serving; 0: all of a step."""
+    """How many rows are decoded at once at most, in the test and in serving; 0 means all rows of a step."""
 
 
 class Residency(_Frame, frozen=True, kw_only=True):
@@ -235,17 +263,18 @@ class Residency(_Frame, frozen=True, kw_only=True):
 
     is_resident: bool
     memory_bytes: int
-    """Most that the device can still hold of ours: what Loaded told, less where less is in use on the device."""
+    """How much of the model the device can hold at most: what Loaded said, or all that is in use on the device where that
+    is less."""
 
 
 class StepBegun(_Frame, frozen=True, kw_only=True):
-    """Sent before a step whenever the set of jobs in it changes: who is to blame if the engine dies."""
+    """Sent before a step whenever the set of jobs in it changes: these are to blame if the engine dies."""
 
     jobs: tuple[JobKey, ...]
 
 
 class TopToken(msgspec.Struct, frozen=True, array_like=True):
-    """A token, its own text (which need not be whole characters: U+FFFD stands for the rest), ln of its probability."""
+    """A token, its own text (U+FFFD stands for bytes that are no whole character), and ln of its probability."""
 
     text: str
     id: TokenId
@@ -260,7 +289,7 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """One sampled token of a job. `text` is what may be shown now; often one token's text, sometimes empty."""
+    """One sampled token of a job. `text` is what may be shown now: often that token's text, sometimes nothing."""
 
     job: JobKey
     text: str
@@ -284,15 +313,15 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """A job has its slot and begins; once for each job, also when it is preempted and resumed."""
+    """A job has its slot and begins. It is sent once for each job, also for one that is preempted and resumed."""
 
     job: JobKey
     n_cached: int = 0
-    """Prompt tokens that were found computed."""
+    """How many prompt tokens were found in the prefix cache or in another job's cells."""
 
 
 class StepDone(_Frame, frozen=True, kw_only=True):
-    """One frame per step for all its jobs; also the heartbeat. Fields are applied in this order."""
+    """What a step did for all its jobs, in one frame, which is also the heartbeat. Fields are applied in this order."""
 
     started: tuple[Started, ...] = ()
     """Jobs that began since the last frame."""
@@ -300,18 +329,18 @@ class StepDone(_Frame, frozen=True, kw_only=True):
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
     kind: StepKind | None = None
-    """None: no decode ran, only the lists changed."""
+    """None where no step ran and only the lists or counts changed."""
     cells_used: int = 0
-    """KV cells that living jobs hold; a shared one counts once."""
+    """How many KV cells running jobs hold; a shared one counts once."""
     prefix_tokens: int = 0
-    """Of ended jobs, kept for later prompts in host memory."""
+    """How many tokens of ended jobs the prefix cache keeps for later prompts in host memory."""
     prefix_bytes: int = 0
     n_preempted: int = 0
-    """Jobs paused since the last frame because the KV cache was full."""
+    """How many jobs were paused since the last frame because the KV cache was full."""
     n_drafted: int = 0
-    """Tokens guessed in this step."""
+    """How many draft tokens this step computed."""
     n_accepted: int = 0
-    """Of these: drawn."""
+    """How many of these drafts were drawn."""
     sampled_at_s: float = 0.0
     """time.monotonic() after sampling; the two processes share that clock."""
 

@@ -1,4 +1,4 @@
-"""DRY's search for repetitions against its definition, and its size."""
+"""DRY's search for repetitions against its definition, and the size of its penalty."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sampling.reference import match_lengths
-from worker.sampling.dry import penalties, repetitions
+from worker.sampling.penalties import dry, repetitions
+from worker.wire.messages import Sampling
 
 LAW = settings(derandomize=True, deadline=None, max_examples=400)
 few_letters = st.lists(st.integers(0, 2), max_size=40)
@@ -33,6 +34,6 @@ def test_two_thousand_equal_tokens_are_one_long_repetition() -> None:
 
 
 def test_the_penalty_grows_with_the_length_and_never_becomes_infinite() -> None:
-    sizes = penalties(np.array([2.0, 3.0, 5.0, 2000.0]), 0.8, 1.75, 2)
+    sizes = dry(np.array([2.0, 3.0, 5.0, 2000.0]), Sampling(seed=0, dry_multiplier=0.8))
     assert sizes.tolist() == pytest.approx([0.8, 0.8 * 1.75, 0.8 * 1.75**3, 1e100])
-    assert penalties(np.array([2000.0]), 1.0, 1.0, 2).tolist() == [1.0]
+    assert dry(np.array([2000.0]), Sampling(seed=0, dry_multiplier=1.0, dry_base=1.0)).tolist() == [1.0]
