@@ -20,8 +20,8 @@ from llama_cpp import llama_cpp as capi
 
 from worker.config.settings import Settings
 from worker.engine.backend import LoadedModel, Slice, Step
+from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.rules import Rules
 from worker.front.client import configure
 from worker.llama.buffers import Watch
 from worker.llama.constraint import Constraint, Constraints
@@ -54,7 +54,7 @@ def main(path: str, large: str = "", threads: str = "0") -> None:
     model = load_model(configure(settings, Path(path)), lambda _: None)
     for width in WIDTHS:
         measure_steps(model, width)
-    bench = Bench(model, Rules.of(configure(settings, Path(path)), model))
+    bench = Bench(model, EngineConfig.of(configure(settings, Path(path)), model))
     measure_answers(bench)
 
 
@@ -149,9 +149,9 @@ def constrained(found: object) -> Constraint:
 class Bench:
     """An engine whose steps are timed."""
 
-    def __init__(self, model: LoadedModel, rules: Rules) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         self.model = model
-        self.engine = Engine(model.runner, rules, emit=self._hear, clock=time.monotonic)
+        self.engine = Engine(model.runner, config, emit=self._hear, clock=time.monotonic)
         self.n_tokens = 0
         self.n_decode_steps = 0
         self._n_jobs = 0

@@ -16,8 +16,8 @@ import pytest
 
 from tests.random_schemas import Schema, random_schema
 from worker.engine.backend import Slice, Step
+from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.rules import Rules
 from worker.llama.constraint import Constraint, Constraints
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
@@ -84,8 +84,8 @@ def constraint_of(constraints: Constraints, *, json_schema: str | None = None, r
 def answer_all(runner: LlamaRunner, constraints: Constraints, schemas: dict[int, Schema]) -> Answers:
     """Every schema as a job of its own, eight at a time; a job's seed is its schema's."""
     answers = Answers()
-    rules = Rules(n_slots=N_SLOTS, n_cells=N_CELLS, context_length=N_CELLS, chunk=64)
-    engine = Engine(runner, rules, emit=answers.take, clock=time.monotonic)
+    config = EngineConfig(n_slots=N_SLOTS, n_cells=N_CELLS, context_length=N_CELLS, chunk=64)
+    engine = Engine(runner, config, emit=answers.take, clock=time.monotonic)
     prompt = runner.model.tokenize(PROMPT)
     for seed, schema in schemas.items():
         constraint = constraint_of(constraints, json_schema=json.dumps(schema))

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from tests.front.rehearsal import CONFIG
 from worker.engine.backend import LoadedModel
+from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.rules import Rules
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import Failed, Finished, JobKey, Outbound, Sampling, StepDone, Submit, Violation
@@ -119,11 +119,13 @@ def alone(model: LoadedModel) -> list[Told]:
     return answers(model).told()
 
 
-def answers(model: LoadedModel, *, between: int = NEVER_TOGETHER, logprobs: int | None = None, **rules: Any) -> Answers:
-    """All jobs, one arriving every so many steps. `rules`: fields of Rules to change."""
+def answers(
+    model: LoadedModel, *, between: int = NEVER_TOGETHER, logprobs: int | None = None, **changes: Any
+) -> Answers:
+    """All jobs, one arriving every so many steps. `changes`: fields of EngineConfig to change."""
     heard = Answers()
-    rules_there = Rules.of(replace(CONFIG, parallel=len(JOBS)), model)
-    engine = Engine(model.runner, dataclasses.replace(rules_there, **rules), emit=heard.take, clock=time.monotonic)
+    there = EngineConfig.of(replace(CONFIG, parallel=len(JOBS)), model)
+    engine = Engine(model.runner, dataclasses.replace(there, **changes), emit=heard.take, clock=time.monotonic)
     for number, asked in enumerate(JOBS):
         job, sampling = JobKey(number), Sampling(seed=number, temperature=asked.temperature, logprobs=logprobs)
         constraint = model.constrain(asked.submit(job, sampling))
@@ -192,7 +194,9 @@ def test_an_answer_is_the_same_in_steps_of_fixed_shapes(model: LoadedModel, alon
 
 def test_text_that_is_forced_as_a_whole_takes_no_step(model: LoadedModel) -> None:
     heard = Answers()
-    engine = Engine(model.runner, Rules.of(replace(CONFIG, parallel=1), model), emit=heard.take, clock=lambda: 0.0)
+    engine = Engine(
+        model.runner, EngineConfig.of(replace(CONFIG, parallel=1), model), emit=heard.take, clock=lambda: 0.0
+    )
     job, sampling = JobKey(6), Sampling(seed=0)
     constraint = model.constrain(JOBS[6].submit(job, sampling))
     assert not isinstance(constraint, Violation)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from tests.front.rehearsal import CONFIG
 from tests.llama.wide_models import write_wide
+from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.rules import Rules
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, SelfTested, StepDone, TokenId
@@ -42,7 +42,7 @@ class Worker:
         assert found is not None
         self.found: SelfTested = found
         self._runner = model.runner
-        self._engine = Engine(model.runner, Rules.of(config, model), emit=self._hear, clock=lambda: 0.0)
+        self._engine = Engine(model.runner, EngineConfig.of(config, model), emit=self._hear, clock=lambda: 0.0)
         self._told: dict[int, list[Logprob]] = {}
         chance = random.Random(5)
         self._prompts = [[TokenId(chance.randrange(3, 259)) for _ in range(length)] for length in LENGTHS]

@@ -7,8 +7,8 @@ likely, and nowhere else. Knows neither models nor why two answers are compared.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.rules import Rules
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, StepDone
 
@@ -47,8 +47,8 @@ def answers(runner: LlamaRunner, prompts: Sequence[str]) -> list[list[Logprob]]:
             assert delta.logprob is not None
             told[delta.job].append(delta.logprob)
 
-    rules = Rules(n_slots=len(PROMPTS), n_cells=N_CELLS, context_length=N_CELLS, chunk=32)
-    engine = Engine(runner, rules, emit=hear, clock=lambda: 0.0)
+    config = EngineConfig(n_slots=len(PROMPTS), n_cells=N_CELLS, context_length=N_CELLS, chunk=32)
+    engine = Engine(runner, config, emit=hear, clock=lambda: 0.0)
     greedy = Sampling(seed=0, temperature=0.0, logprobs=2, ignore_eos=True)
     for key, prompt in enumerate(prompts):
         engine.submit(JobKey(key), runner.model.tokenize(prompt), N_TOKENS, greedy)

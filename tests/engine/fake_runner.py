@@ -237,13 +237,13 @@ class FakeRunner:
 
     def run(self, step: Step) -> list[Sampled]:
         self._check(step)
-        self.ran.append((step.kind, tuple(piece.slot for piece in step.slices)))
+        self.ran.append((step.kind, tuple(slice_.slot for slice_ in step.slices)))
         self.before_run(step)
         self._fail_as_told(step)
-        for piece in step.slices:
-            self.kv.hold(piece.slot, piece.tokens)
+        for slice_ in step.slices:
+            self.kv.hold(slice_.slot, slice_.tokens)
         self.n_computed += step.n_tokens
-        return [each for piece in step.slices if piece.sampling is not None for each in self._draws(piece)]
+        return [each for slice_ in step.slices if slice_.sampling is not None for each in self._draws(slice_)]
 
     def request_abort(self) -> None:
         self._is_abort_requested = True
@@ -251,23 +251,23 @@ class FakeRunner:
     def forget_abort(self) -> None:
         self._is_abort_requested = False
 
-    def _draws(self, piece: Slice) -> Iterator[Sampled]:
-        """One after the token before the guesses, and one after each guess that was drawn."""
-        held = [cell.token for cell in self.kv.cells[piece.slot]]
-        held = held[: len(held) - piece.n_drafts]
-        guesses = piece.tokens[len(piece.tokens) - piece.n_drafts :]
-        assert list(piece.generated) == held[len(held) - len(piece.generated) :], "the penalty would see other tokens"
-        assert piece.sampling is not None
-        if piece.forced is not None:
-            yield Sampled(piece.slot, piece.forced.token, piece.forced.piece, is_end=False)
+    def _draws(self, slice_: Slice) -> Iterator[Sampled]:
+        """One draw after the token before the draft, and one after each draft token that was drawn."""
+        held = [cell.token for cell in self.kv.cells[slice_.slot]]
+        held = held[: len(held) - slice_.n_drafts]
+        draft = slice_.tokens[len(slice_.tokens) - slice_.n_drafts :]
+        assert list(slice_.generated) == held[len(held) - len(slice_.generated) :], "the penalty would see other tokens"
+        assert slice_.sampling is not None
+        if slice_.forced is not None:
+            yield Sampled(slice_.slot, slice_.forced.token, slice_.forced.piece, is_end=False)
             return
-        constraint = piece.constraint
+        constraint = slice_.constraint
         assert constraint is None or isinstance(constraint, ToyConstraint)
         n_ahead = 0
-        for guess in (*guesses, None):
-            drawn = self.model.draw(piece.slot, held, piece.sampling.seed, constraint)
+        for expected in (*draft, None):
+            drawn = self.model.draw(slice_.slot, held, slice_.sampling.seed, constraint)
             yield drawn
-            if drawn.error is not None or drawn.is_end or drawn.token != guess:
+            if drawn.error is not None or drawn.is_end or drawn.token != expected:
                 break
             held.append(drawn.token)
             if constraint is not None:
@@ -282,37 +282,37 @@ class FakeRunner:
         if not self.has_room:
             self.has_room = True
             raise NoRoom
-        if any(self.model.poison.intersection(piece.tokens) for piece in step.slices):
+        if any(self.model.poison.intersection(slice_.tokens) for slice_ in step.slices):
             raise BadBatch("a token is poison")
         if self._is_abort_requested:
             self._keep_part(step, self.n_kept_at_abort)
             raise Aborted
 
     def _keep_part(self, step: Step, n_tokens: int) -> None:
-        for piece in step.slices:
-            kept = piece.tokens[:n_tokens]
-            self.kv.hold(piece.slot, kept)
+        for slice_ in step.slices:
+            kept = slice_.tokens[:n_tokens]
+            self.kv.hold(slice_.slot, kept)
             n_tokens -= len(kept)
 
     def _check(self, step: Step) -> None:
-        slots = [piece.slot for piece in step.slices]
+        slots = [slice_.slot for slice_ in step.slices]
         assert slots, "a step decodes something"
         assert len(set(slots)) == len(slots), "one slice per slot"
         assert set(slots) <= set(range(len(self.kv.cells))), "the slot exists"
         assert self.kv.n_cells_used + step.n_tokens <= self.kv.n_cells, "the cells exist"
         assert step.kind == "decode" or step.n_tokens <= self.widest_step, "a prefill step has a size"
-        for piece in step.slices:
-            self._check_slice(step.kind, piece)
+        for slice_ in step.slices:
+            self._check_slice(step.kind, slice_)
 
-    def _check_slice(self, kind: StepKind, piece: Slice) -> None:
-        end = piece.start + len(piece.tokens)
-        assert piece.start == len(self.kv.cells[piece.slot]), "positions are contiguous"
-        assert end > piece.start, "a slice has tokens"
+    def _check_slice(self, kind: StepKind, slice_: Slice) -> None:
+        end = slice_.start + len(slice_.tokens)
+        assert slice_.start == len(self.kv.cells[slice_.slot]), "positions are contiguous"
+        assert end > slice_.start, "a slice has tokens"
         if kind == "decode":
-            assert 1 <= len(piece.tokens) - piece.n_drafts <= 1 + MAX_FORCED
-            assert piece.sampling is not None or not piece.n_drafts
+            assert 1 <= len(slice_.tokens) - slice_.n_drafts <= 1 + MAX_FORCED
+            assert slice_.sampling is not None or not slice_.n_drafts
         else:
-            assert piece.n_drafts == 0
-            assert end % min(self.chunk, GRAIN) == 0 or piece.sampling is not None, (
+            assert slice_.n_drafts == 0
+            assert end % min(self.chunk, GRAIN) == 0 or slice_.sampling is not None, (
                 "only the end stops short of an edge"
             )

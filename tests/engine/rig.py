@@ -7,8 +7,8 @@ from typing import Literal
 from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alone
 from tests.engine.toy_constraint import ToyConstraint
 from worker.engine.backend import Step
+from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.rules import Rules
 from worker.engine.scheduler import PASSES
 from worker.engine.sequence import Sequence, State
 from worker.wire.messages import (
@@ -76,7 +76,7 @@ class Rig:
         self.n_slots = n_slots
         self.runner.before_run = self._at_run
         self.context_length = context_length
-        rules = Rules(
+        config = EngineConfig(
             n_slots=n_slots,
             n_cells=n_cells,
             context_length=context_length,
@@ -87,7 +87,7 @@ class Rig:
             row_costs=row_costs,
             is_deterministic=is_deterministic,
         )
-        self.engine = Engine(self.runner, rules, emit=self._hear, clock=lambda: float(len(self.frames)))
+        self.engine = Engine(self.runner, config, emit=self._hear, clock=lambda: float(len(self.frames)))
         self.requests: list[Request] = []
         self.stories: list[Story] = []
         self.frames: list[Outbound] = []
@@ -137,8 +137,8 @@ class Rig:
                 break
             self.step()
         assert self.engine.is_idle, "nothing may be left waiting"
-        n_lingering = len(self.engine.prefix_cache.retained)
-        assert self.runner.kv.n_cells_used == n_lingering, "an idle engine holds its last job's cells at most"
+        n_retained = len(self.engine.prefix_cache.retained)
+        assert self.runner.kv.n_cells_used == n_retained, "an idle engine holds its last job's cells at most"
 
     def outcome(self, job: JobKey) -> Outcome:
         return alone(self.model, self.requests[job], self.context_length)
@@ -188,7 +188,7 @@ class Rig:
 
     def _at_run(self, step: Step) -> None:
         running = self.engine.scheduler.running
-        jobs = tuple(running[piece.slot].job for piece in step.slices)
+        jobs = tuple(running[slice_.slot].job for slice_ in step.slices)
         if self._is_first_run_of_step:
             self._is_first_run_of_step = False
             self._check_turns(step.kind)
@@ -225,7 +225,7 @@ class Rig:
         assert sorted([*scheduler.free_slots, *running]) == list(range(self.n_slots))
         n_used = self.runner.kv.n_cells_used if running else 0
         assert self.n_cells_told == n_used, "the front knows how full the cache is"
-        assert not (running and self.engine.prefix_cache.retained), "nothing lingers in the way of others"
+        assert not (running and self.engine.prefix_cache.retained), "nothing is retained in the way of others"
         for slot in scheduler.free_slots:
             assert not self.runner.kv.held[slot], "a free slot holds nothing"
         for sequence in running.values():

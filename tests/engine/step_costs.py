@@ -1,4 +1,4 @@
-"""What the tests of speculation share: step costs of machines, real and invented, and offers told by their length."""
+"""What the tests of speculation share: step costs of machines, real and invented, and drafts told by their length."""
 
 from itertools import accumulate, pairwise
 
@@ -31,5 +31,5 @@ def cost(costs: Costs, n_rows: int) -> float:
     raise AssertionError(n_rows)
 
 
-def offer(n_guesses: int, n_matched: int = 1) -> Draft:
-    return Draft((RIGHT,) * n_guesses, n_matched) if n_guesses else NO_DRAFT
+def draft_of(n_drafts: int, n_matched: int = 1) -> Draft:
+    return Draft((RIGHT,) * n_drafts, n_matched) if n_drafts else NO_DRAFT

@@ -9,8 +9,8 @@ import pytest
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from worker.engine.backend import Step
+from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.rules import Rules
 from worker.wire.messages import JobKey, Outbound, Sampling, SlotId, StepDone, TokenId
 
 TARGET_S = 0.150
@@ -33,7 +33,7 @@ class Machine:
         )
 
     def took_s(self, step: Step) -> float:
-        looks = sum(len(piece.tokens) * (piece.start + len(piece.tokens) / 2) for piece in step.slices)
+        looks = sum(len(slice_.tokens) * (slice_.start + len(slice_.tokens) / 2) for slice_ in step.slices)
         return self.step_s + step.n_tokens * self.row_s + looks * self.cell_s
 
 
@@ -52,7 +52,7 @@ def engine_for(
     """With slots for so many streams and one prompt."""
     chunk = machine.chunk()
     runner = FakeRunner(ToyModel(n_seen=1), n_slots=n_streams + 2, n_cells=N_CELLS, chunk=chunk, widest_step=4 * chunk)
-    rules = Rules(
+    config = EngineConfig(
         n_slots=n_streams + 1,
         n_cells=N_CELLS,
         context_length=N_CELLS,
@@ -61,7 +61,7 @@ def engine_for(
         itl_target_s=TARGET_S,
         retained_slot=SlotId(n_streams + 1),
     )
-    return Engine(runner, rules, emit=emit, clock=clock), runner
+    return Engine(runner, config, emit=emit, clock=clock), runner
 
 
 def gaps_while_read(machine: Machine, n_streams: int, n_prompt: int, seed: int) -> list[float]:

@@ -451,12 +451,12 @@ def test_deterministic_prefixes_end_at_a_chunks_edge() -> None:
     assert list(rig.n_cached.values()) == [0, 32, 32, 32]
 
 
-# ── guesses ──────────────────────────────────────────────────────────────────────────────────────
+# ── drafts ───────────────────────────────────────────────────────────────────────────────────────
 
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
 
 
-def test_guesses_give_the_same_text_in_fewer_steps_where_it_repeats_itself() -> None:
+def test_drafts_give_the_same_text_in_fewer_steps_where_it_repeats_itself() -> None:
     n_steps = []
     for row_costs in ((), CHEAP_ROWS):
         rig = Rig(ToyModel(n_seen=1), row_costs=row_costs, context_length=200)
@@ -467,7 +467,7 @@ def test_guesses_give_the_same_text_in_fewer_steps_where_it_repeats_itself() -> 
     assert n_steps[1] < n_steps[0] / 3
 
 
-def test_wrong_guesses_leave_no_cells_behind() -> None:
+def test_wrong_drafts_leave_no_cells_behind() -> None:
     rig = Rig(row_costs=CHEAP_ROWS, context_length=200)
     rig.submit(Request((1, 2, 3) * 5, max_tokens=100))
     rig.run_until_idle()

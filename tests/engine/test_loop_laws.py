@@ -63,7 +63,7 @@ class Anything(RuleBasedStateMachine):
         chunk=st.sampled_from(CHUNKS),
         widest_step=st.sampled_from((0, 32)),
         n_kept=st.sampled_from((0, 50, 500)),
-        how=st.sampled_from(("as ever", "no spare slot", "repetitive", "deterministic", "uncut")),
+        how=st.sampled_from(("as ever", "no retained slot", "repetitive", "deterministic", "uncut")),
     )
     def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
         self.rig = Rig(
@@ -77,7 +77,7 @@ class Anything(RuleBasedStateMachine):
             can_share=how != "uncut",
             row_costs=CHEAP_ROWS if how == "repetitive" else (),
             is_deterministic=how == "deterministic",
-            has_retained_slot=how != "no spare slot",
+            has_retained_slot=how != "no retained slot",
         )
 
     @rule(wanted=st.lists(requests(), min_size=1, max_size=4))

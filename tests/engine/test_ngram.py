@@ -1,4 +1,4 @@
-"""Every guess is what followed where the job's last tokens stood before."""
+"""Every draft is what followed where the job's last tokens stood before."""
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -32,21 +32,21 @@ def tokens(*numbers: int) -> list[TokenId]:
 
 @LAW
 @given(TEXTS, st.integers(0, FAR))
-def test_guesses_are_what_followed_an_earlier_place_with_the_same_tokens_before_it(
+def test_a_draft_is_what_followed_an_earlier_place_with_the_same_tokens_before_it(
     text: list[TokenId], n_most: int
 ) -> None:
-    offer = asked_once(text, n_most)
-    if offer == NO_DRAFT:
+    draft = asked_once(text, n_most)
+    if draft == NO_DRAFT:
         return
-    n = offer.n_matched
+    n = draft.n_matched
     assert n >= 1
     places = [i for i in range(n, len(text)) if text[i - n : i] == text[-n:]]
-    assert offer.tokens in [continuation(text, place, n_most) for place in places]
+    assert draft.tokens in [continuation(text, place, n_most) for place in places]
 
 
 @LAW
 @given(TEXTS)
-def test_there_is_an_offer_exactly_when_the_last_token_stood_before(text: list[TokenId]) -> None:
+def test_there_is_a_draft_exactly_when_the_last_token_stood_before(text: list[TokenId]) -> None:
     assert (asked_once(text) != NO_DRAFT) == (text[-1:] != [] and text[-1] in text[:-1])
 
 
@@ -54,31 +54,31 @@ def test_there_is_an_offer_exactly_when_the_last_token_stood_before(text: list[T
 @given(st.lists(st.tuples(st.lists(TOKENS, max_size=9), st.none() | st.integers(0, FAR)), max_size=12))
 def test_growing_and_asking_on_the_way_changes_nothing(parts: list[tuple[list[TokenId], int | None]]) -> None:
     text: list[TokenId] = []
-    lookup = NgramLookup(text)
+    ngram_lookup = NgramLookup(text)
     for part, n_most in parts:
         text += part
         if n_most is not None:
-            assert lookup.propose(n_most) == asked_once(text, n_most)
-    assert lookup.propose(FAR) == asked_once(text)
+            assert ngram_lookup.propose(n_most) == asked_once(text, n_most)
+    assert ngram_lookup.propose(FAR) == asked_once(text)
 
 
 @LAW
 @given(TEXTS, st.integers(0, FAR))
-def test_a_short_offer_is_the_beginning_of_a_long_one(text: list[TokenId], n_most: int) -> None:
+def test_a_short_draft_is_the_beginning_of_a_long_one(text: list[TokenId], n_most: int) -> None:
     assert asked_once(text, n_most).tokens == asked_once(text).tokens[:n_most]
 
 
 @LAW
 @given(TEXTS)
 def test_asking_twice_gives_the_same(text: list[TokenId]) -> None:
-    lookup = NgramLookup(text)
-    assert lookup.propose(FAR) == lookup.propose(FAR)
+    ngram_lookup = NgramLookup(text)
+    assert ngram_lookup.propose(FAR) == ngram_lookup.propose(FAR)
 
 
 @LAW
 @given(st.integers(1, 40), st.integers(1, 100), st.integers(0, 3 * FAR))
 @example(1, 1, FAR)
-def test_a_repeating_text_is_guessed_as_far_as_asked(period: int, n_more: int, n_most: int) -> None:
+def test_the_draft_of_a_repeating_text_is_as_long_as_asked(period: int, n_more: int, n_most: int) -> None:
     text = [TokenId(i % period) for i in range(period + n_more)]
     going_on = tuple(i % period for i in range(len(text), len(text) + n_most))
     assert asked_once(text, n_most).tokens == going_on

@@ -11,7 +11,7 @@ TOKEN_S = st.floats(1e-4, 0.1)
 DECODE_S = st.floats(0.0, 1.0)
 
 
-def pace_of(chunk: int, *, is_fixed: bool = False) -> PrefillBudget:
+def budget_of(chunk: int, *, is_fixed: bool = False) -> PrefillBudget:
     return PrefillBudget(chunk=chunk, widest_step=4 * chunk, itl_target_s=TARGET_S, is_fixed=is_fixed)
 
 
@@ -25,7 +25,7 @@ def prefill(budget: PrefillBudget, token_s: float) -> None:
 def test_steps_are_as_long_as_fits_whatever_they_took_before(
     chunk: int, costs: list[float], token_s: float, decode_s: float
 ) -> None:
-    budget = pace_of(chunk)
+    budget = budget_of(chunk)
     budget.decode_took(decode_s)
     for cost in costs:
         prefill(budget, cost)
@@ -40,8 +40,8 @@ def test_steps_are_as_long_as_fits_whatever_they_took_before(
 
 @LAW
 @given(chunk=st.integers(1, 64), costs=st.lists(TOKEN_S, max_size=4), decode_s=DECODE_S)
-def test_a_fixed_pace_depends_on_no_time(chunk: int, costs: list[float], decode_s: float) -> None:
-    budget = pace_of(chunk, is_fixed=True)
+def test_a_fixed_budget_depends_on_no_time(chunk: int, costs: list[float], decode_s: float) -> None:
+    budget = budget_of(chunk, is_fixed=True)
     budget.decode_took(decode_s)
     for cost in costs:
         prefill(budget, cost)
@@ -49,7 +49,7 @@ def test_a_fixed_pace_depends_on_no_time(chunk: int, costs: list[float], decode_
 
 
 def test_a_long_step_is_followed_by_one_that_fits_and_growth_is_careful() -> None:
-    budget = pace_of(32)
+    budget = budget_of(32)
     budget.decode_took(0.03)
     sizes = []
     for seconds in (0.1, 0.16, 0.15, 0.14, 0.08):
@@ -60,6 +60,6 @@ def test_a_long_step_is_followed_by_one_that_fits_and_growth_is_careful() -> Non
 
 def test_the_end_of_a_prompt_says_little() -> None:
     """A few tokens take long for their number, because the weights are read once all the same."""
-    budget = pace_of(32)
+    budget = budget_of(32)
     budget.prefill_took(2, 0.016)
     assert budget.size == 32

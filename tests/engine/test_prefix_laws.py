@@ -21,8 +21,8 @@ LAW_OF_STATES = settings(LAW, max_examples=150, stateful_step_count=25, report_m
 TOKENS = tuple(TokenId(token) for token in (0, 1, 256, 1 << 24))
 """Few, so that prefixes are shared; and each is another's bytes, shifted."""
 
-Piece = tuple[Tokens, int]
-"""Cells as a value: the whole path, and the position where they begin."""
+Node = tuple[Tokens, int]
+"""A node as a value: the whole path to its end, and the position where its cells begin."""
 
 
 @st.composite
@@ -47,18 +47,16 @@ def tokens_of(parts: list[Saved]) -> Tokens:
     return tuple(token for part in parts if isinstance(part, Cells) for token in part.tokens)
 
 
-def split_at(pieces: set[Piece], path: Tokens) -> set[Piece]:
-    """The pieces, the one around the end of `path` cut there."""
-    around = {
-        (whole, start) for whole, start in pieces if start < len(path) < len(whole) and whole[: len(path)] == path
-    }
+def split_at(nodes: set[Node], path: Tokens) -> set[Node]:
+    """The nodes, the one around the end of `path` cut there."""
+    around = {(whole, start) for whole, start in nodes if start < len(path) < len(whole) and whole[: len(path)] == path}
     halves = {half for whole, start in around for half in ((path, start), (whole, len(path)))}
-    return (pieces - around) | halves
+    return (nodes - around) | halves
 
 
-def leaves(pieces: set[Piece]) -> set[Piece]:
-    continued = {whole[:start] for whole, start in pieces}
-    return {piece for piece in pieces if piece[0] not in continued}
+def leaves(nodes: set[Node]) -> set[Node]:
+    continued = {whole[:start] for whole, start in nodes}
+    return {node for node in nodes if node[0] not in continued}
 
 
 @pytest.mark.long
@@ -86,18 +84,18 @@ class AnyTree(RuleBasedStateMachine):
         self.n_operations = 0
         self.last_used: dict[Tokens, int] = {}
 
-    def pieces(self) -> set[Piece]:
+    def nodes(self) -> set[Node]:
         return {(cells.path, cells.start) for cells in self.memory.alive}
 
     def n_matched(self, tokens: Tokens) -> int:
-        kept = {prefix for whole, start in self.pieces() for prefix in prefixes(whole, start)}
+        kept = {prefix for whole, start in self.nodes() for prefix in prefixes(whole, start)}
         return max((len(prefix) for prefix in prefixes(tokens) if prefix in kept), default=0)
 
-    def n_bytes(self, pieces: set[Piece]) -> int:
-        return sum(self.memory.n_bytes(len(whole) - start) for whole, start in pieces)
+    def n_bytes(self, nodes: set[Node]) -> int:
+        return sum(self.memory.n_bytes(len(whole) - start) for whole, start in nodes)
 
-    def score(self, piece: Piece) -> int:
-        return (self.n_operations - self.last_used[piece[0]]) * self.n_bytes({piece})
+    def score(self, node: Node) -> int:
+        return (self.n_operations - self.last_used[node[0]]) * self.n_bytes({node})
 
     def use(self, path: Tokens) -> None:
         self.n_operations += 1
@@ -105,9 +103,9 @@ class AnyTree(RuleBasedStateMachine):
 
     @rule(tokens=sequences)
     def a_prompt_arrives(self, tokens: Tokens) -> None:
-        before = self.pieces()
+        before = self.nodes()
         assert self.index.match(tokens) == self.n_matched(tokens)
-        assert self.pieces() == before
+        assert self.nodes() == before
 
     @rule(tokens=sequences, n_fewer=st.integers(0, 3))
     def a_prompt_takes_what_it_finds(self, tokens: Tokens, n_fewer: int) -> None:
@@ -122,26 +120,26 @@ class AnyTree(RuleBasedStateMachine):
         n_known = self.index.match(tokens)
         if n_known == len(tokens):
             return
-        before = self.pieces()
+        before = self.nodes()
         self.index.insert(tokens, n_known, self.memory.save(tokens, n_known))
         with_room = split_at(before, tokens[:n_known]) | {(tokens, n_known)}
         its_path = {(whole, start) for whole, start in with_room if whole == tokens[: len(whole)]}
         if self.n_bytes(its_path) > self.limit_bytes:
-            assert self.pieces() == before, "dropped, and nothing went for it"
+            assert self.nodes() == before, "dropped, and nothing went for it"
         else:
             self.use(tokens)
             self.check_evictions(with_room, its_path)
 
-    def check_evictions(self, with_room: set[Piece], its_path: set[Piece]) -> None:
+    def check_evictions(self, with_room: set[Node], its_path: set[Node]) -> None:
         """Only leaves, and of these the old and large, and no more than had to."""
-        after = self.pieces()
+        after = self.nodes()
         gone = with_room - after
         assert its_path <= after <= with_room
         assert {whole[:start] for whole, start in after if start} <= {whole for whole, _ in after}
         if gone:
-            assert self.n_bytes(after) + max(self.n_bytes({piece}) for piece in gone) > self.limit_bytes
-        stayed = max((self.score(piece) for piece in leaves(with_room) & after), default=0)
-        assert all(2 * self.score(piece) > stayed for piece in gone)
+            assert self.n_bytes(after) + max(self.n_bytes({node}) for node in gone) > self.limit_bytes
+        stayed = max((self.score(node) for node in leaves(with_room) & after), default=0)
+        assert all(2 * self.score(node) > stayed for node in gone)
 
     @invariant()
     def bytes_and_tokens_are_conserved_within_the_limit(self) -> None:
@@ -149,7 +147,7 @@ class AnyTree(RuleBasedStateMachine):
             return
         assert self.index.n_bytes == self.memory.n_alive_bytes <= self.limit_bytes
         assert self.index.n_tokens == self.memory.n_alive_tokens
-        assert self.index.n_tokens == len({prefix for piece in self.pieces() for prefix in prefixes(*piece)})
+        assert self.index.n_tokens == len({prefix for node in self.nodes() for prefix in prefixes(*node)})
 
     @invariant()
     def whatever_is_kept_is_found_and_nothing_else(self) -> None:

@@ -9,9 +9,12 @@ from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
-from worker.wire.messages import JobKey, Sampling, SlotId, TokenId
+from worker.wire.messages import JobKey, Sampling, SlotId, StepKind, TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=300)
+TARGET_S = 0.15
+STEP_S: dict[StepKind, float] = {"prefill": TARGET_S, "decode": TARGET_S / 9}
+"""Steps that take so long make later prefill steps neither longer nor shorter."""
 
 
 def waiting(job: int, n_prompt: int = 4, max_tokens: int = 4) -> Sequence:
@@ -22,7 +25,7 @@ def waiting(job: int, n_prompt: int = 4, max_tokens: int = 4) -> Sequence:
 def scheduler_of(
     *sequences: Sequence, n_slots: int = 4, n_cells: int = 1000, chunk: int = 8, widest_step: int = 0
 ) -> Scheduler:
-    budget = PrefillBudget(chunk=chunk, widest_step=widest_step, itl_target_s=0.15)
+    budget = PrefillBudget(chunk=chunk, widest_step=widest_step, itl_target_s=TARGET_S)
     scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, budget=budget)
     for sequence in sequences:
         scheduler.add(sequence)
@@ -43,15 +46,12 @@ def admit(scheduler: Scheduler, n_shared: int = 0) -> list[Sequence]:
 
 
 def compute(scheduler: Scheduler, step: Step) -> None:
-    """What the loop does with a step that went well: count, move on, append what was drawn, end what is complete."""
-    for piece in step.slices:
-        sequence = scheduler.running[piece.slot]
-        sequence.n_computed += len(piece.tokens)
-        if piece.sampling is None:
-            continue
-        if sequence.state is State.PREFILL:
-            sequence.move(State.DECODE)
-        sequence.append(TokenId(0))
+    """What the loop does with a step that went well: count it, append what was drawn, end what is complete."""
+    scheduler.complete(step, STEP_S[step.kind])
+    for slice_ in step.slices:
+        sequence = scheduler.running[slice_.slot]
+        if slice_.sampling is not None:
+            sequence.append(TokenId(0))
         if sequence.is_out_of_tokens:
             scheduler.remove(sequence)
 
@@ -68,7 +68,7 @@ def next_computed(scheduler: Scheduler) -> Step:
     while (step := scheduler.next_step()) is not None and step.n_tokens > n_free(scheduler):
         pause_for(scheduler, step)
     assert step is not None
-    scheduler.runs(step)
+    scheduler.begin(step)
     compute(scheduler, step)
     return step
 
@@ -78,7 +78,7 @@ def jobs(sequences: list[Sequence]) -> list[int]:
 
 
 def slots(step: Step) -> list[SlotId]:
-    return [piece.slot for piece in step.slices]
+    return [slice_.slot for slice_ in step.slices]
 
 
 # ── admission ────────────────────────────────────────────────────────────────────────────────────
@@ -173,10 +173,10 @@ def test_a_paused_sequence_computes_its_prompt_and_its_own_tokens_again_and_draw
     generated = list(paused.generated)
     scheduler.preempt(paused)
     admit(scheduler)
-    piece = paused.prefill_slice(8, 8)
-    assert piece is not None
-    assert (piece.start, list(piece.tokens)) == (0, paused.prompt + generated)
-    assert piece.sampling is not None
+    slice_ = paused.prefill_slice(8, 8)
+    assert slice_ is not None
+    assert (slice_.start, list(slice_.tokens)) == (0, paused.prompt + generated)
+    assert slice_.sampling is not None
 
 
 # ── steps ────────────────────────────────────────────────────────────────────────────────────────
@@ -238,7 +238,7 @@ def test_a_step_is_filled_with_parts_of_other_prompts() -> None:
     scheduler = scheduler_of(waiting(0, 4, 9), *(waiting(job, 20) for job in (1, 2, 3)), chunk=32)
     admit(scheduler)
     step = next_computed(scheduler)
-    assert [(piece.slot, len(piece.tokens)) for piece in step.slices] == [(0, 4), (1, 20), (2, 8)]
+    assert [(slice_.slot, len(slice_.tokens)) for slice_ in step.slices] == [(0, 4), (1, 20), (2, 8)]
 
 
 def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admission() -> None:
@@ -252,7 +252,7 @@ def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admissio
 
 
 def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> None:
-    budget = PrefillBudget(chunk=8, widest_step=64, itl_target_s=0.15, is_fixed=True)
+    budget = PrefillBudget(chunk=8, widest_step=64, itl_target_s=TARGET_S, is_fixed=True)
     scheduler = Scheduler(n_slots=4, n_cells=1000, budget=budget)
     for job, n_prompt in enumerate((20, 3, 3)):
         scheduler.add(waiting(job, n_prompt, max_tokens=1))
@@ -303,7 +303,7 @@ def test_slots_are_conserved_cells_are_never_overdrawn_and_all_work_is_done(
             n_paused += 1
         elif step is not None:
             check_step(scheduler, step, max(chunk, widest_step))
-            scheduler.runs(step)
+            scheduler.begin(step)
             compute(scheduler, step)
         assert sorted([*scheduler.free_slots, *scheduler.running]) == list(range(n_slots))
         assert n_free(scheduler) >= 0

@@ -39,9 +39,9 @@ def sequence(n_prompt: int, max_tokens: int = 4, slot: int | None = 0) -> Sequen
 def prefill_slices(made: Sequence, n_most: int, grain: int) -> list[Slice]:
     """All slices of the prompt, each computed before the next is asked for."""
     slices = []
-    while (piece := made.prefill_slice(n_most, grain)) is not None:
-        slices.append(piece)
-        made.n_computed += len(piece.tokens)
+    while (slice_ := made.prefill_slice(n_most, grain)) is not None:
+        slices.append(slice_)
+        made.n_computed += len(slice_.tokens)
     return slices
 
 
@@ -82,7 +82,7 @@ def test_the_prompts_slices_are_the_prompt_each_token_once_and_in_place(
     made = sequence(n_prompt)
     begin = made.n_computed = min(n_computed, n_prompt - 1)
     slices = prefill_slices(made, *sizes)
-    assert [token for piece in slices for token in piece.tokens] == made.prompt[begin:]
+    assert [token for slice_ in slices for token in slice_.tokens] == made.prompt[begin:]
     assert slices[0].start == begin
     assert all(after.start == before.start + len(before.tokens) for before, after in pairwise(slices))
 
@@ -97,24 +97,24 @@ def test_slices_end_at_absolute_multiples_wherever_prefill_begins(
     made = sequence(n_prompt)
     made.n_computed = min(n_computed, n_prompt - 1)
     slices = prefill_slices(made, n_most, grain)
-    assert all(piece.start % grain == 0 for piece in slices[1:])
-    assert all(n_most - grain < len(piece.tokens) <= n_most for piece in slices[:-1])
+    assert all(slice_.start % grain == 0 for slice_ in slices[1:])
+    assert all(n_most - grain < len(slice_.tokens) <= n_most for slice_ in slices[:-1])
 
 
 @LAW
 @given(n_prompt=st.integers(1, 100), sizes=SIZES)
 def test_only_the_prompts_last_token_draws(n_prompt: int, sizes: tuple[int, int]) -> None:
     slices = prefill_slices(sequence(n_prompt), *sizes)
-    assert [piece.sampling for piece in slices] == [None] * (len(slices) - 1) + [SAMPLING]
+    assert [slice_.sampling for slice_ in slices] == [None] * (len(slices) - 1) + [SAMPLING]
 
 
 def test_there_is_no_slice_where_the_room_ends_before_the_next_multiple() -> None:
     made = sequence(100)
     made.n_computed = 17
     assert made.prefill_slice(6, 8) is None
-    piece = made.prefill_slice(7, 8)
-    assert piece is not None
-    assert len(piece.tokens) == 7
+    slice_ = made.prefill_slice(7, 8)
+    assert slice_ is not None
+    assert len(slice_.tokens) == 7
 
 
 def test_a_decode_slice_is_the_newest_token_at_the_next_position_with_all_tokens_so_far() -> None:
@@ -122,9 +122,9 @@ def test_a_decode_slice_is_the_newest_token_at_the_next_position_with_all_tokens
     made.n_computed = 4
     for token in (8, 9):
         made.append(TokenId(token))
-    piece = made.decode_slice([TokenId(7), TokenId(6)])
-    assert (piece.slot, piece.start, list(piece.tokens), piece.n_drafts) == (5, 4, [9, 7, 6], 2)
-    assert (piece.sampling, list(piece.generated)) == (SAMPLING, [8, 9])
+    slice_ = made.decode_slice([TokenId(7), TokenId(6)])
+    assert (slice_.slot, slice_.start, list(slice_.tokens), slice_.n_drafts) == (5, 4, [9, 7, 6], 2)
+    assert (slice_.sampling, list(slice_.generated)) == (SAMPLING, [8, 9])
 
 
 def test_a_sequence_may_need_cells_for_its_prompt_and_every_token_it_may_draw() -> None:

@@ -1,4 +1,4 @@
-"""Whole runs by their modelled cost: guesses make repetitive text faster and never slow a job, whatever is drawn."""
+"""Whole runs by their modelled cost: drafts make repetitive text faster and never slow a job, whatever is drawn."""
 
 from random import Random
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, offer, row_costs
+from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
 from worker.engine.ngram import NgramLookup
-from worker.engine.speculation import MOST_LOST, Acceptance, Candidate, Speculation
+from worker.engine.speculation import MOST_LOST, Acceptance, Proposal, Speculation
 from worker.wire.messages import TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=200)
@@ -25,20 +25,20 @@ def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
 
 
 def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_matched: int) -> float:
-    """How far the worst stretch went; the n-th time that a job guesses, so many of its guesses are right."""
+    """How far the worst stretch went. `fates`: the n-th time that a job has a draft, so many of its tokens are right."""
     speculation = Speculation(costs, n_most)
     jobs = [Acceptance() for _ in range(n_jobs)]
     spent_s, plain_s = [], []
     n = 0
     for _ in range(200):
-        counts = speculation.plan([Candidate(job, offer(n_most, n_matched)) for job in jobs])
+        counts = speculation.plan([Proposal(job, draft_of(n_most, n_matched)) for job in jobs])
         n_drawn = 0
         for job, count in zip(jobs, counts, strict=True):
             # What was not taken is wrong when the fate says so, and else would have been right: that lures.
             n_right = min(count, fates[n % len(fates)])
             n += count > 0
             drawn = [RIGHT] * n_right + [WRONG if n_right < count else RIGHT]
-            job.saw(offer(n_most, n_matched), drawn)
+            job.saw(draft_of(n_most, n_matched), drawn)
             n_drawn += len(drawn)
         spent_s.append(cost(costs, n_jobs + sum(counts)))
         plain_s.append(n_drawn * cost(costs, n_jobs) / n_jobs)
@@ -63,8 +63,8 @@ def test_no_stretch_of_a_run_is_slowed_whatever_is_accepted(
 
 
 @pytest.mark.parametrize("n_right", range(N_MOST))
-def test_a_trap_for_long_guesses_costs_no_more(n_right: int) -> None:
-    """Right until the guesses are long, and then wrong: again and again."""
+def test_a_trap_for_long_drafts_costs_no_more(n_right: int) -> None:
+    """Drafts are right until they are long, and then wrong: again and again."""
     fates = [N_MOST] * n_right + [0]
     assert worst_case(CPU, 1, N_MOST, fates, 16) <= cost(CPU, 16)
 
@@ -72,16 +72,16 @@ def test_a_trap_for_long_guesses_costs_no_more(n_right: int) -> None:
 def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU) -> float:
     """Modelled seconds to generate the text, one job alone."""
     told = list(prompt)
-    speculation, acceptance, lookup = Speculation(costs, N_MOST), Acceptance(), NgramLookup(told)
+    speculation, acceptance, ngram_lookup = Speculation(costs, N_MOST), Acceptance(), NgramLookup(told)
     n_done, spent_s = 0, 0.0
     while n_done < len(text):
-        guessed = lookup.propose(speculation.most_drafts(1))
-        (count,) = speculation.plan([Candidate(acceptance, guessed)])
+        draft = ngram_lookup.propose(speculation.most_drafts(1))
+        (count,) = speculation.plan([Proposal(acceptance, draft)])
         n_right = 0
-        while n_right < count and guessed.tokens[n_right : n_right + 1] == tuple(text[n_done + n_right :][:1]):
+        while n_right < count and draft.tokens[n_right : n_right + 1] == tuple(text[n_done + n_right :][:1]):
             n_right += 1
         drawn = text[n_done : n_done + n_right + 1]
-        acceptance.saw(guessed, drawn)
+        acceptance.saw(draft, drawn)
         told += drawn
         n_done += n_right + 1
         spent_s += cost(costs, 1 + count)
@@ -129,8 +129,8 @@ def test_chance_repetitions_cost_next_to_nothing(n_vocab: int) -> None:
 
 
 @pytest.mark.parametrize("n_before", [100, 3000])
-def test_guessing_begins_soon_when_the_text_begins_to_repeat(n_before: int) -> None:
-    """After any length of chance repetitions that taught it to guess nothing."""
+def test_drafts_begin_soon_when_the_text_begins_to_repeat(n_before: int) -> None:
+    """After any length of chance repetitions that taught it to have no drafts."""
     before = words(n_before, 6, n_vocab=30)
     loop = [TokenId(100 + i) for i in range(10)] * 30
     saved_s = run_s([], before) + len(loop) * CPU[0][1] - run_s([], before + loop)

@@ -26,13 +26,14 @@ from worker.wire.messages import (
 )
 
 MAX_DRAFTS = 16
-"""Of all slices of a step together: beyond a token for each slot, so many rows of logits are reserved."""
+"""How many draft tokens a step has at most, all its slices together. So many rows of logits are reserved beyond one for
+each slot."""
 MAX_SEQ_IDS = 256
-"""LLAMA_MAX_SEQ: slots, and what the backend needs beside them."""
+"""LLAMA_MAX_SEQ: how many sequence ids there are for slots and for what the backend needs beside them."""
 
 
 class Forced(msgspec.Struct, frozen=True):
-    """A token that a constraint leaves no choice about, and its raw bytes."""
+    """A token that comes next whatever the logits are, and its raw bytes."""
 
     token: TokenId
     piece: bytes
@@ -46,8 +47,8 @@ class Constraint(Protocol):
         ...
 
     def take_forced(self, n_enough: int) -> Seq[Forced]:
-        """Go on by the tokens that must come next, and tell them; empty where there is a choice, or an end. There may
-        be no last one: `n_enough` or more are not looked for further.
+        """Go on by the tokens that must come next, and return them; empty where there is a choice, or an end. There may
+        be no last one, so the search ends with `n_enough` tokens or a few more.
         """
         ...
 
@@ -70,9 +71,9 @@ class Slice(msgspec.Struct, frozen=True):
 
     `sampling` is set when a token is to be drawn after the last of them; `generated` is then the job's
     tokens so far (owned by the sequence, read during the step only), and `constraint` filters the draw.
-    The last `n_drafts` tokens are guesses at what will be drawn: a token is drawn after the one before them, and
-    after each of them for as long as the draws agree with the guesses. `forced` is the token that comes next whatever
-    the logits are, where only its log-probability is wanted.
+    The last `n_drafts` tokens are a draft: a token is drawn after the one before them, and after each of them for as
+    long as the draws agree with the draft. `forced` is the token that comes next whatever the logits are, where only
+    its log-probability is wanted.
     """
 
     slot: SlotId
@@ -107,7 +108,7 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def n_tokens(self) -> int:
-        return sum(len(piece.tokens) for piece in self.slices)
+        return sum(len(slice_.tokens) for slice_ in self.slices)
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -218,13 +219,14 @@ class LoadedModel:
     """A fresh constraint for a job that asks for one, or why there is none. Called on the intake thread."""
     facts: Loaded
     widest_step: int = 0
-    """Most tokens of a prefill step when nobody is generating; 0: the chunk."""
+    """How many tokens a prefill step has while nobody generates; 0 means the chunk."""
     retained_slot: SlotId | None = None
-    """A slot of the runner beyond those for jobs."""
+    """A slot beyond those for jobs, where the last job's cells stay while nothing runs; None: there is none."""
     row_costs: tuple[tuple[int, float], ...] = ()
-    """(tokens in a decode step, seconds it took at warm-up), ascending; empty: not measured, nothing is guessed."""
+    """(tokens in a decode step, seconds it took at warm-up), ascending; empty: not measured, and there are no
+    drafts."""
     self_test: SelfTest | None = None
-    """Runs on the step thread while no slot holds a cell: a part with each `next`, None between the parts, then the
+    """Runs on the step thread while no slot holds a cell. Each `next` runs a part and gives None, the last one the
     result. Closed early or not, it leaves the memory as new."""
     residency: Callable[[], Residency] | None = None
     """Where the model is now, from any thread; None on a CPU, whose memory it cannot leave."""

@@ -1,7 +1,7 @@
-"""Guessed tokens in decode steps: offered by a job's own text, as many as pay, judged by what was drawn.
+"""Drafts in decode steps: made from a job's own text, as many as pay, judged by what was drawn.
 
-Owns who may be guessed for. Knows neither how guesses are found (ngram.py) nor when they pay (speculation.py). A
-draft model's guesses would come in here, in place of a lookup's. Step thread.
+Owns which jobs have drafts. Knows neither how a draft is found (ngram.py) nor when it pays (speculation.py). A draft
+model's drafts would come in here, in place of the n-gram lookup's. Step thread.
 """
 
 from collections.abc import Mapping
@@ -12,25 +12,24 @@ from msgspec.structs import replace
 from worker.engine.backend import MAX_DRAFTS, Sampled, Step
 from worker.engine.ngram import NO_DRAFT, Draft
 from worker.engine.sequence import Sequence, State
-from worker.engine.speculation import Candidate, Speculation
-from worker.engine.step_report import StepReport
+from worker.engine.speculation import Proposal, Speculation
 from worker.wire.messages import SlotId, TokenId
 
 Running = Mapping[SlotId, Sequence]
 
 
 class Drafts:
-    """Without `row_costs` (tokens in a step, seconds) nothing is guessed."""
+    """Without `row_costs`, (tokens in a decode step, seconds it takes), there are no drafts."""
 
     def __init__(self, row_costs: tuple[tuple[int, float], ...]) -> None:
         self._speculation = Speculation(row_costs, MAX_DRAFTS)
         self._is_on = bool(row_costs)
-        self._offers: dict[SlotId, Draft] = {}
-        """Of the step that runs."""
+        self._drafts: dict[SlotId, Draft] = {}
+        """All drafts for the step that runs, also what the step did not take of them."""
 
     def added_to(self, step: Step, running: Running, n_free_cells: int) -> Step:
-        """The step, where it is a decode step with guesses that pay and have room, and no prompt waits for it."""
-        self._offers = {}
+        """The step with drafts, where it is a decode step, they pay and have room, and no prompt waits for it."""
+        self._drafts = {}
         if step.kind != "decode" or not self._is_on or step.n_tokens + MAX_DRAFTS > n_free_cells:
             return step
         if any(sequence.state is State.PREFILL for sequence in running.values()):
@@ -38,45 +37,46 @@ class Drafts:
         n_most = self._speculation.most_drafts(len(step.slices))
         if n_most == 0:
             return step
-        self._offers = {piece.slot: _offer(running[piece.slot], n_most) for piece in step.slices}
-        if not any(offer.tokens for offer in self._offers.values()):
+        self._drafts = {slice_.slot: _draft(running[slice_.slot], n_most) for slice_ in step.slices}
+        if not any(draft.tokens for draft in self._drafts.values()):
             return step
-        candidates = [Candidate(running[slot].acceptance, offer) for slot, offer in self._offers.items()]
-        counts = self._speculation.plan(candidates)
+        counts = self._speculation.plan(
+            [Proposal(running[slot].acceptance, draft) for slot, draft in self._drafts.items()]
+        )
         if not any(counts):
             return step
-        offers = zip(step.slices, self._offers.values(), counts, strict=True)
         return replace(
             step,
             slices=tuple(
-                running[piece.slot].decode_slice(offer.tokens[:count]) if count else piece
-                for piece, offer, count in offers
+                running[slice_.slot].decode_slice(draft.tokens[:count]) if count else slice_
+                for slice_, draft, count in zip(step.slices, self._drafts.values(), counts, strict=True)
             ),
         )
 
-    def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float, news: StepReport) -> None:
-        """Learn from a decode step that ran, before its draws are taken."""
-        if not self._is_on:
-            return
+    def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float) -> tuple[int, int]:
+        """Learn from a step that ran, before its draws are taken: (draft tokens it computed, of these drawn)."""
+        if step.kind != "decode" or not self._is_on:
+            return 0, 0
         self._speculation.took(step.n_tokens, seconds)
-        if not self._offers:
-            return
+        if not self._drafts:
+            return 0, 0
         drawn: dict[SlotId, list[TokenId]] = {}
         for each in sampled:
             drawn.setdefault(each.slot, []).append(each.token)
-        for piece in step.slices:
-            if piece.slot in drawn:
-                running[piece.slot].acceptance.saw(self._offers[piece.slot], drawn[piece.slot])
-                news.n_drafted += piece.n_drafts
-                news.n_accepted += len(drawn[piece.slot]) - 1
+        for slot, tokens in drawn.items():
+            running[slot].acceptance.saw(self._drafts[slot], tokens)
+        n_drafted = sum(slice_.n_drafts for slice_ in step.slices if slice_.slot in drawn)
+        return n_drafted, len(sampled) - len(drawn)
 
 
-def _offer(sequence: Sequence, n_most: int) -> Draft:
-    """Nothing where the next token is known, behind the last allowed token, or that a constraint forbids."""
+def _draft(sequence: Sequence, n_most: int) -> Draft:
+    """Up to n_most tokens; none where the next token is known, behind the last allowed token, or that a constraint
+    forbids.
+    """
     n_allowed = min(n_most, sequence.max_tokens - len(sequence.generated) - 1)
     if sequence.n_to_compute > 1 or sequence.forced or n_allowed <= 0:
         return NO_DRAFT
-    offer = sequence.lookup.propose(n_allowed)
-    if sequence.constraint is None or not offer.tokens:
-        return offer
-    return Draft(offer.tokens[: sequence.constraint.n_allowed(offer.tokens)], offer.n_matched)
+    draft = sequence.ngram_lookup.propose(n_allowed)
+    if sequence.constraint is None or not draft.tokens:
+        return draft
+    return Draft(draft.tokens[: sequence.constraint.n_allowed(draft.tokens)], draft.n_matched)

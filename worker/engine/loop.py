@@ -1,20 +1,20 @@
-"""One step after the other: admit, choose, run, sample, tell. A reader who finds `Engine.step` has found the program.
+"""One step after the other: admit, choose, run, apply, report. A reader who finds `Engine.step` has found the program.
 
 Runs on the step thread; pure (the runner and the way out are passed in). Every job it accepts leaves exactly once, as
 Finished, Failed or cancelled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from worker.engine.backend import Aborted, BadBatch, Constraint, Forced, KvMismatch, NoRoom, Runner, Sampled, Step
+from worker.engine.config import EngineConfig
 from worker.engine.drafts import Drafts
 from worker.engine.prefix_cache import PrefixCache
-from worker.engine.rules import Rules
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
-from worker.engine.step_report import StepReport
 from worker.engine.text import TextStream
 from worker.wire.messages import (
     Delta,
@@ -34,31 +34,44 @@ from worker.wire.messages import (
 )
 
 
+@dataclass(slots=True)
+class StepReport:
+    """What the front is told with the next StepDone."""
+
+    started: list[Started] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    n_preempted: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+
 class Engine:
-    """Continuous batching over one runner, by `rules`.
+    """Continuous batching over one runner, as `config` says.
 
     `emit` takes frames in order and never blocks; `clock` gives the monotonic seconds that frames carry.
     """
 
     def __init__(
-        self, runner: Runner, rules: Rules, *, emit: Callable[[Outbound], None], clock: Callable[[], float]
+        self, runner: Runner, config: EngineConfig, *, emit: Callable[[Outbound], None], clock: Callable[[], float]
     ) -> None:
         self._runner = runner
-        self._rules = rules
+        self._context_length = config.context_length
+        self._retained_slot = config.retained_slot
         self._emit = emit
         self._clock = clock
-        self._n_unpromised_cells = runner.kv.n_free_cells - rules.n_cells
-        """The library rounds a context up."""
-        self._prefill_budget = rules.prefill_budget()
-        self.scheduler = Scheduler(n_slots=rules.n_slots, n_cells=rules.n_cells, budget=self._prefill_budget)
+        self._n_unpromised_cells = runner.kv.n_free_cells - config.n_cells
+        """The library rounds a context up; these cells are nobody's."""
+        self.scheduler = Scheduler(n_slots=config.n_slots, n_cells=config.n_cells, budget=config.prefill_budget())
         self.prefix_cache = PrefixCache(
             runner.kv,
-            limit_bytes=rules.prefix_cache_bytes,
-            grain=rules.chunk if rules.is_deterministic else 1,
-            worthwhile=rules.chunk,
-            retained_slot=rules.retained_slot,
+            limit_bytes=config.prefix_cache_bytes,
+            grain=config.chunk if config.is_deterministic else 1,
+            worthwhile=config.chunk,
+            retained_slot=config.retained_slot,
         )
-        self._drafts = Drafts(rules.row_costs)
+        self._drafts = Drafts(config.row_costs)
         self.step_jobs: frozenset[JobKey] = frozenset()
         """Jobs of the step that runs now; read by the intake thread to decide whether to abort it."""
         self._announced: tuple[JobKey, ...] = ()
@@ -70,7 +83,7 @@ class Engine:
 
     @property
     def n_cells_used(self) -> int:
-        """What lingers is in nobody's way."""
+        """Cells that running jobs hold. The retained slot's do not count, because they give way to any job."""
         return self.scheduler.n_cells - self._n_free_cells if self.scheduler.running else 0
 
     @property
@@ -89,9 +102,9 @@ class Engine:
     ) -> None:
         """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length. max_tokens is cut to the room left.
 
-        The constraint is ours from here on.
+        The engine owns the constraint from here on.
         """
-        room = self._rules.context_length - len(prompt)
+        room = self._context_length - len(prompt)
         text = TextStream(stop)
         self.scheduler.add(
             Sequence(job, prompt, min(max_tokens, room), sampling, text, constraint, is_cut=max_tokens > room)
@@ -103,32 +116,28 @@ class Engine:
         if sequence is not None:
             self._leave(sequence)
             # There may be no next step to report the cells by.
-            self._emit(self._report(None))
+            self._report(None)
 
     def put_away(self) -> None:
-        """Empty the runner's memory while nothing runs."""
-        assert self.is_idle
-        if self.prefix_cache.put_away():
-            self._emit(self._report(None))
+        """Empty the retained slot; what no running job goes on from is copied out first."""
+        if self.prefix_cache.put_away(self.scheduler.running.values()):
+            self._report(None)
 
     def step(self) -> None:
-        """Admit, run one step, and emit what came of it; with nothing to do, look at what is left in the memory."""
+        """Admit, choose, run, apply, report; where nothing is left to do, compare what is in the memory."""
         self._admit()
-        step = self._next_step()
+        step = self._choose()
         if step is not None:
             self._take_step(step)
         if self.is_idle:
             self._check_memory()
 
     def _take_step(self, step: Step) -> None:
-        self.scheduler.runs(step)
-        self._announce(step)
         self._apply(step, self._run(step))
-        self.step_jobs = frozenset()
-        self._emit(self._report(step.kind))
+        self._report(step.kind)
         # Only now: a copy takes milliseconds, and a first token may have waited for them.
-        if self.scheduler.running and self.prefix_cache.put_away(self.scheduler.running.values()):
-            self._emit(self._report(None))
+        if self.scheduler.running:
+            self.put_away()
 
     def _check_memory(self) -> None:
         """Compare all counts of what is in the memory, now that the last job has left and its end was told.
@@ -137,7 +146,7 @@ class Engine:
         """
         n_retained = len(self.prefix_cache.retained)
         for slot, n_tokens in enumerate(self._runner.kv.count_tokens()):
-            n_known = n_retained if slot == self._rules.retained_slot else 0
+            n_known = n_retained if slot == self._retained_slot else 0
             if n_tokens != n_known:
                 raise KvMismatch(
                     f"slot {slot} holds {n_tokens} tokens while nothing runs; the engine knows of {n_known}"
@@ -146,10 +155,10 @@ class Engine:
         if n_used != n_retained:
             raise KvMismatch(f"{n_used} cells are in use while nothing runs; the engine knows of {n_retained}")
 
-    # ── before a step ────────────────────────────────────────────────────────────────────────────
+    # ── admit ────────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self) -> None:
-        """Slots for the queue's head, and their beginnings for those that have one."""
+        """Give slots to the queue's head, and to each what the prefix cache has of its beginning."""
         running = self.scheduler.running.values()
         if self.scheduler.waiting:
             self.scheduler.admit(self._n_free_cells, lambda sequence: self.prefix_cache.n_shared(sequence, running))
@@ -162,10 +171,12 @@ class Engine:
         for sequence in begun:
             self._go_on(sequence, ())
         if self._step_report.started:
-            self._emit(self._report(None))
+            self._report(None)
 
-    def _next_step(self) -> Step | None:
-        """A step that has room; sequences are paused for it, the newest first."""
+    # ── choose ───────────────────────────────────────────────────────────────────────────────────
+
+    def _choose(self) -> Step | None:
+        """The next step, with drafts where they pay. The newest sequences are paused until it has room."""
         while (step := self.scheduler.next_step()) is not None and step.n_tokens > self._n_free_cells:
             if self.prefix_cache.put_away(self.scheduler.running.values()):
                 continue
@@ -173,29 +184,35 @@ class Engine:
             if newest is None:
                 break
             self._preempt(newest)
-        return step if step is None else self._drafts.added_to(step, self.scheduler.running, self._n_free_cells)
+        if step is None:
+            return None
+        self.scheduler.begin(step)
+        return self._drafts.added_to(step, self.scheduler.running, self._n_free_cells)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """What it computed is kept, so that going on costs little; its stream pauses."""
+        """Pause a sequence and its stream. What it computed is kept, so that going on costs little."""
         assert sequence.slot is not None
         self.prefix_cache.keep(sequence)
         self._runner.kv.trim(sequence.slot, 0)
         self.scheduler.preempt(sequence)
         self._step_report.n_preempted += sequence.is_begun
 
-    def _announce(self, step: Step) -> None:
-        jobs = tuple(self.scheduler.running[piece.slot].job for piece in step.slices)
+    # ── run ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, step: Step) -> list[Sampled]:
+        """Run a step. While it runs the front knows its jobs, and the intake thread may abort it."""
+        jobs = tuple(self.scheduler.running[slice_.slot].job for slice_ in step.slices)
         self._runner.forget_abort()
         self.step_jobs = frozenset(jobs)
         if jobs != self._announced:
             self._announced = jobs
             self._emit(StepBegun(jobs=jobs))
+        sampled = self._attempt(step)
+        self.step_jobs = frozenset()
+        return sampled
 
-    # ── running ──────────────────────────────────────────────────────────────────────────────────
-
-    def _run(self, step: Step) -> list[Sampled]:
-        """Run a step; what failed is failed, what was computed is counted, and what that took shapes later steps."""
-        is_holding_up = step.kind == "prefill" and self.scheduler.is_generating
+    def _attempt(self, step: Step) -> list[Sampled]:
+        """What the step drew. Jobs that it cannot go on with are paused or failed, and an aborted step drew nothing."""
         began_s = self._clock()
         try:
             sampled = self._runner.run(step)
@@ -205,17 +222,14 @@ class Engine:
             self._yield_to_others()
             return []
         except Aborted:
-            for piece in step.slices:
-                self._runner.kv.trim(piece.slot, piece.start)
+            for slice_ in step.slices:
+                self._runner.kv.trim(slice_.slot, slice_.start)
             return []
         seconds = self._clock() - began_s
-        if is_holding_up:
-            self._prefill_budget.prefill_took(step.n_tokens, seconds)
-        if step.kind == "decode":
-            self._prefill_budget.decode_took(seconds)
-            self._drafts.judge(step, sampled, self.scheduler.running, seconds, self._step_report)
-        for piece in step.slices:
-            self._advance(self.scheduler.running[piece.slot], len(piece.tokens) - piece.n_drafts)
+        n_drafted, n_accepted = self._drafts.judge(step, sampled, self.scheduler.running, seconds)
+        self._step_report.n_drafted += n_drafted
+        self._step_report.n_accepted += n_accepted
+        self.scheduler.complete(step, seconds)
         return sampled
 
     def _bisect(self, step: Step, error: BadBatch) -> list[Sampled]:
@@ -225,14 +239,14 @@ class Engine:
             self._fail(sequence, "INFERENCE_FAILED", f"the model refused this job's tokens: {error}")
             return []
         half = len(step.slices) // 2
-        sampled = self._run(Step(step.kind, step.slices[:half]))
+        sampled = self._attempt(Step(step.kind, step.slices[:half]))
         # A job may have been paused for the first half, or is for the second: then it has no turn in this step.
-        rest = tuple(piece for piece in step.slices[half:] if piece.slot in self.scheduler.running)
-        sampled += self._run(Step(step.kind, rest)) if rest else []
+        rest = tuple(slice_ for slice_ in step.slices[half:] if slice_.slot in self.scheduler.running)
+        sampled += self._attempt(Step(step.kind, rest)) if rest else []
         return [each for each in sampled if each.slot in self.scheduler.running]
 
     def _yield_to_others(self) -> None:
-        """The library found no room where we counted some: the newest job is paused; one that is alone has failed."""
+        """The library found no room where the engine counted some: pause the newest job, or fail one that is alone."""
         newest = self.scheduler.newest()
         if newest is not None:
             self._preempt(newest)
@@ -240,45 +254,31 @@ class Engine:
         (alone,) = self.scheduler.running.values()
         self._fail(alone, "VRAM_OOM", "the KV cache has no room left for this job")
 
-    @staticmethod
-    def _advance(sequence: Sequence, n_tokens: int) -> None:
-        sequence.n_computed += n_tokens
-        if sequence.state is State.PREFILL and sequence.n_to_compute == 0:
-            sequence.move(State.DECODE)
-
-    # ── what a sampled token means ───────────────────────────────────────────────────────────────
+    # ── apply ────────────────────────────────────────────────────────────────────────────────────
 
     def _apply(self, step: Step, sampled: list[Sampled]) -> None:
-        """Draws are in the order of the slices, several of one where guesses were right."""
+        """Draws come in the order of the slices; a slice whose drafts were right has several."""
         running = self.scheduler.running
-        if not any(piece.n_drafts for piece in step.slices):
-            for each in sampled:
-                self._take(running[each.slot], each)
-            return
         for slot, draws in groupby(sampled, key=lambda each: each.slot):
-            self._take_all(running[slot], list(draws))
-        for piece in step.slices:
-            if piece.n_drafts and piece.slot in running:
-                self._runner.kv.trim(piece.slot, running[piece.slot].n_computed)
+            self._take(running[slot], draws)
+        for slice_ in step.slices:
+            if slice_.n_drafts and slice_.slot in running:
+                self._runner.kv.trim(slice_.slot, running[slice_.slot].n_computed)
 
-    def _take_all(self, sequence: Sequence, draws: list[Sampled]) -> None:
-        """A job may end at any of its tokens; those drawn after it never were."""
-        for i, each in enumerate(draws):
-            # The token before was guessed, so that its cell is there.
+    def _take(self, sequence: Sequence, draws: Iterable[Sampled]) -> None:
+        """Go on by the tokens that one slice drew. The job may end at any of them; those behind it do not count."""
+        for i, drawn in enumerate(draws):
+            # The token before was a draft, so that its cell is there.
             sequence.n_computed += i > 0
-            self._take(sequence, each)
+            token = Forced(drawn.token, drawn.piece)
+            if drawn.error is not None:
+                self._fail(sequence, "INFERENCE_FAILED", drawn.error)
+            elif drawn.is_end:
+                self._append(sequence, token, drawn.logprob, is_end=True)
+            else:
+                self._go_on(sequence, [token], drawn.logprob)
             if sequence.state is State.DONE:
                 return
-
-    def _take(self, sequence: Sequence, sampled: Sampled) -> None:
-        if sampled.error is not None:
-            self._fail(sequence, "INFERENCE_FAILED", sampled.error)
-            return
-        drawn = [Forced(sampled.token, sampled.piece)]
-        if sampled.is_end:
-            self._append(sequence, drawn[0], sampled.logprob, is_end=True)
-        else:
-            self._go_on(sequence, drawn, sampled.logprob)
 
     def _go_on(self, sequence: Sequence, drawn: Seq[Forced], logprob: Logprob | None = None) -> None:
         """Append what was drawn and what the sequence's constraint forces behind it, until the job ends."""
@@ -309,13 +309,13 @@ class Engine:
         self._step_report.finished.append(Finished(sequence.job, reason, sequence.text.matched, is_full))
         self._leave(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
-        """What it computed is kept for others."""
-        self.prefix_cache.keep(sequence, is_last=len(self.scheduler.running) == 1)
-        self._release(sequence)
-
     def _fail(self, sequence: Sequence, code: FailureCode, message: str) -> None:
         self._step_report.failed.append(Failed(sequence.job, code, message))
+        self._release(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """End a sequence and keep what it computed for later prompts."""
+        self.prefix_cache.keep(sequence, is_last=len(self.scheduler.running) == 1)
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
@@ -326,11 +326,24 @@ class Engine:
         if slot is not None:
             self._runner.kv.trim(slot, 0)
 
-    def _report(self, kind: StepKind | None) -> StepDone:
-        return self._step_report.told(
-            kind,
-            cells_used=self.n_cells_used,
-            prefix_tokens=self.prefix_cache.index.n_tokens,
-            prefix_bytes=self.prefix_cache.index.n_bytes,
-            at_s=self._clock(),
+    # ── report ───────────────────────────────────────────────────────────────────────────────────
+
+    def _report(self, kind: StepKind | None) -> None:
+        """Tell the front, in one frame, all that has happened since the last one. `kind`: of the step that ran."""
+        report, self._step_report = self._step_report, StepReport()
+        self._emit(
+            StepDone(
+                started=tuple(report.started),
+                deltas=tuple(report.deltas),
+                finished=tuple(report.finished),
+                failed=tuple(report.failed),
+                kind=kind,
+                cells_used=self.n_cells_used,
+                prefix_tokens=self.prefix_cache.index.n_tokens,
+                prefix_bytes=self.prefix_cache.index.n_bytes,
+                n_preempted=report.n_preempted,
+                n_drafted=report.n_drafted,
+                n_accepted=report.n_accepted,
+                sampled_at_s=self._clock(),
+            )
         )

@@ -1,7 +1,6 @@
-"""Prompt lookup: guesses at a job's next tokens, read from where its last ones stood before.
+"""N-gram lookup: drafts of a job's next tokens, read from where its last tokens stood before.
 
-Owns the index over one job's tokens. Knows neither the model nor whether a guess pays (speculation.py).
-Step thread.
+Owns the index over one job's tokens. Knows neither the model nor whether a draft pays (speculation.py). Step thread.
 """
 
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from worker.wire.messages import TokenId
 
 NGRAM_SIZES = (4, 2, 1)
-"""How many last tokens to look for, in this order: long ones find the right place, short ones find it soon after an
+"""How many last tokens to look for, in this order: long n-grams find the right place, short ones find it soon after an
 edit. What a short match is worth is learned apart (`Acceptance`), so that it does not spoil the long ones."""
 
 MOST_COUNTED = 16
@@ -18,11 +17,11 @@ MOST_COUNTED = 16
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Drafts at a job's next tokens, the next one first."""
+    """Draft tokens for a job, the next one first."""
 
     tokens: tuple[TokenId, ...] = ()
     n_matched: int = 0
-    """So many of the job's last tokens stand before the place that the guesses were read from; at least."""
+    """How many of the job's last tokens, at least, also stand before the place that the draft was read from."""
 
 
 NO_DRAFT = Draft()
@@ -50,7 +49,7 @@ class NgramLookup:
     def propose(self, n_most: int) -> Draft:
         """What followed the earlier place, up to n_most tokens; `NO_DRAFT` where there is none.
 
-        Runs on into its own guesses: a text that repeats with any period is guessed n_most tokens far.
+        The draft runs on into its own tokens: of a text that repeats with any period it is n_most tokens long.
         """
         tokens = self._tokens
         while self._n_indexed < len(tokens):
@@ -58,11 +57,11 @@ class NgramLookup:
             self._take_in(self._n_indexed)
         if self._next is None:
             return NO_DRAFT
-        guesses = tokens[self._next : self._next + n_most]
+        draft = tokens[self._next : self._next + n_most]
         period = len(tokens) - self._next
         for i in range(period, n_most):
-            guesses.append(guesses[i - period])
-        return Draft(tuple(guesses), self._n_matched)
+            draft.append(draft[i - period])
+        return Draft(tuple(draft), self._n_matched)
 
     def _take_in(self, end: int) -> None:
         """Follow and index the token before position `end`."""

@@ -1,38 +1,41 @@
-"""How many tokens of prompts a step takes: as many as the gap between two tokens of the others has room for.
+"""How many tokens of prompts a step takes: as many as the gap between two tokens of the other jobs has room for.
 
-Owns the sizes of prefill steps. Knows neither whose tokens they are nor the clock: it is told what steps took. Pure;
-step thread.
+Owns the sizes of prefill steps. Knows neither whose tokens they are nor the clock: it is told how long steps took.
+Pure; step thread.
 """
 
 GRAIN = 8
-"""Tokens by which steps are made shorter and longer, and the least of them; slices end at multiples."""
+"""Steps are made shorter and longer by so many tokens, and have at least so many; slices end at multiples of them."""
 
 CAUTION = 0.9
-"""The next step takes this share of what would have fitted: it lies deeper in its prompt, and no two take the same."""
+"""The next step has this share of the tokens that would have fitted: it lies deeper in its prompt, and no two steps
+take the same time."""
 
 MOST_GROWTH = 1.25
-"""From one step to the next, or a grain: what a much longer step costs is only known when it is taken."""
+"""A step is at most this many times as large as the last one, or one grain larger: what a much larger step costs is
+only known when it has run."""
 
 MOST_GAP = 1.2
-"""Between two tokens of a stream while prompts are read, in ITL targets: a prefill and a decode step. Single ones take
-longer than their like before, and all but one of a hundred are to stay under 1.5 targets."""
+"""How many ITL targets a prefill and a decode step take together, which is the gap between two tokens of a stream while
+prompts are read. Single steps take longer than those like them before, and 99 of 100 gaps are to stay under 1.5
+targets."""
 
 LEAST_SHARE = 1 / 3
-"""Of the gap, for prompts, however long decode steps take: or they would never be read."""
+"""Prompts have at least this share of the gap, however long decode steps take, or they would never be read."""
 
 
 class PrefillBudget:
     def __init__(self, *, chunk: int, widest_step: int, itl_target_s: float, is_fixed: bool = False) -> None:
-        """`chunk`: tokens of a prefill step while somebody generates, at first; `widest_step` while nobody does, at
-        least a chunk. `is_fixed`: a prefill step is one chunk whatever it takes.
+        """`chunk`: how many tokens a prefill step has at first while somebody generates; `widest_step`: how many while
+        nobody does, at least a chunk. `is_fixed`: a prefill step is one chunk, however long it takes.
         """
         self.is_fixed = is_fixed
         self.grain = chunk if is_fixed else min(GRAIN, chunk)
-        """Slices end at its multiples, or with their prompt."""
+        """Slices end at multiples of so many tokens, or with their prompt."""
         self.widest = chunk if is_fixed else max(chunk, widest_step)
-        """The size while nobody generates."""
+        """How many tokens a step has while nobody generates."""
         self.size = chunk
-        """The size while somebody does."""
+        """How many tokens a step has while somebody generates."""
         self._most = min(2 * chunk, self.widest)
         self._most_gap_s = MOST_GAP * itl_target_s
         self._decode_s = 0.0
@@ -41,7 +44,7 @@ class PrefillBudget:
         self._decode_s = seconds
 
     def prefill_took(self, n_tokens: int, seconds: float) -> None:
-        """A prefill step that held up others took so long: later ones are made to fit, as far as that goes.
+        """A prefill step that held up others took so long: later ones are made to fit the gap, as far as that goes.
 
         A step behind a long prompt costs more than the same step at warm-up, because attention looks at all of it.
         """

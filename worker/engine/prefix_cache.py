@@ -1,11 +1,11 @@
 """What need not be computed again: cells that running sequences share, and those that ended ones have left.
 
-Owns the choice of a source and what is kept for later. Refuses to know slots, steps and events. Step thread.
+Owns the choice of a source and what is kept for later. Refuses to know steps and events. Step thread.
 
-The KV memory holds living sequences; a prefix two of them have in common lies there once. What an ended or paused
+The KV memory holds running sequences; a prefix that two of them have in common lies there once. What an ended or paused
 sequence computed is copied out into the prefix index, because attention looks at every cell in use, dead ones too. Only
-while nothing runs may the last one's cells stay where they are.
-A sequence whose beginning another is computing right now follows that one until it is there.
+while nothing runs may the last sequence's cells stay in the KV memory, in the retained slot.
+A sequence whose beginning another one is computing right now follows that one until it is computed.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,12 +20,13 @@ from worker.wire.messages import SlotId, TokenId
 T = TypeVar("T")
 
 LEAST_KEPT = 16
-"""Tokens that are worth the calls of copying them out, or in again."""
+"""How many tokens are worth the calls of copying them out, or in again."""
 
 
 class PrefixCache:
-    """`grain`: found prefixes are cut to a multiple of it, 1 for no cut; `worthwhile`: so many tokens of another's
-    prefix are worth waiting for; `retained_slot`: where the last sequence's cells stay while nothing runs.
+    """`grain`: found prefixes are cut to a multiple of so many tokens, 1 for no cut; `worthwhile`: how many tokens of a
+    prefix are worth waiting for until another sequence has computed them; `retained_slot`: the slot where the last
+    sequence's cells stay while nothing runs.
     """
 
     def __init__(self, kv: Kv, *, limit_bytes: int, grain: int, worthwhile: int, retained_slot: SlotId | None) -> None:
@@ -34,19 +35,21 @@ class PrefixCache:
         self._worthwhile = worthwhile
         self._retained_slot = retained_slot
         self._token_bytes = 0.0
-        """Of a copy; 0 before the first one."""
+        """How many bytes of a copy each token takes; 0 before the first copy."""
         self._is_keeping = kv.can_share and limit_bytes > 0
         self.index = PrefixIndex(limit_bytes)
         self.retained: list[TokenId] = []
-        """Whose cells are in the spare slot. A conversation that goes on finds them there, without a copy."""
+        """The tokens whose cells are in the retained slot. A conversation that goes on finds them there, without a
+        copy."""
 
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
-        """Tokens of it that lie in the KV memory."""
+        """How many of its first tokens lie in the KV memory."""
         _, n_shared = self._nearest(sequence, running)
         return n_shared
 
     def settle(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Give a sequence in FOLLOW what is there of its beginning, unless more is on its way: False, it waits then."""
+        """Give a sequence in FOLLOW what is kept of its beginning. False: it waits, because another is computing more.
+        """
         if _is_awaiting(sequence):
             return False
         source, n_shared = self._nearest(sequence, running)
@@ -60,8 +63,8 @@ class PrefixCache:
         return True
 
     def keep(self, sequence: Sequence, *, is_last: bool = False) -> None:
-        """Of a sequence that is about to lose its slot: leave its cells in the spare one if it is the last that runs,
-        else copy out what the index does not know.
+        """Keep what a sequence that is about to lose its slot has computed: in the retained slot if it is the last that
+        runs, else by copying out what the index does not have.
         """
         if sequence.slot is None or not self._is_keeping or sequence.n_computed < LEAST_KEPT:
             return
@@ -71,13 +74,13 @@ class PrefixCache:
             self._kv.share(sequence.slot, self._retained_slot, len(tokens))
             self.retained = tokens
         else:
-            # Drafts may lie behind them.
+            # Draft tokens may lie behind them.
             self._kv.trim(sequence.slot, len(tokens))
             self._copy_out(sequence.slot, tokens)
 
     def put_away(self, running: Iterable[Sequence] = ()) -> bool:
-        """Empty the spare slot, because others run now; what none of them goes on from is copied out, if it is much.
-        False where it was empty.
+        """Empty the retained slot, because others run now. Its cells are copied out first where all the running
+        sequences have left enough of them unused. False where the slot was empty.
         """
         if not self.retained:
             return False
@@ -90,7 +93,9 @@ class PrefixCache:
         return True
 
     def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
-        """What there is no memory for is not kept, nor copied first; it can be computed again."""
+        """Put the slot's cells into the index. What there is no memory for is not even copied; it can be computed
+        again.
+        """
         n_known = self.index.match(tokens)
         if len(tokens) - n_known < LEAST_KEPT or len(tokens) * self._token_bytes > self.index.limit_bytes:
             return
@@ -100,15 +105,17 @@ class PrefixCache:
             self.index.insert(tokens, n_known, saved)
 
     def _n_kept(self, sequence: Sequence) -> int:
+        """How many of its first tokens the index has, if they are worth a copy; else 0."""
         n_kept = self._cut(self.index.match(sequence.tokens), sequence)
         return n_kept if n_kept >= LEAST_KEPT else 0
 
     def _fill(self, sequence: Sequence, source: SlotId | None, n_shared: int, n_kept: int) -> None:
+        """Fill the sequence's empty slot from the index or, where that has no more tokens or no room, from `source`."""
         assert sequence.slot is not None
         if n_kept > max(n_shared, self._kv.n_free_cells):
             self.put_away()
             source = None if source == self._retained_slot else source
-            # What was put away may have taken its place.
+            # What was copied out may have taken its place in the index.
             n_kept = self._n_kept(sequence)
         if n_shared < n_kept <= self._kv.n_free_cells and self._load(sequence, n_kept):
             sequence.n_computed = n_kept
@@ -125,32 +132,38 @@ class PrefixCache:
         return True
 
     def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[SlotId | None, int]:
-        """The slot whose computed tokens begin as this one's do, the longest; (None, 0) where none's do."""
-        lying = [(one.slot, one.tokens, self._n_worth(one)) for one in running if one is not sequence]
-        return self._longest(sequence, [(self._retained_slot, self.retained, len(self.retained)), *lying])
+        """The slot whose computed tokens have most of this one's beginning, and how much; (None, 0) where none has any.
+        """
+        others = [(one.slot, one.tokens, self._n_worth(one)) for one in running if one is not sequence]
+        return self._longest(sequence, [(self._retained_slot, self.retained, len(self.retained)), *others])
 
     def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
-        """Who is computing what this one begins with, the most of it; (None, 0) where nobody is."""
+        """The sequence that is computing most of this one's beginning, and how much; (None, 0) where none is."""
         coming = [(one, one.tokens, len(one.tokens)) for one in running if one.state is State.PREFILL]
         return self._longest(sequence, coming)
 
     def _longest(self, sequence: Sequence, sources: Iterable[tuple[T, list[TokenId], int]]) -> tuple[T | None, int]:
-        """Of the sources (who, their tokens, how many of these count) the one that has most of its beginning."""
+        """The source that has most of the sequence's beginning. `sources`: (whose, their tokens, how many of these
+        count).
+        """
         best: tuple[T | None, int] = (None, 0)
         for who, tokens, n_most in sources if self._kv.can_share else ():
             if n_most > best[1]:
-                n_alike = self._cut(min(n_common(sequence.tokens, tokens), n_most), sequence)
-                if n_alike > best[1]:
-                    best = who, n_alike
+                n_equal = self._cut(min(n_common(sequence.tokens, tokens), n_most), sequence)
+                if n_equal > best[1]:
+                    best = who, n_equal
         return best
 
     def _n_worth(self, sequence: Sequence) -> int:
-        """Its computed tokens that another may have. With a grain only the prompt's: generated ones were computed one
-        by one, and in another's prompt they would be computed in chunks."""
+        """How many of its computed tokens another sequence may have. With a grain these are only the prompt's:
+        generated ones were computed one by one, and in another's prompt they would be computed in chunks.
+        """
         return sequence.n_computed if self._grain == 1 else min(sequence.n_computed, len(sequence.prompt))
 
     def _cut(self, n_tokens: int, sequence: Sequence) -> int:
-        """The last token is always computed, because a draw needs its logits."""
+        """So many tokens cut to the grain, and without the last: that is always computed, because a draw needs its
+        logits.
+        """
         return min(n_tokens, len(sequence.tokens) - 1) // self._grain * self._grain
 
 

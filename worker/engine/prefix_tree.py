@@ -1,6 +1,6 @@
-"""What ended jobs computed, found again by its tokens: a radix tree whose nodes own saved KV cells.
+"""The KV cells that ended jobs computed, found again by their tokens: a radix tree whose nodes own saved cells.
 
-Owns the tree, its limit in bytes and the choice of what goes when there is no room. Knows neither slots, jobs nor
+Owns the tree, its limit in bytes and the choice of what is evicted when there is no room. Knows neither slots, jobs nor
 what is inside the cells, and has no clock: time is the number of operations so far. Runs on the engine's step thread.
 
     edges:  [ You are helpful. )──[ Add 2 and 2. 4 )──[ And 3? 7 )
@@ -21,7 +21,8 @@ from worker.engine.backend import Saved
 from worker.wire.messages import TokenId
 
 _WIDTH = array("i").itemsize
-"""Bytes of a token in an edge. Edges are bytes because these are sliced and compared in C without a look at types."""
+"""How many bytes a token has in an edge. Edges are bytes because C slices and compares these without a look at
+types."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,12 +51,12 @@ class PrefixIndex:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens whose cells are kept; a shared prefix counts once."""
+        """How many tokens' cells are kept; a shared prefix counts once."""
         return self._n_tokens
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all that is kept, as `Saved` tells them; never above the limit between two calls."""
+        """How many bytes all saved cells have together; never above the limit between two calls."""
         return self._n_bytes
 
     def match(self, tokens: Seq[TokenId]) -> int:
@@ -73,7 +74,8 @@ class PrefixIndex:
     def insert(self, tokens: Seq[TokenId], n_known: int, saved: Saved) -> None:
         """Keep the cells of positions [n_known, len(tokens)), where n_known == match(tokens) < len(tokens).
 
-        Other leaves go to make room. What does not fit beside its own prefix alone is dropped, and nothing changes.
+        Other leaves are evicted to make room. Cells that do not fit even beside their own prefix alone are dropped, and
+        nothing changes.
         """
         packed = _packed(tokens)
         path, n_matched = self._walk(packed)
@@ -92,7 +94,7 @@ class PrefixIndex:
         self._shrink(self.limit_bytes)
 
     def _walk(self, packed: bytes) -> tuple[list[_Node], int]:
-        """The nodes that match, and how many tokens do; of the last node maybe not all."""
+        """The nodes that match, and how many tokens do; the last node's edge need not match to its end."""
         path: list[_Node] = []
         at, children = 0, self._children
         while (node := children.get(packed[at : at + _WIDTH])) is not None:
@@ -104,7 +106,7 @@ class PrefixIndex:
         return path, at // _WIDTH
 
     def _mark(self, path: list[_Node]) -> None:
-        """Use the path. Only its end can be a leaf."""
+        """Note that the path was used now. Only its end can be a leaf."""
         self._now += 1
         is_leaf = bool(path) and not path[-1].children
         if is_leaf:
@@ -139,11 +141,11 @@ class PrefixIndex:
         self._n_bytes += saved.n_bytes
 
     def _shrink(self, n_bytes: int) -> None:
-        """Drop leaves until no more than n_bytes are left. What was used last goes last: its age is 0."""
+        """Evict leaves until no more than n_bytes are left. What was used last goes last, because its age is 0."""
         while self._n_bytes > n_bytes:
-            self._drop(self._leaves.first_to_go(self._now))
+            self._evict(self._leaves.first_to_go(self._now))
 
-    def _drop(self, leaf: _Node) -> None:
+    def _evict(self, leaf: _Node) -> None:
         self._leaves.remove(leaf)
         del self._siblings(leaf)[_key(leaf)]
         self._n_tokens -= leaf.saved.n_tokens
@@ -156,11 +158,11 @@ class PrefixIndex:
 
 
 class _Leaves:
-    """Who goes first: the leaf with the greatest age × bytes, to within a factor of two, found without a scan.
+    """All leaves, and which of them goes first: the one with the greatest age × bytes, to within a factor of two.
 
-    Leaves stand in classes of like size (same power of two), the longest unused first. Of each class only that one
-    is looked at: no other of its class is older or twice as large. No two leaves were last used at the same time,
-    because one operation uses one path, and a path has one end.
+    It is found without a scan: leaves stand in classes of like size (same power of two), the longest unused first. Only
+    the first of each class is looked at, because no other of its class is older or twice as large. No two leaves were
+    last used at the same time, because one operation uses one path, and a path has one end.
     """
 
     def __init__(self) -> None:
@@ -204,8 +206,11 @@ def _halves(path: list[_Node], n_matched: int) -> tuple[Saved, Saved] | None:
 
 
 def n_common(one: bytes | list[TokenId], other: bytes | list[TokenId]) -> int:
-    """The length of their longest common prefix. A slice is compared in C, and halving needs few of them: what is left
-    to compare halves as well, so that each item is read about once."""
+    """The length of their longest common prefix.
+
+    Slices are compared in C, and halving needs few of them: what is left to compare halves as well, so that each item
+    is read about once.
+    """
     if one[:1] != other[:1]:
         return 0
     low, high = 0, min(len(one), len(other))

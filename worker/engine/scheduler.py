@@ -8,9 +8,10 @@ passes it. What it will generate is not reserved: when the cells run out, the ne
 to the queue. The oldest is never paused, so all come to their end.
 
 A step is either prefill or decode, because decode steps of one shape reuse the compute graph. While both kinds have
-work they alternate: a long prompt costs the others one chunk per token. While nobody generates, a prefill step is wide;
-while somebody does, its size follows from what the last ones took (prefill_budget.py). Of several prompts the shortest
-rest goes first, but at most PASSES times before the oldest; what room it leaves is filled with parts of the next.
+work they alternate: a long prompt holds the others up by one chunk per token. While nobody generates, a prefill step is
+wide; while somebody does, its size follows from what the last ones took (prefill_budget.py). Of several prompts the
+shortest rest goes first, but at most PASSES times before the oldest; what room it leaves is filled with parts of the
+next.
 """
 
 from collections import deque
@@ -23,16 +24,16 @@ from worker.engine.sequence import Sequence, State
 from worker.wire.messages import JobKey, SlotId, StepKind
 
 DECODE_MARGIN = 16
-"""Cells that admission leaves free for each running sequence, so that not every newcomer is paused at once."""
+"""How many cells admission leaves free for each running sequence, so that not every newcomer is paused at once."""
 
 LEAST_CELLS = 1 + DECODE_MARGIN
-"""What the shortest job is admitted with beside others."""
+"""How many cells the shortest job needs to be admitted beside others."""
 
 MAX_FORCED = 16
-"""Forced tokens of a decode step, beyond a token for each slot: more would hold the others up."""
+"""How many forced tokens a decode step takes beyond a token for each slot; more would hold the others up."""
 
 PASSES = 2
-"""Prefill steps in a row that may go without the oldest prompt."""
+"""How many prefill steps in a row may go without the oldest prompt."""
 
 
 def most_jobs(n_cells: int) -> int:
@@ -42,7 +43,7 @@ def most_jobs(n_cells: int) -> int:
 
 class Scheduler:
     def __init__(self, *, n_slots: int, n_cells: int, budget: PrefillBudget) -> None:
-        """With a fixed budget every prefill step is one prompt's next chunk, whatever else there is to do."""
+        """With a fixed budget every prefill step is one prompt's next chunk, whatever other jobs there are."""
         self.n_cells = n_cells
         self.free_slots = [SlotId(i) for i in range(n_slots)]
         heapify(self.free_slots)
@@ -78,7 +79,7 @@ class Scheduler:
     def admit(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> None:
         """Give slots to the head of the queue for as long as slots and cells last; they are in FOLLOW then.
 
-        `n_shared`: tokens of a waiting sequence that running ones have computed, which take no cells.
+        `n_shared`: how many tokens of a waiting sequence running ones have computed; these take no cells.
         """
         n_spare = n_free_cells - sum(self._n_to_come(one) for one in self.running.values())
         while self.waiting and self.free_slots:
@@ -90,8 +91,9 @@ class Scheduler:
             n_spare -= n_needed
 
     def _n_to_come(self, sequence: Sequence) -> int:
-        """Cells that a sequence is given room for. With fixed steps all it may need: to pause it would mean to compute
-        in chunks what was computed one by one."""
+        """How many cells a sequence is given room for. With fixed steps these are all it may need: to pause it would
+        mean to compute in chunks what was computed one by one.
+        """
         if self._prefill_budget.is_fixed:
             return sequence.n_most - sequence.n_computed
         return sequence.n_to_compute + DECODE_MARGIN
@@ -113,13 +115,13 @@ class Scheduler:
             self._take_slot(sequence)
 
     def newest(self) -> Sequence | None:
-        """Who is to be paused when the cells run out; None when there is only one, or none."""
+        """The sequence to pause when the cells run out; None when there is only one, or none."""
         if len(self.running) < 2:
             return None
         return max(self.running.values(), key=_age)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back to the queue, before all that are younger; its cells are the caller's to free."""
+        """Put a sequence back into the queue, before all that are younger. The caller frees its cells."""
         sequence.move(State.WAITING)
         self._take_slot(sequence)
         sequence.n_computed = 0
@@ -140,39 +142,45 @@ class Scheduler:
         prefilling = [sequence for sequence in self.running.values() if sequence.state is State.PREFILL]
         decoding = [sequence for sequence in self.running.values() if sequence.state is State.DECODE]
         if prefilling and (not decoding or self._last_kind == "decode"):
-            step = Step(
-                "prefill",
-                self._prefill(prefilling, self._prefill_budget.size if decoding else self._prefill_budget.widest),
-            )
-        elif decoding:
-            step = Step("decode", self._decode(decoding))
-        else:
-            return None
-        return step
+            size = self._prefill_budget.size if decoding else self._prefill_budget.widest
+            return Step("prefill", self._prefill(prefilling, size))
+        return Step("decode", self._decode(decoding)) if decoding else None
 
-    def runs(self, step: Step) -> None:
-        """A step that was chosen is run; one that found no room was never anybody's turn."""
+    def begin(self, step: Step) -> None:
+        """Count the turn of a step that is run now. A chosen step that found no room was nobody's turn."""
         self._last_kind = step.kind
         if step.kind == "prefill":
             oldest = min((one for one in self.running.values() if one.state is State.PREFILL), key=_age)
-            has_oldest = any(piece.slot == oldest.slot for piece in step.slices)
+            has_oldest = any(slice_.slot == oldest.slot for slice_ in step.slices)
             self._n_passes = 0 if has_oldest else self._n_passes + 1
 
-    def _decode(self, decoding: list[Sequence]) -> tuple[Slice, ...]:
-        """The next token of each, and up to MAX_FORCED more that nothing has to be drawn for.
+    def complete(self, step: Step, seconds: float) -> None:
+        """Count what a step has computed, or a part of it that ran alone; what it took shapes later steps.
 
-        With fixed steps one of each: how many rows a step has would depend on the company.
+        `step` has the slices that were decoded, drafts included.
+        """
+        if step.kind == "decode":
+            self._prefill_budget.decode_took(seconds)
+        elif self.is_generating:
+            self._prefill_budget.prefill_took(step.n_tokens, seconds)
+        for slice_ in step.slices:
+            self.running[slice_.slot].advance(len(slice_.tokens) - slice_.n_drafts)
+
+    def _decode(self, decoding: list[Sequence]) -> tuple[Slice, ...]:
+        """The next token of each sequence, and up to MAX_FORCED more that nothing has to be drawn for.
+
+        With fixed steps each gives one token: the number of rows would else depend on the other jobs.
         """
         n_more = 0 if self._prefill_budget.is_fixed else MAX_FORCED
         slices: list[Slice] = []
         for sequence in decoding:
-            piece = sequence.decode_slice(n_most=1 + n_more)
-            n_more -= len(piece.tokens) - 1
-            slices.append(piece)
+            slice_ = sequence.decode_slice(n_most=1 + n_more)
+            n_more -= len(slice_.tokens) - 1
+            slices.append(slice_)
         return tuple(slices)
 
     def _prefill(self, prefilling: list[Sequence], size: int) -> tuple[Slice, ...]:
-        """The next slices of as many prompts as there is room for, shortest first."""
+        """The next slices of as many prompts as `size` tokens have room for, the shortest rest first."""
         in_order = sorted(prefilling, key=lambda sequence: sequence.n_to_compute)
         if self._n_passes == PASSES:
             in_order.sort(key=_age)
@@ -181,10 +189,10 @@ class Scheduler:
             size -= in_order[0].n_computed % size
         slices: list[Slice] = []
         for sequence in in_order:
-            piece = sequence.prefill_slice(size, self._prefill_budget.grain)
-            if piece is not None:
-                slices.append(piece)
-                size -= len(piece.tokens)
+            slice_ = sequence.prefill_slice(size, self._prefill_budget.grain)
+            if slice_ is not None:
+                slices.append(slice_)
+                size -= len(slice_.tokens)
         return tuple(slices)
 
 

@@ -1,6 +1,6 @@
 """A job in flight inside the engine: its tokens, its place, and the only legal moves between states.
 
-Owned by the step thread. Knows nothing of the decode call, the clock or other sequences but the one it follows.
+Owned by the step thread. Knows nothing of the decode call or the clock, and of other sequences only the one it follows.
 
     WAITING ──slot──▶ FOLLOW ──prefix settled──▶ PREFILL ──all computed──▶ DECODE
      │   ▲               │                          │                        │
@@ -23,9 +23,9 @@ from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, To
 
 class State(Enum):
     WAITING = auto()
-    """For a slot and room in the KV cache."""
+    """It waits for a slot and for room in the KV cache."""
     FOLLOW = auto()
-    """Has a slot; perhaps another sequence is computing what this one begins with."""
+    """It has a slot; perhaps another sequence is computing what this one begins with."""
     PREFILL = auto()
     DECODE = auto()
     DONE = auto()
@@ -60,31 +60,31 @@ class Sequence:
     n_computed: int = 0
     """Cells this sequence holds: positions [0, n_computed) of `tokens`."""
     is_begun: bool = False
-    """The front was told that it started; so it is when a preempted one gets a slot again."""
+    """Whether the front was told that it started; a preempted sequence that gets a slot again is not told of twice."""
     leader: Self | None = None
-    """In FOLLOW: who is computing its beginning."""
+    """In FOLLOW: the sequence that is computing its beginning."""
     n_awaited: int = 0
-    """Of the leader's cells: so many are worth waiting for."""
+    """How many of the leader's cells this sequence waits for."""
     forced: deque[Forced] = field(default_factory=deque)
-    """Tokens that come next without a choice, where each waits for its log-probability."""
+    """Tokens that come next without a choice; each waits here until a step gives its log-probability."""
     untold: list[Delta] = field(default_factory=list)
-    """Of forced tokens that the text begins with. They are told with the first that is drawn: until then nothing that
-    depends on the prompt was shown, and the job can begin anew."""
-    lookup: NgramLookup = field(init=False)
+    """The deltas of forced tokens that the text begins with. They are told with the first drawn token: until then
+    nothing that depends on the prompt was shown, and the job can begin anew."""
+    ngram_lookup: NgramLookup = field(init=False)
     acceptance: Acceptance = field(default_factory=Acceptance)
 
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt, *self.generated]
-        self.lookup = NgramLookup(self.tokens)
+        self.ngram_lookup = NgramLookup(self.tokens)
 
     @property
     def n_most(self) -> int:
-        """Cells it may need in the end."""
+        """How many cells it may need in the end."""
         return len(self.prompt) + self.max_tokens
 
     @property
     def n_to_compute(self) -> int:
-        """Tokens that are known and not computed."""
+        """How many of its tokens are known and not computed."""
         return len(self.tokens) - self.n_computed
 
     @property
@@ -96,15 +96,22 @@ class Sequence:
         assert state in LEGAL_MOVES[self.state], f"{self.state.name} -> {state.name} is not a legal move"
         self.state = state
 
+    def advance(self, n_tokens: int) -> None:
+        """Count tokens that a step has computed; the last one of a prefill ends it."""
+        self.n_computed += n_tokens
+        if self.state is State.PREFILL and self.n_to_compute == 0:
+            self.move(State.DECODE)
+
     def append(self, token: TokenId) -> None:
-        """A token was drawn."""
+        """Add a token that was drawn or forced."""
         self.generated.append(token)
         self.tokens.append(token)
 
     def followed(self, drawn: Seq[Forced]) -> Seq[Forced]:
-        """What was drawn, if anything was, and the tokens that the constraint leaves no choice about behind it.
+        """What was drawn, if anything was, and behind it the tokens that the constraint leaves no choice about.
 
-        Where log-probabilities are wanted, these wait in `forced`, and come back one by one as if they were drawn.
+        Where log-probabilities are wanted, the forced tokens wait in `forced` instead, and come back through later
+        calls one by one, as if they were drawn.
         """
         if self.constraint is None:
             return drawn
@@ -135,8 +142,8 @@ class Sequence:
         return "MAX_TOKENS" if self.is_out_of_tokens else None
 
     def prefill_slice(self, n_most: int, grain: int) -> Slice | None:
-        """Up to `n_most` of the tokens to come: all, and then the last one draws, or up to an absolute multiple of
-        `grain`; None where they do not reach one.
+        """A slice of up to `n_most` of the tokens to compute. It has all of them, and then the last one draws, or it
+        ends at an absolute multiple of `grain`; None where `n_most` tokens do not reach one.
         """
         reach = self.n_computed + n_most
         is_last = reach >= len(self.tokens)
@@ -145,10 +152,12 @@ class Sequence:
             return None
         return self._slice(tokens, draws=is_last)
 
-    def decode_slice(self, guesses: Seq[TokenId] = (), n_most: int = 1) -> Slice:
-        """Up to `n_most` of the tokens to come, of which a constraint can force several at once; the last one draws."""
+    def decode_slice(self, draft: Seq[TokenId] = (), n_most: int = 1) -> Slice:
+        """A slice of up to `n_most` of the tokens to compute, and of the draft tokens behind them. There are several to
+        compute where a constraint has forced some; the last of all tokens to compute draws.
+        """
         tokens = self.tokens[self.n_computed : self.n_computed + n_most]
-        return self._slice([*tokens, *guesses], draws=len(tokens) == self.n_to_compute, n_drafts=len(guesses))
+        return self._slice([*tokens, *draft], draws=len(tokens) == self.n_to_compute, n_drafts=len(draft))
 
     def _slice(self, tokens: Seq[TokenId], *, draws: bool, n_drafts: int = 0) -> Slice:
         assert self.slot is not None

@@ -82,7 +82,7 @@ class TextStream:
 
 
 class _StopWatch:
-    """How much of one stop string the text now ends with (Knuth, Morris, Pratt 1977).
+    """Follows how much of one stop string the text now ends with (Knuth, Morris, Pratt 1977).
 
     `n_matched` is the length of the longest prefix of the stop that is a suffix of the text read so far.
     """

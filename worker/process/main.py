@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from worker.engine.backend import Constraint, Load, LoadedModel, SelfTest
+from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.rules import Rules
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
 from worker.process.intake import prompt_violation
 from worker.process.outbox import Outbox, leave
@@ -147,7 +147,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         # What Python makes of a small address space or too few descriptors, in the middle of an import.
         outbox.send(_load_failed(ModelLoadFailed(f"the engine cannot be loaded: {_root_of(error)}")))
         return
-    engine = Engine(model.runner, Rules.of(config, model), emit=outbox.send, clock=time.monotonic)
+    engine = Engine(model.runner, EngineConfig.of(config, model), emit=outbox.send, clock=time.monotonic)
     intake.serve(config, model, engine)
     # What is here now stays: the collector would walk all of it every few hundred steps, for milliseconds.
     gc.freeze()

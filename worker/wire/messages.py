@@ -31,8 +31,7 @@ SplitMode = Literal["none", "layer", "row"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; docs/sampling.md has every formula. Every default but the temperature's switches its setting
-    off.
+    """How tokens are drawn; docs/sampling.md has every formula. Each default but the temperature's means off.
 
     Order: bias and bans, temperature, repetition, frequency, presence and DRY penalties, top_n_sigma, top_k, typical_p,
     top_p, min_p, xtc, draw. Penalties look at the last `repeat_last_n` generated tokens, never at the prompt.
@@ -263,8 +262,8 @@ class Residency(_Frame, frozen=True, kw_only=True):
 
     is_resident: bool
     memory_bytes: int
-    """How much of the model the device can hold at most: what Loaded said, or all that is in use on the device where that
-    is less."""
+    """How many bytes of the model the device can hold at most: what Loaded said, or what is in use on the device where
+    that is less."""
 
 
 class StepBegun(_Frame, frozen=True, kw_only=True):

@@ -9,29 +9,29 @@ from worker.wire.messages import Configure, SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class EngineConfig:
     n_slots: int
     n_cells: int
-    """KV cells of all jobs together."""
+    """How many KV cells all jobs have together."""
     context_length: int
-    """Tokens one job may use, at most n_cells."""
+    """How many tokens one job may use, at most n_cells."""
     chunk: int
-    """Tokens of a prefill step while somebody generates, at first."""
+    """How many tokens a prefill step has at first while somebody generates."""
     widest_step: int = 0
-    """The same while nobody does; less than the chunk means the chunk."""
+    """How many tokens a prefill step has while nobody generates; less than the chunk means the chunk."""
     itl_target_s: float = 0.150
-    """Between two tokens of a job, while others' prompts are read."""
+    """How long a job may wait between two tokens while others' prompts are read."""
     is_deterministic: bool = False
-    """Prompts are cut at multiples of the chunk whatever else runs, and known prefixes are too; nothing is guessed."""
+    """Prompts are cut at multiples of the chunk whatever else runs, known prefixes are too, and there are no drafts."""
     prefix_cache_bytes: int = 0
-    """Of ended sequences' cells in host memory."""
+    """How many bytes of ended sequences' cells host memory keeps at most."""
     retained_slot: SlotId | None = None
-    """Keeps the last sequence's cells while nothing runs; None: they are copied out at once."""
+    """The slot that keeps the last sequence's cells while nothing runs; None: they are copied out at once."""
     row_costs: tuple[tuple[int, float], ...] = ()
-    """(tokens in a decode step, seconds); empty: nothing is guessed."""
+    """(tokens in a decode step, seconds it takes); empty: there are no drafts."""
 
     @classmethod
-    def of(cls, config: Configure, model: LoadedModel) -> Self:
+    def of(cls, asked: Configure, model: LoadedModel) -> Self:
         facts = model.facts
         return cls(
             n_slots=facts.parallel,
@@ -39,8 +39,8 @@ class Rules:
             context_length=facts.context_length,
             chunk=facts.prefill_chunk,
             widest_step=model.widest_step,
-            itl_target_s=config.itl_target_ms / 1000,
-            is_deterministic=config.is_deterministic,
+            itl_target_s=asked.itl_target_ms / 1000,
+            is_deterministic=asked.is_deterministic,
             prefix_cache_bytes=facts.prefix_cache_bytes,
             retained_slot=model.retained_slot,
             row_costs=model.row_costs,
