@@ -25,7 +25,8 @@ def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
 
 
 def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_matched: int) -> float:
-    """How far the worst stretch went. `fates`: the n-th time that a job has a draft, so many of its tokens are right."""
+    """How far the worst stretch went. `fates`: the n-th time that a job has a draft, so many of its tokens are right.
+    """
     speculation = Speculation(costs, n_most)
     jobs = [Acceptance() for _ in range(n_jobs)]
     spent_s, plain_s = [], []

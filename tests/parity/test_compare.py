@@ -20,7 +20,7 @@ from worker.parity.compare import (
     side_by_side,
     summarise,
 )
-from worker.sampling.shortlist import highest_ranked
+from worker.sampling.shortlist import highest_first
 
 LAW = settings(derandomize=True, deadline=None, max_examples=60)
 Rows = NDArray[np.float32]
@@ -39,7 +39,7 @@ def pairs(draw: st.DrawFn) -> tuple[Rows, Rows]:
 def known(reference: Rows, targets: list[int], n_known: int) -> list[KnownRow]:
     rows = []
     for number, row in enumerate(reference):
-        ids = highest_ranked(row, n_known).astype(np.int32)
+        ids = highest_first(row, n_known).astype(np.int32)
         following = float(row[targets[number]]) if number < len(targets) else math.nan
         rows.append(KnownRow(ids, row[ids], logsumexp(row), following))
     return rows

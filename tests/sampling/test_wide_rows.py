@@ -14,7 +14,7 @@ from worker.sampling.arrays import NO_IDS
 from worker.sampling.row import row_of
 from worker.sampling.sample import candidates, sample
 from worker.sampling.shortlist import covering, settled, some_highest, whole
-from worker.sampling.sorted import ranked
+from worker.sampling.sorted import in_order
 from worker.sampling.unsorted import truncated
 from worker.wire.messages import Sampling
 
@@ -142,16 +142,16 @@ def test_a_border_that_rounding_leaves_open_is_decided_as_the_plain_way_does(siz
 
 @LAW
 @given(cases(), st.floats(0, 1))
-def test_a_cut_is_a_prefix_of_the_ranking_that_holds_the_wanted_share_or_all_that_min_p_keeps(
+def test_a_cut_is_a_prefix_of_the_sorted_tokens_that_holds_the_wanted_share_or_all_that_min_p_keeps(
     case: tuple[Row, Sampling, list[int]], share: float
 ) -> None:
     row = row_of(*case, NO_IDS, case[1].temperature)
-    pool, all_tokens = covering(row, case[1], share), whole(row, case[1])
-    ids, _ = ranked(all_tokens)
-    assert np.array_equal(np.sort(ids[: len(pool.ids)]), pool.ids)
-    assert abs(pool.total - all_tokens.total) <= pool.error + all_tokens.error
-    left_out = np.isin(all_tokens.ids, pool.ids, invert=True)
-    assert pool.held >= share * all_tokens.total or (all_tokens.weights[left_out] < case[1].min_p).all()
+    shortlist, all_tokens = covering(row, case[1], share), whole(row, case[1])
+    ids, _ = in_order(all_tokens)
+    assert np.array_equal(np.sort(ids[: len(shortlist.ids)]), shortlist.ids)
+    assert abs(shortlist.total - all_tokens.total) <= shortlist.error + all_tokens.error
+    left_out = np.isin(all_tokens.ids, shortlist.ids, invert=True)
+    assert shortlist.held >= share * all_tokens.total or (all_tokens.weights[left_out] < case[1].min_p).all()
 
 
 @LAW
@@ -159,9 +159,9 @@ def test_a_cut_is_a_prefix_of_the_ranking_that_holds_the_wanted_share_or_all_tha
 def test_settling_a_cut_makes_its_total_exact(case: tuple[Row, Sampling, list[int]]) -> None:
     row = row_of(case[0], case[1], case[2], NO_IDS, case[1].temperature)
     plain = replace(case[1], top_k=0)
-    pool = settled(covering(row, plain, 0.5), row)
-    assert pool.total == pytest.approx(whole(row, plain).total, rel=1e-11)
-    assert pool.error <= 1e-10 * pool.total
+    shortlist = settled(covering(row, plain, 0.5), row)
+    assert shortlist.total == pytest.approx(whole(row, plain).total, rel=1e-11)
+    assert shortlist.error <= 1e-10 * shortlist.total
 
 
 @LAW
@@ -183,7 +183,7 @@ def test_a_row_like_a_models_is_cut_to_few_tokens() -> None:
         logits = (rng.normal(size=49_152) * 2.5).astype(np.float32)
         logits[:40] += rng.normal(8.0, 3.0, size=40).astype(np.float32)
         row = row_of(logits, WORST, (), NO_IDS, WORST.temperature)
-        pool = covering(row, WORST, WORST.top_p)
-        assert len(pool.ids) < 2500
-        assert len(truncated(pool, WORST).ids) <= len(pool.ids)
+        shortlist = covering(row, WORST, WORST.top_p)
+        assert len(shortlist.ids) < 2500
+        assert len(truncated(shortlist, WORST).ids) <= len(shortlist.ids)
         assert len(some_highest(logits, 40)) < 1000

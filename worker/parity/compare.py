@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from worker.parity import estimates
 from worker.parity.estimates import Estimate
 from worker.parity.report import Table
-from worker.sampling.shortlist import highest_ranked
+from worker.sampling.shortlist import highest_first
 
 N_TOP = 5
 _NOISE = 1e-14
@@ -161,7 +161,7 @@ def _of_full(reference: NDArray[np.floating], candidate: NDArray[np.float32], ta
     not finite."""
     if not np.isfinite(reference).all():
         raise ValueError("the reference's logits are not all finite")
-    tops, expected = highest_ranked(reference, N_TOP), _Softmax.of(reference)
+    tops, expected = highest_first(reference, N_TOP), _Softmax.of(reference)
     margin = float(expected.shifted[tops[0]] - expected.shifted[tops[1]])
     if not np.isfinite(candidate).all():
         return _broken(margin, expected.nll(target), is_full=True)
@@ -232,7 +232,7 @@ def _cosine(one: Reals, other: Reals) -> float:
 
 
 def _agreement(tops: NDArray[np.integer], candidate: NDArray[np.float32]) -> tuple[bool, float]:
-    own = highest_ranked(candidate, N_TOP)
+    own = highest_first(candidate, N_TOP)
     return bool(own[0] == tops[0]), len(set(own.tolist()).intersection(tops.tolist())) / len(tops)
 
 

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from worker.errors import UsageError
 from worker.parity.compare import KnownRow, Positions, compare_full, compare_partial, logsumexp
 from worker.parity.evidence import FullLogits, Window, spread
-from worker.sampling.shortlist import highest_ranked
+from worker.sampling.shortlist import highest_first
 
 FORMAT = "llorch-parity-logits/1"
 N_TOP = 256
@@ -152,7 +152,7 @@ def _arrays(full: FullLogits) -> Arrays:
     top_ids, top_logits, sums, next_logits = [], [], [], []
     for number, window in enumerate(full.windows):
         rows = full.rows(number)
-        ids = np.array([highest_ranked(row, n_top) for row in rows])
+        ids = np.array([highest_first(row, n_top) for row in rows])
         top_ids.append(ids.astype(np.int32))
         top_logits.append(np.take_along_axis(rows, ids, axis=1))
         sums.append(np.array([logsumexp(row) for row in rows]))

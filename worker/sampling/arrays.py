@@ -1,4 +1,4 @@
-"""The array types of this room, and the empty ones. Owns nothing else; any thread."""
+"""The array types that the modules of sampling share. Any thread."""
 
 import numpy as np
 from numpy.typing import NDArray

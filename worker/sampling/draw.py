@@ -12,7 +12,7 @@ _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
 TOKEN_LANE, XTC_LANE = 0, 2
-"""What a lane decides: the token; whether XTC acts."""
+"""The lane of the number that decides the token, and of the one that decides whether XTC acts."""
 
 
 def uniform(seed: int, position: int, lane: int = TOKEN_LANE) -> float:

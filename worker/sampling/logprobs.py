@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from worker.sampling.arrays import NO_IDS, Logits
-from worker.sampling.shortlist import highest_ranked
+from worker.sampling.shortlist import highest_first
 
 
 def log_probabilities(logits: Logits, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
@@ -29,5 +29,5 @@ def log_probabilities(logits: Logits, token: int, n_top: int) -> tuple[float, li
         # The order of subtractions matters: log_sum is nothing beside a logit of 1e30.
         return (float(logits[token]) - highest) - log_sum
 
-    tops = highest_ranked(logits, n_top) if n_top else NO_IDS
+    tops = highest_first(logits, n_top) if n_top else NO_IDS
     return logprob(token), [(int(top), logprob(top)) for top in tops]

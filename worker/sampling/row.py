@@ -27,7 +27,7 @@ class Row:
     """float32[n_vocab], only read."""
     temperature: float
     touched: Ids
-    """Distinct, ascending."""
+    """Ids of the touched tokens, distinct and ascending."""
     scores: Reals
     """The touched tokens' scores; -inf is a ban."""
 
@@ -48,7 +48,7 @@ class Row:
         return scores
 
     def check(self, highest: float) -> None:
-        """Refuse a row whose highest score is no number; max and argmax prefer NaN to +inf to numbers to -inf.
+        """Refuse a row whose highest score is no number. max and argmax prefer NaN to +inf, and that to numbers.
 
         Raises: ValueError; NoToken when the highest is -inf.
         """
@@ -69,9 +69,9 @@ def has_only_bans(sampling: Sampling, n_generated: int) -> bool:
 
 
 def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, temperature: float) -> Row:
-    """The row after bias and bans, min_tokens, temperature, and the penalties, in this order.
+    """The row after bias and bans, min_tokens, temperature and the penalties, in this order.
 
-    `ends`: the vocabulary's end-of-generation ids. `temperature`: positive, in place of the request's.
+    `ends`: the vocabulary's end-of-generation ids. `temperature`: positive; it is used in place of the request's.
     """
     bans = banned(sampling, len(generated), ends)
     if has_only_bans(sampling, len(generated)):

@@ -1,7 +1,7 @@
 """From a row of logits to a token: the request's settings in their order, and the draw.
 
 Owns that order, and which way is taken: the cheap one (shortlist.py, unsorted.py) wherever it gives the same answer as
-ranking all tokens (sorted.py). Knows nothing of slots, steps or llama.cpp: a row, a Sampling and the job's own tokens
+sorting all tokens (sorted.py). Knows nothing of slots, steps or llama.cpp: a row, a Sampling and the job's own tokens
 come in, a token goes out. Pure; runs on the engine's step thread. Scores are float64, so that neither a temperature of
 1e-6 nor a penalty of 1e-6 can overflow a float32 logit.
 """
@@ -14,12 +14,12 @@ from math import isfinite
 
 import numpy as np
 
-from worker.sampling import sorted as ranked
-from worker.sampling import unsorted as unranked
+from worker.sampling import unsorted
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Mask, Reals
 from worker.sampling.draw import TOKEN_LANE, XTC_LANE, uniform
 from worker.sampling.row import NoToken, Row, banned, has_only_bans, row_of
-from worker.sampling.shortlist import Pool, covering, settled, whole
+from worker.sampling.shortlist import Shortlist, covering, settled, whole
+from worker.sampling.sorted import in_order, softmax, truncated, without_top_choices
 from worker.sampling.unsorted import Undecided
 from worker.wire.messages import Sampling, TokenId
 
@@ -27,7 +27,7 @@ _GREEDY_BELOW = 1e-6
 """docs/protocol.md 5: a lower temperature means argmax."""
 _NEVER = np.float32(-np.inf)
 _LEFT_BY_XTC = 0.25
-"""The share of the probability that the quick way expects XTC to leave; where it leaves less, the row is ranked."""
+"""The share of the probability that the cheap way expects XTC to leave; where it leaves less, the row is sorted."""
 
 
 def sample(
@@ -37,8 +37,8 @@ def sample(
 
     `logits`: float32[n_vocab], a view that is only read. `generated`: the job's tokens so far, without the prompt;
     their number is the position of the draw. `ends`: the vocabulary's end-of-generation ids. `allowed`: bool[n_vocab],
-    the only tokens that may come; all else sees a row that has no others. Where only ends may come, min_tokens gives
-    way. Raises: ValueError when no distribution exists (a NaN, a +inf, or no token that is possible, unbanned and
+    the only tokens that may come; every setting sees a row that has no others. Where only ends may come, min_tokens
+    gives way. Raises: ValueError when no distribution exists (a NaN, a +inf, or no token that is possible, unbanned and
     allowed).
     """
     if allowed is None:
@@ -64,7 +64,7 @@ def candidates(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Id
     if sampling.temperature < _GREEDY_BELOW:
         return np.array([_most_likely(logits, sampling, generated, ends)], dtype=np.intp), np.ones(1)
     row = row_of(logits, sampling, generated, ends, sampling.temperature)
-    return _ranked(row, sampling, len(generated))
+    return _candidates(row, sampling, len(generated))
 
 
 def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
@@ -75,17 +75,19 @@ def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -
     is_xtc = _xtc_acts(sampling, len(generated))
     # XTC takes from the front: what is drawn then lies further back.
     reach = 1.0 - (1.0 - number) * _LEFT_BY_XTC if is_xtc else number
-    for pool in _pools(row, sampling, reach):
+    for shortlist in _shortlists(row, sampling, reach):
         with suppress(Undecided):
-            return unranked.drawn(pool, sampling, number, is_xtc=is_xtc)
-    ids, probs = _ranked(row, sampling, len(generated))
+            return unsorted.drawn(shortlist, sampling, number, is_xtc=is_xtc)
+    ids, probs = _candidates(row, sampling, len(generated))
     cumulative = np.cumsum(probs)
     # number < 1 keeps the target below the last sum, and side="right" passes over candidates of probability 0.
     return int(ids[np.searchsorted(cumulative, number * cumulative[-1], side="right")])
 
 
 def _most_likely(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
-    """argmax after the penalties; numpy's takes the lowest id of equals, and a NaN before all others."""
+    """The token of the highest score after the penalties; numpy's argmax takes the lowest id of equals, and a NaN
+    before all others.
+    """
     if has_only_bans(sampling, len(generated)):
         best = int(logits.argmax())
         if isfinite(logits[best]) and best not in banned(sampling, len(generated), ends).tolist():
@@ -101,26 +103,28 @@ def _xtc_acts(sampling: Sampling, position: int) -> bool:
     return sampling.xtc_probability > 0.0 and uniform(sampling.seed, position, XTC_LANE) < sampling.xtc_probability
 
 
-def _pools(row: Row, sampling: Sampling, number: float) -> Iterator[Pool]:
-    """What a draw with `number` needs of the row: first by a quick sum of the rest, then by an exact one."""
+def _shortlists(row: Row, sampling: Sampling, number: float) -> Iterator[Shortlist]:
+    """The shortlist that a draw with `number` needs: first with a quick sum of all other tokens, then with an exact
+    one.
+    """
     share = sampling.top_p
     if share >= 1.0 and sampling.min_p == 0.0:
         share = number
-    pool = covering(row, sampling, share)
-    yield pool
-    if pool.rest or pool.rest_error:
-        yield settled(pool, row)
+    shortlist = covering(row, sampling, share)
+    yield shortlist
+    if shortlist.rest or shortlist.rest_error:
+        yield settled(shortlist, row)
 
 
-def _ranked(row: Row, sampling: Sampling, position: int) -> tuple[Ids, Reals]:
-    ids, scores = _ranked_before_xtc(row, sampling)
+def _candidates(row: Row, sampling: Sampling, position: int) -> tuple[Ids, Reals]:
+    ids, scores = _before_xtc(row, sampling)
     if _xtc_acts(sampling, position):
-        ids, scores = ranked.without_top_choices(ids, scores, sampling.xtc_threshold)
-    return ids, ranked.softmax(scores)
+        ids, scores = without_top_choices(ids, scores, sampling.xtc_threshold)
+    return ids, softmax(scores)
 
 
-def _ranked_before_xtc(row: Row, sampling: Sampling) -> tuple[Ids, Reals]:
-    for pool in _pools(row, sampling, 1.0):
+def _before_xtc(row: Row, sampling: Sampling) -> tuple[Ids, Reals]:
+    for shortlist in _shortlists(row, sampling, 1.0):
         with suppress(Undecided):
-            return ranked.ranked(unranked.truncated(pool, sampling))
-    return ranked.truncated(*ranked.ranked(whole(row, sampling)), sampling)
+            return in_order(unsorted.truncated(shortlist, sampling))
+    return truncated(*in_order(whole(row, sampling)), sampling)

@@ -1,7 +1,7 @@
-"""The tokens of a row that can matter: cut from the vocabulary without sorting it.
+"""The shortlist: the tokens of a row that can matter, cut from the vocabulary without sorting it.
 
 Owns the cuts before any float64 work: enough of the most probable tokens to hold a wanted share of the probability, or
-a wanted number of them; and top_n_sigma, which is a cut itself. A cut may keep too much, never too little. Knows
+a wanted number of them; and top_n_sigma, which is a cut itself. A cut may keep too many tokens, never too few. Knows
 nothing of nuclei or draws. Pure; the step thread.
 """
 
@@ -19,11 +19,11 @@ _F32_SLACK = 1e-5
 """Bounds the relative error of a float32 sum of float32 weights: exp's argument, rounded three times, is off by 7e-6
 where it is above -40 (weights below that are less than float64's rounding of a total), exp by 3e-7, the sum by 2e-6."""
 _F32_SUM = 3e-6
-"""Of that, what is a share of the whole sum: numpy adds pairwise, in chains of some 40 additions at most."""
+"""The part of _F32_SLACK that the sum itself adds: numpy adds pairwise, in chains of some 40 additions at most."""
 _ROUNDING = 2.0**-52
-"""Times the number of terms: bounds by how much two float64 sums of the same weights can differ."""
+"""This times the number of terms bounds the relative difference of two float64 sums of the same weights."""
 _N_OTHER_ROUNDINGS = 16
-"""Of exp, of a division, of a product; counted like terms."""
+"""How many roundings exp, a division and a product make at most; they count like terms."""
 _EAGERNESS = (56.0, 28.0, 6.0, 0.5)
 """The weights to cut at, as multiples of the one that always leaves enough; most rows need only the first."""
 _F32_ROUNDING = 2.0**-22
@@ -38,8 +38,8 @@ _SAMPLE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """The highest-ranked tokens of a row, in ascending order of id. None of them has score -inf."""
+class Shortlist:
+    """The tokens of highest scores of a row, in ascending order of id. None of them has score -inf."""
 
     ids: Ids
     scores: Reals
@@ -48,10 +48,11 @@ class Pool:
     held: float
     """The sum of these weights."""
     rounding: float
-    """Relative bound on what the order of additions can change of a sum of weights."""
+    """How much the order of additions can change a sum of weights at most, as a share of it."""
     rest: float = 0.0
     """The weight of all other tokens that still count."""
     rest_error: float = 0.0
+    """How far `rest` may be off."""
 
     @property
     def total(self) -> float:
@@ -59,19 +60,19 @@ class Pool:
 
     @property
     def error(self) -> float:
-        """How much `total`, or any sum of weights, may be off from a plain float64 sum in rank order."""
+        """How far `total`, or any sum of weights, may be off from a plain float64 sum in sorted order."""
         return self.rest_error + self.total * self.rounding
 
-    def keep(self, chosen: Ids | Mask) -> "Pool":
-        """Only these tokens; all others count no more."""
+    def keep(self, chosen: Ids | Mask) -> "Shortlist":
+        """The shortlist of only these tokens; all others count no more."""
         weights = self.weights[chosen]
-        return Pool(self.ids[chosen], self.scores[chosen], weights, float(weights.sum()), self.rounding)
+        return Shortlist(self.ids[chosen], self.scores[chosen], weights, float(weights.sum()), self.rounding)
 
 
-def covering(row: Row, sampling: Sampling, share: float) -> Pool:
+def covering(row: Row, sampling: Sampling, share: float) -> Shortlist:
     """After top_n_sigma and top_k: at least the most probable tokens that together hold `share` of the probability.
 
-    All tokens where typical_p is on, for which the most probable are not the first.
+    It has all tokens where typical_p is on, because that does not begin with the most probable ones.
     `share`: 0..1 (0: at least the most probable one). Tokens that min_p removes may be missing from it.
     Raises: ValueError when there is no distribution.
     """
@@ -89,35 +90,35 @@ def covering(row: Row, sampling: Sampling, share: float) -> Pool:
         held = _estimate(bulk.take(ids), shift, row.temperature)
         if cut > lowest and held < share * total:
             continue
-        pool = _pool(row, ids, cut, _Rest(max(total - held, 0.0), total, shift))
-        if cut == lowest or pool.held - pool.error >= share * pool.total:
-            return pool
+        shortlist = _shortlist(row, ids, cut, _Rest(max(total - held, 0.0), total, shift))
+        if cut == lowest or shortlist.held - shortlist.error >= share * shortlist.total:
+            return shortlist
         break
     return whole(row, sampling)
 
 
-def whole(row: Row, sampling: Sampling) -> Pool:
+def whole(row: Row, sampling: Sampling) -> Shortlist:
     """After top_n_sigma and top_k: every token, with a total that is exact to float64.
 
     Raises: ValueError when there is no distribution.
     """
     if sampling.top_n_sigma > 0.0:
-        pool = _of(row, *_above_sigma(row, sampling.top_n_sigma))
+        shortlist = _of(row, *_above_sigma(row, sampling.top_n_sigma))
     elif sampling.top_k:
         bulk = row.bulk()
         row.check(float(np.maximum(bulk.max(), row.scores.max(initial=-np.inf))))
-        pool = _pool(row, some_highest(bulk, sampling.top_k))
+        shortlist = _shortlist(row, some_highest(bulk, sampling.top_k))
     else:
         scores = row.all_scores()
         row.check(float(scores.max()))
         ids = (scores > -np.inf).nonzero()[0]
-        pool = _of(row, ids, scores[ids])
-    if sampling.top_k and len(pool.ids) > sampling.top_k:
-        return pool.keep(np.sort(highest_ranked(pool.scores, sampling.top_k)))
-    return pool
+        shortlist = _of(row, ids, scores[ids])
+    if sampling.top_k and len(shortlist.ids) > sampling.top_k:
+        return shortlist.keep(np.sort(highest_first(shortlist.scores, sampling.top_k)))
+    return shortlist
 
 
-def highest_ranked(values: Logits | Reals, n_wanted: int) -> Ids:
+def highest_first(values: Logits | Reals, n_wanted: int) -> Ids:
     """Positions of the `n_wanted` highest values, highest first; of equals the first; never of a -inf."""
     some = some_highest(values, n_wanted)
     return some[np.argsort(-values[some], kind="stable")[:n_wanted]]
@@ -138,34 +139,36 @@ def some_highest(values: Logits | Reals, n_wanted: int) -> Ids:
     return np.flatnonzero(values > -np.inf)
 
 
-def settled(pool: Pool, row: Row) -> Pool:
+def settled(shortlist: Shortlist, row: Row) -> Shortlist:
     """The same tokens of the row, with the weight of all others exact to float64."""
     weights = row.all_scores()
-    weights -= pool.scores.max()
+    weights -= shortlist.scores.max()
     np.exp(weights, out=weights)
-    weights[pool.ids] = 0.0
-    return replace(pool, rest=float(weights.sum()), rest_error=0.0)
+    weights[shortlist.ids] = 0.0
+    return replace(shortlist, rest=float(weights.sum()), rest_error=0.0)
 
 
-# ── from scores to a pool ────────────────────────────────────────────────────────────────────────
+# ── from scores to a shortlist ───────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """Untouched tokens that are not in a pool, by a float32 sum."""
+    """The weight of the untouched tokens that are not in a shortlist, by a float32 sum."""
 
     weight: float = 0.0
-    """Against the logit `shift`, as `total` is."""
+    """A token of logit `shift` weighs 1, here and in `total`."""
     total: float = 0.0
-    """Of all untouched tokens: the sum's own error is a share of this."""
+    """The weight of all untouched tokens: the sum's own error is a share of this."""
     shift: float = 0.0
 
 
 _NOTHING = _Rest()
 
 
-def _pool(row: Row, ids: Ids, cut: float = -math.inf, rest: _Rest = _NOTHING) -> Pool:
-    """The untouched tokens `ids`, ascending, and the touched ones of the same scores: those of logits from `cut` on."""
+def _shortlist(row: Row, ids: Ids, cut: float = -math.inf, rest: _Rest = _NOTHING) -> Shortlist:
+    """The shortlist of the untouched tokens `ids`, ascending, and of the touched ones with scores like those of logits
+    from `cut` on.
+    """
     scores = row.logits.take(ids).astype(np.float64)
     if row.temperature != 1.0:
         scores /= row.temperature
@@ -175,11 +178,11 @@ def _pool(row: Row, ids: Ids, cut: float = -math.inf, rest: _Rest = _NOTHING) ->
     ids = np.concatenate([ids, row.touched[~is_low]])
     order = ids.argsort(kind="stable")
     scores = np.concatenate([scores, row.scores[~is_low]])[order]
-    pool = _of(row, ids[order], scores, rest)
-    return replace(pool, rest=pool.rest + float(np.exp(row.scores[is_low] - scores.max()).sum()))
+    shortlist = _of(row, ids[order], scores, rest)
+    return replace(shortlist, rest=shortlist.rest + float(np.exp(row.scores[is_low] - scores.max()).sum()))
 
 
-def _of(row: Row, ids: Ids, scores: Reals, rest: _Rest = _NOTHING) -> Pool:
+def _of(row: Row, ids: Ids, scores: Reals, rest: _Rest = _NOTHING) -> Shortlist:
     highest = float(scores.max(initial=-np.inf))
     row.check(highest)
     weight = error = 0.0
@@ -189,14 +192,14 @@ def _of(row: Row, ids: Ids, scores: Reals, rest: _Rest = _NOTHING) -> Pool:
     rounding = (len(row.logits) + _N_OTHER_ROUNDINGS) * _ROUNDING
     weights = scores - highest
     np.exp(weights, out=weights)
-    return Pool(ids, scores, weights, float(weights.sum()), rounding, weight, error)
+    return Shortlist(ids, scores, weights, float(weights.sum()), rounding, weight, error)
 
 
 # ── cuts ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _total(bulk: Logits, temperature: float) -> tuple[float, float]:
-    """(the logit whose weight is 1, the sum of all weights by float32); the sum is no number where there is none.
+    """(the logit whose weight is 1, the sum of all weights by float32); the sum is NaN where there is none.
 
     That logit is 0, which saves two passes over the row, unless the sum would leave float32's range.
     """
@@ -210,7 +213,7 @@ def _total(bulk: Logits, temperature: float) -> tuple[float, float]:
 
 
 def _estimate(logits: Logits, shift: float, temperature: float) -> float:
-    """The sum of exp((logit - shift) / temperature), roughly; float32, so it may be infinite."""
+    """Roughly the sum of exp((logit - shift) / temperature), in float32, so that it may be infinite."""
     # exp2 of a product takes half the time of exp.
     scale = np.float32(_LOG2_E / temperature)
     with np.errstate(over="ignore"):
@@ -221,7 +224,7 @@ def _estimate(logits: Logits, shift: float, temperature: float) -> float:
 def _cuts(row: Row, shift: float, mean_left_out: float, lowest: float) -> Iterator[float]:
     """Ever lower logits to cut at, down to `lowest`, the last one; or until nothing would be left out.
 
-    `mean_left_out`: a weight; if no token left out weighs more, enough is left.
+    `mean_left_out`: if no token that is left out weighs more than this, enough are left.
     """
     for eagerness in _EAGERNESS:
         weight = eagerness * mean_left_out

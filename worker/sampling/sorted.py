@@ -1,25 +1,25 @@
-"""The truncations on tokens in rank order: typical_p, top_p, min_p and XTC from their plain formulas.
+"""The truncations on sorted tokens: typical_p, top_p, min_p and XTC from their plain formulas.
 
 What unsorted.py cannot decide, and what needs the order itself, is done here at the cost of a sort. Tokens come and go
-in rank order: highest score first, ties by lower id. By score, not by probability: those may round to equals. Pure; the
-step thread.
+in sorted order: the highest score first, of equal scores the lower id. They are not sorted by probability, because
+different scores may round to equal probabilities. Pure; the step thread.
 """
 
 import numpy as np
 
 from worker.sampling.arrays import Ids, Reals
-from worker.sampling.shortlist import Pool
+from worker.sampling.shortlist import Shortlist
 from worker.wire.messages import Sampling
 
 
-def ranked(pool: Pool) -> tuple[Ids, Reals]:
-    """The pool's ids and scores in rank order."""
-    order = np.argsort(-pool.scores, kind="stable")
-    return pool.ids[order], pool.scores[order]
+def in_order(shortlist: Shortlist) -> tuple[Ids, Reals]:
+    """The shortlist's ids and scores in sorted order."""
+    order = np.argsort(-shortlist.scores, kind="stable")
+    return shortlist.ids[order], shortlist.scores[order]
 
 
 def softmax(scores: Reals) -> Reals:
-    """Probabilities (sum 1) of ranked scores."""
+    """Probabilities (sum 1) of sorted scores."""
     weights: Reals = np.exp(scores - scores[0])
     weights /= weights.sum()
     return weights
@@ -39,7 +39,7 @@ def truncated(ids: Ids, scores: Reals, sampling: Sampling) -> tuple[Ids, Reals]:
 
 
 def without_top_choices(ids: Ids, scores: Reals, threshold: float) -> tuple[Ids, Reals]:
-    """XTC: without all tokens of at least this probability but the least probable of them.
+    """What XTC leaves: all tokens but those of at least this probability, of which the least probable stays.
 
     Source: p-e-w, "Exclude Top Choices (XTC)", text-generation-webui pull request 6335.
     """
@@ -51,7 +51,8 @@ def without_top_choices(ids: Ids, scores: Reals, threshold: float) -> tuple[Ids,
 def _typical(probs: Reals, mass: float) -> Ids:
     """Places of the fewest tokens, nearest to the expected information first, that together hold at least `mass`.
 
-    Source: Meister et al. 2022, "Locally Typical Sampling". Ties by rank.
+    Of tokens that are equally near the first in sorted order comes first. Source: Meister et al. 2022, "Locally Typical
+    Sampling".
     """
     probs = probs[probs > 0.0]
     information = -np.log(probs)
@@ -62,6 +63,6 @@ def _typical(probs: Reals, mass: float) -> Ids:
 
 
 def _nucleus(probs: Reals, top_p: float) -> Reals:
-    """The shortest prefix whose sum is at least `top_p`, and at least one."""
+    """The shortest prefix whose sum is at least `top_p`; it has at least one token."""
     n_short = int(np.searchsorted(np.cumsum(probs), top_p, side="left"))
     return probs[: n_short + 1]
