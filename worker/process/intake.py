@@ -1,11 +1,125 @@
-"""What a prompt must satisfy once it is tokens. Pure; called on the intake thread."""
+"""The intake: what the front sends, read and answered at once, also while a step runs.
 
-from worker.wire.messages import Violation
+Owns the socket's reading end and its thread: it tokenises prompts, compiles constraints and refuses what does not fit.
+Jobs and cancels go on to the step thread through the inbox. Knows nothing of slots and steps, but for one thing: a step
+whose jobs are all cancelled is asked to stop.
+"""
+
+import queue
+import socket
+import threading
+from dataclasses import dataclass
+
+from worker.engine.backend import Constraint, LoadedModel
+from worker.engine.loop import Engine
+from worker.process.outbox import Outbox, die, leave
+from worker.wire.frames import FrameBuffer, inbound_decoder
+from worker.wire.messages import (
+    Accepted,
+    AskResidency,
+    Cancel,
+    Configure,
+    Inbound,
+    JobKey,
+    Refused,
+    Submit,
+    TokenId,
+    Violation,
+)
+
+_READ_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """An accepted job on its way from the intake thread to the step thread."""
+
+    submit: Submit
+    prompt: list[TokenId]
+    constraint: Constraint | None
+
+
+class Intake:
+    """Reads the socket on its own thread. The first frame is Configure, the others are jobs, cancels and questions."""
+
+    def __init__(self, sock: socket.socket, outbox: Outbox) -> None:
+        self._sock = sock
+        self._outbox = outbox
+        self._model: LoadedModel | None = None
+        self._max_tokens_in = 0
+        self._engine: Engine | None = None
+        self._cancelled: set[JobKey] = set()
+        self.inbox: queue.SimpleQueue[Inbound | Queued] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="intake", daemon=True).start()
+
+    def serve(self, config: Configure, model: LoadedModel, engine: Engine) -> None:
+        """Take jobs from now on. Called before Loaded is sent, because the front submits nothing earlier."""
+        self._max_tokens_in = config.max_tokens_in
+        self._engine = engine
+        self._model = model
+
+    def _read(self) -> None:
+        buffer = FrameBuffer()
+        try:
+            while data := self._sock.recv(_READ_BYTES):
+                for _, body in buffer.feed(data):
+                    self._take(inbound_decoder.decode(body))
+        except OSError:
+            pass
+        except Exception:  # noqa: BLE001 - top of a thread: whatever it is, it ends the process, once, with its story
+            die()
+        leave("")
+
+    def _take(self, message: Inbound) -> None:
+        match message:
+            case Submit():
+                self._examine(message)
+            case Cancel():
+                self.inbox.put(message)
+                self._abort_if_nobody_waits(message.job)
+            case Configure():
+                self.inbox.put(message)
+            case AskResidency():
+                self._tell_residency()
+
+    def _tell_residency(self) -> None:
+        """Answer here and not between steps: a step may be long, and the device answers from any thread."""
+        assert self._model is not None
+        if self._model.residency is not None:
+            self._outbox.send(self._model.residency())
+
+    def _examine(self, submit: Submit) -> None:
+        """Queue a job with its tokens and its constraint, or refuse it with all that is wrong."""
+        assert self._model is not None
+        prompt = self._model.tokenize(submit.prompt)
+        too_long = prompt_violation(
+            len(prompt), context_length=self._model.facts.context_length, max_tokens_in=self._max_tokens_in
+        )
+        constraint = self._model.constrain(submit)
+        if isinstance(constraint, Violation):
+            broken = (too_long, constraint) if too_long is not None else (constraint,)
+            self._outbox.send(Refused(job=submit.job, violations=broken))
+        elif too_long is not None:
+            if constraint is not None:
+                constraint.close()
+            self._outbox.send(Refused(job=submit.job, violations=(too_long,)))
+        else:
+            self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt)))
+            self.inbox.put(Queued(submit, prompt, constraint))
+
+    def _abort_if_nobody_waits(self, job: JobKey) -> None:
+        """Stop the running step when each of its jobs is cancelled; a mistake costs one repeated step (loop.py)."""
+        assert self._engine is not None
+        assert self._model is not None
+        running = self._engine.step_jobs
+        self._cancelled = (self._cancelled | {job}) & running
+        if running and self._cancelled == running:
+            self._model.runner.request_abort()
 
 
 def prompt_violation(n_prompt: int, *, context_length: int, max_tokens_in: int) -> Violation | None:
-    """Why a prompt of so many tokens is not taken: 1 ≤ tokens, tokens + 1 ≤ context_length, tokens ≤ max_tokens_in
-    (0: no such limit). None: it fits.
+    """Why a prompt of so many tokens is refused, or None where it fits: 1 ≤ n_prompt, n_prompt + 1 ≤ context_length,
+    and n_prompt ≤ max_tokens_in (0 means no such limit).
     """
     if n_prompt == 0:
         return Violation("prompt", "non_empty", "prompt has no tokens for this model")

@@ -1,135 +1,34 @@
-"""The engine process: llama.cpp behind one socket. Composition root of runner, intake and loop.
+"""The engine process: llama.cpp behind one socket. Composition root of runner, intake, loop and outbox.
 
-Three threads. Main loads the model and then runs steps; the intake thread reads the socket, tokenises and answers
-at once, also while a step runs; the outbox's writer thread works only for a front that reads slowly.
-The process lives in its own session, ignores SIGTERM and SIGINT (the front decides), and exits when its socket closes.
+It has three threads. The main thread loads the model and then runs steps; the intake thread (intake.py) reads the
+socket and answers at once; the outbox's writer thread (outbox.py) works only for a front that reads slowly. The process
+lives in its own session, ignores SIGTERM and SIGINT (the front decides), and exits when its socket closes.
 """
 
 import gc
-import os
 import queue
 import signal
 import socket
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Literal
 
-from worker.engine.backend import Constraint, Load, LoadedModel, SelfTest
+from worker.engine.backend import Load, LoadedModel, SelfTest
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
-from worker.process.intake import prompt_violation
-from worker.process.outbox import Outbox, leave
-from worker.wire.frames import FrameBuffer, inbound_decoder
+from worker.process.intake import Intake, Queued
+from worker.process.outbox import Outbox, die, leave
 from worker.wire.messages import (
-    Accepted,
-    AskResidency,
     Cancel,
     Configure,
     Inbound,
-    JobKey,
     LoadFailed,
     Progress,
-    Refused,
     SelfTested,
-    Submit,
-    TokenId,
-    Violation,
 )
-
-_READ_BYTES = 256 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """An accepted job on its way from the intake thread to the step thread."""
-
-    submit: Submit
-    prompt: list[TokenId]
-    constraint: Constraint | None
-
-
-class Intake:
-    """Reads the socket on its own thread; the first frame configures, the others are jobs and cancels."""
-
-    def __init__(self, sock: socket.socket, outbox: Outbox) -> None:
-        self._sock = sock
-        self._outbox = outbox
-        self._model: LoadedModel | None = None
-        self._max_tokens_in = 0
-        self._engine: Engine | None = None
-        self._cancelled: set[JobKey] = set()
-        self.inbox: queue.SimpleQueue[Inbound | Queued] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="intake", daemon=True).start()
-
-    def serve(self, config: Configure, model: LoadedModel, engine: Engine) -> None:
-        """From now on jobs are taken; called before Loaded is sent, and the front submits nothing earlier."""
-        self._max_tokens_in = config.max_tokens_in
-        self._engine = engine
-        self._model = model
-
-    def _read(self) -> None:
-        buffer = FrameBuffer()
-        try:
-            while data := self._sock.recv(_READ_BYTES):
-                for _, body in buffer.feed(data):
-                    self._take(inbound_decoder.decode(body))
-        except OSError:
-            pass
-        except Exception:  # noqa: BLE001 - top of a thread: whatever it is, it ends the process, once, with its story
-            die()
-        leave("")
-
-    def _take(self, message: Inbound) -> None:
-        match message:
-            case Submit():
-                self._examine(message)
-            case Cancel():
-                self.inbox.put(message)
-                self._abort_if_nobody_waits(message.job)
-            case Configure():
-                self.inbox.put(message)
-            case AskResidency():
-                self._tell_residency()
-
-    def _tell_residency(self) -> None:
-        """Here and not between steps: a step may be long, and the device answers from any thread."""
-        assert self._model is not None
-        if self._model.residency is not None:
-            self._outbox.send(self._model.residency())
-
-    def _examine(self, submit: Submit) -> None:
-        """Tokens and a constraint, or a 400 with all that is wrong."""
-        assert self._model is not None
-        prompt = self._model.tokenize(submit.prompt)
-        too_long = prompt_violation(
-            len(prompt), context_length=self._model.facts.context_length, max_tokens_in=self._max_tokens_in
-        )
-        constraint = self._model.constrain(submit)
-        if isinstance(constraint, Violation):
-            broken = (too_long, constraint) if too_long is not None else (constraint,)
-            self._outbox.send(Refused(job=submit.job, violations=broken))
-        elif too_long is not None:
-            if constraint is not None:
-                constraint.close()
-            self._outbox.send(Refused(job=submit.job, violations=(too_long,)))
-        else:
-            self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt)))
-            self.inbox.put(Queued(submit, prompt, constraint))
-
-    def _abort_if_nobody_waits(self, job: JobKey) -> None:
-        """Stop the running step when each of its jobs is cancelled; a mistake costs one repeated step (loop.py)."""
-        assert self._engine is not None
-        assert self._model is not None
-        running = self._engine.step_jobs
-        self._cancelled = (self._cancelled | {job}) & running
-        if running and self._cancelled == running:
-            self._model.runner.request_abort()
 
 
 def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
@@ -172,7 +71,8 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
 
 
 def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:
-    """Nobody wants an engine that is not ready; the front only has to hear that it is alive."""
+    """The `is_wanted` of an engine that is not ready: nobody wants it, and the front only has to hear that it is alive.
+    """
 
     def is_wanted() -> bool:
         outbox.send(Progress(percent=100))
@@ -184,7 +84,7 @@ def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:
 def _test(
     self_test: SelfTest | None, outbox: Outbox, is_wanted: Callable[[], bool]
 ) -> SelfTested | Literal["wanted"] | None:
-    """Run the self-test and tell what it found, unless somebody wants the engine; None where it has nothing to say."""
+    """Run the self-test and send its result, unless somebody wants the engine; None where there is no result."""
     if self_test is None:
         return None
     if is_wanted():
@@ -215,7 +115,7 @@ def _untestable(context_length: int) -> ModelLoadFailed:
 
 
 def _drain(inbox: "queue.SimpleQueue[Inbound | Queued]", engine: Engine) -> None:
-    """Take all messages that are there; wait for one when there is nothing to compute."""
+    """Take all messages that are in the inbox; wait for one when there is nothing to compute."""
     if engine.is_idle:
         _apply(inbox.get(), engine)
     while True:
@@ -234,7 +134,7 @@ def _apply(message: Inbound | Queued, engine: Engine) -> None:
 
 
 def _root_of(error: BaseException) -> str:
-    """The first cause's own words: numpy puts a page of advice around "failed to map segment"."""
+    """The words of the first cause: numpy puts a page of advice around "failed to map segment"."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split()) or "there is too little memory"
@@ -252,17 +152,8 @@ def _load_failed(error: StartupError) -> LoadFailed:
     return LoadFailed(code=error.code, message=str(error))
 
 
-def die() -> None:
-    """End the process after an exception nothing can recover from; the front reads the last words."""
-    try:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(1)
-
-
 def main(load: Load) -> None:
-    """`python -m worker.engine_process FD GENERATION`; FD is the engine's end of the socketpair."""
+    """`python -m worker.process.main FD GENERATION`; FD is the engine's end of the socketpair."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
@@ -274,7 +165,7 @@ def main(load: Load) -> None:
 
 
 def _load_llama(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
-    """A library that cannot be loaded is reported as a model is that cannot."""
+    """Load llama.cpp and the model. The import stands here, so that a library that fails is reported as a model is."""
     from worker.llama.load import load_model  # noqa: PLC0415 - this loads llama.cpp
 
     return load_model(config, on_progress)

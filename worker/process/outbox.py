@@ -1,12 +1,14 @@
-"""What the engine process says to its front: in order, from any thread, without ever waiting; or not at all.
+"""What the engine process tells its front: in order, from any thread, without ever waiting.
 
-Owns the end of the process that nobody listens to. Knows nothing of what the frames mean.
+Owns the socket's writing end, and the end of a process that nobody listens to or nothing can save. Knows nothing of
+what the frames mean.
 """
 
 import os
 import socket
 import sys
 import threading
+import traceback
 from collections import deque
 
 from worker.wire.frames import encode_frame
@@ -52,7 +54,7 @@ class Outbox:
             return leave("the front is gone")
 
     def _write(self) -> None:
-        """Empty what the socket did not take at once. The frame being sent stays first, so that none overtakes it."""
+        """Send what the socket did not take at once. The frame being sent stays first, so that none overtakes it."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
@@ -74,3 +76,12 @@ def leave(reason: str) -> int:
             sys.stderr.flush()
     finally:  # a killed front has closed the pipe's other end too
         os._exit(0)
+
+
+def die() -> None:
+    """End the process after an exception nothing can recover from; the front reads the last words."""
+    try:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
