@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.backend import Step
+from worker.engine.backend import Slice, Step
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
@@ -180,6 +180,12 @@ def test_a_paused_sequence_computes_its_prompt_and_its_own_tokens_again_and_draw
 
 
 # ── steps ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_step_counts_the_tokens_of_all_its_slices() -> None:
+    token = TokenId(1)
+    step = Step("prefill", (Slice(SlotId(0), 0, (token,) * 3), Slice(SlotId(1), 5, (token,) * 2)))
+    assert step.n_tokens == 5
 
 
 def test_there_is_no_step_while_nothing_holds_a_slot() -> None:

@@ -25,8 +25,7 @@ def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
 
 
 def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_matched: int) -> float:
-    """How far the worst stretch went. `fates`: the n-th time that a job has a draft, so many of its tokens are right.
-    """
+    """How far the worst stretch went. `fates`: how many tokens are right of a job's next drafts, draft by draft."""
     speculation = Speculation(costs, n_most)
     jobs = [Acceptance() for _ in range(n_jobs)]
     spent_s, plain_s = [], []

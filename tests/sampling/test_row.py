@@ -1,27 +1,16 @@
-"""What bias, bans and penalties do to scores, one at a time."""
+"""What bias and bans do to scores, one at a time."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.sampling.rows import Row, ids_of, probs_of, row
-from worker.sampling.sample import candidates, sample
+from tests.sampling.rows import ids_of, log_ratio, row
+from worker.sampling.sample import sample
 from worker.wire.messages import Sampling, TokenId
 
 ENDS = np.array([0, 2], dtype=np.intp)
-
-
-def log_ratio(logits: Row, sampling: Sampling, generated: Sequence[int]) -> float:
-    """ln of token 0's probability over token 1's: what the penalties did to two scores."""
-    ids, probs = candidates(logits, sampling, generated)
-    by_id = dict(zip(ids.tolist(), probs.tolist(), strict=True))
-    return math.log(by_id[0] / by_id[1])
-
-
-# ── bias and bans ────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_bias_is_added_before_the_temperature() -> None:
@@ -69,47 +58,3 @@ def test_a_row_of_nan_is_refused_under_bans_too(temperature: float) -> None:
             sample(row(1.0, math.nan, 2.0, 1.0), settings_, [1], ENDS)
         with pytest.raises(ValueError, match="NaN"):
             sample(row(1.0, math.nan, 2.0, 1.0), settings_, [3], ENDS)
-
-
-# ── penalties ────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_frequency_counts_each_time_and_presence_once() -> None:
-    frequent, present = Sampling(seed=0, frequency_penalty=0.5), Sampling(seed=0, presence_penalty=0.5)
-    assert log_ratio(row(0.0, 0.0), frequent, [0, 0, 0, 1]) == pytest.approx(-1.0)
-    assert log_ratio(row(0.0, 0.0), present, [0, 0, 0]) == pytest.approx(-0.5)
-
-
-def test_frequency_and_presence_come_after_temperature_and_repetition() -> None:
-    sampling = Sampling(seed=0, temperature=0.5, repetition_penalty=2.0, presence_penalty=0.25)
-    assert log_ratio(row(1.0, 0.0), sampling, [0]) == pytest.approx(1.0 / 0.5 / 2.0 - 0.25)
-
-
-@pytest.mark.parametrize(("last_n", "times"), [(-1, 3), (0, 0), (1, 0), (2, 1), (4, 2), (99, 3)])
-def test_repeat_last_n_is_the_window_of_every_penalty(last_n: int, times: int) -> None:
-    generated = [0, 2, 0, 2, 0, 2]
-    frequent = Sampling(seed=0, frequency_penalty=0.5, repeat_last_n=last_n)
-    assert log_ratio(row(0.0, 0.0, 0.0), frequent, generated) == pytest.approx(-0.5 * times)
-    repeated = Sampling(seed=0, repetition_penalty=2.0, repeat_last_n=last_n)
-    assert log_ratio(row(1.0, 0.0, 0.0), repeated, generated) == pytest.approx(0.5 if times else 1.0)
-
-
-def test_dry_penalises_what_would_carry_on_a_repetition() -> None:
-    """After 0 1 2 0 1 the token 2 would make it three: a match of 2, at the allowed length 2."""
-    sampling = Sampling(seed=0, dry_multiplier=0.8)
-    ids, probs = candidates(row(0.0, 0.0, 0.0), sampling, [0, 1, 2, 0, 1])
-    assert ids.tolist() == [0, 1, 2]
-    assert np.log(probs[2] / probs[0]) == pytest.approx(-0.8)
-    _, longer = candidates(row(0.0, 0.0, 0.0, 0.0), sampling, [3, 0, 1, 2, 3, 0, 1])
-    assert np.log(longer[3] / longer[0]) == pytest.approx(-0.8 * 1.75)
-
-
-def test_dry_looks_at_the_window_only() -> None:
-    sampling = Sampling(seed=0, dry_multiplier=0.8, repeat_last_n=4)
-    assert probs_of(row(0.0, 0.0, 0.0), sampling, [0, 1, 2, 0, 1]) == pytest.approx([1 / 3] * 3)
-
-
-def test_a_hopeless_token_can_still_be_drawn_when_it_is_the_only_one() -> None:
-    sampling = Sampling(seed=0, dry_multiplier=100.0, dry_base=16.0)
-    assert sample(row(5.0), sampling, [0] * 1000) == 0
-    assert sample(row(5.0), replace(sampling, temperature=0.0), [0] * 1000) == 0

@@ -173,29 +173,6 @@ def test_what_remains_is_renormalised() -> None:
     assert probs_of(row(*[3.0] * 8), Sampling(seed=0, top_k=5)) == pytest.approx([0.2] * 5)
 
 
-def test_the_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    scores = np.log(probs_of(row(0.0, 2.0, -2.0), Sampling(seed=0, repetition_penalty=2.0), [1, 2]))
-    assert (scores - scores[1]).tolist() == pytest.approx([1.0, 0.0, -4.0])
-
-
-def test_the_penalty_counts_each_distinct_token_once() -> None:
-    penalty = Sampling(seed=0, repetition_penalty=1.3)
-    assert probs_of(row(3.0, 1.0), penalty, [0, 0, 0, 0]) == probs_of(row(3.0, 1.0), penalty, [0])
-
-
-def test_greedy_takes_the_penalty_first() -> None:
-    assert sample(row(3.0, 2.0), replace(GREEDY, repetition_penalty=2.0), [0]) == 1
-    assert sample(row(3.0, 2.0), replace(GREEDY, repetition_penalty=2.0), []) == 0
-    assert sample(row(-3.0, -2.0), replace(GREEDY, repetition_penalty=0.5), [0]) == 0
-
-
-def test_a_penalty_of_zero_acts_as_one_millionth() -> None:
-    zero, tiny = (replace(GREEDY, repetition_penalty=penalty) for penalty in (0.0, 1e-6))
-    for logits in (row(-5.0, -1e-5), row(-5.0, -1e-6), row(1e-6, 0.9), row(F32_MAX, F32_MAX)):
-        assert sample(logits, zero, [0]) == sample(logits, tiny, [0])
-    assert sample(row(1e-6, 0.9), zero, [0]) == 0
-
-
 def test_temperatures_below_one_millionth_are_greedy_and_one_millionth_is_not() -> None:
     tied_row = row(1.0, 1.0)
     assert ids_of(tied_row, Sampling(seed=0, temperature=9e-7)) == [0]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.backend import Slice, Step
 from worker.wire.frames import FrameBuffer, encode_frame, inbound_decoder, outbound_decoder
 from worker.wire.messages import (
     Accepted,
@@ -31,7 +30,6 @@ from worker.wire.messages import (
     Residency,
     Sampling,
     SelfTested,
-    SlotId,
     Started,
     StepBegun,
     StepDone,
@@ -252,9 +250,3 @@ def test_the_engine_does_not_read_its_own_frames(kind: type) -> None:
 def test_frames_are_values_equal_ones_are_one_key(message: Inbound) -> None:
     again = inbound_decoder.decode(body_of(message))
     assert len({message, again}) == 1
-
-
-def test_a_step_counts_the_tokens_of_all_its_slices() -> None:
-    token = TokenId(1)
-    step = Step("prefill", (Slice(SlotId(0), 0, (token,) * 3), Slice(SlotId(1), 5, (token,) * 2)))
-    assert step.n_tokens == 5
