@@ -119,7 +119,7 @@ class Sampled(msgspec.Struct, frozen=True):
     piece: bytes
     is_end: bool
     error: str | None = None
-    """Why nothing could be drawn (logits that are not numbers); the token means nothing then."""
+    """Why nothing could be drawn (the logits are not numbers); the token means nothing then."""
     logprob: Logprob | None = None
 
 

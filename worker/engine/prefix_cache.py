@@ -48,8 +48,7 @@ class PrefixCache:
         return n_shared
 
     def settle(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Give a sequence in FOLLOW what is kept of its beginning. False: it waits, because another is computing more.
-        """
+        """Give a sequence in FOLLOW what is kept of its beginning. False: it waits, as another is computing more."""
         if _is_awaiting(sequence):
             return False
         source, n_shared = self._nearest(sequence, running)
@@ -132,8 +131,7 @@ class PrefixCache:
         return True
 
     def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[SlotId | None, int]:
-        """The slot whose computed tokens have most of this one's beginning, and how much; (None, 0) where none has any.
-        """
+        """The slot that has computed most of this one's beginning, and how much; (None, 0) where none has any."""
         others = [(one.slot, one.tokens, self._n_worth(one)) for one in running if one is not sequence]
         return self._longest(sequence, [(self._retained_slot, self.retained, len(self.retained)), *others])
 

@@ -48,9 +48,9 @@ class Scheduler:
         self.free_slots = [SlotId(i) for i in range(n_slots)]
         heapify(self.free_slots)
         self.waiting: deque[Sequence] = deque()
-        """Oldest first."""
+        """Sequences without a slot, the oldest first."""
         self.running: dict[SlotId, Sequence] = {}
-        """In admission order."""
+        """Sequences that have a slot, in the order of their admission."""
         self._prefill_budget = budget
         self._jobs: dict[JobKey, Sequence] = {}
         self._last_kind: StepKind = "decode"

@@ -58,7 +58,7 @@ class Sequence:
     """The prompt and what was generated."""
     generated: list[TokenId] = field(default_factory=list)
     n_computed: int = 0
-    """Cells this sequence holds: positions [0, n_computed) of `tokens`."""
+    """How many cells this sequence holds: positions [0, n_computed) of `tokens`."""
     is_begun: bool = False
     """Whether the front was told that it started; a preempted sequence that gets a slot again is not told of twice."""
     leader: Self | None = None
@@ -92,7 +92,7 @@ class Sequence:
         return len(self.generated) >= self.max_tokens
 
     def move(self, state: State) -> None:
-        """Raises: AssertionError for a move the table above does not draw; nothing changes then."""
+        """Change the state. Raises: AssertionError for a move the table above does not draw; nothing changes then."""
         assert state in LEGAL_MOVES[self.state], f"{self.state.name} -> {state.name} is not a legal move"
         self.state = state
 

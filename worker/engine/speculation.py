@@ -70,8 +70,7 @@ def _class(n_matched: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a decoding sequence proposes for the step: its draft, which may be empty, and what earlier ones were worth.
-    """
+    """What a decoding sequence proposes: its draft, which may be empty, and what its earlier ones were worth."""
 
     acceptance: Acceptance
     draft: Draft

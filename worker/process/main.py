@@ -71,8 +71,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
 
 
 def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:
-    """The `is_wanted` of an engine that is not ready: nobody wants it, and the front only has to hear that it is alive.
-    """
+    """The `is_wanted` of an engine that is not ready: nobody wants it; the front only has to hear that it lives."""
 
     def is_wanted() -> bool:
         outbox.send(Progress(percent=100))

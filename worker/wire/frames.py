@@ -2,7 +2,7 @@
 
     [u32 body bytes][u32 generation][body]
 
-Pure encoding and decoding; who sends and when is process/main.py's and link.py's business.
+Pure encoding and decoding. Who sends and when is the business of process/ and front/link.py.
 """
 
 import struct
