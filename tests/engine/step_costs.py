@@ -1,4 +1,4 @@
-"""What the tests of speculation share: step costs of machines, real and invented, and drafts told by their length."""
+"""What the tests of drafts share: step costs of machines, real and invented, and drafts told by their length."""
 
 from itertools import accumulate, pairwise
 

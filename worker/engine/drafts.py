@@ -1,19 +1,35 @@
-"""Drafts in decode steps: made from a job's own text, as many as pay, judged by what was drawn.
+"""Drafts in decode steps: made from a job's own text, as many tokens of them as pay, judged by what was drawn.
 
-Owns which jobs have drafts. Knows neither how a draft is found (ngram.py) nor when it pays (speculation.py). A draft
-model's drafts would come in here, in place of the n-gram lookup's. Step thread.
+Owns which jobs have drafts (`Drafts`), what wider steps cost, and how many draft tokens a step takes along: as many as
+pay, and never so many that a job is held up (`Speculation`). Knows neither how a draft is found (ngram.py) nor what a
+token means. A draft model's drafts would come in here, in place of the n-gram lookup's. Pure; step thread.
+
+No step ever takes a draft only to find out whether it would be right.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import accumulate, islice, pairwise
+from math import log
+from statistics import median
 
 from msgspec.structs import replace
 
 from worker.engine.backend import MAX_DRAFTS, Sampled, Step
-from worker.engine.ngram import NO_DRAFT, Draft
+from worker.engine.ngram import NO_DRAFT, Acceptance, Draft
 from worker.engine.sequence import Sequence, State
-from worker.engine.speculation import Proposal, Speculation
 from worker.wire.messages import SlotId, TokenId
+
+LEAST_GAIN = 1.03
+"""A step takes drafts where it is expected to be at least this many times as fast; measured costs are no more precise
+than that."""
+MOST_LOST = 0.02
+"""Wrong drafts may cost this share of a job's time."""
+N_TIMED = 9
+"""How many steps' times are remembered; their median is not moved by one step that was held up."""
 
 Running = Mapping[SlotId, Sequence]
 
@@ -80,3 +96,135 @@ def _draft(sequence: Sequence, n_most: int) -> Draft:
     if sequence.constraint is None or not draft.tokens:
         return draft
     return Draft(draft.tokens[: sequence.constraint.n_allowed(draft.tokens)], draft.n_matched)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a decoding sequence proposes: its draft, which may be empty, and what its earlier ones were worth."""
+
+    acceptance: Acceptance
+    draft: Draft
+
+
+class Speculation:
+    """Plans the drafts of decode steps.
+
+    `row_costs` are (tokens in a decode step, seconds it took), ascending from 1 token, and linear between; no step is
+    made wider than the widest of them, and without any there are no drafts. `n_most` bounds the draft tokens of a step.
+
+    A plan maximises the geometric mean of the sequences' expected speeds. For one sequence that is its tokens per
+    second; in a batch one sequence's draft must win more than it costs all the others, and then the batch's tokens
+    per second rise as well.
+
+    Law: whatever is accepted, any stretch of a job costs at most 1 + MOST_LOST times what it costs without drafts, plus
+    one step of a single sequence with n_most draft tokens. A job that has used this up has drafts again when it is
+    forgiven: soon a short one, and what that wins lets it go on.
+    """
+
+    def __init__(self, row_costs: Seq[tuple[int, float]], n_most: int) -> None:
+        assert not row_costs or row_costs[0][0] == 1
+        self._row_costs = _interpolated(row_costs)
+        self._n_most = n_most
+        self._surplus_s: deque[float] = deque(maxlen=N_TIMED)
+        self._row_surplus_s = 0.0
+
+    def took(self, n_rows: int, seconds: float) -> None:
+        """Learn from a decode step's time. What it took beyond its measured cost is put down to its rows.
+
+        Attention over a long context costs every row the same, and was not there at warm-up. Where something else took
+        the time, drafts are shorter than would pay.
+        """
+        if n_rows > len(self._row_costs):
+            return
+        self._surplus_s.append((seconds - self._row_costs[n_rows - 1]) / n_rows)
+        self._row_surplus_s = max(0.0, median(self._surplus_s))
+
+    def most_drafts(self, n_rows: int) -> int:
+        """How many draft tokens would pay with n_rows ≥ 1 sequences if all were right; 0: no need to look for any."""
+        gains = (log(1 + 1 / n) for n in range(1, self._n_most + 1) for _ in range(n_rows))
+        return self._n_worthwhile(n_rows, gains)
+
+    def plan(self, proposals: Seq[Proposal]) -> list[int]:
+        """How many of its draft tokens each sequence of the step takes, in order; their cost is put on its account.
+
+        Give every sequence of the step, and tell each `Acceptance` what was drawn.
+        """
+        n_rows = len(proposals)
+        counts = [0] * n_rows
+        if not 0 < n_rows <= len(self._row_costs):
+            return counts
+        token_s = self._cost(n_rows) / n_rows
+        for proposal in proposals:
+            account = proposal.acceptance
+            account.token_s = token_s
+            account.lost_s = max(0.0, account.lost_s - MOST_LOST * token_s)
+        best = self._best(proposals)
+        n_taken = self._n_worthwhile(n_rows, (gain for _, gain in best))
+        for n_before, (i, _) in enumerate(best[:n_taken], n_rows):
+            counts[i] += 1
+            proposals[i].acceptance.lost_s += self._cost_of_one_more(n_before)
+        return counts
+
+    def _best(self, proposals: Seq[Proposal]) -> list[tuple[int, float]]:
+        """The n_most best draft tokens that their jobs can pay, as (index of the proposal, gain), best first."""
+        prospects = [_gains(proposal) for proposal in proposals]
+        room_s = [self._most_lost_s - proposal.acceptance.lost_s for proposal in proposals]
+        heap = [(-gain, i) for i, gains in enumerate(prospects) for gain in islice(gains, 1)]
+        heapify(heap)
+        best: list[tuple[int, float]] = []
+        n_most = min(self._n_most, len(self._row_costs) - len(proposals))
+        while heap and len(best) < n_most:
+            negative_gain, i = heappop(heap)
+            room_s[i] -= self._cost_of_one_more(len(proposals) + len(best))
+            if room_s[i] < 0:
+                continue
+            best.append((i, -negative_gain))
+            for gain in islice(prospects[i], 1):
+                heappush(heap, (-gain, i))
+        return best
+
+    def _n_worthwhile(self, n_rows: int, gains: Iterable[float]) -> int:
+        """How many draft tokens make the step fastest. `gains`: what each adds to the logarithm of its sequence's
+        expected tokens, best first.
+        """
+        n_most = min(self._n_most, len(self._row_costs) - n_rows)
+        if n_most <= 0:
+            return 0
+        n_best, best = 0, n_rows * log(LEAST_GAIN)
+        cost_s, gained = self._cost(n_rows), 0.0
+        for n_drafts, gain in enumerate(islice(gains, n_most), 1):
+            gained += gain
+            net = gained - n_rows * log(self._cost(n_rows + n_drafts) / cost_s)
+            if net > best:
+                n_best, best = n_drafts, net
+        return n_best
+
+    @property
+    def _most_lost_s(self) -> float:
+        return self._cost(min(1 + self._n_most, len(self._row_costs)))
+
+    def _cost(self, n_rows: int) -> float:
+        return self._row_costs[n_rows - 1] + n_rows * self._row_surplus_s
+
+    def _cost_of_one_more(self, n_rows: int) -> float:
+        return self._cost(n_rows + 1) - self._cost(n_rows)
+
+
+def _gains(proposal: Proposal) -> Iterator[float]:
+    """What each draft token adds to the logarithm of the sequence's expected tokens; never more than the one before."""
+    chance = expected = 1.0
+    first = proposal.draft.n_matched
+    for n_matched in range(first, first + len(proposal.draft.tokens)):
+        # A draft token is right only after the ones before it were.
+        chance *= proposal.acceptance.rate(n_matched)
+        yield log(1 + chance / expected)
+        expected += chance
+
+
+def _interpolated(row_costs: Seq[tuple[int, float]]) -> list[float]:
+    """Seconds of steps of 1, 2, ... rows. More rows never cost less: where it was measured so, it was noise."""
+    rising = list(accumulate((seconds for _, seconds in row_costs), max))
+    costs = rising[:1]
+    for ((n, _), (m, _)), (n_s, m_s) in zip(pairwise(row_costs), pairwise(rising), strict=True):
+        costs += (n_s + (m_s - n_s) * i / (m - n) for i in range(1, m - n + 1))
+    return costs

@@ -15,8 +15,7 @@ from enum import Enum, auto
 from typing import Self
 
 from worker.engine.backend import Constraint, Forced, Slice
-from worker.engine.ngram import NgramLookup
-from worker.engine.speculation import Acceptance
+from worker.engine.ngram import Acceptance, NgramLookup
 from worker.engine.text import TextStream
 from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 

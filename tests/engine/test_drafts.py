@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
-from worker.engine.ngram import Draft
-from worker.engine.speculation import LEAST_GAIN, N_TIMED, Acceptance, Proposal, Speculation
+from worker.engine.drafts import LEAST_GAIN, N_TIMED, Proposal, Speculation
+from worker.engine.ngram import Acceptance, Draft
 from worker.wire.messages import TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=200)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
-from worker.engine.ngram import NgramLookup
-from worker.engine.speculation import MOST_LOST, Acceptance, Proposal, Speculation
+from worker.engine.drafts import MOST_LOST, Proposal, Speculation
+from worker.engine.ngram import Acceptance, NgramLookup
 from worker.wire.messages import TokenId
 
 LAW = settings(derandomize=True, deadline=None, max_examples=200)
