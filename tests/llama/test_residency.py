@@ -21,8 +21,7 @@ from worker.llama.residency import (
     off_plan,
     residency_on,
 )
-from worker.wire.messages import Residency
-from worker.wire.offload import OffPlan
+from worker.wire.messages import OffPlan, Residency
 
 CARD = gpu(80 * GIB)
 

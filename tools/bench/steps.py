@@ -18,8 +18,8 @@ from worker.commands.places import present, where
 from worker.commands.tables import print_table
 from worker.config.settings import Settings
 from worker.engine.backend import LoadedModel
+from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.rules import Rules
 from worker.engine.sequence import Sequence, State
 from worker.front.client import configure
 from worker.llama.load import load_model
@@ -111,7 +111,7 @@ def _round(
     config: Configure, model: LoadedModel, runner: LlamaRunner, n_streams: int, seed: int
 ) -> tuple[float, float]:
     """Seconds of a step, and of its llama_decode, on average."""
-    rules = replace(Rules.of(config, model), row_costs=())
+    rules = replace(EngineConfig.of(config, model), row_costs=())
     engine = Engine(runner, rules, emit=_encode, clock=time.monotonic)
     chance = np.random.default_rng(seed)
     sampling = Sampling(seed=0, temperature=0.0, ignore_eos=True)

@@ -42,12 +42,12 @@ from worker.wire.messages import (
     Refused,
     Residency,
     SelfTested,
+    SplitMode,
     StepBegun,
     StepDone,
     Submit,
     SwaFull,
 )
-from worker.wire.offload import SplitMode
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
 """-P: the working directory must not be able to plant modules."""

@@ -14,8 +14,7 @@ from functools import partial
 from worker.llama.buffers import BufferSizes
 from worker.llama.devices import Device, Memory, memory_of
 from worker.llama.placement import Placement
-from worker.wire.messages import Residency
-from worker.wire.offload import OffPlan
+from worker.wire.messages import OffPlan, Residency
 
 TOLERANCE, LEAST_BYTES = 0.1, 16 * 2**20
 """The share of what was planned for a device by which it may differ; more is worth a line in the log, unless it is so
