@@ -2,10 +2,15 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.backends.choice import FILE, MODEL_VARIABLE, MistakenChoiceError, chosen
 from tests.default_model import default_file, default_path
+
+hypothesis.settings.register_profile("llorch", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("llorch")
+"""The same examples in every run, and no limit of time: other programs use the machine too."""
 
 
 def pytest_configure() -> None:

@@ -53,7 +53,7 @@ def test_the_highest_source_that_speaks_decides(
     config = tmp_path_factory.mktemp("config") / "llorch.toml"
     sources, name = st.none() | values_of(option), option.name
 
-    @settings(derandomize=True, deadline=None, max_examples=20)
+    @settings(max_examples=20)
     @given(sources, sources, sources)
     def law(flag: Any, variable: Any, key: Any) -> None:
         config.write_text("" if key is None else f"{name.replace('_', '-')} = {as_toml(key)}\n", encoding="utf-8")

@@ -82,6 +82,8 @@ def test_a_range_includes_both_its_ends_and_nothing_beyond(option: SettingOption
             given(option.name, bad)
     with pytest.raises(UsageError, match=option.opts[0]):
         given(option.name, "nan")
+    with pytest.raises(UsageError, match=f"Allowed is {option.type.min} to {option.type.max}"):
+        given(option.name, "many")
 
 
 @pytest.mark.parametrize("option", PATTERNED, ids=lambda option: option.name)

@@ -11,7 +11,7 @@ from worker.engine.drafts import MOST_LOST, Proposal, Speculation
 from worker.engine.ngram import Acceptance, NgramLookup
 from worker.wire.messages import TokenId
 
-LAW = settings(derandomize=True, deadline=None, max_examples=200)
+LAW = settings(max_examples=200)
 
 
 def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:

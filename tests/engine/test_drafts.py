@@ -13,7 +13,7 @@ from worker.engine.drafts import LEAST_GAIN, N_TIMED, Proposal, Speculation
 from worker.engine.ngram import Acceptance, Draft
 from worker.wire.messages import TokenId
 
-LAW = settings(derandomize=True, deadline=None, max_examples=200)
+LAW = settings(max_examples=200)
 
 
 def judged(history: list[bool], n_matched: int) -> Acceptance:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from worker.engine.ngram import MOST_COUNTED, NO_DRAFT, Draft, NgramLookup
 from worker.wire.messages import TokenId
 
-LAW = settings(derandomize=True, deadline=None, max_examples=300)
+LAW = settings(max_examples=300)
 
 TOKENS = st.integers(0, 3).map(TokenId)
 """Few, so that everything has stood somewhere before."""

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from worker.engine.prefill_budget import CAUTION, GRAIN, LEAST_SHARE, MOST_GAP, PrefillBudget
 
-LAW = settings(derandomize=True, deadline=None, max_examples=200)
+LAW = settings(max_examples=200)
 TARGET_S = 0.15
 TOKEN_S = st.floats(1e-4, 0.1)
 DECODE_S = st.floats(0.0, 1.0)

@@ -15,7 +15,7 @@ from worker.engine.backend import Saved
 from worker.engine.prefix_tree import PrefixIndex
 from worker.wire.messages import TokenId
 
-LAW = settings(derandomize=True, deadline=None, max_examples=300)
+LAW = settings(max_examples=300)
 LAW_OF_STATES = settings(LAW, max_examples=150, stateful_step_count=25, report_multiple_bugs=False)
 
 TOKENS = tuple(TokenId(token) for token in (0, 1, 256, 1 << 24))

@@ -11,7 +11,7 @@ from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 from worker.wire.messages import JobKey, Sampling, SlotId, StepKind, TokenId
 
-LAW = settings(derandomize=True, deadline=None, max_examples=300)
+LAW = settings(max_examples=300)
 TARGET_S = 0.15
 STEP_S: dict[StepKind, float] = {"prefill": TARGET_S, "decode": TARGET_S / 9}
 """Steps that take so long make later prefill steps neither longer nor shorter."""

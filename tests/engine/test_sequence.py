@@ -11,7 +11,7 @@ from worker.engine.sequence import LEGAL_MOVES, Sequence, State
 from worker.engine.text import TextStream
 from worker.wire.messages import JobKey, Sampling, SlotId, TokenId
 
-LAW = settings(derandomize=True, deadline=None, max_examples=200)
+LAW = settings(max_examples=200)
 SAMPLING = Sampling(seed=7)
 
 DRAWN = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.text_reference import any_cuts, check_against_the_reference, chunked, finished_text, stops_cut_from
 from worker.engine.text import TextStream
 
-LAW = settings(derandomize=True, deadline=None, max_examples=500)
+LAW = settings(max_examples=500)
 LAW_WITH_DRAWN_STOPS = settings(LAW, max_examples=200)
 
 

@@ -164,7 +164,7 @@ class Improvisation:
 
 
 @pytest.mark.long
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(ACTS)
 def test_every_job_ends_exactly_once_and_as_its_deaths_demand(acts: Sequence[tuple[int, int]]) -> None:
     async def play(stage: Stage) -> None:

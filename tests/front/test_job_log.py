@@ -1,6 +1,6 @@
 """Retry-After: what the measured throughput suggests, never less than a second, never beyond the cap."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.front.job_log import MAX_WAIT_S, Throughput
@@ -14,7 +14,6 @@ def test_the_wait_is_the_queue_at_the_measured_pace() -> None:
     assert throughput.wait_s(n_waiting=0, n_slots=8) == 2
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.floats(0, 1e6)), st.integers(0, 10**6), st.integers(1, 256))
 def test_the_wait_is_whole_seconds_within_bounds(served: list[float], n_waiting: int, n_slots: int) -> None:
     throughput = Throughput()

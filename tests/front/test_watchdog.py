@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.crashing_worker import QUESTION, CrashingWorker, check_interrupted, crashing_worker
@@ -122,7 +122,6 @@ def test_a_front_that_was_stopped_does_not_blame_its_engine() -> None:
     assert watched.kills == []
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["tick", "heartbeat", "work", "rest"]), st.floats(0, 3 * FLOOR_S))))
 def test_no_engine_is_killed_that_rests_or_has_spoken_within_the_floor(acts: list[tuple[str, float]]) -> None:
     """Nor one whose front's loop has turned too seldom to have heard it."""

@@ -22,7 +22,7 @@ from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.wire.messages import TokenId, Violation
 
-LAW = settings(derandomize=True, deadline=None, max_examples=60)
+LAW = settings(max_examples=60)
 
 REGEXES = ("", "ab?", "a+", "(ab|abc)d*", "[0-9]{2}:[0-9]{2}", "x(yz)*", "(?i:yes|no)", "é?[a-z]{0,3}")
 SCHEMA = {

@@ -21,7 +21,7 @@ from worker.llama.gbnf import lark_of
 from worker.llama.model import Model
 from worker.wire.messages import TokenId
 
-LAW = settings(derandomize=True, deadline=None, max_examples=300)
+LAW = settings(max_examples=300)
 
 
 class Vocabulary(NamedTuple):

@@ -40,7 +40,7 @@ def saved_of(positions: list[int], *, is_transposed: bool) -> SavedCells:
     return SavedCells([state_of(positions, is_transposed=is_transposed)])
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(n=st.integers(2, 20), cuts=st.lists(st.integers(1, 19), max_size=4), is_transposed=st.booleans(), data=st.data())
 def test_split_and_chained_again_it_is_the_same(
     n: int, cuts: list[int], is_transposed: bool, data: st.DataObject

@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.llama.conftest import Loaded
@@ -80,7 +80,6 @@ def test_a_text_may_be_one_token(model: Model) -> None:
 
 
 @pytest.mark.model
-@settings(derandomize=True, deadline=None)
 @given(text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters=NO_TOKEN, max_codepoint=0x3FFFF)))
 @pytest.mark.usefixtures("default_model")
 def test_the_pieces_of_a_text_are_the_text(loaded: Loaded, text: str) -> None:
@@ -96,7 +95,6 @@ def test_a_long_text_is_one_text(model: Model) -> None:
 
 
 @pytest.mark.model
-@settings(derandomize=True, deadline=None)
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
 @pytest.mark.usefixtures("default_model")
 def test_the_bytes_of_a_text_are_tokenised_as_the_text(loaded: Loaded, text: str) -> None:
@@ -104,7 +102,6 @@ def test_the_bytes_of_a_text_are_tokenised_as_the_text(loaded: Loaded, text: str
 
 
 @pytest.mark.model
-@settings(derandomize=True, deadline=None)
 @given(data=st.binary() | st.lists(st.sampled_from(UTF8_PARTS)).map(b"".join))
 def test_any_bytes_are_tokenised_or_refused(loaded: Loaded, data: bytes) -> None:
     """The library ends the process on those that are refused."""

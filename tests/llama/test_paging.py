@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.llama.paging import LEAST_BYTES, MAPPED_SHARE, Paging, mapped_bytes, paging
@@ -73,7 +73,6 @@ def test_pages_that_come_at_the_first_steps_are_a_sign_of_life_and_move_nothing(
     assert machine.told == [100, 100]
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.floats(-0.5, 0.5)), st.lists(st.integers(0, 100), unique=True).map(sorted))
 def test_the_bar_never_falls_and_ends_with_100(shares: list[float], percents: list[int]) -> None:
     """Pages also leave memory, when there is little of it."""

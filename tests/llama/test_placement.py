@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.llama.test_load import configuration
@@ -36,8 +36,6 @@ from worker.wire.messages import Configure, SplitMode, SwaFull
 
 MIB, GIB = 2**20, 2**30
 PLENTY = 1 << 45
-
-law = settings(derandomize=True, deadline=None)
 
 
 def gpu(free_bytes: int, index: int = 0, backend: str = "cuda", kind: Kind = "gpu") -> Device:
@@ -110,7 +108,6 @@ def test_auto_is_the_cpu_where_no_gpu_has_room_for_a_layer_and_where_there_is_no
         assert found.is_complete, "all of it is where it was put"
 
 
-@law
 @given(free=st.lists(FREE_BYTES, min_size=1, max_size=4), main_memory_bytes=st.integers(3 * GIB, 12 * GIB))
 def test_auto_never_passes_over_a_gpu_that_has_room_for_all(free: list[int], main_memory_bytes: int) -> None:
     gpus = [gpu(free_bytes, index) for index, free_bytes in enumerate(free)]
@@ -138,7 +135,6 @@ def test_an_asked_for_device_is_obeyed_or_refused() -> None:
 # ── how many layers ──────────────────────────────────────────────────────────────────────────────
 
 
-@law
 @given(free_bytes=FREE_BYTES, main_memory_bytes=st.integers(3 * GIB, 12 * GIB), ctx_size=st.integers(1, 200_000))
 def test_as_many_layers_as_fit_are_on_the_gpu_and_no_more(
     free_bytes: int, main_memory_bytes: int, ctx_size: int
@@ -232,7 +228,6 @@ def test_a_small_context_on_the_gpu_is_better_than_none() -> None:
     assert (found.plan.n_cells, found.is_complete) == (1024, True)
 
 
-@law
 @given(free_bytes=FREE_BYTES, main_memory_bytes=st.integers(0, 12 * GIB), device=st.sampled_from(["auto", "cuda"]))
 def test_a_context_that_nobody_asked_for_fits_or_is_refused(
     free_bytes: int, main_memory_bytes: int, device: str
@@ -274,7 +269,6 @@ def test_a_refusal_names_the_device_both_figures_and_what_would_fit() -> None:
     assert line.endswith(f"{error.available_bytes / MIB:.0f} MiB available; the largest --gpu-layers that fits is 5")
 
 
-@law
 @given(free_bytes=FREE_BYTES, ctx_size=st.integers(1, 500_000), asked=st.sampled_from(["all", "5"]))
 def test_what_a_refusal_advises_fits_and_more_does_not(free_bytes: int, ctx_size: int, asked: str) -> None:
     one = gpu(free_bytes)
@@ -490,7 +484,6 @@ def test_windows_are_of_full_size_where_there_is_room_and_small_where_not() -> N
     assert not placed([CPU], PLENTY, SLIDING, swa_full="off").plan.swa_full
 
 
-@law
 @given(
     free=st.lists(FREE_BYTES, max_size=2),
     main_memory_bytes=st.integers(3 * GIB, 12 * GIB),

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as law
 from hypothesis import strategies as st
 
 from tests.llama.test_placement import CPU, GIB, MIB, gpu, placed
@@ -158,8 +157,6 @@ BYTES = st.integers(0, 2**40)
 MEMORIES = st.tuples(BYTES, BYTES).map(lambda sizes: Memory(min(sizes), max(sizes)))
 FIGURES = st.lists(st.tuples(MEMORIES, BYTES), max_size=4)
 
-MANY = law(derandomize=True, deadline=None)
-
 
 def judged(figures: list[tuple[Memory, int]], silent_bytes: int = 0, *, is_resident: bool = True) -> Residency:
     return judge(figures, silent_bytes, is_resident=is_resident)
@@ -189,7 +186,6 @@ def test_nothing_makes_a_model_resident_that_was_not_when_it_was_loaded() -> Non
     assert judged([(Memory(0, 1000), 600)], is_resident=False) == Residency(is_resident=False, memory_bytes=600)
 
 
-@MANY
 @given(figures=FIGURES, silent_bytes=BYTES)
 def test_no_more_is_told_than_was_put_there_and_all_of_it_while_it_is_there(
     figures: list[tuple[Memory, int]], silent_bytes: int
@@ -201,7 +197,6 @@ def test_no_more_is_told_than_was_put_there_and_all_of_it_while_it_is_there(
         assert answer.memory_bytes == put_bytes
 
 
-@MANY
 @given(memory=MEMORIES, size_bytes=st.integers(1, 2**40), taken=BYTES)
 def test_memory_that_others_take_never_makes_ours_leave(memory: Memory, size_bytes: int, taken: int) -> None:
     fuller = Memory(max(0, memory.free_bytes - taken), memory.total_bytes)

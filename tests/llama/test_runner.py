@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.llama.bytewise import constrain
@@ -205,7 +205,6 @@ def test_without_being_asked_there_are_no_log_probabilities(runner: LlamaRunner)
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 8)), max_size=6),
     n_batch=st.integers(1, 16),

@@ -45,7 +45,7 @@ def check(spans: Spans, plain: PlainCells) -> None:
     assert reached == [len(cells) for cells in plain.of]
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(ops=OPS)
 def test_every_cell_is_counted_once_whoever_shares_it(ops: list[Op]) -> None:
     spans, plain = Spans(N_SLOTS), PlainCells(N_SLOTS)
@@ -54,7 +54,7 @@ def test_every_cell_is_counted_once_whoever_shares_it(ops: list[Op]) -> None:
     check(spans, plain)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(ops=OPS)
 def test_a_slot_has_no_more_spans_than_slots_could_share(ops: list[Op]) -> None:
     """However often a prefix was shared: what those who left had cut is joined again."""

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from worker.llama.threads import FIRST_RETRY_S, LAST_RETRY_S, WINDOW_S, Threads, Times, clocks
 
-LAW = settings(derandomize=True, deadline=None, max_examples=30)
+LAW = settings(max_examples=30)
 
 
 class Machine:

@@ -29,7 +29,7 @@ from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model
 
-LAW = settings(derandomize=True, deadline=None, max_examples=50)
+LAW = settings(max_examples=50)
 
 TYPES = {
     "byte-level BPE": capi.LLAMA_VOCAB_TYPE_BPE,

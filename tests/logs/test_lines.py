@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 import structlog
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.logs.log_lines import (
@@ -21,9 +21,6 @@ from tests.logs.log_lines import (
 )
 from worker.logs import lines as logs
 from worker.logs.redaction import MASK
-
-law = settings(derandomize=True, deadline=None)
-
 
 # ── the form ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -121,7 +118,6 @@ texts = st.text(st.characters(codec=None), max_size=40) | st.sampled_from(
 )
 
 
-@law
 @given(value=texts, key=texts.filter(lambda key: key not in ("event", "logger", "level")))
 def test_any_field_is_one_json_line_of_printable_characters_with_the_same_value(value: str, key: str) -> None:
     stream = io.StringIO()
@@ -133,7 +129,6 @@ def test_any_field_is_one_json_line_of_printable_characters_with_the_same_value(
         assert line["nested"] == {"a": [value]}
 
 
-@law
 @given(value=texts)
 @pytest.mark.parametrize("key", ["note", "logger", "logger_name", "worker_id", "timestamp", "level", "nested"])
 def test_any_field_is_one_printable_line_in_the_pretty_form(key: str, value: str) -> None:
@@ -142,7 +137,6 @@ def test_any_field_is_one_printable_line_in_the_pretty_form(key: str, value: str
     assert stream.getvalue().removesuffix("\n").isprintable()
 
 
-@law
 @given(text=texts)
 @pytest.mark.parametrize("log_format", ["json", "pretty"])
 def test_any_exception_text_event_or_trace_field_stays_printable(log_format: str, text: str) -> None:
@@ -162,7 +156,6 @@ def test_a_forged_line_in_an_exception_cannot_begin_a_line() -> None:
         assert not any(line.startswith("2026-01-01") for line in stream.getvalue().splitlines())
 
 
-@law
 @given(st.text(st.characters(codec=None)))
 def test_escape_gives_printable_text_and_leaves_printable_text_alone(text: str) -> None:
     assert logs.escape(text).isprintable()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.logs.log_lines import (
@@ -25,7 +25,6 @@ from worker.front.state import Front
 from worker.logs import lines as logs
 
 STDLIB_LOGGERS = ("uvicorn.error", "httpx2", "huggingface_hub.file_download", "litestar")
-law = settings(derandomize=True, deadline=None)
 
 
 class BrokenPipe(io.StringIO):
@@ -134,7 +133,6 @@ noise = st.binary(max_size=200) | st.lists(
 
 
 @pytest.mark.long
-@law
 @given(st.lists(noise.map(lambda part: part if isinstance(part, bytes) else b"".join(part)), max_size=8))
 def test_any_chunking_of_stderr_gives_the_same_printable_lines(chunks: list[bytes]) -> None:
     whole = b"".join(chunks)

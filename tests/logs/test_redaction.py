@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.logs.redaction import MASK, NO_SECRETS, Secrets
@@ -78,7 +78,6 @@ def test_values_become_what_json_can_carry() -> None:
     assert redact("field", value) == {"1": ["/x", "1.5"], "name": "a\\udc80"}
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.dictionaries(st.text(st.characters(codec=None)), st.text(st.characters(codec=None)) | st.floats() | st.none())
 )
@@ -110,7 +109,6 @@ def test_no_token_masks_nothing() -> None:
     assert Secrets(None, "").redact("job_id", "job-1") == "job-1"
 
 
-@settings(derandomize=True, deadline=None)
 @given(before=st.text(max_size=20), after=st.text(max_size=20), secret=st.text("abcXYZ019-._~+/=", min_size=6))
 def test_no_text_around_a_known_secret_saves_it(before: str, after: str, secret: str) -> None:
     assert secret not in Secrets(secret).redact_text(before + secret + after).replace(MASK, "|")

@@ -289,7 +289,6 @@ def test_models_directory_that_may_not_be_searched_is_one_line(catalog: Catalog,
 
 
 @given(st.integers(1, 1000), st.data())
-@settings(derandomize=True, deadline=None)
 def test_any_part_names_all_parts(n_parts: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(1, n_parts))
     names = parts(f"q/m-{index:05d}-of-{n_parts:05d}.gguf")
@@ -299,7 +298,7 @@ def test_any_part_names_all_parts(n_parts: int, data: st.DataObject) -> None:
 
 
 @given(text=st.text(alphabet=st.sampled_from("./\\:@~%a\x00\n"), max_size=12))
-@settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_to_be_fetched_lies_inside_the_models_directory(text: str, catalog: Catalog, models_dir: Path) -> None:
     """A reference that exists is a path the user gave; one to fetch never leads out of the models directory."""
     for reference in (text, f"hf:{text}", f"hf:a/{text}", f"hf:a/a@{text}", f"hf:a/a::file={text}.gguf"):

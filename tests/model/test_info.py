@@ -239,7 +239,7 @@ def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
         refusal(path)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_flipped_bytes_give_a_card_or_one_clear_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

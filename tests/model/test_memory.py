@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.config.settings import CACHE_TYPES
@@ -152,7 +152,6 @@ def test_what_does_not_fit_is_no_plan() -> None:
         assert most_cells(info(), wish, lambda made: total_bytes(made) <= WEIGHTS_BYTES) == 0
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     available=st.integers(WEIGHTS_BYTES, WEIGHTS_BYTES + 400 * MIB),
     ctx_size=st.one_of(st.just(0), st.integers(1, 200_000)),

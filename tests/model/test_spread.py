@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model.test_memory import demand, info
@@ -11,8 +11,6 @@ from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.model.memory import Plan, graph_input_bytes, plan_of, planned_graph
 from worker.model.spread import InMain, Part, RepackedBytes, gpu_of_layers, layers_of, spread
-
-law = settings(derandomize=True, deadline=None)
 
 EMBEDDING, NORM, OUTPUT, BLOCK = 1000, 10, 2000, 300
 
@@ -129,7 +127,6 @@ def test_layers_on_a_gpu_are_not_laid_out_anew(n_gpu_layers: int) -> None:
     )
 
 
-@law
 @given(
     n_layers=st.integers(1, 100),
     n_gpu_layers=st.integers(0, 120),
@@ -152,7 +149,6 @@ def test_the_last_layers_are_on_gpus_in_order_and_as_their_shares_say(
 # ── sums ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@law
 @given(n_gpu_layers=st.integers(0, 7), shares=st.lists(st.integers(1, 9), min_size=1, max_size=4))
 def test_weights_and_cells_are_somewhere_once(n_gpu_layers: int, shares: list[int]) -> None:
     model = layered(n_blocks=6)
@@ -161,7 +157,6 @@ def test_weights_and_cells_are_somewhere_once(n_gpu_layers: int, shares: list[in
     assert host.kv_bytes + sum(gpu.kv_bytes for gpu in gpus) == plan.kv_bytes
 
 
-@law
 @given(n_gpu_layers=st.integers(0, 6))
 def test_a_layer_more_on_the_gpu_is_a_layer_less_in_main_memory(n_gpu_layers: int) -> None:
     model = layered(n_blocks=6)

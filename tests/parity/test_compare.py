@@ -22,7 +22,7 @@ from worker.parity.compare import (
 )
 from worker.sampling.shortlist import highest_first
 
-LAW = settings(derandomize=True, deadline=None, max_examples=60)
+LAW = settings(max_examples=60)
 Rows = NDArray[np.float32]
 
 

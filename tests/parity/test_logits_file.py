@@ -44,7 +44,7 @@ def test_windows_ids_and_provenance_come_back(path: Path, full: FullLogits) -> N
     assert file.provenance == PROVENANCE
 
 
-@settings(derandomize=True, deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     n_vocab=st.sampled_from([2, 6, N_TOP - 1, N_TOP, N_TOP + 1, 700]),
     length=st.integers(2, 9),

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from worker.process.intake import prompt_violation
 
-LAW = settings(derandomize=True, deadline=None, max_examples=200)
+LAW = settings(max_examples=200)
 
 
 def constraint(n_prompt: int, context_length: int, max_tokens_in: int = 0) -> str | None:

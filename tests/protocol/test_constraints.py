@@ -103,7 +103,7 @@ def depth_of(value: Any) -> int:
 
 @pytest.mark.long
 @given(schemas, st.booleans(), st.none() | st.integers(0, 3))
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_the_text_says_what_was_sent_in_its_order_however_it_was_spelled(
     schema: dict[str, Any], is_ascii: bool, indent: int | None
 ) -> None:
@@ -114,7 +114,7 @@ def test_the_text_says_what_was_sent_in_its_order_however_it_was_spelled(
 
 @pytest.mark.long
 @given(schemas, st.integers(MAX_DEPTH - 6, MAX_DEPTH))
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_a_schema_is_too_deep_by_its_objects_and_arrays_alone(schema: dict[str, Any], n_around: int) -> None:
     whole = nested(n_around, schema)
     assert bool(told(json_schema=json.dumps(whole))) == (depth_of(whole) > MAX_DEPTH)
@@ -142,7 +142,7 @@ members = st.recursive(
 
 @pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from(["a", '"', "\\"]), members), max_size=3).map(tuple))
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_a_name_given_twice_is_refused_wherever_it_is_and_nothing_else(value: Any) -> None:
     raw = spelled(value).encode()
     if is_plain(value):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.protocol.events import TEXT_ONLY, Dialect, choose_dialect
@@ -206,7 +206,6 @@ texts = st.text(min_size=1)
 
 
 @given(texts, st.integers(0, 2**32 - 1), st.sampled_from([SSE, NAMED_SSE, JSON_LINES]))
-@settings(derandomize=True, deadline=None)
 def test_any_text_survives_a_token_frame_which_stays_one_line(text: str, index: int, dialect: Dialect) -> None:
     frame = dialect.token(text, index)
     body = frame.removesuffix(dialect.tail).removeprefix(dialect.leads["token"])
@@ -221,7 +220,6 @@ top_tokens = st.builds(
 
 
 @given(texts, st.lists(st.builds(Logprob, top_tokens, st.lists(top_tokens).map(tuple)), min_size=1))
-@settings(derandomize=True, deadline=None)
 def test_logprobs_read_back_as_they_are_in_their_order(text: str, entries: list[Logprob]) -> None:
     event = json.loads(JSON_LINES.token(text, 0, entries))
     assert list(event) == ["type", "t", "i", "logprobs"]
@@ -234,13 +232,11 @@ def test_logprobs_read_back_as_they_are_in_their_order(text: str, entries: list[
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"], exclude_characters='"\\')))
-@settings(derandomize=True, deadline=None)
 def test_what_json_need_not_escape_is_sent_as_raw_utf8(text: str) -> None:
     assert f'"t":"{text}"'.encode() in SSE.token(text, 0)
 
 
 @given(st.text())
-@settings(derandomize=True, deadline=None)
 def test_any_accept_header_gets_a_framing(accept: str) -> None:
     assert choose_dialect(accept, sse_event_names=False).media_type
 

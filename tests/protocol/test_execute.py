@@ -263,7 +263,6 @@ damaged = st.tuples(st.integers(0, 300), st.binary(max_size=3))
 
 
 @given(st.binary() | st.text().map(str.encode) | json_values.map(body_of) | requests.map(body_of))
-@settings(derandomize=True, deadline=None)
 def test_parsing_gives_a_request_or_one_of_the_two_rejections(body: bytes) -> None:
     with suppress(MalformedJson, WrongShape):
         assert isinstance(parse_execute(body), ExecuteRequest)
@@ -271,7 +270,7 @@ def test_parsing_gives_a_request_or_one_of_the_two_rejections(body: bytes) -> No
 
 @pytest.mark.long
 @given(requests, damaged)
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_a_damaged_body_never_raises_anything_else(value: dict[str, Any], damage: tuple[int, bytes]) -> None:
     body = body_of(value)
     at, patch = damage
@@ -280,7 +279,7 @@ def test_a_damaged_body_never_raises_anything_else(value: dict[str, Any], damage
 
 
 @given(st.text(alphabet=st.sampled_from('\\ud8cDC0f9a"n')))
-@settings(derandomize=True, deadline=None, max_examples=1000)
+@settings(max_examples=1000)
 def test_escapes_count_the_same_in_a_field_read_and_in_one_ignored(escapes: str) -> None:
     """What is skipped is checked as strictly as what is read."""
     assert _is_json(raw_body("prompt", f'"{escapes}"')) == _is_json(body_of(R0)[:-1] + f',"x":"{escapes}"}}'.encode())
@@ -295,7 +294,6 @@ def _is_json(body: bytes) -> bool:
 
 
 @given(st.floats(allow_nan=False))
-@settings(derandomize=True, deadline=None)
 def test_narrowing_is_the_conversion_to_f32(value: float) -> None:
     with np.errstate(over="ignore"):
         expected = np.float32(value)

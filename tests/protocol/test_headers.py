@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.errors import InvalidRequest
@@ -89,14 +89,12 @@ def test_unreadable_deadline_is_an_invalid_request_in_one_short_line(value: str)
 
 
 @given(st.text() | st.datetimes(timezones=st.none() | st.timezones()).map(datetime.isoformat))
-@settings(derandomize=True, deadline=None)
 def test_deadline_is_a_time_or_an_invalid_request(value: str) -> None:
     with suppress(InvalidRequest):
         assert isinstance(parse_deadline(value), float)
 
 
 @given(st.datetimes(datetime(1970, 1, 1), datetime(9000, 1, 1), timezones=st.just(UTC)))
-@settings(derandomize=True, deadline=None)
 def test_both_spellings_of_a_moment_mean_the_same(moment: datetime) -> None:
     epoch_ms = int(moment.timestamp() * 1000)
     from_iso = parse_deadline(re.sub(r"\+00:00$", "Z", moment.isoformat()))

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
@@ -219,7 +219,6 @@ encoded = st.one_of(
 
 
 @given(encoded)
-@settings(derandomize=True, deadline=None)
 def test_whatever_is_encoded_is_an_event_by_the_schema_and_has_no_key_it_does_not_name(line: bytes) -> None:
     event = msgspec.json.decode(line)
     EVENTS.validate(event)

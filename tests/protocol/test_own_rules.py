@@ -285,7 +285,6 @@ def test_the_laws_leave_out_no_field() -> None:
 
 
 @given(valid_requests)
-@settings(derandomize=True, deadline=None)
 def test_a_request_within_all_ranges_breaks_no_rule(sent: dict[str, Any]) -> None:
     assert (
         violations(parse_execute(body_of(with_one_constraint(sent))), MAX_TOKENS_OUT, VOCAB, max_prompt_chars=5) == []
@@ -294,7 +293,7 @@ def test_a_request_within_all_ranges_breaks_no_rule(sent: dict[str, Any]) -> Non
 
 @pytest.mark.long
 @given(valid_requests, st.sets(st.sampled_from(TABLE), min_size=1).flatmap(broken_values))
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_broken_fields_are_told_each_and_no_other_in_the_order_of_the_table(
     sent: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
@@ -310,7 +309,6 @@ secrets = st.text("#$%&", min_size=3, max_size=40)
 
 
 @given(secrets, st.sampled_from(CONSTRAINTS))
-@settings(derandomize=True, deadline=None)
 def test_the_texts_of_constraints_are_never_echoed(secret: str, where: str) -> None:
     sent: dict[str, Any] = {
         "grammar": f"{secret}\0",

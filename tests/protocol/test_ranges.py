@@ -77,7 +77,7 @@ printable_f32 = (f32 | powers_of_two).filter(np.isfinite)
 
 @pytest.mark.long
 @given(printable_f32)
-@settings(derandomize=True, deadline=None, max_examples=1000)
+@settings(max_examples=1000)
 def test_every_f32_is_printed_so_that_it_reads_back(value: float) -> None:
     text = f32_text(value)
     assert narrow(float(text)) == value
@@ -87,7 +87,7 @@ def test_every_f32_is_printed_so_that_it_reads_back(value: float) -> None:
 
 @pytest.mark.long
 @given(printable_f32)
-@settings(derandomize=True, deadline=None, max_examples=1000)
+@settings(max_examples=1000)
 def test_no_shorter_text_would_do(value: float) -> None:
     """numpy finds the shortest digits by another algorithm."""
     assert f32_text(value) == np.format_float_positional(np.float32(value), unique=True, trim="-")

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocol.vectors import R0, body_of
@@ -209,7 +209,6 @@ def test_the_answer_to_a_flood_of_bad_stops_stays_small() -> None:
     st.floats(-1, 3, width=32),
     st.lists(st.text(max_size=60), max_size=6),
 )
-@settings(derandomize=True, deadline=None)
 def test_prompt_and_stop_texts_are_never_echoed(prompt: str, most: int, top_p: float, stop: list[str]) -> None:
     sent = R0 | {"prompt": prompt * 20_000, "max_tokens": most, "top_p": top_p, "stop": stop}
     for error in broken(parse_execute(body_of(sent))):

@@ -1,7 +1,7 @@
 """The draw is a fixed function of (seed, position), and uniform."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import Philox
 
@@ -25,7 +25,6 @@ def test_the_same_seed_and_position_give_the_same_number_in_every_release(seed: 
     assert uniform(seed, position).hex() == GOLDEN[seed, position]
 
 
-@settings(derandomize=True, deadline=None)
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**32))
 def test_the_number_depends_on_seed_and_position_only(seed: int, position: int) -> None:
     first = uniform(seed, position)
@@ -34,7 +33,6 @@ def test_the_number_depends_on_seed_and_position_only(seed: int, position: int) 
     assert 0.0 <= first < 1.0
 
 
-@settings(derandomize=True, deadline=None)
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**63))
 def test_lanes_are_the_words_of_one_block_as_numpy_computes_it(seed: int, position: int) -> None:
     words = Philox(key=seed, counter=position).random_raw(4)

@@ -18,7 +18,7 @@ from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, masked, sample
 from worker.wire.messages import Sampling, TokenId
 
-LAW = settings(derandomize=True, deadline=None, max_examples=250)
+LAW = settings(max_examples=250)
 GREEDY = Sampling(seed=0, temperature=0.0)
 N_DRAWS = 4000
 

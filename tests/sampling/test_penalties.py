@@ -14,7 +14,7 @@ from worker.sampling.sample import candidates, sample
 from worker.wire.messages import Sampling
 
 F32_MAX = float(np.finfo(np.float32).max)
-LAW = settings(derandomize=True, deadline=None, max_examples=400)
+LAW = settings(max_examples=400)
 few_letters = st.lists(st.integers(0, 2), max_size=40)
 repeating = st.builds(lambda word, times, end: word * times + end, few_letters, st.integers(1, 4), few_letters)
 

@@ -15,7 +15,7 @@ from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
 from worker.wire.messages import Sampling
 
-LAW = settings(derandomize=True, deadline=None, max_examples=250)
+LAW = settings(max_examples=250)
 PLAIN = Sampling(seed=42)
 GREEDY = Sampling(seed=42, temperature=0.0)
 F32_MAX = float(np.finfo(np.float32).max)

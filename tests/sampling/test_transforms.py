@@ -13,7 +13,7 @@ from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
 from worker.wire.messages import Sampling, TokenId
 
-LAW = settings(derandomize=True, deadline=None, max_examples=250)
+LAW = settings(max_examples=250)
 ENDS = np.array([0, 2], dtype=np.intp)
 Case = tuple[Row, Sampling, list[int]]
 SHARP = 1e-9
@@ -162,7 +162,7 @@ def test_xtc_may_leave_a_token_of_next_to_no_probability() -> None:
 # ── wide rows ────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([1.0, 0.95, 0.5]),

@@ -21,7 +21,7 @@ from worker.wire.messages import Sampling
 Row = NDArray[np.float32]
 Make = Callable[[np.random.Generator, int], Row]
 
-LAW = settings(derandomize=True, deadline=None, max_examples=120)
+LAW = settings(max_examples=120)
 F32_MAX = float(np.finfo(np.float32).max)
 WORST = Sampling(seed=1, temperature=0.8, top_p=0.95)
 

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.attacks.bodies import flood
@@ -14,8 +14,6 @@ from tests.protocol.vectors import R0
 from tests.web.wire import JSON, head, post_json, read_answer
 from tests.worker_process import WorkerProcess
 from worker.web.bodies import ROOM_BYTES, Room
-
-law = settings(derandomize=True, deadline=None)
 
 
 def turn(work: Coroutine[None, None, None]) -> None:
@@ -28,7 +26,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-@law
 @given(st.lists(st.tuples(st.sampled_from(["take", "give back", "cancel"]), st.integers(0, 10)), max_size=40))
 def test_room_is_never_given_twice_nor_lost_and_comes_in_order(moves: list[tuple[str, int]]) -> None:
     async def live() -> None:

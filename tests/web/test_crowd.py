@@ -3,13 +3,12 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.web.crowd import MAX_CONNECTIONS, RESERVED_CONNECTIONS, Crowd, Standing, affordable_connections
 
 MAX = RESERVED_CONNECTIONS + 4
-law = settings(derandomize=True, deadline=None)
 
 
 @dataclass(eq=False)
@@ -33,7 +32,6 @@ moves = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*Standing, "join
 
 
 @pytest.mark.long
-@law
 @given(moves)
 def test_there_are_never_too_many_and_whoever_is_served_stays(moves: list[tuple[int, Standing | str]]) -> None:
     """Whatever comes, moves and goes: only a newcomer that finds all others served is turned away."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from litestar import Litestar, get, post
 from litestar.params import FromPath
@@ -40,7 +40,6 @@ def test_what_is_offered_has_the_status_of_success_and_head_beside_get() -> None
     }
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.text(max_size=30) | st.lists(st.sampled_from(["/", "health", "cancel", "7", "\n", "{job_id}"])).map("".join))
 def test_no_path_makes_a_new_label(path: str) -> None:
     assert ROUTES.label("/" + path) in {*PATHS.values(), OTHER}

@@ -11,7 +11,7 @@ from worker.config.settings import options
 from worker.wire.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame, inbound_decoder
 from worker.wire.messages import Cancel, JobKey, Sampling, Submit
 
-LAW = settings(derandomize=True, deadline=None, max_examples=200)
+LAW = settings(max_examples=200)
 
 MESSAGES = st.one_of(
     st.integers(0, 2**40).map(lambda job: Cancel(job=JobKey(job))),

@@ -40,7 +40,7 @@ from worker.wire.messages import (
     Violation,
 )
 
-LAW = settings(derandomize=True, deadline=None, max_examples=60)
+LAW = settings(max_examples=60)
 
 TEXT = st.text(max_size=20)
 SIZE = st.integers(0, 2**63 - 1)

@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worker_process import WorkerProcess
 from tools.bench.prompts import Prompts, code_edit, common_words, in_sentences, quotation
-
-LAW = settings(deadline=None)
 
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -25,14 +23,12 @@ def test_the_words_are_different_plain_english_words() -> None:
     assert all(word.isascii() and word.isalpha() and word.islower() and 2 <= len(word) <= 9 for word in words)
 
 
-@LAW
 @given(SEEDS, st.lists(st.integers(2, 900), max_size=5))
 def test_the_same_seed_gives_the_same_prompts(seed: int, sizes: list[int]) -> None:
     one, other = Prompts(seed), Prompts(seed)
     assert [one.of(size) for size in sizes] == [other.of(size) for size in sizes]
 
 
-@LAW
 @given(SEEDS, st.integers(2, 900))
 def test_a_prompt_has_as_many_words_as_asked_for(seed: int, n_words: int) -> None:
     prompt = Prompts(seed).of(n_words)
@@ -42,7 +38,6 @@ def test_a_prompt_has_as_many_words_as_asked_for(seed: int, n_words: int) -> Non
     assert prompt == prompt.strip()
 
 
-@LAW
 @given(SEEDS)
 def test_as_many_prompts_as_there_are_words_all_begin_with_another_word(seed: int) -> None:
     prompts = Prompts(seed)
@@ -56,7 +51,6 @@ def test_no_two_words_begin_two_prompts_in_ten_thousand() -> None:
     assert len(set(beginnings)) == 10_000
 
 
-@LAW
 @given(SEEDS, SEEDS)
 def test_another_seed_gives_other_prompts(one: int, other: int) -> None:
     assert (Prompts(one).of(40) == Prompts(other).of(40)) == (one == other)
@@ -66,7 +60,6 @@ def test_every_third_word_has_a_comma() -> None:
     assert in_sentences(["a", "b", "c", "d", "e", "f", "g"]) == "a b c, d e f, g"
 
 
-@LAW
 @given(SEEDS)
 def test_what_else_is_drawn_is_of_the_seed_and_each_time_its_own(seed: int) -> None:
     one, other = Prompts(seed), Prompts(seed)
