@@ -20,6 +20,7 @@ from worker.parity.naming import to_checkpoint_order
 from worker.parity.points import Activations
 from worker.parity.reference.model import Reference
 from worker.parity.report import Level
+from worker.parity.setups import opened
 
 pytestmark = pytest.mark.model
 
@@ -69,8 +70,13 @@ def test_the_f32_copy_is_the_reference_at_every_checkpoint(f32_copy: Path, expec
     assert all(len(series.values) == N_LAYERS for series in level.series)
 
 
+def captured(path: Path, tokens: list[int], setup: Setup | None = None) -> Activations:
+    with opened(path) as model:
+        return capture(model, tokens, n_threads=N_THREADS, setup=setup or Setup())
+
+
 def test_both_sides_have_every_point(f32_copy: Path, expected: Expected, tokens: list[int]) -> None:
-    found = capture(f32_copy, tokens, n_threads=N_THREADS)
+    found = captured(f32_copy, tokens)
     assert list(found) == layer_points(N_LAYERS)
     assert {point: values.shape for point, values in found.items()} == {
         point: values.shape for point, values in expected.activations.items()
@@ -78,7 +84,7 @@ def test_both_sides_have_every_point(f32_copy: Path, expected: Expected, tokens:
 
 
 def test_half_precision_memory_is_seen_where_it_rounds(f32_copy: Path, tokens: list[int]) -> None:
-    found = capture(f32_copy, tokens, n_threads=N_THREADS, setup=Setup(type_k="f16", type_v="f16"))
+    found = captured(f32_copy, tokens, Setup(type_k="f16", type_v="f16"))
     for cache, computed in (("k_cache", "k_rope"), ("v_cache", "v_proj")):
         stored, whole = (
             next(v for p, v in found.items() if p.layer == 5 and p.name == name) for name in (cache, computed)
@@ -89,7 +95,7 @@ def test_half_precision_memory_is_seen_where_it_rounds(f32_copy: Path, tokens: l
 
 def test_flash_attention_has_no_scores_to_look_at(f32_copy: Path, tokens: list[int]) -> None:
     with pytest.raises(ValueError, match=r"0 tensors kq-0, not 1: .*without flash attention"):
-        capture(f32_copy, tokens, n_threads=N_THREADS, setup=Setup(flash_attn="on"))
+        captured(f32_copy, tokens, Setup(flash_attn="on"))
 
 
 # ── negative controls: weights and metadata ──────────────────────────────────────────────────────

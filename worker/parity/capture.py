@@ -6,7 +6,6 @@ they are compared with. The library's names of tensors are facts of its pinned v
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.llama.tensor_capture import TensorCapture
 from worker.parity.naming import to_checkpoint_order
 from worker.parity.points import Activations, Name, Point
-from worker.parity.setups import opened
 
 Float32s = NDArray[np.float32]
 Taken = dict[str, list[Float32s]]
@@ -42,18 +40,12 @@ STEMS = (*_IN_A_LAYER.values(), _EMBEDDING, _NORM, _LOGITS, _Q, _K, _V, _SCORES,
 """What a TensorCapture has to take."""
 
 
-def capture(gguf: Path, tokens: Sequence[int], *, n_threads: int, setup: Setup | None = None) -> Activations:
-    """All points of a model of the llama architecture over `tokens`, computed at once on the CPU, float32.
+def capture(model: Model, tokens: Sequence[int], *, n_threads: int, setup: Setup) -> Activations:
+    """All points of a model of the llama architecture over `tokens`, computed at once, float32.
 
     Raises: ModelLoadFailed, InsufficientMemory; ValueError for a graph without these points (another architecture, or
     flash attention, which has no scores) and for tokens outside the vocabulary.
     """
-    with opened(gguf) as model:
-        return capture_from(model, tokens, n_threads=n_threads, setup=setup or Setup())
-
-
-def capture_from(model: Model, tokens: Sequence[int], *, n_threads: int, setup: Setup) -> Activations:
-    """As `capture`, of a model that is open."""
     tap = TensorCapture(STEMS)
     whole = replace(setup, n_rows=len(tokens))
     with Scorer(model, whole, n_ctx=len(tokens), n_threads=n_threads, tap=tap) as scorer:

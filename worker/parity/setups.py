@@ -3,7 +3,6 @@
 Owns the opening of a model for its rows, and the folder where these lie. Knows nothing of what they are compared with.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,18 +39,14 @@ def opened(path: Path, device: Device | None = None) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """All logits of some windows under one set-up, in a folder of their own."""
+    """All logits of some windows under one set-up, on disk."""
 
-    folder: Path
     logits: FullLogits
 
     def against(self, reference: ReferenceLogits, numbers: Sequence[int] | None = None) -> Summary:
         """These rows as a candidate's. `numbers`: which windows of the reference they are; None: all, in order."""
         known = range(len(self.logits.windows)) if numbers is None else numbers
         return summarise([reference.positions(number, self.logits.rows(own)) for own, number in enumerate(known)])
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder)
 
 
 def compute(
@@ -67,7 +62,7 @@ def compute(
         opened(path, device) as model,
         Scorer(model, setup, n_ctx=longest(windows), n_threads=n_threads) as scorer,
     ):
-        return StoredRows(folder, FullLogits.make(folder, windows, lambda window: scorer.logits(window.tokens)))
+        return StoredRows(FullLogits.make(folder, windows, lambda window: scorer.logits(window.tokens)))
 
 
 def evaluated(reference: ReferenceLogits, n_tokens: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from worker.llama.model import Model
 from worker.model.info import read_info
 from worker.parity.bounds import Bounds
-from worker.parity.capture import capture_from
+from worker.parity.capture import capture
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.naming import not_comparable
 from worker.parity.points import CHECKPOINT, NAMES, Activations, Name, Point
@@ -126,7 +126,7 @@ def run(f32_copy: Path, reference: Expected, *, bounds: Bounds, n_threads: int) 
 def _compute(model: Model, reference: Expected, n_threads: int) -> Computed:
     tokens, n_new = reference.tokens, len(reference.continuation)
     setup = Setup(n_rows=len(tokens))
-    activations = capture_from(model, tokens, n_threads=n_threads, setup=setup)
+    activations = capture(model, tokens, n_threads=n_threads, setup=setup)
     with Scorer(model, setup, n_ctx=len(tokens) + n_new, n_threads=n_threads) as scorer:
         logits = scorer.logits(tokens)
         runs = tuple(tuple(scorer.greedy(tokens, n_new)) for _ in range(N_RUNS))
