@@ -1,7 +1,7 @@
 """One parity run: every level in its order on one case, timed.
 
 Owns: which level gets what, and the budgets. Refuses to know: how anything is compared (levels/), where the reference
-comes from (case.py), what becomes of the outcome (proof.py).
+comes from (case.py), what becomes of the outcome (bundle.py).
 """
 
 import time
