@@ -39,7 +39,7 @@ class ToyModel:
     undrawable: frozenset[int] = frozenset()
     poison: frozenset[int] = frozenset()
     n_seen: int = 0
-    """Of the tokens before: the draw depends on so many. Few of them make a text that repeats itself; 0 means all."""
+    """How many of the tokens before it a draw depends on. Few make a text that repeats itself; 0 means all of them."""
 
     def draw(self, slot: SlotId, held: Seq[TokenId], seed: int, constraint: ToyConstraint | None = None) -> Sampled:
         token = TokenId(crc32(repr((seed, list(held[-self.n_seen :]))).encode()) % N_VOCAB)
@@ -55,7 +55,7 @@ class ToyModel:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`text` is all that was drawn, cut at the stop; what of it may be shown before a failure is not said."""
+    """`text` is all that was drawn, cut at the stop. It does not say how much of it is shown before a failure."""
 
     text: str
     n_drawn: int
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
-    """What the request must give beside any neighbours, told without slots, steps and states."""
+    """What the request must give whatever jobs run beside it, computed without slots, steps and states."""
     held = [TokenId(token) for token in request.prompt]
     text, n_drawn = "", 0
     constraint = None if request.constraint is None else ToyConstraint(request.constraint)
@@ -119,7 +119,7 @@ def _look_away(_step: Step) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """One of the memory; slots that share it hold the same one."""
+    """A cell of the memory; slots that share it hold the same object."""
 
     token: TokenId
     position: int
@@ -127,7 +127,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The contract's Saved: what was read out of some cells."""
+    """backend.py's Saved: what was read out of some cells."""
 
     cells: tuple[tuple[TokenId, int], ...]
 
@@ -145,7 +145,7 @@ class Copy:
 
 
 class FakeKv:
-    """The contract's Kv."""
+    """backend.py's Kv."""
 
     def __init__(self, *, n_slots: int, n_cells: int, can_share: bool) -> None:
         self.n_cells = n_cells
@@ -214,7 +214,7 @@ class FakeKv:
 
 
 class FakeRunner:
-    """The contract's Runner. `before_run` sees every step at the moment it runs, as another thread might.
+    """backend.py's Runner. `before_run` sees every step at the moment it runs, as another thread might.
 
     Asked to abort, it first keeps `n_kept_at_abort` tokens of the step; without `has_room` one step finds no cells.
     """

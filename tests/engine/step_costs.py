@@ -19,7 +19,7 @@ Costs = tuple[tuple[int, float], ...]
 
 @st.composite
 def row_costs(draw: st.DrawFn, n_rows: int = 24) -> Costs:
-    """Any that rise: flat, straight, or with steps where a kernel's tile is full."""
+    """Any costs that rise: flat, straight, or with steps where a kernel's tile is full."""
     rises = draw(st.lists(st.sampled_from((0.0, 0.05, 0.5, 1.0, 3.0)), min_size=n_rows - 1, max_size=n_rows - 1))
     return tuple(enumerate(accumulate(rises, initial=1.0), 1))
 

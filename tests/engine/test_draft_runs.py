@@ -15,7 +15,7 @@ LAW = settings(max_examples=200)
 
 
 def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
-    """Of all stretches of the run, the most by which one exceeded what it may cost."""
+    """By how many seconds the worst stretch of the run exceeded what it may cost."""
     worst = lowest = excess = 0.0
     for spent, plain in zip(spent_s, plain_s, strict=True):
         excess += spent - (1 + MOST_LOST) * plain
@@ -57,7 +57,7 @@ def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_match
 def test_no_stretch_of_a_run_is_slowed_whatever_is_accepted(
     costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_matched: int
 ) -> None:
-    """Even where the draws are chosen to mislead. (1 + MOST_LOST) times, and one widest step a job."""
+    """Even where the draws are chosen to mislead, it costs (1 + MOST_LOST) times as much and one widest step a job."""
     allowed_s = n_jobs * cost(costs, min(1 + n_most, costs[-1][0]))
     assert worst_case(costs, n_jobs, n_most, fates, n_matched) <= allowed_s * (1 + 1e-9)
 

@@ -17,7 +17,7 @@ LAW = settings(max_examples=200)
 
 
 def judged(history: list[bool], n_matched: int) -> Acceptance:
-    """One that has seen draft tokens after such a match be right or wrong."""
+    """An Acceptance that has seen draft tokens after such a match be right or wrong."""
     acceptance = Acceptance()
     for is_right in history:
         acceptance.saw(draft_of(1, n_matched), [RIGHT if is_right else WRONG])
@@ -147,7 +147,7 @@ def test_a_plan_is_the_best_of_all(costs: Costs, proposals: list[Proposal]) -> N
 @LAW
 @given(row_costs(), st.lists(PROPOSALS, min_size=1, max_size=20))
 def test_a_step_with_drafts_is_expected_to_give_more_tokens_a_second(costs: Costs, proposals: list[Proposal]) -> None:
-    """Though a plan looks at each sequence's speed."""
+    """This holds though a plan looks at each sequence's speed."""
     counts = Speculation(costs, N_MOST).plan(proposals)
     assume(any(counts))
     n_expected = float(len(proposals))
@@ -166,7 +166,7 @@ HISTORY = st.lists(st.booleans(), min_size=20, max_size=20)
 def test_more_right_drafts_never_lower_a_plan(
     costs: Costs, jobs: list[tuple[list[bool], int]], right_after_all: list[bool]
 ) -> None:
-    """Of a sequence, and of the step."""
+    """Neither what the sequence takes, nor what the step takes."""
     (first, n_drafts), *others = jobs
     better = [a or b for a, b in zip(first, right_after_all, strict=True)]
     rest = [proposal(*job) for job in others]

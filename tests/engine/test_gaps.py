@@ -24,7 +24,7 @@ class Machine:
     step_s: float
     row_s: float
     cell_s: float
-    """For each row, and each cell before it."""
+    """How many seconds a row takes for each cell before it."""
 
     def chunk(self) -> int:
         """As the warm-up chooses it."""
@@ -49,7 +49,7 @@ def engine_for(
     clock: Callable[[], float],
     emit: Callable[[Outbound], None] = lambda _: None,
 ) -> tuple[Engine, FakeRunner]:
-    """With slots for so many streams and one prompt."""
+    """An engine with slots for so many streams and one prompt."""
     chunk = machine.chunk()
     runner = FakeRunner(ToyModel(n_seen=1), n_slots=n_streams + 2, n_cells=N_CELLS, chunk=chunk, widest_step=4 * chunk)
     config = EngineConfig(

@@ -48,7 +48,7 @@ def tokens_of(parts: list[Saved]) -> Tokens:
 
 
 def split_at(nodes: set[Node], path: Tokens) -> set[Node]:
-    """The nodes, the one around the end of `path` cut there."""
+    """The nodes, of which the one around the end of `path` is cut there."""
     around = {(whole, start) for whole, start in nodes if start < len(path) < len(whole) and whole[: len(path)] == path}
     halves = {half for whole, start in around for half in ((path, start), (whole, len(path)))}
     return (nodes - around) | halves

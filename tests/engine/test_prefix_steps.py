@@ -14,7 +14,7 @@ from worker.wire.messages import TokenId
 
 
 def lines_run(action: Callable[[], object]) -> int:
-    """Lines of prefix_tree.py that run: a loop over nodes, leaves or tokens shows, whatever the machine is doing."""
+    """How many lines of prefix_tree.py run: a loop over nodes, leaves or tokens shows, however busy the machine is."""
     n_lines = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:  # Any: what sys.settrace passes and wants back
