@@ -55,7 +55,7 @@ def idle_after_load(settings: Settings, facts: Loaded) -> Idle:
         reason = f"a context of {facts.context_length} tokens ends after about {n_chars} characters of English"
         yield f"--max-prompt-chars {settings.max_prompt_chars}", reason
     if facts.batch_size > settings.batch_size:
-        yield f"--batch-size {settings.batch_size}", f"{facts.parallel} slots and their guesses need {facts.batch_size}"
+        yield f"--batch-size {settings.batch_size}", f"{facts.parallel} slots and their drafts need {facts.batch_size}"
     if settings.prefix_cache_bytes > 0 and not facts.prefix_cache_bytes:
         yield f"--prefix-cache-mb {settings.prefix_cache_mb}", "this model's memory cannot be cut, so nothing is kept"
     if settings.swa_full != "auto" and facts.swa_full is None:

@@ -170,7 +170,7 @@ class Runner(Protocol):
 
     def run(self, step: Step) -> list[Sampled]:
         """Decode the step and draw for every slice that has `sampling`, in slice order: one token, and one more for
-        each guess that was drawn. All of a slice's tokens are kept, also wrong guesses: `kv.trim` these.
+        each draft token that was drawn. All of a slice's tokens are kept, also wrong drafts: `kv.trim` these.
 
         Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `kv.trim` first.
         Any other exception is fatal for the process.

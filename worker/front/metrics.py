@@ -92,7 +92,7 @@ class Metrics:
             "worker_prefix_tokens_reused_total", "Prompt tokens that were found computed."
         )
         self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
-        self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens guessed by prompt lookup.")
+        self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens drafted by prompt lookup.")
         self._draft_tokens_accepted = self._counter(
             "worker_draft_tokens_accepted_total", "Guessed tokens that were drawn."
         )

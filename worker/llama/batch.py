@@ -4,7 +4,7 @@ Owns the refusals, because many wrong arguments would abort the process, how the
 memory that the llama_batch struct points at. The step thread's.
 
 ggml computes a row of a matrix product with one kernel when it is alone, and with others among two, four or eight rows;
-some of these round otherwise (docs/architecture.md, Determinism). How a step's rows are grouped decides which kernels
+some of these round otherwise (docs/determinism.md). How a step's rows are grouped decides which kernels
 run: groups of at most `most` rows are decoded one after the other, and each is filled up to a multiple of `multiple`
 with rows that nobody reads. self_test.py measures which grouping gives a row the same bits in any company.
 """

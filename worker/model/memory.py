@@ -170,7 +170,7 @@ def plan_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
 
 
 def planned_graph(demand: Demand, plan: Plan) -> Graph:
-    """The largest step of a plan's slots; a slot draws once a step, and once for each guess."""
+    """The largest step of a plan's slots; a slot draws once a step, and once for each draft token."""
     return graph_of(
         plan.n_padded_cells,
         n_window_cells=plan.n_window_cells,
