@@ -1,4 +1,4 @@
-"""Whatever happens to the engine, the front answers for every job (docs/protocol.md 6, "Engine death")."""
+"""Whatever happens to the engine, the front answers for every job (docs/protocol.md 6, "When the engine dies")."""
 
 import re
 import signal

@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[1] / "parity" / "golden" / "smollm2-135m-instruc
 
 WITHOUT_TORCH = """
 import sys
-for name in ("torch", "transformers", "accelerate", "matplotlib"):
+for name in ("torch", "transformers", "accelerate"):
     sys.modules[name] = None  # to import it is an ImportError
 from worker.cli import run
 sys.exit(run(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What becomes of each job, and of the worker, when engines die (docs/protocol.md 6, "Engine death")."""
+"""What becomes of each job, and of the worker, when engines die (docs/protocol.md 6, "When the engine dies")."""
 
 import pytest
 
