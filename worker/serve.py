@@ -189,6 +189,8 @@ class Service:
             tell(idle_after_load(self._settings, facts))
             yield client
         finally:
+            # A worker without an engine takes nothing more, whatever it was that ended it.
+            front.drain()
             await client.close()
 
     async def _unless_stopped(self, front: Front, work: Coroutine[None, None, T]) -> T:

@@ -76,6 +76,8 @@ class Engine:
     generation: int
     sent: list[Inbound] = field(default_factory=list)
     submitted: list[JobKey] = field(default_factory=list)
+    started: set[JobKey] = field(default_factory=set)
+    """Jobs that have got a slot, of which an engine tells once."""
     killed_for: str | None = None
     is_closed: bool = False
     pid: int = 0
@@ -212,7 +214,9 @@ class Stage(Observer):
 
     def begin(self, *keys: JobKey, n_cached: int = 0) -> None:
         """A step with these jobs runs."""
-        self.say(StepDone(started=tuple(Started(key, n_cached) for key in keys)))
+        first = [key for key in keys if key not in self.engine.started]
+        self.engine.started.update(first)
+        self.say(StepDone(started=tuple(Started(key, n_cached) for key in first)))
         self.say(StepBegun(jobs=keys))
 
     def draw(self, *keys: JobKey, text: str = "x") -> None:

@@ -106,7 +106,9 @@ class SettingOption(click.RichOption):
 
     def read(self, place: str, ctx: click.Context, value: Any) -> Any:
         """The value as the setting's type. Raises: UsageError with the place, the value and what is allowed."""
-        if any(value in other.opts for other in ctx.command.params if isinstance(other, click.Option)):
+        is_secret = isinstance(self.type, Token)
+        others = [other for other in ctx.command.params if isinstance(other, click.Option)]
+        if not is_secret and any(value in other.opts for other in others):
             raise UsageError(f"{place}: a value is missing before {value}")
         try:
             found = super().type_cast_value(ctx, value)
