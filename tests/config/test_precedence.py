@@ -206,6 +206,7 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ("argv", "environ", "wording"),
     [
         (["--port", "abc"], {}, "--port: 'abc' is not a valid integer"),
+        (["--port", "65535x"], {}, "--port: '65535x' is not a valid integer range. Allowed is 0 to 65535."),
         (["--port", ""], {}, "--port: '' is not a valid integer"),
         (["--port", "1" * 5000], {}, "--port"),
         (["--inference-timeout-sec", "nan"], {}, "is not a number"),

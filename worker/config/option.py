@@ -113,14 +113,19 @@ class SettingOption(click.RichOption):
         try:
             found = super().type_cast_value(ctx, value)
         except click.BadParameter as error:
-            message = error.message.replace(repr(value), shown(value))
-            raise UsageError(f"{place}: {message}{self._range_beside(message)}") from None
+            found_wrong, quoted = (
+                error.message.replace(repr(value), ""),
+                error.message.replace(repr(value), shown(value)),
+            )
+            raise UsageError(f"{place}: {quoted}{self._range_beside(found_wrong)}") from None
         if found != found:  # noqa: PLR0124 - nan, which click finds in every range
             raise UsageError(f"{place}: nan is not a number")
         return found
 
     def _range_beside(self, message: str) -> str:
-        """The numbers that are allowed, where click's message about text that is no number leaves them out."""
+        """The numbers that are allowed, where click's message, without the value, leaves them out: of text that is no
+        number it says nothing else.
+        """
         if not isinstance(self.type, click.IntRange | click.FloatRange) or str(self.type.max) in message:
             return ""
         return f" Allowed is {self.type.min} to {self.type.max}."

@@ -25,6 +25,7 @@ from worker.wire.messages import (
     Logprob,
     Outbound,
     Sampling,
+    SlotId,
     Started,
     StepBegun,
     StepDone,
@@ -58,7 +59,6 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._context_length = config.context_length
-        self._retained_slot = config.retained_slot
         self._emit = emit
         self._clock = clock
         self._n_unpromised_cells = runner.kv.n_free_cells - config.n_cells
@@ -144,16 +144,15 @@ class Engine:
 
         No slot holds a token but the one that retains the last job's. Raises: KvMismatch, with both numbers.
         """
-        n_retained = len(self.prefix_cache.retained)
         for slot, n_tokens in enumerate(self._runner.kv.count_tokens()):
-            n_known = n_retained if slot == self._retained_slot else 0
+            n_known = self.prefix_cache.n_retained(SlotId(slot))
             if n_tokens != n_known:
                 raise KvMismatch(
                     f"slot {slot} holds {n_tokens} tokens while nothing runs; the engine knows of {n_known}"
                 )
-        n_used = self.scheduler.n_cells - self._n_free_cells
-        if n_used != n_retained:
-            raise KvMismatch(f"{n_used} cells are in use while nothing runs; the engine knows of {n_retained}")
+        n_used, n_known = self.scheduler.n_cells - self._n_free_cells, len(self.prefix_cache.retained)
+        if n_used != n_known:
+            raise KvMismatch(f"{n_used} cells are in use while nothing runs; the engine knows of {n_known}")
 
     # ── admit ────────────────────────────────────────────────────────────────────────────────────
 

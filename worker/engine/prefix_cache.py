@@ -42,6 +42,10 @@ class PrefixCache:
         """The tokens whose cells are in the retained slot. A conversation that goes on finds them there, without a
         copy."""
 
+    def n_retained(self, slot: SlotId) -> int:
+        """How many tokens the slot holds while nothing runs."""
+        return len(self.retained) if slot == self._retained_slot else 0
+
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """How many of its first tokens lie in the KV memory."""
         _, n_shared = self._nearest(sequence, running)
