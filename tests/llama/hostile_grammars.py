@@ -10,9 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import llguidance
-from llguidance import LLTokenizer
-
+from tests.llama.json_texts import END, byte_tokenizer
 from worker.llama.constraint import Unsupported, compiled
 
 
@@ -108,26 +106,13 @@ MISTAKEN: dict[str, tuple[str, str]] = {
 """What it is → the text, and what the refusal says."""
 
 
-class _Tokens:
-    """What LLTokenizer asks of a tokeniser: a token for each byte, an end, and a token for each run of a letter."""
-
-    def __init__(self) -> None:
-        self.eos_token_id, self.bos_token_id = 256, None
-        self.tokens = [*(bytes([value]) for value in range(256)), b"\xff<end>", *(b"a" * n for n in range(2, 129))]
-        self.special_token_ids = [self.eos_token_id]
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
 def _resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 def _try(text: str) -> dict[str, str | float]:
     """What it costs to compile, and to go on by a few tokens; `error`: why it ended, if it did."""
-    tokens = _Tokens()
-    tokenizer = LLTokenizer(llguidance.TokenizerWrapper(tokens), n_vocab=len(tokens.tokens))
+    tokenizer = byte_tokenizer(longest_run=128)
     before_mib, began_s = _resident_mib(), time.process_time()
     try:
         matcher = compiled(tokenizer, "grammar", text, lambda _: None)
@@ -137,7 +122,7 @@ def _try(text: str) -> dict[str, str | float]:
     for _ in range(20):
         began_s = time.process_time()
         mask = 0 if matcher.is_stopped() else int.from_bytes(matcher.compute_bitmask(), "little")
-        ways = [token for token in range(len(tokens.tokens)) if mask >> token & 1 and token != tokens.eos_token_id]
+        ways = [token for token in range(tokenizer.vocab_size) if mask >> token & 1 and token != END]
         if ways:
             matcher.consume_token(ways[-1])
         step_s = max(step_s, time.process_time() - began_s)

@@ -19,16 +19,25 @@ END = 256
 
 
 class _Bytes:
-    eos_token_id = END
-    bos_token_id = None
-    tokens = [*(bytes([value]) for value in range(256)), b"\xff<end>"]  # noqa: RUF012  # the library's protocol
-    special_token_ids = [END]  # noqa: RUF012
+    """What LLTokenizer asks of a tokeniser: a token for each byte, an end, and a token for each run of an `a`."""
 
-    def __call__(self, data: bytes) -> list[int]:
-        return list(data)
+    def __init__(self, longest_run: int) -> None:
+        self.eos_token_id, self.bos_token_id = END, None
+        self.tokens = [*(bytes([value]) for value in range(256)), b"\xff<end>"]
+        self.tokens += [b"a" * n for n in range(2, longest_run + 1)]
+        self.special_token_ids = [END]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
 
 
-TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=END + 1, eos_token=END)
+def byte_tokenizer(longest_run: int = 1) -> llguidance.LLTokenizer:
+    """A vocabulary of bytes, and of runs of the letter a from two to so many."""
+    tokens = _Bytes(longest_run)
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(tokens), n_vocab=len(tokens.tokens), eos_token=END)
+
+
+TOKENIZER = byte_tokenizer()
 
 
 @dataclass(frozen=True, slots=True)
