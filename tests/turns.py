@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.runner import LlamaRunner
+from worker.protocol.rules import MAX_LOGPROBS
 from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, StepDone
 
 NEAR = 1.0
@@ -29,7 +30,9 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Turn:
-    """`margin` is what the token of `one` was ahead of the other's by, in nats, by `one`'s own account."""
+    """`margin` is what the token of `one` was ahead of the other's by, in nats, by `one`'s own account; infinite where
+    the other's is not among the best that are told.
+    """
 
     prompt: str
     position: int
@@ -49,7 +52,7 @@ def answers(runner: LlamaRunner, prompts: Sequence[str]) -> list[list[Logprob]]:
 
     config = EngineConfig(n_slots=len(PROMPTS), n_cells=N_CELLS, context_length=N_CELLS, chunk=32)
     engine = Engine(runner, config, emit=hear, clock=lambda: 0.0)
-    greedy = Sampling(seed=0, temperature=0.0, logprobs=2, ignore_eos=True)
+    greedy = Sampling(seed=0, temperature=0.0, logprobs=MAX_LOGPROBS, ignore_eos=True)
     for key, prompt in enumerate(prompts):
         engine.submit(JobKey(key), runner.model.tokenize(prompt), N_TOKENS, greedy)
     while not engine.is_idle:

@@ -1,7 +1,8 @@
-"""How fast a model is on a device, as a client sees it: reading prompts, one stream, 32 streams.
+"""How fast a model is on a device: as a client sees it (reading prompts, one stream, 32 streams), and step by step.
 
-Owns what is asked and which numbers are read off. Speaks to a worker of its own over HTTP (tools/bench); greedy, each
-prompt another one, without prompt lookup: what is measured is the model, not how well its text repeats itself.
+Owns what is asked and which numbers are read off. What a client sees comes from a worker of its own over HTTP
+(tools/bench); greedy, each prompt another one, without prompt lookup: what is measured is the model, not how well its
+text repeats itself. Steps are timed in this process.
 """
 
 import os
@@ -19,7 +20,10 @@ from tools.bench.answers import Answer, Ask, per_s, whole_rate
 from tools.bench.load import Server, play
 from tools.bench.prompts import Prompts
 from tools.bench.servers import our_worker, served
+from tools.bench.steps import step_costs
 from tools.cuda_check.report import Figure
+from worker.config.settings import Settings
+from worker.front.client import configure
 
 N_STREAMS = 32
 _CELLS = 8192
@@ -53,6 +57,17 @@ def measure(model: Path, device: str, load: Load) -> list[Figure]:
     return [msgspec.structs.replace(figure, device=device, model=model.name) for figure in found]
 
 
+def step_figures(model: Path, device: str, n_streams: int, *, n_rounds: int) -> list[Figure]:
+    """A decode step of so many streams, and its llama_decode: the rest is the engine's own work. Raises: as loading."""
+    config = configure(Settings(device=device, parallel=n_streams, ctx_size=_CELLS), model)
+    costs = step_costs(config, n_streams, n_rounds)
+    figures = (
+        Figure(what=f"step of {n_streams}", value=costs.step_ms, unit="ms"),
+        Figure(what=f"llama_decode of {n_streams}", value=costs.decode_ms, unit="ms"),
+    )
+    return [msgspec.structs.replace(figure, device=device, model=model.name) for figure in figures]
+
+
 async def _measure(model: Path, device: str, load: Load) -> list[Figure]:
     prompts = Prompts(_SEED)
 
@@ -62,6 +77,7 @@ async def _measure(model: Path, device: str, load: Load) -> list[Figure]:
     async with _worker(model, device) as server:
         # The first use of each kernel, and of each size of a batch, is not what later ones cost.
         await _played(server, asks(1, load.n_read_words, load.n_tokens))
+        await _played(server, asks(N_STREAMS, load.n_words, load.n_tokens))
         read = await _played(server, _in_turn(asks(load.n_times, load.n_read_words, 2)))
         alone = await _played(server, _in_turn(asks(load.n_times, load.n_words, load.n_tokens)))
         together = await _played(server, asks(N_STREAMS, load.n_words, load.n_tokens))

@@ -6,7 +6,7 @@ Owns the steps' names, their order and what each says. Refuses to know processes
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
@@ -23,6 +23,8 @@ from worker.config.settings import Settings
 from worker.llama.devices import choose_device, devices
 
 CPU = "cpu"
+STREAMS = (1, 8, 32)
+"""Of the step `steps`."""
 _SHOWN_OF_PYTEST = 3
 
 
@@ -129,6 +131,17 @@ def large(asked: Asked) -> Found:
     return _speed(_large_model(asked), asked.device, speed.SMALL if asked.is_small else speed.USUAL)
 
 
+def steps(asked: Asked) -> Found:
+    """What a decode step of either model takes on the device, and how much of it is llama_decode."""
+    figures = [
+        figure
+        for model in (_small_model(asked), _large_model(asked))
+        for n_streams in (STREAMS[:1] if asked.is_small else STREAMS)
+        for figure in speed.step_figures(model, asked.device, n_streams, n_rounds=1 if asked.is_small else 5)
+    ]
+    return Found(summary=_summary(figures), figures=tuple(figures))
+
+
 def large_cpu(asked: Asked) -> Found:
     """The large model on the CPU: fewer tokens, since each takes long."""
     return _speed(_large_model(asked), CPU, speed.SMALL if asked.is_small else speed.LARGE)
@@ -142,6 +155,7 @@ STEPS: Mapping[str, Callable[[Asked], Found]] = {
     "small-cpu": small_cpu,
     "make": make,
     "large": large,
+    "steps": steps,
     "large-cpu": large_cpu,
 }
 """In the order in which they run; without the first one none of the others can."""
@@ -149,10 +163,11 @@ STEPS: Mapping[str, Callable[[Asked], Found]] = {
 
 def _speed(model: Path, device: str, load: speed.Load) -> Found:
     figures = speed.measure(model, device, load)
-    return Found(
-        summary="; ".join(f"{figure.what} {figure.value:.4g} {figure.unit}" for figure in figures),
-        figures=tuple(figures),
-    )
+    return Found(summary=_summary(figures), figures=tuple(figures))
+
+
+def _summary(figures: Sequence[Figure]) -> str:
+    return "; ".join(f"{figure.what} {figure.value:.4g} {figure.unit}" for figure in figures)
 
 
 def _small_model(asked: Asked) -> Path:
