@@ -41,7 +41,7 @@ check: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not peer"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not peer"
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tools.images $(IMAGES)
