@@ -15,8 +15,11 @@ from worker.parity.reference.tensors import CheckpointTensors
 
 
 def _made_once(path: Path, make: Callable[[Path], object]) -> Path:
-    """`path`, which the first process of the test run that needs it has made: each takes many seconds."""
-    with FileLock(f"{path}.lock"):
+    """`path`, alone in its folder, which the first process of the test run that needs it has made: each takes many
+    seconds.
+    """
+    path.parent.mkdir(exist_ok=True)
+    with FileLock(f"{path.parent}.lock"):
         if not path.exists():
             make(path)
     return path
@@ -31,7 +34,7 @@ def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def checkpoint(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SafeTensors checkpoint with the default model's weights, tokenizer and config."""
-    path = _shared_folder(tmp_path_factory) / "checkpoint"
+    path = _shared_folder(tmp_path_factory) / "reference" / "checkpoint"
     return _made_once(path, lambda folder: dequantise(default_model, folder))
 
 
@@ -44,7 +47,7 @@ def reference(checkpoint: Path) -> Reference:
 @pytest.fixture(scope="session")
 def f32_copy(default_model: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An F32 GGUF with the reference's weights."""
-    path = _shared_folder(tmp_path_factory) / "f32-copy.gguf"
+    path = _shared_folder(tmp_path_factory) / "f32_copy" / "f32-copy.gguf"
     return _made_once(path, lambda copy: write_f32_copy(default_model, CheckpointTensors.open(checkpoint), copy))
 
 
