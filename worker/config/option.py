@@ -113,11 +113,9 @@ class SettingOption(click.RichOption):
         try:
             found = super().type_cast_value(ctx, value)
         except click.BadParameter as error:
-            found_wrong, quoted = (
-                error.message.replace(repr(value), ""),
-                error.message.replace(repr(value), shown(value)),
-            )
-            raise UsageError(f"{place}: {quoted}{self._range_beside(found_wrong)}") from None
+            before, value_in_it, after = error.message.partition(repr(value))
+            quoted = shown(value) if value_in_it else ""
+            raise UsageError(f"{place}: {before}{quoted}{after}{self._range_beside(before + after)}") from None
         if found != found:  # noqa: PLR0124 - nan, which click finds in every range
             raise UsageError(f"{place}: nan is not a number")
         return found
