@@ -28,6 +28,8 @@ from worker.front.client import configure
 N_STREAMS = 32
 _CELLS = 8192
 """Enough for all streams, and half as much memory for them as for a model of 7 billion weights in 4 bits."""
+_STREAM_CELLS = 512
+"""For a stream of `step_figures`: also where prompts are read in the smallest chunks none has to pause."""
 _SEED = 1
 
 
@@ -59,13 +61,12 @@ def measure(model: Path, device: str, load: Load) -> list[Figure]:
 
 def step_figures(model: Path, device: str, n_streams: int, *, n_rounds: int) -> list[Figure]:
     """A decode step of so many streams, and its llama_decode: the rest is the engine's own work. Raises: as loading."""
-    config = configure(Settings(device=device, parallel=n_streams, ctx_size=_CELLS), model)
+    config = configure(Settings(device=device, parallel=n_streams, ctx_size=n_streams * _STREAM_CELLS), model)
     costs = step_costs(config, n_streams, n_rounds)
-    figures = (
-        Figure(what=f"step of {n_streams}", value=costs.step_ms, unit="ms"),
-        Figure(what=f"llama_decode of {n_streams}", value=costs.decode_ms, unit="ms"),
-    )
-    return [msgspec.structs.replace(figure, device=device, model=model.name) for figure in figures]
+    return [
+        Figure(what=f"{what} of {n_streams}", value=value_ms, unit="ms", device=device, model=model.name)
+        for what, value_ms in (("step", costs.step_ms), ("llama_decode", costs.decode_ms))
+    ]
 
 
 async def _measure(model: Path, device: str, load: Load) -> list[Figure]:

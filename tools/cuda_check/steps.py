@@ -23,7 +23,7 @@ from worker.config.settings import Settings
 from worker.llama.devices import choose_device, devices
 
 CPU = "cpu"
-STREAMS = (1, 8, 32)
+STREAMS = (1, 8, speed.N_STREAMS)
 """Of the step `steps`."""
 _SHOWN_OF_PYTEST = 3
 

@@ -120,6 +120,18 @@ def test_speeds_are_told_of_every_measure(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_steps_are_told_of_both_models_with_the_part_of_llama_decode(tmp_path: Path) -> None:
+    model = made_model(tmp_path, SHAPES["tiny"])
+    found = run_apart("steps", asked(tmp_path, model=str(model)), tmp_path, limit_s=PATIENCE_S)
+    assert isinstance(found, Found), found
+    step, decode = "step of 1", "llama_decode of 1"
+    assert [(figure.what, figure.model) for figure in found.figures] == [(step, model.name), (decode, model.name)] * 2
+    assert all(
+        whole.value > part.value > 0 for whole, part in zip(found.figures[::2], found.figures[1::2], strict=True)
+    )
+
+
+@pytest.mark.process
 def test_the_same_device_twice_computes_the_same(tmp_path: Path) -> None:
     model = made_model(tmp_path, SHAPES["tiny"])
     found = run_apart("parity", asked(tmp_path, model=str(model)), tmp_path, limit_s=PATIENCE_S)
