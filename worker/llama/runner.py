@@ -117,7 +117,9 @@ class LlamaRunner:
         return Logprob(self._top_token(token, logprob), tuple(self._top_token(TokenId(i), at) for i, at in top))
 
     def _top_token(self, token: TokenId, logprob: float) -> TopToken:
-        return TopToken(self.model.piece(token).decode(errors="replace"), token, logprob)
+        piece = self.model.piece(token)
+        text = piece.decode(errors="replace")
+        return TopToken(text, token, logprob, None if text.encode() == piece else piece)
 
 
 def _constraint_of(slice_: Slice) -> Constraint | None:

@@ -2,8 +2,9 @@
 
 Owns the frames on the socketpair (msgspec structs, tagged, array-like). Knows nothing of HTTP, llama.cpp or numpy.
 
-    front  ── Configure, Submit, Cancel, AskResidency ──▶  engine
+    front  ── Configure, Submit, Cancel, AskResidency, Tokenize, Detokenize ──▶  engine
     front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
+    front  ◀── Tokenized, Untokenized, Detokenized ──  engine
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ SlotId = NewType("SlotId", int)
 """llama.cpp's seq_id. Jobs have 0..parallel-1; `parallel` is the retained slot, which keeps the last job's cells."""
 JobKey = NewType("JobKey", int)
 """The front's internal number for a job, never reused; the client's job_id stays in the front."""
+QuestionKey = NewType("QuestionKey", int)
+"""The front's internal number for a question about tokens, never reused."""
 
 StopReason = Literal["MAX_TOKENS", "EOS", "STOP_SEQUENCE"]
 FailureCode = Literal["VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED"]
@@ -69,6 +72,26 @@ class Sampling:
     reports no log-probabilities at all."""
 
 
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model's chat template turns into a prompt. The front has checked its shape, and nobody its meaning."""
+
+    messages: str
+    """A JSON array of objects, each with a `role`."""
+    tools: str | None = None
+    """A JSON array."""
+    template_kwargs: str = "{}"
+    """A JSON object: what the template may be told beside the messages."""
+    add_generation_prompt: bool = True
+    """Whether the text ends where the assistant's answer begins."""
+    continue_final_message: bool = False
+    """Whether the last message is the beginning of the answer. Not with add_generation_prompt."""
+
+
+Prompt = str | tuple[TokenId, ...] | Conversation
+"""Text in which special tokens are parsed; tokens as they are; or a conversation, in which only the template's own
+special tokens are."""
+
+
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
     """Base of every frame; the tag is the class name."""
 
@@ -114,12 +137,17 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """Each GPU's share of the layers; empty means by free memory."""
     main_gpu: int = -1
     """Which of the backend's GPUs holds a model that lies on one GPU; -1 means "decide for me"."""
+    chat_template: str | None = None
+    """A Jinja template instead of the model's own."""
+    chat_template_kwargs: str = "{}"
+    """A JSON object: what the template is told beside each conversation, where that says nothing else."""
 
 
 class Submit(_Frame, frozen=True, kw_only=True):
     job: JobKey
-    prompt: str
+    prompt: Prompt
     max_tokens: int
+    """0: nothing is generated; the prompt's log-probabilities are all that is wanted."""
     sampling: Sampling
     stop: tuple[str, ...] = ()
     grammar: str | None = None
@@ -128,6 +156,8 @@ class Submit(_Frame, frozen=True, kw_only=True):
     json_schema: str | None = None
     """A JSON schema as JSON text, nested at most 64 deep; nobody has looked at its keywords yet."""
     regex: str | None = None
+    prompt_logprobs: int | None = None
+    """As Sampling.logprobs, of the prompt's own tokens."""
 
 
 class Cancel(_Frame, frozen=True, kw_only=True):
@@ -138,6 +168,25 @@ class Cancel(_Frame, frozen=True, kw_only=True):
 
 class AskResidency(_Frame, frozen=True, kw_only=True):
     """Asks whether the model is still on the GPU. The intake thread answers with a Residency while steps run on."""
+
+
+class Tokenize(_Frame, frozen=True, kw_only=True):
+    """Asks what a prompt becomes. The intake thread answers with Tokenized or Untokenized while steps run on."""
+
+    question: QuestionKey
+    prompt: Prompt
+    add_special: bool = True
+    """Whether BOS comes first where the model wants it; of a text only."""
+    parse_special: bool = True
+    """Whether names of special tokens are these tokens; of a text only."""
+
+
+class Detokenize(_Frame, frozen=True, kw_only=True):
+    """Asks for the text of tokens, special ones by their names. The intake thread answers with Detokenized, or with
+    Untokenized where an id is outside the vocabulary."""
+
+    question: QuestionKey
+    tokens: tuple[TokenId, ...]
 
 
 # ── engine → front ───────────────────────────────────────────────────────────────────────────────
@@ -172,6 +221,22 @@ class Offload(msgspec.Struct, frozen=True, array_like=True):
     off_plan: tuple[OffPlan, ...] = ()
 
 
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model file says of itself that clients ask for."""
+
+    n_ctx_train: int = 0
+    n_params: int = 0
+    file_bytes: int = 0
+    bos_token: str | None = None
+    """Its name, as in `<s>`; None where the vocabulary has none."""
+    eos_token: str | None = None
+    pad_token: str | None = None
+    chat_template: str | None = None
+    """The Jinja template in force; None: conversations cannot be answered."""
+    chat_template_caps: tuple[str, ...] = ()
+    """What the template understands: system, tools, …"""
+
+
 class Loaded(_Frame, frozen=True, kw_only=True):
     """The model is in memory, warmed up, and steps can run."""
 
@@ -204,6 +269,7 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     offload: Offload = Offload()
     step_s: float = 0.0
     """How many seconds the longest step, a prefill step while nobody generates, takes by the warm-up's times."""
+    model: ModelFacts = ModelFacts()
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):
@@ -228,7 +294,7 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     """A rule that the request breaks and only the engine can check: context_length(N), max_tokens_in(K), or what a
     constraint says."""
 
-    field: Literal["prompt", "grammar", "json_schema", "regex"]
+    field: Literal["prompt", "messages", "chat_template_kwargs", "tokens", "grammar", "json_schema", "regex"]
     constraint: str
     message: str
 
@@ -266,6 +332,28 @@ class Residency(_Frame, frozen=True, kw_only=True):
     that is less."""
 
 
+class Tokenized(_Frame, frozen=True, kw_only=True):
+    """What a prompt becomes."""
+
+    question: QuestionKey
+    tokens: tuple[TokenId, ...]
+    text: str
+    """The prompt's text; of a conversation, what the template made of it."""
+
+
+class Untokenized(_Frame, frozen=True, kw_only=True):
+    """Why a question has no answer: at least one reason."""
+
+    question: QuestionKey
+    violations: tuple[Violation, ...]
+
+
+class Detokenized(_Frame, frozen=True, kw_only=True):
+    question: QuestionKey
+    text: str
+    """U+FFFD stands for bytes that are no whole character."""
+
+
 class StepBegun(_Frame, frozen=True, kw_only=True):
     """Sent before a step whenever the set of jobs in it changes: these are to blame if the engine dies."""
 
@@ -278,6 +366,8 @@ class TopToken(msgspec.Struct, frozen=True, array_like=True):
     text: str
     id: TokenId
     logprob: float
+    raw: bytes | None = None
+    """Its bytes, where `text` does not have all of them."""
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -295,6 +385,16 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     logprob: Logprob | None = None
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """What the tokens of a job's prompt were worth to the model, from position `start` on; the first token of all has
+    no log-probability, so the first part starts at 1. Parts come in order and without gaps, all before the first
+    Delta."""
+
+    job: JobKey
+    start: int
+    tokens: tuple[Logprob, ...]
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """A job's ordinary end, after its last Delta of the same frame."""
 
@@ -303,6 +403,10 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     stop: str | None = None
     """The stop string that matched, as the request spelled it."""
     is_context_full: bool = False
+    n_drafted: int = 0
+    """How many draft tokens were computed for it."""
+    n_accepted: int = 0
+    """How many of these were drawn."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True):
@@ -324,6 +428,7 @@ class StepDone(_Frame, frozen=True, kw_only=True):
 
     started: tuple[Started, ...] = ()
     """Jobs that began since the last frame."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     deltas: tuple[Delta, ...] = ()
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
@@ -344,5 +449,18 @@ class StepDone(_Frame, frozen=True, kw_only=True):
     """time.monotonic() after sampling; the two processes share that clock."""
 
 
-Inbound = Configure | Submit | Cancel | AskResidency
-Outbound = Progress | Loaded | LoadFailed | SelfTested | Accepted | Refused | StepBegun | StepDone | Residency
+Inbound = Configure | Submit | Cancel | AskResidency | Tokenize | Detokenize
+Outbound = (
+    Progress
+    | Loaded
+    | LoadFailed
+    | SelfTested
+    | Accepted
+    | Refused
+    | StepBegun
+    | StepDone
+    | Residency
+    | Tokenized
+    | Untokenized
+    | Detokenized
+)
