@@ -19,7 +19,7 @@ import msgspec
 import uvloop
 
 from worker.config.no_effect import idle_after_load, idle_before_load, tell
-from worker.config.settings import Settings
+from worker.config.settings import Settings, read_chat_template
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, WorkerError
 from worker.front.certificate import Certificate, read_certificate
 from worker.front.client import ENGINE_COMMAND, EngineClient, configure
@@ -62,9 +62,9 @@ def run(
     """Serve until a signal or /shutdown. Returns the exit code: 0 after a graceful end, 1 after an error.
 
     `unread`: environment variables that were meant for this worker and are no settings, each with its explanation.
-    Raises: UsageError for a catalogue that cannot be read, before anything is logged.
+    Raises: UsageError for a catalogue or a chat template that cannot be read, before anything is logged.
     """
-    catalog = load_catalog(settings.catalog)
+    catalog, chat_template = load_catalog(settings.catalog), read_chat_template(settings)
     with in_background(sys.stderr) as writer:
         logs.configure(
             settings.log_format,
@@ -79,7 +79,7 @@ def run(
         tell([*unread, *idle_before_load(settings)])
         try:
             allow_open_files()
-            return uvloop.run(_run(settings, catalog, engine_command, writer))
+            return uvloop.run(_run(settings, catalog, chat_template, engine_command, writer))
         except StartupError as error:
             _report(error, settings, None)
         except (OSError, MemoryError) as error:
@@ -88,8 +88,10 @@ def run(
         return 1
 
 
-async def _run(settings: Settings, catalog: Catalog, engine_command: Sequence[str], writer: LogWriter) -> int:
-    return await Service(settings, catalog, engine_command, writer).run()
+async def _run(
+    settings: Settings, catalog: Catalog, chat_template: str | None, engine_command: Sequence[str], writer: LogWriter
+) -> int:
+    return await Service(settings, catalog, chat_template, engine_command, writer).run()
 
 
 class Signals:
@@ -119,9 +121,17 @@ class Signals:
 class Service:
     """One worker's life, which `_live` shows from top to bottom."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, engine_command: Sequence[str], writer: LogWriter) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        chat_template: str | None,
+        engine_command: Sequence[str],
+        writer: LogWriter,
+    ) -> None:
         self._settings = settings
         self._catalog = catalog
+        self._chat_template = chat_template
         self._writer = writer
         self._engine_command = engine_command
         self._signals = Signals()
@@ -172,7 +182,7 @@ class Service:
             await self._unless_stopped(front, certificate.check(info))
             front.parity = certificate.body
         client = EngineClient(
-            configure(self._settings, info.path),
+            configure(self._settings, info.path, self._chat_template),
             front,
             environment=engine_environment(),
             watchdog_s=self._settings.watchdog_sec,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.given import NEEDED, parse
-from worker.config.option import SettingOption, Text, Url
+from worker.config.option import JsonObject, SettingOption, Text, Url
 from worker.config.settings import Settings, flag_name, options
 from worker.errors import UsageError
 
@@ -34,6 +34,8 @@ def values_of(option: SettingOption) -> st.SearchStrategy[Any]:
             return st.integers(low, high)
     if option.is_flag:
         return st.just(True)
+    if isinstance(option.type, JsonObject):
+        return st.dictionaries(st.text(st.characters(codec="ascii")), st.booleans() | st.integers()).map(json.dumps)
     plain = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="~"), min_size=1)
     return plain.map(Path) if isinstance(option.type, click.Path) else plain
 

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ import rich_click as click
 
 from tests.config.given import NEEDED, parse
 from worker.config.option import SettingOption, Text
-from worker.config.settings import CACHE_TYPES, DEFAULT_PROMPT_CHARS, Settings, check, flag_name, options
+from worker.config.settings import (
+    CACHE_TYPES,
+    DEFAULT_PROMPT_CHARS,
+    Settings,
+    check,
+    flag_name,
+    options,
+    read_chat_template,
+)
 from worker.errors import UsageError
 
 RANGED = [option for option in options() if isinstance(option.type, click.IntRange | click.FloatRange)]
@@ -104,6 +113,7 @@ GOOD: dict[str, list[str]] = {
     "advertise_url": ["http://10.0.0.5:65535"],
     "api_key": ["s3cret+/=~"],
     "model": ["models/日本語　 x.gguf"],
+    "chat_template_kwargs": ["{}", '{"enable_thinking": false, "x": [1]}'],
 }
 BAD: dict[str, list[str]] = {
     "device": ["tpu", "cuda:", "cuda:1000", "cpu:0", "-1", "cuda:\u0661"],
@@ -128,6 +138,8 @@ BAD: dict[str, list[str]] = {
     "host": [""],
     "model": ["", "a\0b", "a\nb", "\udcff.gguf"],
     "models_dir": ["a\rb"],
+    "chat_template": ["a\nb"],
+    "chat_template_kwargs": ["no", "[]", "null", '{"a":1e999}', '{"a":}', "{" * 5000, '{"a":' * 5000, '"\udcff"'],
 }
 
 
@@ -223,6 +235,32 @@ def test_more_slots_than_can_run_over_the_context_are_refused_with_what_would_wo
 def test_either_size_alone_is_fine() -> None:
     assert check(Settings(parallel=256)).parallel == 256
     assert check(Settings(ctx_size=1)).ctx_size == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        (b"{{ 'caf\xe9' }}", "not UTF-8: byte 7"),
+        (b" \n", "is empty"),
+        (b"x" * (2**20 + 1), "more than 1048576 bytes"),
+        ("é".encode() * 2**20, "more than 1048576 bytes"),
+    ],
+)
+def test_a_file_that_is_no_template_is_told(content: bytes | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=said) as raised:
+        read_chat_template(Settings(chat_template=path))
+    assert str(raised.value).startswith(f"--chat-template {path} ")
+
+
+def test_a_template_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_bytes("{{ 'é' }}\r\n".encode())
+    assert read_chat_template(Settings(chat_template=path)) == "{{ 'é' }}\r\n"
+    assert read_chat_template(Settings()) is None
 
 
 def test_a_part_of_a_batch_is_not_larger_than_the_batch() -> None:

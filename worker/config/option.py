@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import msgspec
 import rich_click as click
 from click.core import ParameterSource
 
@@ -68,6 +69,20 @@ class Token(Text):
         if not value.isascii() or not value.isprintable() or value != value.strip():
             reason = "use printable ASCII without a space or line break at either end"
             self.fail(f"the API token is not a header value: {reason}", param, ctx)
+        return value
+
+
+class JsonObject(click.ParamType[str]):
+    """The text of a JSON object."""
+
+    name = "json"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            msgspec.json.decode(value, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error}"
+            self.fail(f'{value!r} is not a JSON object, such as {{"enable_thinking": false}}: {reason}', param, ctx)
         return value
 
 

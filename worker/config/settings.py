@@ -18,7 +18,7 @@ from platformdirs import user_cache_path
 from rich_click import Choice, FloatRange, IntRange
 
 from worker.config.gpu_flags import SHARES_PATTERN, wants_layers, wants_no_layers
-from worker.config.option import ANY_PATH, SettingOption, Text, Token, Url, setting
+from worker.config.option import ANY_PATH, JsonObject, SettingOption, Text, Token, Url, setting
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
@@ -37,6 +37,9 @@ _LEAST_BODY_BYTES = 2 * 2**20
 _LONGEST_ESCAPE_BYTES = 12
 """Of one character in JSON: beyond U+FFFF it may be written as two escapes of six bytes."""
 
+
+_MAX_TEMPLATE_BYTES = 2**20
+"""Forty times the longest chat template that a model is known to have. Whoever names the model by mistake is told."""
 
 _WORKER_IDS = uuid.UUID("6d1f9d0c-3a5e-4a1c-9a3e-0c1f4d2b7e55")
 """The namespace of ids made from names (RFC 9562, version 5); any fixed one."""
@@ -65,6 +68,21 @@ class Settings:
     )
     catalog: Path | None = setting(
         None, "Another models.toml.", "Model", ANY_PATH, metavar="FILE", show_default="built in"
+    )
+    chat_template: Path | None = setting(
+        None,
+        "A Jinja template for conversations.",
+        "Model",
+        ANY_PATH,
+        metavar="FILE",
+        show_default="the model's own",
+    )
+    chat_template_kwargs: str = setting(
+        "{}",
+        "What the chat template is told beside each conversation; a request may say otherwise.",
+        "Model",
+        JsonObject(),
+        metavar="JSON",
     )
 
     device: str | None = setting(
@@ -356,6 +374,28 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
         yield f"--split-mode {split} needs GPUs: leave it out, or --device cpu"
     if split != "none" and main_gpu is not None:
         yield f"--main-gpu {main_gpu} needs --split-mode none: otherwise all GPUs have a part"
+
+
+def read_chat_template(settings: Settings) -> str | None:
+    """The text of --chat-template, or None without one. Raises: UsageError for a file that cannot be a template."""
+    path = settings.chat_template
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            found = file.read(_MAX_TEMPLATE_BYTES + 1)
+        if len(found) > _MAX_TEMPLATE_BYTES:
+            raise UsageError(
+                f"--chat-template {path} is no chat template: it has more than {_MAX_TEMPLATE_BYTES} bytes"
+            )
+        text = found.decode()
+    except OSError as error:
+        raise UsageError(f"--chat-template {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--chat-template {path} is not UTF-8: byte {error.start} is no character") from error
+    if not text.strip():
+        raise UsageError(f"--chat-template {path} is empty: leave it out for the model's own template")
+    return text
 
 
 def environment() -> dict[str, str]:

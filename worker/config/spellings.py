@@ -14,6 +14,7 @@ LLAMA_SERVER: dict[str, tuple[str, ...]] = {
     "--model hf:ORG/REPO": ("-hf", "-hfr", "--hf-repo"),
     "--model hf:ORG/REPO::file=NAME.gguf": ("-hff", "--hf-file"),
     "--model-ref": ("-a", "--alias"),
+    "--chat-template": ("--chat-template-file",),
     "--ctx-size": ("-c",),
     "--parallel": ("-np",),
     "--batch-size": ("-b",),

@@ -125,8 +125,11 @@ class Link(Protocol):
 Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[Link]]
 
 
-def configure(settings: Settings, model_path: Path) -> Configure:
-    """The engine's first frame. The path is absolute, because the engine need not share the working directory."""
+def configure(settings: Settings, model_path: Path, chat_template: str | None = None) -> Configure:
+    """The engine's first frame. The path is absolute, because the engine need not share the working directory.
+
+    `chat_template` is what read_chat_template found.
+    """
     return Configure(
         model_path=str(model_path.absolute()),
         device=settings.device_or_auto,
@@ -150,6 +153,8 @@ def configure(settings: Settings, model_path: Path) -> Configure:
         split_mode=cast(SplitMode, settings.split_mode),  # check() lets no other pass
         tensor_split=shares(settings.tensor_split),
         main_gpu=-1 if settings.main_gpu is None else settings.main_gpu,
+        chat_template=chat_template,
+        chat_template_kwargs=settings.chat_template_kwargs,
     )
 
 
