@@ -4,10 +4,12 @@ from dataclasses import asdict, fields
 from math import inf
 from typing import Any
 
-from tests.protocol.vectors import R0, body_of
+from tests.protocol.vectors import R0, body_of, without
 from worker.front.checked_request import checked
 from worker.protocol.execute import ExecuteRequest, parse_execute
-from worker.wire.messages import JobKey, Sampling, Submit, TokenId
+from worker.wire.messages import Conversation, JobKey, Sampling, Submit, TokenId
+
+HI = {"role": "user", "content": "hi"}
 
 
 def submitted(**sent: Any) -> Submit:
@@ -56,6 +58,12 @@ def test_a_missing_seed_is_drawn_anew_for_each_request() -> None:
     seeds = {submitted(seed=None).sampling.seed for _ in range(8)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_a_conversation_goes_on_as_the_engine_reads_it() -> None:
+    request = parse_execute(body_of(without("prompt") | {"messages": [HI], "chat_template_kwargs": {"a": 1}}))
+    made = checked(JobKey(1), request, correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
+    assert made.prompt == Conversation(messages='[{"role":"user","content":"hi"}]', template_kwargs='{"a":1}')
 
 
 def test_constraints_go_on_as_the_texts_they_are() -> None:

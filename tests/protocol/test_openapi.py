@@ -12,8 +12,9 @@ from jsonschema import Draft202012Validator, FormatChecker
 from tests.protocol.vectors import R0
 from worker.protocol import operations
 from worker.protocol.events import EVENT_TYPES, Event, StreamCode, choose_dialect
-from worker.protocol.execute import ExecuteRequest
+from worker.protocol.execute import ExecuteRequest, WrongShape, parse_execute
 from worker.protocol.openapi import Limits, Route, openapi_document
+from worker.protocol.rules import violations
 from worker.wire.messages import Logprob, TokenId, TopToken
 
 Json = dict[str, Any]
@@ -149,12 +150,61 @@ def test_the_request_has_every_field_with_a_description_and_the_workers_limits()
     names = [field.name for field in msgspec.structs.fields(ExecuteRequest)]
     assert list(request["properties"]) == names
     assert set(R0) < set(names)
-    assert set(request["required"]) == {"job_id", "prompt", "max_tokens"}
+    assert set(request["required"]) == {"job_id", "max_tokens"}
     assert all(request["properties"][name]["description"] for name in names)
     assert request["properties"]["prompt"]["maxLength"] == LIMITS.max_prompt_chars
     assert request["properties"]["max_tokens"]["maximum"] == LIMITS.max_tokens_out
     assert request["properties"]["dry_base"].items() >= {"minimum": 1, "maximum": 16, "default": 1.75}.items()
     assert request["properties"]["xtc_threshold"]["default"] == 0.1
+
+
+HI = {"role": "user", "content": "hi"}
+CALL: Json = {"function": {"name": "f", "arguments": "{}"}}
+MESSAGES: tuple[Json, ...] = (
+    {"role": "root", "content": "hi"},
+    {"role": "user"},
+    {"role": "user", "content": None},
+    {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": None},
+    {"role": "user", "content": [{"type": "text"}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+    {"role": "user", "content": "hi", "tool_calls": [CALL]},
+    {"role": "user", "content": "hi", "tool_calls": []},
+    {"role": "assistant", "tool_calls": [CALL]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "function_call": None},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "function_call": CALL["function"]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL | {"type": "custom"}]},
+    {"role": "assistant", "content": None, "tool_calls": []},
+    {"role": "assistant", "function_call": CALL["function"]},
+    {"role": "assistant", "reasoning": "hm"},
+    {"role": "assistant", "reasoning": ""},
+    {"role": "tool", "content": "7", "tool_call_id": "a"},
+    {"role": "tool", "content": "7", "tool_call_id": 7},
+)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"prompt": "hi"},
+        {"prompt": "hi", "messages": None, "chat_template_kwargs": None},
+        {"prompt": "hi", "messages": [HI]},
+        {"prompt": "hi", "chat_template_kwargs": {}},
+        {},
+        {"messages": None},
+        {"messages": []},
+        {"messages": [HI], "chat_template_kwargs": {"a": 1}},
+        {"messages": [HI], "chat_template_kwargs": []},
+        *({"messages": [message]} for message in MESSAGES),
+    ],
+)
+def test_a_prompt_or_messages_is_what_the_schema_allows_and_the_rules_do(sent: Json) -> None:
+    body = {"job_id": "a", "max_tokens": 1, **sent}
+    try:
+        request = parse_execute(msgspec.json.encode(body))
+        is_allowed = violations(request, 55, None, max_prompt_chars=77) == []
+    except WrongShape:
+        is_allowed = False
+    assert validator({"$ref": "#/components/schemas/ExecuteRequest"}).is_valid(body) == is_allowed
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────

@@ -95,6 +95,8 @@ def test_absent_fields_are_off() -> None:
         "grammar": None,
         "json_schema": None,
         "regex": None,
+        "messages": None,
+        "chat_template_kwargs": None,
     }
     assert {name: value for name, value in request.items() if name not in R0} == own
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.test_rules import MAX_TOKENS_OUT, entry, errors
-from tests.protocol.vectors import R0, body_of
-from worker.protocol.bodies import FieldError, encode_violations
-from worker.protocol.execute import ExecuteRequest, narrow, parse_execute
+from tests.protocol.vectors import R0, body_of, without
+from worker.protocol.bodies import MAX_ERRORS, FieldError, encode_violations
+from worker.protocol.execute import ExecuteRequest, WrongShape, narrow, parse_execute
 from worker.protocol.openapi import Limits, request_schema
-from worker.protocol.rules import MAX_BIASES, MAX_ERRORS, violations
+from worker.protocol.rules import MAX_BIASES, violations
 
 VOCAB = 49_152
 GRAMMAR = 'root ::= "a"'
@@ -157,6 +157,44 @@ def test_the_answer_to_a_flood_stays_small() -> None:
     assert len(broken({"logit_bias": {str(i): 0 for i in range(MAX_BIASES)}})) == 0
 
 
+# ── a prompt or messages ─────────────────────────────────────────────────────────────────────────
+
+HI = {"role": "user", "content": "hi"}
+
+
+def asked(sent: dict[str, Any]) -> list[tuple[str, str]]:
+    request = parse_execute(body_of(without("prompt") | sent))
+    return [(error.field, error.constraint) for error in violations(request, 2048, VOCAB, max_prompt_chars=5)]
+
+
+def test_a_conversation_takes_the_place_of_the_prompt() -> None:
+    assert asked({"messages": [HI], "chat_template_kwargs": {"a": 1}}) == []
+    assert asked({"prompt": "hi", "messages": None, "chat_template_kwargs": None}) == []
+    assert asked({"prompt": "hi", "messages": [HI], "chat_template_kwargs": {}}) == [
+        ("messages", "exclusive(prompt)"),
+        ("chat_template_kwargs", "exclusive(prompt)"),
+    ]
+
+
+def test_without_either_it_is_the_prompt_that_is_missing() -> None:
+    without_either: list[dict[str, Any]] = [{}, {"messages": None}, {"chat_template_kwargs": {}}]
+    for sent in without_either:
+        with pytest.raises(WrongShape, match=r"missing field `prompt`$"):
+            asked(sent)
+
+
+def test_a_conversations_errors_come_last_with_their_places_and_echo_nothing() -> None:
+    broken_ones = [{"role": "secret", "content": "secret"}, {"role": "user"}, HI]
+    assert asked({"messages": broken_ones, "temperature": 3}) == [
+        ("temperature", "range(0.0..=2.0)"),
+        ("messages[0].role", "role"),
+        ("messages[1].content", "required"),
+    ]
+    request = parse_execute(body_of(without("prompt") | {"messages": [*broken_ones, "secret" * 10]}))
+    assert b"secret" not in encode_violations(violations(request, 2048, VOCAB, max_prompt_chars=5))
+    assert asked({"messages": [HI, HI, HI]}) == [("messages", "length(1..=5)")]
+
+
 # ── what is documented ───────────────────────────────────────────────────────────────────────────
 
 LIMITS = Limits(max_prompt_chars=32_768, max_tokens_out=MAX_TOKENS_OUT)
@@ -181,7 +219,8 @@ def test_the_documented_bounds_are_those_of_the_rules(name: str) -> None:
 def test_every_field_has_a_description_and_a_default_or_is_required(name: str) -> None:
     schema = request_schema(LIMITS)
     assert len(schema["properties"][name]["description"]) > 20
-    assert ("default" in schema["properties"][name]) != (name in schema["required"])
+    # A prompt is one of two that are required.
+    assert ("default" in schema["properties"][name]) != (name in {*schema["required"], "prompt"})
 
 
 def test_documented_defaults_are_what_an_absent_field_means() -> None:
@@ -228,6 +267,8 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "grammar": st.none() | st.just(GRAMMAR),
     "json_schema": st.none() | st.sampled_from([{}, {"type": "object"}, True]),
     "regex": st.none() | st.just("[a-z]+"),
+    "messages": st.none(),
+    "chat_template_kwargs": st.none(),
 }
 BROKEN: dict[str, st.SearchStrategy[Any]] = {
     "job_id": st.just(""),
@@ -255,6 +296,8 @@ BROKEN: dict[str, st.SearchStrategy[Any]] = {
     "grammar": st.sampled_from(["", "\t", "x" * 65_537, "root ::= \0"]),
     "json_schema": st.sampled_from([{"title": "x" * 65_537}, {"a": json.loads("[" * 64 + "]" * 64)}]),
     "regex": st.sampled_from(["", "\n", "x" * 65_537, "a\0"]),
+    "messages": st.just([HI]),
+    "chat_template_kwargs": st.just({"a": 1}),
 }
 TABLE = [name for name in ExecuteRequest.__struct_fields__ if name in BROKEN]
 REQUIRED = ("job_id", "prompt", "max_tokens")

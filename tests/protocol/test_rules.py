@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocol.vectors import R0, body_of
-from worker.protocol.bodies import FieldError, encode_violations
+from worker.protocol.bodies import MAX_ERRORS, FieldError, encode_violations
 from worker.protocol.execute import ExecuteRequest, parse_execute
-from worker.protocol.rules import MAX_ERRORS, violations
+from worker.protocol.rules import violations
 
 MAX_TOKENS_OUT = 2048
 MAX_PROMPT_CHARS = 32_768

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.config.settings import options
+from worker.protocol.conversation import conversation
 from worker.wire.frames import MAX_BODY_BYTES, FrameBuffer, encode_frame, inbound_decoder
-from worker.wire.messages import Cancel, JobKey, Sampling, Submit
+from worker.wire.messages import Cancel, JobKey, QuestionKey, Sampling, Submit, TokenId, Tokenized
 
 LAW = settings(max_examples=200)
 
@@ -76,6 +77,17 @@ def test_an_impossible_length_is_refused_before_any_of_its_body_is_there() -> No
 
 def test_the_longest_prompt_a_request_may_have_fits_a_frame() -> None:
     (most,) = [option.type.max for option in options() if option.name == "max_prompt_chars"]  # type: ignore[attr-defined]  # IntRange
-    submit = Submit(job=JobKey(1), prompt="\U0001f600" * int(most), max_tokens=1, sampling=Sampling(seed=0))
-    ((_, body),) = FrameBuffer().feed(encode_frame(1, submit))
-    assert inbound_decoder.decode(body) == submit
+    told = [{"role": "user", "content": "\x01" * int(most)}]
+    other = {"x": "\U0001f600" * (int(most) - 10)}
+    longest = conversation(told, tools=[other], max_chars=int(most))
+    for prompt in ("\U0001f600" * int(most), longest):
+        submit = Submit(job=JobKey(1), prompt=prompt, max_tokens=1, sampling=Sampling(seed=0))
+        ((_, body),) = FrameBuffer().feed(encode_frame(1, submit))
+        assert inbound_decoder.decode(body) == submit
+
+
+def test_the_longest_answer_about_a_prompt_fits_a_frame() -> None:
+    (most,) = [option.type.max for option in options() if option.name == "max_prompt_chars"]  # type: ignore[attr-defined]  # IntRange
+    tokens = (TokenId(2**31 - 1),) * (4 * int(most))
+    told = Tokenized(question=QuestionKey(1), tokens=tokens, text="\U0001f600" * int(most))
+    assert list(FrameBuffer().feed(encode_frame(1, told)))

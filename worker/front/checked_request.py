@@ -3,6 +3,9 @@
 import secrets
 from dataclasses import dataclass
 from math import inf
+from sys import maxsize
+
+from msgspec import UNSET
 
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.rules import MAX_BIAS
@@ -29,7 +32,8 @@ def checked(
     """A valid request made complete. A missing seed is drawn here, once, so that it can be reported and repeated."""
     submit = Submit(
         job=key,
-        prompt=request.prompt,
+        # The rules have found it short enough.
+        prompt=request.conversation(max_chars=maxsize) if request.prompt is UNSET else request.prompt,
         max_tokens=request.max_tokens,
         sampling=_sampling_of(request),
         stop=request.stop,

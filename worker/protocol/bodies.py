@@ -12,6 +12,10 @@ import msgspec
 from worker.errors import InvalidRequest, WorkerError
 from worker.wire.messages import Violation
 
+MAX_ERRORS = 64
+"""How many errors are reported of one field. A body of 2 MiB has room for 700,000 stops, and an answer about each of
+them would be 60 MB."""
+
 CAPABILITIES = ("text-gen",)
 PROTOCOL = "sse"
 WORKER_TYPE = "llamacpp"

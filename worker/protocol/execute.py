@@ -10,10 +10,13 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from worker.errors import WorkerError
 from worker.protocol.bodies import U64_MAX, doc
 from worker.protocol.constraints import SchemaText, schema_text
+from worker.protocol.conversation import MAX_MESSAGES, conversation
+from worker.wire.messages import Conversation
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -58,9 +61,9 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: Annotated[str, doc("The client's name for the job; unique among those in flight.", minLength=1)]
     prompt: Annotated[
-        str,
+        str | UnsetType,
         doc("Raw model input: special tokens are parsed, no template is applied. --max-prompt-chars.", minLength=1),
-    ]
+    ] = UNSET
     max_tokens: Annotated[
         U32, doc("Most tokens to generate; the upper limit is --max-tokens-out. Cut to the context's room.", minimum=1)
     ]
@@ -147,6 +150,26 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         doc("The whole text matches this expression; at most 65536 bytes. Not with grammar or json_schema."),
     ] = None
+    messages: Annotated[
+        Any,
+        doc(
+            "A conversation instead of a prompt, for the model's chat template; its texts together --max-prompt-chars.",
+            type=["array", "null"],
+            items={"$ref": "#/components/schemas/Message"},
+            minItems=1,
+            maxItems=MAX_MESSAGES,
+        ),
+    ] = None
+    chat_template_kwargs: Annotated[
+        Any,
+        doc(
+            "What the chat template is told beside the messages, over --chat-template-kwargs.", type=["object", "null"]
+        ),
+    ] = None
+
+    def conversation(self, *, max_chars: int) -> Conversation:
+        """The messages, which are there, as the engine gets them. Raises: FieldsRefused."""
+        return conversation(self.messages, template_kwargs=self.chat_template_kwargs, max_chars=max_chars)
 
     def __post_init__(self) -> None:
         # msgspec's own bounds end at 2**63 - 1.
@@ -162,7 +185,10 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_execute(body: bytes | bytearray) -> ExecuteRequest:
     """Read an execute request; unknown fields are ignored. Raises: MalformedJson, WrongShape."""
-    return _parse(body, ExecuteRequest)
+    request = _parse(body, ExecuteRequest)
+    if request.prompt is UNSET and request.messages is None:
+        raise WrongShape("missing field `prompt`")
+    return request
 
 
 def parse_cancel(body: bytes | bytearray) -> CancelRequest:

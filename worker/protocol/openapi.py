@@ -13,6 +13,7 @@ import msgspec
 
 from worker.errors import Unauthorized
 from worker.protocol.bodies import ErrorBody
+from worker.protocol.conversation import Message
 from worker.protocol.events import Event
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.operations import (
@@ -81,6 +82,38 @@ _SERVER_SENT_EVENT: Json = {
 }
 """This is how OpenAPI 3.2 describes the items of a stream of them; before it, `schema` stands for one item too."""
 
+_CALLS = {"tool_calls": {"type": "array", "minItems": 1}, "function_call": {"type": "object"}}
+_SOME_TEXT = {"type": "string", "minLength": 1}
+_MESSAGE_RULES: Json = {
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        *(
+            {"required": [name], "properties": {"role": {"const": "assistant"}, name: given}}
+            for name, given in (_CALLS | dict.fromkeys(("reasoning_content", "reasoning"), _SOME_TEXT)).items()
+        ),
+    ],
+    "allOf": [
+        {"not": {"required": list(_CALLS), "properties": _CALLS}},
+        {
+            "anyOf": [
+                {"properties": {"role": {"const": "assistant"}}},
+                {"properties": {"tool_calls": {"maxItems": 0}, "function_call": {"type": "null"}}},
+            ]
+        },
+    ],
+}
+"""What conversation.py asks of a message beyond the types of its fields."""
+
+_PROMPT_OR_MESSAGES: Json = {
+    "oneOf": [
+        {
+            "required": ["prompt"],
+            "properties": {"messages": {"type": "null"}, "chat_template_kwargs": {"type": "null"}},
+        },
+        {"required": ["messages"], "properties": {"messages": {"type": "array"}}, "not": {"required": ["prompt"]}},
+    ]
+}
+
 _NAMED: dict[Any, str] = {Event: "Event", ServerSentEvent: "ServerSentEvent", ExecuteRequest: "ExecuteRequest"}
 """Types whose schema is more than what msgspec makes."""
 
@@ -139,6 +172,9 @@ class _Schemas:
         self.components["Event"] = {"oneOf": event[0][0]["anyOf"], "discriminator": event[0][0]["discriminator"]}
         self.components["ServerSentEvent"] = _SERVER_SENT_EVENT
         self.components["ExecuteRequest"] = request_schema(limits)
+        self.components |= msgspec.json.schema_components([Message], ref_template=_STRUCT)[1]
+        self.components["Message"] |= _MESSAGE_RULES
+        self.components["Part"]["required"] = ["type", "text"]  # who sends none is told what the type should be first
 
     def of(self, shape: Any) -> Json:
         """The schema of `shape`, which may be a reference to a component."""
@@ -210,7 +246,7 @@ def _reference(kind: str, name: str) -> Json:
 
 
 def request_schema(limits: Limits) -> dict[str, Any]:
-    """The JSON schema of an execute request: `type`, `properties` in the order of the protocol, and `required`."""
+    """The JSON schema of an execute request: its properties in the order of the protocol, and what is required."""
     schema = msgspec.json.schema(ExecuteRequest)["$defs"]["ExecuteRequest"]
     fields = msgspec.structs.fields(ExecuteRequest)
     properties = {field.name: schema["properties"][field.name] | _bounds(field.type) for field in fields}
@@ -221,6 +257,7 @@ def request_schema(limits: Limits) -> dict[str, Any]:
         "type": "object",
         "properties": {name: _with_short_default(field) for name, field in properties.items()},
         "required": schema["required"],
+        **_PROMPT_OR_MESSAGES,
     }
 
 

@@ -329,6 +329,14 @@ EXECUTE = Operation(
         "greedy": _REQUEST,
         "sampled": {**_REQUEST, "temperature": 0.8, "top_p": 0.95, "seed": 42, "stop": ["\n\n"]},
         "regex": {**_REQUEST, "regex": "[A-Z][a-z]+"},
+        "conversation": {
+            "job_id": "job-1",
+            "messages": [
+                {"role": "system", "content": "You answer in one word."},
+                {"role": "user", "content": "What is the capital of France?"},
+            ],
+            "max_tokens": 16,
+        },
     },
     answers={
         200: Answer(

@@ -11,7 +11,9 @@ from decimal import ROUND_HALF_EVEN, ROUND_UP, Context
 from itertools import islice
 from math import isinf
 
-from worker.protocol.bodies import FieldError
+from msgspec import UNSET, UnsetType
+
+from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused
 from worker.protocol.constraints import constraint_errors
 from worker.protocol.execute import ExecuteRequest, narrow
 
@@ -24,10 +26,6 @@ MAX_BIASES = 1024
 MAX_BIAS = 100
 """The largest bias; its negative bans the token."""
 MAX_STOP_TOKEN_IDS = 64
-
-MAX_ERRORS = 64
-"""How many errors are reported of one field. A body of 2 MiB has room for 700,000 stops, and an answer about each of
-them would be 60 MB."""
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 """One spelling for each id, so that no id can be named twice."""
@@ -69,6 +67,7 @@ def violations(
         *_min_tokens(request, max_tokens_out),
         *_stop_token_ids(request.stop_token_ids, vocab_size),
         *constraint_errors(request.grammar, request.json_schema, request.regex),
+        *_messages(request, max_prompt_chars),
     ]
 
 
@@ -117,7 +116,9 @@ def _job_id(job_id: str) -> Iterator[FieldError]:
         yield FieldError(field="job_id", constraint="non_empty", message="job_id must not be empty", value="")
 
 
-def _prompt(prompt: str, most: int) -> Iterator[FieldError]:
+def _prompt(prompt: str | UnsetType, most: int) -> Iterator[FieldError]:
+    if prompt is UNSET:
+        return
     constraint = f"length(1..={most})"
     if not prompt:
         yield FieldError(field="prompt", constraint=constraint, message="prompt must not be empty")
@@ -192,6 +193,18 @@ def _max_count(field: str, n_entries: int, most: int) -> Iterator[FieldError]:
     if n_entries > most:
         message = f"{field} must have at most {most} entries (got {n_entries})"
         yield FieldError(field=field, constraint=f"max_count({most})", message=message, value=str(n_entries))
+
+
+def _messages(request: ExecuteRequest, most: int) -> Iterator[FieldError]:
+    for field in ("messages", "chat_template_kwargs"):
+        if request.prompt is not UNSET and getattr(request, field) is not None:
+            message = f"{field} cannot go with prompt, which no template is applied to; send one of them"
+            yield FieldError(field=field, constraint="exclusive(prompt)", message=message)
+    if request.messages is not None:
+        try:
+            request.conversation(max_chars=most)
+        except FieldsRefused as refused:
+            yield from refused.errors
 
 
 def _in_vocabulary(field: str, subject: str, token: int, vocab_size: int | None) -> Iterator[FieldError]:

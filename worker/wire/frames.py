@@ -14,8 +14,9 @@ from worker.wire.messages import Inbound, Outbound
 
 _HEADER = struct.Struct("<II")
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
-"""Far above any honest frame (a 32,768-character prompt is 128 KiB); a larger length means the peer is broken."""
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""Above any honest frame (a 32,768-character prompt is 128 KiB; the longest is the answer about a prompt of 2²¹
+characters, each of which is four tokens); a larger length means the peer is broken."""
 
 _encoder = msgspec.msgpack.Encoder()
 inbound_decoder: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)

@@ -1,0 +1,300 @@
+"""What a conversation looks like: messages in OpenAI's shape → the `Conversation` that the engine's template renders.
+
+Owns: the keys of a message that anybody reads, the form in which templates expect them (content as one text, a call's
+arguments as an object), the limits, and the words that say what is wrong. Refuses to know: which roles and keys the
+model's own template understands (the engine finds out), HTTP. Both doors use it, `/execute` and `/v1`. Pure; runs on
+the front's event loop.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
+from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH
+from worker.wire.messages import Conversation
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_MESSAGES = 2048
+MAX_CALLS = 128
+"""Of one message, as at OpenAI. With the other limits it holds a conversation to a frame."""
+
+_BETWEEN_PARTS = "\n"
+"""What stands between the parts of a content, as llama-server and vLLM have it."""
+
+_SHAPE_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<inside>.*)`)?", re.DOTALL)
+"""How msgspec words a value of a wrong type: it names types and fields of ours, and nothing of the value."""
+_KIND_OF_PART = re.compile(r"[a-z_]{1,32}")
+"""Which type of a part may be named in an answer: `image_url`, and no text that came in by mistake."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a message's content."""
+
+    type: Annotated[str, doc("Text is all that is read.", const="text")]
+    text: str | UnsetType = UNSET
+
+
+class Called(msgspec.Struct, frozen=True, kw_only=True):
+    """A function and what it is called with."""
+
+    name: str
+    arguments: Annotated[str | dict[str, Any], doc("A JSON object, or its text.")] = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that an assistant has made."""
+
+    id: str | UnsetType | None = UNSET
+    type: Annotated[str, doc("Functions are all that is called.", const="function")] = "function"
+    function: Called
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of a conversation. Other keys are ignored."""
+
+    role: Annotated[str, doc("Who speaks.", enum=list(ROLES))]
+    content: Annotated[
+        str | list[Part] | UnsetType | None,
+        doc("A text, or its parts. Only an assistant's message may be without, beside calls or reasoning."),
+    ] = UNSET
+    name: str | None = None
+    reasoning_content: Annotated[str | None, doc("What an assistant thought before it answered.")] = None
+    reasoning: Annotated[str | None, doc("Another name of reasoning_content.")] = None
+    tool_calls: Annotated[list[ToolCall] | None, doc("An assistant's.")] = None
+    function_call: Annotated[Called | None, doc("What tool_calls was called when there was one.")] = None
+    tool_call_id: Annotated[str | None, doc("Which call a tool's message answers.")] = None
+
+
+def conversation(
+    messages: object,
+    *,
+    tools: object = None,
+    template_kwargs: object = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    max_chars: int,
+) -> Conversation:
+    """The conversation that these values make; they are what msgspec.json.decode gives.
+
+    `max_chars` counts Unicode scalar values: of the texts of all messages together, and of the JSON of `tools`.
+    Raises: FieldsRefused with the broken rules, at most MAX_ERRORS; no text is quoted in them.
+    """
+    errors: list[FieldError] = []
+    read = _messages(messages, max_chars, errors)
+    kwargs = {} if template_kwargs is None else template_kwargs
+    made = Conversation(
+        messages=_json(read),
+        tools=None if tools is None else _limited("tools", tools, list[dict[str, Any]], max_chars, errors),
+        template_kwargs=_limited("chat_template_kwargs", kwargs, dict[str, Any], MAX_BYTES, errors),
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+    )
+    if continue_final_message:
+        errors += _continuation_errors(read, add_generation_prompt=add_generation_prompt)
+    if errors:
+        raise FieldsRefused(errors[:MAX_ERRORS])
+    return made
+
+
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _messages(raw: object, max_chars: int, errors: list[FieldError]) -> list[Message]:
+    """The messages that can be read, as templates expect them. What is wrong with others is added to the errors."""
+    found = _shaped("messages", raw, list[Any], errors)
+    if found is None:
+        return []
+    if not found:
+        errors.append(_error("messages", "non_empty", "messages must not be empty"))
+    if len(found) > MAX_MESSAGES:
+        text = f"messages must have at most {MAX_MESSAGES} entries (got {len(found)})"
+        errors.append(_error("messages", f"max_count({MAX_MESSAGES})", text))
+        return []
+    read = []
+    for at, one in enumerate(found):
+        if len(errors) >= MAX_ERRORS:
+            return []
+        message = _shaped(f"messages[{at}]", one, Message, errors)
+        if message is None:
+            continue
+        broken = list(islice(_message_errors(f"messages[{at}]", message), MAX_ERRORS))
+        errors += broken
+        if not broken:
+            read.append(_as_templates_expect(message))
+    n_chars = sum(len(text) for message in read for text in _texts(message))
+    if n_chars > max_chars:
+        text = f"messages must be at most {max_chars} characters together (got {n_chars})"
+        errors.append(_error("messages", f"length(1..={max_chars})", text))
+    return read
+
+
+def _message_errors(place: str, message: Message) -> Iterator[FieldError]:
+    if message.role not in ROLES:
+        yield _error(f"{place}.role", "role", f"{place}.role must be one of {', '.join(ROLES)}")
+    if isinstance(message.content, list):
+        yield from _part_errors(f"{place}.content", message.content)
+    elif not isinstance(message.content, str) and not _is_without_content(message):
+        text = f"{place}.content is missing; send a text, or tool_calls in an assistant's message"
+        yield _error(f"{place}.content", "required", text)
+    for field in ("tool_calls", "function_call"):
+        if getattr(message, field) and message.role != "assistant":
+            text = f"{place}.{field} is an assistant's; leave it out, or change the role"
+            yield _error(f"{place}.{field}", "role(assistant)", text)
+    if message.tool_calls and message.function_call:
+        text = f"{place}.function_call cannot go with tool_calls; send one of them"
+        yield _error(f"{place}.function_call", "exclusive(tool_calls)", text)
+    if (n_calls := len(message.tool_calls or ())) > MAX_CALLS:
+        text = f"{place}.tool_calls must have at most {MAX_CALLS} entries (got {n_calls})"
+        yield _error(f"{place}.tool_calls", f"max_count({MAX_CALLS})", text)
+    for at, call in enumerate(message.tool_calls or ()):
+        where = f"{place}.tool_calls[{at}]"
+        if call.type != "function":
+            yield _error(
+                f"{where}.type", "function_only", f"{where}.type must be function, which is all that is called"
+            )
+        yield from _depth_errors(f"{where}.function.arguments", call.function.arguments)
+    if message.function_call:
+        yield from _depth_errors(f"{place}.function_call.arguments", message.function_call.arguments)
+
+
+def _part_errors(place: str, parts: list[Part]) -> Iterator[FieldError]:
+    for at, part in enumerate(parts):
+        where = f"{place}[{at}]"
+        if part.type != "text":
+            named = f" (got {part.type})" if _KIND_OF_PART.fullmatch(part.type) else ""
+            text = f"{where}.type must be text, which is all that this worker reads{named}; leave the part out"
+            yield _error(f"{where}.type", "text_only", text)
+        elif part.text is UNSET:
+            yield _error(f"{where}.text", "required", f"{where}.text is missing; send a text, which may be empty")
+
+
+def _continuation_errors(read: list[Message], *, add_generation_prompt: bool) -> Iterator[FieldError]:
+    field = "continue_final_message"
+    if add_generation_prompt:
+        text = f"{field} cannot go with add_generation_prompt; send one of them"
+        yield _error(field, "exclusive(add_generation_prompt)", text)
+    if read and (read[-1].role != "assistant" or not isinstance(read[-1].content, str)):
+        text = f"{field} needs a last message of the assistant's with a text to go on from"
+        yield _error(field, "last_message(assistant)", text)
+
+
+def _calls(message: Message) -> list[ToolCall]:
+    """The calls under either name."""
+    if message.function_call:
+        return [ToolCall(function=message.function_call)]
+    return message.tool_calls or []
+
+
+def _is_without_content(message: Message) -> bool:
+    """Whether the message says something else than a content."""
+    return message.role == "assistant" and bool(_calls(message) or _reasoning(message))
+
+
+def _reasoning(message: Message) -> str | None:
+    return message.reasoning_content or message.reasoning
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """All that a message which templates expect may bring into a prompt."""
+    for text in (message.content, message.name, message.tool_call_id, message.reasoning_content):
+        if isinstance(text, str):
+            yield text
+    for call in message.tool_calls or ():
+        yield call.id or ""
+        yield call.function.name
+        arguments = call.function.arguments
+        yield arguments if isinstance(arguments, str) else _json(arguments)
+
+
+def _as_templates_expect(message: Message) -> Message:
+    """The message with one text as its content, or null, and with what a call is called with as an object."""
+    content = message.content
+    if isinstance(content, list):
+        content = _BETWEEN_PARTS.join(part.text for part in content if isinstance(part.text, str))
+    calls = [replace(call, function=_with_object(call.function)) for call in _calls(message)]
+    return replace(
+        message,
+        content=None if content is UNSET else content,
+        reasoning_content=_reasoning(message),
+        reasoning=None,
+        tool_calls=calls or None,
+        function_call=None,
+    )
+
+
+def _with_object(called: Called) -> Called:
+    """The call with its arguments as an object; with their text, where that is no object's."""
+    if not isinstance(called.arguments, str):
+        return called
+    try:
+        read = msgspec.json.decode(called.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return called
+    if not isinstance(read, dict) or any(_depth_errors("", read)):
+        return called
+    return replace(called, arguments=read)
+
+
+# ── any JSON ─────────────────────────────────────────────────────────────────────────────────────
+
+Shape = TypeVar("Shape")
+
+
+def _shaped(place: str, raw: object, shape: type[Shape], errors: list[FieldError]) -> Shape | None:
+    """The value as its type, or None, and an error that says where inside it is wrong."""
+    try:
+        return msgspec.convert(raw, shape)
+    except msgspec.ValidationError as error:
+        found = _SHAPE_ERROR.fullmatch(str(error))
+        assert found is not None
+        where = place + (found["inside"] or "")
+        errors.append(_error(where, "type", f"{where}: {found['what']}"))
+    return None
+
+
+def _limited(field: str, raw: object, shape: type[Any], max_chars: int, errors: list[FieldError]) -> str:
+    """The value as JSON, and an error where it is of another type, nested too deeply, or longer than `max_chars`."""
+    if _shaped(field, raw, shape, errors) is None:
+        return ""
+    if deep := list(_depth_errors(field, raw)):
+        errors += deep
+        return ""
+    text = _json(raw)
+    if len(text) > max_chars:
+        message = f"{field} must be at most {max_chars} characters as compact JSON (got {len(text)})"
+        errors.append(_error(field, f"length(..={max_chars})", message))
+    return text
+
+
+def _depth_errors(field: str, value: object) -> Iterator[FieldError]:
+    """The error of a value in which more than MAX_DEPTH objects and arrays are inside each other: who writes it as JSON
+    or reads it recurses once for each."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)]
+    if level:
+        yield _error(field, f"max_depth({MAX_DEPTH})", f"{field} must be nested at most {MAX_DEPTH} deep")
+
+
+def _inside(value: object) -> Iterable[object]:
+    match value:
+        case dict():
+            return value.values()
+        case list():
+            return value
+        case _:
+            return ()
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _error(field: str, constraint: str, message: str) -> FieldError:
+    return FieldError(field=field, constraint=constraint, message=message)
