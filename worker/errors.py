@@ -4,7 +4,7 @@ WorkerError
 ├── InvalidRequest · Unauthorized · DuplicateJob · DeadlineExceeded        the caller's side
 │   └── UnreadableDeadline
 ├── WorkerBusy · WorkerLoading · WorkerDraining · WorkerUnhealthy          the worker's state
-├── InternalError                                                          a defect of ours
+├── InternalError · InferenceFailed                                        a defect of ours, or of the library
 ├── StartupError                                                           the process ends, exit 1
 │   ├── ModelNotFound · BadModelFile · ModelLoadFailed · InsufficientMemory · CertificateRefused
 │   ├── DownloadFailed · BindFailed · CallbackFailed · EngineCrashed · InternalFailure
@@ -93,6 +93,12 @@ class WorkerUnhealthy(WorkerError):
 class InternalError(WorkerError):
     code, http_status, retriable = "INTERNAL", 500, True
     wording = "Internal error: {}"
+
+
+class InferenceFailed(WorkerError):
+    """What was asked has ended two engines, and is not asked of a third. In a stream this is an event."""
+
+    code, http_status, retriable = "INFERENCE_FAILED", 500, False
 
 
 class StartupError(WorkerError):

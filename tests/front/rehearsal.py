@@ -13,6 +13,7 @@ from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState, O
 from worker.front.job import Job, JobDeps
 from worker.front.link import LinkOwner
 from worker.front.metrics import Metrics
+from worker.front.questions import Question
 from worker.protocol.events import choose_dialect
 from worker.wire.messages import (
     Accepted,
@@ -24,6 +25,7 @@ from worker.wire.messages import (
     JobKey,
     Loaded,
     Outbound,
+    QuestionKey,
     Residency,
     Sampling,
     SelfTested,
@@ -31,6 +33,9 @@ from worker.wire.messages import (
     StepBegun,
     StepDone,
     Submit,
+    TokenId,
+    Tokenize,
+    Tokenized,
 )
 
 CONFIG = Configure(
@@ -71,11 +76,13 @@ WATCHDOG_S = 30.0
 
 @dataclass(eq=False)
 class Engine:
-    """One generation. `sent` is what the client sent it, `submitted` the jobs among that which it still has."""
+    """One generation. `sent` is what the client sent it, `submitted` the jobs among that which it still has, and
+    `asked` the questions that it has not answered."""
 
     generation: int
     sent: list[Inbound] = field(default_factory=list)
     submitted: list[JobKey] = field(default_factory=list)
+    asked: list[QuestionKey] = field(default_factory=list)
     started: set[JobKey] = field(default_factory=set)
     """Jobs that have got a slot, of which an engine tells once."""
     killed_for: str | None = None
@@ -86,6 +93,8 @@ class Engine:
         self.sent.append(message)
         if isinstance(message, Submit):
             self.submitted.append(message.job)
+        elif isinstance(message, Tokenize):
+            self.asked.append(message.question)
         elif isinstance(message, Cancel):
             self.forget(message.job)
 
@@ -107,6 +116,7 @@ class Stage(Observer):
         self.now_s = 0.0
         self.engines: list[Engine] = []
         self.jobs: dict[JobKey, Job] = {}
+        self.questions: dict[QuestionKey, Question] = {}
         self.ended: list[JobKey] = []
         """In the order of their ends; more than once if they ended more than once."""
         self.deaths: list[tuple[str, str]] = []
@@ -207,6 +217,16 @@ class Stage(Observer):
     def _on_end(self, job: Job) -> None:
         self.ended.append(job.key)
         self.client.release(job)
+
+    def ask(self) -> QuestionKey:
+        key = QuestionKey(len(self.questions) + 1)
+        self.questions[key] = Question(Tokenize(question=key, prompt="x"))
+        self.client.ask(self.questions[key])
+        return key
+
+    def answer(self, key: QuestionKey) -> None:
+        self.engine.asked.remove(key)
+        self.say(Tokenized(question=key, tokens=(TokenId(1),), text="x"))
 
     def accept(self, *keys: JobKey) -> None:
         for key in keys:

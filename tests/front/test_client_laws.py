@@ -1,4 +1,4 @@
-"""Laws of the engine client under any order of submissions, answers, steps, cancels and deaths."""
+"""Laws of the engine client under any order of submissions, questions, answers, steps, cancels and deaths."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.front.rehearsal import FACTS, Stage, rehearse
 from tests.worker_process import check_order
 from worker.front.client import EngineState
-from worker.front.dispatch import DEATHS_OF_A_CULPRIT
-from worker.wire.messages import Failed, Inbound, JobKey, Refused, StepDone, Submit, Violation
+from worker.front.dispatch import DEATHS_OF_A_CULPRIT, Work
+from worker.wire.messages import Failed, Inbound, JobKey, QuestionKey, Refused, StepDone, Submit, Tokenize, Violation
 
 ACTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**6 - 1)), min_size=30, max_size=90)
 """Each act: which of those possible at that moment, and a number whose bits say to which jobs."""
@@ -20,7 +20,7 @@ ACTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**6 - 1)), 
 
 @dataclass
 class Improvisation:
-    """Makes acts happen as a real engine could: a job is read, in order, before it can be in a step."""
+    """Makes acts happen as a real engine could: jobs and questions are read in order, a job before it is in a step."""
 
     stage: Stage
     n_read: int = 0
@@ -32,15 +32,17 @@ class Improvisation:
     step: set[JobKey] = field(default_factory=set)
     """Of this engine's last StepBegun."""
     has_text: set[JobKey] = field(default_factory=set)
-    suspects: set[JobKey] = field(default_factory=set)
-    n_deaths: Counter[JobKey] = field(default_factory=Counter)
-    """At which the job was running or being read."""
+    suspects: set[Work] = field(default_factory=set)
+    n_deaths: Counter[Work] = field(default_factory=Counter)
+    """At which the job was running or being read, or the question."""
     expected: dict[JobKey, str] = field(default_factory=dict)
     """The codes deaths have given: exactly these jobs, unless the client has given up."""
+    expected_unanswered: set[QuestionKey] = field(default_factory=set)
 
     def _possible(self) -> list[str]:
         """Often twice what makes deaths interesting."""
-        acts = ["submit", "submit", "die", *(["cancel"] if self._alive() else [])]
+        acts = ["submit", "submit", "ask", "die", *(["cancel"] if self._alive() else [])]
+        acts += ["leave"] if self._open_questions() else []
         if self.stage.client.state is EngineState.RESTARTING:
             return [*acts, *["load"] * 9]
         if self._unread():
@@ -58,6 +60,11 @@ class Improvisation:
                 self.stage.submit()
             case "read":
                 self._read(is_refusing=bits % 8 == 0)
+            case "ask":
+                self.stage.ask()
+            case "leave":
+                open_ = self._open_questions()
+                self._leave(open_[bits % len(open_)])
             case "cancel":
                 alive = self._alive()
                 self.stage.jobs[alive[bits % len(alive)]].fail("CANCELLED", "enough")
@@ -71,6 +78,14 @@ class Improvisation:
     def _alive(self) -> list[JobKey]:
         return [key for key, job in self.stage.jobs.items() if not job.is_ended]
 
+    def _open_questions(self) -> list[QuestionKey]:
+        return [key for key, question in self.stage.questions.items() if not question.is_ended]
+
+    def _leave(self, key: QuestionKey) -> None:
+        """As an asker that is cancelled does."""
+        self.stage.questions[key].answer.cancel()
+        self.stage.client.drop(self.stage.questions[key])
+
     def _running_or_queued(self) -> list[JobKey]:
         return [key for key in self.accepted if key in self.stage.engine.submitted]
 
@@ -80,9 +95,13 @@ class Improvisation:
     def _read(self, *, is_refusing: bool) -> None:
         for message in self._unread():
             self.n_read += 1
-            if isinstance(message, Submit):
-                self._answer(message.job, is_refusing=is_refusing)
-                return
+            match message:
+                case Submit(job=job):
+                    self._answer(job, is_refusing=is_refusing)
+                    return
+                case Tokenize(question=question):
+                    self.stage.answer(question)
+                    return
 
     def _answer(self, key: JobKey, *, is_refusing: bool) -> None:
         if is_refusing and not self.stage.jobs[key].decided.is_set():
@@ -108,17 +127,31 @@ class Improvisation:
                 self.stage.say(StepDone(failed=tuple(Failed(key, "VRAM_OOM", "no room") for key in chosen)))
 
     async def _die(self) -> None:
-        alive = self._alive()
-        being_read = [message.job for message in self._unread() if isinstance(message, Submit)][:1]
-        for key in alive:
-            self.n_deaths[key] += key in self.ran or key in being_read
+        jobs, questions = self.stage.jobs, self.stage.questions
+        being_read = self._being_read()
+        for key in self._alive():
+            self.n_deaths[jobs[key]] += key in self.ran or jobs[key] in being_read
             if key in self.has_text:
                 self.expected[key] = "ENGINE_RESTARTED"
-            elif self.n_deaths[key] >= DEATHS_OF_A_CULPRIT:
+            elif self.n_deaths[jobs[key]] >= DEATHS_OF_A_CULPRIT:
                 self.expected[key] = "INFERENCE_FAILED"
-        self.suspects |= self.step.union(being_read)
+        for question in self._open_questions():
+            self.n_deaths[questions[question]] += questions[question] in being_read
+            if self.n_deaths[questions[question]] >= DEATHS_OF_A_CULPRIT:
+                self.expected_unanswered.add(question)
+        self.suspects |= {jobs[key] for key in self.step} | being_read
         self.n_read, self.accepted, self.ran, self.step = 0, [], set(), set()
         await self.stage.die()
+
+    def _being_read(self) -> set[Work]:
+        """The first job or question that this engine has not answered."""
+        for message in self._unread():
+            match message:
+                case Submit(job=job):
+                    return {self.stage.jobs[job]}
+                case Tokenize(question=question):
+                    return {self.stage.questions[question]}
+        return set()
 
     def _load(self) -> None:
         if self.stage.client.state is EngineState.RESTARTING:
@@ -127,13 +160,13 @@ class Improvisation:
     def finish_all(self) -> None:
         """From here on nothing goes wrong."""
         self._load()
-        while len(self.stage.ended) < len(self.stage.jobs):
-            n_ended = len(self.stage.ended)
+        while len(self.stage.ended) < len(self.stage.jobs) or self._open_questions():
+            n_left = len(self._alive()) + len(self._open_questions())
             while self._unread():
                 self._read(is_refusing=False)
             if left := self._running_or_queued():
                 self._run("finish", left, text="x")
-            assert len(self.stage.ended) > n_ended, "somebody is always next"
+            assert len(self._alive()) + len(self._open_questions()) < n_left, "somebody is always next"
 
     # ── the laws ─────────────────────────────────────────────────────────────────────────────────
 
@@ -142,21 +175,30 @@ class Improvisation:
             by_death = ("ENGINE_RESTARTED", "INFERENCE_FAILED")
             jobs = self.stage.jobs.items()
             assert {key: job.failure for key, job in jobs if job.failure in by_death} == self.expected
+            ended = {key: question.answer for key, question in self.stage.questions.items() if question.is_ended}
+            failed = {key for key, answer in ended.items() if not answer.cancelled() and answer.exception()}
+            assert failed == self.expected_unanswered
         if self.stage.client.state is EngineState.RUNNING:
             self._check_submitted(self.stage.engine.submitted)
+            self._check_suspects()
 
     def _check_submitted(self, submitted: list[JobKey]) -> None:
         assert len(set(submitted)) == len(submitted)
         assert not [key for key in submitted if self.stage.jobs[key].is_ended], "the engine works for nobody"
-        waiting_suspects = {key for key in self.suspects if not self.stage.jobs[key].is_ended}
-        if waiting_suspects and submitted:
-            assert len(submitted) == 1, "suspects run alone"
-            assert waiting_suspects.issuperset(submitted), "and before anything else"
+
+    def _check_suspects(self) -> None:
+        engine, jobs, questions = self.stage.engine, self.stage.jobs, self.stage.questions
+        asked = [questions[key] for key in engine.asked]
+        works: list[Work] = [*(jobs[key] for key in engine.submitted), *(one for one in asked if not one.is_ended)]
+        waiting_suspects = {work for work in self.suspects if not work.is_ended}
+        if waiting_suspects and works:
+            assert len(works) == 1, "suspects run alone"
+            assert waiting_suspects.issuperset(works), "and before anything else"
 
     async def check_stories(self) -> None:
         assert sorted(self.stage.ended) == sorted(self.stage.jobs), "every job ends exactly once"
+        assert all(n_deaths <= DEATHS_OF_A_CULPRIT for n_deaths in self.n_deaths.values())
         for key, job in self.stage.jobs.items():
-            assert self.n_deaths[key] <= DEATHS_OF_A_CULPRIT
             if job.refusal is None:
                 events = await self.stage.events(key)
                 check_order(events)

@@ -15,8 +15,8 @@ def test_every_job_is_sorted_once_in_order_of_arrival() -> None:
         sent, ran_before, failing, also_failing, untried, queued = (stage.jobs[stage.submit()] for _ in range(6))
         sent.delta("text", None, 0.0)
         ran_before.n_deaths = 1
-        present = {job.key for job in (sent, ran_before, failing, also_failing)}
-        suspects = {failing.key, also_failing.key, untried.key}
+        present = {sent, ran_before, failing, also_failing}
+        suspects = {failing, also_failing, untried}
         aftermath = judge(stage.jobs.values(), present=present, suspects=suspects)
         assert aftermath.interrupted == [sent]
         assert aftermath.culprits == [ran_before]

@@ -23,10 +23,11 @@ import msgspec
 
 from worker.config.gpu_flags import shares
 from worker.config.settings import Settings
-from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError
+from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerError, WorkerUnhealthy
 from worker.front.dispatch import Dispatch
 from worker.front.job import Job
 from worker.front.link import EngineLink, LinkOwner
+from worker.front.questions import Question
 from worker.front.supervision import ended, every, supervised
 from worker.front.watchdog import Watchdog
 from worker.wire.messages import (
@@ -34,6 +35,8 @@ from worker.wire.messages import (
     AskResidency,
     Cancel,
     Configure,
+    Detokenize,
+    Detokenized,
     Inbound,
     Loaded,
     LoadFailed,
@@ -47,6 +50,9 @@ from worker.wire.messages import (
     StepDone,
     Submit,
     SwaFull,
+    Tokenize,
+    Tokenized,
+    Untokenized,
 )
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
@@ -273,6 +279,23 @@ class EngineClient:
         self._jobs.release(job)
         self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
 
+    def ask(self, question: Question) -> None:
+        """Take responsibility for a question until it is answered, or dropped."""
+        self._jobs.ask(question)
+
+    def drop(self, question: Question) -> None:
+        """Nobody waits for the answer any more. Idempotent."""
+        self._jobs.drop(question)
+
+    def fail_questions(self, error: WorkerError) -> None:
+        """There will be no answers."""
+        self._jobs.fail_questions(error)
+
+    @property
+    def n_questions(self) -> int:
+        """How many questions are open, those included that nobody waits for and the intake has not come to."""
+        return self._jobs.n_questions
+
     @property
     def n_leaving(self) -> int:
         """How many jobs have ended and still take room in the engine's intake."""
@@ -283,7 +306,7 @@ class EngineClient:
         """The process id of the engine of the moment, or of the one that has just died."""
         return self._link.pid if self._link is not None else None
 
-    def _send(self, message: Submit | Cancel | AskResidency) -> None:
+    def _send(self, message: Submit | Cancel | AskResidency | Tokenize | Detokenize) -> None:
         if self._link is not None:
             self._link.send(message)
 
@@ -297,6 +320,8 @@ class EngineClient:
                 self._jobs.accepted(key, prompt_tokens)
             case Refused():
                 self._jobs.refused(message)
+            case Tokenized() | Untokenized() | Detokenized():
+                self._jobs.answered(message)
             case Residency():
                 self._observer.on_residency(message)
             case Progress() | Loaded() | LoadFailed() | SelfTested() | StepBegun() | StepDone():
@@ -387,6 +412,7 @@ class EngineClient:
         else:
             self._observer.on_fatal(error)
         self._jobs.end_all("INFERENCE_FAILED", "the worker has failed and is about to exit")
+        self._jobs.fail_questions(WorkerUnhealthy("the worker has failed and is about to exit"))
 
 
 def _load_error(failed: LoadFailed) -> StartupError:

@@ -2,6 +2,7 @@
 
 Bookkeeping on the front's event loop: it hears what the engine said and what clients did, and hands frames to `send`.
 It knows nothing of processes, sockets or time. Every job leaves exactly once: finished, failed, refused or released.
+Questions about tokens go the same way to the engine's intake, and leave once they are answered, failed or dropped.
 """
 
 from collections import deque
@@ -9,90 +10,127 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from worker.errors import InferenceFailed, WorkerError
 from worker.front.job import Job
+from worker.front.questions import Question
 from worker.protocol.events import StreamCode
-from worker.wire.messages import Cancel, JobKey, Refused, StepDone, Submit
+from worker.wire.messages import (
+    Cancel,
+    Detokenize,
+    Detokenized,
+    JobKey,
+    QuestionKey,
+    Refused,
+    StepDone,
+    Submit,
+    Tokenize,
+    Tokenized,
+    Untokenized,
+)
 
 DEATHS_OF_A_CULPRIT = 2
+
+Work = Job | Question
+"""What the engine's intake reads, one after the other."""
 
 
 @dataclass(slots=True)
 class Aftermath:
-    """What becomes of the jobs in flight when the engine dies: each is in exactly one list, in order of arrival."""
+    """What becomes of the work in flight when the engine dies: each is in exactly one list, in order of arrival."""
 
-    interrupted: list[Job] = field(default_factory=list)
+    interrupted: list[Work] = field(default_factory=list)
     """They have sent text, so they cannot run again without the client noticing."""
-    culprits: list[Job] = field(default_factory=list)
+    culprits: list[Work] = field(default_factory=list)
     """They were present at two deaths."""
-    suspects: list[Job] = field(default_factory=list)
+    suspects: list[Work] = field(default_factory=list)
     """They were in the failing step or being tokenised, and run again one at a time, before anything else.
 
     They stay suspects until their turn has come, or two poison jobs in one step would take an innocent one with them.
     """
-    bystanders: list[Job] = field(default_factory=list)
+    bystanders: list[Work] = field(default_factory=list)
     """They run again with the others."""
 
 
-def judge(jobs: Iterable[Job], *, present: AbstractSet[JobKey], suspects: AbstractSet[JobKey]) -> Aftermath:
-    """Sort the jobs in flight, and count a death for those `present`, which the engine had run or was tokenising."""
+def judge(works: Iterable[Work], *, present: AbstractSet[Work], suspects: AbstractSet[Work]) -> Aftermath:
+    """Sort the work in flight, and count a death for what was `present`: the engine had run it or was reading it."""
     aftermath = Aftermath()
-    for job in jobs:
-        job.n_deaths += job.key in present
-        if job.has_sent_token:
-            aftermath.interrupted.append(job)
-        elif job.n_deaths >= DEATHS_OF_A_CULPRIT:
-            aftermath.culprits.append(job)
-        elif job.key in suspects:
-            aftermath.suspects.append(job)
+    for work in works:
+        work.n_deaths += work in present
+        if work.has_sent_token:
+            aftermath.interrupted.append(work)
+        elif work.n_deaths >= DEATHS_OF_A_CULPRIT:
+            aftermath.culprits.append(work)
+        elif work in suspects:
+            aftermath.suspects.append(work)
         else:
-            aftermath.bystanders.append(job)
+            aftermath.bystanders.append(work)
     return aftermath
 
 
 class Dispatch:
     """`send` gives a frame to the engine of the moment; nothing is sent between `close_gate` and `open_gate`."""
 
-    def __init__(self, send: Callable[[Submit | Cancel], None]) -> None:
+    def __init__(self, send: Callable[[Submit | Cancel | Tokenize | Detokenize], None]) -> None:
         self._send_frame = send
         self._is_open = False
         self._in_flight: dict[JobKey, Job] = {}
         """Every job without its terminal event, in order of arrival."""
-        self._held: dict[JobKey, Job] = {}
-        """Jobs that are not submitted yet, because there is no engine or suspects run first."""
-        self._suspects: deque[Job] = deque()
-        self._alone: Job | None = None
-        self._submitted: set[JobKey] = set()
+        self._questions: dict[QuestionKey, Question] = {}
+        """Every question that somebody waits for, in order of arrival."""
+        self._held: dict[Work, None] = {}
+        """What is not sent yet, because there is no engine or suspects run first; a set that keeps its order."""
+        self._suspects: deque[Work] = deque()
+        self._alone: Work | None = None
+        self._submitted: set[Job] = set()
         """Jobs that this engine knows and has not ended."""
-        self._undecided: dict[JobKey, Job] = {}
-        """Jobs the engine's intake has not answered yet, in the order it takes them; ended ones stay until it does."""
-        self._has_run: set[JobKey] = set()
-        self._step_jobs: tuple[JobKey, ...] = ()
+        self._undecided: dict[Work, None] = {}
+        """What the engine's intake has not answered yet, in the order it takes it; ended work stays until it does."""
+        self._has_run: set[Job] = set()
+        self._step_jobs: list[Job] = []
 
     @property
     def are_in_flight(self) -> bool:
+        """Whether the engine's step thread has something to do, or will have."""
         return bool(self._in_flight)
 
     @property
     def n_leaving(self) -> int:
         """How many jobs have ended here and are still in the engine's intake, where they take room and time."""
-        return sum(job.is_ended for job in self._undecided.values())
+        return sum(isinstance(work, Job) and work.is_ended for work in self._undecided)
+
+    @property
+    def n_questions(self) -> int:
+        """How many questions are open, those included that nobody waits for and the intake has not come to."""
+        return len({*self._questions.values(), *(work for work in self._undecided if isinstance(work, Question))})
 
     # ── the front ────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, job: Job) -> None:
         """Take responsibility for a job until its terminal event."""
         self._in_flight[job.key] = job
-        self._held[job.key] = job
+        self._held[job] = None
         self._pump()
 
     def release(self, job: Job) -> None:
         """A job has its terminal event: the engine may forget it, and the next may go. Idempotent."""
         if self._in_flight.pop(job.key, None) is None:
             return
-        self._held.pop(job.key, None)
-        if job.key in self._submitted:
+        self._held.pop(job, None)
+        if job in self._submitted:
             self._send_frame(Cancel(job=job.key))
-        self._settle(job.key)
+        self._settle(job)
+
+    def ask(self, question: Question) -> None:
+        """Take responsibility for a question until it is answered, or dropped."""
+        self._questions[question.key] = question
+        self._held[question] = None
+        self._pump()
+
+    def drop(self, question: Question) -> None:
+        """Nobody waits for the answer any more. Idempotent."""
+        if self._questions.pop(question.key, None) is not None:
+            self._held.pop(question, None)
+            self._pump()
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────
 
@@ -102,19 +140,27 @@ class Dispatch:
         self._pump()
 
     def accepted(self, key: JobKey, prompt_tokens: int) -> None:
-        job = self._undecided.pop(key, None)
+        job = self._decided(key)
         if job is not None and not job.is_ended:
             job.accept(prompt_tokens)
 
     def refused(self, message: Refused) -> None:
-        self._undecided.pop(message.job, None)
+        self._decided(message.job)
         if job := self._leave(message.job):
             job.refuse(message)
-            self._settle(message.job)
+            self._settle(job)
+
+    def answered(self, message: Tokenized | Untokenized | Detokenized) -> None:
+        for work in self._undecided:
+            if isinstance(work, Question) and work.key == message.question:
+                del self._undecided[work]
+                work.settle(message)
+                self.drop(work)
+                return
 
     def step_begun(self, jobs: tuple[JobKey, ...]) -> None:
-        self._step_jobs = jobs
-        self._has_run.update(key for key in jobs if key in self._in_flight)
+        self._step_jobs = [job for key in jobs if (job := self._in_flight.get(key))]
+        self._has_run.update(self._step_jobs)
 
     def step_done(self, step: StepDone) -> None:
         for started in step.started:
@@ -126,38 +172,49 @@ class Dispatch:
         for finished in step.finished:
             if job := self._leave(finished.job):
                 job.finish(finished)
-                self._settle(finished.job)
+                self._settle(job)
         for failed in step.failed:
             if job := self._leave(failed.job):
                 job.fail(failed.code, failed.message)
-                self._settle(failed.job)
+                self._settle(job)
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
     def close_gate(self) -> bool:
-        """The engine died. Decide what becomes of each job; true when a job was ended as the culprit."""
+        """The engine died. Decide what becomes of all work; true when some was ended as the culprit."""
         self._is_open = False
-        failing = {*self._step_jobs, *list(self._undecided)[:1]}
-        not_yet_tried = {job.key for job in (self._alone, *self._suspects) if job is not None}
-        aftermath = judge(self._in_flight.values(), present=failing | self._has_run, suspects=failing | not_yet_tried)
-        for job in aftermath.interrupted:
-            self._end(job, "ENGINE_RESTARTED", "the engine was restarted while this job was generating")
-        for job in aftermath.culprits:
-            self._end(job, "INFERENCE_FAILED", "the engine died twice while running this job")
-        for job in (*aftermath.suspects, *aftermath.bystanders):
-            job.rewind()
+        failing: set[Work] = {*self._step_jobs, *list(self._undecided)[:1]}
+        not_yet_tried = {work for work in (self._alone, *self._suspects) if work is not None}
+        aftermath = judge(
+            [*self._questions.values(), *self._in_flight.values()],
+            present=failing | self._has_run,
+            suspects=failing | not_yet_tried,
+        )
+        for work in aftermath.interrupted:
+            self._end(work, "ENGINE_RESTARTED", "the engine was restarted while this job was generating")
+        for work in aftermath.culprits:
+            self._end(work, "INFERENCE_FAILED", "the engine died twice while running this job")
+        for work in (*aftermath.suspects, *aftermath.bystanders):
+            if isinstance(work, Job):
+                work.rewind()
         self._suspects = deque(aftermath.suspects)
-        self._held = {job.key: job for job in aftermath.bystanders}
+        self._held = dict.fromkeys(aftermath.bystanders)
         self._alone = None
         self._submitted.clear()
         self._undecided.clear()
         self._has_run.clear()
-        self._step_jobs = ()
+        self._step_jobs = []
         return bool(aftermath.culprits)
 
     def end_all(self, code: StreamCode, message: str) -> None:
         for job in list(self._in_flight.values()):
             self._end(job, code, message)
+
+    def fail_questions(self, error: WorkerError) -> None:
+        """There will be no answers."""
+        for question in list(self._questions.values()):
+            question.fail(error)
+            self.drop(question)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
@@ -167,29 +224,44 @@ class Dispatch:
             return
         self._alone = None
         while self._suspects:
-            job = self._suspects.popleft()
-            if not job.is_ended:
-                self._alone = job
-                self._send(job)
+            work = self._suspects.popleft()
+            if not work.is_ended:
+                self._alone = work
+                self._send(work)
                 return
         held, self._held = self._held, {}
-        for job in held.values():
-            self._send(job)
+        for work in held:
+            self._send(work)
 
-    def _send(self, job: Job) -> None:
-        self._submitted.add(job.key)
-        self._undecided[job.key] = job
-        self._send_frame(job.request.submit)
+    def _send(self, work: Work) -> None:
+        self._undecided[work] = None
+        if isinstance(work, Question):
+            self._send_frame(work.frame)
+        else:
+            self._submitted.add(work)
+            self._send_frame(work.request.submit)
+
+    def _decided(self, key: JobKey) -> Job | None:
+        """The job that the intake has answered. It answers in order, so the first one is meant, or nearly."""
+        for work in self._undecided:
+            if isinstance(work, Job) and work.key == key:
+                del self._undecided[work]
+                return work
+        return None
 
     def _leave(self, key: JobKey) -> Job | None:
         """The engine has forgotten this job, so that no Cancel is sent for it."""
         return self._in_flight.pop(key, None)
 
-    def _settle(self, key: JobKey) -> None:
-        self._submitted.discard(key)
-        self._has_run.discard(key)
+    def _settle(self, job: Job) -> None:
+        self._submitted.discard(job)
+        self._has_run.discard(job)
         self._pump()
 
-    def _end(self, job: Job, code: StreamCode, message: str) -> None:
-        del self._in_flight[job.key]
-        job.fail(code, message)
+    def _end(self, work: Work, code: StreamCode, message: str) -> None:
+        if isinstance(work, Question):
+            del self._questions[work.key]
+            work.fail(InferenceFailed(message))
+        else:
+            del self._in_flight[work.key]
+            work.fail(code, message)

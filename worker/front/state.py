@@ -6,7 +6,7 @@ web/ turns its methods into HTTP, serve.py starts and ends it.
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from worker.config.settings import Settings
@@ -26,13 +26,27 @@ from worker.front.job import Job, JobDeps
 from worker.front.job_log import JobLog
 from worker.front.metrics import Metrics
 from worker.front.progress import LoadProgress, report_loaded
+from worker.front.questions import MAX_QUESTIONS, Ask, Question
 from worker.front.supervision import failures_to
 from worker.logs.lines import get_logger
 from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
 from worker.protocol.events import Dialect
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.headers import parse_deadline
-from worker.wire.messages import JobKey, Loaded, Residency, SelfTested, StepDone
+from worker.wire.messages import (
+    Detokenize,
+    Detokenized,
+    JobKey,
+    Loaded,
+    Prompt,
+    QuestionKey,
+    Residency,
+    SelfTested,
+    StepDone,
+    TokenId,
+    Tokenize,
+    Tokenized,
+)
 
 log = get_logger()
 
@@ -65,6 +79,7 @@ class Front(Observer):
         self._progress = LoadProgress(settings.log_format)
         self._started_s = time.monotonic()
         self._n_jobs = 0
+        self._n_questions = 0
         self._job_log = JobLog(settings, metrics)
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._restarted = asyncio.Event()
@@ -116,9 +131,12 @@ class Front(Observer):
             self._move(Phase.DRAINING)
 
     def end_all(self, message: str) -> None:
-        """Give every job in flight its terminal event. Only the worker wanted that, so another worker may run them."""
+        """Give every job in flight its terminal event, and every question an error. Only the worker wanted that, so
+        another worker may run them."""
         for job in list(self.jobs.values()):
             job.fail("CANCELLED", message, is_retriable=True)
+        if self._client is not None:
+            self._client.fail_questions(WorkerDraining(message))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -249,6 +267,43 @@ class Front(Observer):
         self._job_log.ended(job, self.facts)
         if not self.jobs:
             self.idle.set()
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────
+
+    async def tokenize(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Tokenized:
+        """What a prompt becomes. The two switches are a text's.
+
+        Raises: WorkerError in the order of `open_job`; FieldsRefused where the engine says why not; InferenceFailed
+        when two engines died over it; DeadlineExceeded after --inference-timeout-sec.
+        """
+        answer = await self._ask(
+            lambda key: Tokenize(question=key, prompt=prompt, add_special=add_special, parse_special=parse_special)
+        )
+        assert isinstance(answer, Tokenized)
+        return answer
+
+    async def detokenize(self, tokens: Sequence[TokenId]) -> str:
+        """The text of tokens, special ones by their names. Raises: as `tokenize`."""
+        answer = await self._ask(lambda key: Detokenize(question=key, tokens=tuple(tokens)))
+        assert isinstance(answer, Detokenized)
+        return answer.text
+
+    async def _ask(self, ask: Ask) -> Tokenized | Detokenized:
+        """Ask the engine, or its successor if it dies meanwhile. An asker that is cancelled takes the question back."""
+        self._check_state()
+        assert self._client is not None
+        if self._client.n_questions >= MAX_QUESTIONS:
+            raise WorkerBusy(f"{MAX_QUESTIONS} questions about tokens are open; try again later", retry_after_s=1)
+        self._n_questions += 1
+        question = Question(ask(QuestionKey(self._n_questions)))
+        self._client.ask(question)
+        try:
+            async with asyncio.timeout(self.settings.inference_timeout_sec):
+                return await question.answer
+        except TimeoutError as error:
+            raise DeadlineExceeded("the question's time is up") from error
+        finally:
+            self._client.drop(question)
 
     # ── the engine client's Observer ─────────────────────────────────────────────────────────────
 
