@@ -1,4 +1,5 @@
-"""What the tests take of llama.cpp: its test vocabularies, converter from checkpoints, options of its build, grammars.
+"""What the tests take of llama.cpp: its test vocabularies, converter from checkpoints, options of its build, grammars,
+chat templates.
 
 They are not in this repository. `make vocabularies` has pip download the source of the llama-cpp-python that is
 installed, once per version, and keeps these files alone in a folder that git ignores. Knows nothing of their use.
@@ -16,13 +17,14 @@ from tempfile import TemporaryDirectory
 _PACKAGE = "llama-cpp-python"
 _VERSION = version(_PACKAGE)
 _FOLDER = Path(__file__).parents[1] / ".vocabularies" / _VERSION
-_CONVERTER, _BUILD, _GRAMMARS = Path("converter"), Path("build"), Path("grammars")
+_CONVERTER, _BUILD, _GRAMMARS, _TEMPLATES = Path("converter"), Path("build"), Path("grammars"), Path("templates")
 
 _WANTED = (
     (re.compile(r"vendor/llama\.cpp/models/(ggml-vocab-[^/]+\.gguf(?:\.inp|\.out)?)"), Path()),
     (re.compile(r"vendor/llama\.cpp/(convert_hf_to_gguf\.py|conversion/[^/]+\.py|gguf-py/gguf/.+\.py)"), _CONVERTER),
     (re.compile(r"((?:vendor/llama\.cpp/(?:ggml/(?:src/[^/]+/)?)?)?CMakeLists\.txt)"), _BUILD),
     (re.compile(r"vendor/llama\.cpp/(?:grammars|tests(?:/peg-parser)?)/([^/]*(?:gbnf|grammar)[^/]*)"), _GRAMMARS),
+    (re.compile(r"vendor/llama\.cpp/models/templates/([^/]+\.jinja)"), _TEMPLATES),
 )
 """Names below the archive's root, and where in the folder what is in brackets goes."""
 
@@ -47,9 +49,14 @@ def grammars() -> list[Path]:
     return sorted(_checked(_FOLDER / _GRAMMARS).iterdir())
 
 
+def templates() -> list[Path]:
+    """The chat templates (*.jinja) of models that it knows."""
+    return sorted(_checked(_FOLDER / _TEMPLATES).iterdir())
+
+
 def fetch() -> None:
     """Make the folder unless it is whole; it appears whole or not at all. Exits with one line where pip cannot help."""
-    if (_FOLDER / _GRAMMARS).is_dir():
+    if (_FOLDER / _TEMPLATES).is_dir():
         return
     sys.stderr.write("==> fetching llama.cpp's source for its test vocabularies and converter (77 MB), once\n")
     _FOLDER.parent.mkdir(exist_ok=True)

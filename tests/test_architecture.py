@@ -14,6 +14,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ctypes": ("worker.llama", "worker.parity.llama"),
     "llama_cpp": ("worker.llama", "worker.parity.llama"),
     "llguidance": ("worker.llama.constraint",),
+    "minijinja": ("worker.chat.sandbox",),
     "torch": ("worker.parity.reference",),
     "transformers": ("worker.parity.reference",),
     "litestar": ("worker.web",),
@@ -45,12 +46,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.wire": ("worker.wire",),
     "worker.engine": ("worker.engine", "worker.wire", "worker.errors"),
     "worker.sampling": ("worker.sampling", "worker.wire"),
+    "worker.chat": ("worker.chat", "worker.wire", "worker.errors"),
     "worker.protocol": ("worker.protocol", "worker.wire", "worker.errors"),
     "worker.config": ("worker.config", "worker.engine", "worker.wire", "worker.logs", "worker.errors"),
     "worker.model": ("worker.model", "worker.config", "worker.engine", "worker.wire", "worker.errors"),
     "worker.llama": (
-        *("worker.llama", "worker.engine", "worker.sampling", "worker.wire", "worker.model", "worker.config"),
-        *("worker.host", "worker.errors"),
+        *("worker.llama", "worker.engine", "worker.sampling", "worker.chat", "worker.wire", "worker.model"),
+        *("worker.config", "worker.host", "worker.errors"),
     ),
     "worker.process": ("worker.process", "worker.llama", "worker.engine", "worker.wire", "worker.errors"),
     "worker.front": (
@@ -70,8 +72,8 @@ FRONT = ("worker.serve", "worker.commands.generate")
 """Where the front process begins."""
 
 NOT_IN_THE_FRONT = (
-    *("worker.llama", "worker.process", "worker.parity"),
-    *("llama_cpp", "llguidance", "ctypes", "gguf", "numpy", "torch", "transformers"),
+    *("worker.llama", "worker.process", "worker.parity", "worker.chat"),
+    *("llama_cpp", "llguidance", "minijinja", "ctypes", "gguf", "numpy", "torch", "transformers"),
 )
 
 MEASURES = ("worker.parity",)

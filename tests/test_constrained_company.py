@@ -17,12 +17,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.front.rehearsal import CONFIG
-from worker.engine.backend import LoadedModel
+from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
-from worker.wire.messages import Failed, Finished, JobKey, Outbound, Sampling, StepDone, Submit, Violation
+from worker.wire.messages import Failed, Finished, JobKey, Outbound, Sampling, StepDone, Submit, TokenId, Violation
 
 pytestmark = pytest.mark.model
 
@@ -134,7 +134,7 @@ def answers(
         constraint = model.constrain(asked.submit(job, sampling))
         assert not isinstance(constraint, Violation), constraint
         # No two prompts begin alike: what is shared leaves room that nobody was promised.
-        prompt = model.tokenize(f"{number}. {PROMPT}")
+        prompt = tokens_of(model, f"{number}. {PROMPT}")
         engine.submit(job, prompt, asked.max_tokens, sampling, asked.stop, constraint=constraint)
         run(engine, between)
     run(engine, NEVER_TOGETHER)
@@ -182,9 +182,15 @@ def test_an_answer_is_the_same_with_prompt_lookup(model: LoadedModel, alone: lis
         assert heard.told() == alone
 
 
+def tokens_of(model: LoadedModel, text: str) -> list[TokenId]:
+    read = model.prompts.read(text)
+    assert isinstance(read, Read)
+    return read.tokens
+
+
 def test_an_answer_is_the_same_where_jobs_are_paused_for_want_of_cells(model: LoadedModel, alone: list[Told]) -> None:
     """There is room for two prompts and a little more than one answer."""
-    n_prompt = len(model.tokenize(PROMPT))
+    n_prompt = len(tokens_of(model, PROMPT))
     heard = answers(model, between=0, n_cells=2 * n_prompt + 46, context_length=n_prompt + 80)
     assert heard.n_preempted > 0
     assert heard.told() == alone
@@ -203,7 +209,7 @@ def test_text_that_is_forced_as_a_whole_takes_no_step(model: LoadedModel) -> Non
     job, sampling = JobKey(6), Sampling(seed=0)
     constraint = model.constrain(JOBS[6].submit(job, sampling))
     assert not isinstance(constraint, Violation)
-    engine.submit(job, model.tokenize(PROMPT), 64, sampling, constraint=constraint)
+    engine.submit(job, tokens_of(model, PROMPT), 64, sampling, constraint=constraint)
     engine.step()
     assert engine.is_idle
     assert heard.n_steps == 0

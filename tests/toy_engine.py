@@ -8,18 +8,19 @@ cannot be loaded; DIFFERING: its self-test finds that answers depend on the jobs
 finds nothing out.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from itertools import chain, repeat
 
+import msgspec
 from msgspec.structs import replace
 
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.front.rehearsal import FACTS
-from worker.engine.backend import LoadedModel, Sampled, Step
+from worker.engine.backend import LoadedModel, Read, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
-from worker.wire.messages import Configure, Residency, SelfTested, TokenId
+from worker.wire.messages import Configure, Conversation, Prompt, Residency, SelfTested, TokenId, Violation
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
 STARVED, DIFFERING, UNTESTABLE = "starved", "differing", "untestable"
@@ -58,9 +59,9 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     )
     if config.model_path == LEAVING:
         answers = chain([THERE], repeat(GONE))
-        return LoadedModel(runner, tokenize, lambda _: None, ON_A_GPU, residency=lambda: next(answers))
+        return LoadedModel(runner, ToyPrompts(), lambda _: None, ON_A_GPU, residency=lambda: next(answers))
     self_test = {DIFFERING: differing, UNTESTABLE: untestable}.get(config.model_path)
-    return LoadedModel(runner, tokenize, lambda _: None, FACTS, self_test=self_test)
+    return LoadedModel(runner, ToyPrompts(), lambda _: None, FACTS, self_test=self_test)
 
 
 def untestable() -> Generator[SelfTested | None, None, None]:
@@ -72,8 +73,25 @@ def differing() -> Generator[SelfTested | None, None, None]:
     yield FOUND
 
 
-def tokenize(text: str) -> list[TokenId]:
-    return [TokenId(byte % N_VOCAB) for byte in text.encode()]
+class ToyPrompts:
+    """A token for each byte; the template is the contents of the messages, one behind the other."""
+
+    def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
+        if isinstance(prompt, str):
+            return Read([TokenId(byte % N_VOCAB) for byte in prompt.encode()], prompt)
+        if isinstance(prompt, Conversation):
+            messages = msgspec.json.decode(prompt.messages)
+            if any("refuse me" in str(message["content"]) for message in messages):
+                return Violation("messages", "chat_template", "the chat template refuses the conversation")
+            return self.read("".join(str(message["content"]) for message in messages))
+        return self._outside(prompt) or Read(list(prompt), None)
+
+    def detokenize(self, tokens: Sequence[TokenId]) -> str | Violation:
+        return self._outside(tokens) or "".join(map(chr, tokens))
+
+    def _outside(self, tokens: Sequence[TokenId]) -> Violation | None:
+        is_inside = all(0 <= token < N_VOCAB for token in tokens)
+        return None if is_inside else Violation("tokens", f"vocabulary({N_VOCAB})", "an id is outside the vocabulary")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from tests.llama.conftest import GREEDY, MakeContext
 from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.commands.inspect_gguf import inspection_of
-from worker.engine.backend import Slice, Step
+from worker.engine.backend import Read, Slice, Step
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.front.state import LIBRARY_LINES
 from worker.llama.buffers import LogLine
@@ -92,7 +92,9 @@ def test_the_engine_gets_a_runner_and_the_librarys_warnings(tmp_path: Path, caps
     finally:
         open_library().on_log = None
     assert isinstance(loaded.runner, LlamaRunner)
-    assert loaded.tokenize("a")[0] == 1
+    read = loaded.prompts.read("a")
+    assert isinstance(read, Read)
+    assert read.tokens[0] == 1
     assert loaded.facts.context_length == 64
     assert "llama.cpp: llama_context: n_ctx_seq (768) > n_ctx_train (64)" in capsys.readouterr().err
     loaded.runner.close()

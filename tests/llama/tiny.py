@@ -29,6 +29,7 @@ def write_tiny(
     halves: tuple[str, ...] = (),
     alignment: int = 32,
     characters: str = "",
+    chat_template: str | None = None,
     **changes: Value,
 ) -> Path:
     """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `token_of_nan`: its logit
@@ -49,6 +50,7 @@ def write_tiny(
         **vocabulary(has_bos=has_bos, has_end=has_end, characters=characters),
         **{f"llama.{key}": value for key, value in changes.items()},
         **({"general.alignment": alignment} if alignment != 32 else {}),
+        **({"tokenizer.chat_template": chat_template} if chat_template is not None else {}),
     }
     names = {
         "token_embd": (N_EMBD, len(TOKENS) + len(characters)),

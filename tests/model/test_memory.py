@@ -51,7 +51,6 @@ def info(trained: int = 8192, heads_kv: tuple[int, ...] = (2, 2, 2, 2), key_leng
         experts_used=0,
         vocab_size=1000,
         tokenizer_model="gpt2",
-        has_chat_template=True,
         license=None,
         tensors=(Tensor("all", (WEIGHTS_BYTES,), "I8", WEIGHTS_BYTES),),
     )

@@ -36,6 +36,13 @@ def test_the_context_is_named_before_the_workers_own_limit() -> None:
     assert constraint(100, 100, max_tokens_in=50) == "context_length(100)"
 
 
+@LAW
+@given(n_prompt=st.integers(1, 60), context_length=st.integers(1, 60))
+def test_a_prompt_that_nothing_follows_may_fill_the_context(n_prompt: int, context_length: int) -> None:
+    violation = prompt_violation(n_prompt, context_length=context_length, max_tokens_in=0, is_answered=False)
+    assert (violation is None) == (n_prompt <= context_length)
+
+
 def test_a_prompt_without_tokens_is_refused() -> None:
     assert constraint(0, 100) == "non_empty"
 

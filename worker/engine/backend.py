@@ -15,6 +15,7 @@ from worker.wire.messages import (
     Configure,
     Loaded,
     Logprob,
+    Prompt,
     Residency,
     Sampling,
     SelfTested,
@@ -209,12 +210,33 @@ class BadBatch(StepFailed):
 SelfTest = Callable[[], Generator[SelfTested | None, None, None]]
 
 
+class Read(msgspec.Struct, frozen=True):
+    """What a prompt is to the model."""
+
+    tokens: list[TokenId]
+    text: str | None
+    """What was read; None where it was tokens."""
+
+
+class Prompts(Protocol):
+    """Prompts to tokens and back, called on the intake thread. Two implementations: llama/prompts.py and the tests'
+    readable fake."""
+
+    def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
+        """The tokens of a prompt of any length, or why it has none. The flags are Tokenize's."""
+        ...
+
+    def detokenize(self, tokens: Seq[TokenId]) -> str | Violation:
+        """The text of the tokens, special ones by their names; U+FFFD for bytes that are no whole character."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What loading gives: steps, tokens, constraints, and the facts to report."""
+    """What loading gives: steps, prompts, constraints, and the facts to report."""
 
     runner: Runner
-    tokenize: Callable[[str], list[TokenId]]
+    prompts: Prompts
     constrain: Callable[[Submit], Constraint | Violation | None]
     """A fresh constraint for a job that asks for one, or why there is none. Called on the intake thread."""
     facts: Loaded

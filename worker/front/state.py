@@ -52,7 +52,7 @@ log = get_logger()
 
 LOADING_RETRY_S = 5
 
-LIBRARY_LINES = ("llama.cpp warning: ", "llama.cpp error: ")
+LIBRARY_LINES = ("llama.cpp warning: ", "llama.cpp error: ", "engine warning: ")
 """How lines begin that llama/load.py writes to the engine's stderr; its other lines have no level."""
 
 
@@ -330,7 +330,7 @@ class Front(Observer):
             )
 
     def on_engine_line(self, line: str) -> None:
-        """llama.cpp's warnings and errors are for operators; whatever else the process writes is not."""
+        """llama.cpp's warnings and errors and our own are for operators; whatever else the process writes is not."""
         if line.startswith(LIBRARY_LINES):
             log.warning("engine", line=line)
         else:

@@ -14,6 +14,9 @@ from typing import cast
 
 import msgspec
 
+from worker.chat.marks import Json, Names
+from worker.chat.sandbox import BrokenTemplate
+from worker.chat.template import ChatTemplates
 from worker.engine.backend import LoadedModel
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
@@ -22,9 +25,10 @@ from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.library import OnLog, open_library
-from worker.llama.model import Model, Split
+from worker.llama.model import TOKEN_KINDS, Model, Split
 from worker.llama.paging import paging
 from worker.llama.placement import HOST_SHARE, Placement, place
+from worker.llama.prompts import Prompts
 from worker.llama.repack import repacked_bytes
 from worker.llama.residency import Holding, is_resident, off_plan, residency_on
 from worker.llama.runner import LlamaRunner
@@ -36,7 +40,7 @@ from worker.model.info import ModelInfo, read_info
 from worker.model.memory import Plan, k_type, prefix_cache_bytes
 from worker.model.prefix_support import obstacle
 from worker.model.spread import RepackedBytes, nothing_repacked
-from worker.wire.messages import Configure, Loaded, Offload, OffPlan, SlotId
+from worker.wire.messages import Configure, Loaded, ModelFacts, Offload, OffPlan, SlotId, Violation
 
 WIDENING = 4
 """How many chunks long a prefill step is while nobody generates. Wider ones gain nothing on a CPU (430 tokens: 1.61 s
@@ -52,6 +56,7 @@ class LoadedRunner:
 
     runner: LlamaRunner
     model: Model
+    info: ModelInfo
     facts: Loaded
     shapes: Shapes
     widest_step: int
@@ -62,6 +67,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     """What the engine process calls; the library's warnings and errors go to stderr, which the front reads."""
     loaded = load_runner(config, on_progress, _to_stderr)
     runner, shapes = loaded.runner, loaded.shapes
+    chat = _chat(config, loaded)
     sizes = runner.sizes
     on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
     serving = Serving(
@@ -73,9 +79,9 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     )
     return LoadedModel(
         runner,
-        loaded.model.tokenize,
+        Prompts(loaded.model, chat),
         Constraints(loaded.model).constrain,
-        loaded.facts,
+        msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat)),
         widest_step=loaded.widest_step,
         row_costs=shapes.row_costs,
         retained_slot=SlotId(loaded.facts.parallel) if runner.context.n_slots > loaded.facts.parallel else None,
@@ -123,7 +129,61 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes.chunk, kept), step_s=shapes.chunk_s * widest_step / shapes.chunk
     )
-    return LoadedRunner(runner, model, facts, shapes, widest_step)
+    return LoadedRunner(runner, model, info, facts, shapes, widest_step)
+
+
+# ── conversations ────────────────────────────────────────────────────────────────────────────────
+
+
+def _chat(config: Configure, loaded: LoadedRunner) -> ChatTemplates | Violation:
+    """The template of the file that the configuration names, else the model's own; or why there is none.
+
+    Raises: ModelLoadFailed for a file that is of no use, with the runner closed. A model that is of no use to chat with
+    serves everything else, which is told once.
+    """
+    info = loaded.info
+    default = config.chat_template or info.chat_template
+    if default is None:
+        return _no_chat("the model has no chat template")
+    told = msgspec.json.decode(config.chat_template_kwargs, type=dict[str, object])
+    try:
+        chat = ChatTemplates(
+            default,
+            None if config.chat_template else info.chat_template_for_tools,
+            names=Names(loaded.model.controls),
+            tokens={f"{kind}_token": loaded.model.name_of(kind) or "" for kind in TOKEN_KINDS},
+            told=cast(dict[str, Json], told),
+        )
+    except BrokenTemplate as error:
+        if config.chat_template:
+            loaded.runner.close()
+            raise ModelLoadFailed(f"--chat-template: {error}; use another file, or leave it out") from None
+        sys.stderr.write(f"engine warning: the model's chat template is of no use: {error}\n")
+        sys.stderr.flush()
+        return _no_chat(f"the model's chat template is of no use: {error}")
+    if not told.keys() <= chat.keys:
+        loaded.runner.close()
+        raise ModelLoadFailed(f"--chat-template-kwargs: {chat.what_it_can_be_told}")
+    return chat
+
+
+def _no_chat(why: str) -> Violation:
+    return Violation("messages", "no_chat_template", f"{why}; the worker can be given one with --chat-template")
+
+
+def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation) -> ModelFacts:
+    model, info = loaded.model, loaded.info
+    templates = chat if isinstance(chat, ChatTemplates) else None
+    return ModelFacts(
+        n_ctx_train=info.context_length,
+        n_params=sum(math.prod(tensor.dims) for tensor in info.tensors),
+        file_bytes=info.file_bytes,
+        bos_token=model.name_of("bos"),
+        eos_token=model.name_of("eos"),
+        pad_token=model.name_of("pad"),
+        chat_template=templates.default.source if templates else None,
+        chat_template_caps=templates.caps if templates else (),
+    )
 
 
 # ── memory and layers ────────────────────────────────────────────────────────────────────────────

@@ -10,12 +10,12 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from llama_cpp import llama_cpp as capi
@@ -31,6 +31,10 @@ _PIECE_BYTES = 64
 """Most pieces are shorter; a longer one costs a second call."""
 _NEVER_MERGED = b"\n"
 """A byte of its own in vocabularies that put a space before a text."""
+_CONTROL = capi.LLAMA_TOKEN_ATTR_CONTROL | capi.LLAMA_TOKEN_ATTR_UNKNOWN
+"""What parse_special=False leaves alone. Source: tokenizer_st_partition (llama-vocab.cpp)."""
+_C_SPACES = " \t\n\v\f\r"
+"""C's isspace, for tokens that take the space beside them."""
 _BEYOND_UNICODE = re.compile(rb"\xf4[\x90-\xbf][\x80-\xbf]{2}|[\xf5-\xf7][\x80-\xbf]{3}")
 """What the library's UTF-8 reader takes for a code point, and its writer refuses (unicode_cpt_to_utf8)."""
 
@@ -43,6 +47,8 @@ pass on 12 MiB. Source: unicode_regex_split_stl (unicode.cpp)."""
 
 SPLIT_MODES: dict[SplitMode, int] = {"none": 0, "layer": 1, "row": 2}
 """llama_split_mode (llama.h)."""
+TokenKind = Literal["bos", "eos", "pad"]
+TOKEN_KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
 LOAD_AUTO, LOAD_NONE = -1, 0
 """llama_load_mode (llama.h): map the file where all devices can, or read it."""
 
@@ -172,12 +178,63 @@ class Model:
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────
 
-    def tokenize(self, text: str) -> list[TokenId]:
-        """Raw model input: special tokens in it are parsed; BOS comes first where the metadata says so, never twice."""
-        tokens = self._tokenize_all(text.encode(), len(text))
-        if self._has_bos and tokens[:1] != [self._bos]:
-            tokens.insert(0, TokenId(self._bos))
-        return tokens
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[TokenId]:
+        """Raw model input: special tokens in it are parsed; BOS comes first where the metadata says so, never twice.
+        Either can be left out."""
+        tokens = self._tokenize_all(text.encode(), len(text), parse_special=parse_special)
+        return self._with_bos(tokens) if add_special else tokens
+
+    def tokenize_around(self, text: str, controls: Iterable[tuple[int, int]]) -> list[TokenId]:
+        """As `tokenize`, where control tokens are at the places [start, end) in the text alone, in order, each of which
+        is the name of one. What is between them is read as the library reads it there, names of others as letters."""
+        tokens: list[TokenId] = []
+        at = 0
+        for start, end in controls:
+            token = self.controls[text[start:end]]
+            attributes = int(capi.llama_vocab_get_attr(self.vocab, token))
+            before = text[at:start]
+            tokens += self._as_letters(
+                before.rstrip(_C_SPACES) if attributes & capi.LLAMA_TOKEN_ATTR_LSTRIP else before
+            )
+            tokens.append(token)
+            at = end
+            while attributes & capi.LLAMA_TOKEN_ATTR_RSTRIP and text[at : at + 1] and text[at] in _C_SPACES:
+                at += 1
+        return self._with_bos(tokens + self._as_letters(text[at:]))
+
+    def _as_letters(self, text: str) -> list[TokenId]:
+        return self._tokenize_all(text.encode(), len(text), parse_special=False)
+
+    def _with_bos(self, tokens: list[TokenId]) -> list[TokenId]:
+        return [TokenId(self._bos), *tokens] if self._has_bos and tokens[:1] != [self._bos] else tokens
+
+    def detokenize(self, tokens: Iterable[TokenId]) -> bytes:
+        """The bytes of the tokens, special ones by their names. A space that the vocabulary puts before a text is left
+        out where the first token has it. Raises: as `piece`."""
+        data = b"".join(map(self._named_piece, tokens))
+        return data.removeprefix(b" ") if self._has_space_before else data
+
+    @functools.cached_property
+    def _has_space_before(self) -> bool:
+        """Whether the vocabulary puts a space before a text."""
+        return b"".join(map(self.piece, self._as_letters("a"))) == b" a"
+
+    @functools.cached_property
+    def controls(self) -> dict[str, TokenId]:
+        """The control tokens by their names, as the library finds them in a text; asked once, some tens of
+        milliseconds."""
+        vocab = self.vocab
+        controls: dict[str, TokenId] = {}
+        for token in range(self.n_vocab):
+            if capi.llama_vocab_get_attr(vocab, token) & _CONTROL:
+                controls.setdefault(capi.llama_vocab_get_text(vocab, token).decode(errors="replace"), TokenId(token))
+        return controls
+
+    def name_of(self, kind: TokenKind) -> str | None:
+        """What the vocabulary calls one of its tokens; None where it has none."""
+        find = {"bos": capi.llama_vocab_bos, "eos": capi.llama_vocab_eos, "pad": capi.llama_vocab_pad}
+        token = int(find[kind](self.vocab))
+        return None if token < 0 else self._named_piece(token).decode(errors="replace")
 
     def tokenize_bytes(self, data: bytes) -> list[TokenId]:
         """Any bytes, UTF-8 or not: special tokens in them are parsed, BOS is not put before them.
@@ -241,10 +298,15 @@ class Model:
             piece = self._pieces[token] = self._piece(token, _PIECE_BYTES)
         return piece
 
-    def _piece(self, token: int, n_max: int) -> bytes:
+    def _named_piece(self, token: int) -> bytes:
+        """As `piece`, but a control token has its name."""
+        self._check(token)
+        return self._piece(token, _PIECE_BYTES, is_named=True)
+
+    def _piece(self, token: int, n_max: int, *, is_named: bool = False) -> bytes:
         buffer = ctypes.create_string_buffer(n_max)
-        n = int(capi.llama_token_to_piece(self.vocab, token, buffer, n_max, 0, False))
-        return self._piece(token, -n) if n < 0 else buffer.raw[:n]
+        n = int(capi.llama_token_to_piece(self.vocab, token, buffer, n_max, 0, is_named))
+        return self._piece(token, -n, is_named=is_named) if n < 0 else buffer.raw[:n]
 
     def is_end(self, token: TokenId) -> bool:
         """Whether the token ends generation, by the vocabulary (EOS, EOT and their like). Raises: as `piece`."""

@@ -82,9 +82,11 @@ class ModelInfo:
     """How many experts compute each token, in the layer that has most; 0 where there are no experts."""
     vocab_size: int
     tokenizer_model: str
-    has_chat_template: bool
     license: str | None
     tensors: tuple[Tensor, ...]
+    chat_template: str | None = None
+    chat_template_for_tools: str | None = None
+    """The template named tool_use."""
     alignment: int = DEFAULT_ALIGNMENT
     """Tensors begin at multiples of it in all files."""
     n_mtp_blocks: int = 0
@@ -100,6 +102,10 @@ class ModelInfo:
     def tokenizer_kind(self) -> str:
         """gguf-bpe, gguf-spm, gguf-wpm or gguf-ugm, else gguf- and the model's own name for it."""
         return TOKENIZER_KINDS.get(self.tokenizer_model, f"gguf-{self.tokenizer_model}")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.chat_template is not None
 
     @property
     def weights_bytes(self) -> int:
@@ -239,9 +245,10 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
         ),
         vocab_size=vocab_size,
         tokenizer_model=metadata.required_text("tokenizer.ggml.model"),
-        has_chat_template=bool(metadata.text("tokenizer.chat_template")),
         license=metadata.remark("general.license"),
         tensors=tensors,
+        chat_template=metadata.text("tokenizer.chat_template") or None,
+        chat_template_for_tools=metadata.remark("tokenizer.chat_template.tool_use") or None,
         n_mtp_blocks=n_mtp_blocks,
         state_length=state_length(metadata, architecture, embedding_length),
         windows=windows_of(

@@ -1,6 +1,7 @@
 """The intake: what the front sends, read and answered at once, also while a step runs.
 
-Owns the socket's reading end and its thread: it tokenises prompts, compiles constraints and refuses what does not fit.
+Owns the socket's reading end and its thread: it has prompts read, compiles constraints, refuses what does not fit, and
+answers questions about tokens.
 Jobs and cancels go on to the step thread through the inbox. Knows nothing of slots and steps, but for one thing: a step
 whose jobs are all cancelled is asked to stop.
 """
@@ -19,11 +20,16 @@ from worker.wire.messages import (
     AskResidency,
     Cancel,
     Configure,
+    Detokenize,
+    Detokenized,
     Inbound,
     JobKey,
     Refused,
     Submit,
     TokenId,
+    Tokenize,
+    Tokenized,
+    Untokenized,
     Violation,
 )
 
@@ -81,6 +87,8 @@ class Intake:
                 self.inbox.put(message)
             case AskResidency():
                 self._tell_residency()
+            case Tokenize() | Detokenize():
+                self._outbox.send(self._answer(message))
 
     def _tell_residency(self) -> None:
         """Answer here and not between steps: a step may be long, and the device answers from any thread."""
@@ -88,24 +96,48 @@ class Intake:
         if self._model.residency is not None:
             self._outbox.send(self._model.residency())
 
+    def _answer(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized | Untokenized:
+        assert self._model is not None
+        prompts, key = self._model.prompts, question.question
+        if isinstance(question, Detokenize):
+            text = prompts.detokenize(question.tokens)
+            if isinstance(text, Violation):
+                return Untokenized(question=key, violations=(text,))
+            return Detokenized(question=key, text=text)
+        read = prompts.read(question.prompt, add_special=question.add_special, parse_special=question.parse_special)
+        if isinstance(read, Violation):
+            return Untokenized(question=key, violations=(read,))
+        text = prompts.detokenize(read.tokens) if read.text is None else read.text
+        if isinstance(text, Violation):
+            return Untokenized(question=key, violations=(text,))
+        return Tokenized(question=key, tokens=tuple(read.tokens), text=text)
+
     def _examine(self, submit: Submit) -> None:
         """Queue a job with its tokens and its constraint, or refuse it with all that is wrong."""
         assert self._model is not None
-        prompt = self._model.tokenize(submit.prompt)
-        too_long = prompt_violation(
-            len(prompt), context_length=self._model.facts.context_length, max_tokens_in=self._max_tokens_in
-        )
+        prompt = self._tokens_of(submit)
         constraint = self._model.constrain(submit)
-        if isinstance(constraint, Violation):
-            broken = (too_long, constraint) if too_long is not None else (constraint,)
-            self._outbox.send(Refused(job=submit.job, violations=broken))
-        elif too_long is not None:
-            if constraint is not None:
+        broken = tuple(found for found in (prompt, constraint) if isinstance(found, Violation))
+        if isinstance(prompt, Violation) or isinstance(constraint, Violation):
+            if constraint is not None and not isinstance(constraint, Violation):
                 constraint.close()
-            self._outbox.send(Refused(job=submit.job, violations=(too_long,)))
+            self._outbox.send(Refused(job=submit.job, violations=broken))
         else:
             self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt)))
             self.inbox.put(Queued(submit, prompt, constraint))
+
+    def _tokens_of(self, submit: Submit) -> list[TokenId] | Violation:
+        assert self._model is not None
+        read = self._model.prompts.read(submit.prompt)
+        if isinstance(read, Violation):
+            return read
+        too_long = prompt_violation(
+            len(read.tokens),
+            context_length=self._model.facts.context_length,
+            max_tokens_in=self._max_tokens_in,
+            is_answered=submit.max_tokens > 0,
+        )
+        return too_long or read.tokens
 
     def _abort_if_nobody_waits(self, job: JobKey) -> None:
         """Stop the running step when each of its jobs is cancelled; a mistake costs one repeated step (loop.py)."""
@@ -117,17 +149,20 @@ class Intake:
             self._model.runner.request_abort()
 
 
-def prompt_violation(n_prompt: int, *, context_length: int, max_tokens_in: int) -> Violation | None:
-    """Why a prompt of so many tokens is refused, or None where it fits: 1 ≤ n_prompt, n_prompt + 1 ≤ context_length,
-    and n_prompt ≤ max_tokens_in (0 means no such limit).
+def prompt_violation(
+    n_prompt: int, *, context_length: int, max_tokens_in: int, is_answered: bool = True
+) -> Violation | None:
+    """Why a prompt of so many tokens is refused, or None where it fits: 1 ≤ n_prompt, n_prompt + 1 ≤ context_length
+    (without the 1 where nothing is generated), and n_prompt ≤ max_tokens_in (0 means no such limit).
     """
     if n_prompt == 0:
         return Violation("prompt", "non_empty", "prompt has no tokens for this model")
-    if n_prompt + 1 > context_length:
+    if n_prompt + is_answered > context_length:
+        room = " and needs room for one more" if is_answered else ""
         return Violation(
             "prompt",
             f"context_length({context_length})",
-            f"prompt has {n_prompt} tokens and needs room for one more; the context is {context_length}",
+            f"prompt has {n_prompt} tokens{room}; the context is {context_length}",
         )
     if max_tokens_in and n_prompt > max_tokens_in:
         return Violation(

@@ -1,0 +1,104 @@
+"""Questions about tokens are answered at once, and prompts of all kinds are read, by the engine process."""
+
+import pytest
+
+from tests.engine.toy_constraint import N_VOCAB
+from tests.process.test_main import toy_engine
+from tests.toy_engine import TOY
+from worker.wire.messages import (
+    Accepted,
+    Conversation,
+    Detokenize,
+    Detokenized,
+    JobKey,
+    Loaded,
+    Prompt,
+    QuestionKey,
+    Refused,
+    Sampling,
+    StepDone,
+    Submit,
+    TokenId,
+    Tokenize,
+    Tokenized,
+    Untokenized,
+    Violation,
+)
+
+pytestmark = pytest.mark.process
+
+KEY = QuestionKey(3)
+HELLO = Conversation(messages='[{"role":"user","content":"hel"},{"role":"user","content":"lo"}]')
+REFUSED = Conversation(messages='[{"role":"user","content":"refuse me"}]')
+NO_TEXT = Conversation(messages='[{"role":"user","content":""}]')
+OUTSIDE = (TokenId(N_VOCAB),)
+NO_TOKEN = Violation("tokens", f"vocabulary({N_VOCAB})", "an id is outside the vocabulary")
+NO_CHAT = Violation("messages", "chat_template", "the chat template refuses the conversation")
+
+
+def job(prompt: Prompt, key: int = 1) -> Submit:
+    return Submit(job=JobKey(key), prompt=prompt, max_tokens=2, sampling=Sampling(seed=1))
+
+
+def test_a_question_is_answered_with_the_tokens_and_the_text() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(Tokenize(question=KEY, prompt=HELLO), Tokenize(question=KEY, prompt="hello"))
+        of_conversation, of_text = engine.next(Tokenized), engine.next(Tokenized)
+        assert of_conversation == of_text
+        assert (of_text.question, len(of_text.tokens), of_text.text) == (KEY, 5, "hello")
+        tokens = of_text.tokens
+        engine.send(Tokenize(question=KEY, prompt=tokens), Detokenize(question=KEY, tokens=tokens))
+        again, text = engine.next(Tokenized), engine.next(Detokenized)
+        assert (again.tokens, again.text, text.question) == (tokens, text.text, KEY)
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        (Tokenize(question=KEY, prompt=REFUSED), NO_CHAT),
+        (Tokenize(question=KEY, prompt=OUTSIDE), NO_TOKEN),
+        (Detokenize(question=KEY, tokens=OUTSIDE), NO_TOKEN),
+    ],
+)
+def test_a_question_without_an_answer_is_told_why(question: Tokenize | Detokenize, why: Violation) -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(question)
+        assert engine.next(Untokenized) == Untokenized(question=KEY, violations=(why,))
+
+
+def test_a_prompt_of_any_kind_runs() -> None:
+    prompts: tuple[Prompt, ...] = ("hello", HELLO, (TokenId(1), TokenId(2)))
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        for key, prompt in enumerate(prompts):
+            engine.send(job(prompt, key))
+            assert engine.next(Accepted).prompt_tokens == (2 if isinstance(prompt, tuple) else 5)
+            assert engine.story()[-1].finished
+
+
+@pytest.mark.parametrize(("prompt", "why"), [(REFUSED, NO_CHAT), (OUTSIDE, NO_TOKEN)])
+def test_a_prompt_that_cannot_be_read_is_refused(prompt: Prompt, why: Violation) -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(job(prompt))
+        assert engine.next(Refused) == Refused(job=JobKey(1), violations=(why,))
+
+
+def test_the_limits_of_a_prompt_hold_for_conversations() -> None:
+    long = Conversation(messages='[{"role":"user","content":"%s"}]' % ("x" * 1024))
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        for prompt, constraint in ((long, "context_length(1024)"), (NO_TEXT, "non_empty")):
+            engine.send(job(prompt))
+            assert [one.constraint for one in engine.next(Refused).violations] == [constraint]
+
+
+def test_a_question_is_answered_while_a_job_runs() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(Submit(job=JobKey(1), prompt="x", max_tokens=1000, sampling=Sampling(seed=1, ignore_eos=True)))
+        engine.next(StepDone)
+        engine.send(Tokenize(question=KEY, prompt="hello"))
+        assert engine.next(Tokenized).text == "hello"

@@ -1,0 +1,118 @@
+"""Telling the words of a conversation from the words of a template, in a text that is made of both.
+
+Owns the marks: before a template sees a conversation, the characters that names of control tokens begin or end with are
+replaced in it, one for one, by characters of a private use area, and afterwards they are put back. What is a control
+token's name while they are replaced was written by the template. Lengths and places stay as they are, so that trimming,
+cutting, joining and JSON change nothing. Pure; knows no template engine and no tokeniser.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+_FIRST_MARK = 0xF0000
+"""Supplementary Private Use Area-A: nothing of a conversation but what somebody put there on purpose."""
+_WORD, _SIGNS = re.compile(r"\w+"), re.compile(r"[^\s'\"\\]+")
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Span = tuple[int, int]
+
+
+class Names:
+    """The names of a vocabulary's control tokens, as they are found in a text."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.all = frozenset(filter(None, names))
+        # As the library looks for them: the longest first.
+        longest_first = sorted(self.all, key=lambda name: (-len(name), name))
+        self._any = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def spans(self, text: str) -> list[Span]:
+        """Where names stand in the text, in order, none in another."""
+        return [found.span() for found in self._any.finditer(text)]
+
+    def has_one(self, text: str) -> bool:
+        return self._any.search(text) is not None
+
+    @cached_property
+    def edges(self) -> frozenset[str]:
+        """The characters that names begin or end with."""
+        return frozenset(edge for name in self.all for word in (name.strip() or name,) for edge in (word[0], word[-1]))
+
+    @cached_property
+    def cores(self) -> frozenset[str]:
+        """What names are without the signs around them: a template may put signs around a word of the conversation."""
+        signs = "".join(edge for edge in self.edges if not edge.isalnum())
+        return frozenset(core for name in self.all if (core := name.strip(signs)) and core != name)
+
+
+class Marker:
+    """Marks conversations for one template and one vocabulary."""
+
+    def __init__(self, source: str, names: Names) -> None:
+        """`source`: the template's, whose own words are left as they are where no name could be made of them."""
+        self.names = names
+        self._words = frozenset(_WORD.findall(source))
+        self._taken = frozenset(source)
+        left = sorted(filter(self._is_harmless, frozenset(_SIGNS.findall(source))), key=len, reverse=True)
+        edges = "".join(map(re.escape, sorted(names.edges)))
+        self._marked = re.compile("|".join([*map(re.escape, left), f"[{edges}]"])) if edges else None
+        self._characters = names.edges | {core[0] for core in names.cores}
+
+    def _is_harmless(self, word: str) -> bool:
+        has_edge = not self.names.edges.isdisjoint(word)
+        return has_edge and len(word) > 1 and not any(word in name or name in word for name in self.names.all)
+
+    def marks_for(self, conversation: Json) -> "Marks":
+        """Marks that this conversation has not got itself."""
+        taken = self._taken.union(*(text for text in texts(conversation) if not text.isascii()))
+        free = (chr(code) for code in range(_FIRST_MARK, 0x10FFFE) if chr(code) not in taken)
+        return Marks(self, dict(zip(sorted(self._characters), free, strict=False)), next(free))
+
+    def mark_key(self, key: str, marks: dict[str, str]) -> str:
+        """The key of an object; those that the template asks for by name are its own words."""
+        return key if key in self._words else self.mark_text(key, marks)
+
+    def mark_text(self, text: str, marks: dict[str, str]) -> str:
+        if text.strip() in self.names.cores and text not in self._words:
+            core = text.strip()
+            return text.replace(core[0], marks[core[0]], 1)
+        return self._marked.sub(lambda found: marks.get(found[0], found[0]), text) if self._marked else text
+
+
+class Marks:
+    """The characters that stand for others in one conversation."""
+
+    def __init__(self, marker: Marker, marks: dict[str, str], cut: str) -> None:
+        """`cut`: one more character that is not in the conversation."""
+        self.cut = cut
+        self._marker = marker
+        self._marks = marks
+        self._plain = str.maketrans({mark: char for char, mark in marks.items()})
+
+    def mark(self, value: Json, key: str = "") -> Json:
+        """The value with its texts marked, also the keys of its objects; roles are words of the template."""
+        if isinstance(value, str):
+            return value if key == "role" else self._marker.mark_text(value, self._marks)
+        if isinstance(value, list):
+            return [self.mark(item) for item in value]
+        if isinstance(value, dict):
+            return {self._marker.mark_key(name, self._marks): self.mark(item, name) for name, item in value.items()}
+        return value
+
+    def take_off(self, text: str) -> str:
+        """The text as it is without marks; each of its characters stands where it stood."""
+        return text.translate(self._plain)
+
+
+def texts(value: Json) -> Iterable[str]:
+    """All texts in a value, also the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item)
+    elif isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from texts(item)

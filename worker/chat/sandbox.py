@@ -1,0 +1,202 @@
+"""One Jinja template, compiled and rendered with bounds on all that it may use up.
+
+Owns the template engine and makes it render what transformers renders (utils/chat_template_utils.py): whitespace,
+`tojson`, `raise_exception`, `strftime_now`, `{% generation %}`. Knows nothing of conversations. A template comes from
+whoever made the model file: it sees plain values and gets fuel for so many instructions, and what it writes is counted.
+Whatever is left of harm ends this process, which is the engine's. One thread at a time.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+import minijinja
+
+MAX_SOURCE_CHARS = 1 << 18
+"""The longest template that is known has 50,000."""
+_STACK_BYTES_PER_CHAR = 4096
+"""The parser and the compiler call themselves for each part of an expression, and 50,000 dots end a process whose stack
+has 8 MiB. So a template is compiled on a stack that is deep enough for its length, of which little is touched."""
+MAX_WORDS_CHARS = 300
+
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+
+
+class BrokenTemplate(Exception):
+    """The text is no template, or one that is not taken; the message says why."""
+
+
+class Unrendered(Exception):
+    """A conversation that has no rendering. The message says why, in words that hold nothing of what was rendered."""
+
+
+class Runaway(Unrendered):
+    """The template came to no end, wrote too much, or broke the engine."""
+
+
+class _Raised(Exception):
+    """What `raise_exception` was called with."""
+
+
+class Sandbox:
+    """A compiled template. Raises: BrokenTemplate."""
+
+    def __init__(self, source: str, now: Callable[[], datetime]) -> None:
+        """`now`: what strftime_now tells the time by."""
+        if len(source) > MAX_SOURCE_CHARS:
+            raise BrokenTemplate(f"it has {len(source)} characters; a template may have {MAX_SOURCE_CHARS}")
+        self._source = source
+        self._now = now
+        self._engine, self.variables = self._compile()
+
+    def _compile(self) -> tuple[minijinja.Environment, frozenset[str]]:
+        """The engine with the template in it, and the names that the template looks up in what it is given."""
+        engine = minijinja.Environment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            debug=False,
+            auto_escape_callback=lambda _: False,
+            filters={"tojson": _to_json},
+            tests={"iterable": _is_iterable, "number": _is_number, "float": _is_float},
+            globals={"raise_exception": _raise, "strftime_now": self._strftime_now},
+        )
+
+        def compile_() -> frozenset[str]:
+            engine.add_template("chat", _adapted(self._source))
+            return frozenset(engine.undeclared_variables_in_template("chat"))
+
+        try:
+            return engine, _on_a_stack_for(len(self._source), compile_)
+        except minijinja.TemplateError as error:
+            raise BrokenTemplate(f"{error.kind} in line {error.line}") from None
+        except BaseException as error:  # noqa: BLE001 - a panic of the engine is one
+            raise BrokenTemplate(_panic(error)) from None
+
+    def _strftime_now(self, form: str) -> str:
+        return self._now().strftime(form)
+
+    def render(self, values: Mapping[str, object], *, fuel: int, max_chars: int) -> str:
+        """The text that the template makes of the values, which are JSON's. `fuel`: so many instructions, of which one
+        takes some 20 ns.
+
+        Raises: Unrendered.
+        """
+        self._engine.fuel = fuel
+        try:
+            text = self._engine.render_template(
+                "chat", **{name: _adapted_value(value) for name, value in values.items()}
+            )
+        except _Raised as error:
+            words = _own_words(str(error), self._source)
+            raise Unrendered(f"the chat template refuses the conversation: {words}".rstrip(": ")) from None
+        except minijinja.TemplateError as error:
+            if error.kind == "OutOfFuel":
+                raise Runaway("the chat template takes too long for this conversation") from None
+            raise Unrendered(
+                f"the chat template fails on this conversation: {error.kind} in line {error.line}"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - a value's own method, called in a way that it does not take
+            raise Unrendered(f"the chat template fails on this conversation: {type(error).__name__}") from None
+        except BaseException as error:  # noqa: BLE001 - a panic of the engine is one
+            words = _panic(error)
+            # A lock that was held then is of no use any more.
+            self._engine, _ = self._compile()
+            raise Runaway(words) from None
+        if len(text) > max_chars:
+            raise Runaway(f"the chat template writes more than {max_chars} characters for this conversation")
+        return text
+
+
+def _on_a_stack_for(n_chars: int, compile_: Callable[[], frozenset[str]]) -> frozenset[str]:
+    """What `compile_` gives or raises, on a thread of its own."""
+    before = threading.stack_size(_STACK_BYTES_PER_CHAR * n_chars // 2**20 * 2**20 + 8 * 2**20)
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="template") as thread:
+            return thread.submit(compile_).result()
+    finally:
+        threading.stack_size(before)
+
+
+def _adapted(source: str) -> str:
+    """The template in the engine's words: the text of a generation block is told apart in training only."""
+    return _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
+
+
+class _Float:
+    """A number that the engine would print otherwise than Python: 1e-07 as 0.0000001, and 2.0 as 2 in JSON."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def _adapted_value(value: object) -> object:
+    """A copy of JSON's value, so that a template may do with it what it likes."""
+    if isinstance(value, float):
+        return _Float(value) if value.is_integer() or "e" in repr(value) else value
+    if isinstance(value, list):
+        return [_adapted_value(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _adapted_value(item) for key, item in value.items()}
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | _Float)
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, float | _Float)
+
+
+def _is_iterable(value: object) -> bool:
+    """The engine takes None for an empty list."""
+    return isinstance(value, Iterable)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001 - transformers' signature, which templates call
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_number_of,
+    )
+
+
+def _number_of(value: object) -> float:
+    """Raises: TypeError, as JSON does."""
+    if not isinstance(value, _Float):
+        raise TypeError(type(value).__name__)
+    return value.value
+
+
+def _raise(message: object) -> None:
+    raise _Raised(str(message))
+
+
+def _own_words(message: str, source: str) -> str:
+    """As much of the message's beginning as stands in the template: behind it the conversation may begin."""
+    said = " ".join(message.split())[:MAX_WORDS_CHARS]
+    written = " ".join(source.replace("\\n", " ").replace("\\", "").split())
+    own = next((said[:n] for n in range(len(said), 0, -1) if said[:n] in written), "")
+    return own.strip()
+
+
+def _panic(error: BaseException) -> str:
+    """The words for a panic of the engine, which is no Exception. Raises: any other error again."""
+    if type(error).__name__ != "PanicException":
+        raise error
+    return "the template engine breaks on it"

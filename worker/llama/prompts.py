@@ -1,0 +1,49 @@
+"""Prompts of all kinds → tokens, and tokens → text.
+
+Owns nothing but the way between the chat templates (worker/chat) and the vocabulary (model.py): control tokens come
+from text that was given as raw input, or from a template, never from the words of a conversation. Runs on the intake
+thread.
+"""
+
+from collections.abc import Sequence
+
+from worker.chat.template import ChatTemplates
+from worker.engine.backend import Read
+from worker.llama.model import Model
+from worker.wire.messages import Conversation, Prompt, TokenId, Violation
+
+
+class Prompts:
+    """What `LoadedModel.prompts` needs."""
+
+    def __init__(self, model: Model, chat: ChatTemplates | Violation) -> None:
+        """`chat`: the templates, or why no conversation can be read."""
+        self._model = model
+        self._chat = chat
+
+    def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
+        if isinstance(prompt, Conversation):
+            return self._read_conversation(prompt)
+        if isinstance(prompt, str):
+            return Read(self._model.tokenize(prompt, add_special=add_special, parse_special=parse_special), prompt)
+        return self._outside(prompt) or Read(list(prompt), None)
+
+    def _read_conversation(self, conversation: Conversation) -> Read | Violation:
+        rendered = self._chat if isinstance(self._chat, Violation) else self._chat.read(conversation)
+        if isinstance(rendered, Violation):
+            return rendered
+        if rendered.controls is None:
+            return Read(self._model.tokenize(rendered.text), rendered.text)
+        return Read(self._model.tokenize_around(rendered.text, rendered.controls), rendered.text)
+
+    def detokenize(self, tokens: Sequence[TokenId]) -> str | Violation:
+        return self._outside(tokens) or self._model.detokenize(tokens).decode(errors="replace")
+
+    def _outside(self, tokens: Sequence[TokenId]) -> Violation | None:
+        """What is wrong with ids that are not in the vocabulary."""
+        n_vocab = self._model.n_vocab
+        place = next((place for place, token in enumerate(tokens) if not 0 <= token < n_vocab), None)
+        if place is None:
+            return None
+        message = f"the id at position {place} is outside the vocabulary, whose ids are 0 to {n_vocab - 1}"
+        return Violation("tokens", f"vocabulary({n_vocab})", message)
