@@ -23,7 +23,8 @@ NO_SYSTEM = (
 )
 ONE_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
-    "{{ raise_exception('System message must be at the beginning') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{{ raise_exception('System message must be at the beginning') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
 NAMES = Names(["<|im_start|>", "<|im_end|>", "<s>", "</s>"])
 

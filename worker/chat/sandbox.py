@@ -21,7 +21,10 @@ _STACK_BYTES_PER_CHAR = 4096
 """The parser and the compiler call themselves for each part of an expression, and 50,000 dots end a process whose stack
 has 8 MiB. So a template is compiled on a stack that is deep enough for its length, of which little is touched."""
 MAX_WORDS_CHARS = 300
+_MAX_WIDTH = 1_000
+"""How far something may be indented, and how many characters a number may be filled up to."""
 
+_WIDTH = re.compile(r"\d+")
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 
 
@@ -59,7 +62,7 @@ class Sandbox:
             lstrip_blocks=True,
             debug=False,
             auto_escape_callback=lambda _: False,
-            filters={"tojson": _to_json},
+            filters={"tojson": _to_json, "format": _format},
             tests={"iterable": _is_iterable, "number": _is_number, "float": _is_float},
             globals={"raise_exception": _raise, "strftime_now": self._strftime_now},
         )
@@ -166,6 +169,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001
 ) -> str:
+    if indent is not None and indent > _MAX_WIDTH:
+        raise ValueError(indent)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -174,6 +179,12 @@ def _to_json(
         sort_keys=sort_keys,
         default=_number_of,
     )
+
+
+def _format(form: str, *values: object) -> str:
+    if any(int(width) > _MAX_WIDTH for width in _WIDTH.findall(form)):
+        raise ValueError(form)
+    return form % values
 
 
 def _number_of(value: object) -> float:

@@ -18,8 +18,8 @@ from worker.wire.messages import Conversation, Violation
 
 Message = dict[str, Json]
 
-_LEAST_FUEL, _FUEL_PER_CHAR, _MOST_FUEL = 2_000_000, 2_000, 40_000_000
-"""Instructions: 40 million take most of a second."""
+_LEAST_FUEL, _FUEL_PER_CHAR, _MOST_FUEL = 2_000_000, 200, 10_000_000
+"""Instructions of one rendering, of which there may be two: 10 million take 0.3 s."""
 _LEAST_CHARS, _CHARS_PER_CHAR = 1 << 16, 16
 """What a template may write: JSON with indents grows fourfold, and some templates write the tools twice."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")

@@ -1,0 +1,132 @@
+"""Templates render as transformers renders them, and those that mean harm end in words."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chat.conversations import KINDS, Kind
+from tests.chat.hostile_templates import END_THE_PROCESS, SOURCES
+from tests.llama_source import templates
+from worker.chat.sandbox import MAX_SOURCE_CHARS, BrokenTemplate, Runaway, Sandbox, Unrendered
+
+FUEL, MAX_CHARS = 2_000_000, 1_000_000
+
+
+def render(source: str, values: Mapping[str, object] | None = None, *, max_chars: int = MAX_CHARS) -> str:
+    return Sandbox(source, lambda: datetime(2026, 1, 2)).render(values or {}, fuel=FUEL, max_chars=max_chars)
+
+
+# ── as transformers does ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb"),
+        ("{% generation %}a{% endgeneration %}{%- generation -%} b {%- endgeneration -%}", "ab"),
+        (
+            "{% for i in range(5) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "02",
+        ),
+        ("{{ strftime_now('%d %b %Y') }}", "02 Jan 2026"),
+        ("{{ {'a': '<é>', 'b': [1.5, none, true]} | tojson }}", '{"a": "<é>", "b": [1.5, null, true]}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=2, sort_keys=true) }}", '{\n  "a": 2,\n  "b": 1\n}'),
+        ("{{ {'b': 1} | tojson(separators=(',', ':')) }}", '{"b":1}'),
+        ("{{ 'é' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
+        (
+            "{{ none }} {{ true }} {{ 1.0 }} {{ ['a', none] }} {{ {'a': 1.5} }} {{ x }}",
+            "None True 1.0 ['a', None] {'a': 1.5} ",
+        ),
+        ("{{ '<b>' }}", "<b>"),
+    ],
+)
+def test_it_writes_what_jinja_writes(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", KINDS)
+def test_llama_cpps_templates_write_what_they_write_in_transformers(kind: str) -> None:
+    found = {path.stem for path in templates() if not is_as_in_transformers(path, KINDS[kind])}
+    assert found == {name for name, kinds in OTHERWISE.items() if kind in kinds}
+
+
+CALLS = {"a call", "a call and its answer", "calls", "arguments as text", "no content", "reasoning before a call"}
+OTHERWISE = {"meetkai-functionary-medium-v3.1": {"tools", "a number"} | CALLS}
+"""Templates, and the kinds of conversations that they render otherwise. This one joins a text that is marked as safe
+with others, which has Jinja escape their HTML, and nobody meant it to: eight of 1,750 renderings."""
+
+
+def is_as_in_transformers(path: Path, kind: Kind) -> bool:
+    """Also where transformers refuses and the sandbox does not: Jinja has no loop over None and no JSON of a generator,
+    of which the three templates that need `tools` to be a list and two others make use."""
+    source = path.read_text()
+    expected = rendered_by_transformers(source, kind)
+    return expected is None or rendered(source, kind) == expected
+
+
+def rendered(source: str, kind: Kind) -> str | None:
+    """None where it is refused."""
+    try:
+        return Sandbox(source, datetime.now).render(values_of(kind), fuel=FUEL, max_chars=MAX_CHARS)
+    except Unrendered:
+        return None
+
+
+def rendered_by_transformers(source: str, kind: Kind) -> str | None:
+    from transformers.utils import chat_template_utils  # noqa: PLC0415 - takes seconds
+
+    try:
+        return str(chat_template_utils._compile_jinja_template(source).render(**values_of(kind)))
+    except Exception:  # noqa: BLE001 - whatever a template runs into
+        return None
+
+
+def values_of(kind: Kind) -> dict[str, Any]:
+    """What transformers gives a template."""
+    given = {"messages": kind.messages, "tools": kind.tools, "documents": None, "add_generation_prompt": kind.is_open}
+    return {"bos_token": "<s>", "eos_token": "</s>", **given, **(kind.told or {})}
+
+
+# ── harm ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_fails_is_told_by_its_kind_and_line_alone() -> None:
+    for source in ("\n{{ x.y.z }}", "\n{{ [secret] + 1 }}", "\n{{ secret | nothing }}"):
+        with pytest.raises((Unrendered, BrokenTemplate), match=r"^[^'\"]*in line 2$") as error:
+            render(source, {"secret": "hidden"})
+        assert "hidden" not in str(error.value)
+    with pytest.raises(Unrendered, match=r"^the chat template fails on this conversation: [A-Za-z]+$"):
+        render("{{ x.index('a') }}", {"x": []})
+
+
+def test_a_loop_ends_with_its_fuel_and_a_text_with_its_limit() -> None:
+    with pytest.raises(Runaway, match="takes too long"):
+        render("{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}")
+    with pytest.raises(Runaway, match="writes more than 100 characters"):
+        render("{{ 'x' * 101 }}", max_chars=100)
+
+
+def test_a_template_is_no_longer_than_is_allowed() -> None:
+    render("x" * MAX_SOURCE_CHARS)
+    with pytest.raises(BrokenTemplate, match=str(MAX_SOURCE_CHARS)):
+        render("x" * (MAX_SOURCE_CHARS + 1))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", SOURCES)
+def test_harm_ends_in_words_or_with_the_process(name: str) -> None:
+    command = [sys.executable, "-m", "tests.chat.hostile_templates", name]
+    ended = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode == 0) == (name not in END_THE_PROCESS), ended.stderr[-2000:]
+    assert all(line.startswith(("broken: ", "refused: ", "rendered: ")) for line in ended.stdout.splitlines())
+    assert "root:" not in ended.stdout
+    assert "<class" not in ended.stdout
+    assert "object at 0x" not in ended.stdout
