@@ -9,6 +9,7 @@ from tests.engine.toy_constraint import ToyConstraint
 from worker.engine.backend import Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
+from worker.engine.prefill_budget import GRAIN
 from worker.engine.scheduler import PASSES
 from worker.engine.sequence import Sequence, State
 from worker.wire.messages import (
@@ -195,6 +196,10 @@ class Rig:
             assert self._announced == jobs, "the front knows whom to blame"
             assert self.engine.step_jobs == frozenset(jobs)
         assert set(jobs) <= set(self._announced)
+        for slice_ in step.slices if step.kind == "prefill" else ():
+            end = slice_.start + len(slice_.tokens)
+            is_last = end == len(running[slice_.slot].tokens)
+            assert is_last or end % min(self.runner.chunk, GRAIN) == 0, "only the end stops short of an edge"
         self._let_it_happen(jobs)
 
     def _check_turns(self, kind: StepKind) -> None:
@@ -269,3 +274,16 @@ class Rig:
     def check_stories(self) -> None:
         for job in range(len(self.stories)):
             self.check_story(JobKey(job))
+        self._check_drafts()
+
+    def _check_drafts(self) -> None:
+        """The jobs' counts of drafts are the steps', as far as jobs came to an end that tells them."""
+        steps = [frame for frame in self.frames if isinstance(frame, StepDone)]
+        ends = [story.end for story in self.stories if isinstance(story.end, Finished)]
+        of_steps = [sum(step.n_drafted for step in steps), sum(step.n_accepted for step in steps)]
+        of_jobs = [sum(end.n_drafted for end in ends), sum(end.n_accepted for end in ends)]
+        assert all(0 <= end.n_accepted <= end.n_drafted for end in ends)
+        if len(ends) == len(self.stories):
+            assert of_jobs == of_steps
+        else:
+            assert all(n_told <= n for n_told, n in zip(of_jobs, of_steps, strict=True))

@@ -123,6 +123,26 @@ def test_a_prompt_that_leaves_room_for_one_token_draws_one() -> None:
     assert len(rig.stories[0].texts) == 1
 
 
+@pytest.mark.parametrize("n_prompt", [1, 20, 100])
+def test_a_job_that_wants_no_token_ends_when_its_prompt_is_computed(n_prompt: int) -> None:
+    """The longest one fills the context, and is not cut."""
+    rig = rig_with(request(0, n_prompt, max_tokens=0), request(1))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert rig.stories[0].texts == []
+    assert rig.stories[0].end == Finished(JobKey(0), "MAX_TOKENS", is_context_full=False)
+
+
+def test_what_a_job_without_tokens_computed_is_found_by_the_next() -> None:
+    rig = Rig(prefix_cache_bytes=10_000)
+    rig.submit(request(0, n_prompt=40, max_tokens=0))
+    rig.run_until_idle()
+    rig.submit(request(0, n_prompt=40, max_tokens=3))
+    rig.run_until_idle()
+    rig.check_stories()
+    assert rig.n_cached[JobKey(1)] == 39
+
+
 def test_a_stop_completed_by_the_last_allowed_token_is_a_stop() -> None:
     plain = rig_with(request(0))
     plain.run_until_idle()

@@ -44,7 +44,7 @@ def requests(draw: st.DrawFn) -> Request:
     stop = draw(st.sampled_from(STOPS))
     return Request(
         prompt,
-        draw(st.integers(1, 24)),
+        draw(st.integers(0, 24)),
         stop,
         seed=draw(st.integers(0, 3)),
         constraint=draw(st.none() | st.integers(0, 5)),

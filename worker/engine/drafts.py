@@ -70,7 +70,9 @@ class Drafts:
         )
 
     def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float) -> tuple[int, int]:
-        """Learn from a step that ran, before its draws are taken: (draft tokens it computed, of these drawn)."""
+        """Learn from a step that ran, before its draws are taken: (draft tokens it computed, of these drawn). Each
+        sequence counts its own.
+        """
         if step.kind != "decode" or not self._is_on:
             return 0, 0
         self._speculation.took(step.n_tokens, seconds)
@@ -79,10 +81,13 @@ class Drafts:
         drawn: dict[SlotId, list[TokenId]] = {}
         for each in sampled:
             drawn.setdefault(each.slot, []).append(each.token)
+        n_drafts = {slice_.slot: slice_.n_drafts for slice_ in step.slices if slice_.slot in drawn}
         for slot, tokens in drawn.items():
-            running[slot].acceptance.saw(self._drafts[slot], tokens)
-        n_drafted = sum(slice_.n_drafts for slice_ in step.slices if slice_.slot in drawn)
-        return n_drafted, len(sampled) - len(drawn)
+            sequence = running[slot]
+            sequence.acceptance.saw(self._drafts[slot], tokens)
+            sequence.n_drafted += n_drafts[slot]
+            sequence.n_accepted += len(tokens) - 1
+        return sum(n_drafts.values()), len(sampled) - len(drawn)
 
 
 def _draft(sequence: Sequence, n_most: int) -> Draft:

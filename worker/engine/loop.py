@@ -100,7 +100,8 @@ class Engine:
         *,
         constraint: Constraint | None = None,
     ) -> None:
-        """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length. max_tokens is cut to the room left.
+        """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length, or ≤ where max_tokens is 0 and nothing is to
+        be generated. max_tokens is cut to the room left.
 
         The engine owns the constraint from here on.
         """
@@ -168,7 +169,8 @@ class Engine:
                 self._step_report.started.append(Started(sequence.job, min(sequence.n_computed, len(sequence.prompt))))
                 begun.append(sequence)
         for sequence in begun:
-            self._go_on(sequence, ())
+            if sequence.max_tokens:
+                self._go_on(sequence, ())
         if self._step_report.started:
             self._report(None)
 
@@ -263,6 +265,15 @@ class Engine:
         for slice_ in step.slices:
             if slice_.n_drafts and slice_.slot in running:
                 self._runner.kv.trim(slice_.slot, running[slice_.slot].n_computed)
+        if step.kind == "prefill":
+            self._finish_without_tokens(step)
+
+    def _finish_without_tokens(self, step: Step) -> None:
+        """End the jobs whose prompt is computed now and that want nothing generated."""
+        for slice_ in step.slices:
+            sequence = self.scheduler.running.get(slice_.slot)
+            if sequence is not None and sequence.state is State.DECODE and sequence.is_out_of_tokens:
+                self._finish(sequence, "MAX_TOKENS")
 
     def _take(self, sequence: Sequence, draws: Iterable[Sampled]) -> None:
         """Go on by the tokens that one slice drew. The job may end at any of them; those behind it do not count."""
@@ -305,7 +316,9 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: StopReason) -> None:
         is_full = reason == "MAX_TOKENS" and sequence.is_cut
-        self._step_report.finished.append(Finished(sequence.job, reason, sequence.text.matched, is_full))
+        self._step_report.finished.append(
+            Finished(sequence.job, reason, sequence.text.matched, is_full, sequence.n_drafted, sequence.n_accepted)
+        )
         self._leave(sequence)
 
     def _fail(self, sequence: Sequence, code: FailureCode, message: str) -> None:

@@ -41,7 +41,9 @@ LEGAL_MOVES: dict[State, frozenset[State]] = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`max_tokens` is already cut to the room the context leaves; `is_cut` says that it was."""
+    """`max_tokens` is already cut to the room the context leaves; `is_cut` says that it was. With 0 of them it ends
+    when its prompt is computed.
+    """
 
     job: JobKey
     """Counts up with the arrival of jobs: the lower one is the older."""
@@ -71,6 +73,10 @@ class Sequence:
     nothing that depends on the prompt was shown, and the job can begin anew."""
     ngram_lookup: NgramLookup = field(init=False)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    n_drafted: int = 0
+    """How many draft tokens were computed for it."""
+    n_accepted: int = 0
+    """How many of these were drawn."""
 
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt, *self.generated]
@@ -141,15 +147,16 @@ class Sequence:
         return "MAX_TOKENS" if self.is_out_of_tokens else None
 
     def prefill_slice(self, n_most: int, grain: int) -> Slice | None:
-        """A slice of up to `n_most` of the tokens to compute. It has all of them, and then the last one draws, or it
-        ends at an absolute multiple of `grain`; None where `n_most` tokens do not reach one.
+        """A slice of up to `n_most` of the tokens to compute. It has all of them, and then the last one draws unless
+        nothing is to be generated, or it ends at an absolute multiple of `grain`; None where `n_most` tokens do not
+        reach one.
         """
         reach = self.n_computed + n_most
         is_last = reach >= len(self.tokens)
         tokens = self.tokens[self.n_computed : None if is_last else reach // grain * grain]
         if not tokens:
             return None
-        return self._slice(tokens, draws=is_last)
+        return self._slice(tokens, draws=is_last and self.max_tokens > 0)
 
     def decode_slice(self, draft: Seq[TokenId] = (), n_most: int = 1) -> Slice:
         """A slice of up to `n_most` of the tokens to compute, and of the draft tokens behind them. There are several to
