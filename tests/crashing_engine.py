@@ -190,6 +190,7 @@ class CrashingRunner:
     def __init__(self, runner: LlamaRunner, gates: Gates) -> None:
         self._runner = runner
         self.kv = runner.kv
+        self.logprob = runner.logprob
         self._gates = gates
         self._stalling: set[SlotId] = set()
         self._stall = self._token(STALL)

@@ -10,9 +10,19 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint, letters_of
-from worker.engine.backend import Aborted, BadBatch, NoRoom, Sampled, Saved, Slice, Step
+from worker.engine.backend import (
+    MAX_DRAFTS,
+    Aborted,
+    BadBatch,
+    NoRoom,
+    Sampled,
+    Saved,
+    Score,
+    Slice,
+    Step,
+)
 from worker.engine.scheduler import MAX_FORCED
-from worker.wire.messages import FailureCode, SlotId, StepKind, StopReason, TokenId
+from worker.wire.messages import FailureCode, Logprob, SlotId, StepKind, StopReason, TokenId, TopToken
 
 CELL_BYTES = 10
 
@@ -26,16 +36,18 @@ class Request:
     constraint: int | None = None
     """A ToyConstraint's number."""
     has_logprobs: bool = False
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToyModel:
     """Draws by checksum. Some tokens are special: `ends` end the job (their bytes are not text), `undrawable` are drawn
-    from logits that are not numbers, and `poison` cannot be decoded.
+    from logits that are not numbers, behind `unscorable` there are such logits, and `poison` cannot be decoded.
     """
 
     ends: frozenset[int] = frozenset()
     undrawable: frozenset[int] = frozenset()
+    unscorable: frozenset[int] = frozenset()
     poison: frozenset[int] = frozenset()
     n_seen: int = 0
     """How many of the tokens before it a draw depends on. Few make a text that repeats itself; 0 means all of them."""
@@ -47,6 +59,20 @@ class ToyModel:
         while constraint is not None and token not in self.ends and not constraint.n_allowed([token]):
             token = TokenId((token + 1) % N_VOCAB)
         return Sampled(slot, token, letters_of(token), is_end=token in self.ends)
+
+    def score(self, held: Seq[TokenId], token: TokenId) -> Score:
+        """What a prompt's token was worth behind these."""
+        return Score(f"{crc32(repr(list(held)).encode())} {token}".encode())
+
+    def logprob(self, score: Score, n_top: int) -> Logprob:
+        checksum, token = map(int, score.split())
+        tops = (TopToken("", TokenId(place), -(checksum + place) / 2**32) for place in range(n_top))
+        return Logprob(TopToken("", TokenId(token), -checksum / 2**32), tuple(tops))
+
+    def prompt_logprobs(self, prompt: Seq[int], n_top: int) -> list[Logprob]:
+        """Of all tokens of a prompt but the first, as a run alone gives them."""
+        tokens = [TokenId(token) for token in prompt]
+        return [self.logprob(self.score(tokens[:i], tokens[i]), n_top) for i in range(1, len(tokens))]
 
 
 # ── a request alone ──────────────────────────────────────────────────────────────────────────────
@@ -67,14 +93,17 @@ def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
     """What the request must give whatever jobs run beside it, computed without slots, steps and states."""
     held = [TokenId(token) for token in request.prompt]
     text, n_drawn = "", 0
+    is_scored = request.prompt_logprobs is not None
+    if is_scored and (model.poison.intersection(held) or model.unscorable.intersection(held[:-1])):
+        return Outcome("", 0, "INFERENCE_FAILED")
     if request.max_tokens == 0:
         return Outcome("", 0, "INFERENCE_FAILED" if model.poison.intersection(held) else "MAX_TOKENS")
     constraint = None if request.constraint is None else ToyConstraint(request.constraint)
     forced = [] if constraint is None else constraint.take_forced(request.max_tokens)
     # What is forced before the first draw is told with it.
-    is_told = request.has_logprobs
+    is_told = request.has_logprobs or is_scored
     while True:
-        if forced and request.has_logprobs and model.poison.intersection(held):
+        if forced and is_told and model.poison.intersection(held):
             return Outcome(text, n_drawn, "INFERENCE_FAILED")
         if forced:
             known = forced.pop(0)
@@ -244,7 +273,10 @@ class FakeRunner:
         for slice_ in step.slices:
             self.kv.hold(slice_.slot, slice_.tokens)
         self.n_computed += step.n_tokens
-        return [each for slice_ in step.slices if slice_.sampling is not None for each in self._draws(slice_)]
+        return [each for slice_ in step.slices for each in (*self._scores(slice_), *self._draws(slice_))]
+
+    def logprob(self, score: Score, n_top: int) -> Logprob:
+        return self.model.logprob(score, n_top)
 
     def request_abort(self) -> None:
         self._is_abort_requested = True
@@ -254,11 +286,12 @@ class FakeRunner:
 
     def _draws(self, slice_: Slice) -> Iterator[Sampled]:
         """One draw after the token before the draft, and one after each draft token that was drawn."""
+        if slice_.sampling is None or self._is_unscorable(slice_):
+            return
         held = [cell.token for cell in self.kv.cells[slice_.slot]]
         held = held[: len(held) - slice_.n_drafts]
         draft = slice_.tokens[len(slice_.tokens) - slice_.n_drafts :]
         assert list(slice_.generated) == held[len(held) - len(slice_.generated) :], "the penalty would see other tokens"
-        assert slice_.sampling is not None
         if slice_.forced is not None:
             yield Sampled(slice_.slot, slice_.forced.token, slice_.forced.piece, is_end=False)
             return
@@ -279,6 +312,23 @@ class FakeRunner:
         if constraint is not None:
             constraint.take_back(n_ahead)
 
+    def _scores(self, slice_: Slice) -> Iterator[Sampled]:
+        """Score what follows the slice's tokens, or say why not."""
+        if slice_.scoring is None:
+            return
+        if self._is_unscorable(slice_):
+            yield Sampled(slice_.slot, TokenId(0), b"", is_end=False, error="the logits are not numbers")
+            return
+        held = [cell.token for cell in self.kv.cells[slice_.slot]]
+        slice_.scoring.scores[slice_.start + 1 :] = [
+            self.model.score(held[:position], token)
+            for position, token in zip(range(slice_.start + 1, len(held) + 1), slice_.scoring.targets, strict=False)
+        ]
+
+    def _is_unscorable(self, slice_: Slice) -> bool:
+        n_targets = 0 if slice_.scoring is None else len(slice_.scoring.targets)
+        return bool(self.model.unscorable.intersection(slice_.tokens[:n_targets]))
+
     def _fail_as_told(self, step: Step) -> None:
         if not self.has_room:
             self.has_room = True
@@ -293,6 +343,8 @@ class FakeRunner:
         for slice_ in step.slices:
             kept = slice_.tokens[:n_tokens]
             self.kv.hold(slice_.slot, kept)
+            if kept:
+                list(self._scores(slice_))
             n_tokens -= len(kept)
 
     def _check(self, step: Step) -> None:
@@ -302,6 +354,8 @@ class FakeRunner:
         assert set(slots) <= set(range(len(self.kv.cells))), "the slot exists"
         assert self.kv.n_cells_used + step.n_tokens <= self.kv.n_cells, "the cells exist"
         assert step.kind == "decode" or step.n_tokens <= self.widest_step, "a prefill step has a size"
+        n_rows = sum(slice_.n_rows for slice_ in step.slices)
+        assert n_rows <= max(len(self.kv.cells) + MAX_DRAFTS, self.chunk), "there are so many rows of logits"
         for slice_ in step.slices:
             self._check_slice(step.kind, slice_)
 
@@ -311,5 +365,10 @@ class FakeRunner:
         if kind == "decode":
             assert 1 <= len(slice_.tokens) - slice_.n_drafts <= 1 + MAX_FORCED
             assert slice_.sampling is not None or not slice_.n_drafts
+            assert slice_.scoring is None
         else:
             assert slice_.n_drafts == 0
+        if slice_.scoring is not None:
+            assert len(slice_.tokens) - len(slice_.scoring.targets) in (0, 1)
+            assert slice_.scoring.targets[: len(slice_.tokens) - 1] == slice_.tokens[1:], "its own tokens are scored"
+            assert len(slice_.scoring.scores) > slice_.start, "what comes before is scored"

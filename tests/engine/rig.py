@@ -16,7 +16,9 @@ from worker.wire.messages import (
     Failed,
     Finished,
     JobKey,
+    Logprob,
     Outbound,
+    PromptLogprobs,
     Sampling,
     SlotId,
     StepBegun,
@@ -35,6 +37,7 @@ class Story:
 
     is_started: bool = False
     is_cancelled: bool = False
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     end: Finished | Failed | None = None
 
@@ -117,7 +120,15 @@ class Rig:
         prompt = [TokenId(token) for token in request.prompt]
         sampling = Sampling(seed=request.seed, logprobs=0 if request.has_logprobs else None)
         constraint = None if request.constraint is None else ToyConstraint(request.constraint)
-        self.engine.submit(job, prompt, request.max_tokens, sampling, request.stop, constraint=constraint)
+        self.engine.submit(
+            job,
+            prompt,
+            request.max_tokens,
+            sampling,
+            request.stop,
+            constraint=constraint,
+            prompt_logprobs=request.prompt_logprobs,
+        )
         return job
 
     def cancel(self, job: JobKey) -> None:
@@ -168,11 +179,21 @@ class Rig:
         if frame.n_preempted:
             self.n_preempted += frame.n_preempted
             self._prefill_due.clear()
+        for part in frame.prompt_logprobs:
+            self._hear_prompt_logprobs(part)
         for delta in frame.deltas:
             self._running_story(delta.job).texts.append(delta.text)
         for end in frame.finished + frame.failed:
             self._running_story(end.job).end = end
         self.n_cells_told = frame.cells_used
+
+    def _hear_prompt_logprobs(self, part: PromptLogprobs) -> None:
+        story, request = self._running_story(part.job), self.requests[part.job]
+        assert request.prompt_logprobs is not None, "who asked for none gets none"
+        assert not story.texts, "they come before all tokens"
+        assert part.tokens, "a part has some"
+        assert part.start == 1 + len(story.prompt_logprobs), "they come in order, once, without gaps"
+        story.prompt_logprobs += part.tokens
 
     def _running_story(self, job: JobKey) -> Story:
         story = self.stories[job]
@@ -230,7 +251,8 @@ class Rig:
         assert sorted([*scheduler.free_slots, *running]) == list(range(self.n_slots))
         n_used = self.runner.kv.n_cells_used if running else 0
         assert self.n_cells_told == n_used, "the front knows how full the cache is"
-        assert not (running and self.engine.prefix_cache.retained), "nothing is retained in the way of others"
+        is_computing = any(one.state in (State.PREFILL, State.DECODE) for one in running.values())
+        assert not (is_computing and self.engine.prefix_cache.retained), "nothing is retained in the way of others"
         for slot in scheduler.free_slots:
             assert not self.runner.kv.held[slot], "a free slot holds nothing"
         for sequence in running.values():
@@ -250,12 +272,17 @@ class Rig:
         n_told = len(self.stories[sequence.job].texts)
         assert n_told + len(sequence.untold) == len(sequence.generated), "one Delta per token"
         assert n_told == 0 or not sequence.untold, "what is forced before the first draw is told with it"
+        for i, score in enumerate(sequence.scores[1:], 1):
+            assert score == self.model.score(tokens[:i], tokens[i]), "no score of another prompt"
+        if sequence.is_scoring:
+            assert len(sequence.scores) > sequence.n_computed, "no score is missing"
         if sequence.state is State.PREFILL and sequence.job in self._prefill_due:
             assert len(self.kinds) < self._prefill_due[sequence.job], "the prompt waits longer than its turn"
 
     def check_story(self, job: JobKey) -> None:
         """What was heard of the job is what it gives alone, or the part of it that its early end left."""
         story, expected = self.stories[job], self.outcome(job)
+        self._check_prompt_logprobs(story, self.requests[job])
         assert expected.text.startswith(story.text)
         if story.is_cancelled:
             assert story.end is None
@@ -270,6 +297,16 @@ class Rig:
             assert (story.text, len(story.texts)) == (expected.text, expected.n_drawn)
             said = (story.end.reason, story.end.stop, story.end.is_context_full)
             assert said == (expected.end, expected.stop, expected.is_context_full)
+
+    def _check_prompt_logprobs(self, story: Story, request: Request) -> None:
+        """All of them are told before anything else; an early end may leave a part."""
+        if request.prompt_logprobs is None:
+            assert not story.prompt_logprobs
+            return
+        expected = self.model.prompt_logprobs(request.prompt, request.prompt_logprobs)
+        assert story.prompt_logprobs == expected[: len(story.prompt_logprobs)]
+        if story.texts or isinstance(story.end, Finished):
+            assert len(story.prompt_logprobs) == len(expected)
 
     def check_stories(self) -> None:
         for job in range(len(self.stories)):

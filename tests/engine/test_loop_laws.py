@@ -24,8 +24,13 @@ from worker.wire.messages import JobKey
 
 LAW = settings(max_examples=250, stateful_step_count=40, report_multiple_bugs=False)
 
-ENDS, UNDRAWABLE, POISON = 1, 2, 3
-TROUBLED = ToyModel(ends=frozenset({ENDS}), undrawable=frozenset({UNDRAWABLE}), poison=frozenset({POISON}))
+ENDS, UNDRAWABLE, POISON, UNSCORABLE = 1, 2, 3, 4
+TROUBLED = ToyModel(
+    ends=frozenset({ENDS}),
+    undrawable=frozenset({UNDRAWABLE}),
+    unscorable=frozenset({UNSCORABLE}),
+    poison=frozenset({POISON}),
+)
 
 CHUNKS = (2, 4, 8)
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
@@ -38,9 +43,12 @@ LENGTHS = st.integers(1, 4) | st.integers(1, 3 * max(CHUNKS))
 def requests(draw: st.DrawFn) -> Request:
     """A prompt is told by its length and a number, not token by token: a failing example then shrinks in seconds."""
     n_prompt, start = draw(LENGTHS), draw(st.integers(0, 3))
-    prompt = tuple(POISON + 1 + (start + i * i) % (N_VOCAB - POISON - 1) for i in range(n_prompt))
-    if draw(st.integers(0, 9)) == 9:
+    prompt = tuple(UNSCORABLE + 1 + (start + i * i) % (N_VOCAB - UNSCORABLE - 1) for i in range(n_prompt))
+    trouble = draw(st.integers(0, 9))
+    if trouble == 9:
         prompt = (*prompt, POISON)
+    elif trouble == 8:
+        prompt = (*prompt, UNSCORABLE, UNSCORABLE + 1)
     stop = draw(st.sampled_from(STOPS))
     return Request(
         prompt,
@@ -49,6 +57,7 @@ def requests(draw: st.DrawFn) -> Request:
         seed=draw(st.integers(0, 3)),
         constraint=draw(st.none() | st.integers(0, 5)),
         has_logprobs=draw(st.booleans()),
+        prompt_logprobs=draw(st.none() | st.integers(0, 3)),
     )
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.engine.fake_cells import Cells, Memory, Tokens
-from worker.engine.backend import Saved
-from worker.engine.prefix_tree import PrefixIndex
+from worker.engine.backend import Saved, Score
+from worker.engine.prefix_tree import SCORE_BYTES, PrefixIndex
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=300)
@@ -45,6 +45,11 @@ def n_common(one: Tokens, other: Tokens) -> int:
 
 def tokens_of(parts: list[Saved]) -> Tokens:
     return tuple(token for part in parts if isinstance(part, Cells) for token in part.tokens)
+
+
+def score_of(path: Tokens) -> Score:
+    """Of the last token of a path: of another length than its neighbours'."""
+    return Score(bytes([path[-1] & 0xFF]) * (len(path) % 3))
 
 
 def split_at(nodes: set[Node], path: Tokens) -> set[Node]:
@@ -83,6 +88,8 @@ class AnyTree(RuleBasedStateMachine):
         self.index, self.memory = PrefixIndex(self.limit_bytes), Memory(header_bytes)
         self.n_operations = 0
         self.last_used: dict[Tokens, int] = {}
+        self.scored: set[Tokens] = set()
+        """Paths whose last token's score is kept with its cell."""
 
     def nodes(self) -> set[Node]:
         return {(cells.path, cells.start) for cells in self.memory.alive}
@@ -92,7 +99,9 @@ class AnyTree(RuleBasedStateMachine):
         return max((len(prefix) for prefix in prefixes(tokens) if prefix in kept), default=0)
 
     def n_bytes(self, nodes: set[Node]) -> int:
-        return sum(self.memory.n_bytes(len(whole) - start) for whole, start in nodes)
+        scored = [path for whole, start in nodes for path in prefixes(whole, start) if path in self.scored]
+        cells_bytes = sum(self.memory.n_bytes(len(whole) - start) for whole, start in nodes)
+        return cells_bytes + sum(len(score_of(path)) + SCORE_BYTES for path in scored)
 
     def score(self, node: Node) -> int:
         return (self.n_operations - self.last_used[node[0]]) * self.n_bytes({node})
@@ -130,6 +139,20 @@ class AnyTree(RuleBasedStateMachine):
             self.use(tokens)
             self.check_evictions(with_room, its_path)
 
+    @rule(tokens=sequences)
+    def scores_of_a_prompt_are_known(self, tokens: Tokens) -> None:
+        before = self.nodes()
+        new = {path for path in prefixes(tokens)[: self.n_matched(tokens)] if path not in self.scored}
+        its_path = {(whole, start) for whole, start in before if tokens[: start + 1] == whole[: start + 1]}
+        n_bytes = self.n_bytes(its_path) + sum(len(score_of(path)) + SCORE_BYTES for path in new)
+        self.index.add_scores(tokens, [score_of(path) for path in prefixes(tokens)])
+        if not new or n_bytes > self.limit_bytes:
+            assert self.nodes() == before, "dropped, and nothing went for it"
+        else:
+            self.scored |= new
+            self.use(max((whole for whole, _ in its_path), key=len))
+            self.check_evictions(before, its_path)
+
     def check_evictions(self, with_room: set[Node], its_path: set[Node]) -> None:
         """Only leaves, and of these the old and large, and no more than had to."""
         after = self.nodes()
@@ -140,12 +163,13 @@ class AnyTree(RuleBasedStateMachine):
             assert self.n_bytes(after) + max(self.n_bytes({node}) for node in gone) > self.limit_bytes
         stayed = max((self.score(node) for node in leaves(with_room) & after), default=0)
         assert all(2 * self.score(node) > stayed for node in gone)
+        self.scored -= {path for whole, start in gone for path in prefixes(whole, start)}
 
     @invariant()
     def bytes_and_tokens_are_conserved_within_the_limit(self) -> None:
         if not hasattr(self, "index"):
             return
-        assert self.index.n_bytes == self.memory.n_alive_bytes <= self.limit_bytes
+        assert self.index.n_bytes == self.n_bytes(self.nodes()) <= self.limit_bytes
         assert self.index.n_tokens == self.memory.n_alive_tokens
         assert self.index.n_tokens == len({prefix for node in self.nodes() for prefix in prefixes(*node)})
 
@@ -154,6 +178,8 @@ class AnyTree(RuleBasedStateMachine):
         """Also what was just evicted: its path is no longer matched to its end."""
         for path in getattr(self, "last_used", ()):
             assert self.index.match(path) == self.n_matched(path)
+            known = takewhile(self.scored.__contains__, prefixes(path))
+            assert self.index.scores(path) == [score_of(prefix) for prefix in known]
 
 
 @pytest.mark.long

@@ -125,7 +125,9 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
     assert (fixed.facts.prefill_chunk, fixed.widest_step) == (64, 64)
     assert min(free.facts.step_s, fixed.facts.step_s) > 0, "the front knows what a step takes before there was one"
     assert isinstance(free.runner, LlamaRunner)
+    assert isinstance(fixed.runner, LlamaRunner)
     n_outputs = free.runner.context.n_outputs
+    assert n_outputs < fixed.runner.context.n_outputs == 64, "each row of a chunk may be wanted"
     assert [n_tokens for n_tokens, _ in free.row_costs] == [1, 2, 4, 8, 16, n_outputs]
     assert fixed.row_costs == ()
     for model in (free, fixed):

@@ -5,7 +5,8 @@ import pytest
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.llama.warm_up import DETERMINISTIC_CHUNK, WIDTHS, Shapes, warm_up
+from worker.llama.warm_up import WIDTHS, Shapes, warm_up
+from worker.model.memory import DETERMINISTIC_CHUNK
 
 FAST, SLOW = 1e9, 0.0
 """A target that every step keeps, and one that none does."""

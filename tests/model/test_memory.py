@@ -101,6 +101,11 @@ def test_the_default_context_is_at_most_parallel_times_the_trained_length(
     assert made.context_length == min(n_cells, trained)
 
 
+def test_a_fixed_chunk_has_a_row_of_logits_for_each_token() -> None:
+    free, fixed = (plan_of(info(), replace(demand(), n_chunk_rows=n), 1024) for n in (0, 64))
+    assert free.output_bytes < fixed.output_bytes == 64 * info().vocab_size * 4
+
+
 def test_little_memory_shrinks_the_default_context_then_the_slots() -> None:
     for n_cells, parallel in ((8192, 8), (2048, 8), (1024, 4), (512, 2), (256, 1)):
         made = plan(info(), bytes_for(n_cells) + CELL_STEP * CELL_BYTES // 2)

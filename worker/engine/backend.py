@@ -7,7 +7,7 @@ llama/runner.py and the tests' readable fake.
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NewType, Protocol
 
 import msgspec
 
@@ -28,7 +28,9 @@ from worker.wire.messages import (
 
 MAX_DRAFTS = 16
 """How many draft tokens a step has at most, all its slices together. So many rows of logits are reserved beyond one for
-each slot."""
+each slot. Prefill steps have no drafts; there they are for prompts' log-probabilities."""
+MAX_TOPS = 20
+"""How many of the most probable tokens each score has, however many the job wants: later jobs may want more."""
 MAX_SEQ_IDS = 256
 """LLAMA_MAX_SEQ: how many sequence ids there are for slots and for what the backend needs beside them."""
 
@@ -67,6 +69,19 @@ class Constraint(Protocol):
         ...
 
 
+Score = NewType("Score", bytes)
+"""What a token of a prompt was worth to the model, and which tokens were worth most: what `Runner.logprob` reads."""
+
+
+class Scoring(msgspec.Struct, frozen=True):
+    """The log-probabilities that a slice is to give."""
+
+    targets: Seq[TokenId]
+    """The tokens that follow the slice's first ones: as many as the slice has, or one less where it ends the prompt."""
+    scores: list[Score]
+    """The sequence's own, by position; the step replaces what it has behind the slice's first token."""
+
+
 class Slice(msgspec.Struct, frozen=True):
     """A slot's part of a step: `tokens` go to positions [start, start + len(tokens)).
 
@@ -74,7 +89,8 @@ class Slice(msgspec.Struct, frozen=True):
     tokens so far (owned by the sequence, read during the step only), and `constraint` filters the draw.
     The last `n_drafts` tokens are a draft: a token is drawn after the one before them, and after each of them for as
     long as the draws agree with the draft. `forced` is the token that comes next whatever the logits are, where only
-    its log-probability is wanted.
+    its log-probability is wanted. `scoring` is set where log-probabilities of the prompt are wanted; the slice then has
+    no drafts.
     """
 
     slot: SlotId
@@ -85,6 +101,21 @@ class Slice(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
     n_drafts: int = 0
     forced: Forced | None = None
+    scoring: Scoring | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows of logits it needs, of its last tokens. Where it scores, all of them, also one that nobody
+        reads: how a row is computed may depend on their number, and that is to depend on the prompt alone.
+        """
+        if self.scoring is not None:
+            return len(self.tokens)
+        return 0 if self.sampling is None else self.n_drafts + 1
+
+    def forget_scores(self) -> None:
+        """Take back what a step has scored that is not kept."""
+        if self.scoring is not None:
+            del self.scoring.scores[self.start + 1 :]
 
 
 class Saved(Protocol):
@@ -171,11 +202,17 @@ class Runner(Protocol):
 
     def run(self, step: Step) -> list[Sampled]:
         """Decode the step and draw for every slice that has `sampling`, in slice order: one token, and one more for
-        each draft token that was drawn. All of a slice's tokens are kept, also wrong drafts: `kv.trim` these.
+        each draft token that was drawn. All of a slice's tokens are kept, also wrong drafts: `kv.trim` these. A slice
+        with `scoring` is scored before it draws; where that is impossible, it gives one Sampled with the error.
 
-        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `kv.trim` first.
+        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `kv.trim` and `forget_scores`
+        first.
         Any other exception is fatal for the process.
         """
+        ...
+
+    def logprob(self, score: Score, n_top: int) -> Logprob:
+        """What a score says, with so many of the most probable tokens, at most MAX_TOPS."""
         ...
 
     def request_abort(self) -> None:

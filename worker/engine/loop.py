@@ -24,6 +24,7 @@ from worker.wire.messages import (
     JobKey,
     Logprob,
     Outbound,
+    PromptLogprobs,
     Sampling,
     SlotId,
     Started,
@@ -34,12 +35,17 @@ from worker.wire.messages import (
     TokenId,
 )
 
+MOST_TOLD = 4096
+"""How many log-probabilities of known prompts, those of the most probable tokens included, are told with one step. Each
+takes a microsecond or two here, where others wait for their next token, and as much to read; all are some 100 KB."""
+
 
 @dataclass(slots=True)
 class StepReport:
     """What the front is told with the next StepDone."""
 
     started: list[Started] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -99,17 +105,18 @@ class Engine:
         stop: Seq[str] = (),
         *,
         constraint: Constraint | None = None,
+        prompt_logprobs: int | None = None,
     ) -> None:
         """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length, or ≤ where max_tokens is 0 and nothing is to
-        be generated. max_tokens is cut to the room left.
+        be generated. max_tokens is cut to the room left. `prompt_logprobs`: how many of the most probable tokens are
+        told beside each of the prompt's, at most MAX_TOPS; None: the prompt's log-probabilities are not.
 
         The engine owns the constraint from here on.
         """
         room = self._context_length - len(prompt)
-        text = TextStream(stop)
-        self.scheduler.add(
-            Sequence(job, prompt, min(max_tokens, room), sampling, text, constraint, is_cut=max_tokens > room)
-        )
+        text, is_cut = TextStream(stop), max_tokens > room
+        sequence = Sequence(job, prompt, min(max_tokens, room), sampling, text, constraint, is_cut, prompt_logprobs)
+        self.scheduler.add(sequence)
 
     def cancel(self, job: JobKey) -> None:
         """Forget a job; its slot and cells are free before the next step. Unknown jobs are ignored."""
@@ -171,8 +178,32 @@ class Engine:
         for sequence in begun:
             if sequence.max_tokens:
                 self._go_on(sequence, ())
-        if self._step_report.started:
+        self._tell_found()
+        if self._step_report.started or self._step_report.prompt_logprobs:
             self._report(None)
+
+    def _tell_found(self) -> None:
+        """Tell the log-probabilities that sequences have found with their beginning, MOST_TOLD of all with a step."""
+        n_left = MOST_TOLD
+        for sequence in self.scheduler.running.values():
+            if sequence.state is State.TELL:
+                n_left -= self._tell(sequence, n_left)
+                if not sequence.has_untold:
+                    sequence.move(State.PREFILL)
+
+    def _tell(self, sequence: Sequence, n_most: int = MOST_TOLD) -> int:
+        """Tell the next log-probabilities of a sequence's prompt, at most so many with those of the most probable
+        tokens; how many that were.
+        """
+        assert sequence.n_top is not None
+        n_each = 1 + sequence.n_top
+        start, end = sequence.n_told, min(sequence.n_told + n_most // n_each, sequence.n_tellable)
+        if start >= end:
+            return 0
+        logprobs = tuple(self._runner.logprob(score, sequence.n_top) for score in sequence.scores[start:end])
+        self._step_report.prompt_logprobs.append(PromptLogprobs(sequence.job, start, logprobs))
+        sequence.n_told = end
+        return n_each * len(logprobs)
 
     # ── choose ───────────────────────────────────────────────────────────────────────────────────
 
@@ -225,6 +256,7 @@ class Engine:
         except Aborted:
             for slice_ in step.slices:
                 self._runner.kv.trim(slice_.slot, slice_.start)
+                slice_.forget_scores()
             return []
         seconds = self._clock() - began_s
         n_drafted, n_accepted = self._drafts.judge(step, sampled, self.scheduler.running, seconds)
@@ -260,6 +292,8 @@ class Engine:
     def _apply(self, step: Step, sampled: list[Sampled]) -> None:
         """Draws come in the order of the slices; a slice whose drafts were right has several."""
         running = self.scheduler.running
+        if step.kind == "prefill":
+            self._tell_scored(step)
         for slot, draws in groupby(sampled, key=lambda each: each.slot):
             self._take(running[slot], draws)
         for slice_ in step.slices:
@@ -267,6 +301,11 @@ class Engine:
                 self._runner.kv.trim(slice_.slot, running[slice_.slot].n_computed)
         if step.kind == "prefill":
             self._finish_without_tokens(step)
+
+    def _tell_scored(self, step: Step) -> None:
+        for slice_ in step.slices:
+            if slice_.scoring is not None and slice_.slot in self.scheduler.running:
+                self._tell(self.scheduler.running[slice_.slot])
 
     def _finish_without_tokens(self, step: Step) -> None:
         """End the jobs whose prompt is computed now and that want nothing generated."""
@@ -346,6 +385,7 @@ class Engine:
         self._emit(
             StepDone(
                 started=tuple(report.started),
+                prompt_logprobs=tuple(report.prompt_logprobs),
                 deltas=tuple(report.deltas),
                 finished=tuple(report.finished),
                 failed=tuple(report.failed),

@@ -4,6 +4,8 @@ Owns the sizes of prefill steps. Knows neither whose tokens they are nor the clo
 Pure; step thread.
 """
 
+from worker.engine.backend import MAX_DRAFTS
+
 GRAIN = 8
 """Steps are made shorter and longer by so many tokens, and have at least so many; slices end at multiples of them."""
 
@@ -36,6 +38,9 @@ class PrefillBudget:
         """How many tokens a step has while nobody generates."""
         self.size = chunk
         """How many tokens a step has while somebody generates."""
+        self.most_scored = chunk if is_fixed else MAX_DRAFTS
+        """Of how many tokens a step gives log-probabilities: of a fixed chunk all, else as many as there are rows of
+        logits for. Scoring a row takes so long beside computing it that wider steps would gain little."""
         self._most = min(2 * chunk, self.widest)
         self._most_gap_s = MOST_GAP * itl_target_s
         self._decode_s = 0.0

@@ -6,13 +6,19 @@ The KV memory holds running sequences; a prefix that two of them have in common 
 sequence computed is copied out into the prefix index, because attention looks at every cell in use, dead ones too. Only
 while nothing runs may the last sequence's cells stay in the KV memory, in the retained slot.
 A sequence whose beginning another one is computing right now follows that one until it is computed.
+
+The log-probabilities of prompts (scores) go along with the cells: a sequence takes over those of the beginning it
+finds, and leaves them behind, though it wants none. One that wants them finds only what has them. The row of logits
+behind the last token it has in common with another says what its own next token is worth, so that this last token is
+computed again.
 """
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
-from worker.engine.backend import Kv
+from worker.engine.backend import Kv, Score
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
 from worker.wire.messages import SlotId, TokenId
@@ -21,6 +27,14 @@ T = TypeVar("T")
 
 LEAST_KEPT = 16
 """How many tokens are worth the calls of copying them out, or in again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A slot that has cells, and the scores of its first tokens."""
+
+    slot: SlotId
+    scores: list[Score]
 
 
 class PrefixCache:
@@ -41,6 +55,7 @@ class PrefixCache:
         self.retained: list[TokenId] = []
         """The tokens whose cells are in the retained slot. A conversation that goes on finds them there, without a
         copy."""
+        self._retained_scores: list[Score] = []
 
     def n_retained(self, slot: SlotId) -> int:
         """How many tokens the slot holds while nothing runs."""
@@ -62,7 +77,7 @@ class PrefixCache:
             return False
         sequence.leader = None
         self._fill(sequence, source, n_shared, n_kept)
-        sequence.move(State.PREFILL)
+        sequence.move(State.TELL if sequence.has_untold else State.PREFILL)
         return True
 
     def keep(self, sequence: Sequence, *, is_last: bool = False) -> None:
@@ -75,11 +90,11 @@ class PrefixCache:
         if is_last and self._retained_slot is not None:
             self.put_away([sequence])
             self._kv.share(sequence.slot, self._retained_slot, len(tokens))
-            self.retained = tokens
+            self.retained, self._retained_scores = tokens, sequence.scores[: len(tokens)]
         else:
             # Draft tokens may lie behind them.
             self._kv.trim(sequence.slot, len(tokens))
-            self._copy_out(sequence.slot, tokens)
+            self._copy_out(sequence.slot, tokens, sequence.scores[: len(tokens)])
 
     def put_away(self, running: Iterable[Sequence] = ()) -> bool:
         """Empty the retained slot, because others run now. Its cells are copied out first where all the running
@@ -89,42 +104,47 @@ class PrefixCache:
             return False
         assert self._retained_slot is not None
         tokens, self.retained = self.retained, []
+        scores, self._retained_scores = self._retained_scores, []
         n_alive = max((min(n_common(tokens, one.tokens), one.n_computed) for one in running), default=0)
         if len(tokens) - n_alive >= LEAST_KEPT:
-            self._copy_out(self._retained_slot, tokens)
+            self._copy_out(self._retained_slot, tokens, scores)
         self._kv.trim(self._retained_slot, 0)
         return True
 
-    def _copy_out(self, slot: SlotId, tokens: list[TokenId]) -> None:
-        """Put the slot's cells into the index. What there is no memory for is not even copied; it can be computed
-        again.
+    def _copy_out(self, slot: SlotId, tokens: list[TokenId], scores: list[Score]) -> None:
+        """Put the slot's cells and their scores into the index. What there is no memory for is not even copied; it can
+        be computed again.
         """
         n_known = self.index.match(tokens)
-        if len(tokens) - n_known < LEAST_KEPT or len(tokens) * self._token_bytes > self.index.limit_bytes:
-            return
-        with suppress(MemoryError):
-            saved = self._kv.save(slot, n_known)
-            self._token_bytes = saved.n_bytes / saved.n_tokens
-            self.index.insert(tokens, n_known, saved)
+        if len(tokens) - n_known >= LEAST_KEPT and len(tokens) * self._token_bytes <= self.index.limit_bytes:
+            with suppress(MemoryError):
+                saved = self._kv.save(slot, n_known)
+                self._token_bytes = saved.n_bytes / saved.n_tokens
+                self.index.insert(tokens, n_known, saved)
+        if scores:
+            self.index.add_scores(tokens, scores)
 
     def _n_kept(self, sequence: Sequence) -> int:
         """How many of its first tokens the index has, if they are worth a copy; else 0."""
-        n_kept = self._cut(self.index.match(sequence.tokens), sequence)
+        tokens = sequence.tokens
+        n_kept = self._cut(
+            len(self.index.scores(tokens)) if sequence.is_scoring else self.index.match(tokens), sequence
+        )
         return n_kept if n_kept >= LEAST_KEPT else 0
 
-    def _fill(self, sequence: Sequence, source: SlotId | None, n_shared: int, n_kept: int) -> None:
+    def _fill(self, sequence: Sequence, source: _Source | None, n_shared: int, n_kept: int) -> None:
         """Fill the sequence's empty slot from the index or, where that has no more tokens or no room, from `source`."""
         assert sequence.slot is not None
         if n_kept > max(n_shared, self._kv.n_free_cells):
             self.put_away()
-            source = None if source == self._retained_slot else source
+            source = None if source is not None and source.slot == self._retained_slot else source
             # What was copied out may have taken its place in the index.
             n_kept = self._n_kept(sequence)
         if n_shared < n_kept <= self._kv.n_free_cells and self._load(sequence, n_kept):
-            sequence.n_computed = n_kept
+            sequence.begin_at(n_kept, self.index.scores(sequence.tokens))
         elif source is not None:
-            self._kv.share(source, sequence.slot, n_shared)
-            sequence.n_computed = n_shared
+            self._kv.share(source.slot, sequence.slot, n_shared)
+            sequence.begin_at(n_shared, source.scores)
 
     def _load(self, sequence: Sequence, n_tokens: int) -> bool:
         assert sequence.slot is not None
@@ -134,14 +154,26 @@ class PrefixCache:
             return False
         return True
 
-    def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[SlotId | None, int]:
+    def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[_Source | None, int]:
         """The slot that has computed most of this one's beginning, and how much; (None, 0) where none has any."""
-        others = [(one.slot, one.tokens, self._n_worth(one)) for one in running if one is not sequence]
-        return self._longest(sequence, [(self._retained_slot, self.retained, len(self.retained)), *others])
+        sources = [
+            (_Source(one.slot, one.scores), one.tokens, _n_usable(sequence, self._n_worth(one), len(one.scores)))
+            for one in running
+            if one is not sequence and one.slot is not None
+        ]
+        if self._retained_slot is not None:
+            retained = _Source(self._retained_slot, self._retained_scores)
+            n_usable = _n_usable(sequence, len(self.retained), len(self._retained_scores))
+            sources.append((retained, self.retained, n_usable))
+        return self._longest(sequence, sources)
 
     def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
         """The sequence that is computing most of this one's beginning, and how much; (None, 0) where none is."""
-        coming = [(one, one.tokens, len(one.tokens)) for one in running if one.state is State.PREFILL]
+        coming = [
+            (one, one.tokens, _n_usable(sequence, len(one.tokens), len(one.prompt if one.is_scoring else one.scores)))
+            for one in running
+            if one.state is State.PREFILL
+        ]
         return self._longest(sequence, coming)
 
     def _longest(self, sequence: Sequence, sources: Iterable[tuple[T, list[TokenId], int]]) -> tuple[T | None, int]:
@@ -163,10 +195,19 @@ class PrefixCache:
         return sequence.n_computed if self._grain == 1 else min(sequence.n_computed, len(sequence.prompt))
 
     def _cut(self, n_tokens: int, sequence: Sequence) -> int:
-        """So many tokens cut to the grain, and without the last: that is always computed, because a draw needs its
-        logits.
+        """So many tokens cut to the grain, and without the sequence's last: that is always computed, because a draw
+        needs its logits. Where scores are wanted, the last of the tokens found is computed too, because the score of
+        the one behind it needs its logits.
         """
-        return min(n_tokens, len(sequence.tokens) - 1) // self._grain * self._grain
+        n_found = n_tokens - 1 if sequence.is_scoring else n_tokens
+        return min(n_found, len(sequence.tokens) - 1) // self._grain * self._grain
+
+
+def _n_usable(sequence: Sequence, n_computed: int, n_scored: int) -> int:
+    """How many of another's tokens count for the sequence. If it wants scores, these are the tokens with one, and the
+    last of them need not be computed.
+    """
+    return min(n_computed + 1, n_scored) if sequence.is_scoring else n_computed
 
 
 def _is_awaiting(sequence: Sequence) -> bool:

@@ -1,13 +1,15 @@
-"""The KV cells that ended jobs computed, found again by their tokens: a radix tree whose nodes own saved cells.
+"""What ended jobs computed, found again by its tokens: a radix tree whose nodes own saved cells, and scores with them.
 
 Owns the tree, its limit in bytes and the choice of what is evicted when there is no room. Knows neither slots, jobs nor
-what is inside the cells, and has no clock: time is the number of operations so far. Runs on the engine's step thread.
+what is inside cells and scores, and has no clock: time is the number of operations so far. Runs on the engine's step
+thread.
 
     edges:  [ You are helpful. )──[ Add 2 and 2. 4 )──[ And 3? 7 )
                                 └─[ Translate "cat". )
 
 Every node has cells, so the root is none. A child's first token is its key among its siblings. Evicting leaves a
-parent with one child as it is: cells can be split, not joined.
+parent with one child as it is: cells can be split, not joined. A node may have the scores of its first tokens too, if
+its parent has all of its own; they go with the node.
 """
 
 from array import array
@@ -15,14 +17,18 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import attrgetter
 
-from worker.engine.backend import Saved
+from worker.engine.backend import Saved, Score
 from worker.wire.messages import TokenId
 
 _WIDTH = array("i").itemsize
 """How many bytes a token has in an edge. Edges are bytes because C slices and compares these without a look at
 types."""
+
+SCORE_BYTES = 48
+"""What a score takes beside its own bytes: the object's head, and the place in a list that points at it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +38,13 @@ class _Node:
     parent: "_Node | None"
     last_used: int
     children: dict[bytes, "_Node"] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
+    """Of its first tokens."""
+    n_score_bytes: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        return self.saved.n_bytes + self.n_score_bytes
 
 
 class PrefixIndex:
@@ -56,7 +69,7 @@ class PrefixIndex:
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes all saved cells have together; never above the limit between two calls."""
+        """How many bytes all saved cells and scores have together; never above the limit between two calls."""
         return self._n_bytes
 
     def match(self, tokens: Seq[TokenId]) -> int:
@@ -70,6 +83,16 @@ class PrefixIndex:
         assert n_matched == n_tokens, "more than match() found"
         self._mark(path)
         return [node.saved for node in path]
+
+    def scores(self, tokens: Seq[TokenId]) -> list[Score]:
+        """The scores of the first of `tokens`, as far as they are kept; not a use."""
+        path, n_matched = self._walk(_packed(tokens))
+        found: list[Score] = []
+        for node in path:
+            found += node.scores
+            if len(node.scores) < node.saved.n_tokens:
+                break
+        return found[:n_matched]
 
     def insert(self, tokens: Seq[TokenId], n_known: int, saved: Saved) -> None:
         """Keep the cells of positions [n_known, len(tokens)), where n_known == match(tokens) < len(tokens).
@@ -85,12 +108,40 @@ class PrefixIndex:
         kept = [node.saved for node in path]
         if halves:
             kept[-1] = halves[0]
-        if sum(part.n_bytes for part in kept) + saved.n_bytes > self.limit_bytes:
+        n_score_bytes = sum(node.n_score_bytes for node in path)
+        if sum(part.n_bytes for part in kept) + saved.n_bytes + n_score_bytes > self.limit_bytes:
             return
         if halves:
             path[-1] = self._split(path[-1], *halves)
         self._mark(path)
         self._attach(packed[n_known * _WIDTH :], saved, path[-1] if path else None)
+        self._shrink(self.limit_bytes)
+
+    def add_scores(self, tokens: Seq[TokenId], scores: Seq[Score]) -> None:
+        """Keep the scores of the first of `tokens` with their cells, as far as these are kept. The path is now used.
+
+        Other leaves are evicted to make room. What does not fit even beside its own path is dropped, and nothing
+        changes.
+        """
+        path, n_matched = self._walk(_packed(tokens[: len(scores)]))
+        ends = list(accumulate(node.saved.n_tokens for node in path))
+        more = [
+            scores[end - node.saved.n_tokens + len(node.scores) : min(end, n_matched)]
+            for node, end in zip(path, ends, strict=True)
+        ]
+        n_more_bytes = [_n_score_bytes(new) for new in more]
+        if not any(n_more_bytes) or sum(node.n_bytes for node in path) + sum(n_more_bytes) > self.limit_bytes:
+            return
+        is_leaf = not path[-1].children
+        if is_leaf:
+            self._leaves.remove(path[-1])
+        for node, new, n_new_bytes in zip(path, more, n_more_bytes, strict=True):
+            node.scores += new
+            node.n_score_bytes += n_new_bytes
+        self._n_bytes += sum(n_more_bytes)
+        if is_leaf:
+            self._leaves.add(path[-1])
+        self._mark(path)
         self._shrink(self.limit_bytes)
 
     def _walk(self, packed: bytes) -> tuple[list[_Node], int]:
@@ -125,6 +176,8 @@ class PrefixIndex:
         cut = first.n_tokens * _WIDTH
         upper = _Node(node.edge[:cut], first, node.parent, node.last_used)
         self._siblings(node)[_key(upper)] = upper
+        upper.scores, node.scores = node.scores[: first.n_tokens], node.scores[first.n_tokens :]
+        upper.n_score_bytes, node.n_score_bytes = _n_score_bytes(upper.scores), _n_score_bytes(node.scores)
         node.edge, node.saved, node.parent = node.edge[cut:], rest, upper
         upper.children[_key(node)] = node
         if is_leaf:
@@ -149,7 +202,7 @@ class PrefixIndex:
         self._leaves.remove(leaf)
         del self._siblings(leaf)[_key(leaf)]
         self._n_tokens -= leaf.saved.n_tokens
-        self._n_bytes -= leaf.saved.n_bytes
+        self._n_bytes -= leaf.n_bytes
         if leaf.parent is not None and not leaf.parent.children:
             self._leaves.add(leaf.parent)
 
@@ -178,14 +231,18 @@ class _Leaves:
 
     def first_to_go(self, now: int) -> _Node:
         oldest = [alike[0] for alike in self._classes.values() if alike]
-        return max(oldest, key=lambda leaf: (now - leaf.last_used) * leaf.saved.n_bytes)
+        return max(oldest, key=lambda leaf: (now - leaf.last_used) * leaf.n_bytes)
 
 
 _last_used = attrgetter("last_used")
 
 
 def _size_class(node: _Node) -> int:
-    return node.saved.n_bytes.bit_length()
+    return node.n_bytes.bit_length()
+
+
+def _n_score_bytes(scores: Seq[Score]) -> int:
+    return sum(map(len, scores)) + SCORE_BYTES * len(scores)
 
 
 def _key(node: _Node) -> bytes:

@@ -124,7 +124,7 @@ class Scheduler:
         """Put a sequence back into the queue, before all that are younger. The caller frees its cells."""
         sequence.move(State.WAITING)
         self._take_slot(sequence)
-        sequence.n_computed = 0
+        sequence.forget()
         sequence.leader = None
         place = next((i for i, other in enumerate(self.waiting) if other.job > sequence.job), len(self.waiting))
         self.waiting.insert(place, sequence)
@@ -180,7 +180,9 @@ class Scheduler:
         return tuple(slices)
 
     def _prefill(self, prefilling: list[Sequence], size: int) -> tuple[Slice, ...]:
-        """The next slices of as many prompts as `size` tokens have room for, the shortest rest first."""
+        """The next slices of as many prompts as `size` tokens have room for, the shortest rest first; those with
+        log-probabilities share the rows there are for them.
+        """
         in_order = sorted(prefilling, key=lambda sequence: sequence.n_to_compute)
         if self._n_passes == PASSES:
             in_order.sort(key=_age)
@@ -188,11 +190,14 @@ class Scheduler:
             del in_order[1:]
             size -= in_order[0].n_computed % size
         slices: list[Slice] = []
+        n_scored = self._prefill_budget.most_scored
         for sequence in in_order:
-            slice_ = sequence.prefill_slice(size, self._prefill_budget.grain)
+            room = min(size, n_scored) if sequence.is_scoring else size
+            slice_ = sequence.prefill_slice(room, self._prefill_budget.grain)
             if slice_ is not None:
                 slices.append(slice_)
                 size -= len(slice_.tokens)
+                n_scored -= len(slice_.tokens) if sequence.is_scoring else 0
         return tuple(slices)
 
 

@@ -2,10 +2,10 @@
 
 Owned by the step thread. Knows nothing of the decode call or the clock, and of other sequences only the one it follows.
 
-    WAITING ──slot──▶ FOLLOW ──prefix settled──▶ PREFILL ──all computed──▶ DECODE
-     │   ▲               │                          │                        │
-     │   └── preempted ──┴──────────────────────────┴────────────────────────┤
-     └─────────────────────────────── end ───────────────────────────────────┴──▶ DONE
+    WAITING ──slot──▶ FOLLOW ──prefix settled──▶ (TELL ──▶) PREFILL ──all computed──▶ DECODE
+     │   ▲               │                         │           │                        │
+     │   └── preempted ──┴─────────────────────────┴───────────┴────────────────────────┤
+     └─────────────────────────────── end ──────────────────────────────────────────────┴──▶ DONE
 """
 
 from collections import deque
@@ -14,10 +14,15 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Self
 
-from worker.engine.backend import Constraint, Forced, Slice
+from msgspec.structs import replace
+
+from worker.engine.backend import Constraint, Forced, Score, Scoring, Slice
 from worker.engine.ngram import Acceptance, NgramLookup
 from worker.engine.text import TextStream
 from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
+
+NO_SCORE = Score(b"")
+"""In place of the score of a prompt's first token, which follows nothing."""
 
 
 class State(Enum):
@@ -25,6 +30,8 @@ class State(Enum):
     """It waits for a slot and for room in the KV cache."""
     FOLLOW = auto()
     """It has a slot; perhaps another sequence is computing what this one begins with."""
+    TELL = auto()
+    """The log-probabilities that were found with its beginning are told, a part with each step."""
     PREFILL = auto()
     DECODE = auto()
     DONE = auto()
@@ -32,7 +39,8 @@ class State(Enum):
 
 LEGAL_MOVES: dict[State, frozenset[State]] = {
     State.WAITING: frozenset({State.FOLLOW, State.DONE}),
-    State.FOLLOW: frozenset({State.PREFILL, State.WAITING, State.DONE}),
+    State.FOLLOW: frozenset({State.TELL, State.PREFILL, State.WAITING, State.DONE}),
+    State.TELL: frozenset({State.PREFILL, State.WAITING, State.DONE}),
     State.PREFILL: frozenset({State.DECODE, State.WAITING, State.DONE}),
     State.DECODE: frozenset({State.WAITING, State.DONE}),
     State.DONE: frozenset(),
@@ -53,6 +61,9 @@ class Sequence:
     text: TextStream
     constraint: Constraint | None = None
     is_cut: bool = False
+    n_top: int | None = None
+    """How many of the most probable tokens are wanted beside each of the prompt's; None: no log-probabilities of the
+    prompt at all."""
     state: State = State.WAITING
     slot: SlotId | None = None
     tokens: list[TokenId] = field(init=False)
@@ -60,6 +71,11 @@ class Sequence:
     generated: list[TokenId] = field(default_factory=list)
     n_computed: int = 0
     """How many cells this sequence holds: positions [0, n_computed) of `tokens`."""
+    scores: list[Score] = field(default_factory=list)
+    """What is known of its first tokens, by position, whether it is wanted or not: others may want it. The first of all
+    has none. Where it is wanted, and not complete, it ends with the token behind the last computed one."""
+    n_told: int = 1
+    """The position of the prompt's next token whose log-probability is to be told."""
     is_begun: bool = False
     """Whether the front was told that it started; a preempted sequence that gets a slot again is not told of twice."""
     leader: Self | None = None
@@ -81,6 +97,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt, *self.generated]
         self.ngram_lookup = NgramLookup(self.tokens)
+        if self.n_top is not None:
+            self.scores = [NO_SCORE]
 
     @property
     def n_most(self) -> int:
@@ -91,6 +109,20 @@ class Sequence:
     def n_to_compute(self) -> int:
         """How many of its tokens are known and not computed."""
         return len(self.tokens) - self.n_computed
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted that are not known yet."""
+        return self.n_top is not None and len(self.scores) < len(self.prompt)
+
+    @property
+    def n_tellable(self) -> int:
+        """The position behind the last token of the prompt whose log-probability can be told."""
+        return min(len(self.scores), len(self.prompt))
+
+    @property
+    def has_untold(self) -> bool:
+        return self.n_top is not None and self.n_told < self.n_tellable
 
     @property
     def is_out_of_tokens(self) -> bool:
@@ -107,6 +139,19 @@ class Sequence:
         if self.state is State.PREFILL and self.n_to_compute == 0:
             self.move(State.DECODE)
 
+    def begin_at(self, n_tokens: int, scores: Seq[Score]) -> None:
+        """Its first n_tokens are computed, as they were found, with these scores of its first tokens."""
+        self.n_computed = n_tokens
+        n_scores = n_tokens + self.is_scoring
+        if self.is_scoring or len(self.scores) < min(n_scores, len(scores)):
+            self.scores = list(scores[:n_scores])
+
+    def forget(self) -> None:
+        """Nothing of it is computed any more. Scores are computed again with it, unless all are known."""
+        self.n_computed = 0
+        if self.is_scoring:
+            del self.scores[1:]
+
     def append(self, token: TokenId) -> None:
         """Add a token that was drawn or forced."""
         self.generated.append(token)
@@ -116,7 +161,7 @@ class Sequence:
         """What was drawn, if anything was, and behind it the tokens that the constraint leaves no choice about.
 
         Where log-probabilities are wanted, the forced tokens wait in `forced` instead, and come back through later
-        calls one by one, as if they were drawn.
+        calls one by one, as if they were drawn; those of the prompt are told before them.
         """
         if self.constraint is None:
             return drawn
@@ -126,7 +171,7 @@ class Sequence:
         for each in drawn:
             self.constraint.accept(each.token)
         run = self.constraint.take_forced(self.max_tokens - len(self.generated))
-        if self.sampling.logprobs is None:
+        if self.sampling.logprobs is None and self.n_top is None:
             return [*drawn, *run]
         self.forced.extend(run)
         return drawn
@@ -156,7 +201,11 @@ class Sequence:
         tokens = self.tokens[self.n_computed : None if is_last else reach // grain * grain]
         if not tokens:
             return None
-        return self._slice(tokens, draws=is_last and self.max_tokens > 0)
+        slice_ = self._slice(tokens, draws=is_last and self.max_tokens > 0)
+        if not self.is_scoring:
+            return slice_
+        begin = self.n_computed + 1
+        return replace(slice_, scoring=Scoring(self.prompt[begin : begin + len(tokens)], self.scores))
 
     def decode_slice(self, draft: Seq[TokenId] = (), n_most: int = 1) -> Slice:
         """A slice of up to `n_most` of the tokens to compute, and of the draft tokens behind them. There are several to

@@ -20,10 +20,10 @@ from llama_cpp import llama_cpp as capi
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from worker.engine.backend import BadBatch, Slice
+from worker.engine.backend import BadBatch, Scoring, Slice
 from worker.llama.seq_ids import SeqIds
 from worker.model.memory import MOST_PADDING
-from worker.wire.messages import SlotId
+from worker.wire.messages import SlotId, TokenId
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
 
@@ -49,7 +49,7 @@ class BatchLimits:
         n_tokens = sum([len(slice_.tokens) for slice_ in slices])
         if not 1 <= n_tokens <= self.n_batch:
             raise BadBatch(f"a batch of {n_tokens} tokens; 1 to {self.n_batch} are possible")
-        n_outputs = sum([slice_.n_drafts + 1 for slice_ in slices if slice_.sampling is not None])
+        n_outputs = sum([slice_.n_rows for slice_ in slices])
         if n_outputs > self.n_outputs:
             raise BadBatch(f"logits of {n_outputs} tokens; a batch has at most {self.n_outputs}")
         if len({slice_.slot for slice_ in slices}) < len(slices):
@@ -70,6 +70,14 @@ class BatchLimits:
             raise BadBatch(f"slot {slice_.slot}: position {slice_.start} does not follow its {n_cells} cells")
         if slice_.n_drafts and (slice_.sampling is None or not 0 < slice_.n_drafts < len(tokens)):
             raise BadBatch(f"slot {slice_.slot}: {slice_.n_drafts} drafts among {len(tokens)} tokens cannot be drawn")
+        if slice_.scoring is not None:
+            self._check_scoring(slice_, slice_.scoring.targets)
+
+    def _check_scoring(self, slice_: Slice, targets: Seq[TokenId]) -> None:
+        if slice_.n_drafts or len(slice_.tokens) - len(targets) not in (0, 1):
+            raise BadBatch(f"slot {slice_.slot}: {len(targets)} tokens cannot be scored behind {len(slice_.tokens)}")
+        if targets and (min(targets) < 0 or max(targets) >= self.n_vocab):
+            raise BadBatch(f"slot {slice_.slot}: a token outside the vocabulary of {self.n_vocab}")
 
 
 # ── cutting ──────────────────────────────────────────────────────────────────────────────────────
@@ -135,9 +143,15 @@ def _parts(slice_: Slice, first: int, rest: int) -> Iterator[Slice]:
         end = min(end, n_before)
         if begin < end:
             cut = slice_.tokens[begin:end]
-            yield replace(slice_, start=slice_.start + begin, tokens=cut, sampling=None, n_drafts=0)
+            scoring = _part(slice_.scoring, begin, end)
+            yield replace(slice_, start=slice_.start + begin, tokens=cut, sampling=None, n_drafts=0, scoring=scoring)
         begin, end = end, end + max(rest, slice_.n_drafts + 1)
-    yield replace(slice_, start=slice_.start + begin, tokens=slice_.tokens[begin:])
+    scoring = _part(slice_.scoring, begin, len(slice_.tokens))
+    yield replace(slice_, start=slice_.start + begin, tokens=slice_.tokens[begin:], scoring=scoring)
+
+
+def _part(scoring: Scoring | None, begin: int, end: int) -> Scoring | None:
+    return None if scoring is None else replace(scoring, targets=scoring.targets[begin:end])
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────
@@ -182,8 +196,7 @@ class Batch:
         indexes = [
             index
             for slice_, end in zip(slices, accumulate(lengths), strict=True)
-            if slice_.sampling is not None
-            for index in range(end - 1 - slice_.n_drafts, end)
+            for index in range(end - slice_.n_rows, end)
         ]
         self._pos[:n_tokens] = list(chain.from_iterable(map(_positions, slices)))
         self._fill_seq_ids(np.repeat([slice_.slot for slice_ in slices], lengths))
@@ -207,8 +220,9 @@ class Batch:
         n_tokens = len(slices)
         self._pos[:n_tokens] = [slice_.start for slice_ in slices]
         self._fill_seq_ids(np.array([slice_.slot for slice_ in slices]))
-        self._logits[:n_tokens] = [slice_.sampling is not None for slice_ in slices]
-        return [index for index, slice_ in enumerate(slices) if slice_.sampling is not None]
+        n_rows = [slice_.n_rows for slice_ in slices]
+        self._logits[:n_tokens] = n_rows
+        return [index for index, n in enumerate(n_rows) if n]
 
     def _fill_seq_ids(self, slots: NDArray[np.int_], begin: int = 0) -> None:
         """Write whose rows these are, with a twin for each seq_id where cells need one (kv.py)."""

@@ -60,9 +60,11 @@ class Context:
         swa_full: bool = True,
         threads: Threads | None = None,
         has_padding: bool = False,
+        n_rows: int = 0,
     ) -> None:
         """`n_ctx` in cells, padded to CELL_STEP; `n_batch` is raised to `n_seq_max` where it is less. `has_padding`:
         rows of `row_groups` that nobody reads get a seq_id where one is left; their cells are the caller's to add.
+        `n_rows`: the rows of logits that a batch may have, where these are more than the slots and drafts have.
 
         `swa_full`: layers with a sliding window have as many cells as others, so that their memory can be cut.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_init_from_model.
@@ -79,7 +81,7 @@ class Context:
         # A slot draws once a step, and once for each draft: llama.cpp reserves n_batch rows of logits (98 MiB where 14
         # do, for a vocabulary of 49k) when n_outputs_max is not said. It aborts when either is less than its seq_ids.
         seq_ids = (padded_seq_ids_for if has_padding else seq_ids_for)(model, n_seq_max, swa_full=swa_full)
-        self.n_outputs = n_outputs = n_seq_max + MAX_DRAFTS
+        self.n_outputs = n_outputs = max(n_seq_max + MAX_DRAFTS, n_rows)
         params.n_outputs_max = max(n_outputs, seq_ids.n_all)
         params.n_batch = max(n_batch, params.n_outputs_max)
         params.n_ubatch = n_ubatch
@@ -87,8 +89,7 @@ class Context:
         params.n_threads, params.n_threads_batch = n_threads, n_threads_batch
         params.type_k, params.type_v = CACHE_TYPES[type_k], CACHE_TYPES[type_v]
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
-        params.kv_unified = True
-        params.swa_full = swa_full
+        params.kv_unified, params.swa_full = True, swa_full
         self._model = model
         self._threads, self._n_threads, self._n_threads_batch = threads, n_threads, n_threads_batch
         self._open(params)
@@ -123,8 +124,7 @@ class Context:
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────
 
     def decode(self, slices: Seq[Slice]) -> list[int]:
-        """Compute one batch; the batch indexes whose `logits` can be read, in order: one per slice with `sampling`, and
-        one more for each of its drafts.
+        """Compute one batch; the batch indexes whose `logits` can be read, in order: `n_rows` of each slice.
 
         Raises: BadBatch, NoRoom: nothing was kept. Aborted: the slots keep a part (`kv.n_cells` says how much).
         RuntimeError: the library is in an unknown state. Source: llama_decode.

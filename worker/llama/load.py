@@ -263,6 +263,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         swa_full=plan.swa_full,
         threads=Threads(n_threads, clocks) if may_yield else None,
         has_padding=config.is_deterministic,
+        n_rows=plan.n_chunk_rows,
     )
 
 

@@ -4,11 +4,12 @@ Owns the model and its context together, and the splitting of a step that is lar
 Runs on the step thread; `request_abort` may come from any.
 """
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from itertools import islice, zip_longest
 
-from worker.engine.backend import BadBatch, NoRoom, Sampled, Slice, Step
+from worker.engine.backend import MAX_TOPS, BadBatch, NoRoom, Sampled, Score, Scoring, Slice, Step
 from worker.llama.batch import batches
 from worker.llama.buffers import BufferSizes
 from worker.llama.constraint import Constraint
@@ -17,6 +18,9 @@ from worker.llama.model import Model
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample
 from worker.wire.messages import Logprob, Sampling, TokenId, TopToken
+
+_ENTRY = struct.Struct("<id")
+"""A token and its log-probability. A score has one for the prompt's own token, and then the most probable ones."""
 
 
 class LlamaRunner:
@@ -38,6 +42,7 @@ class LlamaRunner:
         except (NoRoom, BadBatch):
             for slice_ in reversed(computed):
                 self.kv.trim(slice_.slot, slice_.start)
+                slice_.forget_scores()
             raise
         return sampled
 
@@ -50,6 +55,11 @@ class LlamaRunner:
     def sizes(self) -> BufferSizes:
         """The sizes of the model's buffers and the context's."""
         return self.model.sizes + self.context.sizes
+
+    def logprob(self, score: Score, n_top: int) -> Logprob:
+        """What a score of `run` says, with so many of the most probable tokens."""
+        (token, logprob), *top = _ENTRY.iter_unpack(score[: _ENTRY.size * (1 + n_top)])
+        return self._told(TokenId(token), logprob, top)
 
     def request_abort(self) -> None:
         self.context.request_abort()
@@ -65,11 +75,29 @@ class LlamaRunner:
         indexes = iter(self.context.decode(batch))
         sampled: list[Sampled] = []
         for slice_ in batch:
-            if slice_.n_drafts:
+            if slice_.scoring is not None:
+                sampled += self._score(slice_, slice_.scoring, list(islice(indexes, slice_.n_rows)))
+            elif slice_.n_drafts:
                 sampled += self._draw_after_drafts(slice_, list(islice(indexes, slice_.n_drafts + 1)))
             elif slice_.sampling is not None:
                 sampled.append(self._draw(slice_, slice_.sampling, slice_.generated, next(indexes)))
         return sampled
+
+    def _score(self, slice_: Slice, scoring: Scoring, indexes: Seq[int]) -> list[Sampled]:
+        """Score the tokens behind the slice's own, and draw behind the last if that is wanted."""
+        try:
+            scoring.scores[slice_.start + 1 :] = [
+                self._score_of(index, token) for index, token in zip(indexes, scoring.targets, strict=False)
+            ]
+        except ValueError as error:
+            return [Sampled(slice_.slot, TokenId(0), b"", is_end=False, error=str(error))]
+        if slice_.sampling is None:
+            return []
+        return [self._draw(slice_, slice_.sampling, slice_.generated, indexes[-1])]
+
+    def _score_of(self, index: int, token: TokenId) -> Score:
+        logprob, top = log_probabilities(self.context.logits(index), token, MAX_TOPS)
+        return Score(b"".join(_ENTRY.pack(*entry) for entry in ((token, logprob), *top)))
 
     def _draw_after_drafts(self, slice_: Slice, indexes: Seq[int]) -> list[Sampled]:
         """A token at each index, until one is not the draft that the next index was computed from, or ends the job, or
@@ -113,7 +141,9 @@ class LlamaRunner:
         return Sampled(slice_.slot, token, self.model.piece(token), self.model.is_end(token), logprob=logprob)
 
     def _logprob(self, logits: Logits, token: TokenId, n_top: int) -> Logprob:
-        logprob, top = log_probabilities(logits, token, n_top)
+        return self._told(token, *log_probabilities(logits, token, n_top))
+
+    def _told(self, token: TokenId, logprob: float, top: Iterable[tuple[int, float]]) -> Logprob:
         return Logprob(self._top_token(token, logprob), tuple(self._top_token(TokenId(i), at) for i, at in top))
 
     def _top_token(self, token: TokenId, logprob: float) -> TopToken:

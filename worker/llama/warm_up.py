@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 from worker.engine.backend import Slice, Step
 from worker.llama.runner import LlamaRunner
+from worker.model.memory import DETERMINISTIC_CHUNK
 from worker.wire.messages import Sampling, SlotId, StepKind, TokenId
 
 LEAST_CHUNK, MOST_CHUNK = 16, 512
-
-DETERMINISTIC_CHUNK = 64
-"""It is the same on every machine, whatever a step takes there (docs/determinism.md)."""
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 """How many tokens the decode steps have whose costs are measured. No step with drafts is wider than the widest of them,

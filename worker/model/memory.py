@@ -32,6 +32,10 @@ SPARE_SEQ_IDS = 1 + CELLS_SEQ_IDS
 MOST_PADDING = 3
 """Rows that nobody reads in a decode step, and their cells, where a step may be filled up (llama/batch.py)."""
 
+DETERMINISTIC_CHUNK = 64
+"""How many tokens a prompt's chunks have where they are fixed. It is the same on every machine, whatever a step takes
+there (docs/determinism.md)."""
+
 PIPELINE_COPIES = 4
 """GGML_SCHED_MAX_COPIES: the copies of what goes into a graph, where several GPUs compute one behind the other."""
 
@@ -53,6 +57,9 @@ class Demand:
     """Layers with a sliding window have as many cells as others."""
     n_padding_cells: int = 0
     """Cells beyond those of jobs, for rows that fill a decode step up (llama/batch.py)."""
+    n_chunk_rows: int = 0
+    """Rows of logits that a prompt's chunk needs where its log-probabilities are wanted and it cannot be made smaller;
+    0: those that drafts have elsewhere are enough."""
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
@@ -66,6 +73,7 @@ def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
         has_flash_attention=config.flash_attn != "off",
         swa_full=config.swa_full != "off",
         n_padding_cells=MOST_PADDING if config.is_deterministic else 0,
+        n_chunk_rows=min(DETERMINISTIC_CHUNK, config.ubatch_size) if config.is_deterministic else 0,
     )
 
 
@@ -90,6 +98,7 @@ class Plan:
     swa_full: bool = True
     """As the demand has it."""
     n_padding_cells: int = 0
+    n_chunk_rows: int = 0
 
     @property
     def context_length(self) -> int:
@@ -159,7 +168,7 @@ def plan_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
     is_scarce = not demand.ctx_size and n_cells < wanted_cells(info, demand)
     parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
     bare = Plan(n_cells, parallel, info.context_length, 0, 0, 0, swa_full=demand.swa_full)
-    bare = replace(bare, n_padding_cells=demand.n_padding_cells)
+    bare = replace(bare, n_padding_cells=demand.n_padding_cells, n_chunk_rows=demand.n_chunk_rows)
     bare = replace(bare, n_window_cells=_n_window_cells(info, demand, bare), n_seq_ids=_n_seq_ids(info, demand, bare))
     return replace(
         bare,
@@ -170,7 +179,9 @@ def plan_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
 
 
 def planned_graph(demand: Demand, plan: Plan) -> Graph:
-    """The largest step of a plan's slots; a slot draws once a step, and once for each draft token."""
+    """The largest step of a plan's slots; a slot draws once a step, and once for each draft token. Log-probabilities of
+    prompts take the rows of drafts, or those of a fixed chunk.
+    """
     return graph_of(
         plan.n_padded_cells,
         n_window_cells=plan.n_window_cells,
@@ -188,7 +199,7 @@ def _slots(demand: Demand) -> int:
 
 
 def _n_outputs(plan: Plan) -> int:
-    return max(plan.parallel + 1 + MAX_DRAFTS, plan.n_seq_ids)
+    return max(plan.parallel + 1 + MAX_DRAFTS, plan.n_seq_ids, plan.n_chunk_rows)
 
 
 def _n_window_cells(info: ModelInfo, demand: Demand, plan: Plan) -> int:

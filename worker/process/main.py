@@ -127,7 +127,15 @@ def _drain(inbox: "queue.SimpleQueue[Inbound | Queued]", engine: Engine) -> None
 def _apply(message: Inbound | Queued, engine: Engine) -> None:
     match message:
         case Queued(submit, prompt, constraint):
-            engine.submit(submit.job, prompt, submit.max_tokens, submit.sampling, submit.stop, constraint=constraint)
+            engine.submit(
+                submit.job,
+                prompt,
+                submit.max_tokens,
+                submit.sampling,
+                submit.stop,
+                constraint=constraint,
+                prompt_logprobs=submit.prompt_logprobs,
+            )
         case Cancel(job=job):
             engine.cancel(job)
 
