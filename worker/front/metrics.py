@@ -26,7 +26,7 @@ Outcome = Literal["success", "error", "cancelled", "timeout", "rejected"]
 REFUSAL_CODES = (
     *("INVALID_REQUEST", "UNAUTHORIZED", "NOT_FOUND", "METHOD_NOT_ALLOWED", "BODY_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE"),
     *("DUPLICATE_JOB", "DEADLINE_EXCEEDED", "WORKER_BUSY", "WORKER_LOADING", "WORKER_DRAINING", "WORKER_UNHEALTHY"),
-    *("CUDA_ERROR", "VRAM_OOM", "INTERNAL"),
+    *("CUDA_ERROR", "VRAM_OOM", "INFERENCE_FAILED", "INTERNAL"),
 )
 """Why a request was refused: the codes of docs/protocol.md 3, and others for refusals whose bodies have no code."""
 
