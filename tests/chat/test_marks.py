@@ -8,7 +8,7 @@ from worker.chat.marks import Json, Marker, Names, texts
 LAW = settings(max_examples=300)
 
 NAMES = Names(["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "<｜end▁of｜>", "PAD"])
-SOURCE = "{% if '</think>' in x and x != '->' %}<|im_start|>{{ x.name }}<|im_end|>{% endif %}"
+SOURCE = "{% if '</think>' in x and x != '->' %}<|im_end|>{{ x.name }}<|im_end|>{% endif %}"
 
 PIECES = st.sampled_from(
     [*sorted(NAMES.all), "<|im_", "end|>", "<", ">", "|", "PA", "D", "</think>", " ", "s", "im_end"]
@@ -58,12 +58,15 @@ def test_a_word_that_signs_would_make_a_name_is_marked_but_for_those_of_the_temp
     marks = Marker(SOURCE, NAMES).marks_for("")
     assert not NAMES.has_one(f"<{marks.mark('s')}>")
     assert not NAMES.has_one(f"[{marks.mark('INST')}]")
-    assert marks.mark("im_end") == "im_end"
+    assert not NAMES.has_one(f"<|{marks.mark('im_start')}|>")
+    assert marks.mark("name") == "name"
     assert list(texts(marks.mark({"name": 1}))) == ["name"]
 
 
-def test_roles_stay_as_they_are() -> None:
-    assert Marker("", Names(["<|user|>"])).marks_for("").mark({"role": "user"}) == {"role": "user"}
+def test_roles_stay_as_they_are_but_nothing_that_stands_in_their_place() -> None:
+    marks = Marker("", Names(["<|user|>", "<|end|>"])).marks_for("")
+    assert marks.mark({"role": "user"}) == {"role": "user"}
+    assert all(value != role for role in ("end", "<|end|>") for value in texts(marks.mark({"role": role})))
 
 
 def test_names_are_found_longest_first_and_none_in_another() -> None:

@@ -14,6 +14,10 @@ _FIRST_MARK = 0xF0000
 """Supplementary Private Use Area-A: nothing of a conversation but what somebody put there on purpose."""
 _WORD, _SIGNS = re.compile(r"\w+"), re.compile(r"[^\s'\"\\]+")
 
+_CORE = re.compile(r"\w.*\w|\w", re.DOTALL)
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+"""Templates put signs around them on purpose."""
+
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Span = tuple[int, int]
 
@@ -42,8 +46,8 @@ class Names:
     @cached_property
     def cores(self) -> frozenset[str]:
         """What names are without the signs around them: a template may put signs around a word of the conversation."""
-        signs = "".join(edge for edge in self.edges if not edge.isalnum())
-        return frozenset(core for name in self.all if (core := name.strip(signs)) and core != name)
+        cores = {name: core[0] for name in self.all if (core := _CORE.search(name))}
+        return frozenset(core for name, core in cores.items() if core != name)
 
 
 class Marker:
@@ -91,9 +95,9 @@ class Marks:
         self._plain = str.maketrans({mark: char for char, mark in marks.items()})
 
     def mark(self, value: Json, key: str = "") -> Json:
-        """The value with its texts marked, also the keys of its objects; roles are words of the template."""
+        """The value with its texts marked, also the keys of its objects."""
         if isinstance(value, str):
-            return value if key == "role" else self._marker.mark_text(value, self._marks)
+            return value if key == "role" and value in ROLES else self._marker.mark_text(value, self._marks)
         if isinstance(value, list):
             return [self.mark(item) for item in value]
         if isinstance(value, dict):

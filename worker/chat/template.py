@@ -229,6 +229,14 @@ _TOOL: Json = {
 }
 
 
+_RESULT: Message = {
+    "role": "tool",
+    "tool_call_id": "needle123",
+    "name": "needle_tool",
+    "content": "needle-result",
+}
+
+
 def _calling(arguments: Json, content: Json) -> Message:
     function: Json = {"name": "needle_tool", "arguments": arguments}
     return {
@@ -263,22 +271,16 @@ class _Trial:
         system: Message = {"role": "system", "content": "needle-system"}
         thinking: Message = {**_REPLY, "reasoning_content": "needle-reasoning"}
         calling, tools = _calling(arguments, ""), [_TOOL]
-        result: Message = {
-            "role": "tool",
-            "tool_call_id": "needle123",
-            "name": "needle_tool",
-            "content": "needle-result",
-        }
         thinking_call: Message = {**calling, "reasoning_content": "needle-reasoning"}
         shown = {
             "system": "needle-system" in self.text(system, _USER),
             # A template that writes any role at all knows none.
             "developer": "developer" in source and "needle-developer" in self.text(developer, _USER),
             "tools": "needle_tool" in self.text(_USER, tools=tools),
-            "tool_calls": "needle-argument" in self.text(_USER, calling, result, _REPLY, _USER, tools=tools),
-            "tool_results": "tool" in source and "needle-result" in self.text(_USER, calling, result, tools=tools),
+            "tool_calls": "needle-argument" in self.text(_USER, calling, _RESULT, _REPLY, _USER, tools=tools),
+            "tool_results": "tool" in source and "needle-result" in self.text(_USER, calling, _RESULT, tools=tools),
             "reasoning": "needle-reasoning"
-            in self.text(_USER, thinking) + self.text(_USER, thinking_call, result, tools=tools),
+            in self.text(_USER, thinking) + self.text(_USER, thinking_call, _RESULT, tools=tools),
         }
         return frozenset(cap for cap, is_shown in shown.items() if is_shown)
 
@@ -290,8 +292,8 @@ def _forms_of(template: ChatTemplate) -> Forms:
     of_text, of_parts = trial.text(_USER), trial.text({**_USER, "content": parts})
     if "needle-user" not in of_text + of_parts:
         raise BrokenTemplate(trial.refusals[0] if trial.refusals else "it leaves out what the user says")
-    arguments_text = trial.text(_USER, _calling(_ARGUMENTS, ""), _USER, tools=[_TOOL])
-    takes_argument_text = _ARGUMENTS in arguments_text
+    of_argument_text = trial.text(_USER, _calling(_ARGUMENTS, ""), _RESULT, tools=[_TOOL])
+    takes_argument_text = _ARGUMENTS in of_argument_text
     arguments: Json = _ARGUMENTS if takes_argument_text else {"place": "needle-argument"}
     empty = trial.text(_USER, _calling(arguments, ""), tools=[_TOOL])
     null = trial.text(_USER, _calling(arguments, None), tools=[_TOOL])
