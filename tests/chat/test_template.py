@@ -174,6 +174,16 @@ def test_arguments_are_an_object_where_the_template_takes_no_text() -> None:
     assert text(source, USER, {**says("", "assistant"), "tool_calls": [{"function": function}]}).endswith("a=1")
 
 
+def test_arguments_are_text_where_the_template_takes_no_object() -> None:
+    source = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ 'calls ' + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    function = {"name": "f", "arguments": {"a": [1, "é"]}}
+    calls = {**says("", "assistant"), "tool_calls": [{"function": function}]}
+    assert text(source, USER, calls).endswith('calls {"a": [1, "é"]}')
+
+
 def test_an_answer_goes_on_where_its_beginning_ends() -> None:
     more = {"add_generation_prompt": False, "continue_final_message": True}
     assert text(CHATML, USER, says("It is ", "assistant"), **more).endswith("<|im_start|>assistant\nIt is ")
@@ -199,6 +209,15 @@ def test_a_template_is_told_what_it_asks_for_and_nothing_else() -> None:
         assert found.text.endswith("<think>") == is_told
     found = chat.read(conversation(USER, told={"secret": 1}))
     assert found == Violation("chat_template_kwargs", "known_keys", "the chat template can be told enable_thinking")
+
+
+def test_a_template_may_be_of_use_only_with_what_it_is_told() -> None:
+    source = "{{ 'Today is ' + today }}" + CHATML
+    with pytest.raises(BrokenTemplate):
+        templates(source)
+    found = templates(source, told={"today": "Monday"}).read(conversation(USER))
+    assert isinstance(found, Rendered)
+    assert found.text.startswith("Today is Monday")
 
 
 @pytest.mark.parametrize("key", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"])

@@ -5,6 +5,7 @@ it knows, which is found out by rendering when the template is loaded. Pure but 
 the template engine is sandbox.py's, the model and its tokens are the caller's. One thread at a time.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -53,14 +54,16 @@ class Forms:
     takes_null: bool = True
     """Whether a message that calls tools may have no content."""
     takes_argument_text: bool = True
-    """Whether a call's arguments may be JSON text."""
+    takes_argument_object: bool = True
+    """Whether a call's arguments may be JSON text, or an object."""
 
 
 class ChatTemplate:
     """One template. Raises: BrokenTemplate, also for one that renders nothing or comes to no end."""
 
-    def __init__(self, source: str, names: Names, tokens: Mapping[str, str]) -> None:
-        """`names`: the vocabulary's control tokens. `tokens`: what `bos_token` and its like are."""
+    def __init__(self, source: str, names: Names, tokens: Mapping[str, str], told: Mapping[str, Json]) -> None:
+        """`names`: the vocabulary's control tokens. `tokens`: what `bos_token` and its like are. `told`: what it is told
+        where nobody tells it otherwise."""
         self.source = source
         self._time = datetime.now()
         self._sandbox = Sandbox(source, lambda: self._time)
@@ -68,6 +71,7 @@ class ChatTemplate:
         self._tokens = dict(tokens)
         self.keys = self._sandbox.variables - _GIVEN - _FUNCTIONS - self._tokens.keys()
         """What the template may be told beside the conversation."""
+        self._told = {key: value for key, value in told.items() if key in self.keys}
         self._forms = Forms()
         self._forms = _forms_of(self)
 
@@ -84,6 +88,7 @@ class ChatTemplate:
         Raises: Unrendered.
         """
         self._time = datetime.now()
+        told = self._told | told
         marks = self._marker.marks_for([cast(Json, messages), tools, told])
         if is_continued:
             _append(messages, marks.cut + " ")
@@ -166,21 +171,29 @@ def _in_form(message: Message, forms: Forms) -> Message:
     elif content is None and not forms.takes_null:
         changed["content"] = ""
     calls = message.get("tool_calls")
-    if isinstance(calls, list) and not forms.takes_argument_text:
-        changed["tool_calls"] = [_with_object(call) for call in calls]
+    if isinstance(calls, list):
+        changed["tool_calls"] = [_call_in_form(call, forms) for call in calls]
     return changed
 
 
-def _with_object(call: Json) -> Json:
-    """The call with its arguments as an object, where they are the JSON text of one."""
+def _call_in_form(call: Json, forms: Forms) -> Json:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(call, dict) or not isinstance(function, dict):
         return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and not forms.takes_argument_text:
+        arguments = _object_of(arguments)
+    elif isinstance(arguments, dict) and not forms.takes_argument_object:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}} if arguments is not None else call
+
+
+def _object_of(text: str) -> Json:
+    """The object of which this is the JSON text, else the text."""
     try:
-        arguments = msgspec.json.decode(cast(str, function["arguments"]), type=dict[str, object])
+        return cast(Json, msgspec.json.decode(text, type=dict[str, object]))
     except msgspec.DecodeError:
-        return call
-    return {**call, "function": {**function, "arguments": cast(Json, arguments)}}
+        return text
 
 
 def _aliased(message: Message) -> Message:
@@ -293,6 +306,7 @@ def _forms_of(template: ChatTemplate) -> Forms:
     if "needle-user" not in of_text + of_parts:
         raise BrokenTemplate(trial.refusals[0] if trial.refusals else "it leaves out what the user says")
     of_argument_text = trial.text(_USER, _calling(_ARGUMENTS, ""), _RESULT, tools=[_TOOL])
+    of_argument_object = trial.text(_USER, _calling({"place": "needle-argument"}, ""), _RESULT, tools=[_TOOL])
     takes_argument_text = _ARGUMENTS in of_argument_text
     arguments: Json = _ARGUMENTS if takes_argument_text else {"place": "needle-argument"}
     empty = trial.text(_USER, _calling(arguments, ""), tools=[_TOOL])
@@ -306,6 +320,7 @@ def _forms_of(template: ChatTemplate) -> Forms:
         takes_text="needle-user" in of_text,
         takes_null=(bool(null) and "None" not in null) or not empty,
         takes_argument_text=takes_argument_text,
+        takes_argument_object=not takes_argument_text or "needle-argument" in of_argument_object,
     )
 
 
@@ -322,9 +337,8 @@ class ChatTemplates:
 
         Raises: BrokenTemplate.
         """
-        self.default = ChatTemplate(default, names, tokens)
-        self._for_tools = self.default if tool_use is None else ChatTemplate(tool_use, names, tokens)
-        self._told = told
+        self.default = ChatTemplate(default, names, tokens, told)
+        self._for_tools = self.default if tool_use is None else ChatTemplate(tool_use, names, tokens, told)
 
     @property
     def keys(self) -> frozenset[str]:
@@ -353,7 +367,7 @@ class ChatTemplates:
             return template.render(
                 cast(list[Message], _decoded(conversation.messages)),
                 tools=tools or None,
-                told=self._told | told,
+                told=told,
                 is_open=conversation.add_generation_prompt,
                 is_continued=conversation.continue_final_message,
             )
