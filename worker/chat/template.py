@@ -62,8 +62,8 @@ class ChatTemplate:
     """One template. Raises: BrokenTemplate, also for one that renders nothing or comes to no end."""
 
     def __init__(self, source: str, names: Names, tokens: Mapping[str, str], told: Mapping[str, Json]) -> None:
-        """`names`: the vocabulary's control tokens. `tokens`: what `bos_token` and its like are. `told`: what it is told
-        where nobody tells it otherwise."""
+        """`names`: the vocabulary's control tokens. `tokens`: what `bos_token` and its like are. `told`: what the
+        template is told where a conversation says nothing else."""
         self.source = source
         self._time = datetime.now()
         self._sandbox = Sandbox(source, lambda: self._time)
