@@ -68,7 +68,7 @@ NEVER_IMPORT: dict[str, tuple[str, ...]] = {
 }
 """A room, and the rooms it never meets."""
 
-FRONT = ("worker.serve", "worker.commands.generate")
+FRONT = ("worker.serve", "worker.commands.generate", "worker.commands.chat")
 """Where the front process begins."""
 
 NOT_IN_THE_FRONT = (

@@ -23,7 +23,7 @@ from worker.config.legacy import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGN
 from worker.config.settings import flag_name, options
 
 MODEL = ["--model", "m.gguf"]
-COMMANDS = ["serve", "generate", "models", "inspect", "devices"]
+COMMANDS = ["serve", "generate", "chat", "models", "inspect", "devices"]
 COMMANDS_ALL = [*COMMANDS, "parity"]
 GROUPS = {"models", "parity"}
 
@@ -205,6 +205,8 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     ([*MODEL, "--device", "cpu", "--gpu-layers", "all"], {}, "--gpu-layers all needs a GPU"),
     ([*MODEL, "--parallel", "8", "--ctx-size", "16"], {}, "the smallest --ctx-size for 8 jobs is 136"),
     ([*MODEL, "--catalog", "/nowhere.toml"], {}, "catalogue /nowhere.toml cannot be read"),
+    ([*MODEL, "--chat-template", "/nowhere.jinja"], {}, "--chat-template /nowhere.jinja cannot be read"),
+    (MODEL, {"LLORCH_CHAT_TEMPLATE_KWARGS": "[1]"}, "LLORCH_CHAT_TEMPLATE_KWARGS: '[1]' is not a JSON object"),
     (["-x"], {}, "-x"),
     (["frobnicate"], {}, "frobnicate"),
     (["servr", *MODEL], {}, "serve"),

@@ -75,6 +75,7 @@ _HELP_LAYOUT: dict[str, Any] = {
 
 _ELSEWHERE = {
     "generate": ("worker.commands.generate:generate", "Answer one prompt in the terminal."),
+    "chat": ("worker.commands.chat:chat", "Talk with a model in the terminal."),
     "models": ("worker.commands.models:models", "List, fetch and verify the models known by name."),
     "inspect": ("worker.commands.inspect_gguf:inspect", "Show what a GGUF file holds and the memory it needs."),
     "devices": ("worker.commands.devices:devices", "Show the devices llama.cpp can use, with their memory."),

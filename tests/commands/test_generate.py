@@ -84,6 +84,14 @@ def test_a_prompt_may_come_from_stdin(default_model: Path) -> None:
     assert (piped.returncode, piped.stdout) == (0, answer(FRANCE, *flags)), piped.stderr
 
 
+@pytest.mark.model
+def test_a_question_goes_through_the_models_template(default_model: Path) -> None:
+    """The same tokens as of the prompt that the template makes of it."""
+    flags = ("--model", str(default_model), "--max-tokens", "12", "--temperature", "0")
+    prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert answer("Hi", "--chat", "--system", "Be brief.", *flags) == answer(prompt, *flags)
+
+
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -115,6 +123,9 @@ def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(default_model
         (["--stop", ""], "stop"),
         (["--device", "toaster"], "--device"),
         (["--port", "1"], "--port"),
+        (["--system", "Be brief."], "--system needs --chat"),
+        (["--chat", "--max-prompt-chars", "1"], "messages must be at most 1 characters together (got 2)"),
+        (["--chat-template", "/no/such/file"], "--chat-template /no/such/file cannot be read"),
     ],
 )
 def test_a_bad_flag_is_one_line_and_exit_2(arguments: list[str], named: str) -> None:

@@ -1,0 +1,237 @@
+"""`llorch-worker chat`: a conversation with the model in the terminal, by the same engine that `serve` uses.
+
+Owns: how a question is typed, the commands that begin with `/`, and what of a conversation is sent again with the next
+question. Runs on the main thread: while it waits for a question the event loop stands still, so that the terminal's own
+line editing works and Ctrl-C means what it means there.
+"""
+
+import asyncio
+import contextlib
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import rich_click as click
+import uvloop
+
+from worker.cli import read_settings, setting_options
+from worker.commands.session import (
+    NotAnsweredError,
+    Session,
+    check_utf8,
+    refusal,
+    sampling_of,
+    sampling_options,
+    summary,
+)
+from worker.config.no_effect import tell
+from worker.config.settings import Settings, environment
+from worker.config.spellings import unread
+from worker.errors import UsageError
+from worker.logs import lines as logs
+from worker.model.catalog import load_catalog
+from worker.protocol.bodies import FieldsRefused
+from worker.protocol.execute import ExecuteRequest
+
+_MAX_TOKENS = 1024
+_PROMPT, _MORE = "> ", ". "
+_QUOTES = '"""'
+
+_HELP = """\
+A line is a question. A backslash at its end goes on in the next line, and so does all between two \"\"\".
+  /system TEXT  what the model is told before everything else; without TEXT nothing
+  /retry        ask the last question again
+  /new, /clear  begin a new conversation; the system text stays
+  /help         this
+  /quit         leave, as Ctrl-D does
+Ctrl-C stops an answer. On an empty line it leaves."""
+
+
+@click.command("chat")
+@click.option("--system", help="What the model is told before everything else.")
+@click.pass_context
+def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
+    """Talk with a model in the terminal.
+
+    The model's chat template is applied, and the conversation is sent again with each question; what was computed of it
+    is not computed again. /help lists what can be typed beside questions.
+    Where stdin is no terminal each line of it is a question, and only the answers go to stdout.
+    Without --model the catalogue's default is used, and fetched the first time.
+    """
+    settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
+    check_utf8("--system", system or "")
+    talk = Talk(system, sampling_of(options))
+    if refused := refusal(talk.request("?"), settings):
+        raise UsageError(str(refused))
+    session = Session(settings)
+    logs.configure("pretty", settings.worker_id, level="warning")
+    tell(unread(environment()))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(session.start())
+            Terminal(runner, session, settings, talk).run()
+        finally:
+            runner.run(session.close())
+
+
+chat.params.extend(
+    [*sampling_options(_MAX_TOKENS), *setting_options("Model", "Device and memory", also=("max_prompt_chars",))]
+)
+
+
+@dataclass(slots=True)
+class Turn:
+    """A question, and as much of its answer as there is."""
+
+    question: str
+    answer: str = ""
+
+
+@dataclass(slots=True)
+class Talk:
+    """One conversation."""
+
+    system: str | None
+    sampling: dict[str, Any]
+    """Fields of every request."""
+    turns: list[Turn] = field(default_factory=list)
+
+    def request(self, question: str) -> ExecuteRequest:
+        """The conversation so far and a question. What has no answer is left out: templates want them in turns."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns:
+            if turn.answer:
+                messages += [{"role": "user", "content": turn.question}, {"role": "assistant", "content": turn.answer}]
+        messages.append({"role": "user", "content": question})
+        return ExecuteRequest(job_id="chat", messages=messages, **self.sampling)
+
+
+class Terminal:
+    """The loop of questions and answers. `run` ends when the user does."""
+
+    def __init__(self, runner: asyncio.Runner, session: Session, settings: Settings, talk: Talk) -> None:
+        self._runner = runner
+        self._session = session
+        self._settings = settings
+        self._talk = talk
+        self._is_typed = sys.stdin.isatty()
+        self._is_shown = sys.stdout.isatty()
+        if self._is_typed:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401, PLC0415 - importing it is what gives input() its line editing
+
+    def run(self) -> None:
+        """Raises: NotAnsweredError where nobody is there who could ask again; KeyboardInterrupt likewise."""
+        if self._is_typed:
+            _tell("/help says what can be typed here. Ctrl-D leaves.")
+        while (typed := self._next()) is not None:
+            command, _, rest = typed.partition(" ")
+            match command:
+                case "/quit" | "/exit" | "/bye":
+                    return
+                case "/help":
+                    _tell(_HELP)
+                case "/new" | "/clear":
+                    self._talk.turns.clear()
+                case "/system":
+                    self._talk.system = rest.strip() or None
+                case "/retry":
+                    self._retry()
+                case _ if command.startswith("/"):
+                    _tell(f"there is no command {command}; /help lists them. A space before it makes it a question")
+                case _ if typed.strip():
+                    self._ask(typed)
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────
+
+    def _next(self) -> str | None:
+        """The next question or command, or None when there are no more."""
+        was_interrupted = False
+        while True:
+            try:
+                return self._typed()
+            except EOFError:
+                self._end_line()
+                return None
+            except KeyboardInterrupt:
+                if not self._is_typed:
+                    raise
+                self._end_line()
+                if was_interrupted or not _line_so_far():
+                    return None
+                was_interrupted = True
+
+    def _typed(self) -> str:
+        """One line, or several that belong together. Raises: EOFError, KeyboardInterrupt."""
+        line = self._line(_PROMPT)
+        if line.startswith(_QUOTES):
+            lines = [line.removeprefix(_QUOTES)]
+            with contextlib.suppress(EOFError):
+                while not lines[-1].endswith(_QUOTES):
+                    lines.append(self._line(_MORE))
+            return "\n".join(lines).removesuffix(_QUOTES).strip("\n")
+        with contextlib.suppress(EOFError):
+            while line.endswith("\\"):
+                line = line.removesuffix("\\") + "\n"
+                line += self._line(_MORE)
+        return line
+
+    def _line(self, prompt: str) -> str:
+        return input(prompt if self._is_typed and self._is_shown else "")
+
+    def _end_line(self) -> None:
+        """Leave the line of the prompt."""
+        if self._is_typed and self._is_shown:
+            print()
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────
+
+    def _retry(self) -> None:
+        if not self._talk.turns:
+            _tell("there is no question yet")
+            return
+        self._ask(self._talk.turns.pop().question)
+
+    def _ask(self, question: str) -> None:
+        """Show the answer and keep it. What stops it, or prevents it, is told; the conversation goes on."""
+        turn = Turn(question)
+        try:
+            check_utf8("the question", question)
+            request = self._talk.request(question)
+            self._talk.turns.append(turn)
+            if refused := refusal(request, self._settings):
+                raise refused
+            job = self._runner.run(self._session.answer(request, partial(self._stream, turn)))
+        except KeyboardInterrupt:
+            if not self._is_typed:
+                raise
+            _show(b"\n")
+            _tell("[stopped]")
+        except (UsageError, FieldsRefused, NotAnsweredError) as error:
+            if not self._is_typed:
+                raise
+            _show(b"\n" if turn.answer else b"")
+            _tell(f"{error} (/new begins a new conversation)")
+        else:
+            _show(b"\n")
+            _tell(summary(job))
+
+    def _stream(self, turn: Turn, text: bytes) -> None:
+        turn.answer += text.decode()
+        _show(text)
+
+
+def _line_so_far() -> str:
+    """What stood in the line when Ctrl-C came; empty also where there is no line editing."""
+    editing = sys.modules.get("readline")
+    return editing.get_line_buffer() if editing is not None else ""
+
+
+def _show(text: bytes) -> None:
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)

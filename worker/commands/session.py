@@ -1,0 +1,179 @@
+"""An engine in the terminal: what `generate` and `chat` have in common, from the flags to the text of an answer.
+
+A front without HTTP: it starts an engine process and asks it one request after another, each streamed as it comes.
+Refuses to know: where questions come from, and where answers go. Runs on an event loop, which may stand still between
+two answers: the engine waits. Never imports llama.cpp.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import rich_click as click
+from rich.console import Console
+
+from worker.config.settings import Settings, read_chat_template
+from worker.errors import StartupError, UsageError, WorkerError
+from worker.front.checked_request import checked
+from worker.front.client import EngineClient, Observer, configure
+from worker.front.fetch_child import fetch_in_child
+from worker.front.job import Job, JobDeps
+from worker.front.link import engine_environment
+from worker.front.metrics import Metrics
+from worker.front.progress import LoadProgress
+from worker.front.supervision import first_of, running
+from worker.model.catalog import load_catalog, locate
+from worker.model.info import ModelInfo, read_info
+from worker.protocol.bodies import FieldsRefused
+from worker.protocol.events import TEXT_ONLY
+from worker.protocol.execute import ExecuteRequest, narrow
+from worker.protocol.rules import violations
+from worker.wire.messages import JobKey, Loaded
+
+_LONGEST_S = 86_400.0
+"""The longest life of a job here, which is no limit in practice: a terminal has Ctrl-C."""
+
+_U32 = click.IntRange(0, 2**32 - 1)
+"""The range of the field's JSON type; the rules of /execute check the rest."""
+
+
+def sampling_options(max_tokens: int) -> list[click.Option]:
+    """The flags of a request. `max_tokens`: how many tokens are generated at most where nobody says otherwise."""
+    return [
+        click.Option(
+            ["--max-tokens"], type=_U32, default=max_tokens, show_default=True, help="Most tokens to generate."
+        ),
+        click.Option(["--temperature"], type=float, default=0.8, show_default=True, help="0 is greedy."),
+        click.Option(["--top-p"], type=float, default=0.95, show_default=True, help="Nucleus; 1 is off."),
+        click.Option(["--top-k"], type=_U32, default=0, show_default=True, help="Most likely tokens kept; 0 is off."),
+        click.Option(["--min-p"], type=float, default=0.0, show_default=True, help="Of the best one's; 0 is off."),
+        click.Option(["--repetition-penalty"], type=float, default=1.0, show_default=True, help="1 is off."),
+        click.Option(["--seed"], type=click.IntRange(0, 2**64 - 1), help="Repeats an answer. [default random]"),
+        click.Option(["--stop"], multiple=True, help="Text that ends the answer; up to four."),
+    ]
+
+
+def sampling_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that were given as flags, as /execute would have read them. Raises: UsageError."""
+    given = {str(option.name): options[str(option.name)] for option in sampling_options(0)}
+    for stop in given["stop"]:
+        check_utf8("--stop", stop)
+    return given | {name: narrow(value) for name, value in given.items() if isinstance(value, float)}
+
+
+def check_utf8(what: str, text: str) -> None:
+    """Raises: UsageError for text that was not UTF-8, which has lone surrogates."""
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise UsageError(f"{what} is not UTF-8")
+
+
+def refusal(request: ExecuteRequest, settings: Settings) -> FieldsRefused | None:
+    """What /execute would say of the request before any engine has seen it."""
+    broken = violations(request, settings.max_tokens_out, vocab_size=None, max_prompt_chars=settings.max_prompt_chars)
+    return FieldsRefused(broken) if broken else None
+
+
+class NotAnsweredError(WorkerError):
+    """The engine would not, or could not, answer: one line, exit 1."""
+
+
+class Session:
+    """Call `start` once; then `answer`, one at a time, until `close`. Made where settings may still be refused."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises: UsageError for a chat template that cannot be read."""
+        self._settings = settings
+        self._chat_template = read_chat_template(settings)
+        self._n_jobs = 0
+        self._terminal: _Terminal | None = None
+        self._client: EngineClient | None = None
+        self._facts: Loaded | None = None
+
+    async def start(self) -> None:
+        """Fetch the model where that is needed, and load it. Raises: StartupError."""
+        self._terminal = _Terminal()
+        info = await _model(self._settings)
+        self._client = EngineClient(
+            configure(self._settings, info.path, self._chat_template),
+            self._terminal,
+            environment=engine_environment(),
+            watchdog_s=self._settings.watchdog_sec,
+            model_bytes=info.file_bytes,
+        )
+        self._facts = await self._client.start()
+
+    async def close(self) -> None:
+        """End the engine. Idempotent, also after a start that failed."""
+        if self._terminal is not None:
+            self._terminal.load_ended()
+        if self._client is not None:
+            await self._client.close()
+
+    async def answer(self, request: ExecuteRequest, write: Callable[[bytes], None]) -> Job:
+        """Write the text as it comes; the job, which has ended, knows the figures. When this is cancelled the engine
+        forgets the job.
+
+        Raises: NotAnsweredError; StartupError when there will be no engine any more; what `write` raises.
+        """
+        assert self._terminal is not None
+        async with running(self._stream(request, write)) as answering:
+            await first_of(answering, self._terminal.fatal)
+            if self._terminal.fatal.done():
+                raise self._terminal.fatal.result()
+            return answering.result()
+
+    async def _stream(self, request: ExecuteRequest, write: Callable[[bytes], None]) -> Job:
+        assert self._client is not None
+        assert self._facts is not None
+        self._n_jobs += 1
+        key, now_s = JobKey(self._n_jobs), time.monotonic()
+        complete = checked(key, request, correlation_id="", arrived_s=now_s, expires_s=now_s + _LONGEST_S)
+        deps = JobDeps(dialect=TEXT_ONLY, model=self._facts.name, vram_bytes=0, metrics=Metrics("terminal"))
+        job = Job(complete, deps, self._client.release)
+        self._client.submit(job)
+        try:
+            while text := await job.next_chunk():
+                write(text)
+        finally:
+            job.fail("CANCELLED", "nobody reads the answer")  # which changes nothing once it has ended
+        if job.refusal is not None:
+            raise NotAnsweredError(str(job.refusal))
+        if job.failure is not None:
+            raise NotAnsweredError(f"{job.failure}: {job.failure_message}")
+        return job
+
+
+def summary(job: Job) -> str:
+    """How an answer was made, in one line."""
+    # The time is from the first token to the last: one interval less than tokens.
+    rate = f", {1000 * (job.tokens_sampled - 1) / job.decode_time_ms:.1f} tokens/s" if job.decode_time_ms else ""
+    return f"[{job.tokens_sampled} tokens{rate}, seed {job.request.submit.sampling.seed}]"
+
+
+async def _model(settings: Settings) -> ModelInfo:
+    located = locate(settings.model or "", settings.models_dir, load_catalog(settings.catalog))
+    return read_info(located.path if located.is_present else await fetch_in_child(settings))
+
+
+class _Terminal(Observer):
+    """What a person who waits is told of the engine."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.fatal: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
+        self._progress = LoadProgress("pretty")
+
+    def on_progress(self, percent: int) -> None:
+        if self.console.is_terminal:
+            self._progress.show(percent)
+
+    def load_ended(self) -> None:
+        self._progress.close()
+
+    def on_restarting(self, cause: str, last_words: str) -> None:
+        self.console.print(f"the engine was restarted: {cause} {last_words}", style="yellow")
+
+    def on_fatal(self, error: StartupError) -> None:
+        if not self.fatal.done():
+            self.fatal.set_result(error)
