@@ -9,30 +9,29 @@ import pytest
 from tests.parity.made_answers import answer, row
 from worker.parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
 from worker.parity.client import END, Drawn, Failed, Top, answer_of, events
-from worker.protocol.events import choose_dialect
+from worker.protocol.events import EndEvent, MetricsEvent, StartedEvent, choose_dialect
 from worker.protocol.execute import narrow
 from worker.sampling.draw import uniform
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample
-from worker.wire.messages import Logprob, Sampling, TokenId, TopToken
+from worker.wire.messages import Finished, JobKey, Logprob, Sampling, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)
 
 
 def stream() -> bytes:
     logprob = Logprob(TopToken("a", TokenId(5), -0.5), (TopToken("a", TokenId(5), -0.5),))
-    started = SSE.started(job_id="j", model="m", started_at="", seed=9, prompt_tokens=1, cached_tokens=0)
-    metrics = SSE.metrics(tokens_per_sec=1.0, vram_bytes=0, job_id="j", tokens_out=1, decode_time_ms=1)
-    end = SSE.end(
+    started = SSE.started(StartedEvent(job_id="j", model="m", started_at="", seed=9, prompt_tokens=1, cached_tokens=0))
+    metrics = SSE.metrics(MetricsEvent(tokens_per_sec=1.0, vram_bytes=0, job_id="j", tokens_out=1, decode_time_ms=1))
+    event = EndEvent(
         tokens_out=2,
         decode_time_ms=1,
         stop_reason="EOS",
-        stop_sequence_matched=None,
         tokens_sampled=3,
         prompt_tokens=1,
         time_to_first_token_ms=1,
-        context_full=False,
     )
+    end = SSE.end(event, Finished(JobKey(1), "EOS"))
     tokens = SSE.token("a\u2028", 0, [logprob]), SSE.token("é", 1, [logprob, logprob])
     return b"".join((started, tokens[0], metrics, tokens[1], end))
 

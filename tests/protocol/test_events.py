@@ -5,17 +5,26 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
-from worker.protocol.events import TEXT_ONLY, Dialect, choose_dialect
-from worker.wire.messages import Logprob, StopReason, TokenId, TopToken
+from worker.protocol.events import (
+    TEXT_ONLY,
+    EndEvent,
+    ErrorEvent,
+    Framing,
+    MetricsEvent,
+    StartedEvent,
+    choose_dialect,
+)
+from worker.wire.messages import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
 
 SSE = choose_dialect(None, sse_event_names=False)
 NAMED_SSE = choose_dialect(None, sse_event_names=True)
 JSON_LINES = choose_dialect("application/jsonl", sse_event_names=False)
 
 
-def started(dialect: Dialect) -> bytes:
-    return dialect.started(
+def started(dialect: Framing) -> bytes:
+    event = StartedEvent(
         job_id="test-123",
         model="Qwen2.5-0.5B",
         started_at="2025-10-04T12:00:00Z",
@@ -23,12 +32,14 @@ def started(dialect: Dialect) -> bytes:
         prompt_tokens=7,
         cached_tokens=0,
     )
+    return dialect.started(event)
 
 
-def metrics(dialect: Dialect) -> bytes:
-    return dialect.metrics(
+def metrics(dialect: Framing) -> bytes:
+    event = MetricsEvent(
         tokens_per_sec=42.5, vram_bytes=536_870_912, job_id="test-123", tokens_out=9, decode_time_ms=211
     )
+    return dialect.metrics(event)
 
 
 def end(
@@ -37,26 +48,27 @@ def end(
     reason: StopReason,
     stop: str | None = None,
     *,
-    dialect: Dialect = SSE,
+    dialect: Framing = SSE,
     context_full: bool = False,
 ) -> bytes:
-    return dialect.end(
+    event = EndEvent(
         tokens_out=tokens_out,
         decode_time_ms=decode_time_ms,
         stop_reason=reason,
-        stop_sequence_matched=stop,
+        stop_sequence_matched=UNSET if stop is None else stop,
         tokens_sampled=101,
         prompt_tokens=7,
         time_to_first_token_ms=12,
         context_full=context_full,
     )
+    return dialect.end(event, Finished(JobKey(1), reason, stop))
 
 
-def error(dialect: Dialect) -> bytes:
-    return dialect.error(code="VRAM_OOM", message="Out of VRAM", retriable=False)
+def error(dialect: Framing) -> bytes:
+    return dialect.error(ErrorEvent(code="VRAM_OOM", message="Out of VRAM", retriable=False))
 
 
-def one_of_each(dialect: Dialect) -> dict[str, bytes]:
+def one_of_each(dialect: Framing) -> dict[str, bytes]:
     return {
         "started": started(dialect),
         "token": dialect.token("Hello", 5),
@@ -206,7 +218,7 @@ texts = st.text(min_size=1)
 
 
 @given(texts, st.integers(0, 2**32 - 1), st.sampled_from([SSE, NAMED_SSE, JSON_LINES]))
-def test_any_text_survives_a_token_frame_which_stays_one_line(text: str, index: int, dialect: Dialect) -> None:
+def test_any_text_survives_a_token_frame_which_stays_one_line(text: str, index: int, dialect: Framing) -> None:
     frame = dialect.token(text, index)
     body = frame.removesuffix(dialect.tail).removeprefix(dialect.leads["token"])
     assert b"\n" not in body

@@ -11,11 +11,20 @@ from jsonschema import Draft202012Validator, FormatChecker
 
 from tests.protocol.vectors import R0
 from worker.protocol import operations
-from worker.protocol.events import EVENT_TYPES, Event, StreamCode, choose_dialect
+from worker.protocol.events import (
+    EVENT_TYPES,
+    EndEvent,
+    ErrorEvent,
+    Event,
+    MetricsEvent,
+    StartedEvent,
+    StreamCode,
+    choose_dialect,
+)
 from worker.protocol.execute import ExecuteRequest, WrongShape, parse_execute
 from worker.protocol.openapi import Limits, Route, openapi_document
 from worker.protocol.rules import violations
-from worker.wire.messages import Logprob, TokenId, TopToken
+from worker.wire.messages import Finished, JobKey, Logprob, TokenId, TopToken
 
 Json = dict[str, Any]
 
@@ -231,14 +240,14 @@ counts = st.integers(0, 2**63 - 1)
 tops = st.builds(TopToken, st.text(), st.integers(0, 2**31).map(TokenId), st.floats(max_value=0, allow_infinity=False))
 encoded = st.one_of(
     st.builds(
-        LINES.started,
+        StartedEvent,
         job_id=st.text(min_size=1),
         model=st.text(),
         started_at=st.datetimes().map(lambda moment: moment.isoformat() + "Z"),
         seed=st.integers(0, 2**64 - 1),
         prompt_tokens=counts,
         cached_tokens=counts,
-    ),
+    ).map(LINES.started),
     st.builds(
         LINES.token,
         st.text(min_size=1),
@@ -246,25 +255,27 @@ encoded = st.one_of(
         st.lists(st.builds(Logprob, tops, st.lists(tops).map(tuple)), max_size=3),
     ),
     st.builds(
-        LINES.metrics,
+        MetricsEvent,
         tokens_per_sec=st.floats(0, 1e9),
         vram_bytes=counts,
         job_id=st.text(min_size=1),
         tokens_out=counts,
         decode_time_ms=counts,
-    ),
+    ).map(LINES.metrics),
     st.builds(
-        LINES.end,
+        EndEvent,
         tokens_out=counts,
         decode_time_ms=counts,
         stop_reason=st.sampled_from(("MAX_TOKENS", "EOS", "STOP_SEQUENCE")),
-        stop_sequence_matched=st.none() | st.text(min_size=1),
+        stop_sequence_matched=st.just(msgspec.UNSET) | st.text(min_size=1),
         tokens_sampled=counts,
         prompt_tokens=counts,
         time_to_first_token_ms=counts,
         context_full=st.booleans(),
+    ).map(lambda event: LINES.end(event, Finished(JobKey(1), event.stop_reason))),
+    st.builds(ErrorEvent, code=st.sampled_from(get_args(StreamCode)), message=st.text(), retriable=st.booleans()).map(
+        LINES.error
     ),
-    st.builds(LINES.error, code=st.sampled_from(get_args(StreamCode)), message=st.text(), retriable=st.booleans()),
 )
 
 

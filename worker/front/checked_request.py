@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.rules import MAX_BIAS
-from worker.wire.messages import JobKey, Sampling, Submit, TokenId
+from worker.wire.messages import JobKey, Prompt, Sampling, Submit, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,8 @@ class CheckedRequest:
     """What the client asked for, checked, with its seed drawn."""
 
     job_id: str
+    answer_id: str | None = None
+    """As JobRequest.answer_id."""
     submit: Submit
     """What the engine is sent of it."""
     correlation_id: str
@@ -27,23 +29,44 @@ class CheckedRequest:
 
 
 def checked(
-    key: JobKey, request: ExecuteRequest, *, correlation_id: str, arrived_s: float, expires_s: float
+    key: JobKey,
+    request: ExecuteRequest,
+    *,
+    correlation_id: str,
+    arrived_s: float,
+    expires_s: float,
+    prompt: Prompt | None = None,
+    prompt_logprobs: int | None = None,
+    answer_id: str | None = None,
 ) -> CheckedRequest:
-    """A valid request made complete. A missing seed is drawn here, once, so that it can be reported and repeated."""
+    """A valid request made complete. A missing seed is drawn here, once, so that it can be reported and repeated.
+
+    `prompt` takes the place of the request's own, where that is not all.
+    """
     submit = Submit(
         job=key,
-        # The rules have found it short enough.
-        prompt=request.conversation(max_chars=maxsize) if request.prompt is UNSET else request.prompt,
+        prompt=_own_prompt(request) if prompt is None else prompt,
         max_tokens=request.max_tokens,
         sampling=_sampling_of(request),
         stop=request.stop,
         grammar=request.grammar,
         json_schema=request.json_schema,
         regex=request.regex,
+        prompt_logprobs=prompt_logprobs,
     )
     return CheckedRequest(
-        job_id=request.job_id, submit=submit, correlation_id=correlation_id, arrived_s=arrived_s, expires_s=expires_s
+        job_id=request.job_id,
+        answer_id=answer_id,
+        submit=submit,
+        correlation_id=correlation_id,
+        arrived_s=arrived_s,
+        expires_s=expires_s,
     )
+
+
+def _own_prompt(request: ExecuteRequest) -> Prompt:
+    """The rules have found it short enough."""
+    return request.conversation(max_chars=maxsize) if request.prompt is UNSET else request.prompt
 
 
 def _sampling_of(request: ExecuteRequest) -> Sampling:

@@ -39,7 +39,7 @@ class Aftermath:
     """What becomes of the work in flight when the engine dies: each is in exactly one list, in order of arrival."""
 
     interrupted: list[Work] = field(default_factory=list)
-    """They have sent text, so they cannot run again without the client noticing."""
+    """Text of them may have left, so they cannot run again without the client noticing."""
     culprits: list[Work] = field(default_factory=list)
     """They were present at two deaths."""
     suspects: list[Work] = field(default_factory=list)
@@ -166,6 +166,9 @@ class Dispatch:
         for started in step.started:
             if job := self._in_flight.get(started.job):
                 job.start(started.n_cached)
+        for part in step.prompt_logprobs:
+            if job := self._in_flight.get(part.job):
+                job.prompt_logprobs(part)
         for delta in step.deltas:
             if job := self._in_flight.get(delta.job):
                 job.delta(delta.text, delta.logprob, step.sampled_at_s)

@@ -14,17 +14,19 @@ terminal event leaves whatever races.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
+
+import msgspec
 
 from worker.errors import DeadlineExceeded, WorkerError
 from worker.front.checked_request import CheckedRequest
 from worker.front.metrics import Metrics, Outcome
 from worker.protocol.bodies import FieldsRefused, field_error
-from worker.protocol.events import Dialect, StreamCode
-from worker.wire.messages import Finished, Logprob, Refused
+from worker.protocol.events import Dialect, EndEvent, ErrorEvent, MetricsEvent, StartedEvent, StreamCode
+from worker.wire.messages import Finished, Logprob, PromptLogprobs, Refused
 
 RETRIABLE: dict[StreamCode, bool] = {
     "CANCELLED": False,
@@ -43,6 +45,8 @@ MAX_CHUNK_BYTES = 64 * 1024
 """One send; small enough that a send without progress means a client that does not read."""
 
 METRICS_EVERY_S = 1.0
+
+TOO_LARGE = "the answer is larger than one that does not stream may be: ask for fewer log-probabilities, or for less"
 
 
 class JobState(Enum):
@@ -72,6 +76,8 @@ class JobDeps:
     model: str
     vram_bytes: int
     metrics: Metrics
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is something to take, or nothing will be. Jobs whose answers leave together share it."""
 
 
 class Job:
@@ -109,7 +115,7 @@ class Job:
         """The log-probabilities of sampled tokens that no token event has covered yet."""
         self._events: deque[bytes] = deque()
         self._n_buffered_bytes = 0
-        self._woken = asyncio.Event()
+        self.woken = deps.woken
 
     # ── what others ask ──────────────────────────────────────────────────────────────────────────
 
@@ -129,7 +135,8 @@ class Job:
 
     @property
     def has_sent_token(self) -> bool:
-        return self.tokens_out > 0
+        """Whether text of it may have left, so that it cannot run again without its client noticing."""
+        return self.tokens_out > 0 and not self.dialect.is_collecting
 
     @property
     def decode_time_ms(self) -> int:
@@ -187,6 +194,11 @@ class Job:
             self._deps.metrics.started(queued_s=queued_s, n_cached=n_cached)
             self._push_started(n_cached)
 
+    def prompt_logprobs(self, part: PromptLogprobs) -> None:
+        """The next tokens of the prompt were computed."""
+        if not self.is_ended:
+            self._push(self.dialect.prompt_logprobs(part.tokens))
+
     def delta(self, text: str, logprob: Logprob | None, sampled_at_s: float) -> None:
         """One token was drawn; `text` is what may be shown now, with what was held back of the tokens before it."""
         if self.is_ended:
@@ -195,7 +207,7 @@ class Job:
         if logprob is not None:
             self._logprobs.append(logprob)
         if text:
-            self._push(self.dialect.token(text, self.tokens_out, self._logprobs))
+            self._push(self.dialect.token(text, self.tokens_out, self._logprobs, self.tokens_sampled))
             self._logprobs.clear()
             self.tokens_out += 1
         if sampled_at_s - self._metrics_sent_s >= METRICS_EVERY_S:
@@ -206,31 +218,29 @@ class Job:
         """The engine has computed the whole answer."""
         if self.is_ended:
             return
-        first_token_ms = self.time_to_first_token_ms
-        assert first_token_ms is not None
-        self._push(
-            self.dialect.end(
-                tokens_out=self.tokens_out,
-                decode_time_ms=self.decode_time_ms,
-                stop_reason=finished.reason,
-                stop_sequence_matched=finished.stop,
-                tokens_sampled=self.tokens_sampled,
-                prompt_tokens=self.prompt_tokens,
-                time_to_first_token_ms=first_token_ms,
-                context_full=finished.is_context_full,
-            )
+        event = EndEvent(
+            tokens_out=self.tokens_out,
+            decode_time_ms=self.decode_time_ms,
+            stop_reason=finished.reason,
+            stop_sequence_matched=msgspec.UNSET if finished.stop is None else finished.stop,
+            tokens_sampled=self.tokens_sampled,
+            prompt_tokens=self.prompt_tokens,
+            time_to_first_token_ms=self.time_to_first_token_ms or 0,  # none where nothing was to be generated
+            context_full=finished.is_context_full,
         )
+        self._push(self.dialect.end(event, finished, self._logprobs))
         self._end("success")
 
     def rewind(self) -> None:
-        """The engine died before any text was sent: the job will run again from its beginning."""
+        """The engine died before any text had left: the job will run again from its beginning."""
         assert not self.has_sent_token
         if self.state is JobState.RUNNING:
             self._move(JobState.ACCEPTED)
         self._slot_since_s = None
-        self.tokens_sampled = 0
+        self.tokens_out = self.tokens_sampled = 0
         self._logprobs.clear()
         self._first_sampled_s = None
+        self.dialect.rewind()
 
     def fail(self, code: StreamCode, message: str, *, is_retriable: bool | None = None) -> None:
         """End with an error event; before the headers may leave, a time-out is a 504 instead.
@@ -247,7 +257,7 @@ class Job:
                 self._push_started(0)
             self._forget_unsent_tokens()
             retriable = RETRIABLE[code] if is_retriable is None else is_retriable
-            self._push(self.dialect.error(code=code, message=message, retriable=retriable))
+            self._push(self.dialect.error(ErrorEvent(code=code, message=message, retriable=retriable)))
         self._end(_OUTCOMES.get(code, "error"))
 
     # ── what the client takes ────────────────────────────────────────────────────────────────────
@@ -257,8 +267,14 @@ class Job:
         while not self._events:
             if self.is_ended:
                 return b""
-            self._woken.clear()
-            await self._woken.wait()
+            self.woken.clear()
+            await self.woken.wait()
+        return self.take_chunk()
+
+    def take_chunk(self) -> bytes:
+        """The events that are ready, as `next_chunk` gives them; b"" where there is none now."""
+        if not self._events:
+            return b""
         chunk = [self._events.popleft()]
         size = len(chunk[0])
         while self._events and size + len(self._events[0]) <= MAX_CHUNK_BYTES:
@@ -280,16 +296,17 @@ class Job:
 
     def _metrics_event(self) -> bytes:
         decode_ms = self.decode_time_ms
-        return self.dialect.metrics(
+        event = MetricsEvent(
             tokens_per_sec=1000 * (self.tokens_sampled - 1) / decode_ms if decode_ms else 0.0,
             vram_bytes=self._deps.vram_bytes,
             job_id=self.request.job_id,
             tokens_out=self.tokens_out,
             decode_time_ms=decode_ms,
         )
+        return self.dialect.metrics(event)
 
     def _push_started(self, n_cached: int) -> None:
-        self._started_event = self.dialect.started(
+        event = StartedEvent(
             job_id=self.request.job_id,
             model=self._deps.model,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -297,14 +314,19 @@ class Job:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=n_cached,
         )
+        self._started_event = self.dialect.started(event)
         self._push(self._started_event)
 
     def _push(self, event: bytes) -> None:
-        if self.is_ended or not event:  # a dialect may leave an event out
+        if self.is_ended:
+            return
+        if not event:  # a dialect may leave an event out, or keep it
+            if self.failure is None and self.dialect.is_overfull:
+                self.fail("INVALID_REQUEST", TOO_LARGE)
             return
         self._events.append(event)
         self._n_buffered_bytes += len(event)
-        self._woken.set()
+        self.woken.set()
         if self._n_buffered_bytes > MAX_BUFFERED_BYTES:
             self.fail("CANCELLED", f"the client is more than {MAX_BUFFERED_BYTES} bytes behind")
 
@@ -318,5 +340,24 @@ class Job:
             return
         self.outcome = outcome
         self._move(JobState.ENDED)
-        self._woken.set()
+        self.woken.set()
         self._on_end(self)
+
+
+async def next_chunk_of(jobs: Sequence[Job]) -> bytes:
+    """What is ready of jobs that share their `woken`, as `Job.next_chunk` has it, at most one chunk more than
+    MAX_CHUNK_BYTES; b"" when all have ended. Once one has failed, what it has to say is all that comes.
+    """
+    while True:
+        if failed := next((job for job in jobs if job.failure is not None), None):
+            return failed.take_chunk()
+        chunk = b""
+        for job in jobs:
+            chunk += job.take_chunk()
+            if len(chunk) >= MAX_CHUNK_BYTES:
+                break
+        if chunk or all(job.is_ended for job in jobs):
+            return chunk
+        woken = jobs[0].woken
+        woken.clear()
+        await woken.wait()

@@ -33,6 +33,7 @@ from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
 from worker.protocol.events import Dialect
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.headers import parse_deadline
+from worker.protocol.job_request import JobRequest
 from worker.wire.messages import (
     Detokenize,
     Detokenized,
@@ -194,6 +195,17 @@ class Front(Observer):
 
         Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
         """
+        asked = JobRequest(fields=request, dialect=dialect)
+        (job,) = self.open_jobs([asked], deadline, correlation_id, is_crowded=is_crowded)
+        return job
+
+    def open_jobs(
+        self, requests: Sequence[JobRequest], deadline: str | None, correlation_id: str, *, is_crowded: bool
+    ) -> list[Job]:
+        """Admit the jobs of one answer, all or none. They wake whoever waits for any of them.
+
+        Raises: as `open_job`.
+        """
         arrived_s = time.monotonic()
         facts = self._check_state()
         expires_s = arrived_s + self.settings.inference_timeout_sec
@@ -202,20 +214,33 @@ class Front(Observer):
             if left_s <= 0:
                 raise DeadlineExceeded(f"X-Deadline passed {-left_s:.3f} s before the request arrived")
             expires_s = min(expires_s, arrived_s + left_s)
-        if request.job_id in self.jobs:
+        if any(request.fields.job_id in self.jobs for request in requests):
             raise DuplicateJob("a job with this job_id is in flight; wait for its terminal event or choose another id")
         if is_crowded:
             raise WorkerBusy("too many connections are open; try again later", retry_after_s=1)
-        self._check_room(facts)
-        self._n_jobs += 1
-        key = JobKey(self._n_jobs)
-        complete = checked(key, request, correlation_id=correlation_id, arrived_s=arrived_s, expires_s=expires_s)
-        return self._begin(complete, dialect, facts)
+        self._check_room(facts, len(requests))
+        woken = asyncio.Event()
+        jobs = []
+        for asked in requests:
+            self._n_jobs += 1
+            complete = checked(
+                JobKey(self._n_jobs),
+                asked.fields,
+                correlation_id=correlation_id,
+                arrived_s=arrived_s,
+                expires_s=expires_s,
+                prompt=asked.prompt,
+                prompt_logprobs=asked.prompt_logprobs,
+                answer_id=asked.answer_id,
+            )
+            jobs.append(self._begin(complete, asked.dialect, facts, woken))
+        return jobs
 
     def cancel(self, job_id: str) -> None:
-        """End a job whatever it is doing; unknown ids are fine."""
-        if job := self.jobs.get(job_id):
-            job.fail("CANCELLED", "Job cancelled by client request")
+        """End a job, or all jobs of an answer, whatever they are doing; unknown ids are fine."""
+        for job in list(self.jobs.values()):
+            if job_id in (job.request.job_id, job.request.answer_id):
+                job.fail("CANCELLED", "Job cancelled by client request")
 
     def _check_state(self) -> Loaded:
         facts = self.facts
@@ -232,18 +257,19 @@ class Front(Observer):
             case Phase.FAILED:
                 raise WorkerUnhealthy("the worker has failed and is about to exit")
 
-    def _check_room(self, facts: Loaded) -> None:
+    def _check_room(self, facts: Loaded, n_more: int) -> None:
         assert self._client is not None
-        if len(self.jobs) + self._client.n_leaving < facts.parallel + self.settings.max_queue:
+        if len(self.jobs) + self._client.n_leaving + n_more <= facts.parallel + self.settings.max_queue:
             return
+        there = f"{facts.parallel} jobs are running and {self.settings.max_queue} waiting"
         raise WorkerBusy(
-            f"{facts.parallel} jobs are running and {self.settings.max_queue} waiting; try again later",
+            f"{there if n_more == 1 else f'there is no room for {n_more} jobs at once'}; try again later",
             self._job_log.throughput.wait_s(n_waiting=self.n_waiting, n_slots=facts.parallel),
         )
 
-    def _begin(self, request: CheckedRequest, dialect: Dialect, facts: Loaded) -> Job:
+    def _begin(self, request: CheckedRequest, dialect: Dialect, facts: Loaded, woken: asyncio.Event) -> Job:
         assert self._client is not None
-        deps = JobDeps(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics)
+        deps = JobDeps(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics, woken=woken)
         job = Job(request, deps, self._on_job_end)
         self.jobs[request.job_id] = job
         self.idle.clear()

@@ -1,18 +1,19 @@
-"""A stream's events as bytes: server-sent events or JSON lines (docs/protocol.md 4).
+"""A job's events, and a stream of them as bytes: server-sent events or JSON lines (docs/protocol.md 4).
 
-Owns: keys, their order and what the OpenAPI document says of them; the framings, and which one a client gets. Refuses
-to know: when an event is due, sockets. Pure; runs on the front's event loop. `token` is called for every token.
+Owns: keys, their order and what the OpenAPI document says of them; the framings, and which one a client gets; and what
+any other way to tell a client of a job has to offer. Refuses to know: when an event is due, sockets. Pure; runs on the
+front's event loop. `token` is called for every token.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
 from worker.protocol.bodies import U64, Count, Moment, doc
-from worker.wire.messages import Logprob, StopReason
+from worker.wire.messages import Finished, Logprob, StopReason
 
 EVENT_TYPES: Final = ("started", "token", "metrics", "end", "error")
 SSE_TYPE: Final = "text/event-stream"
@@ -110,82 +111,97 @@ def _sampled(entry: Logprob) -> SampledLogprob:
     return SampledLogprob(token=token.text, id=token.id, logprob=token.logprob, top=top)
 
 
+class Dialect(Protocol):
+    """What becomes of one job's events for its client. A method that gives b"" leaves its event out, or keeps it."""
+
+    @property
+    def media_type(self) -> str: ...
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether nothing leaves before the job's end, so that until then the job may run again."""
+        ...
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether it keeps more of what it was told than it may. Asked only after it left an event out."""
+        ...
+
+    def started(self, event: StartedEvent) -> bytes:
+        """The job has its slot; once, also where the job runs again."""
+        ...
+
+    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
+        """The next part of what the prompt's tokens were worth, from its second token on."""
+        ...
+
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:
+        """Some text, not empty and without lone surrogates. `index` counts 0, 1, 2, …. `logprobs`, where the request
+        asked for them, are those of every sampled token that no event before this one covers; the list is the caller's.
+        `n_sampled` tokens were drawn so far.
+        """
+        ...
+
+    def metrics(self, event: MetricsEvent) -> bytes: ...
+
+    def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
+        """The job came to its ordinary end; `logprobs` are those that no event before this one covers."""
+        ...
+
+    def error(self, event: ErrorEvent) -> bytes:
+        """The job did not come to its end."""
+        ...
+
+    def rewind(self) -> None:
+        """The job runs again from its beginning: all but `started` is to be forgotten."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """One framing. Each method gives the bytes of one event, complete with its framing."""
+class Framing:
+    """The dialect of `/execute`: each event is its JSON between a lead and a tail. It keeps nothing, so that all jobs
+    share it."""
 
     media_type: str
     leads: Mapping[str, bytes]
     """What precedes the JSON, by event type."""
     tail: bytes
 
-    def started(
-        self, *, job_id: str, model: str, started_at: str, seed: int, prompt_tokens: int, cached_tokens: int
-    ) -> bytes:
-        """The first event. `started_at` is RFC 3339."""
-        event = StartedEvent(
-            job_id=job_id,
-            model=model,
-            started_at=started_at,
-            seed=seed,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-        )
+    @property
+    def is_collecting(self) -> bool:
+        return False
+
+    @property
+    def is_overfull(self) -> bool:
+        return False
+
+    def started(self, event: StartedEvent) -> bytes:
         return self._frame("started", event)
 
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = ()) -> bytes:
-        """Some text, not empty and without lone surrogates. `index` counts 0, 1, 2, …. `logprobs`, where the request
-        asked for them, are those of every sampled token that no event before this one covers.
-        """
+    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - nobody can ask for them here
+        return b""
+
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
         sampled = [_sampled(entry) for entry in logprobs] if logprobs else msgspec.UNSET
         return self._frame("token", TokenEvent(t=text, i=index, logprobs=sampled))
 
-    def metrics(
-        self, *, tokens_per_sec: float, vram_bytes: int, job_id: str, tokens_out: int, decode_time_ms: int
-    ) -> bytes:
-        event = MetricsEvent(
-            tokens_per_sec=tokens_per_sec,
-            vram_bytes=vram_bytes,
-            job_id=job_id,
-            tokens_out=tokens_out,
-            decode_time_ms=decode_time_ms,
-        )
+    def metrics(self, event: MetricsEvent) -> bytes:
         return self._frame("metrics", event)
 
-    def end(
-        self,
-        *,
-        tokens_out: int,
-        decode_time_ms: int,
-        stop_reason: StopReason,
-        stop_sequence_matched: str | None,
-        tokens_sampled: int,
-        prompt_tokens: int,
-        time_to_first_token_ms: int,
-        context_full: bool,
-    ) -> bytes:
-        """The terminal event of a job with an ordinary end. A stop of None and a context_full of False are left out."""
-        event = EndEvent(
-            tokens_out=tokens_out,
-            decode_time_ms=decode_time_ms,
-            stop_reason=stop_reason,
-            stop_sequence_matched=msgspec.UNSET if stop_sequence_matched is None else stop_sequence_matched,
-            tokens_sampled=tokens_sampled,
-            prompt_tokens=prompt_tokens,
-            time_to_first_token_ms=time_to_first_token_ms,
-            context_full=context_full,
-        )
+    def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:  # noqa: ARG002
         return self._frame("end", event)
 
-    def error(self, *, code: StreamCode, message: str, retriable: bool) -> bytes:
-        """The terminal event of a job that did not come to its end."""
-        return self._frame("error", ErrorEvent(code=code, message=message, retriable=retriable))
+    def error(self, event: ErrorEvent) -> bytes:
+        return self._frame("error", event)
+
+    def rewind(self) -> None:
+        """It keeps nothing."""
 
     def _frame(self, event_type: str, event: _Event) -> bytes:
         return self.leads[event_type] + _encoder.encode(event) + self.tail
 
 
-class _TextOnly(Dialect):
+class _TextOnly(Framing):
     """No framing: a token event is its text, and the others are left out."""
 
     def _frame(self, event_type: str, event: _Event) -> bytes:  # noqa: ARG002 - the base class's signature
@@ -195,12 +211,12 @@ class _TextOnly(Dialect):
 TEXT_ONLY: Final = _TextOnly("text/plain", {}, b"")
 """What `llorch-worker generate` writes; no client can ask for it."""
 
-_SSE = Dialect(SSE_TYPE, dict.fromkeys(EVENT_TYPES, b"data: "), b"\n\n")
-_NAMED_SSE = Dialect(SSE_TYPE, {name: b"event: %b\ndata: " % name.encode() for name in EVENT_TYPES}, b"\n\n")
-_JSON_LINES = {name: Dialect(name, dict.fromkeys(EVENT_TYPES, b""), b"\n") for name in JSON_LINES_TYPES}
+_SSE = Framing(SSE_TYPE, dict.fromkeys(EVENT_TYPES, b"data: "), b"\n\n")
+_NAMED_SSE = Framing(SSE_TYPE, {name: b"event: %b\ndata: " % name.encode() for name in EVENT_TYPES}, b"\n\n")
+_JSON_LINES = {name: Framing(name, dict.fromkeys(EVENT_TYPES, b""), b"\n") for name in JSON_LINES_TYPES}
 
 
-def choose_dialect(accept: str | None, *, sse_event_names: bool) -> Dialect:
+def choose_dialect(accept: str | None, *, sse_event_names: bool) -> Framing:
     """The framing for an Accept header: the one that it names with the most weight, the first among equals.
 
     Wildcards ask for nothing in particular, and no header is refused: everything else gets server-sent events.

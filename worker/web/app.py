@@ -122,7 +122,7 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
         except (WorkerError, HTTPException):
             front.metrics.rejected()
             raise
-        return JobStream(front, job, render_error)
+        return JobStream(front, [job], render_error)
 
     return execute
 

@@ -1,18 +1,20 @@
-"""The response that streams a job and always lets go of it.
+"""The responses that jobs make, as a stream or as one answer, and that always let go of their jobs.
 
-Litestar's own streams do not close what they opened when the client leaves during a blocked send; this one ends the
-job in a `finally`, and notices a disconnect while it waits for the engine. connection.py bounds every send.
+Litestar's own streams do not close what they opened when the client leaves during a blocked send; these end their jobs
+in a `finally`, and notice a disconnect while they wait for the engine. connection.py bounds every send.
 """
 
 import asyncio
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from litestar import Request, Response
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from worker.front.job import Job
+from worker.front.job import Job, next_chunk_of
 from worker.front.state import Front
 from worker.front.supervision import first_of, running
 from worker.web.connection import wait_until_taken
@@ -22,22 +24,23 @@ CHUNKS_PER_TURN = 32
 """A send that does not block does not yield either, so after this many the loop serves others."""
 
 
-class JobStream(ASGIResponse):
-    """Headers leave once the engine has accepted the job; a refusal becomes `render_error`'s answer instead."""
+class JobResponse(ASGIResponse, ABC):
+    """Nothing leaves before the engine has accepted every job; a refusal becomes `render_error`'s answer instead."""
 
-    def __init__(self, front: Front, job: Job, render_error: Callable[[Exception], Response[bytes]]) -> None:
+    def __init__(
+        self,
+        front: Front,
+        jobs: Sequence[Job],
+        render_error: Callable[[Exception], Response[bytes]],
+        headers: Mapping[str, str],
+    ) -> None:
         # The media type as a header: ASGIResponse would add a charset to it.
-        super().__init__(
-            headers={
-                "content-type": job.dialect.media_type,
-                "cache-control": "no-cache",
-                "x-accel-buffering": "no",
-            }
-        )
+        super().__init__(headers={"content-type": jobs[0].dialect.media_type, **headers})
         del self.headers["content-length"]
         self._front = front
-        self._job = job
+        self._jobs = jobs
         self._render_error = render_error
+        self._next_chunk = jobs[0].next_chunk if len(jobs) == 1 else partial(next_chunk_of, jobs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the exchange next to a watch for the client's leaving; whichever ends first ends the other."""
@@ -49,32 +52,76 @@ class JobStream(ASGIResponse):
             try:
                 await first_of(exchange, departure)
             finally:
-                self._job.fail("CANCELLED", "the client went away")
+                for job in self._jobs:
+                    job.fail("CANCELLED", "the client went away")
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._job.decided.wait()
-        if self._job.refusal is not None:
-            note_refusal(scope, self._job.refusal)
-            answer = self._render_error(self._job.refusal)
-            request = Request[Any, Any, Any](scope, receive, send)
-            await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
-            return
+        for job in self._jobs:
+            await job.decided.wait()
+            if job.refusal is not None:
+                note_refusal(scope, job.refusal)
+                answer = self._render_error(job.refusal)
+                request = Request[Any, Any, Any](scope, receive, send)
+                await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
+                return
+        await self._answer(scope, send)
+
+    @abstractmethod
+    async def _answer(self, scope: Scope, send: Send) -> None: ...
+
+
+class JobStream(JobResponse):
+    """Headers leave at once, then every event as it comes, and at last `ending`'s bytes if no job has failed."""
+
+    def __init__(
+        self,
+        front: Front,
+        jobs: Sequence[Job],
+        render_error: Callable[[Exception], Response[bytes]],
+        headers: Mapping[str, str] | None = None,
+        ending: Callable[[], bytes] = bytes,
+    ) -> None:
+        unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(front, jobs, render_error, unbuffered | dict(headers or {}))
+        self._ending = ending
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        """Take from the jobs only what can leave at once: tokens still with them are dropped by a cancel."""
         await wait_until_taken(scope)  # an answer before this one, on the same connection
         await self.start_response(send)
-        await self._send_chunks(scope, send)
-
-    async def _send_chunks(self, scope: Scope, send: Send) -> None:
-        """Take from the job only what can leave at once: tokens still with it are dropped by a cancel."""
         n_sent = 0
-        while True:
-            chunk = await self._job.next_chunk()
-            await send({"type": "http.response.body", "body": chunk, "more_body": bool(chunk)})
-            if not chunk:
-                return
+        while chunk := await self._next_chunk():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await wait_until_taken(scope)
             n_sent += 1
             if n_sent % CHUNKS_PER_TURN == 0:
                 await asyncio.sleep(0)
+        ending = self._ending() if all(job.failure is None for job in self._jobs) else b""
+        await send({"type": "http.response.body", "body": ending, "more_body": False})
+
+
+class JobAnswer(JobResponse):
+    """One answer, `made` with its status when all jobs have ended, or one has failed."""
+
+    def __init__(
+        self,
+        front: Front,
+        jobs: Sequence[Job],
+        render_error: Callable[[Exception], Response[bytes]],
+        headers: Mapping[str, str],
+        made: Callable[[], tuple[int, bytes]],
+    ) -> None:
+        super().__init__(front, jobs, render_error, headers)
+        self._made = made
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        while await self._next_chunk():
+            pass
+        self.status_code, body = self._made()
+        self.headers["content-length"] = str(len(body))
+        await wait_until_taken(scope)
+        await self.start_response(send)
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def _departure(receive: Receive) -> None:

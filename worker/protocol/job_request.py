@@ -1,0 +1,22 @@
+"""What a door asks of the front, whichever door it is: `/execute` or `/v1`. Pure data."""
+
+from dataclasses import dataclass
+
+from worker.protocol.events import Dialect
+from worker.protocol.execute import ExecuteRequest
+from worker.wire.messages import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """One job. Whoever makes it has checked every rule that does not need the tokens."""
+
+    fields: ExecuteRequest
+    dialect: Dialect
+    """What its client is told of it; this job's own."""
+    prompt: Prompt | None = None
+    """In place of the fields' own; None where that is meant."""
+    prompt_logprobs: int | None = None
+    """As Submit.prompt_logprobs."""
+    answer_id: str | None = None
+    """The answer that it is a part of, whose id cancels it too; None where it is the whole."""
