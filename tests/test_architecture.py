@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.sampling": ("worker.sampling", "worker.wire"),
     "worker.chat": ("worker.chat", "worker.wire", "worker.errors"),
     "worker.protocol": ("worker.protocol", "worker.wire", "worker.errors"),
+    "worker.openai": ("worker.openai", "worker.protocol", "worker.wire", "worker.errors"),
     "worker.config": ("worker.config", "worker.engine", "worker.wire", "worker.logs", "worker.errors"),
     "worker.model": ("worker.model", "worker.config", "worker.engine", "worker.wire", "worker.errors"),
     "worker.llama": (
@@ -59,7 +60,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.front", "worker.protocol", "worker.wire", "worker.model", "worker.config", "worker.logs"),
         *("worker.host", "worker.errors"),
     ),
-    "worker.web": ("worker.web", "worker.front", "worker.protocol", "worker.config", "worker.logs", "worker.errors"),
+    "worker.web": (
+        *("worker.web", "worker.front", "worker.openai", "worker.protocol", "worker.wire", "worker.config"),
+        *("worker.logs", "worker.errors"),
+    ),
 }
 """A room, and all of the worker it may import."""
 

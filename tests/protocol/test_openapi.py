@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
 from tests.protocol.vectors import R0
+from worker.openai import operations as openai
 from worker.protocol import operations
 from worker.protocol.events import (
     EVENT_TYPES,
@@ -39,6 +40,17 @@ ROUTES = (
     Route("/cancel", "POST", operations.CANCEL, is_open=False),
     Route("/cancel/{job_id}", "POST", operations.CANCEL_BY_PATH, is_open=False),
     Route("/shutdown", "POST", operations.SHUTDOWN, is_open=False),
+    Route("/v1/models", "GET", openai.MODELS, is_open=False),
+    Route("/v1/models/{model_id}", "GET", openai.MODEL, is_open=False),
+    Route("/v1/chat/completions", "POST", openai.CHAT, is_open=False),
+    Route("/v1/completions", "POST", openai.COMPLETIONS, is_open=False),
+    Route("/v1/chat/completions/render", "POST", openai.RENDER_CHAT, is_open=False),
+    Route("/v1/completions/render", "POST", openai.RENDER_COMPLETION, is_open=False),
+    Route("/tokenize", "POST", openai.TOKENIZE, is_open=False),
+    Route("/detokenize", "POST", openai.DETOKENIZE, is_open=False),
+    Route("/tokenizer_info", "GET", openai.TOKENIZER_INFO, is_open=False),
+    Route("/version", "GET", openai.VERSION, is_open=False),
+    Route("/ping", "GET", openai.PING, is_open=True),
 )
 LINES = choose_dialect("application/jsonl", sse_event_names=False)
 

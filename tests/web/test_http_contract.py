@@ -31,6 +31,13 @@ ASKED = {
 }
 """What is read, with its content type."""
 
+OPENAI = {
+    *(("GET", path) for path in ("/v1/models", "/v1/models/{model_id}", "/tokenizer_info", "/version", "/ping")),
+    *(("POST", f"/v1/{kind}completions{end}") for kind in ("", "chat/") for end in ("", "/render")),
+    *(("POST", path) for path in ("/tokenize", "/detokenize")),
+}
+"""What clients of OpenAI and the like ask for: test_openai_routes.py."""
+
 ORDERED = ("/execute", "/cancel", "/cancel/some-job", "/shutdown", "/v1/shutdown", "/v1/admin/shutdown")
 """What is told to do something."""
 
@@ -92,7 +99,7 @@ def test_what_is_not_spoken_is_404_and_told_what_is(client: httpx2.Client, path:
         assert response.content == b""
     else:
         told = {(line.split()[0], line.split()[1].replace("{job_id}", "some-job")) for line in routes}
-        assert told == {("GET", path) for path in ASKED} | {("POST", path) for path in ORDERED}
+        assert told == {("GET", path) for path in ASKED} | {("POST", path) for path in ORDERED} | OPENAI
 
 
 @pytest.mark.parametrize("path", ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"])

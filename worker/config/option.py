@@ -58,6 +58,16 @@ class Url(Text):
         return url
 
 
+class Origin(Text):
+    """An origin as browsers spell it in a header: what follows the host is no part of it."""
+
+    name = "origin"
+
+    def __init__(self) -> None:
+        host = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\]"
+        super().__init__(rf"https?://({host})(:[0-9]{{1,5}})?", "http[s]://host[:port] in lower case, without a path")
+
+
 class Token(Text):
     """A secret that a header can carry. No message shows it."""
 

@@ -18,7 +18,7 @@ from platformdirs import user_cache_path
 from rich_click import Choice, FloatRange, IntRange
 
 from worker.config.gpu_flags import SHARES_PATTERN, wants_layers, wants_no_layers
-from worker.config.option import ANY_PATH, JsonObject, SettingOption, Text, Token, Url, setting
+from worker.config.option import ANY_PATH, JsonObject, Origin, SettingOption, Text, Token, Url, setting
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
@@ -66,6 +66,14 @@ class Settings:
     model_ref: str | None = setting(
         None, "Reported verbatim as model_ref.", "Model", metavar="REF", show_default="--model"
     )
+    served_model_name: str | None = setting(
+        None,
+        "What /v1 calls the model.",
+        "Model",
+        metavar="NAME",
+        show_default="--model-ref, else the name in the file",
+    )
+    strict_model: bool = setting(False, "Refuse a /v1 request for a model of another name.", "Model")
     catalog: Path | None = setting(
         None, "Another models.toml.", "Model", ANY_PATH, metavar="FILE", show_default="built in"
     )
@@ -232,6 +240,14 @@ class Settings:
         Token(),
         envvar="LLORCH_API_TOKEN",
         show_default="none: open",
+    )
+    cors_origin: str | None = setting(
+        None,
+        "An origin whose pages may ask this worker.",
+        "Network",
+        Origin(),
+        metavar="URL",
+        show_default="none",
     )
     legacy_callback_body: bool = setting(False, "Send the ready callback's three legacy fields only.", "Network")
     sse_event_names: bool = setting(False, "Write `event:` lines for old readers.", "Network")

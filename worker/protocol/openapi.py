@@ -25,6 +25,7 @@ from worker.protocol.operations import (
     Content,
     ErrorOf,
     Operation,
+    ServerSentChunk,
     ServerSentEvent,
 )
 from worker.protocol.rules import f32_text
@@ -43,6 +44,9 @@ _DESCRIPTION = (
 
 _STRUCT = "#/components/schemas/{name}"
 
+_TOKEN_LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens"}
+"""Fields whose upper bound is --max-tokens-out."""
+
 _PARAMETERS: dict[str, Json] = {
     "X-Correlation-ID": {
         "name": "X-Correlation-ID",
@@ -58,12 +62,6 @@ _PARAMETERS: dict[str, Json] = {
         "schema": {"type": "string", "anyOf": [{"pattern": "^[0-9]{1,15}$"}, {"format": "date-time"}]},
         "examples": {"milliseconds": {"value": "4102444800000"}, "ISO-8601": {"value": "2100-01-01T00:00:00Z"}},
     },
-}
-_JOB_ID: Json = {
-    "name": "job_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
 }
 
 
@@ -114,7 +112,19 @@ _PROMPT_OR_MESSAGES: Json = {
     ]
 }
 
-_NAMED: dict[Any, str] = {Event: "Event", ServerSentEvent: "ServerSentEvent", ExecuteRequest: "ExecuteRequest"}
+_SERVER_SENT_CHUNK: Json = {
+    "description": "One server-sent event: its `data` is a chunk as compact JSON, an error, or `[DONE]`.",
+    "type": "object",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
+_NAMED: dict[Any, str] = {
+    Event: "Event",
+    ServerSentEvent: "ServerSentEvent",
+    ServerSentChunk: "ServerSentChunk",
+    ExecuteRequest: "ExecuteRequest",
+}
 """Types whose schema is more than what msgspec makes."""
 
 
@@ -171,10 +181,12 @@ class _Schemas:
         self.components: dict[str, Json] = event[1]
         self.components["Event"] = {"oneOf": event[0][0]["anyOf"], "discriminator": event[0][0]["discriminator"]}
         self.components["ServerSentEvent"] = _SERVER_SENT_EVENT
+        self.components["ServerSentChunk"] = _SERVER_SENT_CHUNK
         self.components["ExecuteRequest"] = request_schema(limits)
         self.components |= msgspec.json.schema_components([Message], ref_template=_STRUCT)[1]
         self.components["Message"] |= _MESSAGE_RULES
         self.components["Part"]["required"] = ["type", "text"]  # who sends none is told what the type should be first
+        self._limits = limits
 
     def of(self, shape: Any) -> Json:
         """The schema of `shape`, which may be a reference to a component."""
@@ -189,12 +201,27 @@ class _Schemas:
             found[shape.__name__]["required"] = list(found[shape.__name__]["properties"])
         return schema
 
+    def of_body(self, shape: type[msgspec.Struct]) -> Json:
+        """The schema of a request, with the worker's own limits."""
+        if name := _NAMED.get(shape):
+            return _reference("schemas", name)
+        (schema,), found = msgspec.json.schema_components([shape], ref_template=_STRUCT)
+        properties = found[shape.__name__]["properties"]
+        for name in _TOKEN_LIMITS & properties.keys():
+            properties[name]["maximum"] = self._limits.max_tokens_out
+        self.components |= found
+        return schema
+
 
 def _path_item(route: Route, schemas: _Schemas) -> Json:
     parameters = [_reference("parameters", "X-Correlation-ID")]
-    if "{job_id}" in route.path:
-        parameters.append(_JOB_ID)
+    parameters += [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)]
     return {"parameters": parameters, route.method.lower(): _operation(route, schemas)}
+
+
+def _path_parameter(name: str) -> Json:
+    schema = {"type": "string", "minLength": 1, "pattern": "^[^/]+$"}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def _operation(route: Route, schemas: _Schemas) -> Json:
@@ -209,14 +236,14 @@ def _operation(route: Route, schemas: _Schemas) -> Json:
     if operation.takes_deadline:
         described["parameters"] = [_reference("parameters", "X-Deadline")]
     if operation.body is not None:
-        content = Content(shapes=(operation.body,), examples=operation.body_examples)
-        described["requestBody"] = {"required": True, "content": {JSON: _content(content, schemas)}}
+        content = {"schema": schemas.of_body(operation.body), "examples": _examples(operation.body_examples)}
+        described["requestBody"] = {"required": True, "content": {JSON: content}}
     if route.is_open:
         described["security"] = []
     own = {str(status): _answer(answer, schemas) for status, answer in operation.answers.items()}
     met = [status for status in EVERYWHERE if not (route.is_open and status == Unauthorized.http_status)]
     shared = {str(status): _reference("responses", str(status)) for status in met}
-    described["responses"] = dict(sorted((own | shared).items()))
+    described["responses"] = dict(sorted((shared | own).items()))
     return described
 
 

@@ -49,11 +49,12 @@ JSON = "application/json"
 TEXT = "text/plain"
 PROMETHEUS_TYPES = (TEXT, "application/openmetrics-text")
 
-Tag = Literal["state", "jobs", "life"]
+Tag = Literal["state", "jobs", "openai", "life"]
 
 TAGS: dict[Tag, str] = {
     "state": "What the worker is and does. Answered from what the front knows, without waiting for the engine.",
     "jobs": "Generating text, and ending it.",
+    "openai": "What clients of OpenAI, vLLM and llama-server ask for. The same jobs, in the same queue.",
     "life": "Ending the worker.",
 }
 
@@ -70,6 +71,15 @@ HEADERS: dict[str, dict[str, Any]] = {
     "WWW-Authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}},
     "Allow": {"required": True, "schema": {"type": "string", "enum": ["GET,HEAD", "POST"]}},
     "Cache-Control": {"required": True, "schema": {"type": "string", "const": "no-cache"}},
+    "X-Request-Id": {
+        "description": "The answer's id, which `POST /cancel` takes.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    "X-Ignored-Fields": {
+        "description": "Fields of the request that mean nothing here, if there were any.",
+        "schema": {"type": "string"},
+    },
     "X-Accel-Buffering": {
         "description": "Keeps nginx from collecting the stream.",
         "required": True,
@@ -88,6 +98,10 @@ class ErrorOf:
 
 class ServerSentEvent:
     """A frame of a stream: an Event in its `data`."""
+
+
+class ServerSentChunk:
+    """A frame of another stream: a chunk as JSON in its `data`, or `[DONE]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,10 +46,20 @@ def violations(
         *_job_id(request.job_id),
         *_prompt(request.prompt, max_prompt_chars),
         *_max_tokens(request.max_tokens, max_tokens_out),
+        *sampling_violations(request, max_tokens_out, vocab_size),
+        *_messages(request, max_prompt_chars),
+    ]
+
+
+def sampling_violations(
+    request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_stops: int = MAX_STOPS
+) -> list[FieldError]:
+    """Those of the rules that are about how tokens are drawn and where the answer ends, with as many stops as given."""
+    return [
         *float_range("temperature", request.temperature, 0, 2),
         *float_range("top_p", request.top_p, 0, 1),
         *float_range("repetition_penalty", request.repetition_penalty, 0, 2),
-        *_stop(request.stop),
+        *_stop(request.stop, max_stops),
         *float_range("min_p", request.min_p, 0, 1),
         *int_range("logprobs", request.logprobs, 0, MAX_LOGPROBS),
         *float_range("frequency_penalty", request.frequency_penalty, -2, 2),
@@ -67,7 +77,6 @@ def violations(
         *_min_tokens(request, max_tokens_out),
         *_stop_token_ids(request.stop_token_ids, vocab_size),
         *constraint_errors(request.grammar, request.json_schema, request.regex),
-        *_messages(request, max_prompt_chars),
     ]
 
 
@@ -137,10 +146,10 @@ def _max_tokens(max_tokens: int, most: int) -> Iterator[FieldError]:
     yield FieldError(field="max_tokens", constraint=f"range(1..={most})", message=message, value=str(max_tokens))
 
 
-def _stop(stop: tuple[str, ...]) -> Iterator[FieldError]:
-    if len(stop) > MAX_STOPS:
-        message = f"stop must have at most {MAX_STOPS} sequences (got {len(stop)})"
-        yield FieldError(field="stop", constraint=f"max_count({MAX_STOPS})", message=message, value=str(len(stop)))
+def _stop(stop: tuple[str, ...], most: int) -> Iterator[FieldError]:
+    if len(stop) > most:
+        message = f"stop must have at most {most} sequences (got {len(stop)})"
+        yield FieldError(field="stop", constraint=f"max_count({most})", message=message, value=str(len(stop)))
     for index, text in enumerate(stop[:MAX_ERRORS]):
         n_bytes = len(text.encode())
         if not n_bytes:

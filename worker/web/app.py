@@ -4,44 +4,35 @@ No rule of the worker's own lives here. Everything is served by this worker itse
 else can be reached. Runs on the front's event loop; nothing here waits for anything but the client.
 """
 
+import re
 import secrets
-from collections.abc import Callable
 from functools import cache, partial
 from importlib.resources import files
-from typing import TypeVar
 
 import msgspec
 from litestar import Litestar, Response, get, post
-from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from worker import __version__
 from worker.config.settings import Settings
-from worker.errors import InternalError, WorkerBusy, WorkerError, WorkerLoading
+from worker.errors import WorkerBusy, WorkerError
 from worker.front.health import Phase
 from worker.front.state import Front
-from worker.logs.lines import get_logger
 from worker.protocol import operations
-from worker.protocol.bodies import CancelBody, FieldsRefused, encode_error, encode_violations, shutdown_body
+from worker.protocol.bodies import CancelBody, FieldsRefused, shutdown_body
 from worker.protocol.events import choose_dialect
-from worker.protocol.execute import BodyRejected, ExecuteRequest, parse_cancel, parse_execute
-from worker.protocol.headers import is_json_content_type
+from worker.protocol.execute import ExecuteRequest, parse_cancel, parse_execute
 from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
-from worker.protocol.operations import Operation
 from worker.protocol.rules import violations
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
+from worker.web.described import described, operation_of
 from worker.web.edge import OPEN_PATHS, Edge, note_refusal
+from worker.web.openai import openai_routes
+from worker.web.refusals import json_answer, refusal_of, render_error, text_answer
 from worker.web.streaming import JobStream
-
-log = get_logger()
-
-Decoded = TypeVar("Decoded")
-Failure = TypeVar("Failure", bound=Exception)
-
-_TEXT = "text/plain"
-_OPERATION = "operation"
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'nonce-{nonce}' "
@@ -56,14 +47,13 @@ def create_app(front: Front) -> Edge:
     """The whole HTTP side of the worker as one ASGI application."""
     bodies = Bodies(front.settings.max_body_bytes)
     handlers = [*_state_routes(front), _execute_route(front, bodies), *_control_routes(front, bodies)]
+    handlers += openai_routes(front, bodies)
     handlers += _document_routes(_document_of(handlers, front.settings))
-    route_list = _route_list(handlers)
     app = Litestar(
         route_handlers=handlers,
         exception_handlers={
-            WorkerError: _noting(render_error),
-            HTTPException: _noting(partial(_render_http_error, route_list=route_list)),
-            Exception: _noting(_render_unexpected),
+            HTTPException: partial(_refused, route_list=_route_list(handlers)),
+            Exception: _refused,
         },
         openapi_config=None,
         request_max_body_size=front.settings.max_body_bytes,
@@ -76,27 +66,29 @@ def create_app(front: Front) -> Edge:
 
 
 def _state_routes(front: Front) -> list[HTTPRouteHandler]:
-    @get(["/health", "/v1/health"], opt=_described(operations.HEALTH), sync_to_thread=False)
+    @get(["/health", "/v1/health"], opt=described(operations.HEALTH), sync_to_thread=False)
     def health() -> Response[bytes]:
         """Cached state, with a 503 only before the worker was first ready."""
         return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
 
-    @get("/v1/ready", opt=_described(operations.READY), sync_to_thread=False)
+    @get("/v1/ready", opt=described(operations.READY), sync_to_thread=False)
     def ready() -> Response[bytes]:
         return _json(front.readiness())
 
-    @get("/readyz", opt=_described(operations.READYZ), sync_to_thread=False)
+    @get("/readyz", opt=described(operations.READYZ), sync_to_thread=False)
     def readyz() -> Response[bytes]:
         """Whether jobs are taken; the length of the queue does not matter."""
-        return _text("ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503)
+        return text_answer(
+            "ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503
+        )
 
-    @get("/livez", opt=_described(operations.LIVEZ), sync_to_thread=False)
+    @get("/livez", opt=described(operations.LIVEZ), sync_to_thread=False)
     def livez() -> Response[bytes]:
         """200 shows that the front's own loop turns. A worker about to exit is not alive."""
         is_live = front.phase is not Phase.FAILED
-        return _text("alive" if is_live else "failed", 200 if is_live else 503)
+        return text_answer("alive" if is_live else "failed", 200 if is_live else 503)
 
-    @get("/metrics", opt=_described(operations.METRICS), sync_to_thread=False)
+    @get("/metrics", opt=described(operations.METRICS), sync_to_thread=False)
     def metrics(request: AnyRequest) -> Response[bytes]:
         body, content_type = front.scrape(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
@@ -105,13 +97,13 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
 
 
 def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
-    @post("/execute", status_code=200, opt=_described(operations.EXECUTE))
+    @post("/execute", status_code=200, opt=described(operations.EXECUTE))
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines where Accept asks for them."""
         try:
             if has_too_many(request.scope):
                 raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
-            execute_request = await _decoded(request, bodies, partial(_read_execute, front=front))
+            execute_request = await bodies.decoded(request, partial(_read_execute, front=front))
             job = front.open_job(
                 execute_request,
                 choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names),
@@ -139,19 +131,19 @@ def _read_execute(body: bytearray, front: Front) -> ExecuteRequest:
 
 
 def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
-    @post("/cancel", status_code=202, opt=_described(operations.CANCEL))
+    @post("/cancel", status_code=202, opt=described(operations.CANCEL))
     async def cancel(request: AnyRequest) -> Response[bytes]:
         """End a job; idempotent, also for unknown ids."""
-        return _cancel(front, (await _decoded(request, bodies, parse_cancel)).job_id)
+        return _cancel(front, (await bodies.decoded(request, parse_cancel)).job_id)
 
-    @post("/cancel/{job_id:str}", status_code=202, opt=_described(operations.CANCEL_BY_PATH), sync_to_thread=False)
+    @post("/cancel/{job_id:str}", status_code=202, opt=described(operations.CANCEL_BY_PATH), sync_to_thread=False)
     def cancel_by_path(job_id: str) -> Response[bytes]:
         return _cancel(front, job_id)
 
     @post(
         ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"],
         status_code=202,
-        opt=_described(operations.SHUTDOWN),
+        opt=described(operations.SHUTDOWN),
         sync_to_thread=False,
     )
     def shutdown() -> Response[bytes]:
@@ -168,14 +160,6 @@ def _cancel(front: Front, job_id: str) -> Response[bytes]:
     return _json(CancelBody(job_id=job_id), 202)
 
 
-async def _decoded(request: AnyRequest, bodies: Bodies, read: Callable[[bytearray], Decoded]) -> Decoded:
-    """Raises: HTTPException 415, 413, WorkerBusy before and while the body is read; then what `read` raises."""
-    if not is_json_content_type(request.headers.get("content-type")):
-        raise HTTPException(status_code=415, detail="Expected request with `Content-Type: application/json`")
-    async with bodies.received(request) as body:
-        return await bodies.decode(read, body)
-
-
 def _route_list(handlers: list[HTTPRouteHandler]) -> str:
     """The answer to an unknown path, for somebody who guesses: all routes there are."""
     lines = [f"{method} {path}" for handler in handlers for method, path in _places(handler)]
@@ -185,21 +169,16 @@ def _route_list(handlers: list[HTTPRouteHandler]) -> str:
 # ── the document and its page ────────────────────────────────────────────────────────────────────
 
 
-def _described(operation: Operation) -> dict[str, Operation]:
-    """The `opt` of a handler whose route the document describes."""
-    return {_OPERATION: operation}
-
-
 def _places(handler: HTTPRouteHandler) -> list[tuple[str, str]]:
     """The method and path of every route of a handler, parameters as {name}."""
-    paths = sorted(path.replace(":str}", "}") for path in handler.paths)
+    paths = sorted(re.sub(r":\w+}", "}", path) for path in handler.paths)
     return [(method, path) for path in paths for method in sorted(handler.http_methods)]
 
 
 def _document_of(handlers: list[HTTPRouteHandler], settings: Settings) -> bytes:
-    """The document; every handler must have been `_described`."""
+    """The document; every handler must be `described`."""
     routes = [
-        Route(path, method, handler.opt[_OPERATION], is_open=path in OPEN_PATHS)
+        Route(path, method, operation_of(handler), is_open=path in OPEN_PATHS)
         for handler in handlers
         for method, path in _places(handler)
     ]
@@ -249,58 +228,11 @@ def _file(name: str) -> bytes:
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _noting(render: Callable[[Failure], Response[bytes]]) -> Callable[[AnyRequest, Failure], Response[bytes]]:
-    """An exception handler for Litestar that notes the refusal for the log and the counters."""
-
-    def handle(request: AnyRequest, error: Failure) -> Response[bytes]:
-        note_refusal(request.scope, error)
-        return render(error)
-
-    return handle
-
-
-def render_error(error: Exception) -> Response[bytes]:
-    """A WorkerError as docs/protocol.md 3 words it."""
-    match error:
-        case BodyRejected():
-            return _text(str(error), error.http_status)
-        case FieldsRefused(errors=errors):
-            return _json_bytes(encode_violations(errors), error.http_status)
-        case WorkerBusy() | WorkerLoading():
-            return _json_bytes(encode_error(error), error.http_status, {"retry-after": str(error.retry_after_s)})
-        case WorkerError():
-            return _json_bytes(encode_error(error), error.http_status)
-        case _:
-            return _render_unexpected(error)
-
-
-def _render_http_error(error: HTTPException, route_list: str) -> Response[bytes]:
-    """What Litestar itself refuses: unknown paths and methods, and bodies that are too large."""
-    match error:
-        case MethodNotAllowedException():
-            offered = (error.headers or {}).get("allow", "").split(", ")
-            allowed = "GET,HEAD" if "GET" in offered else "POST"
-            return Response(b"", status_code=405, media_type=_TEXT, headers={"allow": allowed})
-        case HTTPException(status_code=413):
-            return _text("Failed to buffer the request body: length limit exceeded", 413)
-        case HTTPException(status_code=404):
-            return _text(route_list, 404)
-        case _:
-            return _text(error.detail, error.status_code)
-
-
-def _render_unexpected(error: Exception) -> Response[bytes]:
-    log.error("error", code=InternalError.code, exc_info=error)
-    return _json_bytes(encode_error(InternalError("the request could not be answered; the log has the cause")), 500)
+def _refused(request: AnyRequest, error: Exception, route_list: str = "") -> Response[bytes]:
+    """Litestar's exception handler, which notes the refusal for the log and the counters."""
+    note_refusal(request.scope, error)
+    return refusal_of(request.scope["path"], error, route_list)
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response[bytes]:
-    return _json_bytes(msgspec.json.encode(body), status)
-
-
-def _json_bytes(body: bytes, status: int, headers: dict[str, str] | None = None) -> Response[bytes]:
-    return Response(body, status_code=status, media_type="application/json", headers=headers)
-
-
-def _text(body: str, status: int) -> Response[bytes]:
-    return Response(body.encode(), status_code=status, media_type=_TEXT)
+    return json_answer(msgspec.json.encode(body), status)

@@ -11,8 +11,10 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from litestar import Request
+from litestar.exceptions import HTTPException
 
 from worker.errors import WorkerBusy
+from worker.protocol.headers import is_json_content_type
 from worker.web.connection import connection_of
 
 LARGE_BODY_BYTES = 32 * 1024
@@ -76,7 +78,7 @@ class Room:
 
 
 class Bodies:
-    """`received` for the bytes of a request, and within it `decode`."""
+    """`decoded` for what a request says: its bytes are `received`, and within that they are decoded."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
@@ -86,6 +88,16 @@ class Bodies:
         # One at a time: several threads would take the interpreter from the loop in turns, and malloc keeps what each
         # of them has freed.
         self._decoding = asyncio.Lock()
+
+    async def decoded(self, request: AnyRequest, read: Callable[[bytearray], Decoded]) -> Decoded:
+        """What `read` makes of the body.
+
+        Raises: HTTPException 415, 413, WorkerBusy before and while the body is read; then what `read` raises.
+        """
+        if not is_json_content_type(request.headers.get("content-type")):
+            raise HTTPException(status_code=415, detail="Expected request with `Content-Type: application/json`")
+        async with self.received(request) as body:
+            return await self.decode(read, body)
 
     @asynccontextmanager
     async def received(self, request: AnyRequest) -> AsyncIterator[bytearray]:

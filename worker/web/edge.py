@@ -28,14 +28,15 @@ from worker.errors import InternalError, Unauthorized, WorkerError
 from worker.front.metrics import Metrics
 from worker.logs.lines import get_logger
 from worker.logs.redaction import Secrets
-from worker.protocol.bodies import encode_error
 from worker.protocol.headers import correlation_id
+from worker.web.cors import Cors, send_preflight
+from worker.web.refusals import unauthorized_body
 
 log = get_logger()
 
 CORRELATION_HEADER = b"x-correlation-id"
 
-OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz"})
+OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz", "/ping"})
 """Everything else needs the token, unknown paths included."""
 
 BROWSED_PATHS = frozenset({"/docs", "/docs/", "/docs/page.js", "/docs/redoc.standalone.js"})
@@ -69,21 +70,27 @@ class Edge:
         self._app = app
         self._key_digest = None if settings.api_key is None else _digest(settings.api_key.encode())
         self._exchange_log = ExchangeLog(app, settings, metrics)
+        self._cors = Cors(settings.cors_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == ScopeType.HTTP
         correlation = correlation_id(_header(scope["headers"], CORRELATION_HEADER))
         scope["state"]["correlation_id"] = correlation
         exchange = self._exchange_log.begin(scope)
+        cors_headers = self._cors.headers(scope["headers"])
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableScopeHeaders(message)["X-Correlation-ID"] = correlation
+                message["headers"] = [*message["headers"], *cors_headers]
             exchange.sent(message)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(correlation_id=correlation):
             try:
-                if self._is_allowed(scope):
+                if (preflight := self._cors.preflight(scope["method"], scope["headers"])) is not None:
+                    await send_preflight(preflight, send_with_id)
+                elif self._is_allowed(scope):
                     await self._app(_as_routed(scope), receive, send_with_id)
                 else:
                     await _send_unauthorized(scope, send_with_id)
@@ -136,7 +143,7 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
 async def _send_unauthorized(scope: Scope, send: Send) -> None:
     error = Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token")
     note_refusal(scope, error)
-    body = encode_error(error)
+    body = unauthorized_body(scope["path"], error)
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -1,4 +1,4 @@
-"""What schemathesis must know of `/execute` beside the OpenAPI document; schemathesis.toml has it loaded.
+"""What schemathesis must know of requests for text beside the OpenAPI document; schemathesis.toml has it loaded.
 
 A JSON schema does not say how fields depend on each other, on the model's vocabulary, or how many bytes a text has:
 what is generated as valid is made so here. And JSON lines are held to the schema, which schemathesis does for SSE only.
@@ -26,23 +26,44 @@ VALID_CONSTRAINTS: Fields = {"grammar": 'root ::= "a"', "json_schema": {"type": 
 FITTING_PROMPT = 100
 """Bytes, and so at most tokens, for which the worker of the test has room."""
 
+OPENAI_PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/chat/completions/render", "/v1/completions/render"),
+    *("/tokenize", "/detokenize"),
+)
+MAX_PROMPTS = 3
+"""There is room for few jobs."""
+UNSUPPORTED = (
+    *("audio", "function_call", "functions", "modalities", "moderation", "prediction", "store", "suffix"),
+    *("use_beam_search", "verbosity", "web_search_options", "tools", "tool_choice", "best_of"),
+    *("return_token_strs", "with_pieces", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"),
+    *("max_completion_tokens", "prompt_logprobs"),
+)
+"""Fields with values that only some requests, templates or models allow; the tests by hand have them."""
+
 _media_types = cycle((SSE, *JSON_LINES))
 
 
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: AnyCase, kwargs: Fields) -> None:
-    if case.path != "/execute":
-        return
-    case.headers["Accept"] = next(_media_types)
     is_valid = case.meta is not None and case.meta.generation.mode.is_positive
+    if case.path == "/execute":
+        case.headers["Accept"] = next(_media_types)
     if is_valid and isinstance(case.body, dict):
-        case.body = _consistent(case.body)
+        if case.path == "/execute":
+            case.body = _consistent(case.body)
+        elif case.path in OPENAI_PATHS:
+            case.body = _consistent_here(case.body)
 
 
 def _consistent(request: Fields) -> Fields:
     """A request that the schema allows as one that every rule allows."""
     request = {name: _whole(value) for name, value in request.items()}
     request["prompt"] = _of_bytes(request["prompt"], FITTING_PROMPT)
+    return _made_valid(request)
+
+
+def _made_valid(request: Fields) -> Fields:
+    """What the two kinds of requests have in common."""
     given = [name for name in VALID_CONSTRAINTS if request.get(name) is not None]
     request |= {name: VALID_CONSTRAINTS[name] if name == given[0] else None for name in given}
     if given:
@@ -58,6 +79,46 @@ def _consistent(request: Fields) -> Fields:
         biases = {name: bias for name, bias in request["logit_bias"].items() if name.isdecimal()}
         request["logit_bias"] = {str(int(name) % VOCABULARY): bias for name, bias in biases.items()}
     return request
+
+
+def _consistent_here(request: Fields) -> Fields:
+    """The same of a request in OpenAI's shape, in which null is as absent."""
+    request = {name: _whole(value) for name, value in request.items() if value is not None and name not in UNSUPPORTED}
+    if "messages" in request:
+        request["messages"] = [{"role": "user", "content": "Hello"}]
+        request.pop("prompt", None)
+        request.pop("content", None)
+    elif "prompt" in request:
+        request["prompt"] = _prompt(request["prompt"])
+        request.pop("content", None)
+    if "tokens" in request:
+        request["tokens"] = [token % VOCABULARY for token in request["tokens"]]
+    if "response_format" in request:
+        request["response_format"] = {"type": "json_object"}
+        for name in VALID_CONSTRAINTS:
+            request.pop(name, None)
+        request.pop("ignore_eos", None)
+    if not request.get("stream"):
+        request.pop("stream_options", None)
+    if not request.get("logprobs"):
+        request.pop("top_logprobs", None)
+    elif "prompt" in request:
+        request["logprobs"] = int(request["logprobs"])
+    if "n" in request:
+        request["n"] = 1
+    if isinstance(request.get("stop"), str):
+        request["stop"] = [request["stop"]]
+    request.setdefault("max_tokens", 4)
+    request["max_tokens"] = max(1, request["max_tokens"])
+    return _made_valid(request)
+
+
+def _prompt(prompt: Any) -> Any:
+    if isinstance(prompt, str):
+        return _of_bytes(prompt, FITTING_PROMPT)
+    if isinstance(prompt[0], int):
+        return [token % VOCABULARY for token in prompt[:FITTING_PROMPT]]
+    return [_prompt(one) for one in prompt[:MAX_PROMPTS]]
 
 
 def _whole(value: Any) -> Any:

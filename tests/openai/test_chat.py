@@ -1,0 +1,187 @@
+"""From a job's events to a message or its chunks."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.openai.asking import ASKED, HEADING, TERMS, body, entry, fail, finish, objects, start
+from worker.openai.answers import Allowance, last_chunks, whole
+from worker.openai.chat import CHUNK_OBJECT, ChatAsked, CollectedMessage, read_chat
+from worker.wire.messages import Logprob
+
+texts = st.lists(st.text(min_size=1, max_size=5), max_size=8)
+
+
+def asked(**fields: Any) -> ChatAsked:
+    return read_chat(body(ASKED | fields), TERMS)
+
+
+def streamed(pieces: list[str], found: list[list[Logprob]] | None = None, **fields: Any) -> list[Any]:
+    request = asked(stream=True, **fields)
+    (choice,) = request.choices(HEADING)
+    stream = start(choice)
+    for index, piece in enumerate(pieces):
+        stream += choice.token(piece, index, found[index] if found else (), index + 1)
+    stream += finish(choice, "EOS", len(pieces) + 1)
+    stream += last_chunks(HEADING, CHUNK_OBJECT, [choice], 1, request.generation.options)
+    return objects(stream)
+
+
+def collected(pieces: list[str], found: list[list[Logprob]] | None = None, **fields: Any) -> Any:
+    request = asked(**fields)
+    (choice,) = request.choices(HEADING)
+    assert start(choice) == b""
+    for index, piece in enumerate(pieces):
+        assert choice.token(piece, index, found[index] if found else (), index + 1) == b""
+    assert finish(choice, "EOS", len(pieces) + 1) == b""
+    status, answer = whole([choice], lambda: request.body(HEADING, [choice]))
+    assert status == 200
+    return json.loads(answer)
+
+
+@given(texts)
+def test_a_stream_and_an_answer_say_the_same(pieces: list[str]) -> None:
+    chunks = streamed(pieces)[:-1]
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == "".join(pieces) == collected(pieces)["choices"][0]["message"]["content"]
+
+
+@given(texts)
+def test_a_stream_is_a_role_texts_a_reason_and_done(pieces: list[str]) -> None:
+    *chunks, done = streamed(pieces)
+    assert done == "[DONE]"
+    heading = {"id": "x-1", "object": CHUNK_OBJECT, "created": 7, "model": "toy", "system_fingerprint": "fp_0"}
+    assert all(list(chunk) == [*heading, "choices"] and chunk.items() >= heading.items() for chunk in chunks)
+    choices = [chunk["choices"] for chunk in chunks]
+    assert all(len(each) == 1 and each[0]["index"] == 0 for each in choices)
+    first, *middle, last = (each[0] for each in choices)
+    assert first["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    assert all(list(each["delta"]) == ["content"] for each in middle)
+    assert [each["finish_reason"] for each in (first, *middle)] == [None] * (len(pieces) + 1)
+    assert (last["delta"], last["finish_reason"]) == ({}, "stop")
+
+
+USAGE = {
+    "prompt_tokens": 5,
+    "completion_tokens": 3,
+    "total_tokens": 8,
+    "prompt_tokens_details": {"cached_tokens": 2},
+    "completion_tokens_details": {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 2,
+        "rejected_prediction_tokens": 1,
+    },
+}
+
+
+def test_the_usage_comes_last_and_only_where_it_is_asked_for() -> None:
+    *chunks, usage, done = streamed(["a", "b"], stream_options={"include_usage": True})
+    assert (usage["choices"], usage["usage"], done) == ([], USAGE, "[DONE]")
+    assert [chunk["usage"] for chunk in chunks] == [None] * 4
+    assert not any("usage" in chunk for chunk in streamed(["a", "b"], stream_options={})[:-1])
+
+
+def test_continuous_usage_counts_with_every_chunk() -> None:
+    *chunks, done = streamed(["a", "b"], stream_options={"continuous_usage_stats": True})
+    assert done == "[DONE]"
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3]
+    assert all(chunk["choices"] for chunk in chunks)
+
+
+def test_an_answer_has_a_message_and_its_usage() -> None:
+    answer = collected(["a", "b"])
+    assert answer == {
+        "id": "x-1",
+        "object": "chat.completion",
+        "created": 7,
+        "model": "toy",
+        "system_fingerprint": "fp_0",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "ab", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": USAGE,
+    }
+
+
+def test_logprobs_have_the_bytes_of_tokens_and_leave_out_what_has_no_text() -> None:
+    half = entry("\ufffd", 8, -1.0, ("\ufffd", 8, -1.0), raw=b"\xc3")
+    other = entry("\ufffd", 9, float("-inf"), raw=b"\xa9")
+    found = [[half, other], [entry("", 3)]]
+    wanted = {
+        "content": [
+            {
+                "token": "\ufffd",
+                "logprob": -1.0,
+                "bytes": [0xC3],
+                "top_logprobs": [{"token": "\ufffd", "logprob": -1.0, "bytes": [0xEF, 0xBF, 0xBD]}],
+            },
+            {"token": "\ufffd", "logprob": -9999.0, "bytes": [0xA9], "top_logprobs": []},
+        ],
+        "refusal": None,
+    }
+    fields = {"logprobs": True, "top_logprobs": 1}
+    assert collected(["é", "x"], found, **fields)["choices"][0]["logprobs"] == wanted
+    chunks = streamed(["é", "x"], found, **fields)[:-1]
+    assert chunks[1]["choices"][0]["logprobs"] == wanted
+    assert [chunk["choices"][0]["logprobs"] for chunk in (chunks[0], chunks[-1])] == [None, None]
+
+
+def test_n_answers_count_their_prompt_once() -> None:
+    request = asked(n=3)
+    choices = request.choices(HEADING)
+    for choice in choices:
+        start(choice)
+        choice.token(f"text {choice.index}", 0, (), 1)
+        finish(choice, "MAX_TOKENS", 1)
+    answer = json.loads(request.body(HEADING, choices))
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == ["text 0", "text 1", "text 2"]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 3, 8)
+
+
+def test_a_job_that_runs_again_leaves_nothing_of_its_first_run() -> None:
+    choice = CollectedMessage(0, Allowance(), wants_logprobs=True)
+    start(choice)
+    choice.token("lost", 0, [entry("lost", 1)], 1)
+    choice.rewind()
+    choice.token("kept", 0, [entry("kept", 2)], 1)
+    finish(choice, "EOS", 1)
+    made = choice.made()
+    assert made.message.content == "kept"
+    assert made.logprobs is not None
+    assert b"lost" not in bytes(made.logprobs.content)
+
+
+def test_what_an_answer_keeps_is_bounded_for_all_its_choices_together() -> None:
+    allowance = Allowance(10)
+    first, second = (CollectedMessage(index, allowance, wants_logprobs=False) for index in range(2))
+    first.token("123456", 0)
+    assert not second.is_overfull
+    second.token("12345", 0)
+    assert first.is_overfull
+    second.rewind()
+    assert not first.is_overfull
+
+
+def test_a_job_that_failed_is_an_error_in_either_form() -> None:
+    error = {
+        "message": "the engine was restarted",
+        "type": "server_error",
+        "param": None,
+        "code": "engine_restarted",
+    }
+    (choice,) = asked(stream=True).choices(HEADING)
+    assert objects(fail(choice)) == [{"error": error}]
+    (choice,) = asked().choices(HEADING)
+    assert fail(choice) == b""
+    status, answer = whole([choice], lambda: b"")
+    assert (status, json.loads(answer)) == (503, {"error": error})

@@ -1,0 +1,240 @@
+"""From a body in OpenAI's shape to the fields of `/execute`: what is read, refused, and of no consequence."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.openai.asking import ASKED, TERMS, body
+from worker.openai.chat import ChatAsked, read_chat
+from worker.openai.errors import NotAnObject, UnknownModel, error_detail
+from worker.openai.fields import MAX_IGNORED, OF_NO_CONSEQUENCE, SHARED
+from worker.protocol.bodies import FieldsRefused
+
+
+def read(**fields: Any) -> ChatAsked:
+    return read_chat(body(ASKED | fields), TERMS)
+
+
+def refused(**fields: Any) -> FieldsRefused:
+    with pytest.raises(FieldsRefused) as raised:
+        read(**fields)
+    return raised.value
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"nothing", b'{"a":1}x', b"\xff", b'{"a":"\xff"}', b"[" * 100_000])
+def test_what_is_no_json_is_told_so(text: bytes) -> None:
+    with pytest.raises(NotAnObject, match=r"^the body is not JSON$"):
+        read_chat(text, TERMS)
+
+
+@pytest.mark.parametrize("value", [None, 1, "text", [], [ASKED], True])
+def test_what_is_no_object_is_told_so(value: object) -> None:
+    with pytest.raises(NotAnObject, match=r"^the body must be a JSON object$"):
+        read_chat(msgspec.json.encode(value), TERMS)
+
+
+GIVEN: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.25,
+    "top_k": 3,
+    "repetition_penalty": 1.5,
+    "min_p": 0.125,
+    "frequency_penalty": -0.5,
+    "presence_penalty": 0.75,
+    "repeat_last_n": 9,
+    "typical_p": 0.5,
+    "top_n_sigma": 1.5,
+    "xtc_probability": 0.25,
+    "xtc_threshold": 0.5,
+    "dry_multiplier": 0.75,
+    "dry_base": 2.5,
+    "dry_allowed_length": 4,
+    "logit_bias": {"5": 1.5, "0": -100.0},
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "stop_token_ids": [8, 9],
+    "grammar": None,
+    "regex": None,
+}
+
+
+def test_every_sampling_field_of_execute_is_one_here() -> None:
+    assert set(GIVEN) == set(SHARED)
+    fields = read(**GIVEN).generation.fields
+    assert {name: getattr(fields, name) for name in GIVEN} == GIVEN | {"stop_token_ids": (8, 9)}
+
+
+@pytest.mark.parametrize("name", [*GIVEN, "n", "seed", "stop", "stream", "stream_options", "max_tokens", "logprobs"])
+def test_null_is_as_absent(name: str) -> None:
+    assert read(**{name: None}) == read()
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_choice", "response_format", "audio", "store", "functions", "user"])
+def test_null_is_as_absent_also_where_nothing_else_is_taken(name: str) -> None:
+    assert read(**{name: None}) == read()
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 15))
+def test_a_signed_seed_keeps_its_bits_and_each_choice_adds_its_index(seed: int, index: int) -> None:
+    generation = read(seed=seed, n=16).generation
+    assert generation.choice(index, "a").seed == (seed + index) % 2**64
+
+
+def test_without_a_seed_every_choice_draws_its_own() -> None:
+    assert read(n=2).generation.choice(1, "a").seed is None
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
+def test_a_seed_has_64_bits(seed: int) -> None:
+    assert refused(seed=seed).errors[0].field == "seed"
+
+
+def test_a_stop_is_a_text_or_up_to_sixteen() -> None:
+    assert read(stop="x").generation.fields.stop == ("x",)
+    assert read(stop=["x"] * 16).generation.fields.stop == ("x",) * 16
+    assert refused(stop=["x"] * 17).errors[0].constraint == "max_count(16)"
+    assert refused(stop="").errors[0].constraint == "non_empty"
+
+
+def test_both_names_of_the_limit_may_be_given_if_they_agree() -> None:
+    assert read(max_tokens=5, max_completion_tokens=5).generation.fields.max_tokens == 5
+    assert refused(max_tokens=5, max_completion_tokens=6).errors[0].field == "max_tokens"
+    assert read().generation.fields.max_tokens == TERMS.max_tokens_out
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("n_tokens", [0, -1, 65])
+def test_an_error_names_the_limit_as_the_client_spelled_it(name: str, n_tokens: int) -> None:
+    error = refused(**{name: n_tokens}).errors[0]
+    assert error.field == name
+    assert error.message.startswith(f"{name} must be at ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "warm"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"logit_bias": {"5": "much"}}, "logit_bias[...]"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"model": 3}, "model"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
+        ({"add_generation_prompt": "no"}, "add_generation_prompt"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
+    error = refused(**fields)
+    assert error_detail(error).param == param
+    assert error_detail(error).type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"audio": {"voice": "alloy"}},
+        {"modalities": ["text", "audio"]},
+        {"web_search_options": {}},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"store": True},
+        {"suffix": "x"},
+        {"functions": [{"name": "f"}]},
+        {"prompt_logprobs": 1},
+    ],
+)
+def test_what_is_known_and_cannot_be_done_is_refused(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    detail = error_detail(refused(**fields))
+    assert (detail.param, detail.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: "anything"} for name in sorted(OF_NO_CONSEQUENCE)),
+        {"modalities": ["text"]},
+        {"store": False},
+        {"tools": []},
+        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"functions": []},
+    ],
+)
+def test_what_asks_for_nothing_is_taken_and_not_named(fields: dict[str, Any]) -> None:
+    assert read(**fields) == read()
+
+
+def test_what_a_router_adds_is_named_and_changes_nothing() -> None:
+    """The fields that vllm-router 0.1.17 adds to every request."""
+    ours = {"ignore_eos": False, "continue_final_message": False, "logprobs": False, "stream": False}
+    names = ("no_stop_trim", "skip_special_tokens", "separate_reasoning", "stream_reasoning", "return_hidden_states")
+    asked = read(**ours, **dict.fromkeys(names, False))
+    assert asked.generation.ignored == names
+    assert asked.generation.fields == read().generation.fields
+    assert asked.prompt == read().prompt
+
+
+@given(st.lists(st.text(max_size=80), max_size=60))
+def test_the_names_of_ignored_fields_fit_into_a_header(names: list[str]) -> None:
+    ignored = read_chat(msgspec.json.encode(dict.fromkeys(names, 1) | ASKED | {"zzz": 1}), TERMS).generation.ignored
+    assert len(ignored) <= MAX_IGNORED
+    header = ", ".join(ignored)
+    assert header.isascii()
+    assert header.isprintable()
+
+
+def test_all_errors_are_told_at_once_and_no_value_is_quoted() -> None:
+    secret = "Mellifluous xylophone"
+    error = refused(temperature=secret, messages=[{"role": secret, "content": [{"type": secret}]}], stop=[secret] * 17)
+    assert len(error.errors) >= 3
+    assert secret not in str(error)
+
+
+def test_a_schema_is_the_answers_form_under_either_name() -> None:
+    schema = {"type": "object", "properties": {"z": {}, "a": {}}}
+    named = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    text = '{"type":"object","properties":{"z":{},"a":{}}}'
+    assert read(response_format=named).generation.fields.json_schema == text
+    assert read(json_schema=schema).generation.fields.json_schema == text
+    assert read(response_format={"type": "json_object"}).generation.fields.json_schema == '{"type":"object"}'
+    assert read(response_format={"type": "text"}).generation.fields.json_schema is None
+    assert read(response_format=named).generation.names["json_schema"] == "response_format"
+
+
+def test_another_model_is_refused_only_where_the_name_matters() -> None:
+    assert read(model="gpt-4") == read(model="toy") == read()
+    strict = replace(TERMS, is_strict=True)
+    with pytest.raises(UnknownModel):
+        read_chat(body(ASKED | {"model": "gpt-4"}), strict)
+    read_chat(body(ASKED | {"model": "toy"}), strict)
+
+
+def test_the_template_is_told_the_effort_and_what_else_it_asks_for() -> None:
+    prompt = read(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}).prompt
+    assert msgspec.json.decode(prompt.template_kwargs) == {"reasoning_effort": "low", "enable_thinking": False}
+    assert prompt.add_generation_prompt
+    goes_on = read(continue_final_message=True, messages=[{"role": "assistant", "content": "So"}]).prompt
+    assert (goes_on.add_generation_prompt, goes_on.continue_final_message) == (False, True)

@@ -1,0 +1,230 @@
+"""What all answers of `/v1` have in common: their heading, their usage, and how a job's events become one choice.
+
+Owns: which numbers are counted, what an answer may hold before it leaves, the frames of a stream. Refuses to know: what
+a choice looks like (chat.py, completions.py), sockets. Pure; runs on the front's event loop.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from worker.openai.errors import error_body, failure, failure_detail
+from worker.openai.fields import StreamOptions
+from worker.protocol.bodies import Count, doc
+from worker.protocol.events import SSE_TYPE, EndEvent, ErrorEvent, MetricsEvent, StartedEvent
+from worker.wire.messages import Finished, Logprob, StopReason
+
+FinishReason = Literal["stop", "length"]
+
+JSON_TYPE = "application/json"
+DONE = b"data: [DONE]\n\n"
+
+MAX_HELD_BYTES = 16 * 1024 * 1024
+"""How much of its answer a request may have kept for it until the answer leaves: 8,000 tokens of a prompt with 20
+alternatives each are 13 MiB."""
+
+LEAST_LOGPROB = -9999.0
+"""What stands for minus infinity, which JSON has not; OpenAI's number."""
+
+_REASONS: dict[StopReason, FinishReason] = {"MAX_TOKENS": "length", "EOS": "stop", "STOP_SEQUENCE": "stop"}
+
+encode = msgspec.json.Encoder().encode
+
+
+class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the prompt's tokens."""
+
+    cached_tokens: Annotated[Count, doc("How many needed no computing.")]
+
+
+class CompletionDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the generated tokens."""
+
+    reasoning_tokens: Count = 0
+    accepted_prediction_tokens: Annotated[Count, doc("How many were drafted before they were drawn.")] = 0
+    rejected_prediction_tokens: Annotated[Count, doc("How many were drafted in vain.")] = 0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer cost, in tokens. A prompt counts once, however many answers it has."""
+
+    prompt_tokens: Count
+    completion_tokens: Annotated[Count, doc("Every token that was drawn, the model's end token too.")]
+    total_tokens: Count
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """What is the same in all of an answer's objects."""
+
+    id: str
+    created: int
+    """Unix time in seconds."""
+    model: str
+    system_fingerprint: str
+
+
+class _ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class Allowance:
+    """How many more bytes the choices of one answer may keep until it leaves."""
+
+    def __init__(self, n_bytes: int = MAX_HELD_BYTES) -> None:
+        self.n_left = n_bytes
+
+
+class Choice(ABC):
+    """One job's part of an answer: a Dialect (protocol/events.py), and afterwards what the answer says of it.
+
+    Subclasses say what leaves at once and what is kept.
+    """
+
+    media_type = JSON_TYPE
+    is_collecting = True
+
+    def __init__(self, index: int, allowance: Allowance) -> None:
+        self.index = index
+        self.n_prompt = self.n_cached = self.n_drawn = self.n_drafted = self.n_accepted = 0
+        self.finish_reason: FinishReason | None = None
+        self.failed: ErrorEvent | None = None
+        """Why there is no answer, where there is none."""
+        self._allowance = allowance
+        self._n_held = 0
+
+    @property
+    def is_overfull(self) -> bool:
+        return self._allowance.n_left < 0
+
+    def started(self, event: StartedEvent) -> bytes:
+        self.n_prompt, self.n_cached = event.prompt_tokens, event.cached_tokens
+        return self._begun()
+
+    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - most answers have none
+        return b""
+
+    @abstractmethod
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes: ...
+
+    def metrics(self, event: MetricsEvent) -> bytes:  # noqa: ARG002 - these answers have none
+        return b""
+
+    def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
+        self.n_drawn = event.tokens_sampled
+        self.n_drafted, self.n_accepted = finished.n_drafted, finished.n_accepted
+        self.finish_reason = _REASONS[finished.reason]
+        return self._ended(logprobs)
+
+    def error(self, event: ErrorEvent) -> bytes:
+        self.failed = event
+        return b""
+
+    def rewind(self) -> None:
+        self._hold(-self._n_held)
+
+    def _begun(self) -> bytes:
+        return b""
+
+    @abstractmethod
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes: ...
+
+    def _hold(self, n_bytes: int) -> None:
+        """So many bytes more are kept, or fewer."""
+        self._n_held += n_bytes
+        self._allowance.n_left -= n_bytes
+
+
+class StreamedChoice(Choice):
+    """A choice whose text leaves as it is made."""
+
+    media_type = SSE_TYPE
+    is_collecting = False
+    kind: ClassVar[str]
+    """What a chunk calls itself."""
+
+    def __init__(self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions) -> None:
+        super().__init__(index, allowance)
+        self._opening = chunk_opening(heading, self.kind) + b'"choices":[{"index":%d,' % index
+        self._has_usage = bool(options.continuous_usage_stats)
+        self._closing = b'}],"usage":null}\n\n' if options.include_usage else b"}]}\n\n"
+
+    def error(self, event: ErrorEvent) -> bytes:
+        super().error(event)
+        return b"data: " + error_body(failure_detail(event)) + b"\n\n"
+
+    def _chunk(self, members: bytes, n_drawn: int) -> bytes:
+        """A chunk whose choice has these members beside its index."""
+        if not self._has_usage:
+            return self._opening + members + self._closing
+        usage = encode(usage_of([self], n_drawn=n_drawn))
+        return self._opening + members + b'}],"usage":' + usage + b"}\n\n"
+
+
+def chunk_opening(heading: Heading, kind: str) -> bytes:
+    """The first bytes of each of a stream's chunks, up to its choices."""
+    head = _ChunkHead(
+        id=heading.id,
+        object=kind,
+        created=heading.created,
+        model=heading.model,
+        system_fingerprint=heading.system_fingerprint,
+    )
+    return b"data: " + encode(head)[:-1] + b","
+
+
+def last_chunks(heading: Heading, kind: str, choices: Sequence[Choice], n: int, options: StreamOptions) -> bytes:
+    """What follows when every choice has ended: the usage where it was asked for, and the end of the stream."""
+    if not options.include_usage:
+        return DONE
+    usage = encode(usage_of(choices, n=n))
+    return chunk_opening(heading, kind) + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
+
+
+def whole(choices: Sequence[Choice], body: Callable[[], bytes]) -> tuple[int, bytes]:
+    """The status and the bytes of an answer that does not stream: `body`'s, or why there is none."""
+    failed = next((choice.failed for choice in choices if choice.failed is not None), None)
+    if failed is not None:
+        return failure(failed).status, error_body(failure_detail(failed))
+    return 200, body()
+
+
+def usage_of(choices: Sequence[Choice], n: int = 1, n_drawn: int | None = None) -> Usage:
+    """The usage of an answer whose prompts have `n` choices each, one behind the other; `n_drawn` where the only choice
+    has not ended."""
+    firsts = choices[::n]
+    n_prompt = sum(choice.n_prompt for choice in firsts)
+    drawn = sum(choice.n_drawn for choice in choices) if n_drawn is None else n_drawn
+    n_drafted, n_accepted = sum(choice.n_drafted for choice in choices), sum(choice.n_accepted for choice in choices)
+    return Usage(
+        prompt_tokens=n_prompt,
+        completion_tokens=drawn,
+        total_tokens=n_prompt + drawn,
+        prompt_tokens_details=PromptDetails(cached_tokens=sum(choice.n_cached for choice in firsts)),
+        completion_tokens_details=CompletionDetails(
+            accepted_prediction_tokens=n_accepted, rejected_prediction_tokens=n_drafted - n_accepted
+        ),
+    )
+
+
+def array(items: Sequence[bytes]) -> msgspec.Raw:
+    """A JSON array of items that are JSON already."""
+    return msgspec.Raw(b"[" + b",".join(items) + b"]")
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+def json_array(of: dict[str, Any]) -> Any:
+    """What the OpenAPI document says of an `array`."""
+    return msgspec.Meta(extra_json_schema={"type": "array", "items": of})

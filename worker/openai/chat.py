@@ -1,0 +1,309 @@
+"""`POST /v1/chat/completions`: a request becomes a conversation and its fields, jobs become messages or chunks.
+
+Owns: the route's own fields and shapes. Refuses to know: what a message may be (protocol/conversation.py), templates,
+HTTP frameworks. Pure; runs on the front's event loop, reading on a thread for large bodies.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from worker.openai.answers import (
+    Allowance,
+    Choice,
+    FinishReason,
+    Heading,
+    StreamedChoice,
+    Usage,
+    array,
+    encode,
+    finite,
+    json_array,
+    usage_of,
+)
+from worker.openai.fields import (
+    MAX_TOP_LOGPROBS,
+    GeneratingRequest,
+    Generation,
+    StreamOptions,
+    Terms,
+    read_generation,
+    read_object,
+    read_struct,
+)
+from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
+from worker.protocol.conversation import conversation
+from worker.protocol.rules import int_range
+from worker.wire.messages import Conversation, Logprob, TopToken
+
+OBJECT = "chat.completion"
+CHUNK_OBJECT = "chat.completion.chunk"
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
+    """The body of `POST /v1/chat/completions`. Beside these fields it may have those of `/execute` that say how tokens
+    are drawn. null is as absent; unknown fields are ignored and named in `x-ignored-fields`."""
+
+    messages: Annotated[Any, doc("The conversation.")] = None
+    max_completion_tokens: Annotated[int | None, doc("Another name of max_tokens.", minimum=1)] = None
+    logprobs: Annotated[bool | None, doc("Report the log-probabilities of the answer's tokens.")] = None
+    top_logprobs: Annotated[
+        int | None, doc("And so many of the most probable tokens. Only with logprobs.", minimum=0, maximum=20)
+    ] = None
+    tools: Annotated[list[dict[str, Any]] | None, doc("None can be called yet: only with tool_choice none.")] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, doc("none, or auto where there are no tools.")] = None
+    reasoning_effort: Annotated[str | None, doc("What the template is told under this name.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("What the template is told beside the messages.")] = None
+    add_generation_prompt: Annotated[bool | None, doc("Whether the answer is the assistant's next message.")] = None
+    continue_final_message: Annotated[bool | None, doc("Whether it goes on with the last one instead.")] = None
+    prompt_logprobs: Annotated[int | None, doc("Of completions only.", const=None)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsked:
+    """A chat request that keeps every rule which does not need the tokens."""
+
+    prompt: Conversation
+    generation: Generation
+    wants_logprobs: bool
+
+    def choices(self, heading: Heading) -> list[Choice]:
+        """A choice for each of the n answers, in order."""
+        allowance = Allowance()
+        indexes = range(self.generation.n)
+        if self.generation.is_stream:
+            options = self.generation.options
+            return [
+                StreamedMessage(i, allowance, heading, options, wants_logprobs=self.wants_logprobs) for i in indexes
+            ]
+        return [CollectedMessage(i, allowance, wants_logprobs=self.wants_logprobs) for i in indexes]
+
+    def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:
+        """The whole answer, once every choice has ended."""
+        return encode(
+            ChatCompletion(
+                id=heading.id,
+                created=heading.created,
+                model=heading.model,
+                system_fingerprint=heading.system_fingerprint,
+                choices=[choice.made() for choice in choices if isinstance(choice, CollectedMessage)],
+                usage=usage_of(choices, self.generation.n),
+            )
+        )
+
+
+def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
+    """Raises: NotAnObject, UnknownModel, FieldsRefused."""
+    members = read_object(body)
+    errors: list[FieldError] = []
+    request = read_struct(ChatRequest, members, errors)
+    errors += _contradictions(request)
+    prompt = _prompt(request, terms, errors)
+    tokens_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    generation = read_generation(
+        members,
+        request,
+        terms,
+        errors,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
+        names={"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": tokens_field},
+    )
+    assert prompt is not None  # or there were errors
+    return ChatAsked(prompt, generation, bool(request.logprobs))
+
+
+def _prompt(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Conversation | None:
+    """The conversation, or None and what is wrong with it."""
+    if request.messages is None:
+        errors.append(FieldError(field="messages", constraint="required", message="messages is missing"))
+        return None
+    goes_on = bool(request.continue_final_message)
+    try:
+        return conversation(
+            request.messages,
+            template_kwargs=_template_kwargs(request),
+            add_generation_prompt=not goes_on
+            if request.add_generation_prompt is None
+            else request.add_generation_prompt,
+            continue_final_message=goes_on,
+            max_chars=terms.max_prompt_chars,
+        )
+    except FieldsRefused as refused:
+        errors += refused.errors
+        return None
+
+
+def _template_kwargs(request: ChatRequest) -> Mapping[str, Any] | None:
+    """What the template is told; what is said under chat_template_kwargs goes before reasoning_effort."""
+    if request.reasoning_effort is None:
+        return request.chat_template_kwargs
+    return {"reasoning_effort": request.reasoning_effort} | (request.chat_template_kwargs or {})
+
+
+def _contradictions(request: ChatRequest) -> Iterator[FieldError]:
+    if None not in (request.max_tokens, request.max_completion_tokens) and (
+        request.max_tokens != request.max_completion_tokens
+    ):
+        text = "max_tokens and max_completion_tokens name one limit and differ; send one of them"
+        yield FieldError(field="max_tokens", constraint="exclusive(max_completion_tokens)", message=text)
+    if request.top_logprobs is not None:
+        yield from int_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        if not request.logprobs:
+            text = "top_logprobs needs logprobs to be true"
+            yield FieldError(field="top_logprobs", constraint="needs(logprobs)", message=text)
+    if request.prompt_logprobs is not None:
+        text = "prompt_logprobs is of completions only; leave it out"
+        yield FieldError(field="prompt_logprobs", constraint="unsupported", message=text)
+    yield from _tool_errors(request)
+
+
+def _tool_errors(request: ChatRequest) -> Iterator[FieldError]:
+    if request.tools and request.tool_choice != "none":
+        text = "tools cannot be called by this worker; leave them out, or send tool_choice none"
+        yield FieldError(field="tools", constraint="unsupported", message=text)
+    elif not request.tools and request.tool_choice not in (None, "none", "auto"):
+        text = "tool_choice needs tools; leave it out"
+        yield FieldError(field="tool_choice", constraint="needs(tools)", message=text)
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token, and the natural logarithm of its probability under the softmax of the raw logits."""
+
+    token: Annotated[str, doc("Its text; U+FFFD stands for bytes that are no whole character.")]
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class DrawnLogprob(TokenLogprob, frozen=True, kw_only=True):
+    """A token of the answer."""
+
+    top_logprobs: tuple[TokenLogprob, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The log-probabilities of a message's tokens; the end token, which has no text, is not among them."""
+
+    content: Annotated[msgspec.Raw, json_array({"type": "object"})]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the assistant says."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One of n answers."""
+
+    index: Count
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer that does not stream."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: Annotated[Count, doc("Unix time in seconds.")]
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CollectedMessage(Choice):
+    """A message that leaves when it is complete."""
+
+    def __init__(self, index: int, allowance: Allowance, *, wants_logprobs: bool) -> None:
+        super().__init__(index, allowance)
+        self._wants_logprobs = wants_logprobs
+        self._texts: list[str] = []
+        self._logprobs: list[bytes] = []
+
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
+        self._texts.append(text)
+        self._hold(len(text))
+        self._keep(logprobs)
+        return b""
+
+    def rewind(self) -> None:
+        super().rewind()
+        self._texts.clear()
+        self._logprobs.clear()
+
+    def made(self) -> ChatChoice:
+        assert self.finish_reason is not None
+        return ChatChoice(
+            index=self.index,
+            message=ChatMessage(content="".join(self._texts)),
+            logprobs=ChatLogprobs(content=array(self._logprobs)) if self._wants_logprobs else None,
+            finish_reason=self.finish_reason,
+        )
+
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
+        self._keep(logprobs)
+        return b""
+
+    def _keep(self, logprobs: Sequence[Logprob]) -> None:
+        for item in _encoded(logprobs):
+            self._logprobs.append(item)
+            self._hold(len(item))
+
+
+class StreamedMessage(StreamedChoice):
+    """A message whose text leaves as it is made: the role, the text, the reason for its end."""
+
+    kind = CHUNK_OBJECT
+
+    def __init__(
+        self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions, *, wants_logprobs: bool
+    ) -> None:
+        super().__init__(index, allowance, heading, options)
+        self._wants_logprobs = wants_logprobs
+
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
+        told = self._told(logprobs) if self._wants_logprobs else b"null"
+        delta = b'"delta":{"content":%b},"logprobs":%b,"finish_reason":null' % (encode(text), told)
+        return self._chunk(delta, n_sampled)
+
+    def _begun(self) -> bytes:
+        members = b'"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null'
+        return self._chunk(members, 0)
+
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
+        rest = self._told(logprobs) if self._wants_logprobs and any(entry.token.text for entry in logprobs) else b"null"
+        reason = encode(self.finish_reason)
+        return self._chunk(b'"delta":{},"logprobs":%b,"finish_reason":%b' % (rest, reason), self.n_drawn)
+
+    def _told(self, logprobs: Sequence[Logprob]) -> bytes:
+        return encode(ChatLogprobs(content=array(_encoded(logprobs))))
+
+
+def _encoded(logprobs: Sequence[Logprob]) -> list[bytes]:
+    """The entries of tokens that have a text."""
+    return [encode(_drawn(entry)) for entry in logprobs if entry.token.text]
+
+
+def _drawn(entry: Logprob) -> DrawnLogprob:
+    top = tuple(
+        TokenLogprob(token=other.text, logprob=finite(other.logprob), bytes=_bytes(other)) for other in entry.top
+    )
+    token = entry.token
+    return DrawnLogprob(token=token.text, logprob=finite(token.logprob), bytes=_bytes(token), top_logprobs=top)
+
+
+def _bytes(token: TopToken) -> tuple[int, ...]:
+    return tuple(token.text.encode() if token.raw is None else token.raw)

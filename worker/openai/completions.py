@@ -1,0 +1,465 @@
+"""`POST /v1/completions`: a request becomes prompts and its fields, jobs become texts or chunks.
+
+Owns: the route's own fields and shapes, the legacy form of log-probabilities, vLLM's of a prompt's. Refuses to know:
+tokenisers (who asks for `echo` tells what is echoed), HTTP frameworks. Pure; runs on the front's event loop, reading on
+a thread for large bodies.
+"""
+
+import codecs
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from worker.openai.answers import (
+    Allowance,
+    Choice,
+    FinishReason,
+    Heading,
+    StreamedChoice,
+    Usage,
+    array,
+    encode,
+    finite,
+    json_array,
+    usage_of,
+)
+from worker.openai.fields import (
+    MAX_TOP_LOGPROBS,
+    GeneratingRequest,
+    Generation,
+    StreamOptions,
+    Terms,
+    read_generation,
+    read_object,
+    read_struct,
+)
+from worker.protocol.bodies import Count, FieldError, doc
+from worker.protocol.rules import int_range
+from worker.wire.messages import Logprob, TokenId, TopToken
+
+OBJECT = "text_completion"
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, of this route only."""
+MAX_CHOICES = 128
+"""All prompts' together."""
+
+PlainPrompt = str | tuple[TokenId, ...]
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class CompletionRequest(GeneratingRequest, frozen=True, kw_only=True):
+    """The body of `POST /v1/completions`. Beside these fields it may have those of `/execute` that say how tokens are
+    drawn. null is as absent; unknown fields are ignored and named in `x-ignored-fields`."""
+
+    prompt: Annotated[Any, doc("A text, token ids, or a list of either: raw model input, no template is applied.")] = (
+        None
+    )
+    echo: Annotated[bool | None, doc("Begin the answer with the prompt.")] = None
+    logprobs: Annotated[
+        bool | int | None,
+        doc("Report each token's log-probability and so many of the most probable ones; false is off.", maximum=20),
+    ] = None
+    best_of: Annotated[int | None, doc("As many as n, or nothing.")] = None
+    prompt_logprobs: Annotated[
+        int | None, doc("The same of the prompt's tokens, as vLLM has it. Not with stream.", minimum=0, maximum=20)
+    ] = None
+    return_tokens_as_token_ids: Annotated[bool | None, doc("Call tokens `token_id:7` in log-probabilities.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """What an answer with `echo` begins with."""
+
+    text: str
+    first: TokenId | None = None
+    """The prompt's first token, which has no log-probability; None where none are asked for."""
+    first_text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionAsked:
+    """A completion request that keeps every rule which does not need the tokens."""
+
+    prompts: tuple[PlainPrompt, ...]
+    generation: Generation
+    is_echo: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    as_ids: bool
+
+    @property
+    def needs_prompt_logprobs(self) -> int | None:
+        """How many alternatives the engine has to report of each token of a prompt; None where it need not."""
+        asked = [self.prompt_logprobs, self.logprobs if self.is_echo else None]
+        return max((n for n in asked if n is not None), default=None)
+
+    def choices(self, heading: Heading, echoes: Sequence[Echo | None]) -> list[Choice]:
+        """n choices for each prompt, in order. `echoes` has an entry for each prompt."""
+        allowance = Allowance()
+        made: list[Choice] = []
+        for echo in echoes:
+            for _ in range(self.generation.n):
+                part = TextPart(self, echo)
+                if self.generation.is_stream:
+                    made.append(StreamedText(len(made), allowance, heading, part, self.generation.options))
+                else:
+                    made.append(CollectedText(len(made), allowance, part))
+        return made
+
+    def body(self, heading: Heading, choices: Sequence[Choice]) -> bytes:
+        """The whole answer, once every choice has ended."""
+        return encode(
+            Completion(
+                id=heading.id,
+                created=heading.created,
+                model=heading.model,
+                system_fingerprint=heading.system_fingerprint,
+                choices=[choice.made() for choice in choices if isinstance(choice, CollectedText)],
+                usage=usage_of(choices, self.generation.n),
+            )
+        )
+
+
+def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
+    """Raises: NotAnObject, UnknownModel, FieldsRefused."""
+    members = read_object(body)
+    errors: list[FieldError] = []
+    request = read_struct(CompletionRequest, members, errors)
+    prompts = tuple(_prompts(request.prompt, terms, errors))
+    errors += _rules(request, len(prompts))
+    # vllm-router sends false, and true is no number of tokens.
+    logprobs = None if request.logprobs is False else request.logprobs
+    generation = read_generation(
+        members,
+        request,
+        terms,
+        errors,
+        logprobs=logprobs,
+        max_tokens=min(DEFAULT_MAX_TOKENS, terms.max_tokens_out) if request.max_tokens is None else request.max_tokens,
+        least_tokens=0 if request.echo else 1,
+        names={},
+    )
+    return CompletionAsked(
+        prompts=prompts,
+        generation=generation,
+        is_echo=bool(request.echo),
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        as_ids=bool(request.return_tokens_as_token_ids),
+    )
+
+
+def _prompts(value: Any, terms: Terms, errors: list[FieldError]) -> Iterator[PlainPrompt]:
+    """The prompts in any of their four forms; what is wrong with them is added to the errors."""
+    if value is None:
+        errors.append(FieldError(field="prompt", constraint="required", message="prompt is missing"))
+        return
+    is_one = isinstance(value, str) or (isinstance(value, list) and bool(value) and _is_id(value[0]))
+    is_mixed = isinstance(value, list) and not is_one and len(set(map(type, value))) > 1
+    if is_mixed or not isinstance(value, str | list):
+        errors.append(_wrong("prompt", "type", "must be a text, token ids, or a list of either"))
+        return
+    if not value:
+        errors.append(_wrong("prompt", "non_empty", "must not be empty"))
+    elif not is_one and len(value) > MAX_CHOICES:
+        errors.append(_wrong("prompt", f"max_count({MAX_CHOICES})", f"must be at most {MAX_CHOICES} prompts"))
+        return
+    for place, one in [("prompt", value)] if is_one else [(f"prompt[{at}]", one) for at, one in enumerate(value)]:
+        found = _prompt(place, one, terms)
+        if isinstance(found, FieldError):
+            errors.append(found)
+            return
+        yield found
+
+
+def _prompt(place: str, value: Any, terms: Terms) -> PlainPrompt | FieldError:
+    most = terms.max_prompt_chars
+    if not isinstance(value, str | list):
+        return _wrong(place, "type", "must be a text or token ids")
+    if not value:
+        return _wrong(place, "non_empty", "must not be empty")
+    if len(value) > most:
+        unit = "characters" if isinstance(value, str) else "tokens"
+        return _wrong(place, f"length(1..={most})", f"must be at most {most} {unit} (got {len(value)})")
+    return value if isinstance(value, str) else _tokens(place, value, terms.vocab_size)
+
+
+def _tokens(place: str, value: list[Any], n_vocab: int) -> PlainPrompt | FieldError:
+    if not all(map(_is_id, value)):
+        return _wrong(place, "type", "must be token ids, which are whole numbers")
+    if not all(0 <= token < n_vocab for token in value):
+        return _wrong(place, f"vocabulary({n_vocab})", f"must be token ids below {n_vocab}")
+    return tuple(value)
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int  # not a bool
+
+
+def _wrong(field: str, constraint: str, what: str) -> FieldError:
+    return FieldError(field=field, constraint=constraint, message=f"{field} {what}")
+
+
+def _rules(request: CompletionRequest, n_prompts: int) -> Iterator[FieldError]:
+    n = request.n or 1
+    if n_prompts * n > MAX_CHOICES >= n:
+        yield _wrong("n", f"max_count({MAX_CHOICES})", f"times the prompts must be at most {MAX_CHOICES} answers")
+    if request.best_of is not None and request.best_of != n:
+        yield _wrong("best_of", "unsupported", "must be n: this worker answers with all that it generates")
+    if request.logprobs is True:
+        yield _wrong("logprobs", "type", f"must be a number of tokens, 0 to {MAX_TOP_LOGPROBS}")
+    yield from int_range("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+    if request.prompt_logprobs is not None and request.stream:
+        yield _wrong("prompt_logprobs", "exclusive(stream)", "cannot go with stream; send one of them")
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The log-probabilities of a text's tokens, one entry each. With `echo` the prompt's come first, and the first of
+    these has none."""
+
+    text_offset: Annotated[msgspec.Raw, json_array({"type": "integer", "minimum": 0})]
+    token_logprobs: Annotated[msgspec.Raw, json_array({"type": ["number", "null"]})]
+    tokens: Annotated[msgspec.Raw, json_array({"type": "string"})]
+    top_logprobs: Annotated[
+        msgspec.Raw, json_array({"type": ["object", "null"], "additionalProperties": {"type": "number"}})
+    ]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One of n answers to a prompt."""
+
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    prompt_logprobs: Annotated[msgspec.Raw | msgspec.UnsetType, json_array({"type": ["object", "null"]})] = (
+        msgspec.UNSET
+    )
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer that does not stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: Annotated[Count, doc("Unix time in seconds.")]
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class RankedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A token of a prompt, or another that could have been there, as vLLM tells of it."""
+
+    logprob: float
+    rank: int | None = None
+    """Its place among all tokens, where it is known."""
+    decoded_token: str
+
+
+class Columns:
+    """Log-probabilities in the legacy shape: four lists, of which each token has an entry. Their items are JSON."""
+
+    def __init__(self, n_top: int, *, as_ids: bool) -> None:
+        self._n_top = n_top
+        self._as_ids = as_ids
+        self._at = 0
+        """Where the next token's text begins in the choice's, in characters."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offsets: list[bytes] = []
+        self._logprobs: list[bytes] = []
+        self._tokens: list[bytes] = []
+        self._tops: list[bytes] = []
+
+    def add_first(self, echo: Echo) -> None:
+        """The token that has no log-probability. One that the tokeniser has put before a text takes no room in it."""
+        assert echo.first is not None
+        self._append(self._name(echo.first_text, echo.first), b"null", b"null")
+        self._at = len(echo.first_text) if echo.text.startswith(echo.first_text) else 0
+
+    def add(self, entry: Logprob) -> int:
+        """A token's entry. Returns its bytes."""
+        token = entry.token
+        top: dict[str, float] = {}
+        for other in (token, *entry.top[: self._n_top]):
+            name = self._name(other.text, other.id)
+            # Tokens that are no whole character may have one text.
+            top[name] = max(finite(other.logprob), top.get(name, other.logprob))
+        n_bytes = self._append(self._name(token.text, token.id), encode(finite(token.logprob)), encode(top))
+        self._at += len(self._decoder.decode(_bytes(token)))
+        return n_bytes
+
+    def go_to(self, at: int) -> None:
+        """The next token's text begins there."""
+        self._at = at
+        self._decoder.reset()
+
+    def take(self) -> CompletionLogprobs:
+        """The entries since the last time."""
+        lists = (self._offsets, self._logprobs, self._tokens, self._tops)
+        offsets, logprobs, tokens, tops = map(array, lists)
+        for items in lists:
+            items.clear()
+        return CompletionLogprobs(text_offset=offsets, token_logprobs=logprobs, tokens=tokens, top_logprobs=tops)
+
+    def _name(self, text: str, token: TokenId) -> str:
+        return f"token_id:{token}" if self._as_ids else text
+
+    def _append(self, name: str, logprob: bytes, top: bytes) -> int:
+        items = (b"%d" % self._at, logprob, encode(name), top)
+        for column, item in zip((self._offsets, self._logprobs, self._tokens, self._tops), items, strict=True):
+            column.append(item)
+        return sum(map(len, items))
+
+
+class TextPart:
+    """What one choice has beside the generated text: its echo and its log-probabilities."""
+
+    def __init__(self, asked: CompletionAsked, echo: Echo | None) -> None:
+        self._asked = asked
+        self.echo = echo
+        self.reset()
+
+    def reset(self) -> None:
+        """As before the job's first event."""
+        asked, echo = self._asked, self.echo
+        self.columns = None if asked.logprobs is None else Columns(asked.logprobs, as_ids=asked.as_ids)
+        self.of_prompt: list[bytes] | None = None if asked.prompt_logprobs is None else [b"null"]
+        if self.columns is not None and echo is not None:
+            self.columns.add_first(echo)
+
+    def add_prompt(self, entry: Logprob) -> int:
+        """The next token of the prompt. Returns how many bytes are kept of it."""
+        n_bytes = 0
+        if self.columns is not None and self.echo is not None:
+            n_bytes += self.columns.add(entry)
+        if self.of_prompt is not None:
+            assert self._asked.prompt_logprobs is not None
+            self.of_prompt.append(encode(_ranked(entry, self._asked.prompt_logprobs)))
+            n_bytes += len(self.of_prompt[-1])
+        return n_bytes
+
+    def end_prompt(self) -> None:
+        """What follows is generated."""
+        if self.columns is not None and self.echo is not None:
+            self.columns.go_to(len(self.echo.text))
+
+
+class CollectedText(Choice):
+    """A text that leaves when it is complete."""
+
+    def __init__(self, index: int, allowance: Allowance, part: TextPart) -> None:
+        super().__init__(index, allowance)
+        self._part = part
+        self._texts: list[str] = []
+        self._is_in_prompt = True
+
+    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
+        for entry in tokens:
+            self._hold(self._part.add_prompt(entry))
+        return b""
+
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
+        self._texts.append(text)
+        self._hold(len(text))
+        self._keep(logprobs)
+        return b""
+
+    def rewind(self) -> None:
+        super().rewind()
+        self._part.reset()
+        self._texts.clear()
+        self._is_in_prompt = True
+
+    def made(self) -> CompletionChoice:
+        assert self.finish_reason is not None
+        part = self._part
+        lead = "" if part.echo is None else part.echo.text
+        return CompletionChoice(
+            index=self.index,
+            text=lead + "".join(self._texts),
+            logprobs=None if part.columns is None else part.columns.take(),
+            finish_reason=self.finish_reason,
+            prompt_logprobs=msgspec.UNSET if part.of_prompt is None else array(part.of_prompt),
+        )
+
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
+        self._keep(logprobs)
+        return b""
+
+    def _keep(self, logprobs: Sequence[Logprob]) -> None:
+        if self._is_in_prompt:
+            self._part.end_prompt()
+            self._is_in_prompt = False
+        if self._part.columns is not None:
+            for entry in logprobs:
+                self._hold(self._part.columns.add(entry))
+
+
+class StreamedText(StreamedChoice):
+    """A text that leaves as it is made. What is echoed leaves with the first token: until then the job may run
+    again."""
+
+    kind = OBJECT
+
+    def __init__(
+        self, index: int, allowance: Allowance, heading: Heading, part: TextPart, options: StreamOptions
+    ) -> None:
+        super().__init__(index, allowance, heading, options)
+        self._part = part
+        self._is_in_prompt = True
+
+    def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
+        for entry in tokens:
+            self._hold(self._part.add_prompt(entry))
+        return b""
+
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
+        return self._echoed() + self._text_chunk(text, logprobs, b"null", n_sampled)
+
+    def rewind(self) -> None:
+        super().rewind()
+        self._part.reset()
+
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
+        return self._echoed() + self._text_chunk("", logprobs, encode(self.finish_reason), self.n_drawn)
+
+    def _echoed(self) -> bytes:
+        """The chunk with the echo, the first time."""
+        if not self._is_in_prompt:
+            return b""
+        self._is_in_prompt = False
+        if self._part.echo is None:
+            return b""
+        chunk = self._text_chunk(self._part.echo.text, (), b"null", 0)
+        self._part.end_prompt()
+        self._hold(-self._n_held)
+        return chunk
+
+    def _text_chunk(self, text: str, logprobs: Sequence[Logprob], reason: bytes, n_drawn: int) -> bytes:
+        told = b"null"
+        if self._part.columns is not None:
+            for entry in logprobs:
+                self._part.columns.add(entry)
+            told = encode(self._part.columns.take())
+        return self._chunk(b'"text":%b,"logprobs":%b,"finish_reason":%b' % (encode(text), told, reason), n_drawn)
+
+
+def _bytes(token: TopToken) -> bytes:
+    return token.text.encode() if token.raw is None else token.raw
+
+
+def _ranked(entry: Logprob, n_top: int) -> dict[str, RankedToken]:
+    """vLLM's: the token itself and the most probable ones, by their ids."""
+    ranks = {other.id: rank for rank, other in enumerate(entry.top, 1)}
+    return {
+        str(token.id): RankedToken(logprob=finite(token.logprob), rank=ranks.get(token.id), decoded_token=token.text)
+        for token in (entry.token, *entry.top[:n_top])
+    }

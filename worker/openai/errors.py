@@ -1,0 +1,131 @@
+"""Refusals and failures in OpenAI's shape: `{"error":{"message","type","param","code"}}`.
+
+Owns: types and codes. Refuses to know: HTTP frameworks, which route was asked. Pure; runs on the front's event loop.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from worker.errors import InvalidRequest, Unauthorized, WorkerBusy, WorkerError
+from worker.protocol.bodies import FieldError, FieldsRefused, doc
+from worker.protocol.events import ErrorEvent, StreamCode
+
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "not_found_error", "rate_limit_error", "server_error"
+]  # fmt: skip
+
+CANCELLED_STATUS = 499
+"""nginx's word for a request that its client has ended, here by `POST /cancel`. Clients send again what they were
+answered with 409 or 5xx, and nobody wants a cancelled answer again."""
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong."""
+
+    message: Annotated[str, doc("For a person; its wording is not part of the contract.")]
+    type: ErrorType
+    param: Annotated[str | None, doc("The field, as the request spells it.")] = None
+    code: str | None = None
+
+
+class ApiErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A refusal or a failure."""
+
+    error: ErrorDetail
+
+
+class NotAnObject(InvalidRequest):
+    """No request can be read from the body."""
+
+    wording = "{}"
+
+    @property
+    def reason(self) -> str:
+        return "the body is not a JSON object"
+
+
+class UnknownModel(WorkerError):
+    """The model that is asked for is not the one that is served."""
+
+    code, http_status, retriable = "NOT_FOUND", 404, False
+
+    @property
+    def reason(self) -> str:
+        return "another model"
+
+
+_CODES: dict[str, str] = {
+    "context_length": "context_length_exceeded",
+    "max_tokens_in": "context_length_exceeded",
+    "no_chat_template": "no_chat_template",
+    "required": "missing_required_parameter",
+    "type": "invalid_type",
+    "unsupported": "unsupported_parameter",
+}
+"""The codes of rules, by the rule's name; all others are invalid_value."""
+
+
+class Failure(NamedTuple):
+    """How a job's end that is none looks outside a stream."""
+
+    status: int
+    type: ErrorType
+
+
+_FAILURES: dict[StreamCode, Failure] = {
+    "CANCELLED": Failure(CANCELLED_STATUS, "invalid_request_error"),
+    "TIMEOUT": Failure(504, "server_error"),
+    "VRAM_OOM": Failure(500, "server_error"),
+    "INVALID_REQUEST": Failure(400, "invalid_request_error"),
+    "INFERENCE_FAILED": Failure(500, "server_error"),
+    "ENGINE_RESTARTED": Failure(503, "server_error"),
+}
+_GOING = Failure(503, "server_error")
+"""A job that the worker has cancelled, because it is about to exit."""
+
+
+def error_detail(error: WorkerError) -> ErrorDetail:
+    """A refusal in OpenAI's words."""
+    match error:
+        case FieldsRefused(errors=errors):
+            first = errors[0]
+            code = _CODES.get(first.constraint.partition("(")[0], "invalid_value")
+            return ErrorDetail(message=str(error), type="invalid_request_error", param=first.field, code=code)
+        case UnknownModel():
+            return ErrorDetail(message=str(error), type="not_found_error", param="model", code="model_not_found")
+        case Unauthorized():
+            return ErrorDetail(message=str(error), type="authentication_error", code="invalid_api_key")
+        case WorkerBusy():
+            return ErrorDetail(message=str(error), type="rate_limit_error", code=error.code.lower())
+        case _:
+            kind: ErrorType = "invalid_request_error" if error.http_status < _LEAST_SERVER_STATUS else "server_error"
+            return ErrorDetail(message=str(error), type=kind, code=error.code.lower())
+
+
+_LEAST_SERVER_STATUS = 500
+
+
+def failure(event: ErrorEvent) -> Failure:
+    """What a job that failed is outside a stream."""
+    return _GOING if event.code == "CANCELLED" and event.retriable else _FAILURES[event.code]
+
+
+def failure_detail(event: ErrorEvent) -> ErrorDetail:
+    return ErrorDetail(message=event.message, type=failure(event).type, code=event.code.lower())
+
+
+def error_body(detail: ErrorDetail) -> bytes:
+    return msgspec.json.encode(ApiErrorBody(error=detail))
+
+
+def respelled(errors: Iterable[FieldError], names: Mapping[str, str]) -> list[FieldError]:
+    """The same errors about the fields that the client wrote: `names` has its names by ours."""
+    return [_respelled(error, names) for error in errors]
+
+
+def _respelled(error: FieldError, names: Mapping[str, str]) -> FieldError:
+    name = names.get(error.field, error.field)
+    message = name + error.message[len(error.field) :] if error.message.startswith(error.field) else error.message
+    return msgspec.structs.replace(error, field=name, message=message)

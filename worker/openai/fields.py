@@ -1,0 +1,317 @@
+"""The fields of a request in OpenAI's shape, and how they become those of `/execute`.
+
+Owns: which fields are known, which are refused and which are of no consequence; their types; what the two generating
+routes have in common. Ranges are protocol/rules.py's. null is as absent, for every field. Refuses to know: HTTP
+frameworks, the prompt. Pure; runs on the front's event loop, or on a thread for large bodies.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from worker.openai.errors import NotAnObject, UnknownModel, respelled
+from worker.protocol.bodies import FieldError, FieldsRefused, doc
+from worker.protocol.constraints import SchemaText
+from worker.protocol.execute import ExecuteRequest, narrow
+from worker.protocol.rules import int_range, sampling_violations
+
+Members = dict[str, Any]
+"""The members of a JSON object, as msgspec.json.decode gives them."""
+
+MAX_CHOICES = 16
+"""The largest `n`."""
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+
+MAX_IGNORED = 32
+"""How many fields are named as ignored."""
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+"""RFC 9110, 5.6.2: what may stand in a header without quotes; other names are left out."""
+
+OF_NO_CONSEQUENCE = frozenset(
+    {
+        *("user", "metadata", "service_tier", "safety_identifier", "parallel_tool_calls"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    }
+)
+"""Fields that clients may send, and whose being ignored they cannot see."""
+
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "store": (False,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Fields that cannot be honoured, and those of their values that ask for nothing."""
+
+_OWN_READING = frozenset(
+    {
+        *("job_id", "prompt", "messages", "chat_template_kwargs", "max_tokens", "seed", "stop", "logprobs"),
+        "json_schema",
+    }
+)
+SHARED = {field.name: field.type for field in msgspec.structs.fields(ExecuteRequest) if field.name not in _OWN_READING}
+"""The fields that are `/execute`'s by name, type and meaning, with their types."""
+
+_FORMATS = ("text", "json_object", "json_schema")
+
+_I64_MAX = 2**63 - 1
+_U64 = 2**64
+
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<inside>.*)`)?", re.DOTALL)
+"""How msgspec words a value of a wrong type: it names types, and nothing of the value."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream tells beside the text."""
+
+    include_usage: Annotated[bool | None, doc("A last chunk without choices and with the usage.")] = None
+    continuous_usage_stats: Annotated[bool | None, doc("The usage so far in every chunk of a choice.")] = None
+
+
+class NamedSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema that an answer has to satisfy; it is enforced, strict or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: Annotated[dict[str, Any] | None, doc("As in /execute.")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer looks like."""
+
+    type: Annotated[str, doc("Any text, any JSON object, or what a schema allows.", enum=list(_FORMATS))]
+    json_schema: Annotated[NamedSchema | None, doc("With `json_schema`.")] = None
+    schema: Annotated[dict[str, Any] | None, doc("With `json_object`, as llama-server has it.")] = None
+
+
+class GeneratingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat completions and completions both have, beside `SHARED`."""
+
+    model: Annotated[str | None, doc("Any name is taken, unless `--strict-model`.")] = None
+    max_tokens: Annotated[int | None, doc("Most tokens to generate; at most --max-tokens-out.", minimum=0)] = None
+    n: Annotated[int | None, doc("How many answers to each prompt.", minimum=1, maximum=MAX_CHOICES)] = None
+    seed: Annotated[
+        int | None, doc("Repeats an answer; a choice's index is added to it.", minimum=-_I64_MAX - 1, maximum=_I64_MAX)
+    ] = None
+    stop: Annotated[str | list[str] | None, doc("Texts that end the answer and are not shown, at most 16.")] = None
+    stream: Annotated[bool | None, doc("Server-sent events, chunk by chunk.")] = None
+    stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
+    response_format: ResponseFormat | None = None
+    json_schema: Annotated[dict[str, Any] | bool | None, doc("As in /execute. Not with response_format.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What this worker allows, by its settings and its model."""
+
+    model: str
+    """The name that is served."""
+    is_strict: bool
+    """Whether no other name may be asked for."""
+    max_tokens_out: int
+    max_prompt_chars: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a request asks for, whatever its prompt is."""
+
+    fields: ExecuteRequest
+    """Without its prompt and its job_id, and with the seed of the first choice."""
+    n: int
+    is_stream: bool
+    options: StreamOptions
+    names: Mapping[str, str]
+    """How the client spells fields that have other names in `/execute`."""
+    ignored: tuple[str, ...]
+    """Fields that nobody knows here."""
+
+    def choice(self, index: int, job_id: str) -> ExecuteRequest:
+        """The fields of one of n answers to a prompt."""
+        seed = self.fields.seed
+        return msgspec.structs.replace(self.fields, job_id=job_id, seed=None if seed is None else (seed + index) % _U64)
+
+
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+
+
+def read_object(body: bytes | bytearray) -> Members:
+    """The members of a JSON object; of those given twice the last. Raises: NotAnObject."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise NotAnObject("the body is not JSON") from None
+    if not isinstance(value, dict):
+        raise NotAnObject("the body must be a JSON object")
+    return value
+
+
+def read_struct(shape: type[Shape], members: Members, errors: list[FieldError]) -> Shape:
+    """The fields of `shape`, all of which have defaults. Those of another type are added to the errors."""
+    values: Members = {}
+    for field in msgspec.structs.fields(shape):
+        value = members.get(field.name)
+        if value is not None:
+            read_field(field.name, value, field.type, values, errors)
+    return shape(**values)
+
+
+def read_field(name: str, value: object, kind: Any, values: Members, errors: list[FieldError]) -> None:
+    """Put the value into `values` under its name, or say in the errors why it is not of the type `kind`."""
+    try:
+        values[name] = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        found = _PLACE.fullmatch(str(error))
+        assert found is not None
+        place = name + (found["inside"] or "")
+        errors.append(FieldError(field=place, constraint="type", message=f"{place}: {found['what']}"))
+
+
+def check_model(model: str | None, terms: Terms) -> None:
+    """Raises: UnknownModel."""
+    if terms.is_strict and model is not None and model != terms.model:
+        raise UnknownModel("this worker serves another model: GET /v1/models names it")
+
+
+def unsupported(members: Members) -> Iterator[FieldError]:
+    """Fields that the client means and this worker cannot honour."""
+    for name, idle in _UNSUPPORTED.items():
+        value = members.get(name)
+        if value is not None and value not in idle:
+            text = f"{name} is not supported by this worker; leave it out"
+            yield FieldError(field=name, constraint="unsupported", message=text)
+
+
+def ignored_fields(members: Members, *shapes: type[msgspec.Struct], known: Collection[str] = ()) -> tuple[str, ...]:
+    """Fields that mean nothing here, as a header may name them, at most MAX_IGNORED."""
+    own = {field.name for shape in shapes for field in msgspec.structs.fields(shape)}
+    unknown = (name for name in members if not (name in own or name in known or name in _UNSUPPORTED))
+    named = [name for name in unknown if name not in OF_NO_CONSEQUENCE and _TOKEN.fullmatch(name)]
+    return tuple(named[:MAX_IGNORED])
+
+
+def read_generation(
+    members: Members,
+    request: GeneratingRequest,
+    terms: Terms,
+    errors: list[FieldError],
+    *,
+    logprobs: int | None,
+    max_tokens: int | None,
+    least_tokens: int = 1,
+    names: Mapping[str, str],
+) -> Generation:
+    """What is asked for. `max_tokens` and `logprobs` are read already, since their spelling is the route's.
+
+    Raises: UnknownModel; FieldsRefused with the errors found so far and here.
+    """
+    check_model(request.model, terms)
+    errors += unsupported(members)
+    schema, where = _schema(request, errors)
+    spelled = {"json_schema": where, **names}
+    values = _shared(members, errors) | {"seed": _seed(request.seed, errors), "stop": _stops(request.stop)}
+    values |= {"job_id": "", "prompt": "", "json_schema": schema, "logprobs": logprobs}
+    values["max_tokens"] = terms.max_tokens_out if max_tokens is None else max_tokens
+    fields = msgspec.structs.replace(_NOTHING, **values)
+    broken = [
+        *int_range("max_tokens", max_tokens, least_tokens, terms.max_tokens_out),
+        *int_range("n", request.n, 1, MAX_CHOICES),
+        *sampling_violations(fields, terms.max_tokens_out, terms.vocab_size, max_stops=MAX_STOPS),
+        *_stream_errors(request),
+    ]
+    errors += respelled(broken, spelled)
+    if errors:
+        raise FieldsRefused(errors)
+    return Generation(
+        fields=fields,
+        n=request.n or 1,
+        is_stream=bool(request.stream),
+        options=request.stream_options or StreamOptions(),
+        names=spelled,
+        ignored=ignored_fields(members, type(request), known=SHARED),
+    )
+
+
+_NOTHING = ExecuteRequest(job_id="", prompt="", max_tokens=1)
+
+
+def _shared(members: Members, errors: list[FieldError]) -> Members:
+    """The fields that are `/execute`'s own, with floats as the f32 that its fields hold."""
+    values: Members = {}
+    for name, kind in SHARED.items():
+        value = members.get(name)
+        if name == "top_k" and value == -1:
+            value = 0  # vLLM's off
+        if value is not None:
+            read_field(name, value, kind, values, errors)
+    for name, value in values.items():
+        if isinstance(value, float):
+            values[name] = narrow(value)
+    if biases := values.get("logit_bias"):
+        values["logit_bias"] = {token: narrow(bias) for token, bias in biases.items()}
+    return values
+
+
+def _seed(seed: int | None, errors: list[FieldError]) -> int | None:
+    """A signed seed as the u64 with the same bits."""
+    errors += int_range("seed", seed, -_I64_MAX - 1, _I64_MAX)
+    return None if seed is None else seed % _U64
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def _stream_errors(request: GeneratingRequest) -> Iterator[FieldError]:
+    if request.stream_options is not None and not request.stream:
+        text = "stream_options needs stream to be true; leave it out"
+        yield FieldError(field="stream_options", constraint="needs(stream)", message=text)
+
+
+def _schema(request: GeneratingRequest, errors: list[FieldError]) -> tuple[SchemaText | None, str]:
+    """The schema that the answer has to satisfy, and the field that it came in."""
+    if request.response_format is None:
+        given = request.json_schema
+        return None if given is None else _schema_text(given), "json_schema"
+    if request.json_schema is not None:
+        text = "json_schema cannot go with response_format; send one of them"
+        errors.append(FieldError(field="json_schema", constraint="exclusive(response_format)", message=text))
+    schema = _schema_of(request.response_format, errors)
+    return None if schema is None else _schema_text(schema), "response_format"
+
+
+def _schema_of(wanted: ResponseFormat, errors: list[FieldError]) -> dict[str, Any] | None:
+    match wanted.type:
+        case "text":
+            return None
+        case "json_object":
+            return wanted.schema or {"type": "object"}
+        case "json_schema":
+            if wanted.json_schema is not None and wanted.json_schema.schema is not None:
+                return wanted.json_schema.schema
+            field, text = "response_format.json_schema.schema", "is missing: the schema of the answer"
+        case _:
+            field, text = "response_format.type", f"must be one of {', '.join(_FORMATS)}"
+    errors.append(FieldError(field=field, constraint="required", message=f"{field} {text}"))
+    return None
+
+
+def _schema_text(schema: object) -> SchemaText:
+    """Raises: NotAnObject for a schema that is nested as deeply as can just be read."""
+    try:
+        return SchemaText(msgspec.json.encode(schema).decode())
+    except RecursionError:
+        raise NotAnObject("the body is nested too deeply") from None

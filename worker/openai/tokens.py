@@ -1,0 +1,184 @@
+"""`POST /tokenize`, `/detokenize`, the render routes and `GET /tokenizer_info`, in llama-server's spelling and vLLM's.
+
+Pure; runs on the front's event loop, reading on a thread for large bodies.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from worker.openai.fields import Members, Terms, ignored_fields, read_object, read_struct
+from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
+from worker.protocol.conversation import conversation
+from worker.wire.messages import Loaded, Prompt, TokenId, Tokenized
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `POST /tokenize`: one of `prompt` (vLLM's), `content` (llama-server's) and `messages`."""
+
+    model: str | None = None
+    prompt: Annotated[str | None, doc("A text.")] = None
+    add_special_tokens: Annotated[bool | None, doc("Whether BOS comes first where the model wants it.")] = None
+    content: Annotated[str | None, doc("A text.")] = None
+    add_special: Annotated[bool | None, doc("As add_special_tokens, and off where it is left out.")] = None
+    parse_special: Annotated[bool | None, doc("Whether names of special tokens are these tokens; true.")] = None
+    messages: Annotated[Any, doc("A conversation.")] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: Annotated[bool | None, doc("False.", const=False)] = None
+    with_pieces: Annotated[bool | None, doc("False.", const=False)] = None
+
+
+class TokensBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What a text becomes."""
+
+    tokens: tuple[TokenId, ...]
+    count: Count
+    max_model_len: Annotated[Count, doc("Tokens one job may use.")]
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: Annotated[list[int] | None, doc("Token ids.")] = None
+
+
+class TextBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of tokens, special ones by their names, under both servers' names."""
+
+    content: str
+    prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What programs that count tokens ask for."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: Annotated[str | None, doc("The Jinja template in force.")]
+
+
+class RenderedBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request becomes."""
+
+    token_ids: tuple[TokenId, ...]
+    prompt: Annotated[str, doc("The prompt's text; of a conversation, what the template made of it.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextAsked:
+    """A text or a conversation whose tokens are asked for."""
+
+    prompt: Prompt
+    field: str
+    """What it is called in the request."""
+    add_special: bool = True
+    parse_special: bool = True
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensAsked:
+    """Tokens whose text is asked for."""
+
+    tokens: tuple[TokenId, ...]
+    ignored: tuple[str, ...] = ()
+
+
+def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
+    """Raises: NotAnObject, FieldsRefused."""
+    members = read_object(body)
+    errors: list[FieldError] = []
+    request = read_struct(TokenizeRequest, members, errors)
+    given = [name for name in ("prompt", "content", "messages") if members.get(name) is not None]
+    if len(given) != 1 and not errors:
+        text = "send one of prompt, content and messages"
+        errors.append(FieldError(field="prompt", constraint="required", message=text))
+    for name in ("return_token_strs", "with_pieces"):
+        if getattr(request, name):
+            text = f"{name} is not supported by this worker; leave it out"
+            errors.append(FieldError(field=name, constraint="unsupported", message=text))
+    if errors:
+        raise FieldsRefused(errors)
+    ignored = ignored_fields(members, TokenizeRequest)
+    if given[0] == "messages":
+        return TextAsked(prompt=_conversation(request, members, terms), field="messages", ignored=ignored)
+    return _text_asked(request, given[0], terms, ignored)
+
+
+def _conversation(request: TokenizeRequest, members: Members, terms: Terms) -> Prompt:
+    goes_on = bool(request.continue_final_message)
+    return conversation(
+        members["messages"],
+        template_kwargs=request.chat_template_kwargs,
+        add_generation_prompt=not goes_on if request.add_generation_prompt is None else request.add_generation_prompt,
+        continue_final_message=goes_on,
+        max_chars=terms.max_prompt_chars,
+    )
+
+
+def _text_asked(request: TokenizeRequest, field: str, terms: Terms, ignored: tuple[str, ...]) -> TextAsked:
+    """Each server has its own default for BOS."""
+    if field == "content":
+        text, add_special = request.content or "", bool(request.add_special)
+    else:
+        text, add_special = request.prompt or "", request.add_special_tokens is not False
+    if len(text) > terms.max_prompt_chars:
+        most = terms.max_prompt_chars
+        words = f"{field} must be at most {most} characters (got {len(text)})"
+        raise FieldsRefused([FieldError(field=field, constraint=f"length(..={most})", message=words)])
+    return TextAsked(
+        prompt=text,
+        field=field,
+        add_special=add_special,
+        parse_special=request.parse_special is not False,
+        ignored=ignored,
+    )
+
+
+def read_detokenize(body: bytes | bytearray, terms: Terms) -> TokensAsked:
+    """Raises: NotAnObject, FieldsRefused."""
+    members = read_object(body)
+    errors: list[FieldError] = []
+    request = read_struct(DetokenizeRequest, members, errors)
+    most, n_vocab = terms.max_prompt_chars, terms.vocab_size
+    if errors:
+        raise FieldsRefused(errors)
+    if request.tokens is None:
+        errors.append(FieldError(field="tokens", constraint="required", message="tokens is missing"))
+    elif len(request.tokens) > most:
+        text = f"tokens must be at most {most} (got {len(request.tokens)})"
+        errors.append(FieldError(field="tokens", constraint=f"max_count({most})", message=text))
+    elif not all(0 <= token < n_vocab for token in request.tokens):
+        text = f"tokens must be token ids below {n_vocab}"
+        errors.append(FieldError(field="tokens", constraint=f"vocabulary({n_vocab})", message=text))
+    if errors:
+        raise FieldsRefused(errors)
+    tokens = tuple(map(TokenId, request.tokens or ()))
+    return TokensAsked(tokens=tokens, ignored=ignored_fields(members, DetokenizeRequest))
+
+
+def tokens_body(answer: Tokenized, facts: Loaded) -> TokensBody:
+    return TokensBody(tokens=answer.tokens, count=len(answer.tokens), max_model_len=facts.context_length)
+
+
+def text_body(text: str) -> TextBody:
+    return TextBody(content=text, prompt=text)
+
+
+def rendered_body(answer: Tokenized) -> RenderedBody:
+    return RenderedBody(token_ids=answer.tokens, prompt=answer.text)
+
+
+def tokenizer_info(facts: Loaded) -> TokenizerInfo:
+    model = facts.model
+    return TokenizerInfo(
+        bos_token=model.bos_token,
+        eos_token=model.eos_token,
+        pad_token=model.pad_token,
+        chat_template=model.chat_template,
+    )

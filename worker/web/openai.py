@@ -1,0 +1,265 @@
+"""The routes that OpenAI's clients and their like ask for: decode, call the front, encode.
+
+No rule lives here: worker/openai has the shapes, and jobs take the same road as those of `/execute`. Runs on the
+front's event loop; nothing here waits for anything but the client and, where tokens are asked for, the engine.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from litestar import Response, get, post
+from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
+
+from worker import __version__
+from worker.errors import WorkerBusy, WorkerError, WorkerLoading
+from worker.front.health import Phase
+from worker.front.state import LOADING_RETRY_S, Front
+from worker.openai import chat, completions, operations, tokens
+from worker.openai.answers import Choice, Heading, last_chunks, whole
+from worker.openai.chat import ChatAsked, read_chat
+from worker.openai.completions import CompletionAsked, Echo, PlainPrompt, read_completion
+from worker.openai.errors import UnknownModel, respelled
+from worker.openai.fields import Generation, Terms
+from worker.openai.models import ModelList, fingerprint, model_card
+from worker.protocol.bodies import FieldsRefused
+from worker.protocol.job_request import JobRequest
+from worker.web.bodies import AnyRequest, Bodies
+from worker.web.connection import has_too_many, is_crowded
+from worker.web.described import described
+from worker.web.refusals import json_answer, render_api_error, text_answer
+from worker.web.streaming import JobAnswer, JobStream
+from worker.wire.messages import Loaded, Prompt
+
+Asked = TypeVar("Asked")
+Read = Callable[[bytearray, Terms], Asked]
+"""(body, terms) → what is asked for. Raises: WorkerError."""
+
+
+def openai_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
+    door = Door(front, bodies)
+    return [*_model_routes(door), *_generating_routes(door), *_token_routes(door), *_probe_routes(front)]
+
+
+class Door:
+    """What the routes share: the model as they name it, and the way from a body to jobs."""
+
+    def __init__(self, front: Front, bodies: Bodies) -> None:
+        self.front = front
+        self.created = int(time.time())
+        self._bodies = bodies
+
+    @property
+    def facts(self) -> Loaded:
+        """Raises: WorkerLoading before a model was loaded."""
+        if self.front.facts is None:
+            raise WorkerLoading("the model is still loading", LOADING_RETRY_S)
+        return self.front.facts
+
+    @property
+    def model_name(self) -> str:
+        settings = self.front.settings
+        return settings.served_model_name or settings.model_ref or self.facts.name
+
+    async def read(self, request: AnyRequest, read: Read[Asked]) -> Asked:
+        """What is asked for. Raises: WorkerError, HTTPException."""
+        if has_too_many(request.scope):
+            raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
+        settings = self.front.settings
+        terms = Terms(
+            model=self.model_name,
+            is_strict=settings.strict_model,
+            max_tokens_out=settings.max_tokens_out,
+            max_prompt_chars=settings.max_prompt_chars,
+            vocab_size=self.facts.vocab_size,
+        )
+        return await self._bodies.decoded(request, lambda body: read(body, terms))
+
+    def heading(self, prefix: str) -> Heading:
+        """That of a new answer."""
+        return Heading(
+            id=f"{prefix}-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=self.model_name,
+            system_fingerprint=fingerprint(self.facts, __version__),
+        )
+
+    def answer(
+        self,
+        request: AnyRequest,
+        asked: ChatAsked | CompletionAsked,
+        heading: Heading,
+        *,
+        kind: str,
+        prompts: Sequence[Prompt],
+        choices: Sequence[Choice],
+        prompt_logprobs: int | None = None,
+    ) -> ASGIResponse:
+        """Open the jobs of an answer, n for each prompt, and answer with what they make. Raises: as open_jobs."""
+        generation, n = asked.generation, asked.generation.n
+        jobs = self.front.open_jobs(
+            [
+                JobRequest(
+                    fields=generation.choice(at % n, heading.id if len(choices) == 1 else f"{heading.id}-{at}"),
+                    prompt=prompts[at // n],
+                    dialect=choice,
+                    prompt_logprobs=prompt_logprobs,
+                    answer_id=heading.id,
+                )
+                for at, choice in enumerate(choices)
+            ],
+            request.headers.get("x-deadline"),
+            request.scope["state"]["correlation_id"],
+            is_crowded=is_crowded(request.scope),
+        )
+        headers = {"x-request-id": heading.id} | _ignored(generation.ignored)
+        refuse = partial(_refused, generation=generation)
+        if generation.is_stream:
+            ending = partial(last_chunks, heading, kind, choices, n, generation.options)
+            return JobStream(self.front, jobs, refuse, headers, ending)
+        body = partial(asked.body, heading, choices)
+        return JobAnswer(self.front, jobs, refuse, headers, partial(whole, choices, body))
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Around the making of a job: what is refused before there is one counts as a rejected request."""
+        try:
+            yield
+        except (WorkerError, HTTPException):
+            self.front.metrics.rejected()
+            raise
+
+
+def _refused(error: Exception, generation: Generation) -> Response[bytes]:
+    """The engine's refusal, about the fields as the client wrote them."""
+    if isinstance(error, FieldsRefused):
+        error = FieldsRefused(respelled(error.errors, generation.names))
+    return render_api_error(error)
+
+
+def _ignored(names: Sequence[str]) -> dict[str, str]:
+    return {"x-ignored-fields": ", ".join(names)} if names else {}
+
+
+def _body(body: object, ignored: Sequence[str] = ()) -> Response[bytes]:
+    return json_answer(msgspec.json.encode(body), headers=_ignored(ignored))
+
+
+# ── routes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _model_routes(door: Door) -> list[HTTPRouteHandler]:
+    @get("/v1/models", opt=described(operations.MODELS), sync_to_thread=False)
+    def models() -> Response[bytes]:
+        return _body(ModelList(data=[model_card(door.facts, door.model_name, door.created)]))
+
+    @get("/v1/models/{model_id:path}", opt=described(operations.MODEL), sync_to_thread=False)
+    def model(request: AnyRequest) -> Response[bytes]:
+        """The name may have slashes in it."""
+        if request.scope["path"].removeprefix("/v1/models/").removesuffix("/") != door.model_name:
+            raise UnknownModel("this worker serves another model: GET /v1/models names it")
+        return _body(model_card(door.facts, door.model_name, door.created))
+
+    return [models, model]
+
+
+def _generating_routes(door: Door) -> list[HTTPRouteHandler]:
+    @post("/v1/chat/completions", status_code=200, opt=described(operations.CHAT))
+    async def chat_completions(request: AnyRequest) -> ASGIResponse:
+        """A conversation's next message, whole or as it is made."""
+        with door.counted():
+            asked = await door.read(request, read_chat)
+            heading = door.heading("chatcmpl")
+            choices = asked.choices(heading)
+            return door.answer(request, asked, heading, kind=chat.CHUNK_OBJECT, prompts=[asked.prompt], choices=choices)
+
+    @post("/v1/completions", status_code=200, opt=described(operations.COMPLETIONS))
+    async def text_completions(request: AnyRequest) -> ASGIResponse:
+        """What follows a text, or several, whole or as it is made."""
+        with door.counted():
+            asked = await door.read(request, read_completion)
+            echoed = [await _echoed(door.front, asked, prompt) for prompt in asked.prompts]
+            heading = door.heading("cmpl")
+            choices = asked.choices(heading, [echo for _, echo in echoed])
+            return door.answer(
+                request,
+                asked,
+                heading,
+                kind=completions.OBJECT,
+                prompts=[prompt for prompt, _ in echoed],
+                choices=choices,
+                prompt_logprobs=asked.needs_prompt_logprobs,
+            )
+
+    return [chat_completions, text_completions]
+
+
+async def _echoed(front: Front, asked: CompletionAsked, prompt: PlainPrompt) -> tuple[PlainPrompt, Echo | None]:
+    """The prompt as it goes to the engine, and what its answer begins with. Raises: as Front.tokenize."""
+    if not asked.is_echo:
+        return prompt, None
+    if asked.logprobs is None:
+        return prompt, Echo(prompt if isinstance(prompt, str) else await front.detokenize(prompt))
+    ids = (await front.tokenize(prompt)).tokens if isinstance(prompt, str) else prompt
+    text = prompt if isinstance(prompt, str) else await front.detokenize(prompt)
+    return ids, Echo(text, ids[0], await front.detokenize(ids[:1]))
+
+
+def _token_routes(door: Door) -> list[HTTPRouteHandler]:
+    @post("/tokenize", status_code=200, opt=described(operations.TOKENIZE))
+    async def tokenize(request: AnyRequest) -> Response[bytes]:
+        asked = await door.read(request, tokens.read_tokenize)
+        answer = await door.front.tokenize(
+            asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special
+        )
+        return _body(tokens.tokens_body(answer, door.facts), asked.ignored)
+
+    @post("/detokenize", status_code=200, opt=described(operations.DETOKENIZE))
+    async def detokenize(request: AnyRequest) -> Response[bytes]:
+        asked = await door.read(request, tokens.read_detokenize)
+        return _body(tokens.text_body(await door.front.detokenize(asked.tokens)), asked.ignored)
+
+    @get("/tokenizer_info", opt=described(operations.TOKENIZER_INFO), sync_to_thread=False)
+    def tokenizer_info() -> Response[bytes]:
+        return _body(tokens.tokenizer_info(door.facts))
+
+    @post("/v1/chat/completions/render", status_code=200, opt=described(operations.RENDER_CHAT))
+    async def render_chat(request: AnyRequest) -> Response[bytes]:
+        """The tokens of what the template makes of a conversation."""
+        asked = await door.read(request, read_chat)
+        return _body(await _rendered(door.front, asked.prompt, asked.generation), asked.generation.ignored)
+
+    @post("/v1/completions/render", status_code=200, opt=described(operations.RENDER_COMPLETION))
+    async def render_completion(request: AnyRequest) -> Response[bytes]:
+        asked = await door.read(request, read_completion)
+        rendered = [await _rendered(door.front, prompt, asked.generation) for prompt in asked.prompts]
+        return _body(rendered, asked.generation.ignored)
+
+    return [tokenize, detokenize, tokenizer_info, render_chat, render_completion]
+
+
+async def _rendered(front: Front, prompt: Prompt, generation: Generation) -> tokens.RenderedBody:
+    try:
+        return tokens.rendered_body(await front.tokenize(prompt))
+    except FieldsRefused as refused:
+        raise FieldsRefused(respelled(refused.errors, generation.names)) from None
+
+
+def _probe_routes(front: Front) -> list[HTTPRouteHandler]:
+    @get("/version", opt=described(operations.VERSION), sync_to_thread=False)
+    def version() -> Response[bytes]:
+        return _body({"version": __version__})
+
+    @get("/ping", opt=described(operations.PING), sync_to_thread=False)
+    def ping() -> Response[bytes]:
+        """As /readyz, under the name that model servers have for it."""
+        is_ready = front.phase is Phase.READY
+        return text_answer("pong" if is_ready else "not ready", 200 if is_ready else 503)
+
+    return [version, ping]

@@ -1,0 +1,123 @@
+"""What a refusal looks like on the wire: as docs/protocol.md 3 words it, or in OpenAI's shape on the routes of `/v1`.
+
+Owns: which path speaks which of the two. Refuses to know: why something is refused. Runs on the front's event loop.
+"""
+
+from http import HTTPStatus
+
+from litestar import Response
+from litestar.exceptions import HTTPException, MethodNotAllowedException
+
+from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
+from worker.logs.lines import get_logger
+from worker.openai.errors import ErrorDetail, error_body, error_detail
+from worker.protocol.bodies import FieldsRefused, encode_error, encode_violations
+from worker.protocol.execute import BodyRejected
+
+log = get_logger()
+
+_TEXT = "text/plain"
+_JSON = "application/json"
+
+API_PATHS = frozenset(
+    {
+        *("/v1/models", "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/tokenizer_info"),
+        *("/v1/chat/completions/render", "/v1/completions/render"),
+    }
+)
+_MODEL_PATHS = "/v1/models/"
+"""What begins so names a model."""
+
+_HTTP_ERRORS = {
+    405: ("method_not_allowed", "this route has another method"),
+    413: ("body_too_large", "the body is too large"),
+    415: ("unsupported_media_type", "send a JSON body with content-type: application/json"),
+}
+"""The codes and words of what Litestar refuses."""
+
+
+def is_api_path(path: str) -> bool:
+    """Whether OpenAI's clients and their like ask for it."""
+    return path.rstrip("/") in API_PATHS or path.startswith(_MODEL_PATHS)
+
+
+def refusal_of(path: str, error: Exception, route_list: str = "") -> Response[bytes]:
+    """The answer that says no; `route_list` is what an unknown path is told."""
+    if isinstance(error, HTTPException):
+        return _api_http_error(error) if is_api_path(path) else _http_error(error, route_list)
+    return render_api_error(error) if is_api_path(path) else render_error(error)
+
+
+def unauthorized_body(path: str, error: Unauthorized) -> bytes:
+    return error_body(error_detail(error)) if is_api_path(path) else encode_error(error)
+
+
+# ── the pool manager's ───────────────────────────────────────────────────────────────────────────
+
+
+def render_error(error: Exception) -> Response[bytes]:
+    """An error as docs/protocol.md 3 words it."""
+    match error:
+        case BodyRejected():
+            return text_answer(str(error), error.http_status)
+        case FieldsRefused(errors=errors):
+            return json_answer(encode_violations(errors), error.http_status)
+        case WorkerError():
+            return json_answer(encode_error(error), error.http_status, _retry_after(error))
+        case _:
+            return json_answer(encode_error(_unexpected(error)), InternalError.http_status)
+
+
+def _http_error(error: HTTPException, route_list: str) -> Response[bytes]:
+    """What Litestar itself refuses: unknown paths and methods, and bodies that are too large."""
+    match error:
+        case MethodNotAllowedException():
+            return Response(b"", status_code=405, media_type=_TEXT, headers=_allow(error))
+        case HTTPException(status_code=413):
+            return text_answer("Failed to buffer the request body: length limit exceeded", 413)
+        case HTTPException(status_code=404):
+            return text_answer(route_list, 404)
+        case _:
+            return text_answer(error.detail, error.status_code)
+
+
+# ── OpenAI's ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def render_api_error(error: Exception) -> Response[bytes]:
+    """An error in OpenAI's shape."""
+    known = error if isinstance(error, WorkerError) else _unexpected(error)
+    return json_answer(error_body(error_detail(known)), known.http_status, _retry_after(known))
+
+
+def _api_http_error(error: HTTPException) -> Response[bytes]:
+    status = error.status_code
+    code, message = _HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
+    detail = ErrorDetail(message=message, type="invalid_request_error", code=code)
+    headers = _allow(error) if isinstance(error, MethodNotAllowedException) else None
+    return json_answer(error_body(detail), status, headers)
+
+
+# ── both ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response[bytes]:
+    return Response(body, status_code=status, media_type=_JSON, headers=headers)
+
+
+def text_answer(body: str, status: int) -> Response[bytes]:
+    return Response(body.encode(), status_code=status, media_type=_TEXT)
+
+
+def _allow(error: MethodNotAllowedException) -> dict[str, str]:
+    offered = (error.headers or {}).get("allow", "").split(", ")
+    return {"allow": "GET,HEAD" if "GET" in offered else "POST"}
+
+
+def _retry_after(error: WorkerError) -> dict[str, str] | None:
+    return {"retry-after": str(error.retry_after_s)} if isinstance(error, WorkerBusy | WorkerLoading) else None
+
+
+def _unexpected(error: Exception) -> InternalError:
+    log.error("error", code=InternalError.code, exc_info=error)
+    return InternalError("the request could not be answered; the log has the cause")
