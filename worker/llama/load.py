@@ -65,6 +65,7 @@ class LoadedRunner:
 
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     """What the engine process calls; the library's warnings and errors go to stderr, which the front reads."""
+    _check_given_template(config)
     loaded = load_runner(config, on_progress, _to_stderr)
     runner, shapes = loaded.runner, loaded.shapes
     chat = _chat(config, loaded)
@@ -135,29 +136,41 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
 # ── conversations ────────────────────────────────────────────────────────────────────────────────
 
 
-def _chat(config: Configure, loaded: LoadedRunner) -> ChatTemplates | Violation:
-    """The template of the file that the configuration names, else the model's own; or why there is none.
+def _check_given_template(config: Configure) -> None:
+    """Refuse a file that is of no use before the weights are read. Raises: ModelLoadFailed."""
+    if config.chat_template is None:
+        return
+    try:
+        ChatTemplates(
+            config.chat_template,
+            None,
+            names=Names(()),
+            tokens={f"{kind}_token": "" for kind in TOKEN_KINDS},
+            told=_told(config),
+        )
+    except BrokenTemplate as error:
+        raise ModelLoadFailed(f"--chat-template: {error}; use another file, or leave it out") from None
 
-    Raises: ModelLoadFailed for a file that is of no use, with the runner closed. A model that is of no use to chat with
-    serves everything else, which is told once.
+
+def _chat(config: Configure, loaded: LoadedRunner) -> ChatTemplates | Violation:
+    """The template of the file that the configuration names, else the model's own; or why there is none. A model that
+    is of no use to chat with serves everything else, which is told once.
+
+    Raises: ModelLoadFailed for what no template can be told, with the runner closed.
     """
-    info = loaded.info
+    info, told = loaded.info, _told(config)
     default = config.chat_template or info.chat_template
     if default is None:
         return _no_chat("the model has no chat template")
-    told = msgspec.json.decode(config.chat_template_kwargs, type=dict[str, object])
     try:
         chat = ChatTemplates(
             default,
             None if config.chat_template else info.chat_template_for_tools,
             names=Names(loaded.model.controls),
             tokens={f"{kind}_token": loaded.model.name_of(kind) or "" for kind in TOKEN_KINDS},
-            told=cast(dict[str, Json], told),
+            told=told,
         )
     except BrokenTemplate as error:
-        if config.chat_template:
-            loaded.runner.close()
-            raise ModelLoadFailed(f"--chat-template: {error}; use another file, or leave it out") from None
         sys.stderr.write(f"engine warning: the model's chat template is of no use: {error}\n")
         sys.stderr.flush()
         return _no_chat(f"the model's chat template is of no use: {error}")
@@ -165,6 +178,10 @@ def _chat(config: Configure, loaded: LoadedRunner) -> ChatTemplates | Violation:
         loaded.runner.close()
         raise ModelLoadFailed(f"--chat-template-kwargs: {chat.what_it_can_be_told}")
     return chat
+
+
+def _told(config: Configure) -> dict[str, Json]:
+    return cast(dict[str, Json], msgspec.json.decode(config.chat_template_kwargs, type=dict[str, object]))
 
 
 def _no_chat(why: str) -> Violation:
