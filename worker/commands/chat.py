@@ -70,6 +70,7 @@ def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(session.start())
+            session.check_template()
             Terminal(runner, session, settings, talk).run()
         finally:
             runner.run(session.close())

@@ -103,6 +103,12 @@ class Session:
         )
         self._facts = await self._client.start()
 
+    def check_template(self) -> None:
+        """Raises: NotAnsweredError where no conversation can be answered, before one has been begun."""
+        assert self._facts is not None
+        if self._facts.model.chat_template is None:
+            raise NotAnsweredError("this model has no chat template: give one with --chat-template FILE")
+
     async def close(self) -> None:
         """End the engine. Idempotent, also after a start that failed."""
         if self._terminal is not None:

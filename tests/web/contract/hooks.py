@@ -58,7 +58,11 @@ def before_call(context: schemathesis.HookContext, case: AnyCase, kwargs: Fields
 def _consistent(request: Fields) -> Fields:
     """A request that the schema allows as one that every rule allows."""
     request = {name: _whole(value) for name, value in request.items()}
-    request["prompt"] = _of_bytes(request["prompt"], FITTING_PROMPT)
+    if request.get("messages") is None:
+        request["prompt"] = _of_bytes(request["prompt"], FITTING_PROMPT)
+    else:
+        request["messages"] = _short(request["messages"])
+        request.pop("chat_template_kwargs", None)  # the default model's template has no names for them
     return _made_valid(request)
 
 
@@ -119,6 +123,19 @@ def _prompt(prompt: Any) -> Any:
     if isinstance(prompt[0], int):
         return [token % VOCABULARY for token in prompt[:FITTING_PROMPT]]
     return [_prompt(one) for one in prompt[:MAX_PROMPTS]]
+
+
+def _short(value: Any) -> Any:
+    """A few messages of a few words; what a schema names as constants is shorter."""
+    match value:
+        case str():
+            return _of_bytes(value, len("assistant"))
+        case list():
+            return [_short(item) for item in value[:3]]
+        case dict():
+            return {name: _short(inner) for name, inner in value.items()}
+        case _:
+            return value
 
 
 def _whole(value: Any) -> Any:
