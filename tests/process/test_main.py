@@ -37,6 +37,7 @@ from worker.wire.messages import (
     Accepted,
     AskResidency,
     Cancel,
+    Finished,
     Inbound,
     JobKey,
     Loaded,
@@ -150,6 +151,19 @@ def test_it_loads_answers_and_leaves_when_its_socket_closes() -> None:
         assert sum(len(step.deltas) for step in steps) == 4
         engine.front.close()
         assert engine.end() == (0, "")
+
+
+def test_a_job_may_want_no_more_than_its_prompts_log_probabilities() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(msgspec.structs.replace(job(1, max_tokens=0, prompt="hello there"), prompt_logprobs=2))
+        steps = engine.story()
+        parts = [part for step in steps for part in step.prompt_logprobs]
+        told = [logprob for part in parts for logprob in part.tokens]
+        assert parts[0].start == 1
+        assert (len(told), {len(one.top) for one in told}) == (10, {2})
+        assert steps[-1].finished == (Finished(JobKey(1), "MAX_TOKENS"),)
+        assert not any(step.deltas for step in steps)
 
 
 def test_a_prompt_that_does_not_fit_is_refused() -> None:
