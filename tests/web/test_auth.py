@@ -17,14 +17,14 @@ TOKEN = "correct-horse-battery-staple"
 GIVEN = {"authorization": f"Bearer {TOKEN}"}
 KNOWN = "550e8400-e29b-41d4-a716-446655440000"
 
-OPEN = ("/health", "/v1/health", "/v1/ready", "/livez", "/readyz")
+OPEN = ("/health", "/v1/health", "/v1/ready", "/livez", "/readyz", "/", "/page/chat.js")
 GUARDED = (
     *(("GET", "/metrics"), ("HEAD", "/metrics"), ("GET", "/openapi/openapi.json"), ("GET", "/openapi")),
     *(("POST", "/execute"), ("POST", "/cancel"), ("POST", "/cancel/some-job")),
     *(("POST", "/shutdown"), ("POST", "/v1/shutdown"), ("POST", "/v1/admin/shutdown")),
-    *(("GET", "/execute"), ("DELETE", "/metrics"), ("GET", "/nope"), ("POST", "/"), ("GET", "/health/")),
+    *(("GET", "/execute"), ("DELETE", "/metrics"), ("GET", "/nope"), ("GET", "/page/"), ("GET", "/health/")),
     *(
-        ("GET", "//health"),
+        ("GET", "/health//"),
         ("GET", "/health/../metrics"),
         ("GET", "/metrics?/health"),
         ("GET", "/health%2F..%2Fmetrics"),

@@ -28,6 +28,8 @@ ASKED = {
     "/docs": "text/html; charset=utf-8",
     "/docs/page.js": "text/javascript; charset=utf-8",
     "/docs/redoc.standalone.js": "text/javascript; charset=utf-8",
+    "/": "text/html; charset=utf-8",
+    "/page/chat.js": "text/javascript; charset=utf-8",
 }
 """What is read, with its content type."""
 
@@ -86,7 +88,7 @@ def test_what_is_ordered_is_posted(client: httpx2.Client, path: str, method: str
     "path",
     [
         *("/v1/inference", "/v1/inference/x", "/v1/infer", "/v1/jobs", "/v1/jobs/x", "/v1/loading/progress", "/info"),
-        *("/nope", "/", "/v1/execute", "/execute/x", "/cancel/a/b", "/healthz", "/schema", "/openapi/swagger"),
+        *("/nope", "/page", "/v1/execute", "/execute/x", "/cancel/a/b", "/healthz", "/schema", "/openapi/swagger"),
     ],
 )
 def test_what_is_not_spoken_is_404_and_told_what_is(client: httpx2.Client, path: str, method: str) -> None:
@@ -94,11 +96,11 @@ def test_what_is_not_spoken_is_404_and_told_what_is(client: httpx2.Client, path:
     response = client.request(method, path)
     assert (response.status_code, response.headers["content-type"]) == (404, TEXT)
     assert int(response.headers["content-length"]) > 0
-    routes = response.text.splitlines()[1:]
+    routes = response.text.replace("{job_id}", "some-job").replace("{name}", "chat.js").splitlines()[1:]
     if method == "HEAD":
         assert response.content == b""
     else:
-        told = {(line.split()[0], line.split()[1].replace("{job_id}", "some-job")) for line in routes}
+        told = {(line.split()[0], line.split()[1]) for line in routes}
         assert told == {("GET", path) for path in ASKED} | {("POST", path) for path in ORDERED} | OPENAI
 
 

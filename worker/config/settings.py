@@ -250,6 +250,7 @@ class Settings:
         show_default="none",
     )
     legacy_callback_body: bool = setting(False, "Send the ready callback's three legacy fields only.", "Network")
+    no_page: bool = setting(False, "Leave out the page at /, a chat with the model.", "Network")
     sse_event_names: bool = setting(False, "Write `event:` lines for old readers.", "Network")
 
     worker_id: str = setting(

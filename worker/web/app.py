@@ -6,8 +6,7 @@ else can be reached. Runs on the front's event loop; nothing here waits for anyt
 
 import re
 import secrets
-from functools import cache, partial
-from importlib.resources import files
+from functools import partial
 
 import msgspec
 from litestar import Litestar, Response, get, post
@@ -27,6 +26,8 @@ from worker.protocol.execute import ExecuteRequest, parse_cancel, parse_execute
 from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
 from worker.protocol.rules import violations
 from worker.web.bodies import AnyRequest, Bodies
+from worker.web.browsed import browsed, page_file
+from worker.web.chat_page import page_routes
 from worker.web.connection import has_too_many, is_crowded
 from worker.web.described import described, operation_of
 from worker.web.edge import OPEN_PATHS, Edge, note_refusal
@@ -49,6 +50,7 @@ def create_app(front: Front) -> Edge:
     handlers = [*_state_routes(front), _execute_route(front, bodies), *_control_routes(front, bodies)]
     handlers += openai_routes(front, bodies)
     handlers += _document_routes(_document_of(handlers, front.settings))
+    handlers += [] if front.settings.no_page else page_routes()
     app = Litestar(
         route_handlers=handlers,
         exception_handlers={
@@ -200,29 +202,19 @@ def _document_routes(document: bytes) -> list[HTTPRouteHandler]:
         held = document.replace(b"<", rb"\u003c")
         # Relative, for a proxy that serves the worker below a path of its own.
         beside = b"" if request.scope["raw_path"].endswith(b"/") else b"docs/"
-        head = _file("page.html").replace(b"{nonce}", nonce.encode()).replace(b"{beside}", beside)
+        head = page_file("page.html").replace(b"{nonce}", nonce.encode()).replace(b"{beside}", beside)
         body = head.replace(b"{document}", held)
-        return _browsed(body, "text/html", {"content-security-policy": _POLICY.format(nonce=nonce)})
+        return browsed(body, "text/html", {"content-security-policy": _POLICY.format(nonce=nonce)})
 
     @get("/docs/page.js", sync_to_thread=False)
     def script() -> Response[bytes]:
-        return _browsed(_file("page.js"), "text/javascript", {})
+        return browsed(page_file("page.js"), "text/javascript", {})
 
     @get("/docs/redoc.standalone.js", sync_to_thread=False)
     def redoc() -> Response[bytes]:
-        return _browsed(_file("redoc.standalone.js"), "text/javascript", {"cache-control": "private, max-age=3600"})
+        return browsed(page_file("redoc.standalone.js"), "text/javascript", {"cache-control": "private, max-age=3600"})
 
     return [openapi, page, script, redoc]
-
-
-def _browsed(body: bytes, media_type: str, headers: dict[str, str]) -> Response[bytes]:
-    guards = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
-    return Response(body, media_type=media_type, headers=guards | headers)
-
-
-@cache
-def _file(name: str) -> bytes:
-    return (files(__package__) / "page" / name).read_bytes()
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────

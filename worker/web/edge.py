@@ -29,6 +29,7 @@ from worker.front.metrics import Metrics
 from worker.logs.lines import get_logger
 from worker.logs.redaction import Secrets
 from worker.protocol.headers import correlation_id
+from worker.web.chat_page import PAGE_PATHS
 from worker.web.cors import Cors, send_preflight
 from worker.web.refusals import unauthorized_body
 
@@ -37,7 +38,7 @@ log = get_logger()
 CORRELATION_HEADER = b"x-correlation-id"
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz", "/ping"})
-"""Everything else needs the token, unknown paths included."""
+"""Everything else needs the token, unknown paths included, but the page at `/` and its files where there is one."""
 
 BROWSED_PATHS = frozenset({"/docs", "/docs/", "/docs/page.js", "/docs/redoc.standalone.js"})
 """Pages for browsers, which ask for a password but never for a bearer token: here the token may be one. Nowhere else,
@@ -69,6 +70,7 @@ class Edge:
     def __init__(self, app: Litestar, settings: Settings, metrics: Metrics) -> None:
         self._app = app
         self._key_digest = None if settings.api_key is None else _digest(settings.api_key.encode())
+        self._open_paths = OPEN_PATHS if settings.no_page else OPEN_PATHS | PAGE_PATHS
         self._exchange_log = ExchangeLog(app, settings, metrics)
         self._cors = Cors(settings.cors_origin)
 
@@ -103,7 +105,7 @@ class Edge:
             self._exchange_log.malformed(n_bytes)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if self._key_digest is None or scope["path"] in OPEN_PATHS:
+        if self._key_digest is None or scope["path"] in self._open_paths:
             return True
         scheme, _, value = (_header(scope["headers"], b"authorization") or "").partition(" ")
         match scheme.lower():

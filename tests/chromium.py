@@ -1,0 +1,250 @@
+"""Chromium without a window: what a person at a browser sees and does, driven over its DevTools protocol.
+
+The protocol is spoken over a pair of pipes, so that no port is open and no client of web sockets is needed. Names that
+are no address of this machine's are not looked up.
+"""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from tests.worker_process import PATIENCE_S, eventually
+
+FLAGS = (
+    *("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"),
+    *("--no-first-run", "--no-default-browser-check", "--mute-audio", "--hide-scrollbars", "--disable-extensions"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--force-color-profile=srgb"),
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+)
+"""Root, as whom containers run tests, cannot have Chromium's sandbox; what it opens are pages of our own."""
+
+_PIPES = 'exec "$@" 3<&"$TO_BROWSER" 4>&"$FROM_BROWSER"'
+"""Where the browser reads and writes."""
+
+_APT = ("apt-get", "-y", "-qq", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120")
+
+Answer = dict[str, Any]
+
+
+def chromium() -> str:
+    """The program. Debian's is installed if there is none; the test is skipped where that cannot be done."""
+    found = shutil.which("chromium")
+    if found is not None:
+        return found
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("there is no chromium, which only root can install, from Debian's packages")
+    for command in ((*_APT, "update"), (*_APT, "install", "chromium")):
+        done = subprocess.run(
+            command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, capture_output=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"there is no chromium, and Debian's packages are out of reach: {done.stderr.decode()[-200:]}")
+    return shutil.which("chromium") or "chromium"
+
+
+class Browser:
+    """One Chromium. Use as a context manager; it keeps nothing when it ends."""
+
+    def __init__(self, program: str, profile: Path) -> None:
+        self._command = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        self._numbers = count(1)
+        self._rest = b""
+        self._tabs: dict[str, Tab] = {}
+
+    def __enter__(self) -> Self:
+        browser_reads, self._to = os.pipe()
+        self._from, browser_writes = os.pipe()
+        given = {"TO_BROWSER": str(browser_reads), "FROM_BROWSER": str(browser_writes)}
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", _PIPES, "bash", *self._command],
+            pass_fds=(browser_reads, browser_writes),
+            env={**os.environ, **given},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(browser_reads)
+        os.close(browser_writes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # It ends when nobody speaks to it any more.
+        os.close(self._to)
+        os.close(self._from)
+        try:
+            self._process.wait(PATIENCE_S)
+        finally:
+            self._process.kill()
+
+    def tab(self, *, width: int = 1280, height: int = 800, scheme: str = "light") -> "Tab":
+        """A tab that shares nothing with others."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        tab = self._tabs[session] = Tab(self, session, context)
+        tab.prepare(width, height, scheme)
+        return tab
+
+    def close(self, context: str) -> None:
+        self.call("Target.disposeBrowserContext", browserContextId=context)
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> Answer:
+        """The answer to one command; what happened meanwhile is noted on its tab."""
+        number = next(self._numbers)
+        message: Answer = {"id": number, "method": method, "params": params}
+        if session is not None:
+            message["sessionId"] = session
+        _write(self._to, json.dumps(message).encode() + b"\0")
+        while True:
+            told = self._read()
+            if told.get("id") == number:
+                assert "error" not in told, (method, told["error"])
+                result: Answer = told["result"]
+                return result
+            if told.get("sessionId") in self._tabs:
+                self._tabs[told["sessionId"]].note(told["method"], told["params"])
+
+    def _read(self) -> Answer:
+        give_up_s = time.monotonic() + PATIENCE_S
+        while b"\0" not in self._rest:
+            readable, _, _ = select.select([self._from], [], [], give_up_s - time.monotonic())
+            data = os.read(self._from, 2**20) if readable else b""
+            assert data, "chromium has ended, or says nothing"
+            self._rest += data
+        message, _, self._rest = self._rest.partition(b"\0")
+        told: Answer = json.loads(message)
+        return told
+
+
+class Tab:
+    """A page in a tab: what it asked for, what it complained of, and a person's hands. Use as a context manager."""
+
+    def __init__(self, browser: Browser, session: str, context: str) -> None:
+        self._browser = browser
+        self._session = session
+        self._context = context
+        self.requests: list[Answer] = []
+        """All that it asked for: `url`, `method`, `postData`, …"""
+        self.complaints: list[str] = []
+        """What the console has of errors and broken policies; an answer that is no 200 is none."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._browser.close(self._context)
+
+    def prepare(self, width: int, height: int, scheme: str) -> None:
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+        self.call("Emulation.setEmulatedMedia", features=_features(scheme))
+        self.resize(width, height)
+
+    def resize(self, width: int, height: int) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+
+    def call(self, method: str, **params: Any) -> Answer:
+        return self._browser.call(method, self._session, **params)
+
+    def note(self, event: str, params: Answer) -> None:
+        if event == "Network.requestWillBeSent":
+            self.requests.append(params["request"])
+        elif event == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(params["exceptionDetails"]))
+        elif event == "Log.entryAdded" and params["entry"]["source"] != "network":
+            self.complaints.append(params["entry"]["text"])
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+
+    def open(self, url: str) -> None:
+        self.call("Page.navigate", url=url)
+        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def evaluate(self, expression: str, **given: Any) -> Any:
+        """The value of JavaScript, awaited, in which the names of `given` have their values."""
+        names, values = ", ".join(given), ", ".join(json.dumps(value) for value in given.values())
+        told = self.call(
+            "Runtime.evaluate",
+            expression=f"(async ({names}) => ({expression}))({values})",
+            awaitPromise=True,
+            returnByValue=True,
+        )
+        assert "exceptionDetails" not in told, told
+        return told["result"].get("value")
+
+    def until(self, expression: str, **given: Any) -> None:
+        eventually(lambda: self.evaluate(expression, **given))
+
+    def text(self, selector: str) -> str:
+        """What is there to be read; empty where it is hidden."""
+        text: str = self.evaluate("document.querySelector(s)?.innerText ?? ''", s=selector)
+        return text
+
+    def shows(self, selector: str) -> bool:
+        return bool(self.evaluate("document.querySelector(s)?.checkVisibility() ?? false", s=selector))
+
+    def picture(self) -> bytes:
+        """A PNG of the window."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+
+    # ── doing ────────────────────────────────────────────────────────────────────────────────────
+
+    def click(self, selector: str) -> None:
+        """A press of the mouse where the element is, which whatever lies over it gets instead."""
+        at = self._place(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, **at, button="left", clickCount=1)
+
+    def point(self, selector: str) -> None:
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **self._place(selector))
+
+    def _place(self, selector: str) -> Mapping[str, float]:
+        """The middle of the element, once it is seen."""
+        eventually(lambda: self.shows(selector))
+        box = self.evaluate(
+            "(e => { e.scrollIntoView({block: 'nearest'}); const b = e.getBoundingClientRect();"
+            " return {x: b.x + b.width / 2, y: b.y + b.height / 2} })(document.querySelector(s))",
+            s=selector,
+        )
+        return {"x": box["x"], "y": box["y"]}
+
+    def fill(self, selector: str, text: str) -> None:
+        """Type over what is in a box."""
+        self.evaluate("(e => { e.focus(); e.select(); })(document.querySelector(s))", s=selector)
+        self.call("Input.insertText", text=text)
+
+    def press(self, key: str) -> None:
+        told = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **told, **({"text": "\r"} if key == "Enter" else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **told)
+
+
+_KEYS = {"Enter": 13, "Escape": 27, "ArrowRight": 39, "Tab": 9}
+
+
+def _features(scheme: str) -> list[Answer]:
+    """The system's settings that a page is told of. Nothing moves, so that a picture is not taken in between."""
+    told = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+    return [{"name": name, "value": value} for name, value in told.items()]
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,285 @@
+"""The page at `/` as a person sees it in a browser: what it shows, does and asks for; and no answer takes it over."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chromium import Browser, Tab, chromium
+from tests.gated_engine import front_command
+from tests.hostile_texts import PATIENCE, TEXTS
+from tests.worker_process import WorkerProcess, eventually, serve_default
+from worker.web.chat_page import PAGE_PATHS
+
+pytestmark = [pytest.mark.process, pytest.mark.model]
+
+TOKEN = "correct-horse-battery-staple"
+GIVEN = {"authorization": f"Bearer {TOKEN}"}
+
+LONG = '{"type": "array", "items": {"type": "integer"}, "minItems": 700}'
+"""A schema whose answers take longer than a test looks at them."""
+
+ANSWERED = "!document.querySelector('#stop').checkVisibility() && document.querySelector('.turn.assistant')"
+LAST = ".turn.assistant:last-child"
+
+ALLOWED = {
+    *("DIV", "P", "H3", "H4", "H5", "H6", "HR", "UL", "OL", "LI", "BLOCKQUOTE", "PRE", "CODE", "SPAN", "BUTTON"),
+    *("STRONG", "EM", "S", "A", "TABLE", "THEAD", "TBODY", "TR", "TH", "TD"),
+}
+"""The elements that an answer may become."""
+ALLOWED_ATTRIBUTES = {"class", "type", "tabindex", "start", "href", "title", "target", "rel", "aria-busy"}
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A worker that wants a token, with room for one job that runs and one that waits."""
+
+    worker: WorkerProcess
+    gate: Path
+    """Each engine loads its model when this is opened."""
+
+    def open_gate(self) -> None:
+        self.gate.write_bytes(b"")
+
+    def is_idle(self) -> bool:
+        return not self.worker.health()["slots_busy"]
+
+    def n_cancelled(self) -> int:
+        found = re.search(r'^worker_requests_total{outcome="cancelled",.*} (\d+)', self.metrics(), re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
+    def metrics(self) -> str:
+        return self.worker.get("/metrics", headers=GIVEN).text
+
+
+@pytest.fixture(scope="module")
+def guarded(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    gate = tmp_path_factory.mktemp("page") / "gate"
+    os.mkfifo(gate)
+    flags = ("--parallel", "1", "--max-queue", "1", "--ctx-size", "2048")
+    environment = {"LLORCH_API_TOKEN": TOKEN}
+    with serve_default(model_path, *flags, command=front_command(gate), environment=environment) as worker:
+        guarded = Guarded(worker, gate)
+        guarded.open_gate()
+        worker.ready()
+        yield guarded
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(chromium(), tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@contextmanager
+def visited(browser: Browser, url: str, *, has_policy: bool = True, **window: Any) -> Iterator[Tab]:
+    """A tab with the page; whatever was done with it, it asked nobody else, and the browser had nothing to refuse."""
+    with browser.tab(**window) as tab:
+        tab.call("Page.setBypassCSP", enabled=not has_policy)
+        tab.open(url)
+        yield tab
+        tab.evaluate("0")
+        assert tab.complaints == []
+        asked = {request["url"] for request in tab.requests if not request["url"].startswith("data:")}
+        assert {address for address in asked if not address.startswith(url)} == set()
+
+
+@pytest.fixture
+def tab(browser: Browser, guarded: Guarded) -> Iterator[Tab]:
+    """The page, with its token."""
+    with visited(browser, f"{guarded.worker.url}/") as tab:
+        give_token(tab, TOKEN)
+        tab.until("document.querySelector('#state').textContent === 'ready'")
+        yield tab
+    eventually(guarded.is_idle)
+
+
+def give_token(tab: Tab, token: str) -> None:
+    tab.until("document.querySelector('#token').checkVisibility()")
+    tab.fill("#token", token)
+    tab.press("Enter")
+
+
+def set_field(tab: Tab, name: str, value: object) -> None:
+    tab.fill(f"#settings [name={name}]", str(value))
+
+
+def ask(tab: Tab, question: str) -> None:
+    tab.fill("#prompt", question)
+    tab.press("Enter")
+
+
+def asked(tab: Tab) -> list[dict[str, Any]]:
+    """The bodies of all chat requests."""
+    requests = [each for each in tab.requests if each["url"].endswith("/v1/chat/completions")]
+    return [json.loads(each["postData"]) for each in requests]
+
+
+# ── a conversation ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_wrong_with_the_settings_is_said_before_anything_is_asked(tab: Tab) -> None:
+    for name, value in {"schema": "{", "temperature": "7"}.items():
+        set_field(tab, name, value)
+        ask(tab, "Hello")
+        assert tab.evaluate("document.activeElement.name") == name
+        tab.evaluate("document.querySelector(s).value = ''", s=f"#settings [name={name}]")
+    assert asked(tab) == []
+
+
+# ── a worker in other states ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_wrong_token_is_told_and_the_right_one_is_kept_for_this_tab(browser: Browser, guarded: Guarded) -> None:
+    with visited(browser, f"{guarded.worker.url}/") as tab:
+        give_token(tab, "wrong")
+        tab.until("document.querySelector('#token-wrong').innerText !== ''")
+        assert tab.text("#state") == "needs its token"
+        give_token(tab, TOKEN)
+        tab.until("!document.querySelector('#token-form').checkVisibility()")
+        tab.until("document.querySelector('#cells').textContent.includes(' of ')")
+        tab.call("Page.reload")
+        tab.until("document.querySelector('#state')?.textContent === 'ready'")
+        assert not tab.shows("#token-form")
+    assert not any(TOKEN in request["url"] for request in tab.requests)
+
+
+# ── a hostile answer ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_text_becomes_more_than_its_letters_wherever_it_is_cut(tab: Tab) -> None:
+    """An answer grows: each beginning of it is shown once."""
+    for text in TEXTS:
+        tab.evaluate(
+            "import('/page/markdown.js').then(({show}) => {"
+            " const body = log.appendChild(document.createElement('div')); body.className = 'written';"
+            " for (let n = 0; n <= text.length; n += 1) show(body, text.slice(0, n)) })",
+            text=text,
+        )
+    check_harmless(tab)
+
+
+def check_harmless(tab: Tab) -> None:
+    assert tab.evaluate("window.owned === undefined")
+    found = tab.evaluate(
+        "[...log.querySelectorAll('.written *, .written')].flatMap(e => [e.tagName, ...e.getAttributeNames()])"
+    )
+    assert set(found) <= ALLOWED | ALLOWED_ATTRIBUTES
+    links = tab.evaluate("[...log.querySelectorAll('a')].map(a => [a.protocol, a.rel])")
+    assert all(protocol in {"http:", "https:"} and "noopener" in rel for protocol, rel in links)
+    assert not any("owned" in request["url"] for request in tab.requests)
+
+
+def test_no_text_holds_the_page_up(tab: Tab) -> None:
+    """A pattern that tries everything would take longer than any wait of these tests."""
+    for text in PATIENCE:
+        tab.evaluate(
+            "import('/page/markdown.js').then(({show}) => show(document.createElement('div'), text))",
+            text=text,
+        )
+
+
+def test_events_are_the_same_however_their_bytes_are_cut(tab: Tab) -> None:
+    """Also in the middle of a character."""
+    text = 'data: {"t":"日本語 🙂"}\n\n: a comment\n\ndata: {"t":"é\u2028\\n"}\r\n\r\nevent: x\ndata: [DONE]\n\n'
+    expected = ['{"t":"日本語 🙂"}', '{"t":"é\u2028\\n"}', "[DONE]"]
+    found = tab.evaluate(
+        "import('/page/stream.js').then(async ({events}) => {"
+        " const bytes = new TextEncoder().encode(text), seen = new Set();"
+        " const read = async (...cuts) => {"
+        "  const data = [];"
+        "  const at = [0, ...cuts, bytes.length];"
+        "  const chunks = at.slice(1).map((end, n) => bytes.slice(at[n], end));"
+        "  for await (const each of events((async function* () { yield* chunks })())) data.push(each);"
+        "  seen.add(JSON.stringify(data)) };"
+        " for (let a = 0; a <= bytes.length; a += 1) for (let b = a; b <= bytes.length; b += 5) await read(a, b);"
+        " await read(...bytes.keys());"
+        " return [...seen] })",
+        text=text,
+    )
+    assert [json.loads(each) for each in found] == [expected]
+
+
+# ── the same as code ─────────────────────────────────────────────────────────────────────────────
+
+
+# ── who sees it, and where ───────────────────────────────────────────────────────────────────────
+
+
+def test_every_control_has_a_name_and_nothing_is_cut_off_on_a_phone(browser: Browser, guarded: Guarded) -> None:
+    with visited(browser, f"{guarded.worker.url}/", width=360, height=640) as tab:
+        give_token(tab, TOKEN)
+        assert not tab.shows("#panel")
+        tab.click("#show-panel")
+        assert tab.shows("#settings [name=temperature]")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+        nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+    asked_for = {"button", "textbox", "spinbutton", "checkbox", "meter", "log", "tab"}
+    named = [(node["role"]["value"], node["name"]["value"]) for node in nodes if node.get("role") and node.get("name")]
+    controls = [(role, name) for role, name in named if role in asked_for]
+    assert len(controls) > 15
+    assert [role for role, name in controls if not name.strip()] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_stands_out_from_what_it_stands_on(browser: Browser, guarded: Guarded, scheme: str) -> None:
+    """By WCAG's measure at least 4.5 to 1."""
+    with visited(browser, f"{guarded.worker.url}/", scheme=scheme) as tab:
+        give_token(tab, "wrong")
+        tab.until("document.querySelector('#token-wrong').innerText !== ''")
+        assert tab.evaluate(_FAINT) == []
+
+
+_FAINT = """(() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const rgba = (color) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const luminance = (color) => rgba(color).slice(0, 3).map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+  const under = (e) => {
+    for (; e; e = e.parentElement) {
+      const color = getComputedStyle(e).backgroundColor;
+      if (rgba(color)[3] === 255) return color;
+    }
+    return "white";
+  };
+  const hasText = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim() !== "");
+  return [...document.body.querySelectorAll("*")].filter((e) => e.checkVisibility() && hasText(e)).filter((e) => {
+    const [a, b] = [luminance(getComputedStyle(e).color), luminance(under(e))].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05) < 4.5;
+  }).map((e) => e.outerHTML.slice(0, 80));
+})()"""
+
+
+def test_its_files_are_those_that_are_open_and_name_nothing_elsewhere(guarded: Guarded) -> None:
+    page = guarded.worker.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert (page.headers["x-content-type-options"], page.headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    for path in PAGE_PATHS:
+        assert guarded.worker.get(path).status_code == 200
+    for path in ("/page/nope.js", "/page/../app.py", "/page/%2e%2e%2fapp.py", "/page/chat.html"):
+        assert guarded.worker.get(path).status_code == 401
+        assert guarded.worker.get(path, headers=GIVEN).status_code == 404
+
+
+def test_it_can_be_left_out(model_path: Path) -> None:
+    environment = {"LLORCH_API_TOKEN": TOKEN}
+    with serve_default(model_path, "--no-page", "--ctx-size", "512", environment=environment) as worker:
+        worker.listening()
+        for path in PAGE_PATHS:
+            assert worker.get(path).status_code == 401
+            assert worker.get(path, headers=GIVEN).status_code == 404
