@@ -216,11 +216,13 @@ class Tab:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", **self._place(selector))
 
     def _place(self, selector: str) -> Mapping[str, float]:
-        """The middle of the element, once it is seen."""
+        """The middle of the element, once it is seen and has come into view."""
         eventually(lambda: self.shows(selector))
+        frame = "await new Promise(requestAnimationFrame);"
         box = self.evaluate(
-            "(e => { e.scrollIntoView({block: 'nearest'}); const b = e.getBoundingClientRect();"
-            " return {x: b.x + b.width / 2, y: b.y + b.height / 2} })(document.querySelector(s))",
+            f"await (async e => {{ e.scrollIntoView({{block: 'nearest'}}); {frame} {frame}"
+            " const b = e.getBoundingClientRect(); return {x: b.x + b.width / 2, y: b.y + b.height / 2} })"
+            "(document.querySelector(s))",
             s=selector,
         )
         return {"x": box["x"], "y": box["y"]}

@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,12 @@ import pytest
 
 from tests.chromium import Browser, Tab, chromium
 from tests.gated_engine import front_command
+from tests.gguf_files import tiny_model
+from tests.hostile_engine import ANSWER
 from tests.hostile_texts import PATIENCE, TEXTS
-from tests.worker_process import WorkerProcess, eventually, serve_default
+from tests.path_proxy import below_a_path
+from tests.web.wire import request_of
+from tests.worker_process import PATIENCE_S, Stream, WorkerProcess, eventually, serve_default
 from worker.web.chat_page import PAGE_PATHS
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -25,7 +32,7 @@ GIVEN = {"authorization": f"Bearer {TOKEN}"}
 LONG = '{"type": "array", "items": {"type": "integer"}, "minItems": 700}'
 """A schema whose answers take longer than a test looks at them."""
 
-ANSWERED = "!document.querySelector('#stop').checkVisibility() && document.querySelector('.turn.assistant')"
+ANSWERED = "!document.querySelector('#stop').checkVisibility() && document.querySelector('.turn.assistant') !== null"
 LAST = ".turn.assistant:last-child"
 
 ALLOWED = {
@@ -116,6 +123,12 @@ def ask(tab: Tab, question: str) -> None:
     tab.press("Enter")
 
 
+def turns(tab: Tab) -> list[dict[str, Any]]:
+    """The conversation as the page has it; what is on screen is Markdown made into elements."""
+    kept: list[dict[str, Any]] = tab.evaluate("JSON.parse(Object.values(sessionStorage)[0]).turns")
+    return kept
+
+
 def asked(tab: Tab) -> list[dict[str, Any]]:
     """The bodies of all chat requests."""
     requests = [each for each in tab.requests if each["url"].endswith("/v1/chat/completions")]
@@ -123,6 +136,74 @@ def asked(tab: Tab) -> list[dict[str, Any]]:
 
 
 # ── a conversation ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_conversation_streams_and_is_what_the_worker_says(tab: Tab, guarded: Guarded) -> None:
+    settings = {"temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1}
+    settings |= {"max_tokens": 40, "seed": -3}
+    for name, value in settings.items():
+        set_field(tab, name, value)
+    set_field(tab, "stop", "###\n<end>")
+    set_field(tab, "system", "You are brief.")
+    tab.evaluate(
+        "void new MutationObserver(() => (window.lengths ??= new Set()).add(log.innerText.length))"
+        ".observe(log, {subtree: true, childList: true, characterData: true})"
+    )
+    for question in ("Name three colours.", "And three rivers?"):
+        ask(tab, question)
+        tab.until(
+            f"{ANSWERED} && document.querySelectorAll('.turn.assistant .usage:not(:empty)').length === n",
+            n=len(asked(tab)),
+        )
+    assert tab.evaluate("window.lengths.size") > 5
+    bodies = asked(tab)
+    streamed = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    expected = {**settings, "stop": ["###", "<end>"], **streamed}
+    for n, body in enumerate(bodies):
+        assert body == {"model": body["model"], "messages": body["messages"], **expected}
+        said = [{"role": turn["role"], "content": turn["content"]} for turn in turns(tab)]
+        assert body["messages"] == [{"role": "system", "content": "You are brief."}, *said[: 2 * n + 1]]
+        whole = {**body, "stream": False}
+        del whole["stream_options"]
+        answer = guarded.worker.post("/v1/chat/completions", json=whole, headers=GIVEN).json()
+        assert said[2 * n + 1]["content"] == answer["choices"][0]["message"]["content"] != ""
+    usage = tab.text(f"{LAST} .usage")
+    assert "tokens/s" in usage
+    assert "prompt tokens cached" in usage
+
+
+def test_the_stop_button_cancels_the_job_in_the_engine(tab: Tab, guarded: Guarded) -> None:
+    set_field(tab, "schema", LONG)
+    set_field(tab, "temperature", 0)
+    ask(tab, "Numbers!")
+    tab.until("document.querySelector(s)?.innerText.length > 20", s=f"{LAST} pre")
+    n_cancelled = guarded.n_cancelled()
+    tab.click("#stop")
+    tab.until(ANSWERED)
+    eventually(guarded.is_idle)
+    assert guarded.n_cancelled() == n_cancelled + 1
+    assert "stopped" in tab.text(f"{LAST} .usage")
+    assert tab.text(f"{LAST} pre").startswith("[")
+    assert tab.shows("#send")
+
+
+def test_a_token_s_probability_and_the_likeliest_five_are_shown(tab: Tab) -> None:
+    tab.click("#settings [name=probabilities]")
+    set_field(tab, "max_tokens", 12)
+    ask(tab, "Say something in Japanese.")
+    tab.until(f"{ANSWERED} && document.querySelectorAll('.token').length > 3")
+    assert (asked(tab)[-1]["logprobs"], asked(tab)[-1]["top_logprobs"]) == (True, 5)
+    assert tab.evaluate("document.querySelector(s).textContent", s=f"{LAST} .tokens") == turns(tab)[-1]["content"]
+    tab.point(f"{LAST} .token:nth-child(2)")
+    tab.until("odds.checkVisibility()")
+    assert 5 <= tab.evaluate("odds.querySelectorAll('tr').length") <= 6
+    assert tab.evaluate("odds.querySelectorAll('.drawn').length") == 1
+    tab.evaluate("document.querySelector(s).focus()", s=f"{LAST} .token")
+    tab.press("ArrowRight")
+    assert tab.evaluate("document.activeElement.matches('.token:nth-child(2)')")
+    tab.click("#settings [name=probabilities]")
+    assert not tab.shows(".token")
+    assert tab.text(f"{LAST} .body").strip() != ""
 
 
 def test_what_is_wrong_with_the_settings_is_said_before_anything_is_asked(tab: Tab) -> None:
@@ -151,7 +232,57 @@ def test_a_wrong_token_is_told_and_the_right_one_is_kept_for_this_tab(browser: B
     assert not any(TOKEN in request["url"] for request in tab.requests)
 
 
+def test_a_full_queue_is_told_with_the_time_to_wait(tab: Tab, guarded: Guarded) -> None:
+    with ExitStack() as jobs:
+        for job_id in ("runs", "waits"):
+            job = jobs.enter_context(Stream(guarded.worker.url, request_of(job_id), GIVEN))
+            if job_id == "runs":
+                job.until("token")
+        tab.until("document.querySelector('#queue').textContent === '1 waiting'")
+        assert tab.text("#slots") == "1 of 1 busy"
+        ask(tab, "Is there room?")
+        tab.until("notice.checkVisibility()")
+        assert "Try again in" in tab.text("#notice")
+        assert tab.evaluate("document.querySelector('#prompt').value") == "Is there room?"
+        assert turns(tab) == []
+
+
+def test_a_dead_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: Guarded) -> None:
+    set_field(tab, "schema", LONG)
+    ask(tab, "Numbers!")
+    tab.until("document.querySelector(s)?.innerText.length > 20", s=f"{LAST} pre")
+    guarded.worker.engine.send_signal(signal.SIGKILL)
+    tab.until("document.querySelector('.failure') !== null")
+    tab.until("banner.checkVisibility()")
+    assert tab.text("#state") == "restarting"
+    assert "engine" in tab.text("#banner")
+    ask(tab, "Are you there?")
+    tab.until("notice.checkVisibility()")
+    guarded.open_gate()
+    tab.until("document.querySelector('#state').textContent === 'ready' && !banner.checkVisibility()")
+    tab.evaluate("document.querySelector('#settings [name=schema]').value = ''")
+    set_field(tab, "max_tokens", 4)
+    ask(tab, "Are you there?")
+    tab.until(f"{ANSWERED} && document.querySelector(s).innerText !== ''", s=f"{LAST} .usage")
+    assert not tab.shows("#notice")
+
+
 # ── a hostile answer ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("has_policy", [True, False])
+def test_no_answer_becomes_more_than_its_letters(browser: Browser, tmp_path: Path, has_policy: bool) -> None:
+    """Neither with the policy, which then had nothing to refuse, nor without it."""
+    model = tiny_model().write(tmp_path / "tiny.gguf")
+    command = (sys.executable, "-m", "tests.fronted_by", "tests.hostile_engine")
+    with WorkerProcess("--model", str(model), "--port", "0", command=command) as worker:
+        worker.ready()
+        with visited(browser, f"{worker.url}/", has_policy=has_policy) as tab:
+            tab.until("document.querySelector('#state').textContent === 'ready'")
+            ask(tab, "Take this page over.")
+            tab.until(ANSWERED)
+            assert turns(tab)[-1]["content"].startswith(ANSWER)
+            check_harmless(tab)
 
 
 def test_no_text_becomes_more_than_its_letters_wherever_it_is_cut(tab: Tab) -> None:
@@ -210,7 +341,41 @@ def test_events_are_the_same_however_their_bytes_are_cut(tab: Tab) -> None:
 # ── the same as code ─────────────────────────────────────────────────────────────────────────────
 
 
+def test_the_lines_shown_ask_for_the_conversation_on_screen(tab: Tab, guarded: Guarded) -> None:
+    """Pasted into a shell and into Python they give the answer that the page has."""
+    for name, value in {"temperature": 0, "top_k": 3, "repetition_penalty": 1.1, "max_tokens": 12}.items():
+        set_field(tab, name, value)
+    question = "What's \"this\" \\ `that` $HOME in 'Köln' 🙂?"
+    ask(tab, question)
+    tab.until(f"{ANSWERED} && document.querySelector(s).innerText !== ''", s=f"{LAST} .usage")
+    answer = turns(tab)[-1]["content"]
+    tab.click("#show-code")
+    curl = tab.evaluate("document.querySelector('#code-text').textContent")
+    tab.click("#as-python")
+    python = tab.evaluate("document.querySelector('#code-text').textContent")
+    assert TOKEN not in curl + python
+    told = json.loads(run(["bash", "-c", curl.replace("curl ", "curl --silent --noproxy '*' ", 1)]))
+    assert told["choices"][0]["message"]["content"] == answer
+    assert run([sys.executable, "-c", python]) == answer + "\n"
+
+
+def run(command: list[str]) -> str:
+    environment = {**os.environ, "LLORCH_API_TOKEN": TOKEN, "NO_PROXY": "127.0.0.1", "PYTHONUTF8": "1"}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    ).stdout
+
+
 # ── who sees it, and where ───────────────────────────────────────────────────────────────────────
+
+
+def test_it_works_below_a_path_of_a_proxy(browser: Browser, guarded: Guarded) -> None:
+    with below_a_path("/gpu-0", guarded.worker.port) as url, visited(browser, f"{url}/gpu-0/") as tab:
+        give_token(tab, TOKEN)
+        tab.until("document.querySelector('#state').textContent === 'ready'")
+        set_field(tab, "max_tokens", 4)
+        ask(tab, "Hello")
+        tab.until(f"{ANSWERED} && document.querySelector(s).innerText !== ''", s=f"{LAST} .usage")
 
 
 def test_every_control_has_a_name_and_nothing_is_cut_off_on_a_phone(browser: Browser, guarded: Guarded) -> None:

@@ -32,7 +32,7 @@ function paintMetrics(metrics, { prefix_cache: prefix }) {
   const { worker_kv_cells_used: used, worker_kv_cells_total: total } = metrics;
   write("cells", total ? `${number(used)} of ${number(total)}` : "–");
   meter("cells-bar", used, total);
-  write("prefix", prefix.off_because ?? `${number(prefix.tokens)} tokens, ${mib(prefix.bytes)} of ${mib(prefix.limit_bytes)} MiB`);
+  write("prefix", prefix.off_because ?? `${number(prefix.tokens)} tokens, ${mib(prefix.bytes)} MiB`);
   meter("prefix-bar", prefix.bytes, prefix.limit_bytes);
 }
 

@@ -31,7 +31,7 @@ export function explain(log, tooltip) {
   log.addEventListener("focusin", reveal);
   log.addEventListener("focusout", hide);
   log.addEventListener("keydown", (event) => walk(event, hide));
-  document.addEventListener("scroll", hide, { capture: true, passive: true });
+  log.parentElement.addEventListener("scroll", hide, { passive: true });
 }
 
 function walk(event, hide) {
