@@ -139,6 +139,16 @@ def test_a_row_that_is_no_distribution_costs_its_own_job_alone() -> None:
     assert [isinstance(story.end, Failed) for story in rig.stories] == [True, False, False, False]
 
 
+@pytest.mark.parametrize("n_kept", range(7))
+def test_what_a_stopped_step_has_scored_is_told_once(n_kept: int) -> None:
+    """Its cells are computed again, also where all of it was computed by then."""
+    rig = Rig()
+    rig.runner.n_kept_at_abort = n_kept
+    rig.next_misfortune = "abort"
+    run(rig, scored(prompt(0, 6)))
+    assert len(rig.stories[0].prompt_logprobs) == 5
+
+
 def test_what_is_found_is_told_a_part_with_each_step_while_others_go_on() -> None:
     rig = rig_of(context_length=2000, n_cells=8000)
     tokens = prompt(0, 1500)

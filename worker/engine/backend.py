@@ -112,11 +112,6 @@ class Slice(msgspec.Struct, frozen=True):
             return len(self.tokens)
         return 0 if self.sampling is None else self.n_drafts + 1
 
-    def forget_scores(self) -> None:
-        """Take back what a step has scored that is not kept."""
-        if self.scoring is not None:
-            del self.scoring.scores[self.start + 1 :]
-
 
 class Saved(Protocol):
     """KV cells of consecutive positions, copied out of the slots' memory; one owner. Freed with its last reference."""
@@ -205,8 +200,8 @@ class Runner(Protocol):
         each draft token that was drawn. All of a slice's tokens are kept, also wrong drafts: `kv.trim` these. A slice
         with `scoring` is scored before it draws; where that is impossible, it gives one Sampled with the error.
 
-        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `kv.trim` and `forget_scores`
-        first.
+        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `kv.trim` first. Scores may
+        be there in any case; they are right, whatever becomes of the cells.
         Any other exception is fatal for the process.
         """
         ...

@@ -256,7 +256,6 @@ class Engine:
         except Aborted:
             for slice_ in step.slices:
                 self._runner.kv.trim(slice_.slot, slice_.start)
-                slice_.forget_scores()
             return []
         seconds = self._clock() - began_s
         n_drafted, n_accepted = self._drafts.judge(step, sampled, self.scheduler.running, seconds)

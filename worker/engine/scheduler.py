@@ -124,7 +124,7 @@ class Scheduler:
         """Put a sequence back into the queue, before all that are younger. The caller frees its cells."""
         sequence.move(State.WAITING)
         self._take_slot(sequence)
-        sequence.forget()
+        sequence.n_computed = 0
         sequence.leader = None
         place = next((i for i, other in enumerate(self.waiting) if other.job > sequence.job), len(self.waiting))
         self.waiting.insert(place, sequence)

@@ -73,7 +73,8 @@ class Sequence:
     """How many cells this sequence holds: positions [0, n_computed) of `tokens`."""
     scores: list[Score] = field(default_factory=list)
     """What is known of its first tokens, by position, whether it is wanted or not: others may want it. The first of all
-    has none. Where it is wanted, and not complete, it ends with the token behind the last computed one."""
+    has none. Where it is wanted, the token behind the last computed one has its own. After a pause or a failed step it
+    may know more, and computes that again unless it knows all."""
     n_told: int = 1
     """The position of the prompt's next token whose log-probability is to be told."""
     is_begun: bool = False
@@ -145,12 +146,6 @@ class Sequence:
         n_scores = n_tokens + self.is_scoring
         if self.is_scoring or len(self.scores) < min(n_scores, len(scores)):
             self.scores = list(scores[:n_scores])
-
-    def forget(self) -> None:
-        """Nothing of it is computed any more. Scores are computed again with it, unless all are known."""
-        self.n_computed = 0
-        if self.is_scoring:
-            del self.scores[1:]
 
     def append(self, token: TokenId) -> None:
         """Add a token that was drawn or forced."""

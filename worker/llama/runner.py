@@ -42,7 +42,6 @@ class LlamaRunner:
         except (NoRoom, BadBatch):
             for slice_ in reversed(computed):
                 self.kv.trim(slice_.slot, slice_.start)
-                slice_.forget_scores()
             raise
         return sampled
 
