@@ -8,7 +8,7 @@ from worker.chat.marks import Json, Marker, Names, texts
 LAW = settings(max_examples=300)
 
 NAMES = Names(["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "<｜end▁of｜>", "PAD"])
-SOURCE = "{% if '</think>' in x and x != '->' %}<|im_end|>{{ x.name }}<|im_end|>{% endif %}"
+SOURCE = "{% if '</think>' in x and x != '][' %}<|im_end|>{{ x.name }}<|im_end|>{% endif %}"
 
 PIECES = st.sampled_from(
     [*sorted(NAMES.all), "<|im_", "end|>", "<", ">", "|", "PA", "D", "</think>", " ", "s", "im_end"]
@@ -52,6 +52,7 @@ def test_words_that_the_template_looks_for_stay_as_they_are() -> None:
     marks = Marker(SOURCE, NAMES).marks_for("")
     assert marks.mark("a</think>b") == "a</think>b"
     assert marks.mark("a<think>b") != "a<think>b"
+    assert marks.mark("][") != "]["
 
 
 def test_a_word_that_signs_would_make_a_name_is_marked_but_for_those_of_the_template() -> None:

@@ -14,6 +14,7 @@ _FIRST_MARK = 0xF0000
 """Supplementary Private Use Area-A: nothing of a conversation but what somebody put there on purpose."""
 _WORD, _SIGNS = re.compile(r"\w+"), re.compile(r"[^\s'\"\\]+")
 
+_MAX_WORD_CHARS = 64
 _CORE = re.compile(r"\w.*\w|\w", re.DOTALL)
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Templates put signs around them on purpose."""
@@ -44,6 +45,14 @@ class Names:
         return frozenset(edge for name in self.all for word in (name.strip() or name,) for edge in (word[0], word[-1]))
 
     @cached_property
+    def beginnings(self) -> frozenset[str]:
+        return frozenset(name[:n] for name in self.all for n in range(1, len(name) + 1))
+
+    @cached_property
+    def ends(self) -> frozenset[str]:
+        return frozenset(name[n:] for name in self.all for n in range(len(name)))
+
+    @cached_property
     def cores(self) -> frozenset[str]:
         """What names are without the signs around them: a template may put signs around a word of the conversation."""
         cores = {name: core[0] for name in self.all if (core := _CORE.search(name))}
@@ -64,8 +73,14 @@ class Marker:
         self._characters = names.edges | {core[0] for core in names.cores}
 
     def _is_harmless(self, word: str) -> bool:
-        has_edge = not self.names.edges.isdisjoint(word)
-        return has_edge and len(word) > 1 and not any(word in name or name in word for name in self.names.all)
+        """Whether it has signs, and no name can begin, end or lie in it, or go beyond it to both sides."""
+        names = self.names
+        if len(word) > _MAX_WORD_CHARS or names.edges.isdisjoint(word) or names.has_one(word):
+            return False
+        if any(word in name for name in names.all):
+            return False
+        begins_one = any(word[at:] in names.beginnings for at in range(len(word)))
+        return not begins_one and not any(word[:end] in names.ends for end in range(1, len(word) + 1))
 
     def marks_for(self, conversation: Json) -> "Marks":
         """Marks that this conversation has not got itself."""
