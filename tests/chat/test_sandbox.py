@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from tests.chat.conversations import KINDS, Kind
 from tests.chat.hostile_templates import END_THE_PROCESS, SOURCES
 from tests.llama_source import templates
+from worker.chat.marks import Names
 from worker.chat.sandbox import MAX_SOURCE_CHARS, BrokenTemplate, Runaway, Sandbox, Unrendered
+from worker.chat.template import ChatTemplate
 
 FUEL, MAX_CHARS = 2_000_000, 1_000_000
 
@@ -62,6 +65,30 @@ OTHERWISE = {"meetkai-functionary-medium-v3.1": {"tools", "a number"} | CALLS}
 with others, which has Jinja escape their HTML, and nobody meant it to: eight of 1,750 renderings."""
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["one turn", "prefill", "reasoning", "signs"])
+def test_conversations_in_forms_that_a_template_knows_are_rendered_as_in_transformers(kind: str) -> None:
+    """Also one that goes on where its last message ends, and with whatever is marked on the way."""
+    from transformers.utils import chat_template_utils  # noqa: PLC0415 - takes seconds
+
+    asked, n_compared = KINDS[kind], 0
+    for source in (path.read_text() for path in templates()):
+        given = {"continue_final_message": asked.is_continued, "add_generation_prompt": asked.is_open, **TOKENS}
+        try:
+            expected = chat_template_utils.render_jinja_template([asked.messages], chat_template=source, **given)[0][0]
+        except Exception:  # noqa: BLE001, S112 - whatever a template runs into
+            continue
+        template = ChatTemplate(source, Names(["<|im_end|>", "<｜User｜>", "[INST]", "</s>"]), TOKENS, {})
+        messages = deepcopy(asked.messages)
+        found = template.render(messages, tools=None, told={}, is_open=asked.is_open, is_continued=asked.is_continued)
+        assert found.text == expected
+        n_compared += 1
+    assert n_compared > 60
+
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
 def is_as_in_transformers(path: Path, kind: Kind) -> bool:
     """Also where transformers refuses and the sandbox does not: Jinja has no loop over None and no JSON of a generator,
     of which the three templates that need `tools` to be a list and two others make use."""
@@ -90,7 +117,7 @@ def rendered_by_transformers(source: str, kind: Kind) -> str | None:
 def values_of(kind: Kind) -> dict[str, Any]:
     """What transformers gives a template."""
     given = {"messages": kind.messages, "tools": kind.tools, "documents": None, "add_generation_prompt": kind.is_open}
-    return {"bos_token": "<s>", "eos_token": "</s>", **given, **(kind.told or {})}
+    return {**TOKENS, **given, **(kind.told or {})}
 
 
 # ── harm ─────────────────────────────────────────────────────────────────────────────────────────

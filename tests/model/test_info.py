@@ -56,6 +56,14 @@ def test_a_card_has_what_the_file_says(tmp_path: Path) -> None:
     assert info.bytes_by_type == (("F32", info.weights_bytes),)
 
 
+def test_a_model_may_have_a_second_chat_template_for_tools(tmp_path: Path) -> None:
+    templates: dict[str, Value | None] = {"tokenizer.chat_template": "a", "tokenizer.chat_template.tool_use": "b"}
+    info = read_info(tiny_model(templates).write(tmp_path / "m.gguf"))
+    assert (info.chat_template, info.chat_template_for_tools) == ("a", "b")
+    of_another_type: dict[str, Value | None] = {**templates, "tokenizer.chat_template.tool_use": 1}
+    assert read_info(tiny_model(of_another_type).write(tmp_path / "m.gguf")).chat_template_for_tools is None
+
+
 def test_version_2_is_accepted(tmp_path: Path) -> None:
     assert read_info(replace(tiny_model(), version=2).write(tmp_path / "m.gguf")).version == 2
 
