@@ -275,9 +275,10 @@ def _limited(field: str, raw: object, shape: type[Any], max_chars: int, errors: 
 def _depth_errors(field: str, value: object) -> Iterator[FieldError]:
     """The error of a value in which more than MAX_DEPTH objects and arrays are inside each other: who writes it as JSON
     or reads it recurses once for each."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
+    level, depth = [value], 0
+    while level and depth < MAX_DEPTH:
         level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)]
+        depth += 1
     if level:
         yield _error(field, f"max_depth({MAX_DEPTH})", f"{field} must be nested at most {MAX_DEPTH} deep")
 
