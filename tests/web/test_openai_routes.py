@@ -96,6 +96,13 @@ def test_what_is_read_is_refused_in_one_shape(client: httpx2.Client, path: str) 
     assert refusal(response)["code"] == "method_not_allowed"
 
 
+def test_a_route_that_is_none_is_told_in_the_shape_that_clients_show(client: httpx2.Client) -> None:
+    """Who does not ask for JSON gets the list of routes, as for any other path."""
+    response = client.post("/v1/embeddings", json={"input": "x"}, headers={"accept": "application/json"})
+    assert (response.status_code, refusal(response)["type"]) == (404, "not_found_error")
+    assert client.post("/v1/embeddings", json={}).text.startswith("There is no such route.")
+
+
 @pytest.mark.parametrize("path", [*POSTED, *READ])
 def test_without_the_token_nothing_is_told(named: WorkerProcess, path: str) -> None:
     response = named.post(path) if path in POSTED else named.get(path)

@@ -104,6 +104,7 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
     errors += _contradictions(request)
     prompt = _prompt(request, terms, errors)
     tokens_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    told_field = "reasoning_effort" if request.chat_template_kwargs is None else "chat_template_kwargs"
     generation = read_generation(
         members,
         request,
@@ -111,7 +112,12 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
         errors,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
-        names={"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": tokens_field},
+        names={
+            "prompt": "messages",
+            "logprobs": "top_logprobs",
+            "max_tokens": tokens_field,
+            "chat_template_kwargs": told_field,
+        },
     )
     assert prompt is not None  # or there were errors
     return ChatAsked(prompt, generation, bool(request.logprobs))

@@ -60,7 +60,11 @@ class CompletionRequest(GeneratingRequest, frozen=True, kw_only=True):
     echo: Annotated[bool | None, doc("Begin the answer with the prompt.")] = None
     logprobs: Annotated[
         bool | int | None,
-        doc("Report each token's log-probability and so many of the most probable ones; false is off.", maximum=20),
+        doc(
+            "Report each token's log-probability and so many of the most probable ones; false is off.",
+            minimum=0,
+            maximum=20,
+        ),
     ] = None
     best_of: Annotated[int | None, doc("As many as n, or nothing.")] = None
     prompt_logprobs: Annotated[

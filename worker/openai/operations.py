@@ -5,7 +5,7 @@ settings. Pure.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
@@ -111,7 +111,7 @@ def _documented(shape: type[msgspec.Struct], **own: Any) -> type[msgspec.Struct]
     """A generating request with the fields that it shares with `/execute`, all of which may be null; `own` are types
     that say more than those which are read."""
     fields = {field.name: (own.get(field.name, field.type), field.default) for field in msgspec.structs.fields(shape)}
-    fields |= {name: (own.get(name, kind | None), None) for name, kind in SHARED.items()}
+    fields |= {name: (own.get(name, _or_null(kind)), None) for name, kind in SHARED.items()}
     fields |= {name: (kind, msgspec.NODEFAULT) for name, kind in own.items() if name in ("messages", "prompt")}
     return msgspec.defstruct(
         shape.__name__,
@@ -121,6 +121,20 @@ def _documented(shape: type[msgspec.Struct], **own: Any) -> type[msgspec.Struct]
     )
 
 
+def _or_null(kind: Any) -> Any:
+    """The type with null beside it. Bounds of the type itself stay with it, others go beside both."""
+    if get_origin(kind) is not Annotated:
+        return kind | None
+    bare, *metas = get_args(kind)
+    for meta in metas:
+        if meta.description is None:
+            bare = Annotated[bare, meta]
+    return Annotated[(bare | None, *(meta for meta in metas if meta.description is not None))]
+
+
+_TOP_K = Annotated[
+    int | None, doc("Keep so many of the most probable tokens; 0 and -1 are off.", minimum=-1, maximum=2**32 - 1)
+]
 _STOP = Annotated[
     str | list[Annotated[str, doc("1 to 100 bytes of UTF-8.", minLength=1, maxLength=100)]] | None,
     doc("Texts that end the answer and are not shown.", maxItems=MAX_STOPS, minLength=1, maxLength=100),
@@ -144,8 +158,8 @@ _MESSAGES = Annotated[
     doc("The conversation.", type="array", items={"$ref": "#/components/schemas/Message"}, minItems=1),
 ]
 
-CHAT_BODY = _documented(ChatRequest, messages=_MESSAGES, stop=_STOP)
-COMPLETION_BODY = _documented(CompletionRequest, prompt=_PROMPT, stop=_STOP)
+CHAT_BODY = _documented(ChatRequest, messages=_MESSAGES, stop=_STOP, top_k=_TOP_K)
+COMPLETION_BODY = _documented(CompletionRequest, prompt=_PROMPT, stop=_STOP, top_k=_TOP_K)
 
 _QUESTION = {
     "model": "any",
@@ -194,20 +208,36 @@ COMPLETIONS = _generating(
 )
 
 
-def _asking(summary: str, body: Any, example: Mapping[str, Any], answer: Any) -> Operation:
+def _asking(
+    summary: str, body: Any, example: Mapping[str, Any], answer: Any, rules: Mapping[str, Any] | None = None
+) -> Operation:
     return Operation(
         summary=summary,
         tag="openai",
         body=body,
+        body_rules=rules or {},
         body_examples={"example": example},
         answers={200: _json("It.", answer, ("X-Ignored-Fields",)), **(_EVERYWHERE | _BODY | _STATE | _LATE)},
     )
 
 
+def _is_given(name: str, kind: str) -> dict[str, Any]:
+    """The rule that a field is there and not null."""
+    return {"required": [name], "properties": {name: {"type": kind}}}
+
+
 RENDER_CHAT = _asking("The tokens of a conversation's prompt", CHAT_BODY, _QUESTION, RenderedBody)
 RENDER_COMPLETION = _asking("The tokens of each prompt", COMPLETION_BODY, _TO_COMPLETE, list[RenderedBody])
-TOKENIZE = _asking("The tokens of a text or a conversation", TokenizeRequest, {"prompt": "Hello"}, TokensBody)
-DETOKENIZE = _asking("The text of tokens", DetokenizeRequest, {"tokens": [1, 2]}, TextBody)
+TOKENIZE = _asking(
+    "The tokens of a text or a conversation",
+    TokenizeRequest,
+    {"prompt": "Hello"},
+    TokensBody,
+    {"oneOf": [_is_given("prompt", "string"), _is_given("content", "string"), _is_given("messages", "array")]},
+)
+DETOKENIZE = _asking(
+    "The text of tokens", DetokenizeRequest, {"tokens": [1, 2]}, TextBody, _is_given("tokens", "array")
+)
 
 MODELS = Operation(
     summary="The model that is served, in a list",

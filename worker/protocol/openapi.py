@@ -201,14 +201,15 @@ class _Schemas:
             found[shape.__name__]["required"] = list(found[shape.__name__]["properties"])
         return schema
 
-    def of_body(self, shape: type[msgspec.Struct]) -> Json:
-        """The schema of a request, with the worker's own limits."""
+    def of_body(self, shape: type[msgspec.Struct], rules: Mapping[str, Any]) -> Json:
+        """The schema of a request, with the worker's own limits and these rules."""
         if name := _NAMED.get(shape):
             return _reference("schemas", name)
         (schema,), found = msgspec.json.schema_components([shape], ref_template=_STRUCT)
         properties = found[shape.__name__]["properties"]
         for name in _TOKEN_LIMITS & properties.keys():
             properties[name]["maximum"] = self._limits.max_tokens_out
+        found[shape.__name__] |= rules
         self.components |= found
         return schema
 
@@ -236,7 +237,10 @@ def _operation(route: Route, schemas: _Schemas) -> Json:
     if operation.takes_deadline:
         described["parameters"] = [_reference("parameters", "X-Deadline")]
     if operation.body is not None:
-        content = {"schema": schemas.of_body(operation.body), "examples": _examples(operation.body_examples)}
+        content = {
+            "schema": schemas.of_body(operation.body, operation.body_rules),
+            "examples": _examples(operation.body_examples),
+        }
         described["requestBody"] = {"required": True, "content": {JSON: content}}
     if route.is_open:
         described["security"] = []

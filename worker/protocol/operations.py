@@ -130,6 +130,8 @@ class Operation:
     answers: Mapping[int, Answer]
     description: str = ""
     body: type[msgspec.Struct] | None = None
+    body_rules: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of JSON Schema beside the body's fields, about several of them."""
     body_examples: Mapping[str, Any] = field(default_factory=dict)
     takes_deadline: bool = False
 

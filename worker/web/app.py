@@ -223,7 +223,7 @@ def _document_routes(document: bytes) -> list[HTTPRouteHandler]:
 def _refused(request: AnyRequest, error: Exception, route_list: str = "") -> Response[bytes]:
     """Litestar's exception handler, which notes the refusal for the log and the counters."""
     note_refusal(request.scope, error)
-    return refusal_of(request.scope["path"], error, route_list)
+    return refusal_of(request, error, route_list)
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response[bytes]:

@@ -6,13 +6,14 @@ Owns: which path speaks which of the two. Refuses to know: why something is refu
 from http import HTTPStatus
 
 from litestar import Response
-from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
 from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
 from worker.logs.lines import get_logger
-from worker.openai.errors import ErrorDetail, error_body, error_detail
+from worker.openai.errors import ErrorDetail, ErrorType, error_body, error_detail
 from worker.protocol.bodies import FieldsRefused, encode_error, encode_violations
 from worker.protocol.execute import BodyRejected
+from worker.web.bodies import AnyRequest
 
 log = get_logger()
 
@@ -29,6 +30,7 @@ _MODEL_PATHS = "/v1/models/"
 """What begins so names a model."""
 
 _HTTP_ERRORS = {
+    404: ("unknown_url", "this worker has no such route: /docs shows those that it has"),
     405: ("method_not_allowed", "this route has another method"),
     413: ("body_too_large", "the body is too large"),
     415: ("unsupported_media_type", "send a JSON body with content-type: application/json"),
@@ -41,11 +43,16 @@ def is_api_path(path: str) -> bool:
     return path.rstrip("/") in API_PATHS or path.startswith(_MODEL_PATHS)
 
 
-def refusal_of(path: str, error: Exception, route_list: str = "") -> Response[bytes]:
+def refusal_of(request: AnyRequest, error: Exception, route_list: str = "") -> Response[bytes]:
     """The answer that says no; `route_list` is what an unknown path is told."""
+    path = request.scope["path"]
+    # OpenAI's clients ask for JSON by its name, and show people what is wrong with a route that is none.
+    is_for_client = path.startswith("/v1/") and _JSON in request.headers.get("accept", "")
+    is_unknown = isinstance(error, NotFoundException)
+    is_api = is_api_path(path) or (is_unknown and is_for_client)
     if isinstance(error, HTTPException):
-        return _api_http_error(error) if is_api_path(path) else _http_error(error, route_list)
-    return render_api_error(error) if is_api_path(path) else render_error(error)
+        return _api_http_error(error) if is_api else _http_error(error, route_list)
+    return render_api_error(error) if is_api else render_error(error)
 
 
 def unauthorized_body(path: str, error: Unauthorized) -> bytes:
@@ -93,7 +100,8 @@ def render_api_error(error: Exception) -> Response[bytes]:
 def _api_http_error(error: HTTPException) -> Response[bytes]:
     status = error.status_code
     code, message = _HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
-    detail = ErrorDetail(message=message, type="invalid_request_error", code=code)
+    kind: ErrorType = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
+    detail = ErrorDetail(message=message, type=kind, code=code)
     headers = _allow(error) if isinstance(error, MethodNotAllowedException) else None
     return json_answer(error_body(detail), status, headers)
 

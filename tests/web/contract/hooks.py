@@ -23,6 +23,7 @@ VOCABULARY = 49_152
 LONGEST_STOP = 100
 VALID_CONSTRAINTS: Fields = {"grammar": 'root ::= "a"', "json_schema": {"type": "boolean"}, "regex": "a"}
 """A request has at most one of them."""
+VALID_MESSAGES = [{"role": "user", "content": "Hello"}]
 FITTING_PROMPT = 100
 """Bytes, and so at most tokens, for which the worker of the test has room."""
 
@@ -36,7 +37,7 @@ UNSUPPORTED = (
     *("audio", "function_call", "functions", "modalities", "moderation", "prediction", "store", "suffix"),
     *("use_beam_search", "verbosity", "web_search_options", "tools", "tool_choice", "best_of"),
     *("return_token_strs", "with_pieces", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"),
-    *("max_completion_tokens", "prompt_logprobs"),
+    *("max_completion_tokens", "prompt_logprobs", "reasoning_effort"),
 )
 """Fields with values that only some requests, templates or models allow; the tests by hand have them."""
 
@@ -89,7 +90,7 @@ def _consistent_here(request: Fields) -> Fields:
     """The same of a request in OpenAI's shape, in which null is as absent."""
     request = {name: _whole(value) for name, value in request.items() if value is not None and name not in UNSUPPORTED}
     if "messages" in request:
-        request["messages"] = [{"role": "user", "content": "Hello"}]
+        request["messages"] = VALID_MESSAGES
         request.pop("prompt", None)
         request.pop("content", None)
     elif "prompt" in request:
