@@ -12,7 +12,8 @@ from tests.default_model import default_file
 from tests.worker_process import WorkerProcess, serve_default
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-CODE, SKY = "Write a Python function that adds two numbers.", "Why is the sky blue? Explain in two short paragraphs."
+CODE, CAPITAL = "Write a Python function that adds two numbers.", "What is the capital of France?"
+SKY = "Why is the sky blue? Explain in two short paragraphs."
 SETTINGS = {"temperature": "0", "max_tokens": "160", "system": "You are a helpful assistant. Answer in Markdown."}
 BESIDE = "The numbers are 1 2 3 4 5"
 """What other clients ask meanwhile, so that there is something to see."""
@@ -30,7 +31,7 @@ def main() -> None:
         profile = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         browser = stack.enter_context(Browser(chromium(), profile))
         for scheme in ("light", "dark"):
-            with browser.tab(scheme=scheme, width=1060, height=700) as tab:
+            with browser.tab(scheme=scheme, width=1100, height=720) as tab:
                 write(PICTURES / f"page-{scheme}.png", pictured(tab, worker, has_odds=scheme == "dark"))
 
 
@@ -45,7 +46,7 @@ def pictured(tab: Tab, worker: WorkerProcess, *, has_odds: bool) -> bytes:
     with ExitStack() as jobs:
         for _ in range(N_BESIDE):
             jobs.enter_context(worker.stream(prompt=BESIDE, max_tokens=1500)).until("token")
-        for n, question in enumerate((SKY,) if has_odds else (CODE, SKY), start=1):
+        for n, question in enumerate((SKY,) if has_odds else (CODE, CAPITAL), start=1):
             tab.fill("#prompt", question)
             tab.press("Enter")
             tab.until(ANSWERED, n=n)
