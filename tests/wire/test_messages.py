@@ -13,7 +13,10 @@ from worker.wire.messages import (
     AskResidency,
     Cancel,
     Configure,
+    Conversation,
     Delta,
+    Detokenize,
+    Detokenized,
     Failed,
     FailureCode,
     Finished,
@@ -22,10 +25,13 @@ from worker.wire.messages import (
     Loaded,
     LoadFailed,
     Logprob,
+    ModelFacts,
     Offload,
     OffPlan,
     Outbound,
     Progress,
+    PromptLogprobs,
+    QuestionKey,
     Refused,
     Residency,
     Sampling,
@@ -36,7 +42,10 @@ from worker.wire.messages import (
     StopReason,
     Submit,
     TokenId,
+    Tokenize,
+    Tokenized,
     TopToken,
+    Untokenized,
     Violation,
 )
 
@@ -79,11 +88,24 @@ SAMPLINGS = st.builds(
     stop_token_ids=st.lists(TOKEN, max_size=4).map(tuple),
     logprobs=st.none() | SIZE,
 )
-TOPS = st.builds(TopToken, TEXT, TOKEN, NUMBER)
+TOPS = st.builds(TopToken, TEXT, TOKEN, NUMBER, st.none() | st.binary(max_size=16))
 LOGPROBS = st.builds(Logprob, TOPS, several(TOPS))
 DELTAS = st.builds(Delta, JOB, TEXT, st.none() | LOGPROBS)
-VIOLATIONS = st.builds(Violation, st.sampled_from(("prompt", "grammar", "json_schema", "regex")), TEXT, TEXT)
-FINISHED = st.builds(Finished, JOB, st.sampled_from(get_args(StopReason)), st.none() | TEXT, st.booleans())
+PLACES = ("prompt", "messages", "chat_template_kwargs", "tokens", "grammar", "json_schema", "regex")
+VIOLATIONS = st.builds(Violation, st.sampled_from(PLACES), TEXT, TEXT)
+TOKENS = st.lists(TOKEN, max_size=4).map(tuple)
+CONVERSATIONS = st.builds(
+    Conversation,
+    messages=TEXT,
+    tools=st.none() | TEXT,
+    template_kwargs=TEXT,
+    add_generation_prompt=st.booleans(),
+    continue_final_message=st.booleans(),
+)
+PROMPTS = TEXT | TOKENS | CONVERSATIONS
+QUESTION = SIZE.map(QuestionKey)
+FINISHED = st.builds(Finished, JOB, st.sampled_from(get_args(StopReason)), st.none() | TEXT, st.booleans(), SIZE, SIZE)
+PROMPT_LOGPROBS = st.builds(PromptLogprobs, JOB, SIZE, several(LOGPROBS))
 STARTED = st.builds(Started, JOB, SIZE)
 FAILED = st.builds(Failed, JOB, st.sampled_from(get_args(FailureCode)), TEXT)
 
@@ -114,20 +136,27 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
         split_mode=st.sampled_from(("none", "layer", "row")),
         tensor_split=SHARES,
         main_gpu=st.integers(-1, 999),
+        chat_template=st.none() | TEXT,
+        chat_template_kwargs=TEXT,
     ),
     Submit: st.builds(
         Submit,
         job=JOB,
-        prompt=TEXT,
+        prompt=PROMPTS,
         max_tokens=SIZE,
         sampling=SAMPLINGS,
         stop=st.lists(TEXT, max_size=4).map(tuple),
         grammar=st.none() | TEXT,
         json_schema=st.none() | TEXT,
         regex=st.none() | TEXT,
+        prompt_logprobs=st.none() | SIZE,
     ),
     Cancel: st.builds(Cancel, job=JOB),
     AskResidency: st.builds(AskResidency),
+    Tokenize: st.builds(
+        Tokenize, question=QUESTION, prompt=PROMPTS, add_special=st.booleans(), parse_special=st.booleans()
+    ),
+    Detokenize: st.builds(Detokenize, question=QUESTION, tokens=TOKENS),
 }
 OFF_PLANS = st.builds(
     OffPlan, device=TEXT, planned_bytes=SIZE, allocated_bytes=SIZE, taken_bytes=st.none() | st.integers(-(2**60), 2**60)
@@ -156,6 +185,17 @@ OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
         offload=st.builds(
             Offload, gpu_layers=SIZE, layers_total=SIZE, tensor_split=SHARES, off_plan=st.lists(OFF_PLANS).map(tuple)
         ),
+        model=st.builds(
+            ModelFacts,
+            n_ctx_train=SIZE,
+            n_params=SIZE,
+            file_bytes=SIZE,
+            bos_token=st.none() | TEXT,
+            eos_token=st.none() | TEXT,
+            pad_token=st.none() | TEXT,
+            chat_template=st.none() | TEXT,
+            chat_template_caps=st.lists(TEXT, max_size=3).map(tuple),
+        ),
     ),
     LoadFailed: st.builds(
         LoadFailed,
@@ -178,6 +218,9 @@ OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
     Accepted: st.builds(Accepted, job=JOB, prompt_tokens=SIZE),
     Refused: st.builds(Refused, job=JOB, violations=several(VIOLATIONS)),
     Residency: st.builds(Residency, is_resident=st.booleans(), memory_bytes=SIZE),
+    Tokenized: st.builds(Tokenized, question=QUESTION, tokens=TOKENS, text=TEXT),
+    Untokenized: st.builds(Untokenized, question=QUESTION, violations=several(VIOLATIONS)),
+    Detokenized: st.builds(Detokenized, question=QUESTION, text=TEXT),
     StepBegun: st.builds(StepBegun, jobs=JOBS),
     StepDone: st.builds(
         StepDone,
@@ -187,6 +230,7 @@ OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
         n_preempted=SIZE,
         n_drafted=SIZE,
         n_accepted=SIZE,
+        prompt_logprobs=several(PROMPT_LOGPROBS),
         deltas=several(DELTAS),
         finished=several(FINISHED),
         failed=several(FAILED),
