@@ -238,11 +238,11 @@ def test_a_full_queue_is_told_with_the_time_to_wait(tab: Tab, guarded: Guarded) 
             job = jobs.enter_context(Stream(guarded.worker.url, request_of(job_id), GIVEN))
             if job_id == "runs":
                 job.until("token")
-        tab.until("document.querySelector('#queue').textContent === '1 waiting'")
-        assert tab.text("#slots") == "1 of 1 busy"
         ask(tab, "Is there room?")
         tab.until("notice.checkVisibility()")
         assert "Try again in" in tab.text("#notice")
+        tab.until("document.querySelector('#queue').textContent === '1 waiting'")
+        assert tab.text("#slots") == "1 of 1 busy"
         assert tab.evaluate("document.querySelector('#prompt').value") == "Is there room?"
         assert turns(tab) == []
 
