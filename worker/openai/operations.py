@@ -236,7 +236,7 @@ TOKENIZE = _asking(
     {"oneOf": [_is_given("prompt", "string"), _is_given("content", "string"), _is_given("messages", "array")]},
 )
 DETOKENIZE = _asking(
-    "The text of tokens", DetokenizeRequest, {"tokens": [1, 2]}, TextBody, _is_given("tokens", "array")
+    "The text of tokens", DetokenizeRequest, {"tokens": [1, 2]}, TextBody, {"allOf": [_is_given("tokens", "array")]}
 )
 
 MODELS = Operation(
