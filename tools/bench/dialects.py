@@ -1,4 +1,4 @@
-"""How the two servers are asked and how their streams are read: `/execute` of ours, `/completion` of llama-server.
+"""How servers are asked and how their streams are read: `/execute` and chats of ours, `/completion` of llama-server.
 
 Owns every field name of both wires. Refuses to know sockets (exchange.py) and when a request is due (load.py). Pure.
 """
@@ -92,6 +92,55 @@ class Ours:
 
 class _Error(msgspec.Struct, frozen=True):
     message: str = ""
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta = _Delta()
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _ChatChunk(msgspec.Struct, frozen=True):
+    """The fields of OpenAI's chunks that are looked at."""
+
+    choices: tuple[_Choice, ...] = ()
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+class Chat:
+    """`POST /v1/chat/completions` of ours with `stream`: the prompt is what a user says."""
+
+    path, health_path = "/v1/chat/completions", "/readyz"
+
+    def body(self, ask: Ask) -> bytes:
+        body = {
+            "model": "any",
+            "messages": [{"role": "user", "content": ask.prompt}],
+            "max_tokens": ask.n_tokens,
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            "seed": ask.seed,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return msgspec.json.encode(body)
+
+    def event(self, data: bytes) -> Event:
+        chunk = msgspec.json.decode(data, type=_ChatChunk)
+        if chunk.error is not None:
+            return Event(error=chunk.error.message or "an error without words")
+        if chunk.usage is not None:
+            return Event(n_prompt=chunk.usage.prompt_tokens, n_tokens=chunk.usage.completion_tokens)
+        return Event(has_text=any(choice.delta.content for choice in chunk.choices))
 
 
 class _Timings(msgspec.Struct, frozen=True):

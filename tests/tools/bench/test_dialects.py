@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.tools.bench.stand_in import DIALECTS
 from tools.bench.answers import Ask
-from tools.bench.dialects import Dialect, LlamaServer, Ours, answer_of, sse
+from tools.bench.dialects import Chat, Dialect, LlamaServer, Ours, answer_of, sse
 from tools.bench.exchange import Exchange
 from worker.protocol.execute import ExecuteRequest, parse_execute
 from worker.protocol.rules import violations
@@ -31,7 +31,15 @@ THEIRS_STREAM = (
     b'data: {"index":0,"content":"b","tokens":[7],"stop":false}\n\n'
     b'data: {"index":0,"content":"","stop":true,"timings":{"predicted_n":3,"predicted_ms":0.5}}\n\n'
 )
-STREAMS = [(DIALECTS[0], OURS_STREAM), (DIALECTS[1], THEIRS_STREAM)]
+CHAT_STREAM = (
+    b'data: {"id":"1","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+    b'data: {"id":"1","choices":[{"index":0,"delta":{"content":" {caf\xc3\xa9}"},"finish_reason":null}]}\n\n'
+    b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"b"},"finish_reason":null}],"usage":null}\n\n'
+    b'data: {"id":"1","choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
+    b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":5,"completion_tokens":3,"total_tokens":8}}\n\n'
+)
+"""Without the [DONE] behind it, which nobody waits for."""
+STREAMS = [(DIALECTS[0], OURS_STREAM), (DIALECTS[1], THEIRS_STREAM), (Chat(), CHAT_STREAM)]
 
 
 def exchange(stream: bytes, cuts: list[int] | None = None, status: int = 200) -> Exchange:
@@ -89,7 +97,7 @@ def test_an_answer_reads_the_same_however_its_bytes_were_cut(dialect: Dialect, s
 
 
 def test_our_worker_says_how_many_tokens_a_prompt_has() -> None:
-    assert [answer_of(exchange(stream), dialect).n_prompt for dialect, stream in STREAMS] == [5, 0]
+    assert [answer_of(exchange(stream), dialect).n_prompt for dialect, stream in STREAMS] == [5, 0, 5]
 
 
 @given(cuts=st.lists(st.integers(0, 1000), max_size=30))
@@ -124,6 +132,7 @@ def test_a_refusal_is_told_from_other_errors(dialect: Dialect, status: int, is_r
     [
         (DIALECTS[0], b'data: {"type":"error","code":"TIMEOUT","message":"too slow","retriable":true}\n\n'),
         (DIALECTS[1], b'error: {"error":{"code":500,"message":"too slow","type":"server_error"}}\n\n'),
+        (Chat(), b'data: {"error":{"message":"too slow","type":"server_error","param":null,"code":"timeout"}}\n\n'),
     ],
 )
 def test_an_error_event_is_the_answer_s_error(dialect: Dialect, event: bytes) -> None:

@@ -1,0 +1,26 @@
+"""`bench doors`: what is measured and judged, never how fast it is."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.bench.__main__ import run
+from tools.bench.doors import COMPARISONS, bad_news
+
+
+@pytest.mark.process
+@pytest.mark.model
+def test_both_doors_are_timed_on_one_worker(default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doors", "--model", str(default_model), "--rounds", "1"]) in {0, 1}
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == [comparison.title for comparison in COMPARISONS]
+    for _, execute, chat, *_, verdict in rows:
+        assert float(execute.split()[0]) > 0
+        assert float(chat.split()[0]) > 0
+        assert verdict in {"ok", "MISSED"}
+
+
+def test_a_chat_may_be_three_milliseconds_later_and_a_fiftieth_slower() -> None:
+    first, one, eight = COMPARISONS
+    assert bad_news([(first, 20.0, 22.9), (one, 100.0, 98.1), (eight, 300.0, 400.0)]) == []
+    assert len(bad_news([(first, 20.0, 23.1), (one, 100.0, 97.9), (eight, 300.0, 290.0)])) == 3
