@@ -1,4 +1,4 @@
-"""`make soak`: a worker stays the same worker after a thousand jobs, a third of them abandoned."""
+"""`make soak`: a worker stays the same worker after a thousand jobs at both doors, a third of them abandoned."""
 
 import random
 import sys
@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.worker_process import WorkerProcess, check_order, eventually, serve_default
+from tests.clients.v1 import CHAT, COMPLETIONS, chunks_of, streaming, user
+from tests.worker_process import Event, WorkerProcess, check_order, eventually, serve_default
 
 pytestmark = [pytest.mark.soak, pytest.mark.process, pytest.mark.model, pytest.mark.timeout(3600)]
 
@@ -23,28 +24,53 @@ WORDS = ["sea", "hill", "lamp", "river", "stone", "glass", "bread", "cloud", "wi
 
 
 def run_one(worker: WorkerProcess, number: int) -> str:
-    """A short job; every third is cancelled or abandoned at a random moment. Returns how it ended."""
+    """A short job, every other one at `/v1`; every third is cancelled or abandoned at a random moment. Returns how it
+    ended.
+    """
     rng = random.Random(number)
-    request = {
-        "job_id": f"soak-{number}",
-        "prompt": " ".join(rng.choices(WORDS, k=rng.randrange(1, 60))),
+    request: Event = {
         "max_tokens": rng.randrange(1, 24),
         "temperature": rng.choice([0.0, 0.8]),
         "seed": number,
         "stop": rng.choice([[], ["the", "\n\n"]]),
     }
+    text = " ".join(rng.choices(WORDS, k=rng.randrange(1, 60)))
     fate = rng.choice(["cancel", "disconnect"]) if number % 3 == 0 else "finish"
-    n_before = rng.randrange(0, 12)
-    with worker.stream(**request) as stream:
+    run = run_at_v1 if number % 2 else run_at_execute
+    return run(worker, number, text, request, fate=fate, n_before=rng.randrange(0, 12))
+
+
+def run_at_execute(worker: WorkerProcess, number: int, prompt: str, request: Event, *, fate: str, n_before: int) -> str:
+    """`n_before`: events before the fate."""
+    with worker.stream(job_id=f"soak-{number}", prompt=prompt, **request) as stream:
         events = []
         for event in stream:
             events.append(event)
             if fate == "disconnect" and len(events) > n_before:
                 return "disconnected"
             if fate == "cancel" and len(events) == n_before + 1:
-                worker.post(f"/cancel/{request['job_id']}")
+                worker.post(f"/cancel/soak-{number}")
     check_order(events)
     return str(events[-1].get("code", "end"))
+
+
+def run_at_v1(worker: WorkerProcess, number: int, prompt: str, request: Event, *, fate: str, n_before: int) -> str:
+    """Chats and completions in turn. `n_before`: chunks before the fate. A cancelled one ends with an error."""
+    is_chat = number % 4 == 1
+    asked: Event = {"messages": user(prompt)} if is_chat else {"prompt": prompt}
+    with streaming(worker, CHAT if is_chat else COMPLETIONS, **asked, **request) as response:
+        chunks = []
+        for chunk in chunks_of(response):
+            chunks.append(chunk)
+            if fate == "disconnect" and len(chunks) > n_before:
+                return "disconnected"
+            if fate == "cancel" and len(chunks) == n_before + 1:
+                worker.post(f"/cancel/{response.headers['x-request-id']}")
+    if "error" in chunks[-1]:
+        assert fate == "cancel", chunks[-1]
+        return "CANCELLED"
+    assert chunks[-1]["choices"][0]["finish_reason"] in {"stop", "length"}
+    return "end"
 
 
 def resident_bytes(worker: WorkerProcess) -> int:

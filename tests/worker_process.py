@@ -215,7 +215,7 @@ class Stream:
 
     def __enter__(self) -> "Stream":
         self.response = self._exchange.__enter__()
-        self._lines = _lines_of(self.response)
+        self._lines = lines_of(self.response)
         return self
 
     def __exit__(
@@ -249,7 +249,7 @@ def eventually(predicate: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def _lines_of(response: httpx2.Response) -> Iterator[str]:
+def lines_of(response: httpx2.Response) -> Iterator[str]:
     """httpx2's own also ends a line at U+2028 and its like, which JSON leaves as they are."""
     rest = b""
     for data in response.iter_bytes():
