@@ -8,11 +8,13 @@
 #                      files at once, because much of it waits: for time-outs, loads, processes that end
 #   make images-test   the container images, built and driven from outside; needs podman and buildah (docs/images.md)
 #   make constraints-test  published JSON schemas: how many are enforced, and what passes and does not; half a minute
-#   make soak          1,000 jobs against one worker, 1,000 JSON schemas; a quarter of an hour
+#   make clients-test  openai, LangChain, LiteLLM, lm-eval and guidellm, each in an environment of its own, on a worker
+#   make soak          1,000 jobs at both doors of one worker, 1,000 JSON schemas; a quarter of an hour
 #   make parity        the default model against its reference in PyTorch, all levels: under 10 minutes
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   KL and perplexity against llama-perplexity, which is built first: a quarter of an hour
 #   make bench         the worker under load beside llama-server, which is built first: forty minutes, on an idle machine
+#   make bench-doors   what a chat at /v1 costs beyond its prompt at /execute; on an idle machine
 #   make bench-steps   what the engine adds to llama_decode
 #   make bench-sampling  what drawing a token costs, next to llama.cpp's own sampler chains
 
@@ -28,7 +30,7 @@ IMAGES ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test constraints-test soak parity parity-matrix parity-peer bench bench-steps bench-sampling model vocabularies format clean
+.PHONY: run check test images-test constraints-test clients-test soak parity parity-matrix parity-peer bench bench-doors bench-steps bench-sampling model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -38,16 +40,19 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak"
+	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not peer"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not peer and not clients"
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tools.images $(IMAGES)
 
 constraints-test: .venv/installed-dev
 	$(BIN)/python -m tests.schema_corpus
+
+clients-test: .venv/installed-dev model
+	$(BIN)/python -m pytest -m clients -s tests/clients tests/parity/test_lm_eval.py
 
 soak: .venv/installed-dev model
 	$(BIN)/python -m pytest -m soak -s
@@ -66,6 +71,9 @@ parity-peer: .venv/installed-dev model
 
 bench: .venv/installed-dev model
 	scripts/bench_peers.sh $(ARGS)
+
+bench-doors: .venv/installed-dev model
+	$(BIN)/python -m tools.bench doors $(ARGS)
 
 bench-steps: .venv/installed-dev model
 	$(BIN)/python -m tools.bench steps $(ARGS)
@@ -101,4 +109,4 @@ format: .venv/installed-dev
 	@touch $@
 
 clean:
-	rm -rf .venv .vocabularies .schemas .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist
+	rm -rf .venv .vocabularies .schemas .clients .proof_bundle .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis build dist
