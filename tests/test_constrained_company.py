@@ -101,7 +101,8 @@ class Answers:
         for delta in message.deltas:
             self.texts[delta.job] = self.texts.get(delta.job, "") + delta.text
             self.n_tokens[delta.job] = self.n_tokens.get(delta.job, 0) + 1
-        self.ends |= {end.job: end for end in message.finished}
+        # How many tokens were drafted is no part of an answer.
+        self.ends |= {end.job: replace(end, n_drafted=0, n_accepted=0) for end in message.finished}
         self.ends |= {end.job: end for end in message.failed}
 
     def told(self) -> list[Told]:

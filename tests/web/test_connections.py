@@ -151,7 +151,7 @@ def answers_what_is_always_answered(worker: WorkerProcess) -> bool:
 def test_a_crowd_of_idle_connections_keeps_nobody_out(worker: WorkerProcess, said: bytes) -> None:
     """The oldest of them make room for whoever comes, and streams stay."""
     with ExitStack() as stack:
-        stream = stack.enter_context(Stream(worker.url, request_of("before-the-crowd")))
+        stream = stack.enter_context(Stream(worker.url, request_of(f"before-a-crowd-that-said-{said.decode()}")))
         stream.until("token")
         crowd = [stack.enter_context(worker.connect()) for _ in range(MAX_CONNECTIONS + 76)]
         for sock in crowd:

@@ -149,14 +149,14 @@ def test_a_conversation_streams_and_is_what_the_worker_says(tab: Tab, guarded: G
         "void new MutationObserver(() => (window.lengths ??= new Set()).add(log.innerText.length))"
         ".observe(log, {subtree: true, childList: true, characterData: true})"
     )
-    for question in ("Name three colours.", "And three rivers?"):
+    for n_answers, question in enumerate(("Name three colours.", "And three rivers?"), start=1):
         ask(tab, question)
         tab.until(
-            f"{ANSWERED} && document.querySelectorAll('.turn.assistant .usage:not(:empty)').length === n",
-            n=len(asked(tab)),
+            f"{ANSWERED} && document.querySelectorAll('.turn.assistant .usage:not(:empty)').length === n", n=n_answers
         )
     assert tab.evaluate("window.lengths.size") > 5
     bodies = asked(tab)
+    assert len(bodies) == n_answers
     streamed = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     expected = {**settings, "stop": ["###", "<end>"], **streamed}
     for n, body in enumerate(bodies):
