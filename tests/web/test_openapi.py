@@ -33,6 +33,7 @@ def validator(document: Document, name: str) -> Draft202012Validator:
     return Draft202012Validator(schema, format_checker=FormatChecker())
 
 
+@pytest.mark.timeout(900)
 def test_schemathesis_finds_nothing(brief: WorkerProcess) -> None:
     """Valid and invalid data, boundaries, other methods; statuses, content types, headers and bodies of the answers."""
     options = ("--config-file", str(CONFIG), "run", f"{brief.url}/openapi/openapi.json", "-n", str(N_EXAMPLES))
