@@ -1,16 +1,14 @@
 """The toy engine, whose answers are what tests/hostile_texts.py has: `python -m tests.hostile_engine FD GENERATION`."""
 
-from collections.abc import Callable
 from itertools import cycle
 
 from msgspec.structs import replace
 
 from tests.engine.fake_runner import FakeRunner
 from tests.hostile_texts import TEXTS
-from tests.toy_engine import load as load_toy
-from worker.engine.backend import LoadedModel, Sampled, Step
+from tests.toy_engine import load_with
+from worker.engine.backend import Sampled, Step
 from worker.process.main import main
-from worker.wire.messages import Configure
 
 ANSWER = "\n\n".join(TEXTS)
 PIECE_BYTES = 7
@@ -30,12 +28,5 @@ def _cut(data: bytes) -> list[bytes]:
 _pieces = cycle(_cut(ANSWER.encode()))
 
 
-def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
-    loaded = load_toy(config, on_progress)
-    assert type(loaded.runner) is FakeRunner
-    loaded.runner.__class__ = HostileRunner
-    return loaded
-
-
 if __name__ == "__main__":
-    main(load)
+    main(load_with(HostileRunner))

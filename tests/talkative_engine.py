@@ -4,13 +4,11 @@ A worker in front of it has more to log than anybody reads.
 """
 
 import sys
-from collections.abc import Callable
 
 from tests.engine.fake_runner import FakeRunner
-from tests.toy_engine import load as load_toy
-from worker.engine.backend import LoadedModel, Sampled, Step
+from tests.toy_engine import load_with
+from worker.engine.backend import Sampled, Step
 from worker.process.main import main
-from worker.wire.messages import Configure
 
 STEP_BYTES = 1024 * 1024
 LINE = "llama.cpp warning: " + "x" * 4000 + "\n"
@@ -23,12 +21,5 @@ class TalkativeRunner(FakeRunner):
         return super().run(step)
 
 
-def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
-    loaded = load_toy(config, on_progress)
-    assert type(loaded.runner) is FakeRunner
-    loaded.runner.__class__ = TalkativeRunner
-    return loaded
-
-
 if __name__ == "__main__":
-    main(load)
+    main(load_with(TalkativeRunner))

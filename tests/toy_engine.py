@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.front.rehearsal import FACTS
-from worker.engine.backend import LoadedModel, Read, Sampled, Step
+from worker.engine.backend import Load, LoadedModel, Read, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
 from worker.wire.messages import Configure, Conversation, Prompt, Residency, SelfTested, TokenId, Violation
@@ -62,6 +62,18 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
         return LoadedModel(runner, ToyPrompts(), lambda _: None, ON_A_GPU, residency=lambda: next(answers))
     self_test = {DIFFERING: differing, UNTESTABLE: untestable}.get(config.model_path)
     return LoadedModel(runner, ToyPrompts(), lambda _: None, FACTS, self_test=self_test)
+
+
+def load_with(kind: type[FakeRunner]) -> Load:
+    """`load`, whose runner is of this kind and has what the toy's has."""
+
+    def load_it(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
+        loaded = load(config, on_progress)
+        assert type(loaded.runner) is FakeRunner
+        loaded.runner.__class__ = kind
+        return loaded
+
+    return load_it
 
 
 def untestable() -> Generator[SelfTested | None, None, None]:

@@ -4,7 +4,7 @@ from dataclasses import asdict, fields
 from math import inf
 from typing import Any
 
-from tests.protocol.vectors import R0, body_of, without
+from tests.protocol.vectors import OTHER_THAN_DEFAULTS, R0, body_of, without
 from worker.front.checked_request import checked
 from worker.protocol.execute import ExecuteRequest, parse_execute
 from worker.wire.messages import Conversation, JobKey, Sampling, Submit, TokenId
@@ -19,29 +19,7 @@ def submitted(**sent: Any) -> Submit:
 
 def test_every_field_of_sampling_is_the_requests() -> None:
     """Each is given another value than its default."""
-    given: dict[str, Any] = {
-        "seed": 7,
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "top_k": 3,
-        "repetition_penalty": 1.5,
-        "min_p": 0.125,
-        "frequency_penalty": -0.5,
-        "presence_penalty": 0.75,
-        "repeat_last_n": 9,
-        "typical_p": 0.5,
-        "top_n_sigma": 1.5,
-        "xtc_probability": 0.25,
-        "xtc_threshold": 0.5,
-        "dry_multiplier": 0.75,
-        "dry_base": 2.5,
-        "dry_allowed_length": 4,
-        "logit_bias": {"5": 1.5, "0": -100},
-        "ignore_eos": True,
-        "min_tokens": 2,
-        "stop_token_ids": [8, 9],
-        "logprobs": 0,
-    }
+    given = {"seed": 7, **OTHER_THAN_DEFAULTS, "logprobs": 0}
     changed = {"logit_bias": ((TokenId(5), 1.5), (TokenId(0), -inf)), "stop_token_ids": (TokenId(8), TokenId(9))}
     assert set(given) == {field.name for field in fields(Sampling)}
     assert asdict(submitted(**given).sampling) == given | changed

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.openai.asking import ASKED, TERMS, body
+from tests.protocol.vectors import OTHER_THAN_DEFAULTS
 from worker.openai.chat import ChatAsked, read_chat
 from worker.openai.errors import NotAnObject, UnknownModel, error_detail
 from worker.openai.fields import MAX_IGNORED, OF_NO_CONSEQUENCE, SHARED
@@ -37,29 +38,7 @@ def test_what_is_no_object_is_told_so(value: object) -> None:
         read_chat(msgspec.json.encode(value), TERMS)
 
 
-GIVEN: dict[str, Any] = {
-    "temperature": 0.5,
-    "top_p": 0.25,
-    "top_k": 3,
-    "repetition_penalty": 1.5,
-    "min_p": 0.125,
-    "frequency_penalty": -0.5,
-    "presence_penalty": 0.75,
-    "repeat_last_n": 9,
-    "typical_p": 0.5,
-    "top_n_sigma": 1.5,
-    "xtc_probability": 0.25,
-    "xtc_threshold": 0.5,
-    "dry_multiplier": 0.75,
-    "dry_base": 2.5,
-    "dry_allowed_length": 4,
-    "logit_bias": {"5": 1.5, "0": -100.0},
-    "ignore_eos": True,
-    "min_tokens": 2,
-    "stop_token_ids": [8, 9],
-    "grammar": None,
-    "regex": None,
-}
+GIVEN = OTHER_THAN_DEFAULTS | {"grammar": None, "regex": None}
 
 
 def test_every_sampling_field_of_execute_is_one_here() -> None:

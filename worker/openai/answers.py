@@ -144,6 +144,36 @@ class Choice(ABC):
         self._allowance.n_left -= n_bytes
 
 
+class CollectedChoice(Choice):
+    """A choice whose text leaves when it is complete."""
+
+    def __init__(self, index: int, allowance: Allowance) -> None:
+        super().__init__(index, allowance)
+        self._texts: list[str] = []
+
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
+        self._texts.append(text)
+        self._hold(len(text))
+        self._keep(logprobs)
+        return b""
+
+    def rewind(self) -> None:
+        super().rewind()
+        self._texts.clear()
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._texts)
+
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
+        self._keep(logprobs)
+        return b""
+
+    @abstractmethod
+    def _keep(self, logprobs: Sequence[Logprob]) -> None:
+        """Keep those of the tokens that were drawn since the last time."""
+
+
 class StreamedChoice(Choice):
     """A choice whose text leaves as it is made."""
 

@@ -13,6 +13,7 @@ import msgspec
 from worker.openai.answers import (
     Allowance,
     Choice,
+    CollectedChoice,
     FinishReason,
     Heading,
     StreamedChoice,
@@ -29,14 +30,14 @@ from worker.openai.fields import (
     Generation,
     StreamOptions,
     Terms,
+    conversation_of,
     read_generation,
     read_object,
     read_struct,
 )
 from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
-from worker.protocol.conversation import conversation
 from worker.protocol.rules import int_range
-from worker.wire.messages import Conversation, Logprob, TopToken
+from worker.wire.messages import Conversation, Logprob
 
 OBJECT = "chat.completion"
 CHUNK_OBJECT = "chat.completion.chunk"
@@ -128,16 +129,13 @@ def _prompt(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Con
     if request.messages is None:
         errors.append(FieldError(field="messages", constraint="required", message="messages is missing"))
         return None
-    goes_on = bool(request.continue_final_message)
     try:
-        return conversation(
+        return conversation_of(
             request.messages,
-            template_kwargs=_template_kwargs(request),
-            add_generation_prompt=not goes_on
-            if request.add_generation_prompt is None
-            else request.add_generation_prompt,
-            continue_final_message=goes_on,
-            max_chars=terms.max_prompt_chars,
+            _template_kwargs(request),
+            terms,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
         )
     except FieldsRefused as refused:
         errors += refused.errors
@@ -230,38 +228,26 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
-class CollectedMessage(Choice):
+class CollectedMessage(CollectedChoice):
     """A message that leaves when it is complete."""
 
     def __init__(self, index: int, allowance: Allowance, *, wants_logprobs: bool) -> None:
         super().__init__(index, allowance)
         self._wants_logprobs = wants_logprobs
-        self._texts: list[str] = []
         self._logprobs: list[bytes] = []
-
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
-        self._texts.append(text)
-        self._hold(len(text))
-        self._keep(logprobs)
-        return b""
 
     def rewind(self) -> None:
         super().rewind()
-        self._texts.clear()
         self._logprobs.clear()
 
     def made(self) -> ChatChoice:
         assert self.finish_reason is not None
         return ChatChoice(
             index=self.index,
-            message=ChatMessage(content="".join(self._texts)),
+            message=ChatMessage(content=self._text),
             logprobs=ChatLogprobs(content=array(self._logprobs)) if self._wants_logprobs else None,
             finish_reason=self.finish_reason,
         )
-
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        self._keep(logprobs)
-        return b""
 
     def _keep(self, logprobs: Sequence[Logprob]) -> None:
         for item in _encoded(logprobs):
@@ -305,11 +291,7 @@ def _encoded(logprobs: Sequence[Logprob]) -> list[bytes]:
 
 def _drawn(entry: Logprob) -> DrawnLogprob:
     top = tuple(
-        TokenLogprob(token=other.text, logprob=finite(other.logprob), bytes=_bytes(other)) for other in entry.top
+        TokenLogprob(token=other.text, logprob=finite(other.logprob), bytes=tuple(other.piece)) for other in entry.top
     )
     token = entry.token
-    return DrawnLogprob(token=token.text, logprob=finite(token.logprob), bytes=_bytes(token), top_logprobs=top)
-
-
-def _bytes(token: TopToken) -> tuple[int, ...]:
-    return tuple(token.text.encode() if token.raw is None else token.raw)
+    return DrawnLogprob(token=token.text, logprob=finite(token.logprob), bytes=tuple(token.piece), top_logprobs=top)

@@ -15,6 +15,7 @@ import msgspec
 from worker.openai.answers import (
     Allowance,
     Choice,
+    CollectedChoice,
     FinishReason,
     Heading,
     StreamedChoice,
@@ -37,7 +38,7 @@ from worker.openai.fields import (
 )
 from worker.protocol.bodies import Count, FieldError, doc
 from worker.protocol.rules import int_range
-from worker.wire.messages import Logprob, TokenId, TopToken
+from worker.wire.messages import Logprob, TokenId
 
 OBJECT = "text_completion"
 DEFAULT_MAX_TOKENS = 16
@@ -297,7 +298,7 @@ class Columns:
             # Tokens that are no whole character may have one text.
             top[name] = max(finite(other.logprob), top.get(name, other.logprob))
         n_bytes = self._append(self._name(token.text, token.id), encode(finite(token.logprob)), encode(top))
-        self._at += len(self._decoder.decode(_bytes(token)))
+        self._at += len(self._decoder.decode(token.piece))
         return n_bytes
 
     def go_to(self, at: int) -> None:
@@ -339,15 +340,16 @@ class TextPart:
         if self.columns is not None and echo is not None:
             self.columns.add_first(echo)
 
-    def add_prompt(self, entry: Logprob) -> int:
-        """The next token of the prompt. Returns how many bytes are kept of it."""
+    def add_prompt(self, tokens: Sequence[Logprob]) -> int:
+        """The next tokens of the prompt. Returns how many bytes are kept of them."""
         n_bytes = 0
-        if self.columns is not None and self.echo is not None:
-            n_bytes += self.columns.add(entry)
-        if self.of_prompt is not None:
-            assert self._asked.prompt_logprobs is not None
-            self.of_prompt.append(encode(_ranked(entry, self._asked.prompt_logprobs)))
-            n_bytes += len(self.of_prompt[-1])
+        for entry in tokens:
+            if self.columns is not None and self.echo is not None:
+                n_bytes += self.columns.add(entry)
+            if self.of_prompt is not None:
+                assert self._asked.prompt_logprobs is not None
+                self.of_prompt.append(encode(_ranked(entry, self._asked.prompt_logprobs)))
+                n_bytes += len(self.of_prompt[-1])
         return n_bytes
 
     def end_prompt(self) -> None:
@@ -356,30 +358,21 @@ class TextPart:
             self.columns.go_to(len(self.echo.text))
 
 
-class CollectedText(Choice):
+class CollectedText(CollectedChoice):
     """A text that leaves when it is complete."""
 
     def __init__(self, index: int, allowance: Allowance, part: TextPart) -> None:
         super().__init__(index, allowance)
         self._part = part
-        self._texts: list[str] = []
         self._is_in_prompt = True
 
     def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
-        for entry in tokens:
-            self._hold(self._part.add_prompt(entry))
-        return b""
-
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
-        self._texts.append(text)
-        self._hold(len(text))
-        self._keep(logprobs)
+        self._hold(self._part.add_prompt(tokens))
         return b""
 
     def rewind(self) -> None:
         super().rewind()
         self._part.reset()
-        self._texts.clear()
         self._is_in_prompt = True
 
     def made(self) -> CompletionChoice:
@@ -388,15 +381,11 @@ class CollectedText(Choice):
         lead = "" if part.echo is None else part.echo.text
         return CompletionChoice(
             index=self.index,
-            text=lead + "".join(self._texts),
+            text=lead + self._text,
             logprobs=None if part.columns is None else part.columns.take(),
             finish_reason=self.finish_reason,
             prompt_logprobs=msgspec.UNSET if part.of_prompt is None else array(part.of_prompt),
         )
-
-    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        self._keep(logprobs)
-        return b""
 
     def _keep(self, logprobs: Sequence[Logprob]) -> None:
         if self._is_in_prompt:
@@ -421,8 +410,7 @@ class StreamedText(StreamedChoice):
         self._is_in_prompt = True
 
     def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:
-        for entry in tokens:
-            self._hold(self._part.add_prompt(entry))
+        self._hold(self._part.add_prompt(tokens))
         return b""
 
     def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
@@ -454,10 +442,6 @@ class StreamedText(StreamedChoice):
                 self._part.columns.add(entry)
             told = encode(self._part.columns.take())
         return self._chunk(b'"text":%b,"logprobs":%b,"finish_reason":%b' % (encode(text), told, reason), n_drawn)
-
-
-def _bytes(token: TopToken) -> bytes:
-    return token.text.encode() if token.raw is None else token.raw
 
 
 def _ranked(entry: Logprob, n_top: int) -> dict[str, RankedToken]:

@@ -15,8 +15,10 @@ import msgspec
 from worker.openai.errors import NotAnObject, UnknownModel, respelled
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.constraints import SchemaText
+from worker.protocol.conversation import conversation
 from worker.protocol.execute import ExecuteRequest, narrow
 from worker.protocol.rules import int_range, sampling_violations
+from worker.wire.messages import Conversation
 
 Members = dict[str, Any]
 """The members of a JSON object, as msgspec.json.decode gives them."""
@@ -178,6 +180,28 @@ def read_field(name: str, value: object, kind: Any, values: Members, errors: lis
         assert found is not None
         place = name + (found["inside"] or "")
         errors.append(FieldError(field=place, constraint="type", message=f"{place}: {found['what']}"))
+
+
+def conversation_of(
+    messages: object,
+    told: Mapping[str, Any] | None,
+    terms: Terms,
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+) -> Conversation:
+    """The conversation. Left out, add_generation_prompt is true unless the final message goes on.
+
+    Raises: FieldsRefused.
+    """
+    goes_on = bool(continue_final_message)
+    return conversation(
+        messages,
+        template_kwargs=told,
+        add_generation_prompt=not goes_on if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=goes_on,
+        max_chars=terms.max_prompt_chars,
+    )
 
 
 def check_model(model: str | None, terms: Terms) -> None:

@@ -9,16 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
-from worker.errors import (
-    DeadlineExceeded,
-    InternalError,
-    Unauthorized,
-    WorkerBusy,
-    WorkerDraining,
-    WorkerError,
-    WorkerLoading,
-    WorkerUnhealthy,
-)
+from worker.errors import DeadlineExceeded, InternalError, Unauthorized, WorkerError
 from worker.openai.chat import ChatCompletion, ChatRequest
 from worker.openai.completions import Completion, CompletionRequest
 from worker.openai.errors import (
@@ -41,7 +32,7 @@ from worker.openai.tokens import (
 )
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import SSE_TYPE
-from worker.protocol.operations import JSON, TEXT, Answer, Content, Operation, ServerSentChunk
+from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk
 
 
 def _api_error(description: str, *errors: WorkerError, headers: tuple[str, ...] = ()) -> Answer:
@@ -87,14 +78,7 @@ _BODY: dict[int, Answer] = {
     415: _details("Not application/json or application/*+json.", []),
 }
 _STATE: dict[int, Answer] = {
-    503: _api_error(
-        "Not now, by the state of the worker or of its queue.",
-        WorkerBusy("8 jobs are running and 256 waiting; try again later", retry_after_s=3),
-        WorkerLoading("the model is still loading", retry_after_s=5),
-        WorkerDraining("the worker is shutting down and takes no new jobs"),
-        WorkerUnhealthy("the engine could not be kept alive"),
-        headers=("Retry-After",),
-    ),
+    503: _api_error("Not now, by the state of the worker or of its queue.", *NOT_NOW, headers=("Retry-After",)),
 }
 _LATE: dict[int, Answer] = {
     504: _api_error("X-Deadline, or `--inference-timeout-sec`, passed.", DeadlineExceeded("the job's time is up")),

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from worker.openai.fields import Members, Terms, ignored_fields, read_object, read_struct
+from worker.openai.fields import Terms, conversation_of, ignored_fields, read_object, read_struct
 from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
-from worker.protocol.conversation import conversation
 from worker.wire.messages import Loaded, Prompt, TokenId, Tokenized
 
 
@@ -106,19 +105,15 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
         raise FieldsRefused(errors)
     ignored = ignored_fields(members, TokenizeRequest)
     if given[0] == "messages":
-        return TextAsked(prompt=_conversation(request, members, terms), field="messages", ignored=ignored)
+        prompt = conversation_of(
+            members["messages"],
+            request.chat_template_kwargs,
+            terms,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        return TextAsked(prompt=prompt, field="messages", ignored=ignored)
     return _text_asked(request, given[0], terms, ignored)
-
-
-def _conversation(request: TokenizeRequest, members: Members, terms: Terms) -> Prompt:
-    goes_on = bool(request.continue_final_message)
-    return conversation(
-        members["messages"],
-        template_kwargs=request.chat_template_kwargs,
-        add_generation_prompt=not goes_on if request.add_generation_prompt is None else request.add_generation_prompt,
-        continue_final_message=goes_on,
-        max_chars=terms.max_prompt_chars,
-    )
 
 
 def _text_asked(request: TokenizeRequest, field: str, terms: Terms, ignored: tuple[str, ...]) -> TextAsked:

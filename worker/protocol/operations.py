@@ -152,6 +152,14 @@ def _text(description: str, example: str | None = None) -> Answer:
     return Answer(description, {TEXT: Content(shapes=(str,), examples=shown)})
 
 
+NOT_NOW = (
+    WorkerBusy("8 jobs are running and 256 waiting; try again later", retry_after_s=3),
+    WorkerLoading("the model is still loading", retry_after_s=5),
+    WorkerDraining("the worker is shutting down and takes no new jobs"),
+    WorkerUnhealthy("the engine could not be kept alive"),
+)
+"""What the state of the worker or of its queue refuses, by either door."""
+
 # ── what all have in common ──────────────────────────────────────────────────────────────────────
 
 EVERYWHERE: dict[int, Answer] = {
@@ -315,14 +323,7 @@ _EXECUTE_ERRORS: dict[int, Answer] = {
         "A job with this job_id is in flight.",
         DuplicateJob("a job with this job_id is in flight; wait for its terminal event or choose another id"),
     ),
-    503: error_answer(
-        "Not now, by the state of the worker or of its queue.",
-        WorkerBusy("8 jobs are running and 256 waiting; try again later", retry_after_s=3),
-        WorkerLoading("the model is still loading", retry_after_s=5),
-        WorkerDraining("the worker is shutting down and takes no new jobs"),
-        WorkerUnhealthy("the engine could not be kept alive"),
-        headers=("Retry-After",),
-    ),
+    503: error_answer("Not now, by the state of the worker or of its queue.", *NOT_NOW, headers=("Retry-After",)),
     504: error_answer(
         "X-Deadline, or `--inference-timeout-sec`, passed before the stream began.",
         DeadlineExceeded("the job's time is up"),

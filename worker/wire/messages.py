@@ -369,6 +369,11 @@ class TopToken(msgspec.Struct, frozen=True, array_like=True):
     raw: bytes | None = None
     """Its bytes, where `text` does not have all of them."""
 
+    @property
+    def piece(self) -> bytes:
+        """Its bytes, which need not be whole characters."""
+        return self.text.encode() if self.raw is None else self.raw
+
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
     """A sampled token under the softmax of the raw logits, and the most probable tokens, best first."""
