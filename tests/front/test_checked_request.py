@@ -4,17 +4,17 @@ from dataclasses import asdict, fields
 from math import inf
 from typing import Any
 
-from tests.protocol.vectors import OTHER_THAN_DEFAULTS, R0, body_of, without
+from tests.protocol.vectors import OTHER_THAN_DEFAULTS, R0, body_of
 from worker.front.checked_request import checked
 from worker.protocol.execute import ExecuteRequest, parse_execute
-from worker.wire.messages import Conversation, JobKey, Sampling, Submit, TokenId
+from worker.wire.messages import JobKey, Sampling, Submit, TokenId
 
 HI = {"role": "user", "content": "hi"}
 
 
 def submitted(**sent: Any) -> Submit:
     request = parse_execute(body_of(R0 | sent))
-    return checked(JobKey(1), request, correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
+    return checked(JobKey(1), request, "Hello", correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
 
 
 def test_every_field_of_sampling_is_the_requests() -> None:
@@ -27,7 +27,7 @@ def test_every_field_of_sampling_is_the_requests() -> None:
 
 def test_defaults_are_off() -> None:
     request = ExecuteRequest(job_id="a", prompt="b", max_tokens=1, seed=7)
-    made = checked(JobKey(1), request, correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
+    made = checked(JobKey(1), request, "Hello", correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
     assert made.sampling == Sampling(seed=7, xtc_threshold=request.xtc_threshold)
     assert (made.grammar, made.json_schema, made.regex) == (None, None, None)
 
@@ -36,12 +36,6 @@ def test_a_missing_seed_is_drawn_anew_for_each_request() -> None:
     seeds = {submitted(seed=None).sampling.seed for _ in range(8)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**64 for seed in seeds)
-
-
-def test_a_conversation_goes_on_as_the_engine_reads_it() -> None:
-    request = parse_execute(body_of(without("prompt") | {"messages": [HI], "chat_template_kwargs": {"a": 1}}))
-    made = checked(JobKey(1), request, correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
-    assert made.prompt == Conversation(messages='[{"role":"user","content":"hi"}]', template_kwargs='{"a":1}')
 
 
 def test_constraints_go_on_as_the_texts_they_are() -> None:

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.protocol.vectors import R0, body_of
+from tests.protocol.vectors import R0, body_of, without
 from worker.protocol.bodies import MAX_ERRORS, FieldError, encode_violations
 from worker.protocol.execute import ExecuteRequest, parse_execute
-from worker.protocol.rules import violations
+from worker.protocol.rules import checked_prompt, violations
+from worker.wire.messages import Conversation
 
 MAX_TOKENS_OUT = 2048
 MAX_PROMPT_CHARS = 32_768
@@ -185,6 +186,13 @@ def long_stop(index: int, n_bytes: int) -> str:
 )
 def test_all_broken_rules_are_told_at_once_in_field_order(change: dict[str, Any], entries: list[str]) -> None:
     assert answer(R0 | change) == errors(*entries)
+
+
+def test_the_prompt_of_a_conversation_is_what_the_template_renders() -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"a": 1}}
+    request = parse_execute(body_of(without("prompt") | asked))
+    prompt = checked_prompt(request, MAX_TOKENS_OUT, None, max_prompt_chars=MAX_PROMPT_CHARS)
+    assert prompt == Conversation(messages='[{"role":"user","content":"hi"}]', template_kwargs='{"a":1}')
 
 
 def test_the_limit_of_max_tokens_is_the_workers_own() -> None:

@@ -20,7 +20,7 @@ from worker.commands.session import (
     NotAnsweredError,
     Session,
     check_utf8,
-    refusal,
+    prompt_of,
     sampling_of,
     sampling_options,
     summary,
@@ -62,8 +62,10 @@ def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
     settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
     check_utf8("--system", system or "")
     talk = Talk(system, sampling_of(options))
-    if refused := refusal(talk.request("?"), settings):
-        raise UsageError(str(refused))
+    try:
+        prompt_of(talk.request("?"), settings)
+    except FieldsRefused as refused:
+        raise UsageError(str(refused)) from None
     session = Session(settings)
     logs.configure("pretty", settings.worker_id, level="warning")
     tell(unread(environment()))
@@ -201,8 +203,6 @@ class Terminal:
             check_utf8("the question", question)
             request = self._talk.request(question)
             self._talk.turns.append(turn)
-            if refused := refusal(request, self._settings):
-                raise refused
             job = self._runner.run(self._session.answer(request, partial(self._stream, turn)))
         except KeyboardInterrupt:
             if not self._is_typed:

@@ -11,13 +11,14 @@ import rich_click as click
 import uvloop
 
 from worker.cli import read_settings, setting_options
-from worker.commands.session import Session, check_utf8, refusal, sampling_of, sampling_options, summary
+from worker.commands.session import Session, check_utf8, prompt_of, sampling_of, sampling_options, summary
 from worker.config.no_effect import tell
 from worker.config.settings import Settings, environment
 from worker.config.spellings import unread
 from worker.errors import UsageError
 from worker.logs import lines as logs
 from worker.model.catalog import load_catalog
+from worker.protocol.bodies import FieldsRefused
 from worker.protocol.execute import ExecuteRequest
 
 _STDIN = "-"
@@ -48,8 +49,10 @@ def generate(ctx: click.Context, /, prompt: str, *, chat: bool, system: str | No
         request = ExecuteRequest(job_id="generate", messages=[*begin, {"role": "user", "content": asked}], **fields)
     else:
         request = ExecuteRequest(job_id="generate", prompt=asked, **fields)
-    if refused := refusal(request, settings):
-        raise UsageError(str(refused))
+    try:
+        prompt_of(request, settings)
+    except FieldsRefused as refused:
+        raise UsageError(str(refused)) from None
     session = Session(settings)
     logs.configure("pretty", settings.worker_id, level="warning")
     tell(unread(environment()))

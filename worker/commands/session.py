@@ -25,11 +25,10 @@ from worker.front.progress import LoadProgress
 from worker.front.supervision import first_of, running
 from worker.model.catalog import load_catalog, locate
 from worker.model.info import ModelInfo, read_info
-from worker.protocol.bodies import FieldsRefused
 from worker.protocol.events import TEXT_ONLY
 from worker.protocol.execute import ExecuteRequest, narrow
-from worker.protocol.rules import violations
-from worker.wire.messages import JobKey, Loaded
+from worker.protocol.rules import checked_prompt
+from worker.wire.messages import JobKey, Loaded, Prompt
 
 _LONGEST_S = 86_400.0
 """The longest life of a job here, which is no limit in practice: a terminal has Ctrl-C."""
@@ -68,10 +67,9 @@ def check_utf8(what: str, text: str) -> None:
         raise UsageError(f"{what} is not UTF-8")
 
 
-def refusal(request: ExecuteRequest, settings: Settings) -> FieldsRefused | None:
-    """What /execute would say of the request before any engine has seen it."""
-    broken = violations(request, settings.max_tokens_out, vocab_size=None, max_prompt_chars=settings.max_prompt_chars)
-    return FieldsRefused(broken) if broken else None
+def prompt_of(request: ExecuteRequest, settings: Settings) -> Prompt:
+    """What the model is to read. Raises: FieldsRefused as /execute would, before any engine has seen it."""
+    return checked_prompt(request, settings.max_tokens_out, None, max_prompt_chars=settings.max_prompt_chars)
 
 
 class NotAnsweredError(WorkerError):
@@ -120,7 +118,8 @@ class Session:
         """Write the text as it comes; the job, which has ended, knows the figures. When this is cancelled the engine
         forgets the job.
 
-        Raises: NotAnsweredError; StartupError when there will be no engine any more; what `write` raises.
+        Raises: FieldsRefused; NotAnsweredError; StartupError when there will be no engine any more; what `write`
+        raises.
         """
         assert self._terminal is not None
         async with running(self._stream(request, write)) as answering:
@@ -134,7 +133,8 @@ class Session:
         assert self._facts is not None
         self._n_jobs += 1
         key, now_s = JobKey(self._n_jobs), time.monotonic()
-        complete = checked(key, request, correlation_id="", arrived_s=now_s, expires_s=now_s + _LONGEST_S)
+        prompt = prompt_of(request, self._settings)
+        complete = checked(key, request, prompt, correlation_id="", arrived_s=now_s, expires_s=now_s + _LONGEST_S)
         deps = JobDeps(dialect=TEXT_ONLY, model=self._facts.name, vram_bytes=0, metrics=Metrics("terminal"))
         job = Job(complete, deps, self._client.release)
         self._client.submit(job)

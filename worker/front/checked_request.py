@@ -3,9 +3,6 @@
 import secrets
 from dataclasses import dataclass
 from math import inf
-from sys import maxsize
-
-from msgspec import UNSET
 
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.rules import MAX_BIAS
@@ -31,21 +28,21 @@ class CheckedRequest:
 def checked(
     key: JobKey,
     request: ExecuteRequest,
+    prompt: Prompt,
     *,
     correlation_id: str,
     arrived_s: float,
     expires_s: float,
-    prompt: Prompt | None = None,
     prompt_logprobs: int | None = None,
     answer_id: str | None = None,
 ) -> CheckedRequest:
-    """A valid request made complete. A missing seed is drawn here, once, so that it can be reported and repeated.
+    """A valid request made complete; `prompt` is what the model is to read for it.
 
-    `prompt` takes the place of the request's own, where that is not all.
+    A missing seed is drawn here, once, so that it can be reported and repeated.
     """
     submit = Submit(
         job=key,
-        prompt=_own_prompt(request) if prompt is None else prompt,
+        prompt=prompt,
         max_tokens=request.max_tokens,
         sampling=_sampling_of(request),
         stop=request.stop,
@@ -62,11 +59,6 @@ def checked(
         arrived_s=arrived_s,
         expires_s=expires_s,
     )
-
-
-def _own_prompt(request: ExecuteRequest) -> Prompt:
-    """The rules have found it short enough."""
-    return request.conversation(max_chars=maxsize) if request.prompt is UNSET else request.prompt
 
 
 def _sampling_of(request: ExecuteRequest) -> Sampling:

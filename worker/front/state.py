@@ -31,7 +31,6 @@ from worker.front.supervision import failures_to
 from worker.logs.lines import get_logger
 from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
 from worker.protocol.events import Dialect
-from worker.protocol.execute import ExecuteRequest
 from worker.protocol.headers import parse_deadline
 from worker.protocol.job_request import JobRequest
 from worker.wire.messages import (
@@ -182,29 +181,13 @@ class Front(Observer):
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
 
-    def open_job(
-        self,
-        request: ExecuteRequest,
-        dialect: Dialect,
-        deadline: str | None,
-        correlation_id: str,
-        *,
-        is_crowded: bool,
-    ) -> Job:
-        """Admit a valid request; `is_crowded` when only the reserved connections are left.
-
-        Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
-        """
-        asked = JobRequest(fields=request, dialect=dialect)
-        (job,) = self.open_jobs([asked], deadline, correlation_id, is_crowded=is_crowded)
-        return job
-
     def open_jobs(
         self, requests: Sequence[JobRequest], deadline: str | None, correlation_id: str, *, is_crowded: bool
     ) -> list[Job]:
         """Admit the jobs of one answer, all or none. They wake whoever waits for any of them.
 
-        Raises: as `open_job`.
+        `is_crowded`: only the reserved connections are left.
+        Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
         """
         arrived_s = time.monotonic()
         facts = self._check_state()
@@ -226,10 +209,10 @@ class Front(Observer):
             complete = checked(
                 JobKey(self._n_jobs),
                 asked.fields,
+                asked.prompt,
                 correlation_id=correlation_id,
                 arrived_s=arrived_s,
                 expires_s=expires_s,
-                prompt=asked.prompt,
                 prompt_logprobs=asked.prompt_logprobs,
                 answer_id=asked.answer_id,
             )

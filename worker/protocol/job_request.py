@@ -12,10 +12,10 @@ class JobRequest:
     """One job. Whoever makes it has checked every rule that does not need the tokens."""
 
     fields: ExecuteRequest
+    prompt: Prompt
+    """What the model is to read; the fields' own prompt and messages are not looked at again."""
     dialect: Dialect
     """What its client is told of it; this job's own."""
-    prompt: Prompt | None = None
-    """In place of the fields' own; None where that is meant."""
     prompt_logprobs: int | None = None
     """As Submit.prompt_logprobs."""
     answer_id: str | None = None

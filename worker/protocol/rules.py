@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused
 from worker.protocol.constraints import constraint_errors
 from worker.protocol.execute import ExecuteRequest, narrow
+from worker.wire.messages import Prompt
 
 MAX_STOPS = 4
 MAX_STOP_BYTES = 100
@@ -37,18 +38,40 @@ _F32_DIGITS = 9
 def violations(
     request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
 ) -> list[FieldError]:
-    """All broken rules, in the order of the fields.
+    """All broken rules, as `checked_prompt` raises them."""
+    try:
+        checked_prompt(request, max_tokens_out, vocab_size, max_prompt_chars=max_prompt_chars)
+    except FieldsRefused as refused:
+        return refused.errors
+    return []
+
+
+def checked_prompt(
+    request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_prompt_chars: int
+) -> Prompt:
+    """What the model is to read, where no rule is broken.
 
     `max_tokens_out` is the largest max_tokens allowed. While `vocab_size` is None, ids are not compared with it.
-    `max_prompt_chars` counts Unicode scalar values.
+    `max_prompt_chars` counts Unicode scalar values. Raises: FieldsRefused with all broken rules, in the order of the
+    fields.
     """
-    return [
+    errors = [
         *_job_id(request.job_id),
         *_prompt(request.prompt, max_prompt_chars),
         *_max_tokens(request.max_tokens, max_tokens_out),
         *sampling_violations(request, max_tokens_out, vocab_size),
-        *_messages(request, max_prompt_chars),
+        *_beside_a_prompt(request),
     ]
+    prompt: Prompt | UnsetType = request.prompt
+    if request.messages is not None:
+        try:
+            prompt = request.conversation(max_chars=max_prompt_chars)
+        except FieldsRefused as refused:
+            errors += refused.errors
+    if errors:
+        raise FieldsRefused(errors)
+    assert prompt is not UNSET  # parse_execute has refused a request without either
+    return prompt
 
 
 def sampling_violations(
@@ -204,16 +227,11 @@ def _max_count(field: str, n_entries: int, most: int) -> Iterator[FieldError]:
         yield FieldError(field=field, constraint=f"max_count({most})", message=message, value=str(n_entries))
 
 
-def _messages(request: ExecuteRequest, most: int) -> Iterator[FieldError]:
+def _beside_a_prompt(request: ExecuteRequest) -> Iterator[FieldError]:
     for field in ("messages", "chat_template_kwargs"):
         if request.prompt is not UNSET and getattr(request, field) is not None:
             message = f"{field} cannot go with prompt, which no template is applied to; send one of them"
             yield FieldError(field=field, constraint="exclusive(prompt)", message=message)
-    if request.messages is not None:
-        try:
-            request.conversation(max_chars=most)
-        except FieldsRefused as refused:
-            yield from refused.errors
 
 
 def _in_vocabulary(field: str, subject: str, token: int, vocab_size: int | None) -> Iterator[FieldError]:

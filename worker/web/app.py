@@ -20,11 +20,12 @@ from worker.errors import WorkerBusy, WorkerError
 from worker.front.health import Phase
 from worker.front.state import Front
 from worker.protocol import operations
-from worker.protocol.bodies import CancelBody, FieldsRefused, shutdown_body
-from worker.protocol.events import choose_dialect
-from worker.protocol.execute import ExecuteRequest, parse_cancel, parse_execute
+from worker.protocol.bodies import CancelBody, shutdown_body
+from worker.protocol.events import Dialect, choose_dialect
+from worker.protocol.execute import parse_cancel, parse_execute
+from worker.protocol.job_request import JobRequest
 from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
-from worker.protocol.rules import violations
+from worker.protocol.rules import checked_prompt
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.browsed import browsed, page_file
 from worker.web.chat_page import page_routes
@@ -105,10 +106,10 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
         try:
             if has_too_many(request.scope):
                 raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
-            execute_request = await bodies.decoded(request, partial(_read_execute, front=front))
-            job = front.open_job(
-                execute_request,
-                choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names),
+            dialect = choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names)
+            asked = await bodies.decoded(request, partial(_read_execute, front=front, dialect=dialect))
+            jobs = front.open_jobs(
+                [asked],
                 request.headers.get("x-deadline"),
                 request.scope["state"]["correlation_id"],
                 is_crowded=is_crowded(request.scope),
@@ -116,20 +117,18 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
         except (WorkerError, HTTPException):
             front.metrics.rejected()
             raise
-        return JobStream(front, [job], render_error)
+        return JobStream(front, jobs, render_error)
 
     return execute
 
 
-def _read_execute(body: bytearray, front: Front) -> ExecuteRequest:
+def _read_execute(body: bytearray, front: Front, dialect: Dialect) -> JobRequest:
     """Raises: BodyRejected, FieldsRefused."""
     request = parse_execute(body)
     vocab_size = front.facts.vocab_size if front.facts is not None else None
     settings = front.settings
-    broken = violations(request, settings.max_tokens_out, vocab_size, max_prompt_chars=settings.max_prompt_chars)
-    if broken:
-        raise FieldsRefused(broken)
-    return request
+    prompt = checked_prompt(request, settings.max_tokens_out, vocab_size, max_prompt_chars=settings.max_prompt_chars)
+    return JobRequest(fields=request, prompt=prompt, dialect=dialect)
 
 
 def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import TypeVar
 
 import msgspec
@@ -106,13 +107,13 @@ class Door:
         jobs = self.front.open_jobs(
             [
                 JobRequest(
-                    fields=generation.choice(at % n, heading.id if len(choices) == 1 else f"{heading.id}-{at}"),
-                    prompt=prompts[at // n],
+                    fields=generation.choice(number, heading.id if len(choices) == 1 else f"{heading.id}-{at}"),
+                    prompt=prompt,
                     dialect=choice,
                     prompt_logprobs=prompt_logprobs,
                     answer_id=heading.id,
                 )
-                for at, choice in enumerate(choices)
+                for at, ((prompt, number), choice) in enumerate(zip(product(prompts, range(n)), choices, strict=True))
             ],
             request.headers.get("x-deadline"),
             request.scope["state"]["correlation_id"],
