@@ -45,24 +45,41 @@ class Comparison:
     measure: Measure
     is_rate: bool
 
-    def holds(self, execute: float, chat: float) -> bool:
-        return chat / execute >= LEAST_RATE if self.is_rate else chat - execute <= MOST_FIRST_TOKEN_MS
 
-    def cells(self, execute: float, chat: float) -> tuple[str, ...]:
-        apart = f"× {chat / execute:.3f}" if self.is_rate else f"{chat - execute:+.2f} ms"
-        bound = f"≥ {LEAST_RATE}" if self.is_rate else f"≤ {MOST_FIRST_TOKEN_MS:+g} ms"
-        unit = self.measure.unit
-        verdict = "ok" if self.holds(execute, chat) else "MISSED"
-        return (self.title, f"{execute:.2f} {unit}", f"{chat:.2f} {unit}", apart, bound, verdict)
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A comparison's numbers: of each round, the one at `/execute` and the one at `/v1`."""
+
+    comparison: Comparison
+    rounds: Sequence[tuple[float, float]]
+
+    @property
+    def holds(self) -> bool:
+        apart = median(self._apart())
+        return apart >= LEAST_RATE if self.comparison.is_rate else apart <= MOST_FIRST_TOKEN_MS
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        is_rate, unit = self.comparison.is_rate, self.comparison.measure.unit
+        number = "× {:.3f}".format if is_rate else "{:+.2f} ms".format
+        apart = self._apart()
+        return (
+            self.comparison.title,
+            *(f"{median(side):.2f} {unit}" for side in zip(*self.rounds, strict=True)),
+            number(median(apart)),
+            f"{number(min(apart))} to {number(max(apart))}",
+            f"≥ {LEAST_RATE}" if is_rate else f"≤ {MOST_FIRST_TOKEN_MS:+g} ms",
+            "ok" if self.holds else "MISSED",
+        )
+
+    def _apart(self) -> list[float]:
+        """Round by round, because a machine's speed changes more between rounds than within one."""
+        return [chat / execute if self.comparison.is_rate else chat - execute for execute, chat in self.rounds]
 
 
-def bad_news(found: Sequence[tuple[Comparison, float, float]]) -> list[str]:
+def bad_news(found: Sequence[Found]) -> list[str]:
     """What is beyond its bound."""
-    return [
-        f"{comparison.title}: /v1 {chat:.2f} {comparison.measure.unit}, /execute {execute:.2f}"
-        for comparison, execute, chat in found
-        if not comparison.holds(execute, chat)
-    ]
+    return [": ".join((one.cells[0], one.cells[3])) for one in found if not one.holds]
 
 
 COMPARISONS = (
@@ -91,7 +108,7 @@ COMPARISONS = (
 @click.option("--model", metavar="REF", help="A chat model that is here. [default: the catalogue's]")
 @where
 @click.option("--threads", type=click.IntRange(1, 512), default=2, show_default=True, help="CPU threads.")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=9, show_default=True, help="Besides a warm-up.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=15, show_default=True, help="Besides a warm-up.")
 def doors(model: str | None, models_dir: Path, catalog: Path | None, threads: int, rounds: int) -> None:
     """Time chats at /v1/chat/completions beside their rendered prompts at /execute, on one worker.
 
@@ -102,18 +119,18 @@ def doors(model: str | None, models_dir: Path, catalog: Path | None, threads: in
     plan = our_worker(present(model, models_dir, catalog), flags)
     kept = {name: value for name, value in environment().items() if not name.startswith("LLORCH_")}
 
-    async def run() -> list[tuple[Comparison, float, float]]:
+    async def run() -> list[Found]:
         with tempfile.TemporaryDirectory(prefix="llorch-bench-") as logs:
             async with served(plan, Path(logs), kept) as server:
                 return await compare(server, rounds)
 
     found = uvloop.run(run())
-    print_table(["", ">/execute", ">/v1", ">apart", ">bound", ""], [one.cells(*pair) for one, *pair in found])
+    print_table(["", ">/execute", ">/v1", ">apart", ">in rounds", ">bound", ""], [one.cells for one in found])
     check(bad_news(found))
 
 
-async def compare(server: Server, n_rounds: int) -> list[tuple[Comparison, float, float]]:
-    """The medians over the rounds, of `/execute` and of `/v1`. Raises: NotAnswered, NotReached."""
+async def compare(server: Server, n_rounds: int) -> list[Found]:
+    """So many rounds of every comparison, the doors in turns the first. Raises: NotAnswered, NotReached."""
     prompts = Prompts(_SEED)
     numbers: list[list[tuple[float, float]]] = [[] for _ in COMPARISONS]
     for number in range(n_rounds + 1):
@@ -121,10 +138,7 @@ async def compare(server: Server, n_rounds: int) -> list[tuple[Comparison, float
             pair = await _round(server, comparison, prompts, is_chat_first=bool(number % 2))
             if number:
                 found.append(pair)
-    return [
-        (comparison, median(one for one, _ in pairs), median(other for _, other in pairs))
-        for comparison, pairs in zip(COMPARISONS, numbers, strict=True)
-    ]
+    return [Found(comparison, pairs) for comparison, pairs in zip(COMPARISONS, numbers, strict=True)]
 
 
 async def _round(
