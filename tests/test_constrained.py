@@ -56,7 +56,7 @@ def runner(model_path: Path) -> Iterator[LlamaRunner]:
     cpu = choose_device("cpu", devices())
     with Model.load(model_path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
         context = Context(
-            model, n_ctx=N_CELLS, n_batch=512, n_ubatch=512, n_seq_max=N_SLOTS, n_threads=2, n_threads_batch=2
+            model, n_ctx=N_CELLS, n_batch=512, n_ubatch=512, n_seq_max=N_SLOTS, n_threads=1, n_threads_batch=1
         )
         yield LlamaRunner(model, context)
 

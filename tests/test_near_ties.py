@@ -44,7 +44,7 @@ def test_an_answer_that_turns_beside_others_turns_at_a_near_tie(
                 n_batch=512,
                 n_ubatch=512,
                 n_seq_max=len(PROMPTS),
-                n_threads=2,
+                n_threads=1,
                 n_threads_batch=2,
                 type_k="bf16",
             ),

@@ -24,7 +24,7 @@ STORY = "Once upon a time, in a small village by the sea, there lived"
 
 @pytest.fixture(scope="module")
 def worker(model_path: Path) -> Iterator[WorkerProcess]:
-    with serve_default(model_path, "--ctx-size", "8192") as worker:
+    with serve_default(model_path, "--ctx-size", "8192", "--threads", "2") as worker:
         yield worker.ready()
 
 

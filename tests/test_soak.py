@@ -78,7 +78,7 @@ def resident_bytes(worker: WorkerProcess) -> int:
 
 
 def test_a_thousand_jobs_leave_no_trace(model_path: Path) -> None:
-    with serve_default(model_path, "--ctx-size", "4096") as worker:
+    with serve_default(model_path, "--ctx-size", "4096", "--threads", "2") as worker:
         worker.ready()
         ends: Counter[str] = Counter()
         done = threading.Lock()

@@ -58,7 +58,7 @@ class Story:
 def story(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     gate = tmp_path_factory.mktemp("story") / "gate"
     os.mkfifo(gate)
-    flags = ["--model", str(model_path), "--port", "0", "--threads", "2", "--worker-id", "w-1"]
+    flags = ["--model", str(model_path), "--port", "0", "--worker-id", "w-1"]
     with (
         Receiver() as receiver,
         WorkerProcess(*flags, "--callback-url", receiver.url, command=front_command(gate)) as worker,

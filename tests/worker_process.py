@@ -24,6 +24,10 @@ from tests.backends.choice import chosen
 PATIENCE_S = 120.0
 """The safety stop of every wait; no test's verdict depends on it being short."""
 
+ONE_THREAD = {"LLORCH_THREADS": "1"}
+"""What workers are started with, unless a test says otherwise: tests run beside each other, and the two threads of a
+step wait for one another at every barrier when another worker takes a processor."""
+
 Event = dict[str, Any]
 
 
@@ -38,7 +42,7 @@ class WorkerProcess:
     ) -> None:
         self._argv = [*command, *arguments, "--log-format", "json"]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")}
-        self._environment = {**kept, **(environment or {})}
+        self._environment = {**kept, **ONE_THREAD, **(environment or {})}
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.log: list[Event] = []
         self.stderr: list[str] = []
@@ -274,6 +278,6 @@ def check_order(events: Sequence[Event]) -> None:
 
 
 def serve_default(model: Path, *arguments: str, **options: Any) -> WorkerProcess:
-    """A worker on a real model, small and with two threads, on a free port, where `.llorch-test.toml` has them run."""
+    """A worker on a real model, on a free port, where `.llorch-test.toml` has them run."""
     where = ("--device", chosen().backend.test_backend)
-    return WorkerProcess("--model", str(model), "--port", "0", "--threads", "2", *where, *arguments, **options)
+    return WorkerProcess("--model", str(model), "--port", "0", *where, *arguments, **options)

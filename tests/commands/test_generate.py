@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.gguf_files import tiny_model
-from tests.worker_process import PATIENCE_S, eventually
+from tests.worker_process import ONE_THREAD, PATIENCE_S, eventually
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +23,7 @@ COMMAND = (sys.executable, "-m", "worker", "generate")
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")}
+    return {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")} | ONE_THREAD
 
 
 def generate(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:

@@ -51,7 +51,7 @@ def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
 def judged(model: Path, proofs: Path, run_id: str, *levels: str) -> Ran:
     named = [argument for level in levels for argument in ("--level", level)]
     where = ["--proof-dir", str(proofs), "--run-id", run_id, "--work-dir", str(proofs / "work")]
-    found = without_torch("run", "--model", str(model), "--reference", str(GOLDEN), *where, *named)
+    found = without_torch("run", "--model", str(model), "--reference", str(GOLDEN), "--threads", "1", *where, *named)
     return Ran(found.returncode, found.stdout, found.stderr, proofs / "parity" / run_id)
 
 
@@ -139,7 +139,17 @@ def test_verify_says_what_was_changed(passed: Ran, failed: Ran, capsys: pytest.C
 def test_the_committed_logits_are_what_the_command_makes_and_then_finds(
     default_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["reference", "--model", str(default_model), "--output", str(tmp_path), "--tokens", "512"]
+    arguments = [
+        "reference",
+        "--model",
+        str(default_model),
+        "--output",
+        str(tmp_path),
+        "--tokens",
+        "512",
+        "--threads",
+        "1",
+    ]
     assert run(["parity", *arguments]) == 0
     made = capfd.readouterr().out.split()
     assert made == [str(tmp_path / "checkpoint"), str(tmp_path / "logits.safetensors")]

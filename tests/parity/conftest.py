@@ -41,7 +41,7 @@ def checkpoint(default_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="session")
 def reference(checkpoint: Path) -> Reference:
     """The checkpoint in float64, on two threads."""
-    return Reference.open(checkpoint, n_threads=2)
+    return Reference.open(checkpoint, n_threads=1)
 
 
 @pytest.fixture(scope="session")

@@ -108,7 +108,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(architecture.name)
     architecture.write(folder / "checkpoint")
     convert(folder / "checkpoint", folder / "model.gguf")
-    reference = Reference.open(folder / "checkpoint", n_threads=2)
+    reference = Reference.open(folder / "checkpoint", n_threads=1)
     windows = plan_windows(
         reference, corpus.text(), corpus.prompts()[:2], n_tokens=architecture.n_tokens, n_continued=N_CONTINUED
     )
@@ -131,7 +131,7 @@ def model(made: Made) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def candidate(model: Model, made: Made) -> Iterator[Candidate]:
-    with Scorer(model, SETUP, n_ctx=640, n_threads=2) as scorer:
+    with Scorer(model, SETUP, n_ctx=640, n_threads=1) as scorer:
         yield Candidate("F32", "F32", scorer.logits, scorer.greedy)
 
 
@@ -166,7 +166,7 @@ def test_logits_level_fails_on_a_mistake_of_the_architectures_own(made: Made, tm
     wrong = tmp_path / "wrong.gguf"
     mistake = made.architecture.mistake(made.gguf)
     rewrite(made.gguf, wrong, tensors={name: partial(mistake.__getitem__, name) for name in mistake})
-    with opened(wrong) as model, Scorer(model, SETUP, n_ctx=640, n_threads=2) as scorer:
+    with opened(wrong) as model, Scorer(model, SETUP, n_ctx=640, n_threads=1) as scorer:
         candidate = Candidate("wrong", "F32", scorer.logits, scorer.greedy)
         level = logits.run(made.rows, made.bounds, file=candidate, f32_copy=candidate)
     assert level.verdict == "fail"
