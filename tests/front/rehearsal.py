@@ -69,6 +69,7 @@ FACTS = Loaded(
     memory_architecture="host",
     memory_bytes=1,
     prefill_chunk=16,
+    row_costs=((1, 0.01), (2, 0.015)),
     prefix_cache_bytes=4096,
 )
 WATCHDOG_S = 30.0

@@ -128,8 +128,8 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
     assert isinstance(fixed.runner, LlamaRunner)
     n_outputs = free.runner.context.n_outputs
     assert n_outputs < fixed.runner.context.n_outputs == 64, "each row of a chunk may be wanted"
-    assert [n_tokens for n_tokens, _ in free.row_costs] == [1, 2, 4, 8, 16, n_outputs]
-    assert fixed.row_costs == ()
+    assert [n_tokens for n_tokens, _ in free.facts.row_costs] == [1, 2, 4, 8, 16, n_outputs]
+    assert fixed.facts.row_costs == ()
     for model in (free, fixed):
         assert model.self_test is not None
         *steps, result = model.self_test()
@@ -175,7 +175,7 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     assert (facts.prefix_cache_off or "").startswith(reason or "")
     assert (facts.prefix_cache_off is None) is (reason is None) is (facts.prefix_cache_bytes > 0)
     assert (loaded.retained_slot is None) is (reason is not None)
-    assert bool(loaded.row_costs) is (reason is None), "guesses are cut off again"
+    assert bool(facts.row_costs) is (reason is None), "guesses are cut off again"
     if swa_full == "auto":
         memory = inspection_of(read_info(path), 0, nothing_repacked).memory
         assert (memory.prefix_cache_off, memory.prefix_cache_bytes > 0) == (facts.prefix_cache_off, reason is None)

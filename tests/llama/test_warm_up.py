@@ -85,5 +85,13 @@ def test_nothing_is_measured_where_nothing_will_be_guessed(tiny: Model) -> None:
     assert warmed(runner).row_costs == ()
 
 
+def test_what_a_predecessor_measured_is_kept(tiny: Model) -> None:
+    runner, costs = runner_of(tiny), ((1, 0.25), (64, 0.5))
+    shapes = warm_up(runner, chunk=32, row_costs=costs, target_s=FAST, is_deterministic=False, has_prompt_lookup=True)
+    assert (shapes.chunk, shapes.row_costs) == (32, costs)
+    fixed = warm_up(runner, row_costs=costs, target_s=FAST, is_deterministic=True, has_prompt_lookup=True)
+    assert fixed.row_costs == (), "guessed tokens have no place in fixed chunks"
+
+
 def test_logits_that_are_no_numbers_do_not_stop_the_warm_up(model_of_nan: Model) -> None:
     assert warmed(runner_of(model_of_nan)).chunk == 512

@@ -276,9 +276,6 @@ class LoadedModel:
     """How many tokens a prefill step has while nobody generates; 0 means the chunk."""
     retained_slot: SlotId | None = None
     """A slot beyond those for jobs, where the last job's cells stay while nothing runs; None: there is none."""
-    row_costs: tuple[tuple[int, float], ...] = ()
-    """(tokens in a decode step, seconds it took at warm-up), ascending; empty: not measured, and there are no
-    drafts."""
     self_test: SelfTest | None = None
     """Runs on the step thread while no slot holds a cell. Each `next` runs a part and gives None, the last one the
     result. Closed early or not, it leaves the memory as new."""

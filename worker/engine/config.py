@@ -5,7 +5,7 @@ from typing import Self
 
 from worker.engine.backend import LoadedModel
 from worker.engine.prefill_budget import PrefillBudget
-from worker.wire.messages import Configure, SlotId
+from worker.wire.messages import Configure, RowCosts, SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class EngineConfig:
     """How many bytes of ended sequences' cells host memory keeps at most."""
     retained_slot: SlotId | None = None
     """The slot that keeps the last sequence's cells while nothing runs; None: they are copied out at once."""
-    row_costs: tuple[tuple[int, float], ...] = ()
-    """(tokens in a decode step, seconds it takes); empty: there are no drafts."""
+    row_costs: RowCosts = ()
+    """As Loaded.row_costs."""
 
     @classmethod
     def of(cls, asked: Configure, model: LoadedModel) -> Self:
@@ -43,7 +43,7 @@ class EngineConfig:
             is_deterministic=asked.is_deterministic,
             prefix_cache_bytes=facts.prefix_cache_bytes,
             retained_slot=model.retained_slot,
-            row_costs=model.row_costs,
+            row_costs=facts.row_costs,
         )
 
     def prefill_budget(self) -> PrefillBudget:

@@ -356,12 +356,14 @@ class EngineClient:
         is_first = self.facts is None
         self.facts = facts
         self._move(EngineState.RUNNING)
-        # A successor gets the same shape, whatever memory looks like by then, so that accepted jobs still fit.
+        # A successor gets the same shape, whatever memory looks like by then, so that accepted jobs still fit; and
+        # what steps cost, which took its predecessor a second to measure.
         self._config = msgspec.structs.replace(
             self._config,
             ctx_size=facts.n_cells,
             parallel=facts.parallel,
             prefill_chunk=facts.prefill_chunk,
+            row_costs=facts.row_costs,
             prefix_cache_bytes=facts.prefix_cache_bytes,
             swa_full="off" if facts.swa_full is False else "on",
             device=f"{facts.backend}:{facts.device_index}",

@@ -84,7 +84,6 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         Constraints(loaded.model).constrain,
         msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat)),
         widest_step=loaded.widest_step,
-        row_costs=shapes.row_costs,
         retained_slot=SlotId(loaded.facts.parallel) if runner.context.n_slots > loaded.facts.parallel else None,
         self_test=partial(self_test, runner, serving, most_s=math.inf if config.is_deterministic else MOST_S),
         residency=residency_on(on_gpus, is_resident=loaded.facts.resident) if on_gpus else None,
@@ -120,6 +119,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         shapes = warm_up(
             runner,
             chunk=config.prefill_chunk,
+            row_costs=config.row_costs,
             target_s=config.itl_target_ms / 1000,
             is_deterministic=config.is_deterministic,
             has_prompt_lookup=config.has_prompt_lookup,
@@ -128,7 +128,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.kv.can_share)
     widest_step = shapes.chunk if config.is_deterministic else _widest_step(runner, shapes.chunk)
     facts = msgspec.structs.replace(
-        _facts(info, placement, found, shapes.chunk, kept), step_s=shapes.chunk_s * widest_step / shapes.chunk
+        _facts(info, placement, found, shapes, kept), step_s=shapes.chunk_s * widest_step / shapes.chunk
     )
     return LoadedRunner(runner, model, info, facts, shapes, widest_step)
 
@@ -316,7 +316,7 @@ def _found(placement: Placement, runner: LlamaRunner) -> _Found:
     )
 
 
-def _facts(info: ModelInfo, placement: Placement, found: _Found, chunk: int, kept: Kept) -> Loaded:
+def _facts(info: ModelInfo, placement: Placement, found: _Found, shapes: Shapes, kept: Kept) -> Loaded:
     plan, group, device = placement.plan, placement.group, placement.device
     return Loaded(
         name=info.name,
@@ -332,7 +332,8 @@ def _facts(info: ModelInfo, placement: Placement, found: _Found, chunk: int, kep
         device_name=" + ".join(one.description for one in group.devices),
         memory_architecture=device.memory_architecture,
         memory_bytes=found.memory_bytes,
-        prefill_chunk=chunk,
+        prefill_chunk=shapes.chunk,
+        row_costs=shapes.row_costs,
         batch_size=found.batch_size,
         prefix_cache_bytes=kept.limit_bytes,
         prefix_cache_off=kept.off_because,

@@ -4,14 +4,13 @@ Owns the choice of the prefill chunk and the costs of decode steps. Leaves the m
 is another one. Runs on the thread that will run the steps.
 """
 
-import statistics
 import time
 from dataclasses import dataclass
 
 from worker.engine.backend import Slice, Step
 from worker.llama.runner import LlamaRunner
 from worker.model.memory import DETERMINISTIC_CHUNK
-from worker.wire.messages import Sampling, SlotId, StepKind, TokenId
+from worker.wire.messages import RowCosts, Sampling, SlotId, StepKind, TokenId
 
 LEAST_CHUNK, MOST_CHUNK = 16, 512
 
@@ -20,7 +19,9 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 nor than the chunk: who waits for one waits no longer than for a part of a prompt."""
 
 _N_TIMES = 3
-"""How often each step is taken, because another process's moment must not shape all our steps."""
+"""How often a chunk is tried that seems too large, because another process's moment must not shape all our steps."""
+_N_DECODES = 2
+"""How often each decode step is taken. The shorter time counts: whatever else the machine does only adds to it."""
 
 _ROW_COSTS_S = 1.0
 """After so many seconds no wider step is tried: where steps take that long nobody is to wait for more of them."""
@@ -36,19 +37,26 @@ class Shapes:
     """How many tokens a prefill step has at first while somebody generates."""
     chunk_s: float
     """How many seconds such a step took."""
-    row_costs: tuple[tuple[int, float], ...]
-    """(tokens in a decode step, seconds), ascending; empty where no drafts are to be tried."""
+    row_costs: RowCosts
+    """Ascending; empty where no drafts are to be tried."""
 
 
 def warm_up(
-    runner: LlamaRunner, *, chunk: int, target_s: float, is_deterministic: bool, has_prompt_lookup: bool
+    runner: LlamaRunner,
+    *,
+    target_s: float,
+    is_deterministic: bool,
+    has_prompt_lookup: bool,
+    chunk: int = 0,
+    row_costs: RowCosts = (),
 ) -> Shapes:
-    """Choose the shapes; a `chunk` other than 0 is kept. Wrong drafts need a memory that can be cut anywhere."""
+    """Choose the shapes; a `chunk` other than 0 is kept, and so are `row_costs` where there are some. Wrong drafts need
+    a memory that can be cut anywhere."""
     _time_step(runner, "prefill", LEAST_CHUNK)
     chosen = chunk or _chunk(runner, target_s, is_deterministic=is_deterministic)
     chunk_s = _time_step(runner, "prefill", chosen)
     may_draft = has_prompt_lookup and runner.kv.can_share and not is_deterministic
-    return Shapes(chosen, chunk_s, _row_costs(runner, chosen) if may_draft else ())
+    return Shapes(chosen, chunk_s, (row_costs or _row_costs(runner, chosen)) if may_draft else ())
 
 
 def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> int:
@@ -63,15 +71,15 @@ def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> i
     return chunk
 
 
-def _row_costs(runner: LlamaRunner, n_most: int) -> tuple[tuple[int, float], ...]:
-    """The median time of a step of each width, as far as `n_most`, a batch and _ROW_COSTS_S reach."""
+def _row_costs(runner: LlamaRunner, n_most: int) -> RowCosts:
+    """The time of a step of each width, as far as `n_most`, a batch and _ROW_COSTS_S reach."""
     n_most = min(n_most, WIDTHS[-1], runner.context.n_batch, runner.context.n_outputs)
     costs: list[tuple[int, float]] = []
     began_s = time.perf_counter()
     for width in (*(width for width in WIDTHS if width < n_most), n_most):
         if time.perf_counter() - began_s > _ROW_COSTS_S:
             break
-        costs.append((width, statistics.median(_time_step(runner, "decode", width) for _ in range(_N_TIMES))))
+        costs.append((width, min(_time_step(runner, "decode", width) for _ in range(_N_DECODES))))
     return tuple(costs)
 
 

@@ -91,6 +91,9 @@ Prompt = str | tuple[TokenId, ...] | Conversation
 """Text in which special tokens are parsed; tokens as they are; or a conversation, in which only the template's own
 special tokens are."""
 
+RowCosts = tuple[tuple[int, float], ...]
+"""(tokens in a decode step, seconds it takes)."""
+
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
     """Base of every frame; the tag is the class name."""
@@ -124,6 +127,8 @@ class Configure(_Frame, frozen=True, kw_only=True):
     prefill_chunk: int = 0
     """0 means that it is measured at warm-up. A restarted engine is given its predecessor's, so that its steps have the
     same shapes."""
+    row_costs: RowCosts = ()
+    """As Loaded.row_costs, of a predecessor; empty: they are measured at warm-up."""
     itl_target_ms: int = 150
     """How long a prefill step may hold up the jobs that are generating."""
     is_deterministic: bool = False
@@ -257,6 +262,8 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     memory_bytes: int
     """Weights + KV + compute buffers on the device, or on all that share the model, measured after the load."""
     prefill_chunk: int
+    row_costs: RowCosts = ()
+    """What decode steps took at warm-up, ascending; empty: not measured, and there are no drafts."""
     batch_size: int = 0
     """How many tokens one decode call takes at most: more than was asked for where the slots need more; 0 where the
     engine does not say."""
