@@ -6,6 +6,7 @@ lives in its own session, ignores SIGTERM and SIGINT (the front decides), and ex
 """
 
 import gc
+import math
 import queue
 import signal
 import socket
@@ -29,6 +30,10 @@ from worker.wire.messages import (
     Progress,
     SelfTested,
 )
+
+CALM_S = 2.0
+"""How many seconds nobody may have wanted the engine before it tests itself: a worker that is asked at once, or again
+and again, has better things to compute, and keeps its last job's cells where they are."""
 
 
 def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
@@ -62,10 +67,14 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         self_test = None
     outbox.send(model.facts)
     while True:
-        if engine.is_idle and self_test is not None:
-            engine.put_away()
-            found = _test(self_test, outbox, lambda: not intake.inbox.empty())
-            self_test = self_test if found == "wanted" else None
+        if engine.is_idle:
+            message = _next(intake.inbox, math.inf if self_test is None else CALM_S)
+            if message is None:
+                engine.put_away()
+                found = _test(self_test, outbox, lambda: not intake.inbox.empty())
+                self_test = self_test if found == "wanted" else None
+                continue
+            _apply(message, engine)
         _drain(intake.inbox, engine)
         engine.step()
 
@@ -113,10 +122,16 @@ def _untestable(context_length: int) -> ModelLoadFailed:
     )
 
 
+def _next(inbox: "queue.SimpleQueue[Inbound | Queued]", timeout_s: float) -> Inbound | Queued | None:
+    """Wait for a message; None when there was none in time."""
+    try:
+        return inbox.get(timeout=None if timeout_s == math.inf else timeout_s)
+    except queue.Empty:
+        return None
+
+
 def _drain(inbox: "queue.SimpleQueue[Inbound | Queued]", engine: Engine) -> None:
-    """Take all messages that are in the inbox; wait for one when there is nothing to compute."""
-    if engine.is_idle:
-        _apply(inbox.get(), engine)
+    """Take all messages that are in the inbox."""
     while True:
         try:
             _apply(inbox.get_nowait(), engine)
