@@ -7,6 +7,8 @@ import pytest
 
 from tests.backends.choice import FILE, MODEL_VARIABLE, MistakenChoiceError, chosen
 from tests.default_model import default_file, default_path
+from tests.shallow_model import write_shallow
+from tests.shared_files import made_once, shared_folder
 
 hypothesis.settings.register_profile("llorch", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("llorch")
@@ -42,3 +44,10 @@ def default_model() -> Path:
     if asked is not None and asked.resolve() != default_path().resolve():
         pytest.skip(f"tied to the default model, and {MODEL_VARIABLE} or {FILE} names {asked.name}")
     return default_file()
+
+
+@pytest.fixture(scope="session")
+def shallow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model's vocabulary and template over two of its layers, for tests that no text matters to."""
+    path = shared_folder(tmp_path_factory) / "shallow" / "shallow.gguf"
+    return made_once(path, lambda target: write_shallow(default_file(), target))

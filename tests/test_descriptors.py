@@ -26,12 +26,12 @@ def is_open(process: psutil.Process, number: int) -> bool:
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
 def test_a_worker_without_standard_descriptors_starts_answers_and_ends(
-    model_path: Path, closed: tuple[int, ...]
+    shallow_model: Path, closed: tuple[int, ...]
 ) -> None:
     """Left closed, one of them became the event loop's own, and libuv aborted the process (SIGABRT)."""
     closing = " ".join(f"{number}{'<' if number == 0 else '>'}&-" for number in closed)
     shell = ("sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-m", "worker")
-    with serve_default(model_path, command=shell) as worker:
+    with serve_default(shallow_model, command=shell) as worker:
         process = psutil.Process(worker.process.pid)
         eventually(lambda: process.status() == psutil.STATUS_ZOMBIE or listening_port(process))
         worker.url = f"http://127.0.0.1:{listening_port(process)}"

@@ -72,10 +72,11 @@ def send(number: signal.Signals) -> Callable[[WorkerProcess], None]:
     return lambda worker: worker.process.send_signal(number)
 
 
+# The two other paths of /shutdown are in web/test_http_contract.py.
 WAYS_TO_ASK = {
     "SIGTERM": send(signal.SIGTERM),
     "SIGINT": send(signal.SIGINT),
-    **{path: post_to(path) for path in ("/shutdown", "/v1/shutdown", "/v1/admin/shutdown")},
+    "/shutdown": post_to("/shutdown"),
 }
 
 

@@ -25,7 +25,7 @@ FILE_TYPES = {"Q8_0": 7, "Q4_0": 2, "F16": 1}
 def quantised(default_model: Path, path: Path, file_type: int) -> Path:
     """The default model's weights as another type, by the library's own quantiser."""
     params = capi.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize, params.nthread = file_type, True, 2
+    params.ftype, params.allow_requantize, params.nthread = file_type, True, 1
     assert capi.llama_model_quantize(str(default_model).encode(), str(path).encode(), params) == 0
     return path
 
@@ -45,7 +45,7 @@ def test_an_answer_that_turns_beside_others_turns_at_a_near_tie(
                 n_ubatch=512,
                 n_seq_max=len(PROMPTS),
                 n_threads=1,
-                n_threads_batch=2,
+                n_threads_batch=1,
                 type_k="bf16",
             ),
         )

@@ -37,11 +37,11 @@ def ends_gracefully(worker: WorkerProcess) -> None:
 # ── what is sent ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_callback_says_who_is_ready_where_and_with_what(model_path: Path) -> None:
+def test_the_callback_says_who_is_ready_where_and_with_what(shallow_model: Path) -> None:
     flags = ("--worker-id", "w-1", "--model-ref", "hf:acme/tiny")
     with (
         Receiver(wants_probe=True) as receiver,
-        serve_default(model_path, *flags, "--callback-url", receiver.url) as worker,
+        serve_default(shallow_model, *flags, "--callback-url", receiver.url) as worker,
     ):
         worker.ready().wait_for("callback_sent")
         (received,) = receiver.requests()
@@ -66,16 +66,16 @@ def test_the_callback_says_who_is_ready_where_and_with_what(model_path: Path) ->
         ("capabilities", ["text-gen"]),
         ("protocol", "sse"),
     ]
-    assert body["memory_bytes"] > model_path.stat().st_size, "weights, KV cache and compute buffers"
+    assert body["memory_bytes"] > shallow_model.stat().st_size, "weights, KV cache and compute buffers"
     assert received.health_status == 200, "whoever hears of the worker may use it at once"
 
 
-def test_the_token_goes_along_and_the_advertised_url_is_the_uri(model_path: Path) -> None:
+def test_the_token_goes_along_and_the_advertised_url_is_the_uri(shallow_model: Path) -> None:
     flags = ("--advertise-url", "http://worker-7.example:8080/base")
     with (
         Receiver("201") as receiver,
         serve_default(
-            model_path, *flags, "--callback-url", receiver.url, environment={"LLORCH_API_TOKEN": "s3cret-token"}
+            shallow_model, *flags, "--callback-url", receiver.url, environment={"LLORCH_API_TOKEN": "s3cret-token"}
         ) as worker,
     ):
         (received,) = receiver.requests(at_least=1)
@@ -84,23 +84,23 @@ def test_the_token_goes_along_and_the_advertised_url_is_the_uri(model_path: Path
     assert received.headers["authorization"] == "Bearer s3cret-token"
     body = json.loads(received.body)
     assert body["uri"] == body["url"] == "http://worker-7.example:8080/base"
-    assert body["model_ref"] == str(model_path), "--model as given"
+    assert body["model_ref"] == str(shallow_model), "--model as given"
     assert "s3cret-token" not in "".join(worker.stderr)
 
 
-def test_the_legacy_body_has_exactly_the_legacy_bytes(model_path: Path) -> None:
+def test_the_legacy_body_has_exactly_the_legacy_bytes(shallow_model: Path) -> None:
     flags = ("--worker-id", "w-1", "--legacy-callback-body")
-    with Receiver() as receiver, serve_default(model_path, *flags, "--callback-url", receiver.url) as worker:
+    with Receiver() as receiver, serve_default(shallow_model, *flags, "--callback-url", receiver.url) as worker:
         worker.listening()
         (received,) = receiver.requests(at_least=1)
         ends_gracefully(worker)
     assert received.body == b'{"worker_id":"w-1","vram_bytes":0,"uri":"http://localhost:%d"}' % worker.port
 
 
-def test_a_test_mode_url_is_not_called_but_logged(model_path: Path) -> None:
+def test_a_test_mode_url_is_not_called_but_logged(shallow_model: Path) -> None:
     with Receiver() as receiver:
         url = f"{receiver.url}?instead-of=localhost:9999"
-        with serve_default(model_path, "--callback-url", url) as worker:
+        with serve_default(shallow_model, "--callback-url", url) as worker:
             line = worker.ready().wait_for("callback_sent")
             assert worker.health()["status"] == "healthy"
             ends_gracefully(worker)
@@ -111,10 +111,10 @@ def test_a_test_mode_url_is_not_called_but_logged(model_path: Path) -> None:
 # ── when it does not succeed at once ─────────────────────────────────────────────────────────────
 
 
-def test_a_receiver_that_comes_up_late_is_reached(model_path: Path) -> None:
+def test_a_receiver_that_comes_up_late_is_reached(shallow_model: Path) -> None:
     with (
         reserved_port() as (port, give_up),
-        serve_default(model_path, "--callback-url", (receiver := Receiver(port=port)).url) as worker,
+        serve_default(shallow_model, "--callback-url", (receiver := Receiver(port=port)).url) as worker,
     ):
         check_order(worker.ready().run(prompt=STORY, max_tokens=4))
         give_up()
@@ -124,8 +124,8 @@ def test_a_receiver_that_comes_up_late_is_reached(model_path: Path) -> None:
             ends_gracefully(worker)
 
 
-def test_a_5xx_and_a_hanging_receiver_are_tried_again_with_the_same_body(model_path: Path) -> None:
-    with Receiver("500,hang,200") as receiver, serve_default(model_path, "--callback-url", receiver.url) as worker:
+def test_a_5xx_and_a_hanging_receiver_are_tried_again_with_the_same_body(shallow_model: Path) -> None:
+    with Receiver("500,hang,200") as receiver, serve_default(shallow_model, "--callback-url", receiver.url) as worker:
         worker.wait_for("callback_sent")
         failed, hung, answered = receiver.requests()
         ends_gracefully(worker)
@@ -133,12 +133,12 @@ def test_a_5xx_and_a_hanging_receiver_are_tried_again_with_the_same_body(model_p
     assert answered.at_s - hung.at_s > 4.0, "an attempt has 5 s"
 
 
-def test_a_4xx_is_final_and_ends_the_worker_after_a_drain(model_path: Path) -> None:
+def test_a_4xx_is_final_and_ends_the_worker_after_a_drain(shallow_model: Path) -> None:
     """Nobody answers until two jobs are accepted; they go on although the pool manager then says no."""
     with (
         reserved_port() as (port, give_up),
         serve_default(
-            model_path, "--callback-url", (receiver := Receiver("404", port=port)).url, "--parallel", "1"
+            shallow_model, "--callback-url", (receiver := Receiver("404", port=port)).url, "--parallel", "1"
         ) as worker,
     ):
         worker.ready()
@@ -156,7 +156,7 @@ def test_a_4xx_is_final_and_ends_the_worker_after_a_drain(model_path: Path) -> N
     assert (ends[0]["code"], ends[1]["stop_reason"]) == ("CANCELLED", "MAX_TOKENS")
     assert line["code"] == "CALLBACK_FAILED"
     assert line["message"].startswith(f"Pool manager callback failed: 404 Not Found from {receiver.url}")
-    assert (line["model"], line["device"]) == (str(model_path), chosen().backend.test_backend)
+    assert (line["model"], line["device"]) == (str(shallow_model), chosen().backend.test_backend)
     assert n_calls == 1
     assert "callback_sent" not in {entry["event"] for entry in worker.log}
 
@@ -164,8 +164,8 @@ def test_a_4xx_is_final_and_ends_the_worker_after_a_drain(model_path: Path) -> N
 # ── after an engine restart, and never while draining ────────────────────────────────────────────
 
 
-def test_after_an_engine_restart_it_is_repeated_and_its_failure_only_logged(model_path: Path) -> None:
-    with Receiver("200,404,200") as receiver, serve_default(model_path, "--callback-url", receiver.url) as worker:
+def test_after_an_engine_restart_it_is_repeated_and_its_failure_only_logged(shallow_model: Path) -> None:
+    with Receiver("200,404,200") as receiver, serve_default(shallow_model, "--callback-url", receiver.url) as worker:
         worker.ready().wait_for("callback_sent", level="info")
         worker.engine.kill()
         failed = worker.wait_for("callback_sent", level="warning")
@@ -180,19 +180,19 @@ def test_after_an_engine_restart_it_is_repeated_and_its_failure_only_logged(mode
     assert len({json.loads(callback.body)["worker_id"] for callback in received}) == 1
 
 
-def test_a_callback_under_way_ends_when_draining_begins(model_path: Path) -> None:
-    with Receiver("hang") as receiver, serve_default(model_path, "--callback-url", receiver.url) as worker:
+def test_a_callback_under_way_ends_when_draining_begins(shallow_model: Path) -> None:
+    with Receiver("hang") as receiver, serve_default(shallow_model, "--callback-url", receiver.url) as worker:
         receiver.requests(at_least=1)
         ends_gracefully(worker)
         assert len(receiver.requests()) == 1
     assert "callback_sent" not in {entry["event"] for entry in worker.log}
 
 
-def test_a_restart_while_draining_is_not_announced(model_path: Path) -> None:
+def test_a_restart_while_draining_is_not_announced(shallow_model: Path) -> None:
     """The queued job is run by the second engine; the pool manager is told nothing of it."""
     with (
         Receiver() as receiver,
-        serve_default(model_path, "--callback-url", receiver.url, "--parallel", "1") as worker,
+        serve_default(shallow_model, "--callback-url", receiver.url, "--parallel", "1") as worker,
     ):
         worker.ready().wait_for("callback_sent")
         with worker.stream(prompt=STORY, max_tokens=200) as running, worker.stream(prompt="Hi", max_tokens=2) as queued:

@@ -1,34 +1,18 @@
-"""`parity`: the commands on the real model against committed reference logits, and everything a user can get wrong.
+"""`parity`: the commands on the real model against committed reference logits, and everything a user can get wrong."""
 
-tests/parity/golden holds what `llorch-worker parity reference --model smollm2-135m-instruct --tokens 512` wrote.
-"""
-
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tomli
 
+from tests.parity.golden_logits import GOLDEN, without_torch
 from worker.cli import run
 from worker.errors import WorkerError
 from worker.front.certificate import read_certificate
 from worker.parity.bundle import verify
 from worker.parity.f32_copy import rewrite
-from worker.parity.logits_file import LogitsFile
 from worker.parity.report import Report, from_json
-
-GOLDEN = Path(__file__).parents[1] / "parity" / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"
-
-WITHOUT_TORCH = """
-import sys
-for name in ("torch", "transformers", "accelerate"):
-    sys.modules[name] = None  # to import it is an ImportError
-from worker.cli import run
-sys.exit(run(sys.argv[1:]))
-"""
 
 
 @dataclass(frozen=True)
@@ -41,11 +25,6 @@ class Ran:
     @property
     def report(self) -> Report:
         return from_json((self.folder / "report.json").read_bytes())
-
-
-def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", WITHOUT_TORCH, "parity", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def judged(model: Path, proofs: Path, run_id: str, *levels: str) -> Ran:
@@ -130,35 +109,6 @@ def test_verify_says_what_was_changed(passed: Ran, failed: Ran, capsys: pytest.C
     (failed.folder / "report.md").write_text("# Parity: PASS\n")
     assert run(["parity", "verify", str(failed.folder)]) == 1
     assert "report.md" in capsys.readouterr().err
-
-
-# ── a reference ──────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.model
-def test_the_committed_logits_are_what_the_command_makes_and_then_finds(
-    default_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [
-        "reference",
-        "--model",
-        str(default_model),
-        "--output",
-        str(tmp_path),
-        "--tokens",
-        "512",
-        "--threads",
-        "1",
-    ]
-    assert run(["parity", *arguments]) == 0
-    made = capfd.readouterr().out.split()
-    assert made == [str(tmp_path / "checkpoint"), str(tmp_path / "logits.safetensors")]
-    new, golden = LogitsFile.open(Path(made[1])), LogitsFile.open(GOLDEN)
-    assert (new.windows, new.hard_ids) == (golden.windows, golden.hard_ids)
-    for one, other in zip(new.full_rows(), golden.full_rows(), strict=True):
-        np.testing.assert_allclose(one[2], other[2], rtol=0, atol=1e-5)
-    found = without_torch(*arguments)
-    assert (found.returncode, found.stdout.split(), found.stderr) == (0, made, "")
 
 
 # ── nonsense ─────────────────────────────────────────────────────────────────────────────────────

@@ -22,9 +22,9 @@ Document = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def brief(default_model: Path) -> Iterator[WorkerProcess]:
+def brief(shallow_model: Path) -> Iterator[WorkerProcess]:
     """A worker whose jobs are soon done: what is generated asks for as many tokens as it may."""
-    with serve_default(default_model, "--max-tokens-out", "4", "--ctx-size", "1024", "--parallel", "2") as worker:
+    with serve_default(shallow_model, "--max-tokens-out", "4", "--ctx-size", "1024", "--parallel", "2") as worker:
         yield worker.ready()
 
 

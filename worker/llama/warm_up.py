@@ -18,8 +18,9 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 """How many tokens the decode steps have whose costs are measured. No step with drafts is wider than the widest of them,
 nor than the chunk: who waits for one waits no longer than for a part of a prompt."""
 
-_N_TIMES = 3
-"""How often a chunk is tried that seems too large, because another process's moment must not shape all our steps."""
+_FAR_TOO_SLOW = 2.0
+"""A chunk that took so many targets is not tried again. A faster one that was too slow is, because another process's
+moment must not shape all our steps."""
 _N_DECODES = 2
 """How often each decode step is taken. The shorter time counts: whatever else the machine does only adds to it."""
 
@@ -65,7 +66,10 @@ def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> i
         return min(DETERMINISTIC_CHUNK, runner.context.n_ubatch)
     size = chunk = LEAST_CHUNK
     while size <= min(MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx):
-        if all(_time_step(runner, "prefill", size) > target_s for _ in range(_N_TIMES)):
+        elapsed_s = _time_step(runner, "prefill", size)
+        if target_s < elapsed_s < _FAR_TOO_SLOW * target_s:
+            elapsed_s = _time_step(runner, "prefill", size)
+        if elapsed_s > target_s:
             break
         chunk, size = size, size * 2
     return chunk

@@ -10,8 +10,8 @@ from tools.bench.doors import COMPARISONS, Found, bad_news
 
 @pytest.mark.process
 @pytest.mark.model
-def test_both_doors_are_timed_on_one_worker(default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doors", "--model", str(default_model), "--rounds", "1"]) in {0, 1}
+def test_both_doors_are_timed_on_one_worker(shallow_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doors", "--model", str(shallow_model), "--threads", "1", "--rounds", "1"]) in {0, 1}
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == [comparison.title for comparison in COMPARISONS]
     for _, execute, chat, *_, verdict in rows:

@@ -146,12 +146,12 @@ def test_what_is_asked_for_in_vain_is_one_line(
 @pytest.mark.process
 @pytest.mark.model
 def test_a_worker_is_started_measured_beside_a_peer_and_ended(
-    model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shallow_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = ["--ctx-size", "2048", "--parallel", "4", "--threads", "1", "--rounds", "1"]
     names = ["--scenario", "1-stream", "--scenario", "again"]
     with stand_in() as peer:
-        given = [*sizes, *names, "--model", str(model_path), "--peer", f"llama-server={peer.address}"]
+        given = [*sizes, *names, "--model", str(shallow_model), "--peer", f"llama-server={peer.address}"]
         code = run(["load", *given, "--out", str(tmp_path)])
         jobs = list(peer.heard.jobs)
     shown = capsys.readouterr()
