@@ -62,8 +62,8 @@ def test_the_text_goes_to_stdout_and_a_summary_to_stderr(default_model: Path) ->
 
 
 @pytest.mark.model
-def test_the_seed_of_the_summary_gives_the_same_text_again(model_path: Path) -> None:
-    drawn = (STORY, "--model", str(model_path), "--max-tokens", "12", "--temperature", "1")
+def test_the_seed_of_the_summary_gives_the_same_text_again(shallow_model: Path) -> None:
+    drawn = (STORY, "--model", str(shallow_model), "--max-tokens", "12", "--temperature", "1")
     first = generate(*drawn)
     match = re.search(r"seed (\d+)", first.stderr)
     assert match is not None, first.stderr
@@ -78,16 +78,16 @@ def test_a_stop_string_ends_the_text_before_it(default_model: Path) -> None:
 
 
 @pytest.mark.model
-def test_a_prompt_may_come_from_stdin(default_model: Path) -> None:
-    flags = ("--model", str(default_model), "--max-tokens", "4", "--temperature", "0")
+def test_a_prompt_may_come_from_stdin(shallow_model: Path) -> None:
+    flags = ("--model", str(shallow_model), "--max-tokens", "4", "--temperature", "0")
     piped = generate("-", *flags, stdin=FRANCE.encode())
     assert (piped.returncode, piped.stdout) == (0, answer(FRANCE, *flags)), piped.stderr
 
 
 @pytest.mark.model
-def test_a_question_goes_through_the_models_template(default_model: Path) -> None:
+def test_a_question_goes_through_the_models_template(shallow_model: Path) -> None:
     """The same tokens as of the prompt that the template makes of it."""
-    flags = ("--model", str(default_model), "--max-tokens", "12", "--temperature", "0")
+    flags = ("--model", str(shallow_model), "--max-tokens", "12", "--temperature", "0")
     prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert answer("Hi", "--chat", "--system", "Be brief.", *flags) == answer(prompt, *flags)
 

@@ -18,17 +18,8 @@ def test_the_committed_logits_are_what_the_command_makes_and_then_finds(
 ) -> None:
     """The checkpoint is there already; parity/test_references.py has commands that make one."""
     shutil.copytree(checkpoint, tmp_path / "checkpoint", copy_function=os.link)
-    arguments = [
-        "reference",
-        "--model",
-        str(default_model),
-        "--output",
-        str(tmp_path),
-        "--tokens",
-        "512",
-        "--threads",
-        "1",
-    ]
+    where = ("--model", str(default_model), "--output", str(tmp_path))
+    arguments = ("reference", *where, "--tokens", "512", "--threads", "1")
     assert run(["parity", *arguments]) == 0
     made = capfd.readouterr().out.split()
     assert made == [str(tmp_path / "checkpoint"), str(tmp_path / "logits.safetensors")]
