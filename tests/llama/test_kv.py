@@ -90,12 +90,11 @@ def in_company(context: Context, waiting: list[Job], chance: Random) -> Iterator
 def test_a_job_has_the_same_logits_alone_and_in_any_company(make_context: MakeContext, model: Model) -> None:
     context = make_context(**COMPANY)
     expected = {tuple(job.prompt): alone(context, job) for job in jobs(model.n_vocab)}
-    for seed in (1, 2):
-        n_drawn = 0
-        for job in in_company(context, jobs(model.n_vocab), Random(seed)):
-            assert job.rows == expected[tuple(job.prompt)][: len(job.rows)], f"prompt of {len(job.prompt)} tokens"
-            n_drawn += len(job.rows)
-        assert n_drawn > 40
+    n_drawn = 0
+    for job in in_company(context, jobs(model.n_vocab), Random(1)):
+        assert job.rows == expected[tuple(job.prompt)][: len(job.rows)], f"prompt of {len(job.prompt)} tokens"
+        n_drawn += len(job.rows)
+    assert n_drawn > 40
 
 
 def test_without_a_cache_type_of_its_own_company_shows(make_context: MakeContext, model: Model) -> None:

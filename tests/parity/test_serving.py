@@ -200,11 +200,10 @@ def test_a_first_row_is_compared_with_the_log_softmax_of_the_one_in_process(boun
 # ── a real worker ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module")
-def expected(default_model: Path) -> Expected:
+def expectations(path: Path) -> Expected:
     device = choose_device("cpu", devices())
     setup = Setup(type_k="bf16", type_v="f16", flash_attn="auto", n_rows=128)
-    with Model.load(default_model, device=device, n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with Model.load(path, device=device, n_gpu_layers=0, on_progress=lambda _: None) as model:
         prompts = [model.tokenize(prompt) for prompt in PROMPTS]
         with Scorer(model, setup, n_ctx=256, n_threads=1) as scorer:
             tokens = [scorer.greedy(prompt, N_TOKENS) for prompt in prompts]
@@ -217,24 +216,26 @@ def serve(path: Path) -> ServedWorker:
 
 
 @pytest.fixture(scope="module")
-def worker(default_model: Path) -> Iterator[ServedWorker]:
-    with serve(default_model) as worker:
-        yield worker
-
-
-def of_first_prompt(expected: Expected) -> Expected:
+def shallow(shallow_model: Path) -> Expected:
+    """The first prompt's, of the model that is wrong or lied about below."""
+    expected = expectations(shallow_model)
     assert expected.tokens is not None
     assert expected.first_rows is not None
     return replace(expected, tokens=expected.tokens[:1], first_rows=expected.first_rows[:1])
 
 
+@pytest.fixture(scope="module")
+def shallow_worker(shallow_model: Path) -> Iterator[ServedWorker]:
+    with serve(shallow_model) as worker:
+        yield worker
+
+
 @pytest.mark.model
 @pytest.mark.process
-def test_the_default_model_answers_as_in_process_alone_and_beside_others(
-    worker: ServedWorker, expected: Expected, bounds: Bounds
-) -> None:
-    assert worker.health.kind == EXACT
-    level, records = run(worker, PROMPTS, expected, bounds, n_tokens=N_TOKENS)
+def test_the_default_model_answers_as_in_process_alone_and_beside_others(default_model: Path, bounds: Bounds) -> None:
+    with serve(default_model) as worker:
+        assert worker.health.kind == EXACT
+        level, records = run(worker, PROMPTS, expectations(default_model), bounds, n_tokens=N_TOKENS)
     assert level.verdict == "pass", level.summary
     phases = [record.phase for record in records]
     assert phases.count("alone") == phases.count("beside") == len(QUESTIONS)
@@ -248,7 +249,7 @@ def test_the_default_model_answers_as_in_process_alone_and_beside_others(
 @pytest.mark.model
 @pytest.mark.process
 def test_a_worker_that_ignores_the_served_seed_fails_and_the_seed_is_named(
-    worker: ServedWorker, expected: Expected, bounds: Bounds
+    shallow_worker: ServedWorker, shallow: Expected, bounds: Bounds
 ) -> None:
     """Even when `started` claims to have it."""
 
@@ -258,8 +259,8 @@ def test_a_worker_that_ignores_the_served_seed_fails_and_the_seed_is_named(
     def tell(event: Event, asked: Event) -> Event:
         return {**event, "seed": asked["seed"]} if event["type"] == "started" and "seed" in asked else event
 
-    with Relay(worker.url, ask=ask, tell=tell) as relay, ServedWorker.at(relay.url) as behind:
-        level, _ = run(behind, PROMPTS[:1], of_first_prompt(expected), bounds, n_tokens=N_TOKENS)
+    with Relay(shallow_worker.url, ask=ask, tell=tell) as relay, ServedWorker.at(relay.url) as behind:
+        level, _ = run(behind, PROMPTS[:1], shallow, bounds, n_tokens=N_TOKENS)
     assert level.verdict == "fail"
     assert level.summary.startswith(f"seed {SEEDS[0]}: by how much its draws miss")
     broken = {check.name for check in level.checks if not check.holds}
@@ -270,14 +271,14 @@ def test_a_worker_that_ignores_the_served_seed_fails_and_the_seed_is_named(
 @pytest.mark.model
 @pytest.mark.process
 def test_a_worker_on_other_weights_fails_against_this_file(
-    default_model: Path, expected: Expected, bounds: Bounds, tmp_path: Path
+    shallow_model: Path, shallow: Expected, bounds: Bounds, tmp_path: Path
 ) -> None:
-    """One norm a quarter too large, in the middle of the network."""
-    name = "blk.15.attn_norm.weight"
-    values = read_tensor(default_model, name) * np.float32(1.25)
-    path = with_tensor(default_model, tmp_path / "perturbed.gguf", name, values)
+    """One norm a quarter too large."""
+    name = "blk.1.attn_norm.weight"
+    values = read_tensor(shallow_model, name) * np.float32(1.25)
+    path = with_tensor(shallow_model, tmp_path / "perturbed.gguf", name, values)
     with serve(path) as other:
-        level, _ = run(other, PROMPTS[:1], of_first_prompt(expected), bounds, n_tokens=4)
+        level, _ = run(other, PROMPTS[:1], shallow, bounds, n_tokens=4)
     assert level.verdict == "fail"
     assert level.summary.startswith("log-probabilities of the first token, served against in-process")
     assert repr(PROMPTS[0]) in level.summary
@@ -288,9 +289,9 @@ def test_a_worker_on_other_weights_fails_against_this_file(
 
 @pytest.mark.model
 @pytest.mark.process
-def test_a_refused_job_is_an_answer_that_says_why(worker: ServedWorker) -> None:
+def test_a_refused_job_is_an_answer_that_says_why(shallow_worker: ServedWorker) -> None:
     request = Request(job_id="the-one", prompt="", max_tokens=8, temperature=0.0, logprobs=0)
-    answered = worker.ask(request)
+    answered = shallow_worker.ask(request)
     assert answered.n_terminal == 0
     assert "400" in answered.error
 
