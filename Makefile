@@ -43,7 +43,7 @@ check: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not soak and not peer and not clients"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not clients"
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tools.images $(IMAGES)

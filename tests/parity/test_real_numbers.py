@@ -16,12 +16,10 @@ from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.case import gather
 from worker.parity.evidence import Candidate, FullLogits, Window
-from worker.parity.f32_copy import rewrite, write_f32_copy
+from worker.parity.f32_copy import rewrite
 from worker.parity.levels import generation, logits, sampling
 from worker.parity.llama.scoring import Scorer, Setup
-from worker.parity.reference.checkpoint import dequantise
 from worker.parity.reference.model import Reference
-from worker.parity.reference.tensors import CheckpointTensors
 from worker.parity.setups import opened
 
 pytestmark = pytest.mark.model
@@ -32,7 +30,8 @@ EXACT = Setup()
 SERVED = Setup(type_k="bf16", type_v="f16", flash_attn="on")
 
 
-def logits_of(reference: Reference, folder: Path) -> FullLogits:
+@pytest.fixture(scope="module")
+def full(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> FullLogits:
     """Two short windows, a long one of 96 tokens, and two continuations."""
     ids = reference.tokenize(corpus.text())
     windows = [Window("short", tuple(ids[start : start + 64])) for start in (0, 64)]
@@ -40,7 +39,7 @@ def logits_of(reference: Reference, folder: Path) -> FullLogits:
     prompts = [ids[start : start + N_PROMPT] for start in (300, 400)]
     for prompt, more in zip(prompts, reference.greedy(prompts, N_CONTINUED), strict=True):
         windows.append(Window("continuation", (*prompt, *more), N_PROMPT))
-    return gather(reference, windows, folder)
+    return gather(reference, windows, tmp_path_factory.mktemp("rows"))
 
 
 @contextmanager
@@ -52,9 +51,8 @@ def candidate(
 
 
 def test_the_f32_copy_and_the_file_pass_all_three_levels(
-    reference: Reference, bounds: Bounds, f32_copy: Path, default_model: Path, tmp_path: Path
+    full: FullLogits, bounds: Bounds, f32_copy: Path, default_model: Path
 ) -> None:
-    full = logits_of(reference, tmp_path)
     with candidate(f32_copy) as exact, candidate(default_model, SERVED, name="file", file_type="Q4_1") as file:
         levels = [
             logits.run(full, bounds, file=file, f32_copy=exact),
@@ -68,49 +66,23 @@ def test_the_f32_copy_and_the_file_pass_all_three_levels(
     assert named["F32 copy, short windows: mean KL"] < 1e-6 * named["file: mean KL"]
 
 
-# ── negative controls, on two layers ─────────────────────────────────────────────────────────────
+# ── negative controls ────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")
-def made(shallow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shallow model's checkpoint and its F32 copy, in one folder."""
-    folder = tmp_path_factory.mktemp("shallow")
-    checkpoint = folder / "checkpoint"
-    dequantise(shallow_model, checkpoint)
-    write_f32_copy(shallow_model, CheckpointTensors.open(checkpoint), folder / "f32-copy.gguf")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def f32_of_two(made: Path) -> Path:
-    return made / "f32-copy.gguf"
-
-
-@pytest.fixture(scope="module")
-def full(made: Path, tmp_path_factory: pytest.TempPathFactory) -> FullLogits:
-    return logits_of(Reference.open(made / "checkpoint", n_threads=1), tmp_path_factory.mktemp("rows"))
-
-
-def test_without_a_mistake_two_layers_pass(full: FullLogits, bounds: Bounds, f32_of_two: Path) -> None:
-    with candidate(f32_of_two) as exact:
-        level = logits.run(full, bounds, file=exact, f32_copy=exact)
-    assert level.verdict == "pass", level.summary
-
-
-@pytest.fixture(scope="module")
-def wrong_rope_base(f32_of_two: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wrong_rope_base(f32_copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("wrong") / "rope.gguf"
-    rewrite(f32_of_two, target, metadata={"llama.rope.freq_base": 10_000.0})
+    rewrite(f32_copy, target, metadata={"llama.rope.freq_base": 10_000.0})
     return target
 
 
 @pytest.fixture(scope="module")
-def perturbed_weight(f32_of_two: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One weight of 35 million by the size of a typical one of its tensor."""
-    name, target = "blk.1.ffn_down.weight", tmp_path_factory.mktemp("wrong") / "weight.gguf"
-    tensor = read_tensor(f32_of_two, name)
+def perturbed_weight(f32_copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One weight of 134 million by the size of a typical one of its tensor."""
+    name, target = "blk.12.ffn_down.weight", tmp_path_factory.mktemp("wrong") / "weight.gguf"
+    tensor = read_tensor(f32_copy, name)
     tensor[100, 200] += np.float32(tensor.std())
-    return with_tensor(f32_of_two, target, name, tensor)
+    return with_tensor(f32_copy, target, name, tensor)
 
 
 @pytest.mark.parametrize("wrong", ["wrong_rope_base", "perturbed_weight"])
@@ -134,10 +106,10 @@ def test_a_wrong_rope_base_fails_generation_and_sampling(
     assert drawn.summary.startswith("F32 copy: largest total variation distance")
 
 
-def test_a_position_that_is_off_by_one_fails_generation(full: FullLogits, bounds: Bounds, f32_of_two: Path) -> None:
+def test_a_position_that_is_off_by_one_fails_generation(full: FullLogits, bounds: Bounds, f32_copy: Path) -> None:
     """The row before the last is read. (llama.cpp itself refuses a batch whose positions leave a gap.)"""
 
-    with candidate(f32_of_two) as exact:
+    with candidate(f32_copy) as exact:
 
         def late(prompt: Sequence[int], n_tokens: int) -> list[int]:
             tokens = list(prompt)
