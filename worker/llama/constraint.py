@@ -274,7 +274,7 @@ class _Vocabulary:
     def __init__(self, model: Model) -> None:
         self._model = model
         self.n_vocab = model.n_vocab
-        self.tokens = [_spelled(model, TokenId(token)) for token in range(model.n_vocab)]
+        self.tokens = [piece or _named(model, token) for token, piece in enumerate(model.pieces)]
         self.special_token_ids = [i for i, spelled in enumerate(self.tokens) if spelled.startswith(_SPECIAL)]
         self.own_ends = model.ends
         self.ends: list[int] = model.ends.tolist()
@@ -301,7 +301,6 @@ class _Vocabulary:
         return list(self._model.spell(data))
 
 
-def _spelled(model: Model, token: TokenId) -> bytes:
-    """A token's bytes, or its name where it is no text."""
-    piece = model.piece(token)
-    return piece or _SPECIAL + (capi.llama_vocab_get_text(model.vocab, token) or b"")
+def _named(model: Model, token: int) -> bytes:
+    """How a token is spelled that is no text."""
+    return _SPECIAL + (capi.llama_vocab_get_text(model.vocab, token) or b"")

@@ -78,9 +78,6 @@ class Model:
         """How many layers the model has, as Watch has it: 0 where the build has no GPU backend."""
         self.n_vocab = int(capi.llama_vocab_n_tokens(self._vocab))
         self._bos = int(capi.llama_vocab_bos(self._vocab))
-        self._pieces: dict[int, bytes] = {}
-        """The pieces that were asked for so far: the answers' own tokens come again and again, and the library takes
-        microseconds."""
         self._has_bos = bool(capi.llama_vocab_get_add_bos(self._vocab)) and self._bos >= 0
 
     @classmethod
@@ -292,11 +289,19 @@ class Model:
 
         Raises: ValueError for an id outside the vocabulary (the library would abort).
         """
-        piece = self._pieces.get(token)
-        if piece is None:
-            self._check(token)
-            piece = self._pieces[token] = self._piece(token, _PIECE_BYTES)
-        return piece
+        self._check(token)
+        return self.pieces[token]
+
+    @functools.cached_property
+    def pieces(self) -> list[bytes]:
+        """`piece` of every token; asked once, some tenths of a second."""
+        vocab, size, to_piece = self.vocab, _PIECE_BYTES, capi.llama_token_to_piece
+        buffer = ctypes.create_string_buffer(size)
+        pieces = []
+        for token in range(self.n_vocab):
+            n = to_piece(vocab, token, buffer, size, 0, False)
+            pieces.append(ctypes.string_at(buffer, n) if n >= 0 else self._piece(token, -n))
+        return pieces
 
     def _named_piece(self, token: int) -> bytes:
         """As `piece`, but a control token has its name."""
@@ -360,7 +365,6 @@ class Model:
     def _free(self) -> None:
         capi.llama_model_free(self.handle)
         self._handle = None
-        self._pieces.clear()
 
     def __enter__(self) -> Self:
         return self
