@@ -27,7 +27,7 @@ DOUBTFUL = "[...document.querySelectorAll('.token')].find(t => Math.abs(t.entry.
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with ExitStack() as stack:
-        worker = stack.enter_context(serve_default(default_file(), "--ctx-size", "8192")).ready()
+        worker = stack.enter_context(serve_default(default_file(), "--ctx-size", "8192", "--threads", "2")).ready()
         profile = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         browser = stack.enter_context(Browser(chromium(), profile))
         for scheme in ("light", "dark"):
