@@ -21,8 +21,9 @@ nor than the chunk: who waits for one waits no longer than for a part of a promp
 _FAR_TOO_SLOW = 2.0
 """A chunk that took so many targets is not tried again. A faster one that was too slow is, because another process's
 moment must not shape all our steps."""
-_N_DECODES = 2
-"""How often each decode step is taken. The shorter time counts: whatever else the machine does only adds to it."""
+_N_DECODES = 3
+"""How often each decode step is taken. The shortest time counts: whatever else the machine does only adds to it, and a
+GPU's first step of a width runs without a graph, the second captures one."""
 
 _ROW_COSTS_S = 1.0
 """After so many seconds no wider step is tried: where steps take that long nobody is to wait for more of them."""
