@@ -267,6 +267,28 @@ def test_a_dead_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: Gua
     assert not tab.shows("#notice")
 
 
+def test_a_worker_that_loads_and_one_that_drains_say_so(browser: Browser, model_path: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with serve_default(model_path, "--ctx-size", "2048", command=front_command(gate)) as worker:
+        worker.listening().wait_for("model_load_progress", percent=0)
+        with visited(browser, f"{worker.url}/") as tab:
+            tab.until("banner.checkVisibility()")
+            assert tab.text("#state") == "loading"
+            assert "being loaded" in tab.text("#banner")
+            gate.write_bytes(b"")
+            tab.until("document.querySelector('#state').textContent === 'ready' && !banner.checkVisibility()")
+        with worker.stream(prompt="Once upon a time", max_tokens=1900, ignore_eos=True) as stream:
+            stream.until("token")
+            worker.terminate()
+            with visited(browser, f"{worker.url}/") as tab:
+                tab.until("banner.checkVisibility()")
+                assert tab.text("#state") == "draining"
+                assert "shutting down" in tab.text("#banner")
+            worker.post(f"/cancel/{stream.job_id}")
+        assert worker.exit_code() == 0
+
+
 # ── a hostile answer ─────────────────────────────────────────────────────────────────────────────
 
 
