@@ -19,7 +19,8 @@ def test_a_step_is_llama_decode_and_the_rest(tmp_path: Path, capsys: pytest.Capt
         step_ms, decode_ms, rest_us = (float(cell.split()[0]) for cell in (step, decode, rest))
         assert step_ms > decode_ms > 0
         assert rest_us == pytest.approx(1e3 * (step_ms - decode_ms), abs=11)
-        assert float(share.rstrip("%")) == pytest.approx(rest_us / 10 / decode_ms, abs=0.2)
+        # The times are shown in hundredths of a millisecond, of which so small a model's steps have few.
+        assert float(share.rstrip("%")) == pytest.approx(rest_us / 10 / decode_ms, rel=0.05, abs=0.2)
         assert verdict == ("ok" if float(share.rstrip("%")) <= float(bound.rstrip("%")) else "MISSED")
 
 
