@@ -5,7 +5,7 @@
 #   make run           serve the default model on 127.0.0.1:8080 (ARGS="--port 9000 …" adds flags)
 #   make check         format, lint, types, the quick tests that need no model, process or PyTorch: under a minute
 #   make test          everything, with the real default model, llama.cpp's test vocabularies and real processes;
-#                      three files at once, because much of it waits: for time-outs, loads, processes that end
+#                      three processes at once, because much of it waits: for time-outs, loads, processes that end
 #   make images-test   the container images, built and driven from outside; needs podman and buildah (docs/images.md)
 #   make constraints-test  published JSON schemas: how many are enforced, and what passes and does not; half a minute
 #   make clients-test  openai, LangChain, LiteLLM, lm-eval and guidellm, each in an environment of its own, on a worker

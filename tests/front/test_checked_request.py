@@ -9,8 +9,6 @@ from worker.front.checked_request import checked
 from worker.protocol.execute import ExecuteRequest, parse_execute
 from worker.wire.messages import JobKey, Sampling, Submit, TokenId
 
-HI = {"role": "user", "content": "hi"}
-
 
 def submitted(**sent: Any) -> Submit:
     request = parse_execute(body_of(R0 | sent))

@@ -203,7 +203,8 @@ class Terminal:
             check_utf8("the question", question)
             request = self._talk.request(question)
             self._talk.turns.append(turn)
-            job = self._runner.run(self._session.answer(request, partial(self._stream, turn)))
+            prompt = prompt_of(request, self._settings)
+            job = self._runner.run(self._session.answer(request, prompt, partial(self._stream, turn)))
         except KeyboardInterrupt:
             if not self._is_typed:
                 raise

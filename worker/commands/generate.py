@@ -20,6 +20,7 @@ from worker.logs import lines as logs
 from worker.model.catalog import load_catalog
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.execute import ExecuteRequest
+from worker.wire.messages import Prompt
 
 _STDIN = "-"
 _MAX_TOKENS = 256
@@ -50,13 +51,13 @@ def generate(ctx: click.Context, /, prompt: str, *, chat: bool, system: str | No
     else:
         request = ExecuteRequest(job_id="generate", prompt=asked, **fields)
     try:
-        prompt_of(request, settings)
+        read = prompt_of(request, settings)
     except FieldsRefused as refused:
         raise UsageError(str(refused)) from None
     session = Session(settings)
     logs.configure("pretty", settings.worker_id, level="warning")
     tell(unread(environment()))
-    uvloop.run(_answer(session, request))
+    uvloop.run(_answer(session, request, read))
 
 
 generate.params.extend(
@@ -74,11 +75,11 @@ def _read_stdin(settings: Settings) -> str:
         raise UsageError(f"the prompt on stdin is not UTF-8: byte {error.start} is no character") from error
 
 
-async def _answer(session: Session, request: ExecuteRequest) -> None:
+async def _answer(session: Session, request: ExecuteRequest, prompt: Prompt) -> None:
     """Ctrl-C cancels this coroutine, and closing the session ends the engine."""
     try:
         await session.start()
-        job = await session.answer(request, _write)
+        job = await session.answer(request, prompt, _write)
     finally:
         await session.close()
     click.echo(f"\n{summary(job)}", err=True)

@@ -114,26 +114,24 @@ class Session:
         if self._client is not None:
             await self._client.close()
 
-    async def answer(self, request: ExecuteRequest, write: Callable[[bytes], None]) -> Job:
+    async def answer(self, request: ExecuteRequest, prompt: Prompt, write: Callable[[bytes], None]) -> Job:
         """Write the text as it comes; the job, which has ended, knows the figures. When this is cancelled the engine
-        forgets the job.
+        forgets the job. `prompt` is the request's `prompt_of`.
 
-        Raises: FieldsRefused; NotAnsweredError; StartupError when there will be no engine any more; what `write`
-        raises.
+        Raises: NotAnsweredError; StartupError when there will be no engine any more; what `write` raises.
         """
         assert self._terminal is not None
-        async with running(self._stream(request, write)) as answering:
+        async with running(self._stream(request, prompt, write)) as answering:
             await first_of(answering, self._terminal.fatal)
             if self._terminal.fatal.done():
                 raise self._terminal.fatal.result()
             return answering.result()
 
-    async def _stream(self, request: ExecuteRequest, write: Callable[[bytes], None]) -> Job:
+    async def _stream(self, request: ExecuteRequest, prompt: Prompt, write: Callable[[bytes], None]) -> Job:
         assert self._client is not None
         assert self._facts is not None
         self._n_jobs += 1
         key, now_s = JobKey(self._n_jobs), time.monotonic()
-        prompt = prompt_of(request, self._settings)
         complete = checked(key, request, prompt, correlation_id="", arrived_s=now_s, expires_s=now_s + _LONGEST_S)
         deps = JobDeps(dialect=TEXT_ONLY, model=self._facts.name, vram_bytes=0, metrics=Metrics("terminal"))
         job = Job(complete, deps, self._client.release)

@@ -357,7 +357,7 @@ class EngineClient:
         self.facts = facts
         self._move(EngineState.RUNNING)
         # A successor gets the same shape, whatever memory looks like by then, so that accepted jobs still fit; and
-        # what steps cost, which took its predecessor a second to measure.
+        # what steps cost, which takes up to a second to measure.
         self._config = msgspec.structs.replace(
             self._config,
             ctx_size=facts.n_cells,

@@ -6,7 +6,6 @@ lives in its own session, ignores SIGTERM and SIGINT (the front decides), and ex
 """
 
 import gc
-import math
 import queue
 import signal
 import socket
@@ -68,7 +67,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     outbox.send(model.facts)
     while True:
         if engine.is_idle:
-            message = _next(intake.inbox, math.inf if self_test is None else CALM_S)
+            message = _next(intake.inbox, timeout_s=None if self_test is None else CALM_S)
             if message is None:
                 engine.put_away()
                 found = _test(self_test, outbox, lambda: not intake.inbox.empty())
@@ -122,10 +121,10 @@ def _untestable(context_length: int) -> ModelLoadFailed:
     )
 
 
-def _next(inbox: "queue.SimpleQueue[Inbound | Queued]", timeout_s: float) -> Inbound | Queued | None:
-    """Wait for a message; None when there was none in time."""
+def _next(inbox: "queue.SimpleQueue[Inbound | Queued]", *, timeout_s: float | None) -> Inbound | Queued | None:
+    """Wait for a message, without end where that is meant; None when there was none in time."""
     try:
-        return inbox.get(timeout=None if timeout_s == math.inf else timeout_s)
+        return inbox.get(timeout=timeout_s)
     except queue.Empty:
         return None
 
