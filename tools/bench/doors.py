@@ -20,6 +20,7 @@ from tools.bench.exchange import ask_once
 from tools.bench.load import Server, play
 from tools.bench.measures import Measure, check, first_token, stream_rate, total_rate
 from tools.bench.prompts import Prompts
+from tools.bench.report import Spread
 from tools.bench.servers import our_worker, served
 from tools.bench.sides import until_quiet
 from worker.commands.places import present, where
@@ -54,32 +55,35 @@ class Found:
     rounds: Sequence[tuple[float, float]]
 
     @property
+    def apart(self) -> Spread:
+        """Round by round, because a machine's speed changes more between rounds than within one."""
+        is_rate = self.comparison.is_rate
+        return Spread.of([chat / execute if is_rate else chat - execute for execute, chat in self.rounds])
+
+    @property
     def holds(self) -> bool:
-        apart = median(self._apart())
-        return apart >= LEAST_RATE if self.comparison.is_rate else apart <= MOST_FIRST_TOKEN_MS
+        found = self.apart.median
+        return found >= LEAST_RATE if self.comparison.is_rate else found <= MOST_FIRST_TOKEN_MS
 
     @property
     def cells(self) -> tuple[str, ...]:
-        is_rate, unit = self.comparison.is_rate, self.comparison.measure.unit
-        number = "× {:.3f}".format if is_rate else "{:+.2f} ms".format
-        apart = self._apart()
+        is_rate, unit, apart = self.comparison.is_rate, self.comparison.measure.unit, self.apart
         return (
             self.comparison.title,
             *(f"{median(side):.2f} {unit}" for side in zip(*self.rounds, strict=True)),
-            number(median(apart)),
-            f"{number(min(apart))} to {number(max(apart))}",
+            self.shown(apart.median),
+            f"{self.shown(apart.least)} to {self.shown(apart.most)}",
             f"≥ {LEAST_RATE}" if is_rate else f"≤ {MOST_FIRST_TOKEN_MS:+g} ms",
             "ok" if self.holds else "MISSED",
         )
 
-    def _apart(self) -> list[float]:
-        """Round by round, because a machine's speed changes more between rounds than within one."""
-        return [chat / execute if self.comparison.is_rate else chat - execute for execute, chat in self.rounds]
+    def shown(self, apart: float) -> str:
+        return f"× {apart:.3f}" if self.comparison.is_rate else f"{apart:+.2f} ms"
 
 
 def bad_news(found: Sequence[Found]) -> list[str]:
     """What is beyond its bound."""
-    return [": ".join((one.cells[0], one.cells[3])) for one in found if not one.holds]
+    return [f"{one.comparison.title}: {one.shown(one.apart.median)}" for one in found if not one.holds]
 
 
 COMPARISONS = (
