@@ -7,7 +7,6 @@ import pytest
 
 from tests.backends.choice import FILE, MODEL_VARIABLE, MistakenChoiceError, chosen
 from tests.default_model import default_file, default_path
-from tests.shallow_model import write_shallow
 from tests.shared_files import made_once, shared_folder
 
 hypothesis.settings.register_profile("llorch", derandomize=True, deadline=None)
@@ -49,5 +48,7 @@ def default_model() -> Path:
 @pytest.fixture(scope="session")
 def shallow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default model's vocabulary and template over two of its layers, for tests that no text matters to."""
+    from tests.shallow_model import write_shallow  # noqa: PLC0415 - the gguf package, slow to import
+
     path = shared_folder(tmp_path_factory) / "shallow" / "shallow.gguf"
     return made_once(path, lambda target: write_shallow(default_file(), target))

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import rich_click as click
 
 from tests.config.given import parse
 from tests.gguf_files import tiny_model
+from tests.worker_process import ended_by
 from worker import __version__
 from worker.argv import means_serve
 from worker.cli import run, setting_options
@@ -354,15 +356,6 @@ def reading_a_fifo(fifo: Path, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
-def ended_by(number: signal.Signals, process: subprocess.Popen[bytes]) -> int:
-    """The exit code. Python notes a signal right before `read` blocks and acts on it afterwards: then once more."""
-    for _ in range(10):
-        process.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(5)
-    raise AssertionError(f"{number.name} did not end it")
-
-
 @pytest.mark.process
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -372,7 +365,7 @@ def test_a_signal_while_serve_reads_its_settings_is_a_quiet_exit_0(
 ) -> None:
     fifo = tmp_path / "config.toml"
     with reading_a_fifo(fifo, *command, "--config", str(fifo)) as process:
-        assert ended_by(number, process) == 0
+        assert ended_by(partial(process.send_signal, number), process) == 0
         assert process.communicate() == (b"", b"")
 
 
@@ -384,5 +377,5 @@ def test_a_signal_ends_another_command_with_the_conventional_code(
 ) -> None:
     fifo = tmp_path / "models.toml"
     with reading_a_fifo(fifo, "models", "list", "--catalog", str(fifo)) as process:
-        assert ended_by(number, process) == code
+        assert ended_by(partial(process.send_signal, number), process) == code
         assert process.communicate() == (b"", b"")

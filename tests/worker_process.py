@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +31,11 @@ step wait for one another at every barrier when another worker takes a processor
 Event = dict[str, Any]
 
 
+def own_environment() -> dict[str, str]:
+    """This process's, without what sets a worker's settings, and with ONE_THREAD."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")} | ONE_THREAD
+
+
 class WorkerProcess:
     """`python -m worker` with JSON logs. Use as a context manager; `ready()` waits until jobs are taken."""
 
@@ -41,8 +46,7 @@ class WorkerProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._argv = [*command, *arguments, "--log-format", "json"]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")}
-        self._environment = {**kept, **ONE_THREAD, **(environment or {})}
+        self._environment = {**own_environment(), **(environment or {})}
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.log: list[Event] = []
         self.stderr: list[str] = []
@@ -251,6 +255,17 @@ def eventually(predicate: Callable[[], object]) -> None:
     while not predicate():
         assert time.monotonic() < give_up_s, "it never came true"
         time.sleep(0.02)
+
+
+def ended_by(send: Callable[[], object], process: subprocess.Popen[bytes]) -> int:
+    """The exit code. Python notes a signal right before it waits for input, and acts on it afterwards: then it is sent
+    once more.
+    """
+    for _ in range(10):
+        send()
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(5)
+    raise AssertionError("it did not end")
 
 
 def lines_of(response: httpx2.Response) -> Iterator[str]:

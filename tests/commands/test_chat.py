@@ -10,14 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands.test_generate import complaint, environment
-from tests.worker_process import PATIENCE_S
+from tests.commands.test_generate import complaint
+from tests.worker_process import PATIENCE_S, ended_by, own_environment
 from worker.commands.chat import Talk, Terminal, Turn
 from worker.commands.session import Session
 from worker.config.settings import Settings
@@ -34,7 +35,7 @@ TAKE_THE_TERMINAL = (
 
 def piped(*flags: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *flags], env=environment(), input=stdin, capture_output=True, text=True, timeout=PATIENCE_S,
+        [*COMMAND, *flags], env=own_environment(), input=stdin, capture_output=True, text=True, timeout=PATIENCE_S,
         check=False,
     )  # fmt: skip
 
@@ -47,23 +48,13 @@ class TypedAt:
         self.process = subprocess.Popen(
             [sys.executable, "-c", TAKE_THE_TERMINAL, *COMMAND, *flags],
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            env=environment() | {"TERM": "dumb", "LC_ALL": "C.UTF-8"},
+            env=own_environment() | {"TERM": "dumb", "LC_ALL": "C.UTF-8"},
         )  # fmt: skip
         os.close(theirs)
         self.screen = ""
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
-
-    def left_by(self, key: str) -> int:
-        """The exit code. Python notes a signal right before `readline` waits and acts on it with the next key: then
-        once more.
-        """
-        for _ in range(10):
-            self.type(key)
-            with suppress(subprocess.TimeoutExpired):
-                return self.process.wait(5)
-        raise AssertionError(f"{key!r} did not end it")
 
     def until(self, pattern: str) -> str:
         """What the screen shows up to the end of the pattern's next match; the rest comes next time."""
@@ -138,7 +129,7 @@ def test_ctrl_c_at_the_prompt_gives_up_a_line_and_leaves_from_an_empty_one(defau
         terminal.until("half a quest")
         terminal.type("\x03")
         terminal.until("> ")
-        assert terminal.left_by("\x03") == 0
+        assert ended_by(partial(terminal.type, "\x03"), terminal.process) == 0
 
 
 # ── through pipes ────────────────────────────────────────────────────────────────────────────────

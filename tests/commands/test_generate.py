@@ -1,6 +1,5 @@
 """`llorch-worker generate`: one prompt, answered in the terminal by a real engine process."""
 
-import os
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import psutil
 import pytest
 
 from tests.gguf_files import tiny_model
-from tests.worker_process import ONE_THREAD, PATIENCE_S, eventually
+from tests.worker_process import PATIENCE_S, eventually, own_environment
 
 pytestmark = pytest.mark.process
 
@@ -22,13 +21,9 @@ STORY = "Once upon a time, in a small village by the sea, there lived"
 COMMAND = (sys.executable, "-m", "worker", "generate")
 
 
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")} | ONE_THREAD
-
-
 def generate(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
     ended = subprocess.run(
-        [*COMMAND, *arguments], env=environment(), input=stdin, capture_output=True, timeout=PATIENCE_S, check=False
+        [*COMMAND, *arguments], env=own_environment(), input=stdin, capture_output=True, timeout=PATIENCE_S, check=False
     )
     return subprocess.CompletedProcess(ended.args, ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
@@ -180,7 +175,7 @@ def test_a_part_that_fails_while_the_answer_comes_is_one_line_and_exit_1(model_p
     command = (sys.executable, "-c", FAILING_WATCHDOG, "generate", STORY, "--model", str(model_path))
     result = subprocess.run(
         [*command, "--max-tokens", "2048", "--temperature", "0"],
-        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        env=own_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     line = "llorch-worker: error: the engine's watchdog failed: ZeroDivisionError: on purpose\n"
     assert (result.returncode, result.stderr) == (1, line)
@@ -202,7 +197,7 @@ def endless(model: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A run of far more tokens than any test waits for; afterwards its engine is gone."""
     flags = ["--model", str(model), "--max-tokens", "2048", "--temperature", "0"]
     with subprocess.Popen(
-        [*COMMAND, STORY, *flags], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, STORY, *flags], env=own_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         eventually(lambda: engines_of(process))
         (engine,) = engines_of(process)

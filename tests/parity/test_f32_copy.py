@@ -54,6 +54,15 @@ def test_a_copy_without_changes_is_the_same_file(default_model: Path, tmp_path: 
     assert (tmp_path / "copy.gguf").read_bytes() == default_model.read_bytes()
 
 
+def test_tensors_can_be_left_out(tmp_path: Path) -> None:
+    path = tiny_model().write(tmp_path / "source.gguf")
+    left_out = read_info(path).tensors[0].name
+    rewrite(path, tmp_path / "copy.gguf", keeps=lambda name: name != left_out)
+    whole, copy = open_gguf(path).tensors, GGUFReader(tmp_path / "copy.gguf").tensors
+    assert [tensor.name for tensor in copy] == [tensor.name for tensor in whole if tensor.name != left_out]
+    assert [tensor.data.tobytes() for tensor in copy] == [tensor.data.tobytes() for tensor in whole[1:]]
+
+
 @pytest.mark.parametrize("alignment", [8, 32, 64, 4096])
 def test_the_alignment_of_a_file_is_kept(tmp_path: Path, alignment: int) -> None:
     rows = [TensorRow("token_embd.weight", (32, 8), 1024), TensorRow("a.weight", (7,), 28), TensorRow("b", (3,), 12)]

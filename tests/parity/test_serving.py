@@ -1,6 +1,6 @@
 """The serving level: what it demands of answers, and that a real worker gives them and a lying one does not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,11 +200,11 @@ def test_a_first_row_is_compared_with_the_log_softmax_of_the_one_in_process(boun
 # ── a real worker ────────────────────────────────────────────────────────────────────────────────
 
 
-def expectations(path: Path) -> Expected:
+def expectations(path: Path, texts: Sequence[str]) -> Expected:
     device = choose_device("cpu", devices())
     setup = Setup(type_k="bf16", type_v="f16", flash_attn="auto", n_rows=128)
     with Model.load(path, device=device, n_gpu_layers=0, on_progress=lambda _: None) as model:
-        prompts = [model.tokenize(prompt) for prompt in PROMPTS]
+        prompts = [model.tokenize(text) for text in texts]
         with Scorer(model, setup, n_ctx=256, n_threads=1) as scorer:
             tokens = [scorer.greedy(prompt, N_TOKENS) for prompt in prompts]
             first_rows = [scorer.logits(prompt)[-1] for prompt in prompts]
@@ -218,10 +218,7 @@ def serve(path: Path) -> ServedWorker:
 @pytest.fixture(scope="module")
 def shallow(shallow_model: Path) -> Expected:
     """The first prompt's, of the model that is wrong or lied about below."""
-    expected = expectations(shallow_model)
-    assert expected.tokens is not None
-    assert expected.first_rows is not None
-    return replace(expected, tokens=expected.tokens[:1], first_rows=expected.first_rows[:1])
+    return expectations(shallow_model, PROMPTS[:1])
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +232,7 @@ def shallow_worker(shallow_model: Path) -> Iterator[ServedWorker]:
 def test_the_default_model_answers_as_in_process_alone_and_beside_others(default_model: Path, bounds: Bounds) -> None:
     with serve(default_model) as worker:
         assert worker.health.kind == EXACT
-        level, records = run(worker, PROMPTS, expectations(default_model), bounds, n_tokens=N_TOKENS)
+        level, records = run(worker, PROMPTS, expectations(default_model, PROMPTS), bounds, n_tokens=N_TOKENS)
     assert level.verdict == "pass", level.summary
     phases = [record.phase for record in records]
     assert phases.count("alone") == phases.count("beside") == len(QUESTIONS)

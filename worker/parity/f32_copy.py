@@ -69,14 +69,22 @@ def write_f32_copy(gguf: Path, tensors: Tensors, target: Path) -> None:
 
 
 def rewrite(
-    source: Path, target: Path, *, metadata: Mapping[str, object] | None = None, tensors: Weights | None = None
+    source: Path,
+    target: Path,
+    *,
+    metadata: Mapping[str, object] | None = None,
+    tensors: Weights | None = None,
+    keeps: Callable[[str], bool] = lambda _: True,
 ) -> None:
     """Write `target`: `source` with other values for keys and tensors that it has, all else byte for byte.
 
-    A key keeps its type. New tensors are stored as F32, and each is read when it is written. Raises: UsageError for a
+    A key keeps its type. New tensors are stored as F32, and each is read when it is written; those whose names `keeps`
+    denies are left out. Raises: UsageError for a
     tensor of another shape and a key that cannot be copied; as `open_gguf`. Then there is no `target`.
     """
-    _rewrite(open_gguf(source), target, metadata or {}, tensors or {})
+    reader = open_gguf(source)
+    reader.tensors = [tensor for tensor in reader.tensors if keeps(tensor.name)]
+    _rewrite(reader, target, metadata or {}, tensors or {})
 
 
 def open_gguf(path: Path) -> GGUFReader:
