@@ -21,7 +21,9 @@ def test_the_committed_logits_are_what_the_command_makes_and_then_finds(
     where = ("--model", str(default_model), "--output", str(tmp_path))
     arguments = ("reference", *where, "--tokens", "512", "--threads", "1")
     assert run(["parity", *arguments]) == 0
-    made = capfd.readouterr().out.split()
+    said = capfd.readouterr()
+    made = said.out.split()
+    assert "de-quantising" not in said.err
     assert made == [str(tmp_path / "checkpoint"), str(tmp_path / "logits.safetensors")]
     new, golden = LogitsFile.open(Path(made[1])), LogitsFile.open(GOLDEN)
     assert (new.windows, new.hard_ids) == (golden.windows, golden.hard_ids)
