@@ -55,25 +55,32 @@ def warm_up(
     """Choose the shapes; a `chunk` other than 0 is kept, and so are `row_costs` where there are some. Wrong drafts need
     a memory that can be cut anywhere."""
     _time_step(runner, "prefill", LEAST_CHUNK)
-    chosen = chunk or _chunk(runner, target_s, is_deterministic=is_deterministic)
-    chunk_s = _time_step(runner, "prefill", chosen)
+    fixed = chunk or (min(DETERMINISTIC_CHUNK, runner.context.n_ubatch) if is_deterministic else 0)
+    chosen, chunk_s = (fixed, _time_step(runner, "prefill", fixed)) if fixed else _chunk(runner, target_s)
     may_draft = has_prompt_lookup and runner.kv.can_share and not is_deterministic
     return Shapes(chosen, chunk_s, (row_costs or _row_costs(runner, chosen)) if may_draft else ())
 
 
-def _chunk(runner: LlamaRunner, target_s: float, *, is_deterministic: bool) -> int:
-    """The largest power of two in 16..512 (and within a micro-batch) whose step took under `target_s`."""
-    if is_deterministic:
-        return min(DETERMINISTIC_CHUNK, runner.context.n_ubatch)
-    size = chunk = LEAST_CHUNK
-    while size <= min(MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx):
+def _chunk(runner: LlamaRunner, target_s: float) -> tuple[int, float]:
+    """The largest power of two in 16..512 (and within a micro-batch) whose step took under `target_s`, and its time.
+
+    A token of a wider step costs no more than one of a narrower, so sizes that need not even half of the target by the
+    last one's time are passed over.
+    """
+    chunk, chunk_s = LEAST_CHUNK, _time_step(runner, "prefill", LEAST_CHUNK)
+    n_most = min(MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx)
+    while 2 * chunk <= n_most:
+        size = 2 * chunk
+        while 2 * size <= n_most and chunk_s * size / chunk < target_s / 2:
+            size *= 2
         elapsed_s = _time_step(runner, "prefill", size)
         if target_s < elapsed_s < _FAR_TOO_SLOW * target_s:
             elapsed_s = _time_step(runner, "prefill", size)
         if elapsed_s > target_s:
-            break
-        chunk, size = size, size * 2
-    return chunk
+            n_most = size // 2
+        else:
+            chunk, chunk_s = size, elapsed_s
+    return chunk, chunk_s
 
 
 def _row_costs(runner: LlamaRunner, n_most: int) -> RowCosts:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from gguf.gguf_reader import ReaderField, ReaderTensor
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from worker.errors import BadModelFile, UsageError, WorkerError
 from worker.model.info import read_info
+from worker.parity.gguf_reader import GgufReader
 from worker.parity.naming import NO_COUNTERPART, Naming, not_comparable
 
 _AT_ONCE = 1 << 20
@@ -79,23 +80,23 @@ def rewrite(
     """Write `target`: `source` with other values for keys and tensors that it has, all else byte for byte.
 
     A key keeps its type. New tensors are stored as F32, and each is read when it is written; those whose names `keeps`
-    denies are left out. Raises: UsageError for a
-    tensor of another shape and a key that cannot be copied; as `open_gguf`. Then there is no `target`.
+    denies are left out. Raises: UsageError for a tensor of another shape and a key that cannot be copied; as
+    `open_gguf`. Then there is no `target`.
     """
     reader = open_gguf(source)
     reader.tensors = [tensor for tensor in reader.tensors if keeps(tensor.name)]
     _rewrite(reader, target, metadata or {}, tensors or {})
 
 
-def open_gguf(path: Path) -> GGUFReader:
-    """The gguf package's reader over a file that has passed our own checks. It takes 2 s to read a vocabulary.
+def open_gguf(path: Path) -> GgufReader:
+    """The gguf package's reader over a file that has passed our own checks. It takes a second to read a vocabulary.
 
     Raises: as `worker.model.info.read_info`; BadModelFile for a split model.
     """
     n_parts = len(read_info(path).part_paths)
     if n_parts > 1:
         raise BadModelFile(f"{path}: split into {n_parts} files; join them first: llama-gguf-split --merge")
-    return GGUFReader(path)
+    return GgufReader(path)
 
 
 def row_blocks(tensor: ReaderTensor) -> Iterator[tuple[slice, NDArray[np.float32]]]:
@@ -120,7 +121,7 @@ def shape_of(tensor: ReaderTensor) -> tuple[int, ...]:
     return tuple(int(size) for size in reversed(tensor.shape))
 
 
-def _rewrite(reader: GGUFReader, target: Path, metadata: Mapping[str, object], tensors: Weights) -> None:
+def _rewrite(reader: GgufReader, target: Path, metadata: Mapping[str, object], tensors: Weights) -> None:
     assert metadata.keys() <= reader.fields.keys()
     assert tensors.keys() <= {tensor.name for tensor in reader.tensors}
     try:
@@ -130,7 +131,7 @@ def _rewrite(reader: GGUFReader, target: Path, metadata: Mapping[str, object], t
         raise
 
 
-def _write(reader: GGUFReader, target: Path, metadata: Mapping[str, object], tensors: Weights) -> None:
+def _write(reader: GgufReader, target: Path, metadata: Mapping[str, object], tensors: Weights) -> None:
     # The writer would put the architecture first, and skips an empty one; the copy has it where the source has.
     writer = GGUFWriter(target, arch="")
     for key, field in reader.fields.items():

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from worker.errors import UsageError
 from worker.model.gguf import read_header
 from worker.model.info import ModelInfo, read_info
+from worker.parity.gguf_reader import used_by_transformers
 from worker.parity.reference.libraries import UNREADABLE, failure, pre_tokenizers, quiet, torch, transformers
 from worker.parity.references import write_origin
 
@@ -84,7 +85,7 @@ def _read(info: ModelInfo, kind: Any, **reading: Any) -> Any:
     name = info.path.name
     try:
         # The bar over the tensors of a GGUF is not among those that transformers lets one switch off.
-        with quiet(), redirect_stderr(io.StringIO()):
+        with quiet(), used_by_transformers(), redirect_stderr(io.StringIO()):
             return kind.from_pretrained(info.path.parent, gguf_file=name, local_files_only=True, **reading)
     except UNREADABLE as error:
         raise UsageError(f"{name}: transformers cannot read this GGUF: {failure(error)}") from error
