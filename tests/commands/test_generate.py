@@ -13,6 +13,7 @@ import pytest
 
 from tests.gguf_files import tiny_model
 from tests.worker_process import PATIENCE_S, eventually, own_environment
+from worker.cli import run
 
 pytestmark = pytest.mark.process
 
@@ -37,10 +38,15 @@ def answer(*arguments: str) -> str:
 
 def complaint(result: subprocess.CompletedProcess[str], code: int) -> str:
     """The one line a failed run wrote, and it wrote nothing else."""
-    assert (result.returncode, result.stdout) == (code, ""), result.stderr
-    assert result.stderr.startswith("llorch-worker: error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
+    assert result.returncode == code, result.stderr
+    return the_line(result.stdout, result.stderr)
+
+
+def the_line(stdout: str, stderr: str) -> str:
+    assert stdout == ""
+    assert stderr.startswith("llorch-worker: error: ")
+    assert stderr.count("\n") == 1
+    return stderr
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
@@ -123,8 +129,11 @@ def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(default_model
         (["--chat-template", "/no/such/file"], "--chat-template /no/such/file cannot be read"),
     ],
 )
-def test_a_bad_flag_is_one_line_and_exit_2(arguments: list[str], named: str) -> None:
-    assert named in complaint(generate("Hi", *arguments), 2)
+def test_a_bad_flag_is_one_line_and_exit_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", "Hi", *arguments]) == 2
+    assert named in the_line(*capsys.readouterr())
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,14 @@ def model(loaded: Loaded) -> Model:
     return loaded.model
 
 
+@pytest.fixture(scope="session")
+def shallow(shallow_model: Path) -> Iterator[Model]:
+    """A layer is computed by the same kernels in whatever depth."""
+    cpu = choose_device("cpu", devices())
+    with Model.load(shallow_model, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        yield model
+
+
 @pytest.fixture
 def make_context(model: Model) -> Iterator[MakeContext]:
     """A context of two slots and 512 cells unless told otherwise; closed after the test."""

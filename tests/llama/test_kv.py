@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -13,7 +12,6 @@ from tests.llama.conftest import LoadRandom, MakeContext, slice_of
 from tests.llama.random_models import PLAIN
 from worker.engine.backend import MAX_SEQ_IDS, KvMismatch
 from worker.llama.context import Context
-from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.wire.messages import SlotId, TokenId
 
@@ -87,14 +85,6 @@ def in_company(context: Context, waiting: list[Job], chance: Random) -> Iterator
         for slot in [slot for slot, job in running.items() if job.is_done or chance.random() < 0.01]:
             context.kv.trim(SlotId(slot), 0)
             yield running.pop(slot)
-
-
-@pytest.fixture(scope="module")
-def shallow(shallow_model: Path) -> Iterator[Model]:
-    """A layer is computed by the same kernels in whatever depth."""
-    cpu = choose_device("cpu", devices())
-    with Model.load(shallow_model, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
-        yield model
 
 
 def test_a_job_has_the_same_logits_alone_and_in_any_company(make_context: MakeContext, shallow: Model) -> None:

@@ -63,18 +63,18 @@ def outcome(runner: LlamaRunner, serving: Serving = SERVING) -> SelfTested | Non
 
 
 @pytest.mark.model
-def test_with_k_and_v_of_two_types_every_way_gives_the_same_bits(make_context: MakeContext, model: Model) -> None:
-    runner = real_runner(make_context, model, type_k="bf16")
+def test_with_k_and_v_of_two_types_every_way_gives_the_same_bits(make_context: MakeContext, shallow: Model) -> None:
+    runner = real_runner(make_context, shallow, type_k="bf16")
     serving = Serving(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
     assert verdict(runner, serving) == SAME
 
 
 @pytest.mark.model
 def test_with_k_and_v_of_one_type_long_steps_and_many_cells_are_found_to_differ(
-    make_context: MakeContext, model: Model
+    make_context: MakeContext, shallow: Model
 ) -> None:
     """ggml then sums in tiles for 64 and more rows, and splits a lone row over 512 and more cells between threads."""
-    runner = real_runner(make_context, model, type_k="f16")
+    runner = real_runner(make_context, shallow, type_k="f16")
     serving = Serving(chunk=32, is_fixed=False, n_parallel=8, has_drafts=True, context_length=1024)
     found = verdict(runner, serving)
     assert found is not None
