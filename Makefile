@@ -27,6 +27,9 @@ MODEL ?= smollm2-135m-instruct
 ARGS ?=
 IMAGES ?=
 
+# A worker is two Python processes, the tests start hundreds, and each would compile again all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
@@ -105,7 +108,7 @@ format: .venv/installed-dev
 
 .venv/installed-dev: .venv/installed
 	@echo "==> installing what the tests need"
-	$(PIP) --editable '.[dev,parity]'
+	$(PIP) --no-compile --editable '.[dev,parity]'  # Python compiles what is imported; all of PyTorch takes a minute
 	@touch $@
 
 clean:

@@ -39,8 +39,8 @@ def last_of(stream: Stream) -> dict[str, object]:
 # ── what goes on ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_accepted_job_is_finished_before_exit_0(model_path: Path) -> None:
-    with one_slot(model_path) as worker:
+def test_every_accepted_job_is_finished_before_exit_0(shallow_model: Path) -> None:
+    with one_slot(shallow_model) as worker:
         with (
             worker.stream(prompt=STORY, max_tokens=120) as running,
             worker.stream(prompt="Hello", max_tokens=4) as queued,
@@ -81,8 +81,8 @@ WAYS_TO_ASK = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_ASK)
-def test_while_draining_the_worker_answers_but_takes_nothing_new(way: str, model_path: Path) -> None:
-    with one_slot(model_path) as worker:
+def test_while_draining_the_worker_answers_but_takes_nothing_new(way: str, shallow_model: Path) -> None:
+    with one_slot(shallow_model) as worker:
         engine = worker.engine
         with (
             worker.stream(prompt=STORY, max_tokens=LONG) as running,
@@ -120,8 +120,8 @@ def check_refusal(worker: WorkerProcess) -> None:
 # ── how it ends ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_at_the_time_out_the_rest_is_cancelled_and_the_exit_code_is_0(model_path: Path) -> None:
-    with one_slot(model_path, "--shutdown-timeout-sec", "0.5") as worker:
+def test_at_the_time_out_the_rest_is_cancelled_and_the_exit_code_is_0(shallow_model: Path) -> None:
+    with one_slot(shallow_model, "--shutdown-timeout-sec", "0.5") as worker:
         with worker.stream(prompt=STORY, max_tokens=LONG) as running, worker.stream(prompt=STORY) as queued:
             seen = running.until("token")
             worker.terminate()
@@ -133,9 +133,9 @@ def test_at_the_time_out_the_rest_is_cancelled_and_the_exit_code_is_0(model_path
     assert [event["type"] for event in answers[1]] == ["started", "error"]
 
 
-def test_a_second_signal_ends_every_job_at_once_with_exit_1(model_path: Path) -> None:
+def test_a_second_signal_ends_every_job_at_once_with_exit_1(shallow_model: Path) -> None:
     """At once: the first signal would have waited for ten minutes."""
-    with one_slot(model_path, "--shutdown-timeout-sec", "600") as worker:
+    with one_slot(shallow_model, "--shutdown-timeout-sec", "600") as worker:
         engine = worker.engine
         with worker.stream(prompt=STORY, max_tokens=LONG) as running, worker.stream(prompt=STORY) as queued:
             seen = running.until("token")
@@ -151,8 +151,8 @@ def test_a_second_signal_ends_every_job_at_once_with_exit_1(model_path: Path) ->
     assert worker.log[-1]["exit_code"] == 1
 
 
-def test_an_engine_that_does_not_move_does_not_hold_up_the_exit(model_path: Path) -> None:
-    with one_slot(model_path, "--shutdown-timeout-sec", "0.5") as worker:
+def test_an_engine_that_does_not_move_does_not_hold_up_the_exit(shallow_model: Path) -> None:
+    with one_slot(shallow_model, "--shutdown-timeout-sec", "0.5") as worker:
         engine = worker.engine
         with worker.stream(prompt=STORY, max_tokens=LONG) as running:
             running.until("token")
@@ -163,9 +163,9 @@ def test_an_engine_that_does_not_move_does_not_hold_up_the_exit(model_path: Path
         assert not engine.is_running()
 
 
-def test_282_an_idle_worker_leaves_at_once_whoever_is_connected(model_path: Path) -> None:
+def test_282_an_idle_worker_leaves_at_once_whoever_is_connected(shallow_model: Path) -> None:
     """An idle connection, and one whose request never becomes complete."""
-    with one_slot(model_path, "--shutdown-timeout-sec", "600") as worker:
+    with one_slot(shallow_model, "--shutdown-timeout-sec", "600") as worker:
         with worker.connect() as idle, worker.connect() as slow:
             idle.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
             assert idle.recv(12) == b"HTTP/1.1 200"
@@ -195,16 +195,16 @@ def pid_1_of(worker: WorkerProcess) -> psutil.Process:
     return process
 
 
-def test_as_pid_1_a_signal_drains_with_exit_0(as_pid_1: tuple[str, ...], model_path: Path) -> None:
-    with one_slot(model_path, command=(*as_pid_1, *WORKER)) as worker:
+def test_as_pid_1_a_signal_drains_with_exit_0(as_pid_1: tuple[str, ...], shallow_model: Path) -> None:
+    with one_slot(shallow_model, command=(*as_pid_1, *WORKER)) as worker:
         with worker.stream(prompt=STORY, max_tokens=8) as stream:
             pid_1_of(worker).terminate()
             assert last_of(stream)["type"] == "end"
         assert worker.exit_code() == 0
 
 
-def test_as_pid_1_a_second_signal_is_exit_1(as_pid_1: tuple[str, ...], model_path: Path) -> None:
-    with one_slot(model_path, command=(*as_pid_1, *WORKER)) as worker:
+def test_as_pid_1_a_second_signal_is_exit_1(as_pid_1: tuple[str, ...], shallow_model: Path) -> None:
+    with one_slot(shallow_model, command=(*as_pid_1, *WORKER)) as worker:
         with worker.stream(prompt=STORY, max_tokens=LONG) as stream:
             pid_1_of(worker).send_signal(signal.SIGINT)
             worker.wait_for("shutdown", jobs=1)
@@ -213,13 +213,13 @@ def test_as_pid_1_a_second_signal_is_exit_1(as_pid_1: tuple[str, ...], model_pat
         assert worker.exit_code() == 1
 
 
-def test_as_pid_1_the_other_exit_codes_are_the_same(as_pid_1: tuple[str, ...], model_path: Path) -> None:
+def test_as_pid_1_the_other_exit_codes_are_the_same(as_pid_1: tuple[str, ...], shallow_model: Path) -> None:
     command = (*as_pid_1, *WORKER)
     with WorkerProcess("--model", "no-such-model", command=command) as worker:
         assert worker.failure()["code"] == "MODEL_NOT_FOUND"
     with WorkerProcess("--port", "none", command=command) as worker:
         assert worker.exit_code() == 2
-    with serve_default(model_path, command=command) as worker:
+    with serve_default(shallow_model, command=command) as worker:
         worker.wait_for("model_load_start")
         pid_1_of(worker).terminate()
         assert worker.exit_code() == 0

@@ -131,19 +131,19 @@ def test_a_model_that_vanished_is_one_line(tmp_path: Path, tiny: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def certified(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+def certified(shallow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     folder = tmp_path_factory.mktemp("certificate")
-    path = saved(folder, report(sha256=sha256_of(model_path), file=model_path.name))
-    with serve_default(model_path, "--ctx-size", "512", "--parity-report", str(path)) as worker:
+    path = saved(folder, report(sha256=sha256_of(shallow_model), file=shallow_model.name))
+    with serve_default(shallow_model, "--ctx-size", "512", "--parity-report", str(path)) as worker:
         yield worker.ready()
 
 
 @pytest.mark.process
 @pytest.mark.model
-def test_health_shows_the_certificate(certified: WorkerProcess, model_path: Path) -> None:
+def test_health_shows_the_certificate(certified: WorkerProcess, shallow_model: Path) -> None:
     made = report()
     assert certified.health()["parity"] == {
-        "model_sha256": sha256_of(model_path),
+        "model_sha256": sha256_of(shallow_model),
         "verdict": "pass",
         "levels": {one.name: one.verdict for one in made.levels},
         "date": made.created,

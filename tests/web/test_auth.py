@@ -39,9 +39,9 @@ NOT_THE_TOKEN = (
 
 
 @pytest.fixture(scope="module")
-def guarded(model_path: Path) -> Iterator[WorkerProcess]:
+def guarded(shallow_model: Path) -> Iterator[WorkerProcess]:
     with serve_default(
-        model_path, "--parallel", "2", "--ctx-size", "2048", environment={"LLORCH_API_TOKEN": TOKEN}
+        shallow_model, "--parallel", "2", "--ctx-size", "2048", environment={"LLORCH_API_TOKEN": TOKEN}
     ) as worker:
         yield worker.ready()
 
@@ -124,9 +124,9 @@ def test_what_is_refused_is_not_done(guarded: WorkerProcess, stranger: httpx2.Cl
     eventually(lambda: guarded.health()["slots_busy"] == 0)
 
 
-def test_the_token_is_told_to_nobody(model_path: Path) -> None:
+def test_the_token_is_told_to_nobody(shallow_model: Path) -> None:
     """Neither the log nor the engine process has it, whoever sends it."""
-    with serve_default(model_path, "--ctx-size", "1024", environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
+    with serve_default(shallow_model, "--ctx-size", "1024", environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
         worker.ready()
         process = worker.engine
         assert TOKEN not in "\n".join([*process.cmdline(), *process.environ().values(), *process.environ()])

@@ -41,9 +41,9 @@ HEALTH = head("GET", "/health")
 
 
 @pytest.fixture(scope="module")
-def impatient(model_path: Path) -> Iterator[WorkerProcess]:
+def impatient(shallow_model: Path) -> Iterator[WorkerProcess]:
     command = (sys.executable, impatient_worker.__file__)
-    with serve_default(model_path, "--parallel", "1", "--ctx-size", "2048", command=command) as worker:
+    with serve_default(shallow_model, "--parallel", "1", "--ctx-size", "2048", command=command) as worker:
         yield worker.ready()
 
 
@@ -135,9 +135,9 @@ def remote_ports(worker: WorkerProcess) -> set[int]:
 
 
 @pytest.fixture
-def narrow(model_path: Path) -> Iterator[WorkerProcess]:
+def narrow(shallow_model: Path) -> Iterator[WorkerProcess]:
     command = (sys.executable, narrow_worker.__file__)
-    with serve_default(model_path, "--ctx-size", "2048", command=command) as worker:
+    with serve_default(shallow_model, "--ctx-size", "2048", command=command) as worker:
         yield worker.ready()
 
 
@@ -203,9 +203,9 @@ def test_jobs_leave_sixteen_connections_to_health_cancel_and_metrics(narrow: Wor
     assert narrow.post("/execute", json=R0 | {"max_tokens": 1}).is_success
 
 
-def test_an_address_may_have_only_so_many_requests(model_path: Path) -> None:
+def test_an_address_may_have_only_so_many_requests(shallow_model: Path) -> None:
     """Health answers it all the same, and other addresses do not notice."""
-    with serve_default(model_path, "--ctx-size", "2048", "--max-connections-per-address", "2") as worker:
+    with serve_default(shallow_model, "--ctx-size", "2048", "--max-connections-per-address", "2") as worker:
         engine = worker.ready().engine
         engine.suspend()
         try:

@@ -44,8 +44,8 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def guarded(model_path: Path) -> Iterator[WorkerProcess]:
-    with serve_default(model_path, "--ctx-size", "1024", environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
+def guarded(shallow_model: Path) -> Iterator[WorkerProcess]:
+    with serve_default(shallow_model, "--ctx-size", "1024", environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
         yield worker.listening()
 
 

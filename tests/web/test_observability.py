@@ -37,10 +37,10 @@ OTHERS = ("worker_vram_bytes", "worker_memory_bytes", "worker_uptime_seconds", "
 
 
 @pytest.fixture
-def watched(model_path: Path) -> Iterator[WorkerProcess]:
+def watched(shallow_model: Path) -> Iterator[WorkerProcess]:
     """A fresh worker: its counters begin at zero."""
     arguments = ("--parallel", "1", "--ctx-size", "1024", "--worker-id", WORKER_ID, "--model-ref", "hf:org/repo")
-    with serve_default(model_path, *arguments) as worker:
+    with serve_default(shallow_model, *arguments) as worker:
         yield worker.ready()
 
 

@@ -23,10 +23,10 @@ BODY = {"prompt": "Hello", "max_tokens": 1}
 
 
 @pytest.fixture(scope="module")
-def named(model_path: Path) -> Iterator[WorkerProcess]:
+def named(shallow_model: Path) -> Iterator[WorkerProcess]:
     """A worker with a name, a token and a page elsewhere."""
     flags = ("--served-model-name", NAME, "--strict-model", "--cors-origin", ORIGIN, "--ctx-size", "1024")
-    with serve_default(model_path, *flags, environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
+    with serve_default(shallow_model, *flags, environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
         yield worker.ready()
 
 
