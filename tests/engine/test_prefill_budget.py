@@ -1,5 +1,7 @@
 """Prefill steps are as long as the gap between two tokens has room for, whatever they were before."""
 
+import math
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +20,17 @@ def budget_of(chunk: int, *, is_fixed: bool = False) -> PrefillBudget:
 def prefill(budget: PrefillBudget, token_s: float) -> None:
     """A step of the present size, each token of which takes so long."""
     budget.prefill_took(budget.size, budget.size * token_s)
+
+
+@LAW
+@given(chunk=st.integers(1, 64), costs=st.lists(TOKEN_S, min_size=20, max_size=30))
+def test_without_a_target_steps_only_grow(chunk: int, costs: list[float]) -> None:
+    budget = PrefillBudget(chunk=chunk, widest_step=2 * chunk, itl_target_s=math.inf)
+    for cost in costs:
+        before = budget.size
+        prefill(budget, cost)
+        assert budget.size >= before
+    assert budget.size > 2 * chunk - min(GRAIN, chunk)
 
 
 @LAW

@@ -1,5 +1,7 @@
 """The warm-up chooses shapes within their limits, in little time, and leaves no trace."""
 
+import math
+
 import pytest
 
 from worker.llama.context import Context
@@ -42,6 +44,7 @@ def warmed(
         (FAST, 100, 1024, 64),
         (FAST, 512, 256, 256),
         (FAST, 2048, 4096, 512),
+        (math.inf, 512, 1024, 512),
         (SLOW, 512, 1024, 16),
     ],
 )

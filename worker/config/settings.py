@@ -200,9 +200,10 @@ class Settings:
     )
     itl_target_ms: int = setting(
         150,
-        "How long a prompt may hold up the jobs that are generating, in milliseconds; sets the prefill chunk.",
+        "How long a prompt may hold up the jobs that are generating, in milliseconds; sets the prefill chunk. 0: as "
+        "long as it takes.",
         "Jobs",
-        IntRange(1, 10_000),
+        IntRange(0, 10_000),
     )
     prompt_lookup: str = setting(
         "on",

@@ -39,7 +39,7 @@ class EngineConfig:
             context_length=facts.context_length,
             chunk=facts.prefill_chunk,
             widest_step=model.widest_step,
-            itl_target_s=asked.itl_target_ms / 1000,
+            itl_target_s=asked.itl_target_s,
             is_deterministic=asked.is_deterministic,
             prefix_cache_bytes=facts.prefix_cache_bytes,
             retained_slot=model.retained_slot,

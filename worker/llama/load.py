@@ -120,7 +120,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             runner,
             chunk=config.prefill_chunk,
             row_costs=config.row_costs,
-            target_s=config.itl_target_ms / 1000,
+            target_s=config.itl_target_s,
             is_deterministic=config.is_deterministic,
             has_prompt_lookup=config.has_prompt_lookup,
         )

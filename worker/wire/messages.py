@@ -7,6 +7,7 @@ Owns the frames on the socketpair (msgspec structs, tagged, array-like). Knows n
     front  ◀── Tokenized, Untokenized, Detokenized ──  engine
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NewType
 
@@ -130,7 +131,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
     row_costs: RowCosts = ()
     """As Loaded.row_costs, of a predecessor; empty: they are measured at warm-up."""
     itl_target_ms: int = 150
-    """How long a prefill step may hold up the jobs that are generating."""
+    """How long a prefill step may hold up the jobs that are generating; 0 means as long as it takes."""
     is_deterministic: bool = False
     prefix_cache_bytes: int = -1
     """How many bytes of ended jobs' KV cells are kept for later prompts at most; -1 means "decide for me"."""
@@ -146,6 +147,11 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """A Jinja template instead of the model's own."""
     chat_template_kwargs: str = "{}"
     """A JSON object: what the template is told beside each conversation, where that says nothing else."""
+
+    @property
+    def itl_target_s(self) -> float:
+        """`itl_target_ms` in seconds, infinite for 0."""
+        return self.itl_target_ms / 1000 or math.inf
 
 
 class Submit(_Frame, frozen=True, kw_only=True):
