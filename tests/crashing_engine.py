@@ -201,6 +201,10 @@ class CrashingRunner:
         (token,) = self._runner.model.tokenize(text)
         return token
 
+    @property
+    def n_threads(self) -> int:
+        return self._runner.n_threads
+
     def run(self, step: Step) -> list[Sampled]:
         if step.kind == "decode":
             if any(slice_.slot in self._stalling for slice_ in step.slices):

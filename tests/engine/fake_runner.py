@@ -261,6 +261,7 @@ class FakeRunner:
         self.n_computed = 0
         """Tokens that steps have computed, all together."""
         self.before_run: Callable[[Step], None] = _look_away
+        self.n_threads = 1
         self.has_room = True
         self.n_kept_at_abort = 0
         self._is_abort_requested = False

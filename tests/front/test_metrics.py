@@ -30,6 +30,7 @@ PROTOCOL_SERIES = {
     "worker_queue_depth": ("gauge", WORKER),
     "worker_requests_running": ("gauge", WORKER),
     "worker_kv_cells_used": ("gauge", WORKER),
+    "worker_compute_threads": ("gauge", WORKER),
     "worker_kv_cells_total": ("gauge", WORKER),
     "worker_prefix_tokens_reused_total": ("counter", WORKER),
     "worker_preemptions_total": ("counter", WORKER),
@@ -162,7 +163,7 @@ def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> Non
         is_ready=True,
         queue_depth=2,
         running=8,
-        step=StepDone(cells_used=65, prefix_tokens=7, prefix_bytes=700),
+        step=StepDone(n_threads=2, cells_used=65, prefix_tokens=7, prefix_bytes=700),
     )
     metrics.step(StepDone(kind="prefill"))
     metrics.step(StepDone(kind="decode"))
@@ -174,7 +175,7 @@ def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> Non
     assert shown["worker_kv_cells_total"] == 4096
     assert (shown["worker_queue_depth"], shown["worker_requests_running"]) == (2, 8)
     assert (shown["worker_ready"], shown["worker_slots_total"], shown["worker_slots_busy"]) == (1, 9, 8)
-    assert shown["worker_kv_cells_used"] == 65
+    assert (shown["worker_compute_threads"], shown["worker_kv_cells_used"]) == (2, 65)
     assert (shown["worker_prefix_cache_tokens"], shown["worker_prefix_cache_bytes"]) == (7, 700)
     assert shown["worker_engine_restarts_total"] == 1
     assert (

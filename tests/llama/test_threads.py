@@ -1,37 +1,50 @@
 """How many threads compute beside other processes: laws on a made-up machine, and that Linux tells what they need."""
 
+import subprocess
+import sys
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.llama.threads import FIRST_RETRY_S, LAST_RETRY_S, WINDOW_S, Threads, Times, clocks
+from tests.worker_process import eventually
+from worker.llama.threads import FIRST_RETRY_S, LAST_RETRY_S, WINDOW_S, Clocks, Threads, Times, clocks
 
 LAW = settings(max_examples=30)
+STEP_S = WINDOW_S / 50
+ROWS = 8
 
 
 class Machine:
-    """`n_free` processors are ours; what computes beyond them waits, each thread its share."""
+    """`n_free` processors are ours. What computes beyond them waits, each thread its share, and steps take `barrier`
+    times as long. The other processors are used by other processes, or taken away by a host.
+    """
 
-    def __init__(self, n_most: int, n_free: int) -> None:
-        self.n_free = n_free
+    def __init__(self, n_most: int, n_free: int, *, barrier: float = 100.0, has_host: bool = False) -> None:
+        self.n_most, self.n_free = n_most, n_free
+        self.barrier, self.has_host = barrier, has_host
+        self.at_s = self.others_s = 0.0
         self.times = dict.fromkeys(range(n_most), Times(0.0, 0.0))
-        self.threads = Threads(n_most, lambda: dict(self.times))
+        self.threads = Threads(n_most, lambda: Clocks(self.at_s, dict(self.times), self.others_s))
 
     def compute(self, seconds: float) -> None:
-        step_s = WINDOW_S / 5
-        for _ in range(round(seconds / step_s)):
+        end_s = self.at_s + seconds
+        while self.at_s < end_s:
             n_now = self.threads.n_now
+            step_s = STEP_S * self.n_most / n_now * (self.barrier if n_now > self.n_free else 1.0)
             waited_s = step_s * max(0, n_now - self.n_free) / n_now
             for thread in range(n_now):
                 was = self.times[thread]
                 self.times[thread] = Times(was.ran_s + step_s - waited_s, was.waited_s + waited_s)
-            self.threads.computed(step_s)
+            self.at_s += step_s
+            self.others_s += 0.0 if self.has_host else step_s * max(0, self.n_most - self.n_free)
+            self.threads.computed(ROWS, step_s)
 
 
 @LAW
 @given(n_most=st.integers(1, 16), n_free=st.integers(1, 16))
 def test_so_many_compute_as_processors_are_free(n_most: int, n_free: int) -> None:
     machine = Machine(n_most, n_free)
-    machine.compute(1.0)
+    machine.compute(1.5)
     assert machine.threads.n_now == max(1, min(n_most, n_free))
 
 
@@ -62,9 +75,29 @@ def test_an_idle_machines_threads_stay() -> None:
         assert machine.threads.n_now == 8
 
 
+@LAW
+@given(n_most=st.integers(2, 16), n_free=st.integers(1, 15))
+def test_a_host_that_takes_processors_away_is_no_reason_to_leave_one_out(n_most: int, n_free: int) -> None:
+    machine = Machine(n_most, n_free, has_host=True)
+    for _ in range(100):
+        machine.compute(WINDOW_S)
+        assert machine.threads.n_now == n_most
+
+
+@LAW
+@given(n_most=st.integers(2, 6), n_free=st.integers(1, 5))
+def test_where_it_does_not_help_it_is_tried_for_a_moment_and_ever_more_seldom(n_most: int, n_free: int) -> None:
+    machine = Machine(n_most, n_free, barrier=1.0)
+    n_less = 0
+    for _ in range(round(400 / WINDOW_S)):
+        machine.compute(WINDOW_S)
+        n_less += machine.threads.n_now < n_most
+    assert n_less * WINDOW_S < 0.02 * 400
+
+
 def test_where_nobody_knows_the_number_never_changes() -> None:
-    threads = Threads(4, dict)
-    assert not any(threads.computed(WINDOW_S) for _ in range(100))
+    threads = Threads(4, lambda: None)
+    assert not any(threads.computed(ROWS, WINDOW_S) for _ in range(100))
     assert threads.n_now == 4
 
 
@@ -75,10 +108,22 @@ def test_threads_that_wait_for_something_else_to_do_are_not_counted() -> None:
         machine.compute(WINDOW_S)
         was = machine.times.get(99, Times(0.0, 0.0))
         machine.times[99] = Times(was.ran_s + 0.01, was.waited_s + 0.4 * WINDOW_S)
+        machine.others_s += WINDOW_S
     assert machine.threads.n_now == 2
 
 
-def test_linux_tells_how_long_threads_have_run_and_waited() -> None:
-    times = clocks()
-    assert times
-    assert all(each.ran_s >= 0.0 and each.waited_s >= 0.0 for each in times.values())
+def test_linux_tells_how_long_threads_have_run_and_waited_and_others_have_computed() -> None:
+    before = clocks()
+    assert before is not None
+    assert before.threads
+    assert all(each.ran_s >= 0.0 and each.waited_s >= 0.0 for each in before.threads.values())
+
+    def others_s() -> float:
+        now = clocks()
+        return 0.0 if now is None else now.others_s - before.others_s
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            eventually(lambda: others_s() > 0.5)
+        finally:
+            other.kill()

@@ -195,6 +195,11 @@ class Runner(Protocol):
         """The memory that the steps fill."""
         ...
 
+    @property
+    def n_threads(self) -> int:
+        """How many threads compute now."""
+        ...
+
     def run(self, step: Step) -> list[Sampled]:
         """Decode the step and draw for every slice that has `sampling`, in slice order: one token, and one more for
         each draft token that was drawn. All of a slice's tokens are kept, also wrong drafts: `kv.trim` these. A slice

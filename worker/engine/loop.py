@@ -389,6 +389,7 @@ class Engine:
                 finished=tuple(report.finished),
                 failed=tuple(report.failed),
                 kind=kind,
+                n_threads=self._runner.n_threads,
                 cells_used=self.n_cells_used,
                 prefix_tokens=self.prefix_cache.index.n_tokens,
                 prefix_bytes=self.prefix_cache.index.n_bytes,

@@ -320,7 +320,9 @@ class Front(Observer):
         self._progress.show(percent)
 
     def on_step(self, step: StepDone) -> None:
-        self._engine_status.step = step
+        n_before, self._engine_status.step = self._engine_status.step.n_threads, step
+        if n_before not in (0, step.n_threads):
+            log.info("threads_changed", threads=step.n_threads, before=n_before)
         self.metrics.step(step)
 
     def on_self_tested(self, result: SelfTested) -> None:

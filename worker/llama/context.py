@@ -121,6 +121,11 @@ class Context:
         self.n_batch = int(capi.llama_n_batch(handle))
         self.n_ubatch = int(capi.llama_n_ubatch(handle))
 
+    @property
+    def n_threads(self) -> int:
+        """How many threads compute a decode step now."""
+        return self._n_threads if self._threads is None else self._threads.n_now
+
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────
 
     def decode(self, slices: Seq[Slice]) -> list[int]:
@@ -139,9 +144,9 @@ class Context:
         code = self._decode_padded(n_padding) if n_padding else int(capi.llama_decode(handle, self._batch.struct))
         elapsed_s = time.perf_counter() - began_s
         self.decoding_s += elapsed_s
-        if self._threads is not None and self._threads.computed(elapsed_s):
-            n_now = self._threads.n_now
-            capi.llama_set_n_threads(handle, n_now, max(1, self._n_threads_batch * n_now // self._n_threads))
+        if self._threads is not None and self._threads.computed(sum(len(each.tokens) for each in slices), elapsed_s):
+            n_batch_threads = max(1, self._n_threads_batch * self.n_threads // self._n_threads)
+            capi.llama_set_n_threads(handle, self.n_threads, n_batch_threads)
         if code != 0:
             self._raise_for(code, slices)
         for slice_ in slices:

@@ -51,6 +51,10 @@ class LlamaRunner:
             yield from batches(group, self.context.n_batch)
 
     @property
+    def n_threads(self) -> int:
+        return self.context.n_threads
+
+    @property
     def sizes(self) -> BufferSizes:
         """The sizes of the model's buffers and the context's."""
         return self.model.sizes + self.context.sizes

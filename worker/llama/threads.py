@@ -4,12 +4,17 @@ Owns that number and its reasons. Knows nothing of llama.cpp. The step thread's.
 
 The threads of a step meet at some thousand barriers. When one of them waits for a processor, all wait for it: two
 threads beside one busy process on two processors need 31 ms a token on average (beside two: 3 s), one thread needs 12.4
-(18), and two on an idle machine 8.1. What says so is the time that computing threads spent ready but not running.
+(18), and two on an idle machine 8.1. A thread is left out where computing threads were ready but did not run, and other
+processes computed meanwhile: a virtual machine's threads wait, too, for processors that the host has taken away, and
+leaving one out helps nobody then. Nor is it left out for longer than a moment where steps take no less time without it.
 """
 
-from collections.abc import Callable, Mapping
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 WINDOW_S = 0.25
 """How many seconds of computing lie between two looks."""
@@ -18,10 +23,19 @@ N_WINDOWS = 2
 MOST_WAITING = 0.4
 """Threads of n_now that may wait for a processor on average, divided by n_now: with many threads it takes little to
 hold all of them up, and leaving one out costs little."""
+LEAST_OTHERS = 0.6
+"""How many processors other processes use at least, on average, where we give way to them. One that never pauses gets
+two thirds of a processor beside two threads of ours on two; this worker's own front and its client, at sixteen streams,
+use less than half of one together."""
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 32.0
-"""How many seconds of computing pass until one more thread is tried; doubled whenever it was too early."""
+"""How many seconds of computing pass until one more thread is tried, or one less again where that did not help; doubled
+whenever it was too early."""
 
-TASKS = Path("/proc/self/task")
+_STAT = Path("/proc/stat")
+_TASKS = Path("/proc/self/task")
+_BUSY = (1, 2, 3, 6, 7)
+"""The fields of a processor's line in /proc/stat that are its own work: user, nice, system, irq, softirq. What a host
+has taken away (steal) is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,56 +47,90 @@ class Times:
     """Ready, but without a processor."""
 
 
-Clocks = Mapping[int, Times]
-"""The times of each thread."""
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """All times at one moment."""
+
+    at_s: float
+    threads: Mapping[int, Times]
+    """Of each thread of this process."""
+    others_s: float
+    """How long other processes have computed on the processors that this one may use, all of them together."""
 
 
 class Threads:
-    """`read` gives the times of this process's threads; nothing where nobody knows, and then the number never
-    changes.
-    """
+    """`read` gives the clocks; None where nobody knows, and then the number never changes."""
 
-    def __init__(self, n_most: int, read: Callable[[], Clocks]) -> None:
+    def __init__(self, n_most: int, read: Callable[[], Clocks | None]) -> None:
         self._n_most = n_most
         self.n_now = n_most
         self._read = read
         self._before = read()
         self._window_s = 0.0
+        self._steps: list[tuple[int, float]] = []
+        """(rows, seconds) of the steps since the last look."""
+        self._crowded: list[tuple[int, float]] = []
+        """The same of all crowded windows in a row."""
         self._n_crowded = 0
+        self._n_given_up = 0
+        """How many threads were left out at the last look, which is still to be judged."""
         self._calm_s = 0.0
         self._retry_s = FIRST_RETRY_S
         self._is_trying = False
+        self._rest_s = 0.0
+        """For how long no thread is left out, because it did not help the last time."""
+        self._next_rest_s = FIRST_RETRY_S
 
-    def computed(self, seconds: float) -> bool:
-        """A step took so long; True where `n_now` has changed."""
+    def computed(self, n_rows: int, seconds: float) -> bool:
+        """A step of so many rows took so long; True where `n_now` has changed."""
         self._window_s += seconds
+        self._steps.append((n_rows, seconds))
         if self._window_s < WINDOW_S:
             return False
         before, self._before = self._before, self._read()
-        n_waiting = _n_waiting(before, self._before, self._window_s)
-        window_s, self._window_s = self._window_s, 0.0
         n_before = self.n_now
-        if n_waiting <= MOST_WAITING / self.n_now:
-            self._stay_calm(window_s)
-        else:
-            self._n_crowded += 1
-            if self._is_trying or self._n_crowded == N_WINDOWS:
-                self._yield(n_waiting)
+        if before is not None and self._before is not None:
+            self._look(before, self._before)
+        self._window_s = 0.0
+        self._steps = []
         return self.n_now != n_before
 
-    def _yield(self, n_waiting: float) -> None:
+    def _look(self, before: Clocks, now: Clocks) -> None:
+        n_given_up, self._n_given_up = self._n_given_up, 0
+        self._rest_s = max(0.0, self._rest_s - self._window_s)
+        if n_given_up and not _is_faster(self._steps, self._crowded):
+            self._take_back(n_given_up)
+            return
+        if n_given_up:
+            self._next_rest_s, self._crowded = FIRST_RETRY_S, []
+        n_waiting = _n_waiting(before, now, self._window_s)
+        if n_waiting <= MOST_WAITING / self.n_now or _n_others(before, now) < LEAST_OTHERS:
+            self._stay_calm()
+        elif self.n_now > 1 and not self._rest_s:
+            self._n_crowded += 1
+            self._crowded += self._steps
+            if self._is_trying or self._n_crowded == N_WINDOWS:
+                self._give_up(max(1, round(n_waiting)))
+
+    def _give_up(self, n_threads: int) -> None:
         if self._is_trying:
             self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
-        self.n_now = max(1, self.n_now - max(1, round(n_waiting)))
+        self._n_given_up = min(n_threads, self.n_now - 1)
+        self.n_now -= self._n_given_up
         self._n_crowded, self._calm_s, self._is_trying = 0, 0.0, False
 
-    def _stay_calm(self, window_s: float) -> None:
-        self._n_crowded = 0
+    def _take_back(self, n_threads: int) -> None:
+        self.n_now += n_threads
+        self._rest_s, self._next_rest_s = self._next_rest_s, min(2 * self._next_rest_s, LAST_RETRY_S)
+        self._crowded = []
+
+    def _stay_calm(self) -> None:
+        self._n_crowded, self._crowded = 0, []
         self._is_trying = False
         if self.n_now == self._n_most:
-            self._retry_s = max(FIRST_RETRY_S, self._retry_s - window_s)
+            self._retry_s = max(FIRST_RETRY_S, self._retry_s - self._window_s)
             return
-        self._calm_s += window_s
+        self._calm_s += self._window_s
         if self._calm_s >= self._retry_s:
             self.n_now += 1
             self._calm_s, self._is_trying = 0.0, True
@@ -92,21 +140,46 @@ def _n_waiting(before: Clocks, now: Clocks, window_s: float) -> float:
     """How many computing threads waited on average. A thread that wanted a processor for less than half of the time
     does something else."""
     waited_s = 0.0
-    for thread, times in now.items():
-        was = before.get(thread, times)
+    for thread, times in now.threads.items():
+        was = before.threads.get(thread, times)
         wait_s = times.waited_s - was.waited_s
         if times.ran_s - was.ran_s + wait_s >= window_s / 2:
             waited_s += wait_s
     return waited_s / window_s
 
 
-def clocks() -> Clocks:
-    """Source: Linux, Documentation/scheduler/sched-stats.rst: nanoseconds run, and spent waiting on a runqueue."""
-    times: dict[int, Times] = {}
+def _n_others(before: Clocks, now: Clocks) -> float:
+    """How many processors other processes used on average."""
+    return (now.others_s - before.others_s) / max(now.at_s - before.at_s, 1e-6)
+
+
+def _is_faster(steps: Iterable[tuple[int, float]], crowded: Iterable[tuple[int, float]]) -> bool:
+    """Whether steps take less time than those with as many rows in the crowd; also where there are none to compare."""
+    took: dict[int, list[float]] = {}
+    for n_rows, seconds in crowded:
+        took.setdefault(n_rows, []).append(seconds)
+    gains = [fmean(took[n_rows]) - seconds for n_rows, seconds in steps if n_rows in took]
+    return not gains or sum(gains) > 0.0
+
+
+def clocks() -> Clocks | None:
+    """Source: Linux, Documentation/scheduler/sched-stats.rst: nanoseconds run, and spent waiting on a runqueue; proc(5)
+    for /proc/stat, in clock ticks.
+    """
+    threads: dict[int, Times] = {}
     try:
-        for task in TASKS.iterdir():
+        for task in _TASKS.iterdir():
             ran_ns, waited_ns, _ = (task / "schedstat").read_bytes().split()
-            times[int(task.name)] = Times(int(ran_ns) / 1e9, int(waited_ns) / 1e9)
-    except (OSError, ValueError):  # another system, or a thread that just ended
-        return {}
-    return times
+            threads[int(task.name)] = Times(int(ran_ns) / 1e9, int(waited_ns) / 1e9)
+        busy_s = _busy_s(_STAT.read_text().splitlines())
+    except (OSError, ValueError, IndexError):  # another system, or a thread that just ended
+        return None
+    return Clocks(time.monotonic(), threads, busy_s - time.process_time())
+
+
+def _busy_s(lines: Iterable[str]) -> float:
+    """How long the processors that this process may use have worked, from the lines of /proc/stat."""
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    fields = (line.split() for line in lines)
+    n_ticks = sum(int(each[i]) for each in fields if each and each[0] in ours for i in _BUSY)
+    return n_ticks / os.sysconf("SC_CLK_TCK")

@@ -452,6 +452,8 @@ class StepDone(_Frame, frozen=True, kw_only=True):
     failed: tuple[Failed, ...] = ()
     kind: StepKind | None = None
     """None where no step ran and only the lists or counts changed."""
+    n_threads: int = 0
+    """How many threads compute; 0 before the first step."""
     cells_used: int = 0
     """How many KV cells running jobs hold; a shared one counts once."""
     prefix_tokens: int = 0
