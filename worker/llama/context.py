@@ -164,6 +164,11 @@ class Context:
         self.kv.vacate(behind_all)
         return code
 
+    def rows(self) -> Logits:
+        """float32[n_rows, n_vocab]: the `logits` of all indexes of the last decode, in their order."""
+        n_rows = len(self._row_of)
+        return self._logits_at(n_rows - 1)[:n_rows] if n_rows else _NO_ROWS
+
     def logits(self, index: int) -> Logits:
         """float32[n_vocab], a view into the library's memory, valid until the next decode; nobody writes into it.
 

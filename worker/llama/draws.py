@@ -1,0 +1,128 @@
+"""From a batch's rows of logits to what its slices draw.
+
+Owns a slice's way through its rows. Knows nothing of decoding or jobs. Each slice has its own rows, settings and
+constraint, and shares nothing with another that changes, so that no company can change a result. Used by the step
+thread.
+"""
+
+import struct
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from itertools import islice, zip_longest
+
+from worker.engine.backend import MAX_TOPS, Sampled, Score, Scoring, Slice
+from worker.llama.constraint import Constraint
+from worker.llama.context import Logits
+from worker.llama.model import Model
+from worker.sampling.logprobs import log_probabilities
+from worker.sampling.sample import sample
+from worker.wire.messages import Logprob, Sampling, TokenId, TopToken
+
+_ENTRY = struct.Struct("<id")
+"""A token and its log-probability. A score has one for the prompt's own token, and then the most probable ones."""
+
+
+class Draws:
+    """The draws from one model's rows."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def of(self, batch: Seq[Slice], rows: Logits) -> list[Sampled]:
+        """What the slices draw, in their order; before that, scores go where they are wanted.
+
+        `rows`: float32[n_rows, n_vocab], `n_rows` of each slice, only read. What is wrong with a slice's rows or
+        constraint is the error of that slice alone.
+        """
+        each_row = iter(rows)
+        return [
+            sampled
+            for slice_ in batch
+            if slice_.n_rows
+            for sampled in self._of_slice(slice_, list(islice(each_row, slice_.n_rows)))
+        ]
+
+    def logprob(self, score: Score, n_top: int) -> Logprob:
+        """What a score says, with so many of the most probable tokens."""
+        (token, logprob), *top = _ENTRY.iter_unpack(score[: _ENTRY.size * (1 + n_top)])
+        return self._told(TokenId(token), logprob, top)
+
+    def _of_slice(self, slice_: Slice, rows: Seq[Logits]) -> list[Sampled]:
+        """Score the tokens behind the slice's own where that is wanted, and draw where that is."""
+        if slice_.scoring is not None and (error := _score(slice_, slice_.scoring, rows)) is not None:
+            return [Sampled(slice_.slot, TokenId(0), b"", is_end=False, error=error)]
+        if slice_.sampling is None:
+            return []
+        if slice_.n_drafts:
+            return self._draw_after_drafts(slice_, slice_.sampling, rows)
+        return [self._draw(slice_, slice_.sampling, slice_.generated, rows[-1])]
+
+    def _draw_after_drafts(self, slice_: Slice, sampling: Sampling, rows: Seq[Logits]) -> list[Sampled]:
+        """A token from each row, until one is not the draft that the next row was computed from, or ends the job, or
+        leaves no choice about the next. The constraint is left as it was.
+        """
+        constraint = _constraint_of(slice_)
+        generated = list(slice_.generated)
+        n_ahead = 0
+        drawn: list[Sampled] = []
+        for logits, draft in zip_longest(rows, slice_.tokens[-slice_.n_drafts :]):
+            sampled = self._draw(slice_, sampling, generated, logits)
+            drawn.append(sampled)
+            is_last = sampled.is_end or sampled.error is not None or sampled.token in sampling.stop_token_ids
+            if is_last or sampled.token != draft:
+                break
+            generated.append(sampled.token)
+            if constraint is not None:
+                constraint.accept(sampled.token)
+                n_ahead += 1
+                if constraint.is_over or constraint.forced():
+                    break
+        if constraint is not None:
+            constraint.take_back(n_ahead)
+        return drawn
+
+    def _draw(self, slice_: Slice, sampling: Sampling, generated: Seq[TokenId], logits: Logits) -> Sampled:
+        constraint = _constraint_of(slice_)
+        try:
+            if slice_.forced is not None:
+                token = slice_.forced.token
+            else:
+                allowed = None if constraint is None else constraint.allowed()
+                token = sample(logits, sampling, generated, self._model.ends, allowed)
+            logprob = None if sampling.logprobs is None else self._logprob(logits, token, sampling.logprobs)
+        except ValueError as error:
+            # Logits that are not numbers are this slot's misfortune; its neighbours' are their own.
+            return Sampled(slice_.slot, TokenId(0), b"", is_end=False, error=str(error))
+        return Sampled(slice_.slot, token, self._model.piece(token), self._model.is_end(token), logprob=logprob)
+
+    def _logprob(self, logits: Logits, token: TokenId, n_top: int) -> Logprob:
+        return self._told(token, *log_probabilities(logits, token, n_top))
+
+    def _told(self, token: TokenId, logprob: float, top: Iterable[tuple[int, float]]) -> Logprob:
+        return Logprob(self._top_token(token, logprob), tuple(self._top_token(TokenId(i), at) for i, at in top))
+
+    def _top_token(self, token: TokenId, logprob: float) -> TopToken:
+        piece = self._model.piece(token)
+        text = piece.decode(errors="replace")
+        return TopToken(text, token, logprob, None if text.encode() == piece else piece)
+
+
+def _score(slice_: Slice, scoring: Scoring, rows: Seq[Logits]) -> str | None:
+    """Score the tokens behind the slice's own; why that is impossible."""
+    try:
+        scoring.scores[slice_.start + 1 :] = [
+            _score_of(row, token) for row, token in zip(rows, scoring.targets, strict=False)
+        ]
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _score_of(row: Logits, token: TokenId) -> Score:
+    logprob, top = log_probabilities(row, token, MAX_TOPS)
+    return Score(b"".join(_ENTRY.pack(*entry) for entry in ((token, logprob), *top)))
+
+
+def _constraint_of(slice_: Slice) -> Constraint | None:
+    assert slice_.constraint is None or isinstance(slice_.constraint, Constraint), "constraint.py makes them all"
+    return slice_.constraint
