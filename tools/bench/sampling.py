@@ -25,6 +25,7 @@ from tools.bench.llama.logit_rows import Origin, Rows, model_rows, synthetic_row
 from tools.bench.measures import check
 from worker.commands.places import not_here, where
 from worker.commands.tables import print_table
+from worker.llama.exp_sum import fastest_estimate
 from worker.model.catalog import load_catalog, locate
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import candidates, sample
@@ -157,12 +158,16 @@ def compare(rows: Rows, settings: Settings, n_rounds: int) -> Comparison:
     asked = _OURS[settings]
     logits = rows.logits
     seeded = _one_seed_a_row(asked, rows)
+    estimate = fastest_estimate()
     with ExitStack() as closing:
         chains = {
             name: closing.enter_context(Chain(rows.n_vocab, *stages)) for name, stages in _THEIRS[settings].items()
         }
         ours_us, *theirs_us = _medians_us(
-            [lambda row: sample(logits[row], seeded[row], ()), *(_drawing(each, rows) for each in chains.values())],
+            [
+                lambda row: sample(logits[row], seeded[row], (), estimate=estimate),
+                *(_drawing(each, rows) for each in chains.values()),
+            ],
             logits,
             n_rounds,
         )
@@ -178,13 +183,14 @@ def field_costs(rows: Rows, n_rounds: int) -> dict[str, float]:
     generated = [int(token) for token in phrase] * 2
     ends = np.array(generated[:4], dtype=np.intp)
     fields = _fields(generated)
+    estimate = fastest_estimate()
 
     def drawing(asked: Sampling) -> Draw:
         seeded = _one_seed_a_row(asked, rows)
         n_top = asked.logprobs
 
         def draw(row: int) -> object:
-            token = sample(rows.logits[row], seeded[row], generated, ends)
+            token = sample(rows.logits[row], seeded[row], generated, ends, estimate=estimate)
             return token if n_top is None else log_probabilities(rows.logits[row], token, n_top)
 
         return draw

@@ -13,6 +13,7 @@ from itertools import islice, zip_longest
 from worker.engine.backend import MAX_TOPS, Sampled, Score, Scoring, Slice
 from worker.llama.constraint import Constraint
 from worker.llama.context import Logits
+from worker.llama.exp_sum import fastest_estimate
 from worker.llama.model import Model
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample
@@ -27,6 +28,7 @@ class Draws:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._estimate = fastest_estimate()
 
     def of(self, batch: Seq[Slice], rows: Logits) -> list[Sampled]:
         """What the slices draw, in their order; before that, scores go where they are wanted.
@@ -88,7 +90,7 @@ class Draws:
                 token = slice_.forced.token
             else:
                 allowed = None if constraint is None else constraint.allowed()
-                token = sample(logits, sampling, generated, self._model.ends, allowed)
+                token = sample(logits, sampling, generated, self._model.ends, allowed, estimate=self._estimate)
             logprob = None if sampling.logprobs is None else self._logprob(logits, token, sampling.logprobs)
         except ValueError as error:
             # Logits that are not numbers are this slot's misfortune; its neighbours' are their own.

@@ -12,6 +12,7 @@ import numpy as np
 
 from worker.sampling import penalties
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Reals
+from worker.sampling.estimate import Estimate, numpy_estimate
 from worker.wire.messages import Sampling
 
 
@@ -30,6 +31,8 @@ class Row:
     """Ids of the touched tokens, distinct and ascending."""
     scores: Reals
     """The touched tokens' scores; -inf is a ban."""
+    estimate: Estimate = numpy_estimate
+    """What weighs the logits."""
 
     def bulk(self) -> Logits:
         """The logits with -inf at the touched tokens."""
@@ -68,7 +71,15 @@ def has_only_bans(sampling: Sampling, n_generated: int) -> bool:
     return not sampling.logit_bias and (n_generated == 0 or not penalties.are_on(sampling))
 
 
-def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, temperature: float) -> Row:
+def row_of(
+    logits: Logits,
+    sampling: Sampling,
+    generated: Seq[int],
+    ends: Ids,
+    temperature: float,
+    *,
+    estimate: Estimate = numpy_estimate,
+) -> Row:
     """The row after bias and bans, min_tokens, temperature and the penalties, in this order.
 
     `ends`: the vocabulary's end-of-generation ids. `temperature`: positive; it is used in place of the request's.
@@ -76,7 +87,7 @@ def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, t
     bans = banned(sampling, len(generated), ends)
     if has_only_bans(sampling, len(generated)):
         touched = np.unique(bans) if bans.size else NO_IDS
-        return Row(logits, temperature, touched, np.full(touched.size, -np.inf))
+        return Row(logits, temperature, touched, np.full(touched.size, -np.inf), estimate)
     tokens = penalties.window(sampling, generated)
     counts = Counter(tokens)
     biased = np.array([token for token, _ in sampling.logit_bias], dtype=np.intp)
@@ -88,7 +99,7 @@ def row_of(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, t
         scores /= temperature
     if tokens:
         penalties.penalise(touched, scores, sampling, tokens, counts)
-    return Row(logits, temperature, touched, scores)
+    return Row(logits, temperature, touched, scores, estimate)
 
 
 def banned(sampling: Sampling, n_generated: int, ends: Ids) -> Ids:

@@ -17,6 +17,7 @@ import numpy as np
 from worker.sampling import unsorted
 from worker.sampling.arrays import NO_IDS, Ids, Logits, Mask, Reals
 from worker.sampling.draw import TOKEN_LANE, XTC_LANE, uniform
+from worker.sampling.estimate import Estimate, numpy_estimate
 from worker.sampling.row import NoToken, Row, banned, has_only_bans, row_of
 from worker.sampling.shortlist import Shortlist, covering, settled, whole
 from worker.sampling.sorted import in_order, softmax, truncated, without_top_choices
@@ -31,22 +32,28 @@ _LEFT_BY_XTC = 0.25
 
 
 def sample(
-    logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids = NO_IDS, allowed: Mask | None = None
+    logits: Logits,
+    sampling: Sampling,
+    generated: Seq[int],
+    ends: Ids = NO_IDS,
+    allowed: Mask | None = None,
+    *,
+    estimate: Estimate = numpy_estimate,
 ) -> TokenId:
     """The job's next token.
 
     `logits`: float32[n_vocab], a view that is only read. `generated`: the job's tokens so far, without the prompt;
     their number is the position of the draw. `ends`: the vocabulary's end-of-generation ids. `allowed`: bool[n_vocab],
     the only tokens that may come; every setting sees a row that has no others. Where only ends may come, min_tokens
-    gives way. Raises: ValueError when no distribution exists (a NaN, a +inf, or no token that is possible, unbanned and
-    allowed).
+    gives way. `estimate`: what weighs the row; no token depends on it. Raises: ValueError when no distribution exists
+    (a NaN, a +inf, or no token that is possible, unbanned and allowed).
     """
     if allowed is None:
-        return TokenId(_drawn(logits, sampling, generated, ends))
+        return TokenId(_drawn(logits, sampling, generated, ends, estimate))
     row = masked(logits, allowed)
     for settings in (sampling, replace(sampling, min_tokens=0)):
         with suppress(NoToken):
-            return TokenId(_drawn(row, settings, generated, ends))
+            return TokenId(_drawn(row, settings, generated, ends, estimate))
     raise NoToken("cannot sample: the constraint allows no token that is possible and not banned")
 
 
@@ -67,10 +74,10 @@ def candidates(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Id
     return _candidates(row, sampling, len(generated))
 
 
-def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids) -> int:
+def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, estimate: Estimate) -> int:
     if sampling.temperature < _GREEDY_BELOW:
         return _most_likely(logits, sampling, generated, ends)
-    row = row_of(logits, sampling, generated, ends, sampling.temperature)
+    row = row_of(logits, sampling, generated, ends, sampling.temperature, estimate=estimate)
     number = uniform(sampling.seed, len(generated), TOKEN_LANE)
     is_xtc = _xtc_acts(sampling, len(generated))
     # XTC takes from the front: what is drawn then lies further back.

@@ -8,20 +8,14 @@ nothing of nuclei or draws. Pure; the step thread.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
-from numpy.lib.introspect import opt_func_info
 
 from worker.sampling.arrays import Ids, Logits, Mask, Reals
+from worker.sampling.estimate import F32_SLACK, F32_SUM
 from worker.sampling.row import Row
 from worker.wire.messages import Sampling
 
-_F32_SLACK = 1e-5
-"""Bounds the relative error of a float32 sum of float32 weights: exp's argument, rounded three times, is off by 7e-6
-where it is above -40 (weights below that are less than float64's rounding of a total), exp by 3e-7, the sum by 2e-6."""
-_F32_SUM = 3e-6
-"""The part of _F32_SLACK that the sum itself adds: numpy adds pairwise, in chains of some 40 additions at most."""
 _ROUNDING = 2.0**-52
 """This times the number of terms bounds the relative difference of two float64 sums of the same weights."""
 _N_OTHER_ROUNDINGS = 16
@@ -31,10 +25,9 @@ _EAGERNESS = (56.0, 28.0, 6.0, 0.5)
 _F32_ROUNDING = 2.0**-22
 _LEAST_LOGIT = float(np.finfo(np.float32).min)
 _LEAST_SCORE = float(np.finfo(np.float64).min)
-_LOG2_E = 1.0 / math.log(2.0)
 _LEAST_TOTAL, _MOST_TOTAL = 2.0**-20, 2.0**80
 """Between them nothing in a float32 sum overflows, what is lost at its other end is 2^-80 of it, and an exponent's
-rounding stays within _F32_SLACK."""
+rounding stays within F32_SLACK."""
 _SAMPLE = 1024
 """How many values tell where the highest lie."""
 
@@ -81,7 +74,7 @@ def covering(row: Row, sampling: Sampling, share: float) -> Shortlist:
     if sampling.top_n_sigma > 0.0 or sampling.top_k or sampling.typical_p < 1.0:
         return whole(row, sampling)
     bulk = row.bulk()
-    shift, total = _total(bulk, row.temperature)
+    shift, total = _total(row, bulk)
     if not math.isfinite(total):
         return whole(row, sampling)
     lowest = _lowest_needed(row, bulk, sampling.min_p)
@@ -89,7 +82,7 @@ def covering(row: Row, sampling: Sampling, share: float) -> Shortlist:
         ids = (bulk >= cut).nonzero()[0]
         if cut > lowest and not ids.size:
             continue
-        held = _estimate(bulk.take(ids), shift, row.temperature)
+        held = row.estimate(bulk.take(ids), shift, row.temperature)
         if cut > lowest and held < share * total:
             continue
         shortlist = _shortlist(row, ids, cut, _Rest(max(total - held, 0.0), total, shift))
@@ -190,7 +183,7 @@ def _of(row: Row, ids: Ids, scores: Reals, rest: _Rest = _NOTHING) -> Shortlist:
     weight = error = 0.0
     if rest.total and len(ids) < len(row.logits):
         scale = math.exp(rest.shift / row.temperature - highest)
-        weight, error = scale * rest.weight, scale * (rest.weight * _F32_SLACK + rest.total * _F32_SUM)
+        weight, error = scale * rest.weight, scale * (rest.weight * F32_SLACK + rest.total * F32_SUM)
     rounding = (len(row.logits) + _N_OTHER_ROUNDINGS) * _ROUNDING
     weights = scores - highest
     np.exp(weights, out=weights)
@@ -200,39 +193,18 @@ def _of(row: Row, ids: Ids, scores: Reals, rest: _Rest = _NOTHING) -> Shortlist:
 # ── cuts ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _total(bulk: Logits, temperature: float) -> tuple[float, float]:
+def _total(row: Row, bulk: Logits) -> tuple[float, float]:
     """(the logit whose weight is 1, the sum of all weights by float32); the sum is NaN where there is none.
 
     That logit is 0, which saves two passes over the row, unless the sum would leave float32's range.
     """
-    total = _estimate(bulk, 0.0, temperature)
+    total = row.estimate(bulk, 0.0, row.temperature)
     if _LEAST_TOTAL <= total <= _MOST_TOTAL:
         return 0.0, total
     highest = float(bulk.max())
     if not math.isfinite(highest):
         return 0.0, math.nan
-    return highest, _estimate(bulk, highest, temperature)
-
-
-def _estimate(logits: Logits, shift: float, temperature: float) -> float:
-    """Roughly the sum of exp((logit - shift) / temperature), in float32, so that it may be infinite."""
-    exp, unit = _fastest_exp()
-    scale = np.float32(unit / temperature)
-    with np.errstate(over="ignore"):
-        weights = (logits - np.float32(shift)) * scale if shift else logits * scale
-        return float(exp(weights, out=weights).sum())
-
-
-@cache
-def _fastest_exp() -> tuple[np.ufunc, float]:
-    """Of exp2 and exp the one that numpy computes faster here, and the 1 of its exponents.
-
-    exp2 takes half the time of exp where it has a kernel for the processor's vectors (AVX-512), and twice that where it
-    has none (152,064 values with AVX2: 605 µs and 285).
-    """
-    kernels = opt_func_info(func_name="^exp2$", signature="float32").get("exp2", {}).values()
-    has_vectors = any(not kernel["current"].startswith("baseline") for kernel in kernels)
-    return (np.exp2, _LOG2_E) if has_vectors else (np.exp, 1.0)
+    return highest, row.estimate(bulk, highest, row.temperature)
 
 
 def _cuts(row: Row, shift: float, mean_left_out: float, lowest: float) -> Iterator[float]:
