@@ -1,0 +1,119 @@
+"""What slices draw from rows: the same bits in any company."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.llama.bytewise import constrain
+from tests.llama.tiny import write_tiny
+from worker.engine.backend import Sampled, Score, Scoring, Slice
+from worker.llama.constraint import Constraint, Constraints
+from worker.llama.context import Logits
+from worker.llama.devices import choose_device, devices
+from worker.llama.draws import Draws
+from worker.llama.model import Model
+from worker.wire.messages import Sampling, SlotId, TokenId
+
+LAW = settings(max_examples=40)
+N_CHARACTERS = 5_000
+"""So many tokens that the samplers cut before they sort."""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = tmp_path_factory.mktemp("wide") / "wide.gguf"
+    write_tiny(path, characters="".join(chr(0x4E00 + i) for i in range(N_CHARACTERS)))
+    cpu = choose_device("cpu", devices())
+    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def constraints(wide: Model) -> list[Constraint | None]:
+    """One for each slot. Draws leave them as they were."""
+    make = Constraints(wide)
+    regexes = [None, "[a-f]{3}[0-9]*", None, "[0-9]+", None, None, "(?s:.*)", None]
+    return [None if regex is None else constrain(make, regex=regex) for regex in regexes]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one slice wants, and how its rows look."""
+
+    sampling: Sampling
+    scale: float
+    n_drafts: int
+    is_scored: bool
+    is_nan: bool
+    n_generated: int
+
+
+samplings = st.builds(
+    Sampling,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 1e-3, 0.8, 1.0, 2.0]),
+    top_p=st.sampled_from([0.5, 0.95, 1.0]),
+    top_k=st.sampled_from([0, 0, 1, 40]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.9]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+    xtc_probability=st.sampled_from([0.0, 0.0, 1.0]),
+    ignore_eos=st.booleans(),
+    logprobs=st.sampled_from([None, None, 0, 20]),
+)
+asked = st.builds(
+    Asked,
+    sampling=samplings,
+    scale=st.sampled_from([0.0, 1.0, 3.0, 30.0]),
+    n_drafts=st.sampled_from([0, 0, 0, 3]),
+    is_scored=st.sampled_from([False, False, False, True]),
+    is_nan=st.sampled_from([False] * 7 + [True]),
+    n_generated=st.sampled_from([0, 1, 30]),
+)
+
+
+def made(slot: int, want: Asked, constraint: Constraint | None, n_vocab: int) -> tuple[Slice, Logits]:
+    """A slice, and its rows; most of its drafts come true where the rows have one clear best."""
+    n_tokens = 4 if want.is_scored else want.n_drafts + 1
+    rng = np.random.default_rng(want.sampling.seed)
+    rows = (rng.normal(size=(n_tokens, n_vocab)) * want.scale).astype(np.float32)
+    if want.is_nan:
+        rows[-1, rng.integers(n_vocab)] = np.nan
+    tokens = [TokenId(5), *(TokenId(int(row.argmax())) for row in rows[:-1])]
+    generated = [TokenId(int(token)) for token in rng.integers(0, n_vocab, want.n_generated)]
+    if want.is_scored:
+        scoring = Scoring(targets=tokens, scores=[Score(b"")])
+        return Slice(SlotId(slot), 0, tokens, want.sampling, generated, constraint, scoring=scoring), rows
+    return Slice(SlotId(slot), 0, tokens, want.sampling, generated, constraint, want.n_drafts), rows
+
+
+def drawn(draws: Draws, slices: list[Slice], rows: Logits) -> tuple[list[Sampled], list[list[Score]]]:
+    """What the slices draw, and their scores."""
+    scorings = [slice_.scoring for slice_ in slices if slice_.scoring is not None]
+    for scoring in scorings:
+        del scoring.scores[1:]
+    sampled = draws.of(slices, rows)
+    return sampled, [list(scoring.scores) for scoring in scorings]
+
+
+@LAW
+@given(wants=st.lists(asked, min_size=1, max_size=8))
+def test_company_changes_no_draw(wide: Model, constraints: list[Constraint | None], wants: list[Asked]) -> None:
+    pairs = [made(slot, want, constraints[slot], wide.n_vocab) for slot, want in enumerate(wants)]
+    draws = Draws(wide)
+    together = drawn(draws, [slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
+    alone = [drawn(draws, [slice_], own) for slice_, own in pairs]
+    assert together[0] == [sampled for each, _ in alone for sampled in each]
+    assert together[1] == [scores for _, each in alone for scores in each]
+
+
+def test_a_row_that_is_no_number_is_the_error_of_its_job_alone(wide: Model) -> None:
+    want = Asked(Sampling(seed=1), 1.0, n_drafts=0, is_scored=False, is_nan=False, n_generated=0)
+    pairs = [made(slot, replace(want, is_nan=slot == 3), None, wide.n_vocab) for slot in range(12)]
+    sampled = Draws(wide).of([slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
+    assert [each.slot for each in sampled] == list(range(12))
+    assert [each.slot for each in sampled if each.error is not None] == [3]
