@@ -29,6 +29,8 @@ def facts(**changes: Any) -> Loaded:
         ({"deterministic": True}, []),
         ({"itl_target_ms": 40}, []),
         ({"itl_target_ms": 40, "deterministic": True}, ["--itl-target-ms 40"]),
+        ({"scheduling": "first-come"}, []),
+        ({"scheduling": "first-come", "deterministic": True}, ["--scheduling first-come"]),
         ({"advertise_url": "http://a:1", "callback_url": "http://b:1"}, []),
         ({"advertise_url": "http://a:1"}, ["--advertise-url"]),
         ({"legacy_callback_body": True}, ["--legacy-callback-body"]),

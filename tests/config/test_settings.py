@@ -108,6 +108,7 @@ GOOD: dict[str, list[str]] = {
     "split_mode": ["layer", "row"],
     "prefix_cache_mb": ["auto", "0", "9999999"],
     "prompt_lookup": ["off"],
+    "scheduling": ["fair", "first-come"],
     "worker_id": ["a", "worker_1.2:3-4", "x" * 256],
     "callback_url": ["http://pool:9200/v2/internal/workers/ready", "https://[::1]:9200/ready?x=1"],
     "advertise_url": ["http://10.0.0.5:65535"],
@@ -123,6 +124,7 @@ BAD: dict[str, list[str]] = {
     "tensor_split": ["1,", "1,-1", "1 1", "a,b"],
     "prefix_cache_mb": ["-1", "1.5", "10000000", "1\u0661"],
     "prompt_lookup": ["true"],
+    "scheduling": ["fifo"],
     "worker_id": ["", "a b", "worker/1", "x" * 257],
     "callback_url": [
         "pool:9200/ready",

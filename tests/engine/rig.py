@@ -12,6 +12,7 @@ from worker.engine.loop import Engine
 from worker.engine.prefill_budget import GRAIN
 from worker.engine.scheduler import PASSES
 from worker.engine.sequence import Sequence, State
+from worker.engine.shares import FairShares, FirstCome
 from worker.wire.messages import (
     Failed,
     Finished,
@@ -20,6 +21,7 @@ from worker.wire.messages import (
     Outbound,
     PromptLogprobs,
     Sampling,
+    Scheduling,
     SlotId,
     StepBegun,
     StepDone,
@@ -67,6 +69,7 @@ class Rig:
         row_costs: tuple[tuple[int, float], ...] = (),
         is_deterministic: bool = False,
         has_retained_slot: bool = True,
+        scheduling: Scheduling = "fair",
     ) -> None:
         self.model = model or ToyModel()
         self.runner = FakeRunner(
@@ -90,6 +93,7 @@ class Rig:
             retained_slot=SlotId(n_slots) if has_retained_slot else None,
             row_costs=row_costs,
             is_deterministic=is_deterministic,
+            scheduling=scheduling,
         )
         self.engine = Engine(self.runner, config, emit=self._hear, clock=lambda: float(len(self.frames)))
         self.requests: list[Request] = []
@@ -99,7 +103,8 @@ class Rig:
         """One for each step that ran, however often it was split."""
         self.started: list[JobKey] = []
         self.next_misfortune: Misfortune | None = None
-        self.n_preempted = 0
+        self.policy = config.policy(can_keep=can_share and prefix_cache_bytes > 0)
+        self.n_preempted = self.n_yielded = 0
         self.n_cached: dict[JobKey, int] = {}
         """Tokens that a job found computed when it began."""
         self.n_cells_told = 0
@@ -176,8 +181,10 @@ class Rig:
             self.started.append(job)
             self.n_cached[job] = started.n_cached
             self._prefill_due[job] = len(self.kinds) + 2 * (PASSES + 1) * self._n_chunks_ahead()
-        if frame.n_preempted:
-            self.n_preempted += frame.n_preempted
+        self.n_preempted += frame.n_preempted
+        self.n_yielded += frame.n_yielded
+        if frame.n_preempted or frame.n_paused or isinstance(self.policy, FairShares):
+            # Who goes on after a pause comes before those who began meanwhile.
             self._prefill_due.clear()
         for part in frame.prompt_logprobs:
             self._hear_prompt_logprobs(part)
@@ -258,9 +265,12 @@ class Rig:
         for sequence in running.values():
             self._check_running(sequence)
         waiting = [sequence.job for sequence in scheduler.waiting]
-        assert waiting == sorted(waiting), "the oldest waits first"
-        new = [sequence.job for sequence in scheduler.waiting if not sequence.is_begun]
-        assert all(job < new[0] for job in self.started if new), "nobody begins before an older one has a slot"
+        assert scheduler.waiting == sorted(scheduler.waiting, key=self.policy.rank), "the first waits first"
+        if isinstance(self.policy, FirstCome):
+            assert waiting == sorted(waiting), "the oldest waits first"
+            new = [sequence.job for sequence in scheduler.waiting if not sequence.is_begun]
+            assert all(job < new[0] for job in self.started if new), "nobody begins before an older one has a slot"
+            assert not self.n_yielded
         over = sum(story.is_over for story in self.stories)
         assert over + len(running) + len(waiting) == len(self.stories), "every job is somewhere"
 

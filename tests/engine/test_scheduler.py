@@ -58,9 +58,9 @@ def compute(scheduler: Scheduler, step: Step) -> None:
 
 def pause_for(scheduler: Scheduler, step: Step) -> None:
     """Make room for a step as the loop does."""
-    newest = scheduler.newest()
-    assert newest is not None, "what is alone fits"
-    scheduler.preempt(newest)
+    victim = scheduler.victim()
+    assert victim is not None, "what is alone fits"
+    scheduler.pause(victim)
 
 
 def next_computed(scheduler: Scheduler) -> Step:
@@ -156,11 +156,11 @@ def test_the_newest_is_paused_and_waits_before_all_that_are_younger() -> None:
     scheduler = scheduler_of(*(waiting(job) for job in range(5)), n_slots=3)
     admit(scheduler)
     for expected in (2, 1):
-        newest = scheduler.newest()
+        newest = scheduler.victim()
         assert newest is not None
         assert newest.job == expected
-        scheduler.preempt(newest)
-    assert scheduler.newest() is None, "the last one goes on"
+        scheduler.pause(newest)
+    assert scheduler.victim() is None, "the last one goes on"
     assert [sequence.job for sequence in scheduler.waiting] == [1, 2, 3, 4]
     assert jobs(admit(scheduler)) == [1, 2]
 
@@ -171,7 +171,7 @@ def test_a_paused_sequence_computes_its_prompt_and_its_own_tokens_again_and_draw
         next_computed(scheduler)
     paused = scheduler.running[SlotId(1)]
     generated = list(paused.generated)
-    scheduler.preempt(paused)
+    scheduler.pause(paused)
     admit(scheduler)
     slice_ = paused.prefill_slice(8, 8)
     assert slice_ is not None

@@ -34,6 +34,7 @@ PROTOCOL_SERIES = {
     "worker_kv_cells_total": ("gauge", WORKER),
     "worker_prefix_tokens_reused_total": ("counter", WORKER),
     "worker_preemptions_total": ("counter", WORKER),
+    "worker_yields_total": ("counter", WORKER),
     "worker_engine_restarts_total": ("counter", WORKER),
 }
 OWN_SERIES = {
@@ -190,11 +191,11 @@ def test_what_need_not_be_computed_what_was_guessed_and_who_was_paused_add_up(me
         StepDone(n_drafted=5, n_accepted=3, n_preempted=1),
         StepDone(n_drafted=2),
         StepDone(),
-        StepDone(n_preempted=2),
+        StepDone(n_preempted=2, n_yielded=4),
     ):
         metrics.step(step)
-    counters = ("prefix_tokens_reused", "draft_tokens", "draft_tokens_accepted", "preemptions")
-    assert [value(metrics, f"worker_{name}_total") for name in counters] == [312, 7, 3, 3]
+    counters = ("prefix_tokens_reused", "draft_tokens", "draft_tokens_accepted", "preemptions", "yields")
+    assert [value(metrics, f"worker_{name}_total") for name in counters] == [312, 7, 3, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ COUNTERS = (
     *(f'worker_requests_total{{outcome="{outcome}"}}' for outcome in ("success", "error", "cancelled", "timeout")),
     'worker_requests_total{outcome="rejected"}',
     *("worker_tokens_in_total", "worker_tokens_generated_total", "worker_prefix_tokens_reused_total"),
-    *("worker_preemptions_total", "worker_engine_restarts_total"),
+    *("worker_preemptions_total", "worker_yields_total", "worker_engine_restarts_total"),
     *("worker_draft_tokens_total", "worker_draft_tokens_accepted_total"),
 )
 GAUGES_OF_THE_PAST = ("worker_prefix_cache_tokens", "worker_prefix_cache_bytes")

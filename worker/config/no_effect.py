@@ -30,6 +30,8 @@ def idle_before_load(settings: Settings) -> Idle:
         yield "--require-full-offload", "--device cpu leaves no layer elsewhere"
     if settings.deterministic and settings.itl_target_ms != Settings().itl_target_ms:
         yield f"--itl-target-ms {settings.itl_target_ms}", "with --deterministic every prefill step has 64 tokens"
+    if settings.deterministic and settings.scheduling != Settings().scheduling:
+        yield f"--scheduling {settings.scheduling}", "with --deterministic no job is paused, and the oldest comes first"
     if settings.callback_url is None:
         if settings.advertise_url is not None:
             yield "--advertise-url", "without --callback-url nobody is told"

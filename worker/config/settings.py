@@ -22,7 +22,7 @@ from worker.config.option import ANY_PATH, JsonObject, Origin, SettingOption, Te
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
-from worker.wire.messages import SplitMode, SwaFull
+from worker.wire.messages import Scheduling, SplitMode, SwaFull
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """llama.cpp's KV cache types; the first three are not quantised."""
@@ -210,6 +210,13 @@ class Settings:
         "Guess tokens from a job's own text and check several in one step; answers stay the same.",
         "Jobs",
         Choice(("on", "off")),
+    )
+    scheduling: str = setting(
+        "fair",
+        "Who waits when jobs need more slots or cells than there are: fair, those that have had most of the machine; "
+        "first-come, the youngest.",
+        "Jobs",
+        Choice(get_args(Scheduling)),
     )
     deterministic: bool = setting(
         False, "Give each job the answer that it has alone, bit for bit, or do not start; slower.", "Jobs"

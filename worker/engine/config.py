@@ -5,7 +5,8 @@ from typing import Self
 
 from worker.engine.backend import LoadedModel
 from worker.engine.prefill_budget import PrefillBudget
-from worker.wire.messages import Configure, RowCosts, SlotId
+from worker.engine.shares import FairShares, FirstCome, Policy
+from worker.wire.messages import Configure, RowCosts, Scheduling, SlotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class EngineConfig:
     """The slot that keeps the last sequence's cells while nothing runs; None: they are copied out at once."""
     row_costs: RowCosts = ()
     """As Loaded.row_costs."""
+    scheduling: Scheduling = "fair"
+    """With fixed steps, or where nothing of what a job computed can be kept, it is first-come in any case."""
 
     @classmethod
     def of(cls, asked: Configure, model: LoadedModel) -> Self:
@@ -44,6 +47,7 @@ class EngineConfig:
             prefix_cache_bytes=facts.prefix_cache_bytes,
             retained_slot=model.retained_slot,
             row_costs=facts.row_costs,
+            scheduling=asked.scheduling,
         )
 
     def prefill_budget(self) -> PrefillBudget:
@@ -53,3 +57,9 @@ class EngineConfig:
             itl_target_s=self.itl_target_s,
             is_fixed=self.is_deterministic,
         )
+
+    def policy(self, *, can_keep: bool) -> Policy:
+        """`can_keep`: what a paused job computed need not be computed again."""
+        if self.scheduling == "fair" and can_keep and not self.is_deterministic:
+            return FairShares()
+        return FirstCome(is_reserving=self.is_deterministic)

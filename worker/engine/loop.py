@@ -50,6 +50,7 @@ class StepReport:
     finished: list[Finished] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     n_preempted: int = 0
+    n_yielded: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
 
@@ -69,13 +70,18 @@ class Engine:
         self._clock = clock
         self._n_unpromised_cells = runner.kv.n_free_cells - config.n_cells
         """The library rounds a context up; these cells are nobody's."""
-        self.scheduler = Scheduler(n_slots=config.n_slots, n_cells=config.n_cells, budget=config.prefill_budget())
         self.prefix_cache = PrefixCache(
             runner.kv,
             limit_bytes=config.prefix_cache_bytes,
             grain=config.chunk if config.is_deterministic else 1,
             worthwhile=config.chunk,
             retained_slot=config.retained_slot,
+        )
+        self.scheduler = Scheduler(
+            n_slots=config.n_slots,
+            n_cells=config.n_cells,
+            budget=config.prefill_budget(),
+            policy=config.policy(can_keep=self.prefix_cache.is_keeping),
         )
         self._drafts = Drafts(config.row_costs)
         self.step_jobs: frozenset[JobKey] = frozenset()
@@ -165,10 +171,10 @@ class Engine:
     # ── admit ────────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self) -> None:
-        """Give slots to the queue's head, and to each what the prefix cache has of its beginning."""
+        """Give slots to those that come next, and to each what the prefix cache has of its beginning."""
         running = self.scheduler.running.values()
         if self.scheduler.waiting:
-            self.scheduler.admit(self._n_free_cells, lambda sequence: self.prefix_cache.n_shared(sequence, running))
+            self._give_slots()
         begun = []
         for sequence in running:
             if sequence.state is State.FOLLOW and self.prefix_cache.settle(sequence, running) and not sequence.is_begun:
@@ -181,6 +187,20 @@ class Engine:
         self._tell_found()
         if self._step_report.started or self._step_report.prompt_logprobs:
             self._report(None)
+
+    def _give_slots(self) -> None:
+        """Admit the queue's head for as long as there is room, or those that run give way to it."""
+        running = self.scheduler.running.values()
+
+        def n_shared(sequence: Sequence) -> int:
+            return self.prefix_cache.n_shared(sequence, running)
+
+        self.scheduler.admit(self._n_free_cells, n_shared)
+        while giving_way := self.scheduler.give_way(self._n_free_cells, n_shared):
+            for sequence in giving_way:
+                self._pause(sequence)
+                self._step_report.n_yielded += sequence.is_begun
+            self.scheduler.admit(self._n_free_cells, n_shared)
 
     def _tell_found(self) -> None:
         """Tell the log-probabilities that sequences have found with their beginning, MOST_TOLD of all with a step."""
@@ -208,26 +228,30 @@ class Engine:
     # ── choose ───────────────────────────────────────────────────────────────────────────────────
 
     def _choose(self) -> Step | None:
-        """The next step, with drafts where they pay. The newest sequences are paused until it has room."""
+        """The next step, with drafts where they pay. Sequences are paused until it has room."""
         while (step := self.scheduler.next_step()) is not None and step.n_tokens > self._n_free_cells:
             if self.prefix_cache.put_away(self.scheduler.running.values()):
                 continue
-            newest = self.scheduler.newest()
-            if newest is None:
+            victim = self.scheduler.victim()
+            if victim is None:
                 break
-            self._preempt(newest)
+            self._preempt(victim)
         if step is None:
             return None
         self.scheduler.begin(step)
         return self._drafts.added_to(step, self.scheduler.running, self._n_free_cells)
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Pause a sequence because the cells have run out."""
+        self._pause(sequence)
+        self._step_report.n_preempted += sequence.is_begun
+
+    def _pause(self, sequence: Sequence) -> None:
         """Pause a sequence and its stream. What it computed is kept, so that going on costs little."""
         assert sequence.slot is not None
         self.prefix_cache.keep(sequence)
         self._runner.kv.trim(sequence.slot, 0)
-        self.scheduler.preempt(sequence)
-        self._step_report.n_preempted += sequence.is_begun
+        self.scheduler.pause(sequence)
 
     # ── run ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -278,10 +302,10 @@ class Engine:
         return [each for each in sampled if each.slot in self.scheduler.running]
 
     def _yield_to_others(self) -> None:
-        """The library found no room where the engine counted some: pause the newest job, or fail one that is alone."""
-        newest = self.scheduler.newest()
-        if newest is not None:
-            self._preempt(newest)
+        """The library found no room where the engine counted some: pause a job, or fail one that is alone."""
+        victim = self.scheduler.victim()
+        if victim is not None:
+            self._preempt(victim)
             return
         (alone,) = self.scheduler.running.values()
         self._fail(alone, "VRAM_OOM", "the KV cache has no room left for this job")
@@ -394,6 +418,8 @@ class Engine:
                 prefix_tokens=self.prefix_cache.index.n_tokens,
                 prefix_bytes=self.prefix_cache.index.n_bytes,
                 n_preempted=report.n_preempted,
+                n_yielded=report.n_yielded,
+                n_paused=sum(sequence.is_begun for sequence in self.scheduler.waiting),
                 n_drafted=report.n_drafted,
                 n_accepted=report.n_accepted,
                 sampled_at_s=self._clock(),

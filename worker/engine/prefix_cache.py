@@ -50,7 +50,8 @@ class PrefixCache:
         self._retained_slot = retained_slot
         self._token_bytes = 0.0
         """How many bytes of a copy each token takes; 0 before the first copy."""
-        self._is_keeping = kv.can_share and limit_bytes > 0
+        self.is_keeping = kv.can_share and limit_bytes > 0
+        """Whether anything is kept of sequences that lose their slot."""
         self.index = PrefixIndex(limit_bytes)
         self.retained: list[TokenId] = []
         """The tokens whose cells are in the retained slot. A conversation that goes on finds them there, without a
@@ -84,7 +85,7 @@ class PrefixCache:
         """Keep what a sequence that is about to lose its slot has computed: in the retained slot if it is the last that
         runs, else by copying out what the index does not have.
         """
-        if sequence.slot is None or not self._is_keeping or sequence.n_computed < LEAST_KEPT:
+        if sequence.slot is None or not self.is_keeping or sequence.n_computed < LEAST_KEPT:
             return
         tokens = sequence.tokens[: self._n_worth(sequence)]
         if is_last and self._retained_slot is not None:

@@ -3,9 +3,9 @@
 Pure and single-threaded (the step thread). Knows neither the runner nor the text nor the clock: it is told how many
 cells are free and how long steps took, so every decision can be replayed.
 
-Policy. Admission is first-come: the head of the queue gets the lowest free slot once its tokens have room, and nobody
-passes it. What it will generate is not reserved: when the cells run out, the newest sequence is paused and goes back
-to the queue. The oldest is never paused, so all come to their end.
+Admission. The head of the queue gets the lowest free slot once its tokens have room, and nobody passes it. What it will
+generate is not reserved: when the cells run out, a sequence is paused and goes back to the queue. Who is the head, who
+is paused then, and who gives way to a head that has had less: shares.py.
 
 A step is either prefill or decode, because decode steps of one shape reuse the compute graph. While both kinds have
 work they alternate: a long prompt holds the others up by one chunk per token. While nobody generates, a prefill step is
@@ -14,17 +14,15 @@ shortest rest goes first, but at most PASSES times before the oldest; what room 
 next.
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from worker.engine.backend import Slice, Step
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.sequence import Sequence, State
+from worker.engine.shares import DECODE_MARGIN, FirstCome, Policy
 from worker.wire.messages import JobKey, SlotId, StepKind
-
-DECODE_MARGIN = 16
-"""How many cells admission leaves free for each running sequence, so that not every newcomer is paused at once."""
 
 LEAST_CELLS = 1 + DECODE_MARGIN
 """How many cells the shortest job needs to be admitted beside others."""
@@ -42,16 +40,17 @@ def most_jobs(n_cells: int) -> int:
 
 
 class Scheduler:
-    def __init__(self, *, n_slots: int, n_cells: int, budget: PrefillBudget) -> None:
+    def __init__(self, *, n_slots: int, n_cells: int, budget: PrefillBudget, policy: Policy | None = None) -> None:
         """With a fixed budget every prefill step is one prompt's next chunk, whatever other jobs there are."""
         self.n_cells = n_cells
         self.free_slots = [SlotId(i) for i in range(n_slots)]
         heapify(self.free_slots)
-        self.waiting: deque[Sequence] = deque()
-        """Sequences without a slot, the oldest first."""
+        self.waiting: list[Sequence] = []
+        """Sequences without a slot, the next one first."""
         self.running: dict[SlotId, Sequence] = {}
         """Sequences that have a slot, in the order of their admission."""
         self._prefill_budget = budget
+        self._policy = policy or FirstCome(is_reserving=budget.is_fixed)
         self._jobs: dict[JobKey, Sequence] = {}
         self._last_kind: StepKind = "decode"
         self._n_passes = 0
@@ -72,35 +71,55 @@ class Scheduler:
         assert sequence.n_most <= self.n_cells
         assert sequence.job not in self._jobs
         self._jobs[sequence.job] = sequence
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=self._policy.rank)
 
     # ── slots and cells ──────────────────────────────────────────────────────────────────────────
 
     def admit(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> None:
         """Give slots to the head of the queue for as long as slots and cells last; they are in FOLLOW then.
 
-        `n_shared`: how many tokens of a waiting sequence running ones have computed; these take no cells.
+        `n_shared`: how many of a sequence's tokens other running ones have computed; these take no cells.
         """
-        n_spare = n_free_cells - sum(self._n_to_come(one) for one in self.running.values())
+        n_spare = self._n_spare(n_free_cells)
         while self.waiting and self.free_slots:
             sequence = self.waiting[0]
-            n_needed = self._n_to_come(sequence)
+            n_needed = self._policy.n_to_come(sequence)
             if self.running and n_needed > n_spare and n_needed - n_shared(sequence) > n_spare:
                 break
             self._give_slot(sequence)
             n_spare -= n_needed
 
-    def _n_to_come(self, sequence: Sequence) -> int:
-        """How many cells a sequence is given room for. With fixed steps these are all it may need: to pause it would
-        mean to compute in chunks what was computed one by one.
+    def give_way(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> list[Sequence]:
+        """The running sequences to pause so that the head of the queue has a slot and room; none if it waits on.
+
+        The arguments are those of `admit`, which has been called.
         """
-        if self._prefill_budget.is_fixed:
-            return sequence.n_most - sequence.n_computed
-        return sequence.n_to_compute + DECODE_MARGIN
+        if not self.waiting:
+            return []
+        head = self.waiting[0]
+        able = [one for one in self.running.values() if self._policy.gives_way(one, head)]
+        n_missing = self._policy.n_to_come(head) - self._n_spare(n_free_cells)
+        n_missing_slots = 0 if self.free_slots else 1
+        chosen: list[Sequence] = []
+        for one in sorted(able, key=lambda each: each.n_served, reverse=True):
+            if len(chosen) >= n_missing_slots and n_missing <= 0:
+                break
+            chosen.append(one)
+            n_missing -= one.n_computed - n_shared(one) + self._policy.n_to_come(one)
+        has_room = n_missing <= 0 or len(chosen) == len(self.running)
+        return chosen if has_room and len(chosen) >= n_missing_slots else []
+
+    def _n_spare(self, n_free_cells: int) -> int:
+        """How many of the free cells are promised to nobody."""
+        return n_free_cells - sum(self._policy.n_to_come(one) for one in self.running.values())
 
     def _give_slot(self, sequence: Sequence) -> None:
-        self.waiting.popleft()
+        self.waiting.remove(sequence)
+        for other in self.waiting:
+            other.n_passed += other.job < sequence.job
+        self.waiting.sort(key=self._policy.rank)
         sequence.slot = heappop(self.free_slots)
+        sequence.n_turn = sequence.n_passed = 0
         sequence.move(State.FOLLOW)
         self.running[sequence.slot] = sequence
 
@@ -114,20 +133,18 @@ class Scheduler:
         else:
             self._take_slot(sequence)
 
-    def newest(self) -> Sequence | None:
+    def victim(self) -> Sequence | None:
         """The sequence to pause when the cells run out; None when there is only one, or none."""
-        if len(self.running) < 2:
-            return None
-        return max(self.running.values(), key=_age)
+        return self._policy.victim(self.running.values()) if len(self.running) > 1 else None
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Put a sequence back into the queue, before all that are younger. The caller frees its cells."""
+    def pause(self, sequence: Sequence) -> None:
+        """Put a sequence back into the queue. The caller frees its cells."""
         sequence.move(State.WAITING)
         self._take_slot(sequence)
         sequence.n_computed = 0
+        sequence.n_pauses += 1
         sequence.leader = None
-        place = next((i for i, other in enumerate(self.waiting) if other.job > sequence.job), len(self.waiting))
-        self.waiting.insert(place, sequence)
+        insort(self.waiting, sequence, key=self._policy.rank)
 
     def _take_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
@@ -164,7 +181,7 @@ class Scheduler:
         elif self.is_generating:
             self._prefill_budget.prefill_took(step.n_tokens, seconds)
         for slice_ in step.slices:
-            self.running[slice_.slot].advance(len(slice_.tokens) - slice_.n_drafts)
+            self.running[slice_.slot].advance(len(slice_.tokens) - slice_.n_drafts, slice_.n_drafts)
 
     def _decode(self, decoding: list[Sequence]) -> tuple[Slice, ...]:
         """The next token of each sequence, and up to MAX_FORCED more that nothing has to be drawn for.

@@ -79,6 +79,14 @@ class Sequence:
     """The position of the prompt's next token whose log-probability is to be told."""
     is_begun: bool = False
     """Whether the front was told that it started; a preempted sequence that gets a slot again is not told of twice."""
+    n_served: int = 0
+    """How many rows were computed for it, drafts included."""
+    n_turn: int = 0
+    """How many of these since it got its slot."""
+    n_pauses: int = 0
+    """How often it was paused."""
+    n_passed: int = 0
+    """How many younger sequences got a slot while it waited for this one."""
     leader: Self | None = None
     """In FOLLOW: the sequence that is computing its beginning."""
     n_awaited: int = 0
@@ -105,6 +113,11 @@ class Sequence:
     def n_most(self) -> int:
         """How many cells it may need in the end."""
         return len(self.prompt) + self.max_tokens
+
+    @property
+    def n_cells_left(self) -> int:
+        """How many cells it may need beyond those it has."""
+        return self.n_most - self.n_computed
 
     @property
     def n_to_compute(self) -> int:
@@ -134,9 +147,11 @@ class Sequence:
         assert state in LEGAL_MOVES[self.state], f"{self.state.name} -> {state.name} is not a legal move"
         self.state = state
 
-    def advance(self, n_tokens: int) -> None:
-        """Count tokens that a step has computed; the last one of a prefill ends it."""
+    def advance(self, n_tokens: int, n_drafts: int = 0) -> None:
+        """Count tokens that a step has computed, and the drafts behind them; the last token of a prefill ends it."""
         self.n_computed += n_tokens
+        self.n_served += n_tokens + n_drafts
+        self.n_turn += n_tokens + n_drafts
         if self.state is State.PREFILL and self.n_to_compute == 0:
             self.move(State.DECODE)
 

@@ -44,6 +44,7 @@ from worker.wire.messages import (
     Progress,
     Refused,
     Residency,
+    Scheduling,
     SelfTested,
     SplitMode,
     StepBegun,
@@ -154,6 +155,7 @@ def configure(settings: Settings, model_path: Path, chat_template: str | None = 
         itl_target_ms=settings.itl_target_ms,
         is_deterministic=settings.deterministic,
         prefix_cache_bytes=settings.prefix_cache_bytes,
+        scheduling=cast(Scheduling, settings.scheduling),  # check() lets no other pass
         has_prompt_lookup=settings.prompt_lookup == "on",
         swa_full=cast(SwaFull, settings.swa_full),  # check() lets no other pass
         split_mode=cast(SplitMode, settings.split_mode),  # check() lets no other pass

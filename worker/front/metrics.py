@@ -93,6 +93,7 @@ class Metrics:
             "worker_prefix_tokens_reused_total", "Prompt tokens that were found computed."
         )
         self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
+        self._yields = self._counter("worker_yields_total", "Jobs paused because another had had less.")
         self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens drafted by prompt lookup.")
         self._draft_tokens_accepted = self._counter(
             "worker_draft_tokens_accepted_total", "Guessed tokens that were drawn."
@@ -164,6 +165,8 @@ class Metrics:
             self._draft_tokens_accepted.inc(step.n_accepted)
         if step.n_preempted:
             self._preemptions.inc(step.n_preempted)
+        if step.n_yielded:
+            self._yields.inc(step.n_yielded)
 
     def started(self, *, queued_s: float, n_cached: int) -> None:
         """A job got its slot, and `n_cached` tokens of its prompt need not be computed."""

@@ -106,7 +106,9 @@ class Front(Observer):
 
     @property
     def n_running(self) -> int:
-        return sum(job.is_running for job in self.jobs.values())
+        """Jobs in a slot; one that has begun may wait for a slot again."""
+        n_begun = sum(job.is_running for job in self.jobs.values())
+        return max(0, n_begun - self._engine_status.step.n_paused)
 
     @property
     def n_waiting(self) -> int:

@@ -25,6 +25,7 @@ StopReason = Literal["MAX_TOKENS", "EOS", "STOP_SEQUENCE"]
 FailureCode = Literal["VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED"]
 StepKind = Literal["prefill", "decode"]
 SwaFull = Literal["auto", "on", "off"]
+Scheduling = Literal["fair", "first-come"]
 """Whether layers with a sliding window have as many KV cells as others, so that prefixes can be shared and kept."""
 SplitMode = Literal["none", "layer", "row"]
 """llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
@@ -135,6 +136,8 @@ class Configure(_Frame, frozen=True, kw_only=True):
     is_deterministic: bool = False
     prefix_cache_bytes: int = -1
     """How many bytes of ended jobs' KV cells are kept for later prompts at most; -1 means "decide for me"."""
+    scheduling: Scheduling = "fair"
+    """How jobs share slots and cells when there are not enough."""
     has_prompt_lookup: bool = True
     swa_full: SwaFull = "auto"
     """auto means on where it costs neither cells, jobs nor layers on a GPU."""
@@ -461,6 +464,10 @@ class StepDone(_Frame, frozen=True, kw_only=True):
     prefix_bytes: int = 0
     n_preempted: int = 0
     """How many jobs were paused since the last frame because the KV cache was full."""
+    n_yielded: int = 0
+    """How many jobs were paused since the last frame because another had had less of the machine."""
+    n_paused: int = 0
+    """How many jobs that have begun wait for a slot again."""
     n_drafted: int = 0
     """How many draft tokens this step computed."""
     n_accepted: int = 0
