@@ -100,10 +100,10 @@ def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
         return Outcome("", 0, "INFERENCE_FAILED" if model.poison.intersection(held) else "MAX_TOKENS")
     constraint = None if request.constraint is None else ToyConstraint(request.constraint)
     forced = [] if constraint is None else constraint.take_forced(request.max_tokens)
-    # What is forced before the first draw is told with it.
-    is_told = request.has_logprobs or is_scored
+    # What is forced is told with the draw before it, or with the first, unless each has a step for its log-probability.
+    has_own_steps = is_told = request.has_logprobs or is_scored
     while True:
-        if forced and is_told and model.poison.intersection(held):
+        if forced and has_own_steps and model.poison.intersection(held):
             return Outcome(text, n_drawn, "INFERENCE_FAILED")
         if forced:
             known = forced.pop(0)
