@@ -91,6 +91,28 @@ def last_end(bound: Bound, *, n_first: int) -> Measure:
     return Measure("end of the last", "×", lambda answers: _last_end(answers[:n_first], answers[n_first:]), bound)
 
 
+def share_of_the_late(bound: Bound, *, n_long: int) -> Measure:
+    """What the request among `n_long` others takes, from sending to its end, as a multiple of its even share: of the
+    first one's time, which had the machine to itself, as many times as there are requests."""
+
+    def of(answers: Answers) -> float:
+        alone, late = answers[0], answers[1 + n_long]
+        return per_s(late.ended_s - late.sent_s, (alone.ended_s - alone.sent_s) * (n_long + 1))
+
+    return Measure("time by even share", "×", of, bound)
+
+
+def loss_of_the_long(bound: Bound, *, n_long: int) -> Measure:
+    """When the last of the long requests ended beside the late one, as a multiple of the time that as many take
+    without it."""
+
+    def of(answers: Answers) -> float:
+        beside, without = answers[1 : 1 + n_long], answers[2 + n_long :]
+        return per_s(_whole_s(beside), _whole_s(without))
+
+    return Measure("end of the long ones", "×", of, bound)
+
+
 def numbers_of(measures: Iterable[Measure], answers: Answers) -> dict[str, float]:
     """By the measure's name."""
     return {measure.name: measure.of(answers) for measure in measures}
@@ -119,6 +141,10 @@ def _longest_gap_beside_the_last(answers: Answers) -> float:
     return max(gaps, default=0.0)
 
 
+def _whole_s(answers: Answers) -> float:
+    return max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
+
+
 def _last_end(first: Answers, rest: Answers) -> float:
     alone_s = per_s(sum(answer.n_tokens for answer in rest), whole_rate(first))
-    return per_s(max(answer.ended_s for answer in rest) - min(answer.sent_s for answer in rest), alone_s)
+    return per_s(_whole_s(rest), alone_s)

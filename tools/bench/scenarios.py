@@ -18,6 +18,8 @@ from tools.bench.measures import (
     last_end,
     last_first_token,
     longest_gap_beside_the_last,
+    loss_of_the_long,
+    share_of_the_late,
     stream_rate,
     total_rate,
 )
@@ -99,6 +101,34 @@ def _many_jobs(prompts: Prompts) -> list[Ask]:
     return [*_streams(N_SLOTS)(prompts), *(replace(ask, phase=1) for ask in _streams(N_JOBS)(prompts))]
 
 
+_SMALL_AT_S = 3.0
+
+
+def _small_among(n_long: int) -> Callable[[Prompts], list[Ask]]:
+    """A small one alone; the same size among long ones that have been running for a while; long ones without it."""
+
+    def asks(prompts: Prompts) -> list[Ask]:
+        small, late = (Ask(prompt=prompts.of(16), n_tokens=24) for _ in range(2))
+        beside, without = ([Ask(prompt=prompts.of(48), n_tokens=320) for _ in range(n_long)] for _ in range(2))
+        together = [*beside, replace(late, at_s=_SMALL_AT_S)]
+        return [small, *(replace(ask, phase=1) for ask in together), *(replace(ask, phase=2) for ask in without)]
+
+    return asks
+
+
+def _small_among_long(name: str, title: str, n_long: int, *more_flags: str) -> Scenario:
+    return Scenario(
+        name=f"small-among-{name}",
+        title=title,
+        asks=_small_among(n_long),
+        own=(
+            share_of_the_late(Bound("at most", 2.0, "value"), n_long=n_long),
+            loss_of_the_long(Bound("at most", 1.05, "value"), n_long=n_long),
+        ),
+        worker_flags=("--parallel", "6", *more_flags),
+    )
+
+
 _N_MIXED, _MEAN_PAUSE_S = 24, 0.7
 _MIXED_WORDS, _MIXED_TOKENS = (8, 600), (8, 128)
 
@@ -178,6 +208,9 @@ SCENARIOS: tuple[Scenario, ...] = (
         own=(last_end(Bound("at most", 1.3, "value"), n_first=N_SLOTS),),
         worker_flags=("--parallel", str(N_SLOTS)),
     ),
+    _small_among_long("5", "a small job among 5 long ones in 6 slots, 16 / 24 among 48 / 320", 5),
+    _small_among_long("5-in-512", "the same in 512 cells", 5, "--ctx-size", "512", "--prefix-cache-mb", "64"),
+    _small_among_long("8", "a small job among 8 long ones for 6 slots", 8),
     Scenario(
         name="mixture", title="24 requests of mixed lengths arriving by chance", asks=_mixture, own=(total_rate(),)
     ),

@@ -8,9 +8,9 @@ twice as much and a quantum more. So while a job has had S rows, none of the oth
 and as the quantum is never more than the waiting job may still need, a job that names its length has its end within
 twice the time that an even division of the machine gives it. Equal jobs run one after another, as ever.
 
-Nobody waits for ever. A sequence that so many younger ones have passed counts as one that has had nothing, and of
-these the oldest is first. One that was paused MOST_PAUSES times is admitted once all the cells that it may need are
-there, and stays until its end.
+Nobody waits for ever. A sequence that MOST_PASSED younger ones have passed comes before all others, as one that has had
+nothing, and of several the oldest is first. One that was paused MOST_PAUSES times is admitted once all the cells that
+it may need are there, and stays until its end.
 """
 
 from collections.abc import Collection
@@ -36,8 +36,8 @@ take up to 12 ms out and in, and the 62 rows that they wait for at least 250 ms:
 MOST_PAUSES = 16
 """How often a job is paused at most."""
 
-MOST_PASSED = 16
-"""How many younger sequences get a slot before a waiting one that has had more."""
+MOST_PASSED = 4
+"""How many younger sequences get a slot before a waiting one that has had more, or needs more."""
 
 Rank = tuple[int, JobKey]
 
@@ -53,7 +53,7 @@ class Policy(Protocol):
         """How many cells a sequence is given room for, beyond those it has."""
         ...
 
-    def gives_way(self, running: Sequence, waiting: Sequence) -> bool:
+    def gives_way(self, running: Sequence, waiting: Sequence, /) -> bool:
         """Whether the running sequence is paused if that gives the waiting one its slot and its cells."""
         ...
 
@@ -78,7 +78,7 @@ class FirstCome:
     def n_to_come(self, sequence: Sequence) -> int:
         return sequence.n_cells_left if self._is_reserving else sequence.n_to_compute + DECODE_MARGIN
 
-    def gives_way(self, running: Sequence, waiting: Sequence) -> bool:
+    def gives_way(self, _running: Sequence, _waiting: Sequence) -> bool:
         return False
 
     def victim(self, running: Collection[Sequence]) -> Sequence:
@@ -92,7 +92,9 @@ class FairShares:
         """By what it has had when its next turn ends, so that one that needs little does not wait for one that needs
         much. Of those that are equal up to a factor of two the oldest is first.
         """
-        return (_claim(sequence) + _wanted(sequence)).bit_length(), sequence.job
+        if _is_overdue(sequence):
+            return 0, sequence.job
+        return (sequence.n_served + _wanted(sequence)).bit_length(), sequence.job
 
     def n_to_come(self, sequence: Sequence) -> int:
         """Twice the margin after each pause: one that was paused for want of cells would else be paused again soon."""
@@ -100,7 +102,7 @@ class FairShares:
             return sequence.n_cells_left
         return min(sequence.n_cells_left, sequence.n_to_compute + (DECODE_MARGIN << sequence.n_pauses))
 
-    def gives_way(self, running: Sequence, waiting: Sequence) -> bool:
+    def gives_way(self, running: Sequence, waiting: Sequence, /) -> bool:
         quantum = max(LEAST_QUANTUM, _wanted(waiting), running.n_computed // CELLS_PER_ROW)
         is_due = running.n_turn >= quantum and running.n_served >= 2 * _claim(waiting) + quantum
         return is_due and not _stays(running)
@@ -120,7 +122,11 @@ def _wanted(sequence: Sequence) -> int:
 
 def _claim(sequence: Sequence) -> int:
     """How much service a waiting sequence counts as having had."""
-    return 0 if sequence.n_passed >= MOST_PASSED else sequence.n_served
+    return 0 if _is_overdue(sequence) else sequence.n_served
+
+
+def _is_overdue(sequence: Sequence) -> bool:
+    return sequence.n_passed >= MOST_PASSED
 
 
 def _stays(sequence: Sequence) -> bool:

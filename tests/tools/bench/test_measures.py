@@ -15,7 +15,9 @@ from tools.bench.measures import (
     last_end,
     last_first_token,
     longest_gap_beside_the_last,
+    loss_of_the_long,
     numbers_of,
+    share_of_the_late,
     stream_rate,
     total_rate,
 )
@@ -72,6 +74,16 @@ def test_the_end_of_the_last_is_told_in_the_time_of_the_first_ones() -> None:
     first = [answer([0.5, 1.0], n_tokens=10) for _ in range(2)]
     rest = [answer([2.0, ended_s], sent_s=1.0, n_tokens=10) for ended_s in (2.5, 3.0, 3.5, 4.0)]
     assert of(last_end(NO_BOUND, n_first=2), *first, *rest) == pytest.approx(1.5)
+
+
+def test_a_small_ones_share_is_its_time_alone_as_many_times_as_there_are_jobs() -> None:
+    """1 s alone, 6 s among two: twice the 3 s of an even share. The two took 8 s, and 5 s without it."""
+    alone, late = answer([0.5, 1.0]), answer([3.0, 8.0], sent_s=2.0)
+    beside = [answer([2.0, 7.0], sent_s=1.0), answer([2.0, 9.0], sent_s=1.0)]
+    without = [answer([11.0, 15.0], sent_s=10.0), answer([11.0, 14.0], sent_s=10.0)]
+    answers = (alone, *beside, late, *without)
+    assert of(share_of_the_late(NO_BOUND, n_long=2), *answers) == pytest.approx(2.0)
+    assert of(loss_of_the_long(NO_BOUND, n_long=2), *answers) == pytest.approx(8 / 5)
 
 
 def test_total_rate_is_all_tokens_by_all_time() -> None:

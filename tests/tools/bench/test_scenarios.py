@@ -89,6 +89,16 @@ def test_64_jobs_come_at_once_after_the_streams_that_are_their_measure() -> None
     assert not BY_NAME["64-jobs"].has_peers
 
 
+@pytest.mark.parametrize(("name", "n_long"), [("5", 5), ("5-in-512", 5), ("8", 8)])
+def test_a_small_one_runs_alone_then_among_long_ones_which_then_run_without_it(name: str, n_long: int) -> None:
+    alone, *beside, late = asks(f"small-among-{name}")[: n_long + 2]
+    without = asks(f"small-among-{name}")[n_long + 2 :]
+    assert (n_words(alone), alone.n_tokens) == (n_words(late), late.n_tokens) == (16, 24)
+    assert {(n_words(ask), ask.n_tokens, ask.at_s) for ask in (*beside, *without)} == {(48, 320, 0.0)}
+    assert late.at_s > 0
+    assert [ask.phase for ask in (alone, *beside, late, *without)] == [0] + [1] * (n_long + 1) + [2] * n_long
+
+
 def test_a_mixture_has_short_and_long_requests_that_arrive_one_by_one() -> None:
     found = asks("mixture")
     times = [ask.at_s for ask in found]

@@ -60,7 +60,8 @@ def test_who_plays_what() -> None:
     ours, peer = side(is_ours=True), side(is_ours=False)
     speculating = side(is_ours=False, is_speculating=True, dialect=LlamaServer())
     plays = {name: [one.plays(scenario) for one in (ours, peer, speculating)] for name, scenario in BY_NAME.items()}
-    assert plays.pop("64-jobs") == [True, False, False]
+    for name in ("64-jobs", "small-among-5", "small-among-5-in-512", "small-among-8"):
+        assert plays.pop(name) == [True, False, False]
     assert plays.pop("code-edit") == plays.pop("quoting") == [True, True, True]
     assert set(map(tuple, plays.values())) == {(True, True, False)}
 
