@@ -1,0 +1,83 @@
+"""Who comes first and who gives way, decision by decision; test_fair_shares.py has what follows from them."""
+
+from worker.engine.sequence import Sequence
+from worker.engine.shares import (
+    CELLS_PER_ROW,
+    DECODE_MARGIN,
+    MOST_PASSED,
+    MOST_PAUSES,
+    QUANTUM,
+    FairShares,
+    FirstCome,
+)
+from worker.engine.text import TextStream
+from worker.wire.messages import JobKey, Sampling, TokenId
+
+FAIR = FairShares()
+MUCH = 100 * QUANTUM
+
+
+def sequence(job: int, n_prompt: int = 10, max_tokens: int = 20, *, n_served: int = 0, n_pauses: int = 0) -> Sequence:
+    """One that had all its service in its slot."""
+    made = Sequence(JobKey(job), [TokenId(1)] * n_prompt, max_tokens, Sampling(seed=0), TextStream(()))
+    made.n_served = made.n_turn = n_served
+    made.n_pauses = n_pauses
+    return made
+
+
+def in_order(*sequences: Sequence) -> list[int]:
+    return [one.job for one in sorted(sequences, key=FAIR.rank)]
+
+
+def test_who_has_had_least_comes_first_and_of_equals_the_oldest() -> None:
+    assert in_order(sequence(0, n_served=900), sequence(1), sequence(2, n_served=90), sequence(3)) == [1, 3, 2, 0]
+
+
+def test_who_needs_little_does_not_wait_for_one_that_needs_much() -> None:
+    assert in_order(sequence(0, 400, 400), sequence(1, 10, 10)) == [1, 0]
+
+
+def test_who_was_passed_comes_first_whatever_it_has_had() -> None:
+    passed = sequence(3, 400, 400, n_served=700)
+    passed.n_passed = MOST_PASSED
+    assert in_order(sequence(0), sequence(1), passed) == [3, 0, 1]
+
+
+def test_a_running_job_gives_way_when_it_has_had_twice_as_much_and_a_quantum() -> None:
+    waiting = sequence(1, 1000, 1000, n_served=100)
+    assert FAIR.gives_way(sequence(0, n_served=2 * 100 + QUANTUM), waiting)
+    assert not FAIR.gives_way(sequence(0, n_served=2 * 100 + QUANTUM - 1), waiting)
+
+
+def test_the_quantum_is_what_the_waiting_job_may_need() -> None:
+    assert FAIR.gives_way(sequence(0, n_served=30), sequence(1, 10, 20))
+    assert not FAIR.gives_way(sequence(0, n_served=29), sequence(1, 10, 20))
+
+
+def test_a_job_with_many_cells_has_a_longer_turn() -> None:
+    running = sequence(0, n_served=MUCH)
+    running.n_computed = 100 * CELLS_PER_ROW
+    for running.n_turn, gives_way in ((99, False), (100, True)):
+        assert FAIR.gives_way(running, sequence(1)) is gives_way
+
+
+def test_a_job_that_was_paused_often_enough_stays_and_has_room_to_its_end() -> None:
+    stays, other = sequence(0, 10, 500, n_served=MUCH, n_pauses=MOST_PAUSES), sequence(1, n_served=1)
+    assert not FAIR.gives_way(stays, sequence(2))
+    assert FAIR.victim([stays, other]) is other
+    assert FAIR.n_to_come(stays) == stays.n_most
+
+
+def test_each_pause_doubles_the_margin_as_far_as_it_may_be_used() -> None:
+    margins = [FAIR.n_to_come(sequence(0, 10, 60, n_pauses=n_pauses)) - 10 for n_pauses in range(4)]
+    assert margins == [DECODE_MARGIN, 2 * DECODE_MARGIN, 60, 60]
+
+
+def test_first_come_knows_nothing_of_service() -> None:
+    old, young = sequence(0, n_served=MUCH), sequence(1)
+    policy = FirstCome()
+    assert policy.rank(old) < policy.rank(young)
+    assert policy.victim([old, young]) is young
+    assert not policy.gives_way(old, young)
+    assert policy.n_to_come(old) == 10 + DECODE_MARGIN
+    assert FirstCome(is_reserving=True).n_to_come(old) == old.n_most
