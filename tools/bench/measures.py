@@ -50,6 +50,8 @@ class Measure:
     of: Callable[[Answers], float]
     bound: Bound | None = None
     """None: told, not judged."""
+    speculating_bound: Bound | None = None
+    """Beside a peer that speculates, too."""
 
 
 def at_least(limit: float) -> Bound:
@@ -66,9 +68,9 @@ def stream_rate(bound: Bound | None = None) -> Measure:
     return Measure("decode", "tokens/s", lambda answers: median(answer.tokens_per_s for answer in answers), bound)
 
 
-def total_rate(bound: Bound | None = None) -> Measure:
+def total_rate(bound: Bound | None = None, speculating_bound: Bound | None = None) -> Measure:
     """All tokens by the time from the first request to the last token."""
-    return Measure("all tokens", "tokens/s", whole_rate, bound)
+    return Measure("all tokens", "tokens/s", whole_rate, bound, speculating_bound)
 
 
 def first_token(bound: Bound | None = None) -> Measure:

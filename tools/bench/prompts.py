@@ -103,6 +103,40 @@ the wheel groaned, shook off its moss, and began to turn.
 """
 
 
+_INSTRUCTIONS = """\
+An agent keeps the models of a shop. It answers each task with one call of a tool, as JSON, and then with the class \
+that it has written. It writes nothing else.
+"""
+
+_TURN = """
+### Task
+Add a model for each {name}, with its {first} and its {second}.
+
+### Action
+{{
+  "tool": "write_file",
+  "arguments": {{
+    "path": "shop/models/{name}.py",
+    "reason": "A {name} has a {first} and a {second}.",
+    "overwrite": false
+  }}
+}}
+
+class {title}:
+    def __init__(self, {first}, {second}):
+        self.{first} = {first}
+        self.{second} = {second}
+
+    def as_json(self):
+        return {{"{first}": self.{first}, "{second}": self.{second}}}
+
+### Result
+{{"ok": true, "written": "shop/models/{name}.py"}}
+"""
+
+_ACTION = "### Action\n"
+
+
 # A small model continues a repetition of its own accord, so that what follows is in the prompt already.
 
 
@@ -116,3 +150,20 @@ def quotation(prompts: Prompts) -> str:
     """The passage twice, and its first words."""
     opening = " ".join(_PASSAGE.split()[:8])
     return f"{prompts.of(4)}.\n\n{_PASSAGE}\n{_PASSAGE}\n{opening}"
+
+
+def agent_loop(prompts: Prompts, n_turns: int) -> list[str]:
+    """A growing conversation as it is sent again and again: each prompt ends where the agent is to act, and the next
+    one has an action like those before in that place, its result and the next task.
+
+    What the agent has done is told, not what a server has answered: both sides get the same prompts. One turn comes
+    before the first prompt, as an example.
+    """
+    told = f"# {prompts.of(4)}\n\n{_INSTRUCTIONS}"
+    asked: list[str] = []
+    for _ in range(n_turns + 1):
+        name, first, second = prompts.words(3)
+        turn = _TURN.format(name=name, title=name.title(), first=first, second=second)
+        asked.append(told + turn[: turn.index(_ACTION) + len(_ACTION)])
+        told += turn
+    return asked[1:]

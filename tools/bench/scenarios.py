@@ -23,7 +23,7 @@ from tools.bench.measures import (
     stream_rate,
     total_rate,
 )
-from tools.bench.prompts import Prompts, code_edit, in_sentences, quotation
+from tools.bench.prompts import Prompts, agent_loop, code_edit, in_sentences, quotation
 
 ONE_STREAM = "1-stream"
 """The one whose rate llama-bench has, too."""
@@ -91,6 +91,13 @@ def _sampled(prompts: Prompts) -> list[Ask]:
 
 def _repetitive(make: Callable[[Prompts], str]) -> Callable[[Prompts], list[Ask]]:
     return lambda prompts: _in_turn([Ask(prompt=make(prompts), n_tokens=160) for _ in range(2)])
+
+
+_N_TURNS = 20
+
+
+def _agent_loop(prompts: Prompts) -> list[Ask]:
+    return _in_turn([Ask(prompt=prompt, n_tokens=96) for prompt in agent_loop(prompts, _N_TURNS)])
 
 
 N_SLOTS, N_JOBS = 8, 64
@@ -199,6 +206,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         title="a passage quoted, prompt lookup, 1 stream, 160 out",
         asks=_repetitive(quotation),
         own=(stream_rate(at_least(1.5)),),
+        is_lookup=True,
+    ),
+    Scenario(
+        name="agent-loop",
+        title=f"{_N_TURNS} requests of a growing conversation, JSON and code, 96 out each",
+        asks=_agent_loop,
+        own=(total_rate(at_least(2.0), at_least(1.3)),),
         is_lookup=True,
     ),
     Scenario(

@@ -63,7 +63,7 @@ class ServedSide:
     server: Server
     is_ours: bool
     is_speculating: bool = False
-    """A peer that runs only what its speculation is for, and is not judged."""
+    """A peer that runs only what its speculation is for, and has bounds of its own."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class ServedSide:
         return self.is_ours or (scenario.has_peers and (scenario.is_lookup or not self.is_speculating))
 
     def bound(self, measure: Measure) -> Bound | None:
-        return None if self.is_speculating else measure.bound
+        return measure.speculating_bound if self.is_speculating else measure.bound
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
         answers = await play(self.server, asks)

@@ -82,6 +82,14 @@ def test_only_one_scenario_is_not_greedy() -> None:
     assert len({ask.seed for ask in asks("sampled")}) == len(asks("sampled"))
 
 
+def test_an_agent_s_conversation_grows_from_request_to_request() -> None:
+    found = asks("agent-loop")
+    assert [ask.phase for ask in found] == list(range(20))
+    assert all(later.prompt.startswith(earlier.prompt) for earlier, later in pairwise(found))
+    assert all(ask.prompt.endswith("### Action\n") for ask in found)
+    assert [ask.prompt.count('"tool": "write_file"') for ask in found] == list(range(1, 21))
+
+
 def test_64_jobs_come_at_once_after_the_streams_that_are_their_measure() -> None:
     phases = [ask.phase for ask in asks("64-jobs")]
     assert phases == [0] * N_SLOTS + [1] * N_JOBS

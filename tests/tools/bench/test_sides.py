@@ -12,6 +12,7 @@ import pytest
 from tests.tools.bench.stand_in import OURS, stand_in
 from tools.bench.answers import Ask
 from tools.bench.dialects import Dialect, LlamaServer
+from tools.bench.measures import at_least
 from tools.bench.scenarios import SCENARIOS, Scenario
 from tools.bench.sides import LlamaBench, ServedSide, Turn, until_quiet
 
@@ -62,14 +63,16 @@ def test_who_plays_what() -> None:
     plays = {name: [one.plays(scenario) for one in (ours, peer, speculating)] for name, scenario in BY_NAME.items()}
     for name in ("64-jobs", "small-among-5", "small-among-5-in-512", "small-among-8"):
         assert plays.pop(name) == [True, False, False]
-    assert plays.pop("code-edit") == plays.pop("quoting") == [True, True, True]
+    assert plays.pop("code-edit") == plays.pop("quoting") == plays.pop("agent-loop") == [True, True, True]
     assert set(map(tuple, plays.values())) == {(True, True, False)}
 
 
-def test_a_speculating_peer_is_not_judged() -> None:
-    measure = BY_NAME["quoting"].own[0]
-    assert side(is_ours=False).bound(measure) == measure.bound
-    assert side(is_ours=False, is_speculating=True).bound(measure) is None
+def test_beside_a_speculating_peer_there_are_other_bounds_or_none() -> None:
+    quoting, agent_loop = BY_NAME["quoting"].own[0], BY_NAME["agent-loop"].own[0]
+    assert side(is_ours=False).bound(quoting) == quoting.bound
+    assert side(is_ours=False, is_speculating=True).bound(quoting) is None
+    assert side(is_ours=False).bound(agent_loop) == at_least(2.0)
+    assert side(is_ours=False, is_speculating=True).bound(agent_loop) == at_least(1.3)
 
 
 # ── llama-bench ──────────────────────────────────────────────────────────────────────────────────
