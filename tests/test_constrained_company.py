@@ -111,7 +111,7 @@ class Answers:
 
 @pytest.fixture(scope="module")
 def model(model_path: Path) -> Iterator[LoadedModel]:
-    sizes = {"ctx_size": 2048, "parallel": len(JOBS), "cache_type_k": "auto", "has_prompt_lookup": False}
+    sizes = {"ctx_size": 2048, "parallel": len(JOBS), "cache_type_k": "auto", "prompt_lookup": "off"}
     model = load_model(replace(CONFIG, model_path=str(model_path), **sizes), lambda _: None)
     assert isinstance(model.runner, LlamaRunner)
     yield model

@@ -67,6 +67,7 @@ class Rig:
         prefix_cache_bytes: int = 0,
         can_share: bool = True,
         row_costs: tuple[tuple[int, float], ...] = (),
+        history_bytes: int = 0,
         is_deterministic: bool = False,
         has_retained_slot: bool = True,
         scheduling: Scheduling = "fair",
@@ -92,6 +93,7 @@ class Rig:
             prefix_cache_bytes=prefix_cache_bytes,
             retained_slot=SlotId(n_slots) if has_retained_slot else None,
             row_costs=row_costs,
+            history_bytes=history_bytes,
             is_deterministic=is_deterministic,
             scheduling=scheduling,
         )

@@ -1,5 +1,6 @@
 """Whole runs by their modelled cost: drafts make repetitive text faster and never slow a job, whatever is drawn."""
 
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -7,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
+from worker.engine.acceptance import Acceptance, Account
 from worker.engine.drafts import MOST_LOST, Proposal, Speculation
-from worker.engine.ngram import Acceptance, NgramLookup
+from worker.engine.history import HISTORY_BYTES, History, Match
+from worker.engine.ngram import NgramLookup
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=200)
@@ -24,21 +27,31 @@ def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
     return worst
 
 
-def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_matched: int) -> float:
-    """How far the worst stretch went. `fates`: how many tokens are right of a job's next drafts, draft by draft."""
+def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches: list[int]) -> float:
+    """How far the worst stretch went. `fates`: how many tokens are right of a job's next drafts, draft by draft.
+    `matches`: of each source's drafts. The last source's are judged over all jobs together, as others' answers are.
+    """
     speculation = Speculation(costs, n_most)
-    jobs = [Acceptance() for _ in range(n_jobs)]
+    accounts, shared = [Account() for _ in range(n_jobs)], Acceptance()
+    sources = [[*(Acceptance() for _ in matches[1:]), shared] for _ in range(n_jobs)]
+    drafts = [draft_of(n_most, n_matched) for n_matched in matches]
     spent_s, plain_s = [], []
     n = 0
     for _ in range(200):
-        counts = speculation.plan([Proposal(job, draft_of(n_most, n_matched)) for job in jobs])
+        proposals = [
+            [Proposal(account, *each) for each in zip(of_job, drafts, strict=True)]
+            for account, of_job in zip(accounts, sources, strict=True)
+        ]
+        counts = speculation.plan([speculation.best(of_job, n_jobs) for of_job in proposals])
         n_drawn = 0
-        for job, count in zip(jobs, counts, strict=True):
+        for account, of_job, count in zip(accounts, proposals, counts, strict=True):
             # What was not taken is wrong when the fate says so, and else would have been right: that lures.
             n_right = min(count, fates[n % len(fates)])
             n += count > 0
             drawn = [RIGHT] * n_right + [WRONG if n_right < count else RIGHT]
-            job.saw(draft_of(n_most, n_matched), drawn)
+            account.won(n_right)
+            for proposal in of_job:
+                proposal.acceptance.saw(proposal.draft, drawn)
             n_drawn += len(drawn)
         spent_s.append(cost(costs, n_jobs + sum(counts)))
         plain_s.append(n_drawn * cost(costs, n_jobs) / n_jobs)
@@ -52,44 +65,65 @@ def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_match
     st.integers(1, 4),
     st.integers(1, N_MOST),
     st.lists(st.integers(0, N_MOST), min_size=1, max_size=12),
-    MATCHES,
+    st.lists(MATCHES, min_size=1, max_size=3),
 )
 def test_no_stretch_of_a_run_is_slowed_whatever_is_accepted(
-    costs: Costs, n_jobs: int, n_most: int, fates: list[int], n_matched: int
+    costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches: list[int]
 ) -> None:
-    """Even where the draws are chosen to mislead, it costs (1 + MOST_LOST) times as much and one widest step a job."""
+    """Even where the draws are chosen to mislead, it costs (1 + MOST_LOST) times as much and one widest step a job,
+    from however many sources the drafts come."""
     allowed_s = n_jobs * cost(costs, min(1 + n_most, costs[-1][0]))
-    assert worst_case(costs, n_jobs, n_most, fates, n_matched) <= allowed_s * (1 + 1e-9)
+    assert worst_case(costs, n_jobs, n_most, fates, matches) <= allowed_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("n_right", range(N_MOST))
 def test_a_trap_for_long_drafts_costs_no_more(n_right: int) -> None:
     """Drafts are right until they are long, and then wrong: again and again."""
     fates = [N_MOST] * n_right + [0]
-    assert worst_case(CPU, 1, N_MOST, fates, 16) <= cost(CPU, 16)
+    assert worst_case(CPU, 1, N_MOST, fates, [16, 16]) <= cost(CPU, 16)
 
 
-def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU) -> float:
-    """Modelled seconds to generate the text, one job alone."""
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """What a worker keeps from job to job."""
+
+    history: History = field(default_factory=lambda: History(HISTORY_BYTES))
+    acceptance: Acceptance = field(default_factory=Acceptance)
+
+
+def run_s(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU, before: WorkerMemory | None = None) -> float:
+    """Modelled seconds to generate the text, one job alone, with what the worker has generated before."""
+    before = before or WorkerMemory()
     told = list(prompt)
-    speculation, acceptance, ngram_lookup = Speculation(costs, N_MOST), Acceptance(), NgramLookup(told)
+    speculation, account = Speculation(costs, N_MOST), Account()
+    acceptance, ngram_lookup, match = Acceptance(), NgramLookup(told), Match()
     n_done, spent_s = 0, 0.0
     while n_done < len(text):
-        draft = ngram_lookup.propose(speculation.most_drafts(1))
-        (count,) = speculation.plan([Proposal(acceptance, draft)])
+        n_most = speculation.most_drafts(1)
+        own = Proposal(account, acceptance, ngram_lookup.propose(n_most))
+        other = Proposal(account, before.acceptance, before.history.propose(told, match, n_most))
+        best = speculation.best([own, other], 1)
+        (count,) = speculation.plan([best])
         n_right = 0
-        while n_right < count and draft.tokens[n_right : n_right + 1] == tuple(text[n_done + n_right :][:1]):
+        while n_right < count and best.draft.tokens[n_right : n_right + 1] == tuple(text[n_done + n_right :][:1]):
             n_right += 1
         drawn = text[n_done : n_done + n_right + 1]
-        acceptance.saw(draft, drawn)
+        account.won(n_right)
+        own.acceptance.saw(own.draft, drawn)
+        other.acceptance.saw(other.draft, drawn)
         told += drawn
         n_done += n_right + 1
         spent_s += cost(costs, 1 + count)
+    before.history.remember(told, len(prompt))
+    while before.history.read(7):
+        pass
     return spent_s
 
 
-def speed_up(prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU) -> float:
-    return len(text) * costs[0][1] / run_s(prompt, text, costs)
+def speed_up(
+    prompt: list[TokenId], text: list[TokenId], costs: Costs = CPU, before: WorkerMemory | None = None
+) -> float:
+    return len(text) * costs[0][1] / run_s(prompt, text, costs, before)
 
 
 def words(n: int, seed: int, n_vocab: int = 40_000) -> list[TokenId]:
@@ -135,3 +169,47 @@ def test_drafts_begin_soon_when_the_text_begins_to_repeat(n_before: int) -> None
     loop = [TokenId(100 + i) for i in range(10)] * 30
     saved_s = run_s([], before) + len(loop) * CPU[0][1] - run_s([], before + loop)
     assert len(loop) * CPU[0][1] / (len(loop) * CPU[0][1] - saved_s) >= 1.5
+
+
+def form(seed: int, n_fields: int = 30) -> list[TokenId]:
+    """What is the same in all forms, and one token of its own in each field."""
+    chance, frame = Random(seed), words(5 * n_fields, seed=99)
+    return [
+        token
+        for at in range(0, len(frame), 5)
+        for token in (*frame[at : at + 5], TokenId(50_000 + chance.randrange(40_000)))
+    ]
+
+
+def test_a_form_in_the_prompt_is_filled_in_a_third_faster_on_a_cpu() -> None:
+    """One token in six is another: each time the text goes on behind it."""
+    assert speed_up(form(1), form(2)) >= 1.33
+    assert speed_up(form(1), form(2), GPU) >= 4
+
+
+def test_what_another_job_generated_is_half_as_fast_again_on_a_cpu() -> None:
+    before, text = WorkerMemory(), words(200, seed=20)
+    assert speed_up(words(50, seed=21), text, before=before) == pytest.approx(1)
+    assert speed_up(words(50, seed=22), text, before=before) >= 1.5
+
+
+def test_a_form_that_another_job_has_filled_in_is_faster() -> None:
+    before = WorkerMemory()
+    assert speed_up([], form(1), before=before) == pytest.approx(1, abs=0.02)
+    assert speed_up([], form(2), before=before) >= 1.05
+    assert speed_up([], form(3), GPU, before=before) >= 1.5
+
+
+@pytest.mark.parametrize("n_vocab", [5, 50, 500])
+def test_answers_that_are_alike_by_chance_cost_next_to_nothing(n_vocab: int) -> None:
+    before = WorkerMemory()
+    gains = [speed_up(words(40, 30 + i, n_vocab), words(100, 60 + i, n_vocab), before=before) for i in range(20)]
+    assert sum(gains) / len(gains) >= 0.98
+
+
+def test_others_answers_that_always_mislead_are_soon_no_longer_followed() -> None:
+    """Each text begins as all others do, and goes on in a way of its own: what is learned outlives the job."""
+    before = WorkerMemory()
+    beginning = words(9, seed=40)
+    gains = [speed_up([], [*beginning, *words(11, seed=41 + i)], before=before) for i in range(40)]
+    assert min(gains[10:]) >= 0.97

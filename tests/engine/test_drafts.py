@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
+from worker.engine.acceptance import Acceptance, Account, Draft
 from worker.engine.drafts import LEAST_GAIN, N_TIMED, Proposal, Speculation
-from worker.engine.ngram import Acceptance, Draft
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=200)
@@ -25,7 +25,7 @@ def judged(history: list[bool], n_matched: int) -> Acceptance:
 
 
 def proposal(history: list[bool], n_drafts: int, n_matched: int = 16) -> Proposal:
-    return Proposal(judged(history, n_matched), draft_of(n_drafts, n_matched))
+    return Proposal(Account(), judged(history, n_matched), draft_of(n_drafts, n_matched))
 
 
 PROPOSALS = st.builds(proposal, st.lists(st.booleans(), max_size=40), st.integers(0, 20), MATCHES)
@@ -131,6 +131,21 @@ def net(costs: Costs, proposals: list[Proposal], counts: tuple[int, ...]) -> flo
         gained += log(1 + sum(prod(rates[: i + 1]) for i in range(n_taken)))
     n = len(proposals)
     return gained - n * log(cost(costs, n + sum(counts)) / cost(costs, n))
+
+
+@LAW
+@given(row_costs(), st.integers(1, 8), st.lists(PROPOSALS, min_size=1, max_size=3))
+def test_the_best_of_several_proposals_gains_most(costs: Costs, n_rows: int, proposals: list[Proposal]) -> None:
+    """By the brute way, as one of so many sequences of which the others have no drafts."""
+    others = [proposal([], 0) for _ in range(n_rows - 1)]
+
+    def most(one: Proposal) -> float:
+        counts = range(min(len(one.draft.tokens), N_MOST, costs[-1][0] - n_rows) + 1)
+        return max(net(costs, [one, *others], (n, *[0] * (n_rows - 1))) for n in counts)
+
+    best = Speculation(costs, N_MOST).best(proposals, n_rows)
+    assert best in proposals
+    assert most(best) == pytest.approx(max(map(most, proposals)))
 
 
 @LAW

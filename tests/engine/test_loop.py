@@ -487,6 +487,35 @@ def test_drafts_give_the_same_text_in_fewer_steps_where_it_repeats_itself() -> N
     assert n_steps[1] < n_steps[0] / 3
 
 
+def test_a_job_like_an_earlier_one_takes_fewer_steps_and_gives_the_same_text() -> None:
+    n_steps = []
+    for history_bytes in (0, 16 * 1000):
+        rig = Rig(ToyModel(n_seen=4), row_costs=CHEAP_ROWS, history_bytes=history_bytes, context_length=200)
+        for number in (21, 22, 23):
+            n_before = rig.kinds.count("decode")
+            rig.submit(Request((number, 5, 6, 7, 8), max_tokens=60))
+            rig.run_until_idle()
+            n_steps.append(rig.kinds.count("decode") - n_before)
+        rig.check_stories()
+    assert n_steps[0] == n_steps[1] == n_steps[2] == n_steps[3]
+    assert max(n_steps[4:]) < n_steps[3] / 4
+
+
+def test_jobs_beside_others_learn_from_those_that_have_ended() -> None:
+    """What a job has generated is made known in parts, after the steps of those that go on."""
+    rig = Rig(ToyModel(n_seen=4), row_costs=CHEAP_ROWS, history_bytes=16 * 1000, context_length=400)
+    rig.submit(Request((9, 10), max_tokens=350, seed=1))
+    for number in (21, 22):
+        job = rig.submit(Request((number, 5, 6, 7, 8), max_tokens=60))
+        while not rig.stories[job].is_over:
+            rig.step()
+    assert not rig.engine.is_idle
+    rig.run_until_idle()
+    rig.check_stories()
+    first, second = (end for story in rig.stories[1:] if isinstance(end := story.end, Finished))
+    assert second.n_accepted > first.n_accepted + 30
+
+
 def test_wrong_drafts_leave_no_cells_behind() -> None:
     rig = Rig(row_costs=CHEAP_ROWS, context_length=200)
     rig.submit(Request((1, 2, 3) * 5, max_tokens=100))

@@ -35,6 +35,8 @@ TROUBLED = ToyModel(
 CHUNKS = (2, 4, 8)
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
 """Drafts nearly always pay."""
+SMALL_HISTORY = 16 * 100
+"""Bytes for a few answers."""
 STOPS: tuple[tuple[str, ...], ...] = ((), (), ("bb",), ("cab", "a"), ("dda", "aab"))
 LENGTHS = st.integers(1, 4) | st.integers(1, 3 * max(CHUNKS))
 
@@ -72,11 +74,11 @@ class Anything(RuleBasedStateMachine):
         chunk=st.sampled_from(CHUNKS),
         widest_step=st.sampled_from((0, 32)),
         n_kept=st.sampled_from((0, 50, 500)),
-        how=st.sampled_from(("as ever", "no retained slot", "repetitive", "deterministic", "uncut")),
+        how=st.sampled_from(("as ever", "no retained slot", "repetitive", "alike", "deterministic", "uncut")),
     )
     def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
         self.rig = Rig(
-            replace(TROUBLED, n_seen=1 if how == "repetitive" else 0),
+            replace(TROUBLED, n_seen={"repetitive": 1, "alike": 4}.get(how, 0)),
             n_slots=n_slots,
             chunk=chunk,
             context_length=40,
@@ -84,7 +86,8 @@ class Anything(RuleBasedStateMachine):
             widest_step=widest_step,
             prefix_cache_bytes=n_kept * CELL_BYTES,
             can_share=how != "uncut",
-            row_costs=CHEAP_ROWS if how == "repetitive" else (),
+            row_costs=CHEAP_ROWS if how in ("repetitive", "alike") else (),
+            history_bytes=SMALL_HISTORY if how == "alike" else 0,
             is_deterministic=how == "deterministic",
             has_retained_slot=how != "no retained slot",
         )

@@ -207,9 +207,10 @@ class Settings:
     )
     prompt_lookup: str = setting(
         "on",
-        "Guess tokens from a job's own text and check several in one step; answers stay the same.",
+        "Guess tokens from a job's own text, and from what other jobs were answered, and check several in one step; "
+        "answers stay the same. own: from its own text only.",
         "Jobs",
-        Choice(("on", "off")),
+        Choice(("on", "own", "off")),
     )
     scheduling: str = setting(
         "fair",

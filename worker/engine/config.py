@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from worker.engine.backend import LoadedModel
+from worker.engine.history import HISTORY_BYTES
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.shares import FairShares, FirstCome, Policy
 from worker.wire.messages import Configure, RowCosts, Scheduling, SlotId
@@ -32,6 +33,8 @@ class EngineConfig:
     """As Loaded.row_costs."""
     scheduling: Scheduling = "fair"
     """With fixed steps, or where nothing of what a job computed can be kept, it is first-come in any case."""
+    history_bytes: int = 0
+    """How many bytes the memory of earlier answers takes, from which drafts are read; 0: there is none."""
 
     @classmethod
     def of(cls, asked: Configure, model: LoadedModel) -> Self:
@@ -48,6 +51,7 @@ class EngineConfig:
             retained_slot=model.retained_slot,
             row_costs=facts.row_costs,
             scheduling=asked.scheduling,
+            history_bytes=HISTORY_BYTES if asked.prompt_lookup == "on" else 0,
         )
 
     def prefill_budget(self) -> PrefillBudget:

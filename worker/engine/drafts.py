@@ -1,8 +1,8 @@
-"""Drafts in decode steps: made from a job's own text, as many tokens of them as pay, judged by what was drawn.
+"""Drafts in decode steps: the best that any source has, as many tokens of them as pay, judged by what was drawn.
 
-Owns which jobs have drafts (`Drafts`), what wider steps cost, and how many draft tokens a step takes along: as many as
-pay, and never so many that a job is held up (`Speculation`). Knows neither how a draft is found (ngram.py) nor what a
-token means. A draft model's drafts would come in here, in place of the n-gram lookup's. Pure; step thread.
+Owns which jobs have drafts and from which source (`Drafts`), what wider steps cost, and how many draft tokens a step
+takes along: as many as pay, and never so many that a job is held up (`Speculation`). Knows neither how a draft is found
+(`DraftSource`: ngram.py, history.py) nor what a token means. Pure; step thread.
 
 No step ever takes a draft only to find out whether it would be right.
 """
@@ -15,11 +15,13 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, islice, pairwise
 from math import log
 from statistics import median
+from typing import Protocol
 
 from msgspec.structs import replace
 
+from worker.engine.acceptance import Acceptance, Account, Draft
 from worker.engine.backend import MAX_DRAFTS, Sampled, Step
-from worker.engine.ngram import NO_DRAFT, Acceptance, Draft
+from worker.engine.history import History
 from worker.engine.sequence import Sequence, State
 from worker.wire.messages import SlotId, TokenId
 
@@ -31,21 +33,78 @@ MOST_LOST = 0.02
 N_TIMED = 9
 """How many steps' times are remembered; their median is not moved by one step that was held up."""
 
+N_READ = 256
+"""How many tokens of ended jobs are made known to others after a step, at about a microsecond each. A step generates
+fewer."""
+
 Running = Mapping[SlotId, Sequence]
 
 
-class Drafts:
-    """Without `row_costs`, (tokens in a decode step, seconds it takes), there are no drafts."""
+class DraftSource(Protocol):
+    """Where drafts come from. Each source proposes for all sequences of a step, and is judged by every draw."""
 
-    def __init__(self, row_costs: tuple[tuple[int, float], ...]) -> None:
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> Seq[Draft]:
+        """For each sequence, in order, a draft of at most so many tokens; that may be none."""
+        ...
+
+    def acceptance(self, sequence: Sequence) -> Acceptance:
+        """How often such drafts were right, as far as it says something about this sequence. The same object while the
+        sequence runs; whoever judges drafts tells it of them."""
+        ...
+
+
+class OwnText:
+    """Drafts from a job's own text. What they are worth is learned for each job."""
+
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Draft]:
+        return [sequence.ngram_lookup.propose(n_most) for sequence, n_most in wanted]
+
+    def acceptance(self, sequence: Sequence) -> Acceptance:
+        return sequence.acceptance
+
+
+class EarlierAnswers:
+    """Drafts from what other jobs have generated. What they are worth is learned from all jobs together, so that a job
+    begins with what is known."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._acceptance = Acceptance()
+
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Draft]:
+        return [self._history.propose(sequence.tokens, sequence.match, n_most) for sequence, n_most in wanted]
+
+    def acceptance(self, sequence: Sequence) -> Acceptance:  # noqa: ARG002 - the same for all
+        return self._acceptance
+
+
+class Drafts:
+    """Without `row_costs`, (tokens in a decode step, seconds it takes), there are no drafts; without `history_bytes`
+    there are none from other jobs' answers.
+    """
+
+    def __init__(self, row_costs: tuple[tuple[int, float], ...], history_bytes: int) -> None:
         self._speculation = Speculation(row_costs, MAX_DRAFTS)
         self._is_on = bool(row_costs)
-        self._drafts: dict[SlotId, Draft] = {}
-        """All drafts for the step that runs, also what the step did not take of them."""
+        self._history = History(history_bytes if row_costs else 0)
+        self._sources: list[DraftSource] = [OwnText()]
+        if self._history.n_bytes:
+            self._sources.append(EarlierAnswers(self._history))
+        self._proposals: dict[SlotId, list[Proposal]] = {}
+        """All sources' for the step that runs, also what the step did not take of them."""
+
+    def remember(self, sequence: Sequence) -> None:
+        """Keep a copy of what a job that ends has generated; `learn` makes it known."""
+        self._history.remember(sequence.tokens, len(sequence.prompt))
+
+    def learn(self, *, is_idle: bool) -> None:
+        """Make known to other jobs what ended ones have generated: all of it while nobody waits, else a part."""
+        while self._history.read(N_READ) and is_idle:
+            pass
 
     def added_to(self, step: Step, running: Running, n_free_cells: int) -> Step:
         """The step with drafts, where it is a decode step, they pay and have room, and no prompt waits for it."""
-        self._drafts = {}
+        self._proposals = {}
         if step.kind != "decode" or not self._is_on or step.n_tokens + MAX_DRAFTS > n_free_cells:
             return step
         if any(sequence.state is State.PREFILL for sequence in running.values()):
@@ -53,21 +112,29 @@ class Drafts:
         n_most = self._speculation.most_drafts(len(step.slices))
         if n_most == 0:
             return step
-        self._drafts = {slice_.slot: _draft(running[slice_.slot], n_most) for slice_ in step.slices}
-        if not any(draft.tokens for draft in self._drafts.values()):
+        self._proposals = self._of_all_sources({slice_.slot: running[slice_.slot] for slice_ in step.slices}, n_most)
+        best = [self._speculation.best(proposals, len(step.slices)) for proposals in self._proposals.values()]
+        if not any(proposal.draft.tokens for proposal in best):
             return step
-        counts = self._speculation.plan(
-            [Proposal(running[slot].acceptance, draft) for slot, draft in self._drafts.items()]
-        )
+        counts = self._speculation.plan(best)
         if not any(counts):
             return step
         return replace(
             step,
             slices=tuple(
-                running[slice_.slot].decode_slice(draft.tokens[:count]) if count else slice_
-                for slice_, draft, count in zip(step.slices, self._drafts.values(), counts, strict=True)
+                running[slice_.slot].decode_slice(proposal.draft.tokens[:count]) if count else slice_
+                for slice_, proposal, count in zip(step.slices, best, counts, strict=True)
             ),
         )
+
+    def _of_all_sources(self, sequences: Running, n_most: int) -> dict[SlotId, list["Proposal"]]:
+        wanted = [(sequence, _n_allowed(sequence, n_most)) for sequence in sequences.values()]
+        found: dict[SlotId, list[Proposal]] = {slot: [] for slot in sequences}
+        for source in self._sources:
+            for (slot, sequence), draft in zip(sequences.items(), source.propose(wanted), strict=True):
+                proposal = Proposal(sequence.account, source.acceptance(sequence), _permitted(draft, sequence))
+                found[slot].append(proposal)
+        return found
 
     def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float) -> tuple[int, int]:
         """Learn from a step that ran, before its draws are taken: (draft tokens it computed, of these drawn). Each
@@ -76,7 +143,7 @@ class Drafts:
         if step.kind != "decode" or not self._is_on:
             return 0, 0
         self._speculation.took(step.n_tokens, seconds)
-        if not self._drafts:
+        if not self._proposals:
             return 0, 0
         drawn: dict[SlotId, list[TokenId]] = {}
         for each in sampled:
@@ -84,20 +151,23 @@ class Drafts:
         n_drafts = {slice_.slot: slice_.n_drafts for slice_ in step.slices if slice_.slot in drawn}
         for slot, tokens in drawn.items():
             sequence = running[slot]
-            sequence.acceptance.saw(self._drafts[slot], tokens)
+            sequence.account.won(len(tokens) - 1)
+            for proposal in self._proposals[slot]:
+                proposal.acceptance.saw(proposal.draft, tokens)
             sequence.n_drafted += n_drafts[slot]
             sequence.n_accepted += len(tokens) - 1
         return sum(n_drafts.values()), len(sampled) - len(drawn)
 
 
-def _draft(sequence: Sequence, n_most: int) -> Draft:
-    """Up to n_most tokens; none where the next token is known, behind the last allowed token, or that a constraint
-    forbids.
-    """
-    n_allowed = min(n_most, sequence.max_tokens - len(sequence.generated) - 1)
-    if sequence.n_to_compute > 1 or sequence.forced or n_allowed <= 0:
-        return NO_DRAFT
-    draft = sequence.ngram_lookup.propose(n_allowed)
+def _n_allowed(sequence: Sequence, n_most: int) -> int:
+    """How many draft tokens it may have: none where the next token is known, nor behind the last allowed token."""
+    if sequence.n_to_compute > 1 or sequence.forced:
+        return 0
+    return max(0, min(n_most, sequence.max_tokens - len(sequence.generated) - 1))
+
+
+def _permitted(draft: Draft, sequence: Sequence) -> Draft:
+    """The draft as far as the sequence's constraint allows it."""
     if sequence.constraint is None or not draft.tokens:
         return draft
     return Draft(draft.tokens[: sequence.constraint.n_allowed(draft.tokens)], draft.n_matched)
@@ -105,9 +175,12 @@ def _draft(sequence: Sequence, n_most: int) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a decoding sequence proposes: its draft, which may be empty, and what its earlier ones were worth."""
+    """A draft for a decoding sequence, which may be empty."""
 
+    account: Account
+    """The sequence's."""
     acceptance: Acceptance
+    """What such drafts were worth."""
     draft: Draft
 
 
@@ -149,10 +222,17 @@ class Speculation:
         gains = (log(1 + 1 / n) for n in range(1, self._n_most + 1) for _ in range(n_rows))
         return self._n_worthwhile(n_rows, gains)
 
+    def best(self, proposals: Seq[Proposal], n_rows: int) -> Proposal:
+        """The proposal, of those for one of n_rows sequences, that makes the step fastest if the others have none."""
+        drafted = [proposal for proposal in proposals if proposal.draft.tokens]
+        if len(drafted) < 2:
+            return (drafted or proposals)[0]
+        return max(drafted, key=lambda proposal: self._most_gained(n_rows, _gains(proposal))[1])
+
     def plan(self, proposals: Seq[Proposal]) -> list[int]:
         """How many of its draft tokens each sequence of the step takes, in order; their cost is put on its account.
 
-        Give every sequence of the step, and tell each `Acceptance` what was drawn.
+        Give every sequence of the step, and tell each `Account` and `Acceptance` what was drawn.
         """
         n_rows = len(proposals)
         counts = [0] * n_rows
@@ -160,20 +240,20 @@ class Speculation:
             return counts
         token_s = self._cost(n_rows) / n_rows
         for proposal in proposals:
-            account = proposal.acceptance
+            account = proposal.account
             account.token_s = token_s
             account.lost_s = max(0.0, account.lost_s - MOST_LOST * token_s)
         best = self._best(proposals)
         n_taken = self._n_worthwhile(n_rows, (gain for _, gain in best))
         for n_before, (i, _) in enumerate(best[:n_taken], n_rows):
             counts[i] += 1
-            proposals[i].acceptance.lost_s += self._cost_of_one_more(n_before)
+            proposals[i].account.lost_s += self._cost_of_one_more(n_before)
         return counts
 
     def _best(self, proposals: Seq[Proposal]) -> list[tuple[int, float]]:
         """The n_most best draft tokens that their jobs can pay, as (index of the proposal, gain), best first."""
         prospects = [_gains(proposal) for proposal in proposals]
-        room_s = [self._most_lost_s - proposal.acceptance.lost_s for proposal in proposals]
+        room_s = [self._most_lost_s - proposal.account.lost_s for proposal in proposals]
         heap = [(-gain, i) for i, gains in enumerate(prospects) for gain in islice(gains, 1)]
         heapify(heap)
         best: list[tuple[int, float]] = []
@@ -189,20 +269,26 @@ class Speculation:
         return best
 
     def _n_worthwhile(self, n_rows: int, gains: Iterable[float]) -> int:
-        """How many draft tokens make the step fastest. `gains`: what each adds to the logarithm of its sequence's
-        expected tokens, best first.
+        """How many draft tokens make the step fastest, if that is fast enough; else 0."""
+        n_best, best = self._most_gained(n_rows, gains)
+        return n_best if best > n_rows * log(LEAST_GAIN) else 0
+
+    def _most_gained(self, n_rows: int, gains: Iterable[float]) -> tuple[int, float]:
+        """How many draft tokens make the step fastest, and what that adds to the sum of the logarithms of all n_rows
+        sequences' speeds. `gains`: what each draft token adds to the logarithm of its sequence's expected tokens, best
+        first.
         """
         n_most = min(self._n_most, len(self._row_costs) - n_rows)
         if n_most <= 0:
-            return 0
-        n_best, best = 0, n_rows * log(LEAST_GAIN)
+            return 0, 0.0
+        n_best, best = 0, 0.0
         cost_s, gained = self._cost(n_rows), 0.0
         for n_drafts, gain in enumerate(islice(gains, n_most), 1):
             gained += gain
             net = gained - n_rows * log(self._cost(n_rows + n_drafts) / cost_s)
             if net > best:
                 n_best, best = n_drafts, net
-        return n_best
+        return n_best, best
 
     @property
     def _most_lost_s(self) -> float:

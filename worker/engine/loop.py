@@ -83,7 +83,7 @@ class Engine:
             budget=config.prefill_budget(),
             policy=config.policy(can_keep=self.prefix_cache.is_keeping),
         )
-        self._drafts = Drafts(config.row_costs)
+        self._drafts = Drafts(config.row_costs, config.history_bytes)
         self.step_jobs: frozenset[JobKey] = frozenset()
         """Jobs of the step that runs now; read by the intake thread to decide whether to abort it."""
         self._announced: tuple[JobKey, ...] = ()
@@ -152,6 +152,7 @@ class Engine:
         # Only now: a copy takes milliseconds, and a first token may have waited for them.
         if self.scheduler.running:
             self.put_away()
+        self._drafts.learn(is_idle=self.is_idle)
 
     def _check_memory(self) -> None:
         """Compare all counts of what is in the memory, now that the last job has left and its end was told.
@@ -390,6 +391,7 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         """End a sequence and keep what it computed for later prompts."""
         self.prefix_cache.keep(sequence, is_last=len(self.scheduler.running) == 1)
+        self._drafts.remember(sequence)
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:

@@ -1,16 +1,10 @@
-"""N-gram lookup: drafts of a job's next tokens, read from where its last tokens stood before, and how often such drafts
-were right.
+"""N-gram lookup: drafts of a job's next tokens, read from where its last tokens stood before.
 
-Owns the index over one job's tokens, and what the job's drafts have been worth (`Acceptance`). Knows neither the model
-nor how many draft tokens pay (drafts.py). Pure; step thread.
-
-A token is the same whether there was a draft or not, so every draw judges the draft token that was proposed for it,
-also one that the step did not take.
+Owns the index over one job's tokens. Knows neither the model nor how many draft tokens pay (drafts.py). Pure; step
+thread.
 """
 
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-
+from worker.engine.acceptance import NO_DRAFT, Draft
 from worker.wire.messages import TokenId
 
 NGRAM_SIZES = (4, 2, 1)
@@ -20,31 +14,17 @@ edit. What a short match is worth is learned apart (`Acceptance`), so that it do
 MOST_COUNTED = 16
 """How far back a match that was just found is counted; beyond that it is simply long."""
 
-N_CLASSES = 5
-"""Matches of 1, 2-3, 4-7, 8-15 and more tokens are judged apart: a long one is right far more often."""
-HALF_LIFE = 16
-"""After so many draws, what was seen counts half. Values from 8 to 64 make no difference on edits, quotes and lists."""
-
-_DECAY = 0.5 ** (1 / HALF_LIFE)
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Draft tokens for a job, the next one first."""
-
-    tokens: tuple[TokenId, ...] = ()
-    n_matched: int = 0
-    """How many of the job's last tokens, at least, also stand before the place that the draft was read from."""
-
-
-NO_DRAFT = Draft()
+TRUST_BEHIND_A_CHANGE = 4
+"""A place that goes on behind a changed token is trusted as one that has agreed for this part of what it had. With 1
+drafts behind names are too long, with more than any match has had those behind an edit are too short."""
 
 
 class NgramLookup:
     """Where the n-grams of one job's tokens last stood; `tokens`, prompt and generated, is the job's own growing list.
 
     Keeps to the place it has found for as long as the text goes on as it did there: an earlier place that has agreed
-    for long tells more than a later one that agrees in the last few tokens.
+    for long tells more than a later one that agrees in the last few tokens. Where one token is another than there, as a
+    name in a form is, it goes on behind it, unless the last two tokens have stood somewhere together.
 
     Time: the index is made by `propose` and catches up then, two microseconds a token, so that a job which is never
     asked costs nothing. Memory: once asked up to 500 bytes a token; freed with the job.
@@ -84,47 +64,22 @@ class NgramLookup:
             self._next += 1
             self._n_matched += 1
         else:
-            self._next = next((self._ends[ngram] for ngram in ngrams if ngram in self._ends), None)
-            self._n_matched = 0 if self._next is None else self._n_common(self._next, end)
+            self._look_for(ngrams, end)
         for ngram in ngrams:
             self._ends[ngram] = end
+
+    def _look_for(self, ngrams: list[tuple[TokenId, ...]], end: int) -> None:
+        """Find the place to go on from after a token that was not expected."""
+        known = [ngram for ngram in ngrams if ngram in self._ends]
+        if self._next is not None and self._n_matched and not any(len(ngram) > 1 for ngram in known):
+            self._next += 1
+            self._n_matched //= TRUST_BEHIND_A_CHANGE
+        else:
+            self._next = self._ends[known[0]] if known else None
+            self._n_matched = 0 if self._next is None else self._n_common(self._next, end)
 
     def _n_common(self, earlier: int, end: int) -> int:
         """How many tokens before the two positions are the same, up to MOST_COUNTED."""
         tokens = self._tokens
         most = min(earlier, MOST_COUNTED)
         return next((n for n in range(most) if tokens[earlier - 1 - n] != tokens[end - 1 - n]), most)
-
-
-@dataclass(slots=True, eq=False)
-class Acceptance:
-    """What one job's drafts have been worth. `Speculation.plan` keeps its account of seconds."""
-
-    _right: list[float] = field(default_factory=lambda: [2.0**i for i in range(N_CLASSES)])
-    """How many draft tokens were right, by class of match. A match of m tokens begins as if m had been right and one
-    wrong."""
-    _wrong: list[float] = field(default_factory=lambda: [1.0] * N_CLASSES)
-    lost_s: float = 0.0
-    """By how many modelled seconds drafts have made this job slower, less what is forgiven. What they win beyond that
-    is forgotten by the next plan."""
-    token_s: float = 0.0
-    """What a token would have cost in the last plan without drafts."""
-
-    def rate(self, n_matched: int) -> float:
-        """The chance, in [0, 1], that the next draft token is right after a match of n_matched ≥ 1 tokens."""
-        i = _class(n_matched)
-        return self._right[i] / (self._right[i] + self._wrong[i])
-
-    def saw(self, draft: Draft, drawn: Seq[TokenId]) -> None:
-        """Learn from a step: all of the draft, taken or not, and the tokens drawn, which are one and one more for each
-        draft token that was right.
-        """
-        self.lost_s -= (len(drawn) - 1) * self.token_s
-        for n_matched, (expected, token) in enumerate(zip(draft.tokens, drawn, strict=False), draft.n_matched):
-            i = _class(n_matched)
-            self._right[i] = self._right[i] * _DECAY + (expected == token)
-            self._wrong[i] = self._wrong[i] * _DECAY + (expected != token)
-
-
-def _class(n_matched: int) -> int:
-    return min(n_matched.bit_length(), N_CLASSES) - 1

@@ -16,8 +16,10 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from worker.engine.acceptance import Acceptance, Account
 from worker.engine.backend import Constraint, Forced, Score, Scoring, Slice
-from worker.engine.ngram import Acceptance, NgramLookup
+from worker.engine.history import Match
+from worker.engine.ngram import NgramLookup
 from worker.engine.text import TextStream
 from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 
@@ -98,6 +100,10 @@ class Sequence:
     nothing that depends on the prompt was shown, and the job can begin anew."""
     ngram_lookup: NgramLookup = field(init=False)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    """Of drafts from its own text."""
+    match: Match = field(default_factory=Match)
+    """Where earlier answers are like its own."""
+    account: Account = field(default_factory=Account)
     n_drafted: int = 0
     """How many draft tokens were computed for it."""
     n_accepted: int = 0

@@ -42,6 +42,7 @@ from worker.wire.messages import (
     LoadFailed,
     Outbound,
     Progress,
+    PromptLookup,
     Refused,
     Residency,
     Scheduling,
@@ -156,7 +157,7 @@ def configure(settings: Settings, model_path: Path, chat_template: str | None = 
         is_deterministic=settings.deterministic,
         prefix_cache_bytes=settings.prefix_cache_bytes,
         scheduling=cast(Scheduling, settings.scheduling),  # check() lets no other pass
-        has_prompt_lookup=settings.prompt_lookup == "on",
+        prompt_lookup=cast(PromptLookup, settings.prompt_lookup),  # check() lets no other pass
         swa_full=cast(SwaFull, settings.swa_full),  # check() lets no other pass
         split_mode=cast(SplitMode, settings.split_mode),  # check() lets no other pass
         tensor_split=shares(settings.tensor_split),

@@ -122,7 +122,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             row_costs=config.row_costs,
             target_s=config.itl_target_s,
             is_deterministic=config.is_deterministic,
-            has_prompt_lookup=config.has_prompt_lookup,
+            has_prompt_lookup=config.prompt_lookup != "off",
         )
         undo.pop_all()
     kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.kv.can_share)

@@ -24,9 +24,12 @@ QuestionKey = NewType("QuestionKey", int)
 StopReason = Literal["MAX_TOKENS", "EOS", "STOP_SEQUENCE"]
 FailureCode = Literal["VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED"]
 StepKind = Literal["prefill", "decode"]
-SwaFull = Literal["auto", "on", "off"]
 Scheduling = Literal["fair", "first-come"]
+"""Who waits when jobs need more slots or cells than there are: those that have had most, or the youngest."""
+SwaFull = Literal["auto", "on", "off"]
 """Whether layers with a sliding window have as many KV cells as others, so that prefixes can be shared and kept."""
+PromptLookup = Literal["on", "own", "off"]
+"""What drafts are read from: a job's own text and other jobs' answers, its own text only, or nothing."""
 SplitMode = Literal["none", "layer", "row"]
 """llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
 
@@ -138,7 +141,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """How many bytes of ended jobs' KV cells are kept for later prompts at most; -1 means "decide for me"."""
     scheduling: Scheduling = "fair"
     """How jobs share slots and cells when there are not enough."""
-    has_prompt_lookup: bool = True
+    prompt_lookup: PromptLookup = "on"
     swa_full: SwaFull = "auto"
     """auto means on where it costs neither cells, jobs nor layers on a GPU."""
     split_mode: SplitMode = "none"

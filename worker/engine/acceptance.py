@@ -1,0 +1,76 @@
+"""What a draft is, how often drafts of one source were right, and what drafts have cost a job.
+
+Knows neither the model, nor where drafts come from, nor how many draft tokens pay (drafts.py). Pure; step thread.
+
+A token is the same whether there was a draft or not, so every draw judges the draft tokens that any source proposed for
+it, also those that the step did not take.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from worker.wire.messages import TokenId
+
+N_CLASSES = 5
+"""Matches of up to 1, 2-3, 4-7, 8-15 and more tokens are judged apart: a long one is right far more often."""
+HALF_LIFE = 16
+"""After so many draws, what was seen counts half. Values from 8 to 64 make no difference on edits, quotes and lists."""
+
+_DECAY = 0.5 ** (1 / HALF_LIFE)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Draft tokens for a job, the next one first."""
+
+    tokens: tuple[TokenId, ...] = ()
+    n_matched: int = 0
+    """How many of the job's last tokens, at least, also stand before the place that the draft was read from; less where
+    one of them is another than there (`TRUST_BEHIND_A_CHANGE` in ngram.py)."""
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """By how many modelled seconds drafts have made one job slower. `Speculation.plan` keeps it."""
+
+    lost_s: float = 0.0
+    """Less what is forgiven. What drafts win beyond that is forgotten by the next plan."""
+    token_s: float = 0.0
+    """What a token would have cost in the last plan without drafts."""
+
+    def won(self, n_tokens: int) -> None:
+        """So many draft tokens of the planned step were right."""
+        self.lost_s -= n_tokens * self.token_s
+
+
+@dataclass(slots=True, eq=False)
+class Acceptance:
+    """How often the drafts of one source were right."""
+
+    _right: list[float] = field(default_factory=lambda: [2.0**i for i in range(N_CLASSES)])
+    """How many draft tokens were right, by class of match. A match of m tokens begins as if m had been right and one
+    wrong."""
+    _wrong: list[float] = field(default_factory=lambda: [1.0] * N_CLASSES)
+
+    def rate(self, n_matched: int) -> float:
+        """The chance, in [0, 1], that the next draft token is right after a match of n_matched ≥ 0 tokens."""
+        i = _class(n_matched)
+        return self._right[i] / (self._right[i] + self._wrong[i])
+
+    def saw(self, draft: Draft, drawn: Seq[TokenId]) -> None:
+        """Learn from a step: all of the draft, taken or not, and the tokens drawn. What stands behind a wrong token
+        teaches nothing.
+        """
+        for n_matched, (expected, token) in enumerate(zip(draft.tokens, drawn, strict=False), draft.n_matched):
+            i = _class(n_matched)
+            self._right[i] = self._right[i] * _DECAY + (expected == token)
+            self._wrong[i] = self._wrong[i] * _DECAY + (expected != token)
+            if expected != token:
+                break
+
+
+def _class(n_matched: int) -> int:
+    return min(max(1, n_matched).bit_length(), N_CLASSES) - 1

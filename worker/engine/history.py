@@ -1,0 +1,134 @@
+"""N-grams of earlier answers: drafts of a job's next tokens, read from what other jobs have generated.
+
+Owns the answers that are remembered and the index over them, both of a fixed size in bytes. Knows neither jobs nor
+steps. Pure; step thread. Nothing of it outlives the engine.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from worker.engine.acceptance import NO_DRAFT, Draft
+from worker.engine.ngram import MOST_COUNTED
+from worker.wire.messages import TokenId
+
+HISTORY_BYTES = 4 * 2**20
+"""Some 260,000 tokens of answers and their index."""
+
+NGRAM_SIZES = (8, 4, 2)
+"""How many last tokens to look for, in this order."""
+_END = -1
+"""Stands behind each answer, and where none was written yet. It is no token, so that no n-gram and no draft reaches
+over it."""
+_WIDTH = array("i").itemsize
+
+
+@dataclass(slots=True)
+class Match:
+    """Where in the history a job's text has last been found; the history's own note on the job."""
+
+    place: int = 0
+    """Of the token that should come next; 0: nowhere."""
+    n_seen: int = 0
+    """How many tokens the job had then."""
+
+
+class History:
+    """The last answers, one behind the other in a ring, each behind the last tokens of its prompt; and a table that has
+    for the hash of an n-gram the place behind it.
+
+        ring:  ... q q q b b b b b ■ p p p a a a a a a a ■ x x x x x ■ (the oldest)
+                                           └ a place: the n-gram ends before it, the draft begins there
+
+    Nothing is ever deleted from the table: an n-gram overwrites whatever had its hash, and the tokens before a place
+    are compared before anything is read from it. So any place does, however old or wrong it is.
+
+    Memory: at most `limit_bytes`, all of it from the beginning.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        n_tokens = limit_bytes // (_WIDTH * (1 + len(NGRAM_SIZES)))
+        self._ring = array("i", [_END]) * n_tokens
+        self._places = array("i", [0]) * (n_tokens * len(NGRAM_SIZES))
+        self._head = 0
+        self._unread: deque[range] = deque()
+        """Places of answers that are in the ring and not yet in the table."""
+
+    @property
+    def n_bytes(self) -> int:
+        return _WIDTH * (len(self._ring) + len(self._places))
+
+    def remember(self, tokens: Seq[TokenId], n_prompt: int) -> None:
+        """Write down an answer, tokens[n_prompt:], and the tokens before it by which it will be found; what is too long
+        for the ring loses its beginning. Microseconds; `read` makes the answer known.
+        """
+        begin = max(0, n_prompt - NGRAM_SIZES[0], len(tokens) + 1 - len(self._ring))
+        if len(tokens) == n_prompt or begin >= len(tokens):
+            return
+        record = array("i", tokens[begin:])
+        record.append(_END)
+        if self._head + len(record) > len(self._ring):
+            self._head = 0
+        start, self._head = self._head, self._head + len(record)
+        self._ring[start : self._head] = record
+        self._unread.append(range(start + max(1, n_prompt - begin), self._head - 1))
+
+    def read(self, n_most: int) -> bool:
+        """Put the n-grams before up to n_most tokens of what was remembered into the table, about a microsecond each.
+        Whether there is more.
+        """
+        while self._unread and n_most > 0:
+            places = self._unread.popleft()
+            for place in places[:n_most]:
+                self._index(place)
+            if rest := places[n_most:]:
+                self._unread.appendleft(rest)
+            n_most -= len(places)
+        return bool(self._unread)
+
+    def propose(self, tokens: list[TokenId], match: Match, n_most: int) -> Draft:
+        """What followed the job's last tokens in an earlier answer, up to n_most tokens and that answer's end.
+
+        Keeps to the place it has found for as long as the text goes on as it did there, as NgramLookup does.
+        """
+        place = match.place + len(tokens) - match.n_seen if match.place else 0
+        draft = self._read_at(place, tokens, 1, n_most)
+        for size in NGRAM_SIZES:
+            if draft is not NO_DRAFT or size > len(tokens) or not self._places:
+                continue
+            place = self._places[self._slot(tokens[-size:])]
+            draft = self._read_at(place, tokens, size, n_most)
+        match.place, match.n_seen = (0 if draft is NO_DRAFT else place), len(tokens)
+        return draft
+
+    def _read_at(self, place: int, tokens: list[TokenId], n_least: int, n_most: int) -> Draft:
+        """What stands at the place, if at least n_least tokens before it are the job's last ones."""
+        if not 0 < place < len(self._ring) or self._ring[place] == _END:
+            return NO_DRAFT
+        n_matched = self._n_common(place, tokens)
+        if n_matched < n_least:
+            return NO_DRAFT
+        draft = self._ring[place : place + n_most].tolist()
+        if _END in draft:
+            del draft[draft.index(_END) :]
+        return Draft(tuple(map(TokenId, draft)), n_matched)
+
+    def _n_common(self, place: int, tokens: list[TokenId]) -> int:
+        """How many tokens before the place are the job's last ones, up to MOST_COUNTED."""
+        before = self._ring[max(0, place - MOST_COUNTED) : place]
+        n = 0
+        for one, other in zip(reversed(before), reversed(tokens[-MOST_COUNTED:]), strict=False):
+            if one != other:
+                break
+            n += 1
+        return n
+
+    def _index(self, place: int) -> None:
+        for size in NGRAM_SIZES:
+            if size <= place:
+                self._places[self._slot(self._ring[place - size : place])] = place
+
+    def _slot(self, ngram: Seq[int]) -> int:
+        """Of the n-gram's place in the table. Tuples of numbers have the same hash in every process."""
+        return hash(tuple(ngram)) % len(self._places)
