@@ -75,13 +75,12 @@ class History:
         self._unread.append(range(start + max(1, n_prompt - begin), self._head - 1))
 
     def read(self, n_most: int) -> bool:
-        """Put the n-grams before up to n_most tokens of what was remembered into the table, about a microsecond each.
+        """Put the n-grams before up to n_most tokens of what was remembered into the table, a microsecond each.
         Whether there is more.
         """
         while self._unread and n_most > 0:
             places = self._unread.popleft()
-            for place in places[:n_most]:
-                self._index(place)
+            self._index(places[:n_most])
             if rest := places[n_most:]:
                 self._unread.appendleft(rest)
             n_most -= len(places)
@@ -124,10 +123,14 @@ class History:
             n += 1
         return n
 
-    def _index(self, place: int) -> None:
-        for size in NGRAM_SIZES:
-            if size <= place:
-                self._places[self._slot(self._ring[place - size : place])] = place
+    def _index(self, places: range) -> None:
+        begin = max(0, places.start - NGRAM_SIZES[0])
+        tokens = self._ring[begin : places.stop].tolist()
+        for place in places:
+            end = place - begin
+            for size in NGRAM_SIZES:
+                if size <= end:
+                    self._places[self._slot(tokens[end - size : end])] = place
 
     def _slot(self, ngram: Seq[int]) -> int:
         """Of the n-gram's place in the table. Tuples of numbers have the same hash in every process."""
