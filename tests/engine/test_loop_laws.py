@@ -31,6 +31,8 @@ TROUBLED = ToyModel(
     unscorable=frozenset({UNSCORABLE}),
     poison=frozenset({POISON}),
 )
+ALIKE = replace(TROUBLED, n_seen=4, poison=frozenset())
+"""What was drawn can be computed: earlier answers hold no other tokens."""
 
 CHUNKS = (2, 4, 8)
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
@@ -78,7 +80,7 @@ class Anything(RuleBasedStateMachine):
     )
     def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
         self.rig = Rig(
-            replace(TROUBLED, n_seen={"repetitive": 1, "alike": 4}.get(how, 0)),
+            ALIKE if how == "alike" else replace(TROUBLED, n_seen=1 if how == "repetitive" else 0),
             n_slots=n_slots,
             chunk=chunk,
             context_length=40,
