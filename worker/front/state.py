@@ -284,7 +284,7 @@ class Front(Observer):
     async def tokenize(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Tokenized:
         """What a prompt becomes. The two switches are a text's.
 
-        Raises: WorkerError in the order of `open_job`; FieldsRefused where the engine says why not; InferenceFailed
+        Raises: WorkerError in the order of `open_jobs`; FieldsRefused where the engine says why not; InferenceFailed
         when two engines died over it; DeadlineExceeded after --inference-timeout-sec.
         """
         answer = await self._ask(
