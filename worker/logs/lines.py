@@ -42,6 +42,7 @@ LogEvent = Literal[
     "engine",
     "engine_restarted",
     "residency_changed",
+    "threads_changed",
     "no_effect",
     "log_lines_dropped",
     "error",
