@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -22,7 +22,18 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
-from worker.wire.messages import Failed, Finished, JobKey, Outbound, Sampling, StepDone, Submit, TokenId, Violation
+from worker.wire.messages import (
+    Failed,
+    Finished,
+    JobKey,
+    Outbound,
+    Sampling,
+    Scheduling,
+    StepDone,
+    Submit,
+    TokenId,
+    Violation,
+)
 
 pytestmark = pytest.mark.model
 
@@ -90,13 +101,13 @@ class Answers:
     ends: dict[JobKey, Finished | Failed] = field(default_factory=dict)
     n_steps: int = 0
     n_accepted: int = 0
-    n_preempted: int = 0
+    n_paused: int = 0
 
     def take(self, message: Outbound) -> None:
         if not isinstance(message, StepDone):
             return
         self.n_steps += message.kind is not None
-        self.n_preempted += message.n_preempted
+        self.n_paused += message.n_preempted + message.n_yielded
         self.n_accepted += message.n_accepted
         for delta in message.deltas:
             self.texts[delta.job] = self.texts.get(delta.job, "") + delta.text
@@ -189,11 +200,15 @@ def tokens_of(model: LoadedModel, text: str) -> list[TokenId]:
     return read.tokens
 
 
-def test_an_answer_is_the_same_where_jobs_are_paused_for_want_of_cells(model: LoadedModel, alone: list[Told]) -> None:
+@pytest.mark.parametrize("scheduling", get_args(Scheduling))
+def test_an_answer_is_the_same_where_jobs_are_paused(
+    model: LoadedModel, alone: list[Told], scheduling: Scheduling
+) -> None:
     """There is room for two prompts and a little more than one answer."""
     n_prompt = len(tokens_of(model, PROMPT))
-    heard = answers(model, between=0, n_cells=2 * n_prompt + 46, context_length=n_prompt + 80)
-    assert heard.n_preempted > 0
+    sizes = {"n_cells": 2 * n_prompt + 46, "context_length": n_prompt + 80}
+    heard = answers(model, between=0, scheduling=scheduling, **sizes)
+    assert heard.n_paused > 0
     assert heard.told() == alone
 
 

@@ -79,7 +79,9 @@ def test_a_job_that_kills_the_engine_costs_nobody_else_a_job(kind: str, crashing
     gates.shut("crash")
     with ExitStack() as jobs:
         streaming = jobs.enter_context(crashing.streaming_job())
-        poison = jobs.enter_context(worker.stream(prompt=f"{marker(kind)}Hello"))
+        poison = jobs.enter_context(
+            worker.stream(prompt=f"{marker(kind)}Hello", max_tokens=8)
+        )  # as short as the others
         neighbour = jobs.enter_context(worker.stream(prompt=QUESTION, max_tokens=8, temperature=1.0))
         waiting = jobs.enter_context(worker.stream(prompt=QUESTION, max_tokens=8))
         gates.open("decode")
