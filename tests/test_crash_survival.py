@@ -73,8 +73,8 @@ def test_an_engine_whose_counts_of_cells_differ_is_replaced_once_it_is_idle(
 
 @pytest.mark.parametrize("kind", DEATHS)
 def test_a_job_that_kills_the_engine_costs_nobody_else_a_job(kind: str, crashing: CrashingWorker, answer: str) -> None:
-    """Beside it: a job that has sent a token, one in the same prefill step, one that waits for a slot. All but the first
-    are equally short, so that none passes another.
+    """Beside it: a job that has sent a token, one in the same prefill step, one that waits for a slot. All but the
+    first are equally short, so that none passes another.
     """
     worker, gates = crashing.worker, crashing.gates
     n_restarts = crashing.n_restarts

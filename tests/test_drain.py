@@ -28,7 +28,8 @@ NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 @contextmanager
 def one_slot(model: Path, *flags: str, **options: tuple[str, ...]) -> Iterator[WorkerProcess]:
-    with serve_default(model, "--parallel", "1", *flags, **options) as worker:
+    """Who waits, waits until the one before has ended."""
+    with serve_default(model, "--parallel", "1", "--scheduling", "first-come", *flags, **options) as worker:
         yield worker.ready()
 
 

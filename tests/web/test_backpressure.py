@@ -19,8 +19,9 @@ UNREADABLE = {"x-deadline": "soon"}
 
 @pytest.fixture(scope="module")
 def small(model_path: Path) -> Iterator[WorkerProcess]:
-    """Room for one job that runs and one that waits."""
-    with serve_default(model_path, "--parallel", "1", "--max-queue", "1", "--ctx-size", "2048") as worker:
+    """Room for one job that runs and one that waits, which it does however short it is."""
+    flags = ("--parallel", "1", "--max-queue", "1", "--scheduling", "first-come", "--ctx-size", "2048")
+    with serve_default(model_path, *flags) as worker:
         yield worker.ready()
 
 

@@ -27,7 +27,7 @@ HUGE_ID = "j" * 1_900_000
 @pytest.fixture(scope="module")
 def single(model_path: Path) -> Iterator[WorkerProcess]:
     """One slot: the second job waits."""
-    with serve_default(model_path, "--parallel", "1", "--ctx-size", "4096") as worker:
+    with serve_default(model_path, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096") as worker:
         yield worker.ready()
 
 

@@ -113,7 +113,9 @@ def test_a_cancelled_answer_that_does_not_stream_is_no_answer(model_path: Path) 
 
 
 def test_too_many_jobs_for_one_answer_open_none(model_path: Path) -> None:
-    with serve_default(model_path, "--parallel", "1", "--max-queue", "2", "--ctx-size", "1024") as worker:
+    with serve_default(
+        model_path, "--parallel", "1", "--scheduling", "first-come", "--max-queue", "2", "--ctx-size", "1024"
+    ) as worker:
         worker.ready()
         refused = worker.post(COMPLETIONS, json={**GREEDY, "n": 4})
         assert (refused.status_code, refusal(refused)["type"]) == (503, "rate_limit_error")

@@ -70,7 +70,7 @@ class Guarded:
 def guarded(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     gate = tmp_path_factory.mktemp("page") / "gate"
     os.mkfifo(gate)
-    flags = ("--parallel", "1", "--max-queue", "1", "--ctx-size", "2048")
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--max-queue", "1", "--ctx-size", "2048")
     environment = {"LLORCH_API_TOKEN": TOKEN}
     with serve_default(model_path, *flags, command=front_command(gate), environment=environment) as worker:
         guarded = Guarded(worker, gate)
