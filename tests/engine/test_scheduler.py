@@ -8,6 +8,7 @@ from worker.engine.backend import Slice, Step
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
+from worker.engine.shares import FirstCome
 from worker.engine.text import TextStream
 from worker.wire.messages import JobKey, Sampling, SlotId, StepKind, TokenId
 
@@ -26,7 +27,7 @@ def scheduler_of(
     *sequences: Sequence, n_slots: int = 4, n_cells: int = 1000, chunk: int = 8, widest_step: int = 0
 ) -> Scheduler:
     budget = PrefillBudget(chunk=chunk, widest_step=widest_step, itl_target_s=TARGET_S)
-    scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, budget=budget)
+    scheduler = Scheduler(n_slots=n_slots, n_cells=n_cells, budget=budget, policy=FirstCome())
     for sequence in sequences:
         scheduler.add(sequence)
     return scheduler
@@ -259,7 +260,7 @@ def test_a_decode_step_has_one_token_of_every_decoding_slot_in_order_of_admissio
 
 def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> None:
     budget = PrefillBudget(chunk=8, widest_step=64, itl_target_s=TARGET_S, is_fixed=True)
-    scheduler = Scheduler(n_slots=4, n_cells=1000, budget=budget)
+    scheduler = Scheduler(n_slots=4, n_cells=1000, budget=budget, policy=FirstCome(is_reserving=True))
     for job, n_prompt in enumerate((20, 3, 3)):
         scheduler.add(waiting(job, n_prompt, max_tokens=1))
     budget.prefill_took(8, 9.0)

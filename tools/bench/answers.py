@@ -65,10 +65,14 @@ def per_s(count: float, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
 
 
+def whole_s(answers: Sequence[Answer]) -> float:
+    """The time from the first request to the last token."""
+    return max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
+
+
 def whole_rate(answers: Sequence[Answer]) -> float:
-    """All tokens by the time from the first request to the last token."""
-    begun_s = min(answer.sent_s for answer in answers)
-    return per_s(sum(answer.n_tokens for answer in answers), max(answer.ended_s for answer in answers) - begun_s)
+    """All tokens by that time."""
+    return per_s(sum(answer.n_tokens for answer in answers), whole_s(answers))
 
 
 def percentile(values: Iterable[float], percent: int) -> float:

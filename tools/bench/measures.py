@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from tools.bench.answers import Answer, gaps_of, per_s, percentile, whole_rate
+from tools.bench.answers import Answer, gaps_of, per_s, percentile, whole_rate, whole_s
 from worker.errors import WorkerError
 
 Answers = Sequence[Answer]
@@ -110,7 +110,7 @@ def loss_of_the_long(bound: Bound, *, n_long: int) -> Measure:
 
     def of(answers: Answers) -> float:
         beside, without = answers[1 : 1 + n_long], answers[2 + n_long :]
-        return per_s(_whole_s(beside), _whole_s(without))
+        return per_s(whole_s(beside), whole_s(without))
 
     return Measure("end of the long ones", "×", of, bound)
 
@@ -143,10 +143,6 @@ def _longest_gap_beside_the_last(answers: Answers) -> float:
     return max(gaps, default=0.0)
 
 
-def _whole_s(answers: Answers) -> float:
-    return max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
-
-
 def _last_end(first: Answers, rest: Answers) -> float:
     alone_s = per_s(sum(answer.n_tokens for answer in rest), whole_rate(first))
-    return per_s(_whole_s(rest), alone_s)
+    return per_s(whole_s(rest), alone_s)

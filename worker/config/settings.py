@@ -22,7 +22,7 @@ from worker.config.option import ANY_PATH, JsonObject, Origin, SettingOption, Te
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
-from worker.wire.messages import Scheduling, SplitMode, SwaFull
+from worker.wire.messages import PromptLookup, Scheduling, SplitMode, SwaFull
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """llama.cpp's KV cache types; the first three are not quantised."""
@@ -210,7 +210,7 @@ class Settings:
         "Guess tokens from a job's own text, and from what other jobs were answered, and check several in one step; "
         "answers stay the same. own: from its own text only.",
         "Jobs",
-        Choice(("on", "own", "off")),
+        Choice(get_args(PromptLookup)),
     )
     scheduling: str = setting(
         "fair",

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from worker.engine.acceptance import NO_DRAFT, Draft
-from worker.engine.ngram import MOST_COUNTED
+from worker.engine.ngram import n_common
 from worker.wire.messages import TokenId
 
 HISTORY_BYTES = 4 * 2**20
@@ -105,23 +105,13 @@ class History:
         """What stands at the place, if at least n_least tokens before it are the job's last ones."""
         if not 0 < place < len(self._ring) or self._ring[place] == _END:
             return NO_DRAFT
-        n_matched = self._n_common(place, tokens)
+        n_matched = n_common(self._ring, place, tokens, len(tokens))
         if n_matched < n_least:
             return NO_DRAFT
         draft = self._ring[place : place + n_most].tolist()
         if _END in draft:
             del draft[draft.index(_END) :]
         return Draft(tuple(map(TokenId, draft)), n_matched)
-
-    def _n_common(self, place: int, tokens: list[TokenId]) -> int:
-        """How many tokens before the place are the job's last ones, up to MOST_COUNTED."""
-        before = self._ring[max(0, place - MOST_COUNTED) : place]
-        n = 0
-        for one, other in zip(reversed(before), reversed(tokens[-MOST_COUNTED:]), strict=False):
-            if one != other:
-                break
-            n += 1
-        return n
 
     def _index(self, places: range) -> None:
         begin = max(0, places.start - NGRAM_SIZES[0])

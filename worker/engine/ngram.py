@@ -4,6 +4,8 @@ Owns the index over one job's tokens. Knows neither the model nor how many draft
 thread.
 """
 
+from collections.abc import Sequence as Seq
+
 from worker.engine.acceptance import NO_DRAFT, Draft
 from worker.wire.messages import TokenId
 
@@ -17,6 +19,12 @@ MOST_COUNTED = 16
 TRUST_BEHIND_A_CHANGE = 4
 """A place that goes on behind a changed token is trusted as one that has agreed for this part of what it had. With 1
 drafts behind names are too long, with more than any match has had those behind an edit are too short."""
+
+
+def n_common(one: Seq[int], end: int, other: Seq[int], other_end: int) -> int:
+    """How many tokens before the two positions are the same, up to MOST_COUNTED."""
+    most = min(end, other_end, MOST_COUNTED)
+    return next((n for n in range(most) if one[end - 1 - n] != other[other_end - 1 - n]), most)
 
 
 class NgramLookup:
@@ -76,10 +84,4 @@ class NgramLookup:
             self._n_matched //= TRUST_BEHIND_A_CHANGE
         else:
             self._next = self._ends[known[0]] if known else None
-            self._n_matched = 0 if self._next is None else self._n_common(self._next, end)
-
-    def _n_common(self, earlier: int, end: int) -> int:
-        """How many tokens before the two positions are the same, up to MOST_COUNTED."""
-        tokens = self._tokens
-        most = min(earlier, MOST_COUNTED)
-        return next((n for n in range(most) if tokens[earlier - 1 - n] != tokens[end - 1 - n]), most)
+            self._n_matched = 0 if self._next is None else n_common(self._tokens, self._next, self._tokens, end)

@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 from worker.engine.backend import Slice, Step
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.sequence import Sequence, State
-from worker.engine.shares import DECODE_MARGIN, FirstCome, Policy
+from worker.engine.shares import DECODE_MARGIN, Policy
 from worker.wire.messages import JobKey, SlotId, StepKind
 
 LEAST_CELLS = 1 + DECODE_MARGIN
@@ -40,7 +40,7 @@ def most_jobs(n_cells: int) -> int:
 
 
 class Scheduler:
-    def __init__(self, *, n_slots: int, n_cells: int, budget: PrefillBudget, policy: Policy | None = None) -> None:
+    def __init__(self, *, n_slots: int, n_cells: int, budget: PrefillBudget, policy: Policy) -> None:
         """With a fixed budget every prefill step is one prompt's next chunk, whatever other jobs there are."""
         self.n_cells = n_cells
         self.free_slots = [SlotId(i) for i in range(n_slots)]
@@ -50,7 +50,7 @@ class Scheduler:
         self.running: dict[SlotId, Sequence] = {}
         """Sequences that have a slot, in the order of their admission."""
         self._prefill_budget = budget
-        self._policy = policy or FirstCome(is_reserving=budget.is_fixed)
+        self._policy = policy
         self._jobs: dict[JobKey, Sequence] = {}
         self._last_kind: StepKind = "decode"
         self._n_passes = 0

@@ -137,14 +137,15 @@ class Context:
         self._check_thread()
         handle = self.handle
         n_padding = self.row_groups.n_padding(slices)
-        self.kv.make_room(self._limits.check(slices) + n_padding)
+        n_tokens = self._limits.check(slices)
+        self.kv.make_room(n_tokens + n_padding)
         self._row_of = {}
         indexes = self._batch.fill(slices)
         began_s = time.perf_counter()
         code = self._decode_padded(n_padding) if n_padding else int(capi.llama_decode(handle, self._batch.struct))
         elapsed_s = time.perf_counter() - began_s
         self.decoding_s += elapsed_s
-        if self._threads is not None and self._threads.computed(sum(len(each.tokens) for each in slices), elapsed_s):
+        if self._threads is not None and self._threads.computed(n_tokens, elapsed_s):
             n_batch_threads = max(1, self._n_threads_batch * self.n_threads // self._n_threads)
             capi.llama_set_n_threads(handle, self.n_threads, n_batch_threads)
         if code != 0:

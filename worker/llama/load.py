@@ -264,7 +264,7 @@ def _incomplete(placement: Placement) -> ModelLoadFailed:
 def _context(config: Configure, model: Model, plan: Plan) -> Context:
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
-    may_yield = not config.is_deterministic and not model.device.is_gpu
+    may_yield = n_threads > 1 and not config.is_deterministic and not model.device.is_gpu
     has_retained_slot = can_retain(model, plan.parallel, swa_full=plan.swa_full)
     return Context(
         model,
