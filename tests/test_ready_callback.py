@@ -192,7 +192,9 @@ def test_a_restart_while_draining_is_not_announced(shallow_model: Path) -> None:
     """The queued job is run by the second engine; the pool manager is told nothing of it."""
     with (
         Receiver() as receiver,
-        serve_default(shallow_model, "--callback-url", receiver.url, "--parallel", "1") as worker,
+        serve_default(
+            shallow_model, "--callback-url", receiver.url, "--parallel", "1", "--scheduling", "first-come"
+        ) as worker,
     ):
         worker.ready().wait_for("callback_sent")
         with worker.stream(prompt=STORY, max_tokens=200) as running, worker.stream(prompt="Hi", max_tokens=2) as queued:

@@ -39,7 +39,8 @@ OTHERS = ("worker_vram_bytes", "worker_memory_bytes", "worker_uptime_seconds", "
 @pytest.fixture
 def watched(shallow_model: Path) -> Iterator[WorkerProcess]:
     """A fresh worker: its counters begin at zero."""
-    arguments = ("--parallel", "1", "--ctx-size", "1024", "--worker-id", WORKER_ID, "--model-ref", "hf:org/repo")
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "1024")
+    arguments = (*flags, "--worker-id", WORKER_ID, "--model-ref", "hf:org/repo")
     with serve_default(shallow_model, *arguments) as worker:
         yield worker.ready()
 

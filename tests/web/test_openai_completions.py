@@ -99,7 +99,7 @@ def test_a_client_that_leaves_ends_its_jobs(worker: WorkerProcess) -> None:
 
 def test_a_cancelled_answer_that_does_not_stream_is_no_answer(model_path: Path) -> None:
     """Nobody is told its id before it is there, but for the log."""
-    with serve_default(model_path, "--parallel", "1", "--ctx-size", "2048") as worker:
+    with serve_default(model_path, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "2048") as worker:
         worker.ready()
         with streamed(worker, COMPLETIONS, {**GREEDY, "max_tokens": 1500}) as (_, found):
             next(found)
