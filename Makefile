@@ -10,7 +10,8 @@
 #   make constraints-test  published JSON schemas: how many are enforced, and what passes and does not; half a minute
 #   make clients-test  openai, LangChain, LiteLLM, lm-eval and guidellm, each in an environment of its own, on a worker
 #   make soak          1,000 jobs at both doors of one worker, 1,000 JSON schemas; a quarter of an hour
-#   make parity        the default model against its reference in PyTorch, all levels: under 10 minutes
+#   make parity        the default model against its reference in PyTorch, all levels, then errors planted in it and
+#                      the committed reference logits made again: a quarter of an hour
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   KL and perplexity against llama-perplexity, which is built first: a quarter of an hour
 #   make bench         the worker under load beside llama-server, which is built first: forty minutes, on an idle machine
@@ -46,7 +47,7 @@ check: .venv/installed-dev
 	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not clients"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not parity and not clients"
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tools.images $(IMAGES)
@@ -64,6 +65,7 @@ soak: .venv/installed-dev model
 parity: .venv/installed-dev model
 	$(BIN)/llorch-worker parity reference --model "$$($(BIN)/llorch-worker models path $(MODEL))"
 	$(BIN)/llorch-worker parity run --model $(MODEL)
+	$(BIN)/python -m pytest -q -m parity tests/parity
 
 parity-matrix: .venv/installed-dev model
 	$(BIN)/llorch-worker parity reference --model "$$($(BIN)/llorch-worker models path $(MODEL))"

@@ -12,4 +12,4 @@ MODEL=hf:TheBloke/Llama-2-7B-GGUF::file=llama-2-7b.Q4_K_M.gguf
 cd "$(dirname "$0")/.."
 [ -e .venv/installed-dev ] || { echo "test_llama2_7b: what the tests need is not in .venv: run 'make check' once" >&2; exit 1; }
 path=$(scripts/download_model.sh "$MODEL")
-LLORCH_TEST_MODEL_PATH=$path exec .venv/bin/python -m pytest -m "model and not soak and not peer and not clients" "$@"
+LLORCH_TEST_MODEL_PATH=$path exec .venv/bin/python -m pytest -m "model and not soak and not peer and not parity and not clients" "$@"

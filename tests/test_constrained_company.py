@@ -1,6 +1,6 @@
 """A constrained answer is the same alone, among others, with prompt lookup or log-probabilities, and without.
 
-On the default model, over the engine and llama.cpp as the engine process puts them together.
+On two layers of the default model, over the engine and llama.cpp as the engine process puts them together.
 """
 
 import dataclasses
@@ -121,9 +121,9 @@ class Answers:
 
 
 @pytest.fixture(scope="module")
-def model(model_path: Path) -> Iterator[LoadedModel]:
+def model(shallow_model: Path) -> Iterator[LoadedModel]:
     sizes = {"ctx_size": 2048, "parallel": len(JOBS), "cache_type_k": "auto", "prompt_lookup": "off"}
-    model = load_model(replace(CONFIG, model_path=str(model_path), **sizes), lambda _: None)
+    model = load_model(replace(CONFIG, model_path=str(shallow_model), **sizes), lambda _: None)
     assert isinstance(model.runner, LlamaRunner)
     yield model
     model.runner.close()

@@ -41,9 +41,9 @@ NAMED = {
 
 
 @pytest.fixture(scope="module")
-def crashing(default_model: Path) -> Iterator[CrashingWorker]:
+def crashing(shallow_model: Path) -> Iterator[CrashingWorker]:
     """Three slots; one front for all tests of this module that it survives."""
-    with crashing_worker(default_model, "--parallel", "3") as crashing:
+    with crashing_worker(shallow_model, "--parallel", "3") as crashing:
         crashing.worker.ready()
         yield crashing
 
@@ -206,9 +206,9 @@ def test_frames_of_the_past_and_floods_of_words_change_nothing(
 # ── the worker's own end ─────────────────────────────────────────────────────────────────────────
 
 
-def test_five_deaths_without_a_finished_job_between_them_end_the_worker(default_model: Path) -> None:
+def test_five_deaths_without_a_finished_job_between_them_end_the_worker(shallow_model: Path) -> None:
     """Eight, of which four came before a finished job, do not."""
-    with crashing_worker(default_model) as crashing:
+    with crashing_worker(shallow_model) as crashing:
         worker = crashing.worker.ready()
         _kill_while_idle(crashing, 4)
         crashing.answer()
@@ -238,8 +238,8 @@ def _kill_while_idle(crashing: CrashingWorker, n_times: int) -> None:
         crashing.replaced()
 
 
-def test_an_engine_that_dies_while_loading_ends_the_worker_with_its_last_words(default_model: Path) -> None:
-    with crashing_worker(default_model, **{DIES_LOADING: "1"}) as crashing:
+def test_an_engine_that_dies_while_loading_ends_the_worker_with_its_last_words(shallow_model: Path) -> None:
+    with crashing_worker(shallow_model, **{DIES_LOADING: "1"}) as crashing:
         assert crashing.worker.exit_code() == 1
         (error,) = (line for line in crashing.worker.log if line["event"] == "error")
         assert "SIGABRT" in error["message"]
@@ -248,8 +248,8 @@ def test_an_engine_that_dies_while_loading_ends_the_worker_with_its_last_words(d
         assert len(words.replace(" | ", "\n").encode()) <= LAST_WORDS_BYTES
 
 
-def test_a_job_outlives_a_death_during_the_drain(default_model: Path) -> None:
-    with crashing_worker(default_model) as crashing:
+def test_a_job_outlives_a_death_during_the_drain(shallow_model: Path) -> None:
+    with crashing_worker(shallow_model) as crashing:
         worker = crashing.worker.ready()
         with crashing.streaming_job() as streaming, worker.stream(prompt=QUESTION, max_tokens=8) as queued:
             worker.terminate()
@@ -262,8 +262,8 @@ def test_a_job_outlives_a_death_during_the_drain(default_model: Path) -> None:
         assert worker.exit_code() == 0
 
 
-def test_an_engine_leaves_with_a_killed_front_even_from_a_step_that_never_ends(default_model: Path) -> None:
-    with crashing_worker(default_model) as crashing:
+def test_an_engine_leaves_with_a_killed_front_even_from_a_step_that_never_ends(shallow_model: Path) -> None:
+    with crashing_worker(shallow_model) as crashing:
         crashing.worker.ready()
         with crashing.streaming_job():
             engine = crashing.worker.engine

@@ -62,7 +62,7 @@ def one_after_another(model: LoadedModel, sampling: Sampling, **changes: Any) ->
     for number, (name, city) in enumerate(PEOPLE):
         read = model.prompts.read(ASK.format(name=name, city=city))
         assert isinstance(read, Read)
-        engine.submit(JobKey(number), read.tokens, 64, sampling)
+        engine.submit(JobKey(number), read.tokens, 48, sampling)
         while not engine.is_idle:
             engine.step()
         told.append(heard(frames))
@@ -78,9 +78,8 @@ def heard(frames: list[Outbound]) -> Heard:
 
 
 @pytest.mark.usefixtures("default_model")
-@pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_answers_like_earlier_ones_take_fewer_steps_and_are_the_same(model: LoadedModel, temperature: float) -> None:
-    sampling = Sampling(seed=3, temperature=temperature)
+def test_answers_like_earlier_ones_take_fewer_steps_and_are_the_same(model: LoadedModel) -> None:
+    sampling = Sampling(seed=3, temperature=0.0)
     plain = one_after_another(model, sampling)
     own = one_after_another(model, sampling, row_costs=CHEAP_ROWS, history_bytes=0)
     both = one_after_another(model, sampling, row_costs=CHEAP_ROWS, history_bytes=HISTORY_BYTES)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.commands.test_generate import complaint
-from tests.worker_process import PATIENCE_S, ended_by, own_environment
+from tests.worker_process import PATIENCE_S, ended_by, eventually, own_environment
 from worker.commands.chat import Talk, Terminal, Turn
 from worker.commands.session import Session
 from worker.config.settings import Settings
@@ -74,6 +74,10 @@ class TypedAt:
         assert data, f"it has left: {self.screen!r}"
         return data.decode(errors="replace")
 
+    def is_asleep(self) -> bool:
+        """Whether the program waits; source: proc(5), the state behind the name in /proc/PID/stat."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait(PATIENCE_S)
@@ -127,6 +131,8 @@ def test_ctrl_c_at_the_prompt_gives_up_a_line_and_leaves_from_an_empty_one(defau
     with typed_at("--model", str(default_model), *GREEDY) as terminal:
         terminal.type("half a quest")
         terminal.until("half a quest")
+        # Python's readline would not see a signal that comes while it still reads the last letter.
+        eventually(terminal.is_asleep)
         terminal.type("\x03")
         terminal.until("> ")
         assert ended_by(partial(terminal.type, "\x03"), terminal.process) == 0

@@ -36,7 +36,7 @@ def judged(model: Path, proofs: Path, run_id: str, *levels: str) -> Ran:
 
 @pytest.fixture(scope="module")
 def passed(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return judged(default_model, tmp_path_factory.mktemp("proofs"), "good", "tokenizer", "logits", "sampling")
+    return judged(default_model, tmp_path_factory.mktemp("proofs"), "good", "tokenizer", "logits")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_run_against_reference_logits_needs_no_torch(passed: Ran) -> None:
         "logits": "pass",
         "generation": "not run",
         "serving": "not run",
-        "sampling": "pass",
+        "sampling": "not run",
     }
     assert passed.stdout.splitlines()[-1] == f"pass: {passed.folder / 'report.md'}"
 

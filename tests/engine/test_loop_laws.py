@@ -22,7 +22,7 @@ from tests.engine.rig import Rig
 from tests.engine.toy_constraint import N_VOCAB
 from worker.wire.messages import JobKey
 
-LAW = settings(max_examples=250, stateful_step_count=40, report_multiple_bugs=False)
+LAW = settings(max_examples=150, stateful_step_count=40, report_multiple_bugs=False)
 
 ENDS, UNDRAWABLE, POISON, UNSCORABLE = 1, 2, 3, 4
 TROUBLED = ToyModel(

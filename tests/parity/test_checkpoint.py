@@ -39,6 +39,7 @@ def test_every_weight_is_the_de_quantised_one(checkpoint: Path, default_model: P
 
 
 @pytest.mark.model
+@pytest.mark.parity
 def test_default_model_is_computed_as_its_equations_in_float64(reference: Reference, checkpoint: Path) -> None:
     """All 30 layers; float32 anywhere, as in transformers' own norms, leaves 1e-5."""
     facts = reference.facts

@@ -13,6 +13,7 @@ from worker.parity.logits_file import LogitsFile
 
 
 @pytest.mark.model
+@pytest.mark.parity
 def test_the_committed_logits_are_what_the_command_makes_and_then_finds(
     default_model: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

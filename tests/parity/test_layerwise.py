@@ -127,6 +127,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 
 @linux_only
 @pytest.mark.process
+@pytest.mark.parity
 def test_peak_of_a_reference_of_24_layers_is_under_two_fifths_of_the_checkpoint(large: Path, tiny: Path) -> None:
     layerwise, whole = (_peak(READ, large, tiny, how) / size_of(large) for how in ("layerwise", "whole"))
     assert layerwise < 0.4
@@ -135,6 +136,7 @@ def test_peak_of_a_reference_of_24_layers_is_under_two_fifths_of_the_checkpoint(
 
 @linux_only
 @pytest.mark.process
+@pytest.mark.parity
 def test_24_layers_are_compared_with_a_peak_under_two_fifths_of_the_checkpoint(
     large: Path, tiny: Path, tmp_path: Path
 ) -> None:

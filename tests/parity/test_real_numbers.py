@@ -22,7 +22,7 @@ from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.reference.model import Reference
 from worker.parity.setups import opened
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.parity]
 
 N_CTX = 128
 N_PROMPT, N_CONTINUED = 8, 12

@@ -229,10 +229,11 @@ def shallow_worker(shallow_model: Path) -> Iterator[ServedWorker]:
 
 @pytest.mark.model
 @pytest.mark.process
-def test_the_default_model_answers_as_in_process_alone_and_beside_others(default_model: Path, bounds: Bounds) -> None:
-    with serve(default_model) as worker:
-        assert worker.health.kind == EXACT
-        level, records = run(worker, PROMPTS, expectations(default_model, PROMPTS), bounds, n_tokens=N_TOKENS)
+def test_a_worker_answers_as_in_process_alone_and_beside_others(
+    shallow_worker: ServedWorker, shallow_model: Path, bounds: Bounds
+) -> None:
+    assert shallow_worker.health.kind == EXACT
+    level, records = run(shallow_worker, PROMPTS, expectations(shallow_model, PROMPTS), bounds, n_tokens=N_TOKENS)
     assert level.verdict == "pass", level.summary
     phases = [record.phase for record in records]
     assert phases.count("alone") == phases.count("beside") == len(QUESTIONS)

@@ -25,6 +25,7 @@ for _name, _place, _help in (
     ("load", "tools.bench.load_command:load", "Put a worker under load over HTTP, beside a peer if you like."),
     ("doors", "tools.bench.doors:doors", "Compare chats at /v1 with their prompts at /execute."),
     ("steps", "tools.bench.steps:steps", "Time what the engine adds to llama_decode."),
+    ("account", "tools.bench.account:account", "Tell where the time of streams goes that begin together."),
     ("sampling", "tools.bench.sampling:sampling", "Compare the cost of drawing a token with llama.cpp's."),
 ):
     bench.add_command(CommandElsewhere(_name, _place, _help))
