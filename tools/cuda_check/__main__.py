@@ -9,11 +9,11 @@ import click
 import msgspec
 
 from tools.cuda_check.circumstances import new_report
-from tools.cuda_check.made_model import SHAPES
 from tools.cuda_check.markdown import page
 from tools.cuda_check.report import DamagedReportError, Figure, Report, Step
 from tools.cuda_check.runs import BUILD, REPORT, Round
 from tools.cuda_check.steps import STEPS, Asked, StepFailedError
+from tools.made_model import SHAPES
 from worker.config.settings import Settings
 from worker.errors import WorkerError
 

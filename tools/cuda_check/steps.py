@@ -15,9 +15,9 @@ import msgspec
 
 from tools import CHECKOUT
 from tools.cuda_check import speed
-from tools.cuda_check.made_model import SHAPES, made_model
 from tools.cuda_check.report import Figure
 from tools.cuda_check.same_numbers import compare
+from tools.made_model import SHAPES, made_model
 from worker.commands.places import present
 from worker.config.settings import Settings
 from worker.llama.devices import choose_device, devices

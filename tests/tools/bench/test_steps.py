@@ -6,7 +6,7 @@ import pytest
 
 from tools.bench.__main__ import run
 from tools.bench.steps import BOUNDS, StepCosts, bad_news
-from tools.cuda_check.made_model import SHAPES, made_model
+from tools.made_model import SHAPES, made_model
 
 
 @pytest.mark.model

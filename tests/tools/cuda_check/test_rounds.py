@@ -12,11 +12,11 @@ import pytest
 
 from tests.worker_process import eventually
 from tools import CHECKOUT
-from tools.cuda_check.made_model import SHAPES, made_model
 from tools.cuda_check.report import Report
 from tools.cuda_check.runs import REPORT, run_apart
 from tools.cuda_check.speed import N_STREAMS
 from tools.cuda_check.steps import STEPS, Asked, Found, StepFailedError, read_results
+from tools.made_model import SHAPES, made_model
 
 PATIENCE_S = 120.0
 SCRIPT = CHECKOUT / "scripts" / "cuda_check.sh"

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from tools.bench.prompts import Prompts, common_words
-from tools.cuda_check.made_model import BLOCK_BYTES, Q4_K, SHAPES, made_model
+from tools.made_model import BLOCK_BYTES, Q4_K, SHAPES, made_model
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
