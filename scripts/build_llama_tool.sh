@@ -33,8 +33,9 @@ if [ -n "$missing" ]; then
     "$(dirname "$0")/build_llama.sh" --flags cpu | xargs cmake -S "$cache/source" -B "$cache/build" \
         -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON \
         -DLLAMA_BUILD_UI=OFF >&2
+    # With a number: without one make would start all compilers at once.
     # shellcheck disable=SC2086 # names of tools, split at spaces
-    cmake --build "$cache/build" --target $missing --parallel >&2
+    cmake --build "$cache/build" --target $missing --parallel "$(getconf _NPROCESSORS_ONLN)" >&2
 fi
 for tool; do
     echo "$cache/build/bin/$tool"
