@@ -32,7 +32,6 @@ _BLOCKS_AT_ONCE = 2**17
 _UNKNOWN, _NORMAL, _CONTROL, _BYTE = 2, 1, 3, 6
 """llama_token_type in llama.h."""
 _SPACE = "▁"
-N_VOCAB = 32_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +44,9 @@ class Shape:
     n_ff: int
     n_head: int
     n_head_kv: int
+    n_vocab: int = 32_000
+    is_tied: bool = False
+    """Whether the matrix of the token embeddings is the output's, too."""
     n_ctx_train: int = 4096
 
     @property
@@ -54,7 +56,7 @@ class Shape:
     def tensors(self) -> list[TensorRow]:
         """In the order of the file."""
         n_kv = self.n_embd // self.n_head * self.n_head_kv
-        rows = [_matrix("token_embd", self.n_embd, N_VOCAB)]
+        rows = [_matrix("token_embd", self.n_embd, self.n_vocab)]
         for layer in range(self.n_layers):
             at = f"blk.{layer}."
             rows += [
@@ -68,7 +70,8 @@ class Shape:
                 _matrix(f"{at}ffn_up", self.n_embd, self.n_ff),
                 _matrix(f"{at}ffn_down", self.n_ff, self.n_embd),
             ]
-        return [*rows, _norm("output_norm", self.n_embd), _matrix("output", self.n_embd, N_VOCAB)]
+        rows.append(_norm("output_norm", self.n_embd))
+        return rows if self.is_tied else [*rows, _matrix("output", self.n_embd, self.n_vocab)]
 
 
 SHAPES = {
@@ -76,13 +79,27 @@ SHAPES = {
     for shape in (
         Shape(name="tiny", n_layers=2, n_embd=256, n_ff=512, n_head=4, n_head_kv=2),
         Shape(name="tinyllama-1.1b", n_layers=22, n_embd=2048, n_ff=5632, n_head=32, n_head_kv=4),
+        Shape(
+            name="llama-3.2-1b",
+            n_layers=16,
+            n_embd=2048,
+            n_ff=8192,
+            n_head=32,
+            n_head_kv=8,
+            n_vocab=128_256,
+            is_tied=True,
+        ),
         Shape(name="llama-2-7b", n_layers=32, n_embd=4096, n_ff=11_008, n_head=32, n_head_kv=32),
+        Shape(name="mistral-7b", n_layers=32, n_embd=4096, n_ff=14_336, n_head=32, n_head_kv=8),
     )
 }
 
 
 def made_model(folder: Path, shape: Shape, *, seed: int = 1) -> Path:
-    """The shape's file in `folder`, written unless it is there whole. Llama-2-7B's is 3.8 GB. Raises: OSError."""
+    """The shape's file in `folder`, written unless it is there whole: 3.8 GB for Llama-2-7B, 4.1 GB for Mistral-7B.
+
+    Raises: OSError.
+    """
     path = folder / shape.file_name
     tensors = shape.tensors()
     header = GgufFile(_metadata(shape), tensors).header()
@@ -154,11 +171,11 @@ def _metadata(shape: Shape) -> dict[str, Value]:
         "llama.attention.head_count": shape.n_head,
         "llama.attention.head_count_kv": shape.n_head_kv,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        **_vocabulary(),
+        **_vocabulary(shape.n_vocab),
     }
 
 
-def _vocabulary() -> dict[str, Value]:
+def _vocabulary(n_vocab: int) -> dict[str, Value]:
     """SentencePiece's kind: bytes, and every beginning of every word that the bench's prompts are made of.
 
     Because all beginnings are there, a word is merged from left to right into one token, as a real vocabulary has it.
@@ -168,7 +185,7 @@ def _vocabulary() -> dict[str, Value]:
     pieces = [*characters.punctuation, *beginnings]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     types = [_UNKNOWN, _CONTROL, _CONTROL, *[_BYTE] * 256, *[_NORMAL] * len(pieces)]
-    fill = [f"{_SPACE}{_SPACE}{number}" for number in range(N_VOCAB - len(tokens))]
+    fill = [f"{_SPACE}{_SPACE}{number}" for number in range(n_vocab - len(tokens))]
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [*tokens, *fill],

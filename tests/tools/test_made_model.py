@@ -1,5 +1,6 @@
 """Models with random weights: the shapes are real ones, the bytes are what ggml takes them for."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -9,12 +10,18 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from tools.bench.prompts import Prompts, common_words
-from tools.made_model import BLOCK_BYTES, Q4_K, SHAPES, made_model
+from tools.made_model import BLOCK_BYTES, Q4_K, SHAPES, Shape, made_model
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
+from worker.parity.llama.scoring import Scorer, Setup
 
 TINY = SHAPES["tiny"]
+TIED = replace(TINY, name="tied", n_vocab=40_000, is_tied=True)
+
+
+def loaded(path: Path) -> Model:
+    return Model.load(path, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +29,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_model(tmp_path_factory.mktemp("made"), TINY)
 
 
-def test_llama_2_7b_has_as_many_weights_as_the_real_one() -> None:
-    """6,738,415,616: the published checkpoint's."""
-    tensors = SHAPES["llama-2-7b"].tensors()
-    assert sum(prod(tensor.dims) for tensor in tensors) == 6_738_415_616
-    assert sum(tensor.n_bytes for tensor in tensors if tensor.type_id == Q4_K) == 6_738_149_376 * 4.5 / 8
+@pytest.mark.parametrize(
+    ("name", "n_weights"),
+    [
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-2-7b", 6_738_415_616),
+        ("mistral-7b", 7_241_732_096),
+    ],
+)
+def test_a_shape_has_as_many_weights_as_the_published_checkpoint(name: str, n_weights: int) -> None:
+    tensors = SHAPES[name].tensors()
+    assert sum(prod(tensor.dims) for tensor in tensors) == n_weights
+    matrices = [tensor for tensor in tensors if tensor.type_id == Q4_K]
+    assert sum(tensor.n_bytes for tensor in matrices) == sum(prod(tensor.dims) for tensor in matrices) * 4.5 / 8
 
 
 def test_the_file_is_what_its_header_says(tiny: Path) -> None:
@@ -54,8 +70,24 @@ def test_a_whole_file_is_not_made_again_and_a_broken_one_is(tiny: Path) -> None:
     assert [path.name for path in tiny.parent.iterdir()] == [tiny.name]
 
 
+def test_another_seed_gives_other_weights(tiny: Path, tmp_path: Path) -> None:
+    other = made_model(tmp_path, TINY, seed=2)
+    assert other.stat().st_size == tiny.stat().st_size
+    assert other.read_bytes() != tiny.read_bytes()
+
+
+@pytest.mark.parametrize("shape", [TINY, TIED], ids=lambda shape: shape.name)
+def test_logits_are_finite_and_tell_tokens_apart(shape: Shape, tmp_path: Path) -> None:
+    with loaded(made_model(tmp_path, shape)) as model:
+        tokens = model.tokenize(Prompts(1).of(12))
+        rows = Scorer(model, Setup(), n_ctx=256, n_threads=1).logits(tokens)
+        assert rows.shape == (len(tokens), shape.n_vocab)
+        assert np.isfinite(rows).all()
+        assert (rows.std(axis=1) > 0.1).all()
+
+
 def test_every_word_of_the_prompts_is_one_token(tiny: Path) -> None:
     """So that a prompt has as many tokens as a real vocabulary would make of it."""
-    with Model.load(tiny, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=lambda _: None) as model:
+    with loaded(tiny) as model:
         assert [len(model.tokenize(word)) for word in common_words()] == [2] * len(common_words())
         assert len(model.tokenize(Prompts(1).of(63))) == 1 + 63 + 21
