@@ -15,6 +15,7 @@
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   KL and perplexity against llama-perplexity, which is built first: a quarter of an hour
 #   make bench         the worker under load beside llama-server, which is built first: forty minutes, on an idle machine
+#   make bench-sizes   models of the sizes that people run, made first, beside llama-server and llama-bench; over an hour
 #   make bench-doors   what a chat at /v1 costs beyond its prompt at /execute; on an idle machine
 #   make bench-steps   what the engine adds to llama_decode
 #   make bench-sampling  what drawing a token costs, next to llama.cpp's own sampler chains
@@ -34,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test constraints-test clients-test soak parity parity-matrix parity-peer bench bench-doors bench-steps bench-sampling model vocabularies format clean
+.PHONY: run check test images-test constraints-test clients-test soak parity parity-matrix parity-peer bench bench-sizes bench-doors bench-steps bench-sampling model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -75,7 +76,10 @@ parity-peer: .venv/installed-dev model
 	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py
 
 bench: .venv/installed-dev model
-	scripts/bench_peers.sh $(ARGS)
+	scripts/bench_peers.sh load $(ARGS)
+
+bench-sizes: .venv/installed-dev model
+	scripts/bench_peers.sh sizes $(ARGS)
 
 bench-doors: .venv/installed-dev model
 	$(BIN)/python -m tools.bench doors $(ARGS)

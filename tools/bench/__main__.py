@@ -1,4 +1,4 @@
-"""`python -m tools.bench load|doors|steps|sampling`: what this machine does with a model.
+"""`python -m tools.bench load|sizes|doors|steps|sampling`: what this machine does with a model.
 
 Owns the group, and one line on stderr for every mistake. A command is imported when it is called: `load` does without
 llama.cpp in its process.
@@ -23,6 +23,7 @@ def bench() -> None:
 
 for _name, _place, _help in (
     ("load", "tools.bench.load_command:load", "Put a worker under load over HTTP, beside a peer if you like."),
+    ("sizes", "tools.bench.sizes:sizes", "Measure models of several sizes and file types."),
     ("doors", "tools.bench.doors:doors", "Compare chats at /v1 with their prompts at /execute."),
     ("steps", "tools.bench.steps:steps", "Time what the engine adds to llama_decode."),
     ("account", "tools.bench.account:account", "Tell where the time of streams goes that begin together."),

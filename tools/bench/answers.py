@@ -38,7 +38,7 @@ class Answer:
     n_tokens: int = 0
     """Sampled, as the server counts them."""
     n_prompt: int = 0
-    """Tokens of the prompt, as our worker counts them; 0 where a server says nothing of them."""
+    """Tokens of the prompt, as the server counts them; 0 where it says nothing of them."""
     error: str = ""
     """Why it is no answer; empty for a good one."""
     is_refused: bool = False

@@ -152,6 +152,7 @@ class _Chunk(msgspec.Struct, frozen=True):
 
     content: str = ""
     stop: bool = False
+    tokens_evaluated: int = 0
     timings: _Timings = _Timings()
     error: _Error | None = None
 
@@ -184,6 +185,7 @@ class LlamaServer:
         chunk = msgspec.json.decode(data, type=_Chunk)
         return Event(
             has_text=bool(chunk.content),
+            n_prompt=chunk.tokens_evaluated,
             n_tokens=chunk.timings.predicted_n if chunk.stop else None,
             error=chunk.error.message or "an error without words" if chunk.error else "",
         )

@@ -21,11 +21,10 @@ from tools.bench.load import Server, play
 from tools.bench.measures import Measure, check, first_token, stream_rate, total_rate
 from tools.bench.prompts import Prompts
 from tools.bench.report import Spread
-from tools.bench.servers import our_worker, served
+from tools.bench.servers import for_children, our_worker, served
 from tools.bench.sides import until_quiet
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
-from worker.config.settings import environment
 from worker.errors import WorkerError
 
 MOST_FIRST_TOKEN_MS, LEAST_RATE = 3.0, 0.98
@@ -121,11 +120,10 @@ def doors(model: str | None, models_dir: Path, catalog: Path | None, threads: in
     """
     flags = ("--ctx-size", str(_N_CELLS), "--parallel", str(_N_SLOTS), "--threads", str(threads))
     plan = our_worker(present(model, models_dir, catalog), flags)
-    kept = {name: value for name, value in environment().items() if not name.startswith("LLORCH_")}
 
     async def run() -> list[Found]:
         with tempfile.TemporaryDirectory(prefix="llorch-bench-") as logs:
-            async with served(plan, Path(logs), kept) as server:
+            async with served(plan, Path(logs), for_children()) as server:
                 return await compare(server, rounds)
 
     found = uvloop.run(run())

@@ -26,6 +26,8 @@ class Server:
     """Of llama.cpp, as a llama-server says it."""
     pids: Mapping[str, int] = field(default_factory=dict)
     """Its processes by what they are; none where it is somebody else's."""
+    allocated_bytes: int = 0
+    """Memory that it allocated for the model, as a worker of ours says it; 0 of others."""
     silence_s: float = SILENCE_S
     """A stream that says nothing for so long is given up."""
 

@@ -8,7 +8,7 @@ import secrets
 import shlex
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,13 +22,12 @@ import worker
 from tools.bench.measures import check
 from tools.bench.report import Circumstances, Report, bad_news, tables
 from tools.bench.scenarios import SCENARIOS, Scenario
-from tools.bench.servers import LLAMA_SERVER, OURS, Plan, found, llama_server, our_worker
+from tools.bench.servers import LLAMA_SERVER, OURS, Plan, for_children, found, llama_server, our_worker
 from tools.bench.session import Found, Wanted, measure
 from tools.bench.sides import LlamaBench
 from tools.markdown import table
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
-from worker.config.settings import environment
 from worker.errors import UsageError
 from worker.parity.provenance import now_rfc3339, this_machine
 
@@ -43,7 +42,8 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def _split_flags(context: click.Context, option: click.Parameter, value: str) -> list[str]:  # noqa: ARG001 - click's
+def split_flags(context: click.Context, option: click.Parameter, value: str) -> list[str]:  # noqa: ARG001 - click's
+    """The callback of --worker-flags. Raises: UsageError."""
     try:
         return shlex.split(value)
     except ValueError as error:
@@ -58,7 +58,7 @@ def _split_flags(context: click.Context, option: click.Parameter, value: str) ->
 @click.option("--ctx-size", type=click.IntRange(512), default=16_384, show_default=True, help="Of both sides.")
 @click.option("--parallel", type=click.IntRange(1, 256), default=16, show_default=True, help="Of both sides.")
 @click.option("--threads", type=click.IntRange(1, 512), default=2, show_default=True, help="Of both sides.")
-@click.option("--worker-flags", default="", callback=_split_flags, help="More flags of serve, as one argument.")
+@click.option("--worker-flags", default="", callback=split_flags, help="More flags of serve, as one argument.")
 @click.option("--url", metavar="URL", help="Measure this running worker instead of starting one.")
 @click.option("--api-key", envvar="LLORCH_API_TOKEN", metavar="TOKEN", help="Of the worker at --url.")
 @click.option(
@@ -99,11 +99,12 @@ def _measured(asked: "Asked", seed: int, out: Path | None) -> Report:
         logs = Path(temporary) if out is None else out / "logs"
         wanted = asked.wanted(seed, logs)
         logs.mkdir(parents=True, exist_ok=True)
-        found = uvloop.run(measure(wanted, _tell))
+        found = uvloop.run(measure(wanted, tell))
     return found.report(asked.circumstances(wanted, found))
 
 
-def _tell(number: int, scenario: Scenario) -> None:
+def tell(number: int, scenario: Scenario) -> None:
+    """What comes next, on stderr."""
     click.echo(f"==> {f'round {number}' if number else 'warm-up'}, {scenario.name}", err=True)
 
 
@@ -147,7 +148,7 @@ class Asked:
             n_rounds=self.rounds,
             seed=seed,
             logs=logs,
-            environment=_for_children(),
+            environment=for_children(),
         )
 
     def circumstances(self, wanted: Wanted, found: Found) -> Circumstances:
@@ -196,8 +197,3 @@ def _named(peer: str) -> Plan:
     if not name or not equals:
         raise UsageError(f"--peer {peer}: give it as NAME=URL, as in {LLAMA_SERVER}=http://127.0.0.1:8081")
     return found(name, url)
-
-
-def _for_children() -> Mapping[str, str]:
-    """All but our own settings: flags alone decide."""
-    return {name: value for name, value in environment().items() if not name.startswith("LLORCH_")}

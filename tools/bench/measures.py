@@ -78,6 +78,11 @@ def first_token(bound: Bound | None = None) -> Measure:
     return Measure("first token", "ms", lambda answers: 1000 * median(answer.ttft_s for answer in answers), bound)
 
 
+def prompt_rate() -> Measure:
+    """Tokens of a prompt by the time to its first token, the median of the requests."""
+    return Measure("prompt", "tokens/s", lambda answers: median(per_s(one.n_prompt, one.ttft_s) for one in answers))
+
+
 def last_first_token(bound: Bound) -> Measure:
     """The last request's."""
     return Measure("first token of the last", "ms", lambda answers: 1000 * answers[-1].ttft_s, bound)

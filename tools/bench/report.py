@@ -219,7 +219,7 @@ def tables(report: Report) -> Iterator[tuple[Cells, Sequence[Cells]]]:
     )
     yield columns, [_cells(line) for line in report.lines if line.is_own]
     if report.resident:
-        rows = [(one.process, _mb(one.resident_bytes), _mb(one.limit_bytes), one.verdict) for one in report.resident]
+        rows = [(one.process, mb(one.resident_bytes), mb(one.limit_bytes), one.verdict) for one in report.resident]
         yield ("process after warm-up", ">resident", ">at most", ""), rows
     if report.overload:
         yield ("overload", ">"), list(_overload_rows(report.overload))
@@ -229,11 +229,11 @@ def bad_news(report: Report) -> Iterator[str]:
     """A sentence for each bound that does not hold, and for each request that failed."""
     for line in report.lines:
         if line.verdict == "MISSED":
-            value = f"{line.ratio} beside {line.peer}" if line.peer else _shown(line.ours, line.unit)
+            value = f"{line.ratio} beside {line.peer}" if line.peer else shown(line.ours, line.unit)
             yield f"{line.scenario}: {line.measure} is {value}, the bound is {line.bound}"
     for resident in report.resident:
         if resident.verdict == "MISSED":
-            yield f"{resident.process} has {_mb(resident.resident_bytes)}, the bound is {_mb(resident.limit_bytes)}"
+            yield f"{resident.process} has {mb(resident.resident_bytes)}, the bound is {mb(resident.limit_bytes)}"
     yield from report.failures
 
 
@@ -241,9 +241,9 @@ def _cells(line: Line) -> Cells:
     return (
         line.title,
         line.measure,
-        _shown(line.ours, line.unit),
+        shown(line.ours, line.unit),
         line.peer or "",
-        _shown(line.theirs, line.unit) if line.peer else "",
+        shown(line.theirs, line.unit) if line.peer else "",
         str(line.ratio or ""),
         line.bound,
         line.verdict,
@@ -264,7 +264,7 @@ def _overload_rows(found: Overload) -> Iterator[Cells]:
         yield "processor time of the front for one", f"{found.front_us:.0f} µs"
 
 
-def _shown(values: Sequence[float], unit: Unit) -> str:
+def shown(values: Sequence[float], unit: Unit) -> str:
     """Their median, `-` where there are none."""
     if not values:
         return "-"
@@ -272,5 +272,5 @@ def _shown(values: Sequence[float], unit: Unit) -> str:
     return f"{value:.3f} ×" if unit == "×" else f"{value:.{1 if abs(value) < 1000 else 0}f} {unit}"
 
 
-def _mb(n_bytes: int | None) -> str:
+def mb(n_bytes: int | None) -> str:
     return "" if n_bytes is None else f"{n_bytes / MB:.0f} MB"

@@ -19,6 +19,7 @@ from tools.bench.measures import (
     last_first_token,
     longest_gap_beside_the_last,
     loss_of_the_long,
+    prompt_rate,
     share_of_the_late,
     stream_rate,
     total_rate,
@@ -27,6 +28,11 @@ from tools.bench.prompts import Prompts, agent_loop, code_edit, in_sentences, qu
 
 ONE_STREAM = "1-stream"
 """The one whose rate llama-bench has, too."""
+PROMPT = "prompt"
+N_PROMPT_TOKENS = 512
+"""The prompt that every size of a model reads. llama-bench reads as many."""
+_WORDS_OF_THE_PROMPT = 384
+"""With a comma after every third."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +61,8 @@ class Scenario:
         return not self.worker_flags
 
 
-def _streams(n_streams: int) -> Callable[[Prompts], list[Ask]]:
-    return lambda prompts: [Ask(prompt=prompts.of(64), n_tokens=96) for _ in range(n_streams)]
+def _streams(n_streams: int, n_words: int = 64, n_tokens: int = 96) -> Callable[[Prompts], list[Ask]]:
+    return lambda prompts: [Ask(prompt=prompts.of(n_words), n_tokens=n_tokens) for _ in range(n_streams)]
 
 
 def _in_turn(asks: list[Ask]) -> list[Ask]:
@@ -229,3 +235,17 @@ SCENARIOS: tuple[Scenario, ...] = (
         name="mixture", title="24 requests of mixed lengths arriving by chance", asks=_mixture, own=(total_rate(),)
     ),
 )
+
+
+SIZES: tuple[Scenario, ...] = (
+    Scenario(name=ONE_STREAM, title="1 stream, 64 / 64", asks=_alone(64, 64, n_times=1), own=(stream_rate(),)),
+    Scenario(name="8-streams", title="8 streams, 16 / 64", asks=_streams(8, 16, 64), own=(total_rate(),)),
+    Scenario(
+        name=PROMPT,
+        title=f"a prompt of {N_PROMPT_TOKENS} tokens",
+        asks=_alone(_WORDS_OF_THE_PROMPT, 8, n_times=1),
+        own=(prompt_rate(),),
+    ),
+)
+"""What a model of each size is asked: little, because one of 7 billion weights takes a CPU a minute to read a prompt.
+The 8 streams' prompts are short, so that most of their time goes into their tokens."""

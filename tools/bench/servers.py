@@ -22,6 +22,7 @@ from tools.bench.dialects import Dialect, LlamaServer, Ours
 from tools.bench.exchange import Address, NotReached, ask_once
 from tools.bench.load import Server
 from tools.bench.processes import children
+from worker.config.settings import environment
 from worker.errors import WorkerError
 
 OURS, LLAMA_SERVER = "llorch-worker", "llama-server"
@@ -77,6 +78,11 @@ def found(name: str, url: str, token: str | None = None) -> Plan:
     Address.of(url)
     dialect = LlamaServer() if name.startswith(LLAMA_SERVER) else _ours()
     return Plan(name=name, dialect=dialect, url=url, token=token)
+
+
+def for_children() -> Mapping[str, str]:
+    """The environment without our own settings: flags alone decide what is measured."""
+    return {name: value for name, value in environment().items() if not name.startswith("LLORCH_")}
 
 
 def _ours() -> Ours:
@@ -141,21 +147,20 @@ async def _check_ready(plan: Plan, address: Address) -> None:
         )
 
 
-class _Props(msgspec.Struct, frozen=True):
+class _Said(msgspec.Struct, frozen=True):
+    """What a server says of itself: llama-server its build, ours its memory."""
+
     build_info: str = ""
+    memory_bytes: int = 0
 
 
 async def _server(plan: Plan, address: Address, pids: Mapping[str, int]) -> Server:
-    version = await _build(address) if isinstance(plan.dialect, LlamaServer) else ""
-    return Server(plan.name, address, plan.dialect, version, pids)
-
-
-async def _build(address: Address) -> str:
-    """Of llama.cpp, as a llama-server says it; empty where it does not."""
+    path = "/props" if isinstance(plan.dialect, LlamaServer) else "/health"
     try:
-        return msgspec.json.decode((await ask_once(address, "GET", "/props")).body, type=_Props).build_info
+        said = msgspec.json.decode((await ask_once(address, "GET", path)).body, type=_Said)
     except msgspec.DecodeError:
-        return ""
+        said = _Said()
+    return Server(plan.name, address, plan.dialect, said.build_info, pids, allocated_bytes=said.memory_bytes)
 
 
 def _parts(pid: int) -> dict[str, int]:

@@ -48,6 +48,8 @@ class Found:
     wanted: Wanted
     played: list[Played] = field(default_factory=list)
     resident: Sequence[Resident] = ()
+    allocated_bytes: int = 0
+    """Memory that our worker allocated for the model, as it says itself."""
     overload: Overload | None = None
     versions: dict[str, str] = field(default_factory=dict)
     """Of the peers."""
@@ -100,6 +102,8 @@ async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[S
         server = await stack.enter_async_context(served(plan, wanted.logs, wanted.environment))
         if server.version:
             found.versions[plan.name] = server.version
+        if plan is wanted.ours:
+            found.allocated_bytes = server.allocated_bytes
         sides.append(ServedSide(server, is_ours=plan is wanted.ours, is_speculating=plan is wanted.speculating))
     return [*sides, wanted.llama_bench] if wanted.llama_bench else sides
 

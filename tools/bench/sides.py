@@ -16,12 +16,13 @@ from tools.bench.answers import Answer, Ask
 from tools.bench.load import Server, play
 from tools.bench.measures import Bound, Measure, at_least, numbers_of
 from tools.bench.processes import cpu_s
-from tools.bench.scenarios import ONE_STREAM, Scenario
+from tools.bench.scenarios import N_PROMPT_TOKENS, ONE_STREAM, PROMPT, Scenario
 
 _QUIET_S, _GIVE_UP_S = 0.1, 10.0
 _QUIET_CPU_S = 0.02
 """The clock of /proc ticks every 10 ms."""
-_LLAMA_BENCH_S = 300.0
+LLAMA_BENCH = "llama-bench"
+_LLAMA_BENCH_S = 600.0
 _LLAMA_BENCH_BOUND = at_least(0.97)
 
 
@@ -99,7 +100,7 @@ class _Rate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LlamaBench:
-    """`llama-bench`: as many tokens at the same depth as a stream of the first scenario, without HTTP and sampling.
+    """`llama-bench`: as many tokens at the same depth as a lone stream, or a prompt, without HTTP and sampling.
 
     Source: llama.cpp, tools/llama-bench/README.md.
     """
@@ -108,18 +109,22 @@ class LlamaBench:
     model: Path
     n_threads: int
     pids: Sequence[int] = ()
-    name: str = "llama-bench"
+    name: str = LLAMA_BENCH
 
     def plays(self, scenario: Scenario) -> bool:
-        return scenario.name == ONE_STREAM
+        return scenario.name in (ONE_STREAM, PROMPT)
 
     def bound(self, measure: Measure) -> Bound | None:
         return _LLAMA_BENCH_BOUND if measure.bound else None
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
-        arguments = ["-p", "0", "-d", "85", "-n", str(asks[0].n_tokens), "-t", str(self.n_threads)]
+        if scenario.name == PROMPT:
+            task = ["-p", str(N_PROMPT_TOKENS), "-n", "0"]
+        else:
+            task = ["-p", "0", "-d", "85", "-n", str(asks[0].n_tokens)]
         process = await asyncio.create_subprocess_exec(
-            *(str(self.binary), "-m", str(self.model), *arguments, "-r", str(len(asks)), "-o", "json"),
+            *(str(self.binary), "-m", str(self.model), *task),
+            *("-t", str(self.n_threads), "-r", str(len(asks)), "-o", "json"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )

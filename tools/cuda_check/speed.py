@@ -5,7 +5,6 @@ Owns what is asked and which numbers are read off. What a client sees comes from
 text repeats itself. Steps are timed in this process.
 """
 
-import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import uvloop
 from tools.bench.answers import Answer, Ask, per_s, whole_rate
 from tools.bench.load import Server, play
 from tools.bench.prompts import Prompts
-from tools.bench.servers import our_worker, served
+from tools.bench.servers import for_children, our_worker, served
 from tools.bench.steps import step_costs
 from tools.cuda_check.report import Figure
 from worker.config.settings import Settings
@@ -94,9 +93,8 @@ async def _measure(model: Path, device: str, load: Load) -> list[Figure]:
 @asynccontextmanager
 async def _worker(model: Path, device: str) -> AsyncIterator[Server]:
     flags = ["--device", device, "--parallel", str(N_STREAMS), "--ctx-size", str(_CELLS), "--prompt-lookup", "off"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")}
     with TemporaryDirectory(prefix="llorch-check-") as logs:
-        async with served(our_worker(model, flags), Path(logs), environment) as server:
+        async with served(our_worker(model, flags), Path(logs), for_children()) as server:
             yield server
 
 

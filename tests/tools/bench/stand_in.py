@@ -20,6 +20,9 @@ PROGRAM = (sys.executable, "-m", "tests.tools.bench.stand_in")
 
 Event = dict[str, Any]
 
+MEMORY_BYTES = 123_456_789
+"""What it says at /health that it allocated."""
+
 _ENDLESS_TOKENS, _ENDLESS_PAUSE_S = 1000, 0.01
 """A job of more tokens is in no hurry: it lasts until its client leaves."""
 
@@ -111,8 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"SMTP here\r\n\r\n")
             self.close_connection = True
             return
-        body = json.dumps({"build_info": "b1-stand-in"}).encode()
-        self._plain(200 if self.server.manner.is_ready else 503, body)
+        said = {"build_info": "b1-stand-in"} if self.path == "/props" else {"memory_bytes": MEMORY_BYTES}
+        self._plain(200 if self.server.manner.is_ready else 503, json.dumps(said).encode())
 
     def do_POST(self) -> None:
         job = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -147,8 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         is_ours = "job_id" in job
         n_tokens = job["max_tokens" if is_ours else "n_predict"] - manner.n_fewer
+        n_prompt = len(job["prompt"].split())
         if is_ours:
-            self._send([{"type": "started", "job_id": job["job_id"]}])
+            self._send([{"type": "started", "job_id": job["job_id"], "prompt_tokens": n_prompt}])
         for number in range(n_tokens):
             if number == manner.cut_after:
                 self.close_connection = True
@@ -162,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
                 manner.hold.wait(60)
             self._send(_token(number, is_ours=is_ours, text="" if manner.has_no_text else f" w{number}"))
         else:
-            self._send([_end(n_tokens, is_ours=is_ours)])
+            self._send([_end(n_prompt, n_tokens, is_ours=is_ours)])
         self.wfile.write(b"0\r\n\r\n")
 
     def _send(self, events: list[Event]) -> None:
@@ -186,10 +190,11 @@ def _token(number: int, *, is_ours: bool, text: str) -> list[Event]:
     return [{"index": 0, "content": text, "tokens": [number], "stop": False}]
 
 
-def _end(n_tokens: int, *, is_ours: bool) -> Event:
+def _end(n_prompt: int, n_tokens: int, *, is_ours: bool) -> Event:
     if is_ours:
         return {"type": "end", "tokens_out": n_tokens, "stop_reason": "MAX_TOKENS", "tokens_sampled": n_tokens}
-    return {"content": "", "stop": True, "timings": {"predicted_n": n_tokens, "predicted_ms": 1.5}}
+    timings = {"predicted_n": n_tokens, "predicted_ms": 1.5}
+    return {"content": "", "stop": True, "tokens_evaluated": n_prompt, "timings": timings}
 
 
 def _failure(*, is_ours: bool) -> Event:

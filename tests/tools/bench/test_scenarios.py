@@ -1,12 +1,15 @@
 """The table: what it says is what is asked."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from tools.bench.answers import Ask
 from tools.bench.prompts import Prompts
-from tools.bench.scenarios import N_JOBS, N_SLOTS, SCENARIOS, Scenario
+from tools.bench.scenarios import N_JOBS, N_PROMPT_TOKENS, N_SLOTS, SCENARIOS, SIZES, Scenario
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -28,7 +31,7 @@ def test_a_seed_gives_a_scenario_s_requests_in_the_order_of_their_phases(scenari
     assert all(len(ask.prompt) <= 32_768 for ask in found)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *SIZES], ids=lambda scenario: scenario.name)
 def test_a_measure_has_one_meaning_in_a_scenario(scenario: Scenario) -> None:
     names = [measure.name for measure in scenario.measures]
     assert len(names) == len(set(names))
@@ -52,6 +55,19 @@ def test_lone_streams_come_one_after_another(name: str, size: tuple[int, int]) -
     found = asks(name)
     assert {(n_words(ask), ask.n_tokens) for ask in found} == {size}
     assert [ask.phase for ask in found] == list(range(len(found)))
+
+
+def test_sizes_ask_for_one_stream_eight_streams_and_a_prompt_without_a_bound() -> None:
+    found = {scenario.name: [(n_words(ask), ask.n_tokens) for ask in scenario.asks(Prompts(1))] for scenario in SIZES}
+    assert found == {"1-stream": [(64, 64)], "8-streams": [(16, 64)] * 8, "prompt": [(384, 8)]}
+    assert [measure.bound for scenario in SIZES for measure in scenario.own] == [None] * 3
+
+
+@pytest.mark.model
+def test_the_prompt_of_the_sizes_has_512_tokens_of_the_default_model(default_model: Path) -> None:
+    (ask,) = SIZES[-1].asks(Prompts(1))
+    with Model.load(default_model, device=choose_device("cpu", devices()), n_gpu_layers=0, on_progress=print) as model:
+        assert len(model.tokenize(ask.prompt)) == pytest.approx(N_PROMPT_TOKENS, rel=0.02)
 
 
 def test_eight_share_400_words_and_have_8_of_their_own() -> None:

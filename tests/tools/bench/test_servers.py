@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.bench.stand_in import stand_in
+from tests.tools.bench.stand_in import MEMORY_BYTES, stand_in
 from tools.bench.dialects import LlamaServer, Ours
 from tools.bench.exchange import NotReached
 from tools.bench.load import Server
@@ -66,6 +66,7 @@ def test_a_running_server_speaks_what_its_name_says(name: str, dialect: type, tm
         server = opened(found(name, str(running.address)), tmp_path)
     assert isinstance(server.dialect, dialect)
     assert server.version == ("b1-stand-in" if dialect is LlamaServer else "")
+    assert server.allocated_bytes == (0 if dialect is LlamaServer else MEMORY_BYTES)
     assert dict(server.pids) == {}
     assert list(tmp_path.iterdir()) == []
 

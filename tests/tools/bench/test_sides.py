@@ -13,7 +13,8 @@ from tests.tools.bench.stand_in import OURS, stand_in
 from tools.bench.answers import Ask
 from tools.bench.dialects import Dialect, LlamaServer
 from tools.bench.measures import at_least
-from tools.bench.scenarios import SCENARIOS, Scenario
+from tools.bench.prompts import Prompts
+from tools.bench.scenarios import SCENARIOS, SIZES, Scenario
 from tools.bench.sides import LlamaBench, ServedSide, Turn, until_quiet
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
@@ -95,14 +96,26 @@ def test_llama_bench_generates_as_a_stream_does(tmp_path: Path) -> None:
     assert asked == f"-m {tmp_path / 'm.gguf'} -p 0 -d 85 -n 96 -t 2 -r 3 -o json"
 
 
+def test_llama_bench_reads_as_long_a_prompt_as_the_others(tmp_path: Path) -> None:
+    prompt = SIZES[-1]
+    bench = tool(
+        tmp_path, "open(sys.argv[0] + '.log', 'w').write(' '.join(sys.argv[1:])); print('[{\"avg_ts\": 60.5}]')"
+    )
+    found = asyncio.run(bench.turn(prompt, prompt.asks(Prompts(1))))
+    assert dict(found.numbers) == {"prompt": 60.5}
+    asked = (tmp_path / "llama-bench.log").read_text()
+    assert asked == f"-m {tmp_path / 'm.gguf'} -p 512 -n 0 -t 2 -r 1 -o json"
+
+
 def test_llama_bench_that_fails_is_a_failed_turn(tmp_path: Path) -> None:
     found = asyncio.run(tool(tmp_path, "sys.exit(4)").turn(SCENARIOS[0], ASKS))
     assert (dict(found.numbers), found.n_failed, found.error) == ({}, 1, "llama-bench ended with 4")
 
 
-def test_llama_bench_plays_one_stream_only_and_has_its_own_bound() -> None:
+def test_llama_bench_plays_one_stream_and_the_prompt_and_has_its_own_bound() -> None:
     bench = LlamaBench(Path("b"), Path("m"), 2)
     assert [name for name, scenario in BY_NAME.items() if bench.plays(scenario)] == ["1-stream"]
+    assert [scenario.name for scenario in SIZES if bench.plays(scenario)] == ["1-stream", "prompt"]
     bound = bench.bound(SCENARIOS[0].own[0])
     assert bound is not None
     assert (bound.sense, bound.limit) == ("at least", 0.97)
