@@ -5,14 +5,26 @@ Refuses to know which processes they are. Runs on whichever thread calls.
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import psutil
 
 
-def resident_bytes(pid: int) -> int | None:
-    """Physical memory of the process, shared pages included; None for one that is gone."""
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Physical memory of a process."""
+
+    resident_bytes: int
+    """Shared pages included."""
+    anonymous_bytes: int
+    """Of them, without the pages of mapped files, which the kernel can drop; where it does not tell, all of them."""
+
+
+def memory_of(pid: int) -> Memory | None:
+    """None for a process that is gone."""
     with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).memory_info().rss
+        info = psutil.Process(pid).memory_info()
+        return Memory(info.rss, info.rss - getattr(info, "shared", 0))
     return None
 
 

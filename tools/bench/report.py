@@ -10,6 +10,7 @@ from typing import Literal
 
 from tools.bench.measures import Bound, Measure, Unit
 from tools.bench.overload import Overload
+from tools.bench.processes import Memory
 from tools.bench.scenarios import Scenario
 from tools.bench.sides import Side, Turn
 from tools.markdown import Cells
@@ -80,8 +81,9 @@ class Resident:
     """Physical memory of one process after the warm-up, and what it may have."""
 
     process: str
-    resident_bytes: int
+    memory: Memory
     limit_bytes: int | None
+    """Of what is resident."""
     verdict: Verdict
 
 
@@ -181,25 +183,25 @@ def failures_of(played: Played) -> Iterator[str]:
             yield f"{played.scenario.name}: {n_failed} of {n_asked} requests failed on {side}, first: {errors[0]}"
 
 
-def resident_of(sides: Mapping[str, Mapping[str, int | None]]) -> list[Resident]:
-    """`sides`: by name the processes with their bytes, ours first. The first server that is not ours is the measure of
+def resident_of(sides: Mapping[str, Mapping[str, Memory | None]]) -> list[Resident]:
+    """`sides`: by name the processes with their memory, ours first. The first server that is not ours is the measure of
     our engine; a process that cannot be looked into is left out."""
     peers = [known for parts in sides.values() if (known := parts.get("server")) is not None]
     limits = {"front": FRONT_LIMIT_BYTES}
     if peers:
-        limits["engine"] = peers[0] + ENGINE_OVER_PEER_LIMIT_BYTES
+        limits["engine"] = peers[0].resident_bytes + ENGINE_OVER_PEER_LIMIT_BYTES
     return [
-        _resident(side if part == "server" else f"{side}, {part}", n_bytes, limits.get(part))
+        _resident(side if part == "server" else f"{side}, {part}", memory, limits.get(part))
         for side, parts in sides.items()
-        for part, n_bytes in parts.items()
-        if n_bytes is not None
+        for part, memory in parts.items()
+        if memory is not None
     ]
 
 
-def _resident(process: str, n_bytes: int, limit: int | None) -> Resident:
+def _resident(process: str, memory: Memory, limit: int | None) -> Resident:
     if limit is None:
-        return Resident(process, n_bytes, None, "")
-    return Resident(process, n_bytes, limit, "holds" if n_bytes <= limit else "MISSED")
+        return Resident(process, memory, None, "")
+    return Resident(process, memory, limit, "holds" if memory.resident_bytes <= limit else "MISSED")
 
 
 # ── how it is told ───────────────────────────────────────────────────────────────────────────────
@@ -219,7 +221,9 @@ def tables(report: Report) -> Iterator[tuple[Cells, Sequence[Cells]]]:
     )
     yield columns, [_cells(line) for line in report.lines if line.is_own]
     if report.resident:
-        rows = [(one.process, mb(one.resident_bytes), mb(one.limit_bytes), one.verdict) for one in report.resident]
+        rows = [
+            (one.process, mb(one.memory.resident_bytes), mb(one.limit_bytes), one.verdict) for one in report.resident
+        ]
         yield ("process after warm-up", ">resident", ">at most", ""), rows
     if report.overload:
         yield ("overload", ">"), list(_overload_rows(report.overload))
@@ -233,7 +237,8 @@ def bad_news(report: Report) -> Iterator[str]:
             yield f"{line.scenario}: {line.measure} is {value}, the bound is {line.bound}"
     for resident in report.resident:
         if resident.verdict == "MISSED":
-            yield f"{resident.process} has {mb(resident.resident_bytes)}, the bound is {mb(resident.limit_bytes)}"
+            had = mb(resident.memory.resident_bytes)
+            yield f"{resident.process} has {had}, the bound is {mb(resident.limit_bytes)}"
     yield from report.failures
 
 

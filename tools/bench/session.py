@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.bench.overload import WORKER_FLAGS as OVERLOAD_FLAGS
 from tools.bench.overload import Overload, overload
-from tools.bench.processes import resident_bytes
+from tools.bench.processes import Memory, memory_of
 from tools.bench.prompts import Prompts
 from tools.bench.report import Circumstances, Played, Report, Resident, failures_of, lines_of, resident_of
 from tools.bench.scenarios import Scenario
@@ -108,9 +108,9 @@ async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[S
     return [*sides, wanted.llama_bench] if wanted.llama_bench else sides
 
 
-def _memory(sides: Sequence[Side]) -> dict[str, dict[str, int | None]]:
+def _memory(sides: Sequence[Side]) -> dict[str, dict[str, Memory | None]]:
     return {
-        side.name: {part: resident_bytes(pid) for part, pid in side.server.pids.items()}
+        side.name: {part: memory_of(pid) for part, pid in side.server.pids.items()}
         for side in sides
         if isinstance(side, ServedSide)
     }

@@ -20,6 +20,7 @@ import uvloop
 from tools import CHECKOUT
 from tools.bench.load_command import Asked, split_flags, tell
 from tools.bench.measures import check
+from tools.bench.processes import Memory
 from tools.bench.report import Line, Report, mb, shown
 from tools.bench.scenarios import SIZES, Scenario
 from tools.bench.servers import LLAMA_SERVER, OURS
@@ -147,9 +148,12 @@ class Size:
         lines = (line for line in self.report.lines if line.is_own and line.scenario == scenario.name)
         return next((line for line in lines if peer in (None, line.peer)), None)
 
-    def resident_bytes(self, process: str) -> int | None:
-        """After the warm-up; None where the process could not be looked into."""
-        return next((one.resident_bytes for one in self.report.resident if one.process == process), None)
+    def memory(self, side: str) -> Memory | None:
+        """Of all its processes after the warm-up; None where it has none that was started here."""
+        parts = [one.memory for one in self.report.resident if one.process.split(",")[0] == side]
+        if not parts:
+            return None
+        return Memory(sum(one.resident_bytes for one in parts), sum(one.anonymous_bytes for one in parts))
 
 
 def tables(found: Sequence[Size]) -> Iterator[tuple[Cells, list[Cells]]]:
@@ -159,12 +163,8 @@ def tables(found: Sequence[Size]) -> Iterator[tuple[Cells, list[Cells]]]:
         yield (scenario.title, ">ours", *beside), [_speeds(size, scenario) for size in found]
     columns = (
         "memory after the warm-up",
-        ">file",
-        ">allocated",
-        ">front",
-        ">engine",
-        ">llama-server",
-        ">ours / theirs",
+        *(">file", ">allocated", ">ours", f">{LLAMA_SERVER}", f">ours / {LLAMA_SERVER}'s"),
+        *(">ours without mapped files", f">{LLAMA_SERVER}", f">ours / {LLAMA_SERVER}'s"),
     )
     yield columns, [_memory(size) for size in found]
 
@@ -179,8 +179,13 @@ def _speeds(size: Size, scenario: Scenario) -> Cells:
 
 
 def _memory(size: Size) -> Cells:
-    front, engine = (size.resident_bytes(f"{OURS}, {part}") for part in ("front", "engine"))
-    theirs = size.resident_bytes(LLAMA_SERVER)
-    ratio = f"{((front or 0) + (engine or 0)) / theirs:.3f}" if theirs else ""
-    known = (size.file_bytes, size.allocated_bytes, front, engine, theirs)
-    return (size.name, *(mb(n_bytes) for n_bytes in known), ratio)
+    ours, theirs = size.memory(OURS), size.memory(LLAMA_SERVER)
+    return (
+        *(size.name, mb(size.file_bytes), mb(size.allocated_bytes)),
+        *_beside(ours.resident_bytes if ours else None, theirs.resident_bytes if theirs else None),
+        *_beside(ours.anonymous_bytes if ours else None, theirs.anonymous_bytes if theirs else None),
+    )
+
+
+def _beside(ours: int | None, theirs: int | None) -> Cells:
+    return (mb(ours), mb(theirs), f"{ours / theirs:.3f}" if ours and theirs else "")

@@ -1,6 +1,7 @@
 """A report with a bit of everything."""
 
 from tools.bench.overload import Overload
+from tools.bench.processes import Memory
 from tools.bench.report import Circumstances, Line, Report, Resident, Spread
 from worker.parity.provenance import this_machine
 
@@ -70,6 +71,6 @@ def report() -> Report:
             ),
         ],
         failures=["mixture: 2 of 24 requests failed on llama-server, first: 500 oh"],
-        resident=[Resident("llorch-worker, front", 150_000_000, 120_000_000, "MISSED")],
+        resident=[Resident("llorch-worker, front", Memory(150_000_000, 140_000_000), 120_000_000, "MISSED")],
         overload=OVERLOAD,
     )

@@ -1,28 +1,46 @@
 """What the kernel says of processes, asked about this one and a child."""
 
+import mmap
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from tools.bench.processes import children, cpu_s, resident_bytes
+import pytest
+
+from tools.bench.processes import children, cpu_s, memory_of
 
 NOBODY = 2**22 + 1
 """Beyond the highest process id that Linux gives."""
 
 
 def test_this_process_has_memory_and_used_a_processor() -> None:
-    resident = resident_bytes(os.getpid())
-    assert resident is not None
-    assert 10_000_000 < resident < 10**11
+    memory = memory_of(os.getpid())
+    assert memory is not None
+    assert 10_000_000 < memory.anonymous_bytes <= memory.resident_bytes < 10**11
     before_s = cpu_s([os.getpid()])
     while time.process_time() < before_s + 0.1:
         pass
     assert cpu_s([os.getpid()]) > before_s
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells mapped files from other memory")
+def test_pages_of_a_mapped_file_are_resident_and_not_anonymous(tmp_path: Path) -> None:
+    n_bytes = 32 * 2**20
+    (tmp_path / "file").write_bytes(bytes(n_bytes))
+    before = memory_of(os.getpid())
+    with (tmp_path / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert all(mapped[place] == 0 for place in range(0, n_bytes, mmap.PAGESIZE))
+        after = memory_of(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after.resident_bytes - before.resident_bytes > 0.9 * n_bytes
+    assert after.anonymous_bytes - before.anonymous_bytes < 0.1 * n_bytes
+
+
 def test_a_process_that_is_gone_has_nothing() -> None:
-    assert resident_bytes(NOBODY) is None
+    assert memory_of(NOBODY) is None
     assert cpu_s([NOBODY]) == 0.0
     assert children(NOBODY) == []
 

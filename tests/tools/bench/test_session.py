@@ -62,7 +62,7 @@ def test_each_scenario_has_its_sides_in_the_order_asked_for(found: Found) -> Non
 
 def test_memory_is_told_of_every_server_that_was_started(found: Found) -> None:
     assert [one.process for one in found.resident] == ["llorch-worker", "llama-server", "llama-server-ngram"]
-    assert all(one.resident_bytes > 1_000_000 for one in found.resident)
+    assert all(one.memory.resident_bytes > one.memory.anonymous_bytes > 1_000_000 for one in found.resident)
 
 
 def test_the_overload_has_a_worker_with_few_places(found: Found) -> None:

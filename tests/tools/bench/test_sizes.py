@@ -12,6 +12,7 @@ import pytest
 from tests.tools.bench.made_report import line, report
 from tools import CHECKOUT
 from tools.bench.__main__ import run
+from tools.bench.processes import Memory
 from tools.bench.report import MB, Line, Resident, Spread
 from tools.bench.scenarios import SIZES
 from tools.bench.sizes import Size, tables
@@ -65,14 +66,19 @@ def test_without_peers_our_numbers_stand_alone() -> None:
     (_, [cells]), (_, [missing]), *_, (_, [memory]) = tables([measured([line(peer=None, theirs=(), ratio=None)])])
     assert cells == ("small", "151.0 tokens/s", "", "", "", "")
     assert missing == ("small", "-", "", "", "", "")
-    assert memory == ("small", "100 MB", "150 MB", "", "", "", "")
+    assert memory == ("small", "100 MB", "150 MB", *[""] * 6)
 
 
 def test_memory_is_both_our_processes_beside_llama_server() -> None:
     names = ("llorch-worker, front", "llorch-worker, engine", "llama-server")
-    resident = [Resident(name, n * MB, None, "") for name, n in zip(names, (60, 240, 250), strict=True)]
+    memory = (Memory(60 * MB, 40 * MB), Memory(240 * MB, 230 * MB), Memory(250 * MB, 180 * MB))
+    resident = [Resident(name, one, None, "") for name, one in zip(names, memory, strict=True)]
     *_, (_, [cells]) = tables([measured([], resident)])
-    assert cells == ("small", "100 MB", "150 MB", "60 MB", "240 MB", "250 MB", "1.200")
+    assert cells == (
+        *("small", "100 MB", "150 MB"),
+        *("300 MB", "250 MB", "1.200"),
+        *("270 MB", "180 MB", "1.500"),
+    )
 
 
 # ── a run ────────────────────────────────────────────────────────────────────────────────────────
