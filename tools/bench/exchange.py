@@ -16,8 +16,8 @@ import httptools
 
 from worker.errors import UsageError, WorkerError
 
-SILENCE_S = 120.0
-"""A server that says nothing for so long says nothing any more."""
+SILENCE_S = 300.0
+"""A server that says nothing for so long says nothing any more: a model of 7 billion weights may read for minutes."""
 _PIECES_OF_A_GOING_STREAM = 24
 
 
