@@ -6,7 +6,7 @@ import pytest
 
 from tools.bench.__main__ import run
 from tools.bench.account import Ran, Run, name_of, rows_of
-from tools.cuda_check.made_model import SHAPES, made_model
+from tools.made_model import SHAPES, made_model
 from worker.engine.backend import Slice, Step
 from worker.wire.messages import Sampling, SlotId, TokenId
 
