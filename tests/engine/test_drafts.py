@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
 from worker.engine.acceptance import Acceptance, Account, Draft
-from worker.engine.drafts import LEAST_GAIN, N_TIMED, Proposal, Speculation
+from worker.engine.drafts import LEAST_GAIN, Proposal, Speculation
+from worker.engine.step_costs import N_TIMED
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=200)
@@ -118,7 +119,7 @@ def test_there_are_no_drafts_where_a_row_costs_what_the_first_did(n_rows: int) -
 
 def test_there_are_no_drafts_without_costs() -> None:
     speculation = Speculation((), N_MOST)
-    speculation.took(1, 1.0)
+    speculation.costs.took(1, 1.0)
     assert speculation.most_drafts(1) == 0
     assert speculation.plan([proposal(TRUSTED, N_MOST)]) == [0]
 
@@ -216,7 +217,7 @@ def test_a_long_context_makes_rows_dear() -> None:
     speculation = Speculation(CPU, N_MOST)
     n_before = speculation.plan([proposal([True] * 10, N_MOST)])[0]
     for _ in range(N_TIMED):
-        speculation.took(2, 11e-3 + 2 * 30e-3)
+        speculation.costs.took(2, 11e-3 + 2 * 30e-3)
     assert speculation.plan([proposal([True] * 10, N_MOST)])[0] < n_before
     assert speculation.most_drafts(8) == 0
 
@@ -224,9 +225,9 @@ def test_a_long_context_makes_rows_dear() -> None:
 def test_a_step_that_was_held_up_or_wider_than_measured_changes_nothing() -> None:
     speculation = Speculation(CPU, N_MOST)
     for seconds in (7.5e-3, 7e-3, 1.0, 7.5e-3, 2.0, 7.4e-3):
-        speculation.took(1, seconds)
+        speculation.costs.took(1, seconds)
     for _ in range(N_TIMED):
-        speculation.took(99, 5.0)
+        speculation.costs.took(99, 5.0)
     assert speculation.plan([proposal(TRUSTED, N_MOST)]) == [15]
 
 

@@ -7,14 +7,12 @@ takes along: as many as pay, and never so many that a job is held up (`Speculati
 No step ever takes a draft only to find out whether it would be right.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from math import log
-from statistics import median
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -23,6 +21,7 @@ from worker.engine.acceptance import Acceptance, Account, Draft
 from worker.engine.backend import MAX_DRAFTS, Sampled, Step
 from worker.engine.history import History
 from worker.engine.sequence import Sequence, State
+from worker.engine.step_costs import StepCosts
 from worker.wire.messages import SlotId, TokenId
 
 LEAST_GAIN = 1.03
@@ -30,8 +29,6 @@ LEAST_GAIN = 1.03
 than that."""
 MOST_LOST = 0.02
 """Wrong drafts may cost this share of a job's time."""
-N_TIMED = 9
-"""How many steps' times are remembered; their median is not moved by one step that was held up."""
 
 N_READ = 256
 """How many tokens of ended jobs are made known to others after a step, at about a microsecond each. A step generates
@@ -142,7 +139,7 @@ class Drafts:
         """
         if step.kind != "decode" or not self._is_on:
             return 0, 0
-        self._speculation.took(step.n_tokens, seconds)
+        self._speculation.costs.took(step.n_tokens, seconds)
         if not self._proposals:
             return 0, 0
         drawn: dict[SlotId, list[TokenId]] = {}
@@ -200,22 +197,8 @@ class Speculation:
     """
 
     def __init__(self, row_costs: Seq[tuple[int, float]], n_most: int) -> None:
-        assert not row_costs or row_costs[0][0] == 1
-        self._row_costs = _interpolated(row_costs)
+        self.costs = StepCosts(row_costs)
         self._n_most = n_most
-        self._surplus_s: deque[float] = deque(maxlen=N_TIMED)
-        self._row_surplus_s = 0.0
-
-    def took(self, n_rows: int, seconds: float) -> None:
-        """Learn from a decode step's time. What it took beyond its measured cost is put down to its rows.
-
-        Attention over a long context costs every row the same, and was not there at warm-up. Where something else took
-        the time, drafts are shorter than would pay.
-        """
-        if n_rows > len(self._row_costs):
-            return
-        self._surplus_s.append((seconds - self._row_costs[n_rows - 1]) / n_rows)
-        self._row_surplus_s = max(0.0, median(self._surplus_s))
 
     def most_drafts(self, n_rows: int) -> int:
         """How many draft tokens would pay with n_rows ≥ 1 sequences if all were right; 0: no need to look for any."""
@@ -236,9 +219,9 @@ class Speculation:
         """
         n_rows = len(proposals)
         counts = [0] * n_rows
-        if not 0 < n_rows <= len(self._row_costs):
+        if not 0 < n_rows <= self.costs.widest:
             return counts
-        token_s = self._cost(n_rows) / n_rows
+        token_s = self.costs.of(n_rows) / n_rows
         for proposal in proposals:
             account = proposal.account
             account.token_s = token_s
@@ -247,7 +230,7 @@ class Speculation:
         n_taken = self._n_worthwhile(n_rows, (gain for _, gain in best))
         for n_before, (i, _) in enumerate(best[:n_taken], n_rows):
             counts[i] += 1
-            proposals[i].account.lost_s += self._cost_of_one_more(n_before)
+            proposals[i].account.lost_s += self.costs.of_one_more(n_before)
         return counts
 
     def _best(self, proposals: Seq[Proposal]) -> list[tuple[int, float]]:
@@ -257,10 +240,10 @@ class Speculation:
         heap = [(-gain, i) for i, gains in enumerate(prospects) for gain in islice(gains, 1)]
         heapify(heap)
         best: list[tuple[int, float]] = []
-        n_most = min(self._n_most, len(self._row_costs) - len(proposals))
+        n_most = min(self._n_most, self.costs.widest - len(proposals))
         while heap and len(best) < n_most:
             negative_gain, i = heappop(heap)
-            room_s[i] -= self._cost_of_one_more(len(proposals) + len(best))
+            room_s[i] -= self.costs.of_one_more(len(proposals) + len(best))
             if room_s[i] < 0:
                 continue
             best.append((i, -negative_gain))
@@ -278,27 +261,21 @@ class Speculation:
         sequences' speeds. `gains`: what each draft token adds to the logarithm of its sequence's expected tokens, best
         first.
         """
-        n_most = min(self._n_most, len(self._row_costs) - n_rows)
+        n_most = min(self._n_most, self.costs.widest - n_rows)
         if n_most <= 0:
             return 0, 0.0
         n_best, best = 0, 0.0
-        cost_s, gained = self._cost(n_rows), 0.0
+        cost_s, gained = self.costs.of(n_rows), 0.0
         for n_drafts, gain in enumerate(islice(gains, n_most), 1):
             gained += gain
-            net = gained - n_rows * log(self._cost(n_rows + n_drafts) / cost_s)
+            net = gained - n_rows * log(self.costs.of(n_rows + n_drafts) / cost_s)
             if net > best:
                 n_best, best = n_drafts, net
         return n_best, best
 
     @property
     def _most_lost_s(self) -> float:
-        return self._cost(min(1 + self._n_most, len(self._row_costs)))
-
-    def _cost(self, n_rows: int) -> float:
-        return self._row_costs[n_rows - 1] + n_rows * self._row_surplus_s
-
-    def _cost_of_one_more(self, n_rows: int) -> float:
-        return self._cost(n_rows + 1) - self._cost(n_rows)
+        return self.costs.of(min(1 + self._n_most, self.costs.widest))
 
 
 def _gains(proposal: Proposal) -> Iterator[float]:
@@ -310,12 +287,3 @@ def _gains(proposal: Proposal) -> Iterator[float]:
         chance *= proposal.acceptance.rate(n_matched)
         yield log(1 + chance / expected)
         expected += chance
-
-
-def _interpolated(row_costs: Seq[tuple[int, float]]) -> list[float]:
-    """Seconds of steps of 1, 2, ... rows. More rows never cost less: where it was measured so, it was noise."""
-    rising = list(accumulate((seconds for _, seconds in row_costs), max))
-    costs = rising[:1]
-    for ((n, _), (m, _)), (n_s, m_s) in zip(pairwise(row_costs), pairwise(rising), strict=True):
-        costs += (n_s + (m_s - n_s) * i / (m - n) for i in range(1, m - n + 1))
-    return costs
