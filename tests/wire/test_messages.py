@@ -17,6 +17,8 @@ from worker.wire.messages import (
     Delta,
     Detokenize,
     Detokenized,
+    DraftModelAsked,
+    DraftModelFacts,
     Failed,
     FailureCode,
     Finished,
@@ -134,6 +136,7 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
         prefix_cache_bytes=st.integers(-1, 2**63 - 1),
         scheduling=st.sampled_from(get_args(Scheduling)),
         prompt_lookup=st.sampled_from(("on", "own", "off")),
+        draft=st.none() | st.builds(DraftModelAsked, path=TEXT, device=TEXT, n_most=SIZE, n_cells=SIZE),
         swa_full=st.sampled_from(("auto", "on", "off")),
         split_mode=st.sampled_from(("none", "layer", "row")),
         tensor_split=SHARES,
@@ -187,6 +190,8 @@ OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
         offload=st.builds(
             Offload, gpu_layers=SIZE, layers_total=SIZE, tensor_split=SHARES, off_plan=st.lists(OFF_PLANS).map(tuple)
         ),
+        draft=st.none()
+        | st.builds(DraftModelFacts, name=TEXT, quant_kind=TEXT, device=TEXT, n_cells=SIZE, memory_bytes=SIZE),
         model=st.builds(
             ModelFacts,
             n_ctx_train=SIZE,

@@ -8,6 +8,7 @@ it, also those that the step did not take.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Self
 
 from worker.wire.messages import TokenId
 
@@ -54,6 +55,20 @@ class Acceptance:
     """How many draft tokens were right, by class of match. A match of m tokens begins as if m had been right and one
     wrong."""
     _wrong: list[float] = field(default_factory=lambda: [1.0] * N_CLASSES)
+
+    @classmethod
+    def believing(cls, n_right: float) -> Self:
+        """One that begins as if so many draft tokens of each class had been right and one wrong."""
+        return cls([n_right] * N_CLASSES, [1.0] * N_CLASSES)
+
+    def copy(self) -> Self:
+        return type(self)(list(self._right), list(self._wrong))
+
+    def fade(self, half_life: int, beginning: Self) -> None:
+        """Go a little back to the beginning: after `half_life` calls, what was seen counts half."""
+        kept = 0.5 ** (1 / half_life)
+        self._right = [kept * a + (1 - kept) * b for a, b in zip(self._right, beginning._right, strict=True)]
+        self._wrong = [kept * a + (1 - kept) * b for a, b in zip(self._wrong, beginning._wrong, strict=True)]
 
     def rate(self, n_matched: int) -> float:
         """The chance, in [0, 1], that the next draft token is right after a match of n_matched ≥ 0 tokens."""

@@ -17,6 +17,7 @@ from worker.wire.messages import (
     Logprob,
     Prompt,
     Residency,
+    RowCosts,
     Sampling,
     SelfTested,
     SlotId,
@@ -269,6 +270,14 @@ class Prompts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model: its steps, with a slot for each of the jobs', and what those of decoding cost, ascending."""
+
+    runner: Runner
+    row_costs: RowCosts
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """What loading gives: steps, prompts, constraints, and the facts to report."""
 
@@ -284,6 +293,7 @@ class LoadedModel:
     self_test: SelfTest | None = None
     """Runs on the step thread while no slot holds a cell. Each `next` runs a part and gives None, the last one the
     result. Closed early or not, it leaves the memory as new."""
+    draft: LoadedDraft | None = None
     residency: Callable[[], Residency] | None = None
     """Where the model is now, from any thread; None on a CPU, whose memory it cannot leave."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from worker.engine.backend import LoadedModel
+from worker.engine.backend import MAX_DRAFTS, LoadedModel
 from worker.engine.history import HISTORY_BYTES
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.shares import FairShares, FirstCome, Policy
@@ -33,8 +33,12 @@ class EngineConfig:
     """As Loaded.row_costs."""
     scheduling: Scheduling = "fair"
     """With fixed steps, or where nothing of what a job computed can be kept, it is first-come in any case."""
+    has_own_drafts: bool = True
+    """Drafts are read from a job's own text."""
     history_bytes: int = 0
     """How many bytes the memory of earlier answers takes, from which drafts are read; 0: there is none."""
+    draft_max: int = MAX_DRAFTS
+    """How many draft tokens of a draft model a job has in a step at most."""
 
     @classmethod
     def of(cls, asked: Configure, model: LoadedModel) -> Self:
@@ -51,7 +55,9 @@ class EngineConfig:
             retained_slot=model.retained_slot,
             row_costs=facts.row_costs,
             scheduling=asked.scheduling,
+            has_own_drafts=asked.prompt_lookup != "off",
             history_bytes=HISTORY_BYTES if asked.prompt_lookup == "on" else 0,
+            draft_max=asked.draft.n_most if asked.draft is not None else MAX_DRAFTS,
         )
 
     def prefill_budget(self) -> PrefillBudget:

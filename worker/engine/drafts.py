@@ -4,21 +4,23 @@ Owns which jobs have drafts and from which source (`Drafts`), what wider steps c
 takes along: as many as pay, and never so many that a job is held up (`Speculation`). Knows neither how a draft is found
 (`DraftSource`: ngram.py, history.py) nor what a token means. Pure; step thread.
 
-No step ever takes a draft only to find out whether it would be right.
+No step ever takes a draft only to find out whether it would be right. A draft model's drafts take time to make; it is
+asked for them where that is expected to pay (`Speculation.depth`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from math import log
+from math import exp, log
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from worker.engine.acceptance import Acceptance, Account, Draft
+from worker.engine.acceptance import NO_DRAFT, Acceptance, Account, Draft
 from worker.engine.backend import MAX_DRAFTS, Sampled, Step
+from worker.engine.draft_model import HALF_LIFE_STEPS, LIKELY_TOKENS, DraftModel, Followed
 from worker.engine.history import History
 from worker.engine.sequence import Sequence, State
 from worker.engine.step_costs import StepCosts
@@ -29,6 +31,10 @@ LEAST_GAIN = 1.03
 than that."""
 MOST_LOST = 0.02
 """Wrong drafts may cost this share of a job's time."""
+
+N_INVESTED = 64
+"""Reading along with a prompt pays later or never. So much time as this many tokens take may be spent on it beyond what
+drafts have won."""
 
 N_READ = 256
 """How many tokens of ended jobs are made known to others after a step, at about a microsecond each. A step generates
@@ -47,6 +53,19 @@ class DraftSource(Protocol):
     def acceptance(self, sequence: Sequence) -> Acceptance:
         """How often such drafts were right, as far as it says something about this sequence. The same object while the
         sequence runs; whoever judges drafts tells it of them."""
+        ...
+
+
+class Maker(Protocol):
+    """What drafts cost that take time to make. Two implementations: DraftModel and the tests' modelled one."""
+
+    @property
+    def n_most(self) -> int:
+        """How many draft tokens a sequence has at most."""
+        ...
+
+    def draft_s(self, n_rows: int) -> float:
+        """The seconds of one draft token for each of n_rows ≥ 1 sequences."""
         ...
 
 
@@ -77,18 +96,30 @@ class EarlierAnswers:
 
 class Drafts:
     """Without `row_costs`, (tokens in a decode step, seconds it takes), there are no drafts; without `history_bytes`
-    there are none from other jobs' answers.
+    there are none from other jobs' answers, without a `model` none that take time to make. `clock` gives seconds.
     """
 
-    def __init__(self, row_costs: tuple[tuple[int, float], ...], history_bytes: int) -> None:
+    def __init__(
+        self,
+        row_costs: tuple[tuple[int, float], ...],
+        history_bytes: int,
+        *,
+        has_own_text: bool = True,
+        model: DraftModel | None = None,
+        clock: Callable[[], float],
+    ) -> None:
         self._speculation = Speculation(row_costs, MAX_DRAFTS)
         self._is_on = bool(row_costs)
         self._history = History(history_bytes if row_costs else 0)
-        self._sources: list[DraftSource] = [OwnText()]
+        self._sources: list[DraftSource] = [OwnText()] if has_own_text else []
         if self._history.n_bytes:
             self._sources.append(EarlierAnswers(self._history))
+        self._model = model
+        self._clock = clock
         self._proposals: dict[SlotId, list[Proposal]] = {}
         """All sources' for the step that runs, also what the step did not take of them."""
+        self._asked: set[SlotId] = set()
+        """For which of its sequences the draft model has made drafts."""
 
     def remember(self, sequence: Sequence) -> None:
         """Keep a copy of what a job that ends has generated; `learn` makes it known."""
@@ -101,7 +132,7 @@ class Drafts:
 
     def added_to(self, step: Step, running: Running, n_free_cells: int) -> Step:
         """The step with drafts, where it is a decode step, they pay and have room, and no prompt waits for it."""
-        self._proposals = {}
+        self._proposals, self._asked = {}, set()
         if step.kind != "decode" or not self._is_on or step.n_tokens + MAX_DRAFTS > n_free_cells:
             return step
         if any(sequence.state is State.PREFILL for sequence in running.values()):
@@ -110,10 +141,13 @@ class Drafts:
         if n_most == 0:
             return step
         self._proposals = self._of_all_sources({slice_.slot: running[slice_.slot] for slice_ in step.slices}, n_most)
+        made_s = 0.0
+        if self._model is not None and not self._model.is_lost:
+            made_s = self._ask(self._model, {slot: running[slot] for slot in self._proposals})
         best = [self._speculation.best(proposals, len(step.slices)) for proposals in self._proposals.values()]
-        if not any(proposal.draft.tokens for proposal in best):
+        if self._model is None and not any(proposal.draft.tokens for proposal in best):
             return step
-        counts = self._speculation.plan(best)
+        counts = self._speculation.plan(best, made_s)
         if not any(counts):
             return step
         return replace(
@@ -124,9 +158,47 @@ class Drafts:
             ),
         )
 
+    def _ask(self, model: DraftModel, sequences: Running) -> float:
+        """Ask the draft model for drafts of the sequences for which they are expected to win more than they cost: each
+        of these then has another proposal. The seconds that took.
+        """
+        n_rows, speculation = len(sequences), self._speculation
+        followed = model.follow([each for each in sequences.values() if _n_allowed(each, 1)])
+        self._catch_up(model, [each for each in followed if not each.is_ready], n_rows)
+        ready = [each for each in followed if each.is_ready and speculation.can_pay(each.sequence.account)]
+        ready.sort(key=lambda each: -each.worth.asked.rate(0))
+        gained = speculation.gained([speculation.best(each, n_rows) for each in self._proposals.values()])
+        n_asked, depth = speculation.asked([each.worth.asked for each in ready], n_rows, model, gained)
+        for each in ready[n_asked:]:
+            each.worth.fade(HALF_LIFE_STEPS)
+        return self._take_drafts(model, [each.sequence for each in ready[:n_asked]], depth) if n_asked else 0.0
+
+    def _take_drafts(self, model: DraftModel, sequences: list[Sequence], depth: int) -> float:
+        began_s = self._clock()
+        drafts = model.propose([(sequence, _n_allowed(sequence, depth)) for sequence in sequences])
+        made_s = self._clock() - began_s
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            assert sequence.slot is not None
+            sequence.account.lost_s += made_s / len(sequences)
+            proposal = Proposal(sequence.account, model.acceptance(sequence), _permitted(draft, sequence))
+            self._proposals[sequence.slot].append(proposal)
+            self._asked.add(sequence.slot)
+        return made_s
+
+    def _catch_up(self, model: DraftModel, lacking: list[Followed], n_rows: int) -> None:
+        """Have the draft model read a part of the first sequence for which that is expected to pay."""
+        speculation = self._speculation
+        for each in lacking:
+            sequence = each.sequence
+            n_likely = min(sequence.max_tokens - len(sequence.generated), max(LIKELY_TOKENS, len(sequence.generated)))
+            won_s = n_likely * speculation.saved_s(each.worth.asked, n_rows, model)
+            if model.catch_up_s(each.n_lacking) <= min(speculation.spare_s, won_s):
+                speculation.spare_s -= model.catch_up(each)
+                return
+
     def _of_all_sources(self, sequences: Running, n_most: int) -> dict[SlotId, list["Proposal"]]:
         wanted = [(sequence, _n_allowed(sequence, n_most)) for sequence in sequences.values()]
-        found: dict[SlotId, list[Proposal]] = {slot: [] for slot in sequences}
+        found = {slot: [Proposal(each.account, each.acceptance, NO_DRAFT)] for slot, each in sequences.items()}
         for source in self._sources:
             for (slot, sequence), draft in zip(sequences.items(), source.propose(wanted), strict=True):
                 proposal = Proposal(sequence.account, source.acceptance(sequence), _permitted(draft, sequence))
@@ -149,8 +221,13 @@ class Drafts:
         for slot, tokens in drawn.items():
             sequence = running[slot]
             sequence.account.won(len(tokens) - 1)
+            if slot not in self._asked:
+                # Only what a draft model has won is spent on it.
+                sequence.account.lost_s = max(0.0, sequence.account.lost_s)
             for proposal in self._proposals[slot]:
                 proposal.acceptance.saw(proposal.draft, tokens)
+            if self._model is not None:
+                self._model.judge(slot, tokens)
             sequence.n_drafted += n_drafts[slot]
             sequence.n_accepted += len(tokens) - 1
         return sum(n_drafts.values()), len(sampled) - len(drawn)
@@ -193,12 +270,17 @@ class Speculation:
 
     Law: whatever is accepted, any stretch of a job costs at most 1 + MOST_LOST times what it costs without drafts, plus
     one step of a single sequence with n_most draft tokens. A job that has used this up has drafts again when it is
-    forgiven: soon a short one, and what that wins lets it go on.
+    forgiven: soon a short one, and what that wins lets it go on. Where drafts take time to make, that time counts too;
+    all jobs together then lose at most the time of N_INVESTED tokens more.
     """
 
     def __init__(self, row_costs: Seq[tuple[int, float]], n_most: int) -> None:
         self.costs = StepCosts(row_costs)
         self._n_most = n_most
+        self._most_spare_s = N_INVESTED * self.costs.of(1) if row_costs else 0.0
+        self.spare_s = self._most_spare_s
+        """How many seconds may be spent on what pays later or never: what jobs have won, and the share of their time
+        that wrong drafts did not cost."""
 
     def most_drafts(self, n_rows: int) -> int:
         """How many draft tokens would pay with n_rows ≥ 1 sequences if all were right; 0: no need to look for any."""
@@ -212,8 +294,9 @@ class Speculation:
             return (drafted or proposals)[0]
         return max(drafted, key=lambda proposal: self._most_gained(n_rows, _gains(proposal))[1])
 
-    def plan(self, proposals: Seq[Proposal]) -> list[int]:
+    def plan(self, proposals: Seq[Proposal], made_s: float = 0.0) -> list[int]:
         """How many of its draft tokens each sequence of the step takes, in order; their cost is put on its account.
+        `made_s`: the seconds that it took to make the drafts, which are on the accounts already.
 
         Give every sequence of the step, and tell each `Account` and `Acceptance` what was drawn.
         """
@@ -225,13 +308,63 @@ class Speculation:
         for proposal in proposals:
             account = proposal.account
             account.token_s = token_s
-            account.lost_s = max(0.0, account.lost_s - MOST_LOST * token_s)
+            lost_s = account.lost_s - MOST_LOST * token_s
+            account.lost_s = max(0.0, lost_s)
+            self.spare_s = min(self._most_spare_s, self.spare_s + max(0.0, -lost_s))
         best = self._best(proposals)
-        n_taken = self._n_worthwhile(n_rows, (gain for _, gain in best))
+        n_taken = self._n_worthwhile(n_rows, (gain for _, gain in best), made_s)
         for n_before, (i, _) in enumerate(best[:n_taken], n_rows):
             counts[i] += 1
             proposals[i].account.lost_s += self.costs.of_one_more(n_before)
         return counts
+
+    # ── drafts that take time to make ────────────────────────────────────────────────────────────
+
+    def can_pay(self, account: Account) -> bool:
+        """Whether a job may have drafts made; half of what it may lose is for the steps that take them."""
+        return account.lost_s <= self._most_lost_s / 2
+
+    def gained(self, proposals: Seq[Proposal]) -> float:
+        """What a step gains by these proposals, one for each sequence: the sum of the logarithms of their speeds."""
+        if not any(proposal.draft.tokens for proposal in proposals):
+            return 0.0
+        return self._most_gained(len(proposals), (gain for _, gain in self._best(proposals)))[1]
+
+    def asked(self, hopes: Seq[Acceptance], n_rows: int, maker: Maker, gained: float) -> tuple[int, int]:
+        """For how many of a step's n_rows sequences drafts are to be made, and of how many tokens each; (0, 0) where
+        that is not expected to gain more than `gained`.
+
+        `hopes`: how many tokens of each sequence's drafts are right, by their place; the best sequence first.
+        """
+        best = max(gained, n_rows * log(LEAST_GAIN)), 0, 0
+        for n_asked in range(1, len(hopes) + 1):
+            net, depth = self._deepest(hopes[:n_asked], n_rows, maker)
+            best = max(best, (net, n_asked, depth))
+        return best[1:]
+
+    def saved_s(self, hope: Acceptance, n_rows: int, maker: Maker) -> float:
+        """How many seconds of a step of n_rows sequences drafts for one of them are expected to save; 0 for a loss."""
+        net, _ = self._deepest([hope], n_rows, maker)
+        return self.costs.of(n_rows) * (1 - exp(-net / n_rows))
+
+    def _deepest(self, hopes: Seq[Acceptance], n_rows: int, maker: Maker) -> tuple[float, int]:
+        """What drafts for these sequences gain at most, with the time that it takes to make them, and of how many
+        tokens each."""
+        n_asked, cost_s, each_s = len(hopes), self.costs.of(n_rows), maker.draft_s(len(hopes))
+        chances, expected = [1.0] * n_asked, [1.0] * n_asked
+        gained, best, n_best = 0.0, 0.0, 0
+        for depth in range(1, min(maker.n_most, min(self._n_most, self.costs.widest - n_rows) // n_asked) + 1):
+            for i, hope in enumerate(hopes):
+                chances[i] *= hope.rate(depth - 1)
+                gained += log(1 + chances[i] / expected[i])
+                expected[i] += chances[i]
+            taken_s = self.costs.of(n_rows + depth * n_asked) + depth * each_s
+            net = gained - n_rows * log(taken_s / cost_s)
+            if net > best:
+                best, n_best = net, depth
+        return best, n_best
+
+    # ── the best of all draft tokens ─────────────────────────────────────────────────────────────
 
     def _best(self, proposals: Seq[Proposal]) -> list[tuple[int, float]]:
         """The n_most best draft tokens that their jobs can pay, as (index of the proposal, gain), best first."""
@@ -251,24 +384,24 @@ class Speculation:
                 heappush(heap, (-gain, i))
         return best
 
-    def _n_worthwhile(self, n_rows: int, gains: Iterable[float]) -> int:
+    def _n_worthwhile(self, n_rows: int, gains: Iterable[float], made_s: float = 0.0) -> int:
         """How many draft tokens make the step fastest, if that is fast enough; else 0."""
-        n_best, best = self._most_gained(n_rows, gains)
+        n_best, best = self._most_gained(n_rows, gains, made_s)
         return n_best if best > n_rows * log(LEAST_GAIN) else 0
 
-    def _most_gained(self, n_rows: int, gains: Iterable[float]) -> tuple[int, float]:
+    def _most_gained(self, n_rows: int, gains: Iterable[float], made_s: float = 0.0) -> tuple[int, float]:
         """How many draft tokens make the step fastest, and what that adds to the sum of the logarithms of all n_rows
         sequences' speeds. `gains`: what each draft token adds to the logarithm of its sequence's expected tokens, best
-        first.
+        first. `made_s`: the seconds that have gone by for this step already.
         """
         n_most = min(self._n_most, self.costs.widest - n_rows)
         if n_most <= 0:
             return 0, 0.0
         n_best, best = 0, 0.0
-        cost_s, gained = self.costs.of(n_rows), 0.0
+        cost_s, gained = self.costs.of(n_rows) + made_s, 0.0
         for n_drafts, gain in enumerate(islice(gains, n_most), 1):
             gained += gain
-            net = gained - n_rows * log(self.costs.of(n_rows + n_drafts) / cost_s)
+            net = gained - n_rows * log((self.costs.of(n_rows + n_drafts) + made_s) / cost_s)
             if net > best:
                 n_best, best = n_drafts, net
         return n_best, best

@@ -9,8 +9,20 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from worker.engine.backend import Aborted, BadBatch, Constraint, Forced, KvMismatch, NoRoom, Runner, Sampled, Step
+from worker.engine.backend import (
+    Aborted,
+    BadBatch,
+    Constraint,
+    Forced,
+    KvMismatch,
+    LoadedDraft,
+    NoRoom,
+    Runner,
+    Sampled,
+    Step,
+)
 from worker.engine.config import EngineConfig
+from worker.engine.draft_model import DraftModel
 from worker.engine.drafts import Drafts
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
@@ -55,14 +67,41 @@ class StepReport:
     n_accepted: int = 0
 
 
+def _keep_quiet(_warning: str) -> None:
+    pass
+
+
+def _draft_model(
+    draft: LoadedDraft | None, config: EngineConfig, clock: Callable[[], float], warn: Callable[[str], None]
+) -> DraftModel | None:
+    if draft is None or not config.row_costs or not draft.row_costs:
+        return None
+    return DraftModel(
+        draft.runner,
+        draft.row_costs,
+        n_most=config.draft_max,
+        itl_target_s=config.itl_target_s,
+        clock=clock,
+        on_lost=lambda why: warn(f"the draft model has failed and is not asked any more: {why}"),
+    )
+
+
 class Engine:
     """Continuous batching over one runner, as `config` says.
 
-    `emit` takes frames in order and never blocks; `clock` gives the monotonic seconds that frames carry.
+    `emit` takes frames in order and never blocks; `clock` gives the monotonic seconds that frames carry. `warn` is told
+    of what has failed and ends no job.
     """
 
     def __init__(
-        self, runner: Runner, config: EngineConfig, *, emit: Callable[[Outbound], None], clock: Callable[[], float]
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        emit: Callable[[Outbound], None],
+        clock: Callable[[], float],
+        draft: LoadedDraft | None = None,
+        warn: Callable[[str], None] = _keep_quiet,
     ) -> None:
         self._runner = runner
         self._context_length = config.context_length
@@ -83,7 +122,13 @@ class Engine:
             budget=config.prefill_budget(),
             policy=config.policy(can_keep=self.prefix_cache.is_keeping),
         )
-        self._drafts = Drafts(config.row_costs, config.history_bytes)
+        self._drafts = Drafts(
+            config.row_costs,
+            config.history_bytes,
+            has_own_text=config.has_own_drafts,
+            model=_draft_model(draft, config, clock, warn),
+            clock=clock,
+        )
         self.step_jobs: frozenset[JobKey] = frozenset()
         """Jobs of the step that runs now; read by the intake thread to decide whether to abort it."""
         self._announced: tuple[JobKey, ...] = ()

@@ -107,6 +107,18 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=Tru
 # ── front → engine ───────────────────────────────────────────────────────────────────────────────
 
 
+class DraftModelAsked(msgspec.Struct, frozen=True, array_like=True):
+    """A small model that drafts tokens for the one that is served."""
+
+    path: str
+    device: str
+    """As Configure.device."""
+    n_most: int
+    """How many draft tokens a job has in a step at most."""
+    n_cells: int = 0
+    """0 means "decide for me"."""
+
+
 class Configure(_Frame, frozen=True, kw_only=True):
     """The first frame: everything the engine needs to load. Sizes are in tokens; 0 means "decide for me"."""
 
@@ -142,6 +154,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
     scheduling: Scheduling = "fair"
     """How jobs share slots and cells when there are not enough."""
     prompt_lookup: PromptLookup = "on"
+    draft: DraftModelAsked | None = None
     swa_full: SwaFull = "auto"
     """auto means on where it costs neither cells, jobs nor layers on a GPU."""
     split_mode: SplitMode = "none"
@@ -254,6 +267,19 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the template understands: system, tools, …"""
 
 
+class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft model that is in memory."""
+
+    name: str
+    """As Loaded.name."""
+    quant_kind: str
+    device: str
+    """As it is asked for: `cpu:0`, `cuda:1`."""
+    n_cells: int
+    memory_bytes: int
+    """Weights + KV + compute buffers. Those on the served model's device are part of Loaded.memory_bytes, too."""
+
+
 class Loaded(_Frame, frozen=True, kw_only=True):
     """The model is in memory, warmed up, and steps can run."""
 
@@ -289,6 +315,7 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     step_s: float = 0.0
     """How many seconds the longest step, a prefill step while nobody generates, takes by the warm-up's times."""
     model: ModelFacts = ModelFacts()
+    draft: DraftModelFacts | None = None
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):

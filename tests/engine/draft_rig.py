@@ -1,0 +1,134 @@
+"""An engine with a draft model, both of them fakes whose steps take modelled time."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from math import log
+from zlib import crc32
+
+from tests.engine.fake_runner import FakeRunner, Request, ToyModel, alone
+from tests.engine.step_costs import Costs, cost
+from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
+from worker.engine.backend import LoadedDraft, Sampled, Step
+from worker.engine.config import EngineConfig
+from worker.engine.loop import Engine
+from worker.wire.messages import (
+    Finished,
+    JobKey,
+    Logprob,
+    Outbound,
+    Sampling,
+    SlotId,
+    StepDone,
+    StepKind,
+    TokenId,
+    TopToken,
+)
+
+CONTEXT = 2_000
+ITL_TARGET_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Guesser(ToyModel):
+    """A draft model that draws what another one would, as often as `share` says; of the others it is as sure."""
+
+    of: ToyModel = field(default_factory=ToyModel)
+    share: float = 1.0
+    probability: float = 0.9
+    useless_until: int = 0
+    """Behind fewer tokens it is never right."""
+
+    def draw(self, slot: SlotId, held: Seq[TokenId], seed: int, constraint: ToyConstraint | None = None) -> Sampled:
+        assert constraint is None
+        right = self.of.draw(slot, held, seed)
+        is_right = (
+            len(held) >= self.useless_until and crc32(repr(("luck", list(held))).encode()) % 1_000 < 1_000 * self.share
+        )
+        token = right.token if is_right else TokenId((right.token + 1) % N_VOCAB)
+        logprob = Logprob(TopToken("", token, log(self.probability)), ())
+        return Sampled(slot, token, b"", is_end=False, logprob=logprob)
+
+
+class DraftRig:
+    """`costs`: of the model's steps; `draft_costs`: of the draft model's, None for an engine without one."""
+
+    def __init__(
+        self,
+        guesser: Guesser,
+        costs: Costs,
+        draft_costs: Costs | None,
+        *,
+        n_slots: int = 4,
+        n_cells: int = 4_000,
+        n_draft_cells: int = 4_000,
+    ) -> None:
+        self.now_s = 0.0
+        self.model = guesser.of
+        runner = FakeRunner(self.model, n_slots=n_slots + 1, n_cells=n_cells, chunk=64, widest_step=512)
+        self.draft = FakeRunner(guesser, n_slots=n_slots + 1, n_cells=n_draft_cells, chunk=64, widest_step=512)
+        runner.before_run = lambda step: self._compute(step, costs, self.steps_s)
+        self.draft.before_run = lambda step: self._compute(step, draft_costs or (), self.draft_steps)
+        self.steps_s: list[tuple[StepKind, float]] = []
+        self.draft_steps: list[tuple[StepKind, float]] = []
+        """Kind and seconds of each of the draft model's steps."""
+        self.warnings: list[str] = []
+        self.frames: list[Outbound] = []
+        config = EngineConfig(
+            n_slots=n_slots,
+            n_cells=n_cells,
+            context_length=CONTEXT,
+            chunk=64,
+            widest_step=512,
+            itl_target_s=ITL_TARGET_S,
+            retained_slot=SlotId(n_slots),
+            row_costs=costs,
+            has_own_drafts=False,
+            prefix_cache_bytes=1 << 20,
+        )
+        self.engine = Engine(
+            runner,
+            config,
+            emit=self.frames.append,
+            clock=lambda: self.now_s,
+            draft=None if draft_costs is None else LoadedDraft(self.draft, draft_costs),
+            warn=self.warnings.append,
+        )
+        self.requests: list[Request] = []
+
+    def _compute(self, step: Step, costs: Costs, told: list[tuple[StepKind, float]]) -> None:
+        """Let the time of a step go by, and write it down."""
+        n_rows = min(step.n_tokens, costs[-1][0])
+        seconds = cost(costs, n_rows) * step.n_tokens / n_rows
+        self.now_s += seconds
+        told.append((step.kind, seconds))
+
+    def submit(self, request: Request) -> JobKey:
+        job = JobKey(len(self.requests))
+        self.requests.append(request)
+        prompt = [TokenId(token) for token in request.prompt]
+        constraint = None if request.constraint is None else ToyConstraint(request.constraint)
+        self.engine.submit(
+            job, prompt, request.max_tokens, Sampling(seed=request.seed), request.stop, constraint=constraint
+        )
+        return job
+
+    def run(self) -> float:
+        """Modelled seconds until nothing is left to do."""
+        began_s = self.now_s
+        while not self.engine.is_idle:
+            self.engine.step()
+        return self.now_s - began_s
+
+    @property
+    def steps(self) -> list[StepDone]:
+        return [frame for frame in self.frames if isinstance(frame, StepDone)]
+
+    def text(self, job: JobKey) -> str:
+        return "".join(delta.text for step in self.steps for delta in step.deltas if delta.job == job)
+
+    def check(self) -> None:
+        """Every job that has ended was told what it gives alone."""
+        for end in (end for step in self.steps for end in step.finished):
+            assert isinstance(end, Finished)
+            assert self.text(end.job) == alone(self.model, self.requests[end.job], CONTEXT).text
+        assert not [failed for step in self.steps for failed in step.failed]

@@ -1,0 +1,181 @@
+"""A draft model: the same answers, faster where it pays, and hardly slower where it does not."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.draft_rig import ITL_TARGET_S, DraftRig, Guesser
+from tests.engine.fake_runner import Request
+from tests.engine.step_costs import CPU, GPU, Costs, cost
+from worker.engine.backend import MAX_DRAFTS
+from worker.engine.draft_model import CATCH_UP_SHARE
+from worker.engine.drafts import MOST_LOST, N_INVESTED
+from worker.wire.messages import JobKey
+
+LAW = settings(max_examples=25)
+QUICK: Costs = tuple((n, seconds / 5) for n, seconds in CPU)
+SLOW: Costs = tuple((n, 0.9 * seconds) for n, seconds in CPU)
+
+
+def seconds(share: float, costs: Costs, draft_costs: Costs | None, requests: list[Request]) -> float:
+    rig = DraftRig(Guesser(share=share), costs, draft_costs)
+    for request in requests:
+        rig.submit(request)
+    spent_s = rig.run()
+    rig.check()
+    return spent_s
+
+
+def jobs(n_jobs: int, n_tokens: int, n_prompt: int = 8) -> list[Request]:
+    return [Request(tuple(range(i, i + n_prompt)), n_tokens) for i in range(n_jobs)]
+
+
+@pytest.mark.parametrize(("share", "least"), [(1.0, 1.15), (0.95, 1.05)])
+def test_drafts_that_are_nearly_always_right_make_a_job_faster(share: float, least: float) -> None:
+    """On two cores no draft, however good, makes a job more than 1.36 times as fast at these costs."""
+    plain_s = seconds(share, CPU, None, jobs(1, 300))
+    assert plain_s / seconds(share, CPU, QUICK, jobs(1, 300)) >= least
+
+
+def test_drafts_pay_for_many_jobs_where_rows_are_nearly_free() -> None:
+    cheap = tuple((n, one / 10) for n, one in GPU)
+    assert seconds(0.9, GPU, None, jobs(4, 300)) / seconds(0.9, GPU, cheap, jobs(4, 300)) >= 1.8
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    share: float
+    part: float
+    """What a step of the draft model costs, divided by what one of the model does."""
+    costs: Costs
+    n_jobs: int
+    n_tokens: int
+    n_prompt: int
+
+
+CASES = st.builds(
+    Case,
+    st.floats(0, 1),
+    st.floats(0.02, 1.5),
+    st.sampled_from((CPU, GPU)),
+    st.integers(1, 4),
+    st.integers(1, 150),
+    st.integers(1, 100),
+)
+
+
+@pytest.mark.long
+@LAW
+@given(CASES)
+def test_a_draft_model_never_costs_more_than_a_fiftieth_and_a_trial(case: Case) -> None:
+    """However often it is right and however long it takes. A trial is what each job may lose at once, and what may be
+    spent on reading along."""
+    draft_costs = tuple((n, case.part * one) for n, one in case.costs)
+    requests = jobs(case.n_jobs, case.n_tokens, case.n_prompt)
+    plain_s = seconds(case.share, case.costs, None, requests)
+    widest = min(1 + MAX_DRAFTS, case.costs[-1][0])
+    trial_s = case.n_jobs * cost(case.costs, widest) + N_INVESTED * case.costs[0][1]
+    assert seconds(case.share, case.costs, draft_costs, requests) <= (1 + MOST_LOST) * plain_s + trial_s
+
+
+@pytest.mark.parametrize("costs", [QUICK, SLOW])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_a_draft_model_that_does_not_pay_costs_nearly_nothing_over_many_jobs(share: float, costs: Costs) -> None:
+    """What is learned outlives the job."""
+    plain, drafting = (DraftRig(Guesser(share=share), CPU, draft_costs) for draft_costs in (None, costs))
+    for rig in (plain, drafting):
+        for request in jobs(40, 100):
+            rig.submit(request)
+            rig.run()
+        rig.check()
+    assert drafting.now_s <= (1 + MOST_LOST) * plain.now_s
+
+
+def test_a_draft_model_that_cannot_pay_is_never_asked() -> None:
+    rig = DraftRig(Guesser(), CPU, SLOW)
+    rig.submit(jobs(1, 100)[0])
+    rig.run()
+    assert not rig.draft.ran
+
+
+def test_a_draft_model_that_is_not_sure_drafts_nothing_and_is_soon_not_asked() -> None:
+    rig = DraftRig(Guesser(probability=0.4), CPU, QUICK)
+    rig.submit(jobs(1, 400)[0])
+    rig.run()
+    assert not any(step.n_drafted for step in rig.steps)
+    assert 0 < len(rig.draft.ran) < 40
+
+
+def test_a_long_prompt_is_read_along_in_parts_that_hold_nobody_up() -> None:
+    """Where it is read at all: where the answer may be long enough."""
+    cheap = tuple((n, one / 20) for n, one in GPU)
+    rig = DraftRig(Guesser(), GPU, cheap)
+    rig.submit(Request(tuple(range(64)) * 20, 400))
+    rig.run()
+    rig.check()
+    parts_s = [seconds for kind, seconds in rig.draft_steps if kind == "prefill"]
+    assert len(parts_s) > 1
+    assert max(parts_s) <= CATCH_UP_SHARE * ITL_TARGET_S
+    short = DraftRig(Guesser(), CPU, QUICK)
+    short.submit(Request(tuple(range(64)) * 20, 16))
+    short.run()
+    assert not short.draft.ran
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.builds(Request, st.lists(st.integers(0, 63), min_size=1, max_size=40).map(tuple), st.integers(1, 60)),
+        st.tuples(st.just("cancel"), st.integers(0, 5)),
+        st.tuples(st.just("step"), st.integers(1, 20)),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.long
+@LAW
+@given(OPERATIONS, st.integers(100, 300), st.integers(60, 400))
+def test_every_job_has_the_tokens_that_it_has_alone(operations: list[Any], n_cells: int, n_draft_cells: int) -> None:
+    """While others come, pause and are cancelled, and however few cells the draft model has."""
+    cheap = tuple((n, one / 20) for n, one in GPU)
+    rig = DraftRig(Guesser(share=0.8), GPU, cheap, n_cells=n_cells, n_draft_cells=n_draft_cells)
+    for operation in operations:
+        match operation:
+            case Request():
+                rig.submit(operation)
+            case ("cancel", job):
+                rig.engine.cancel(JobKey(job))
+            case (_, n_steps):
+                for _ in range(n_steps):
+                    rig.engine.step()
+    rig.run()
+    rig.check()
+    assert not rig.warnings
+
+
+def test_a_draft_model_that_fails_is_left_out_with_one_warning() -> None:
+    rig = DraftRig(Guesser(), GPU, tuple((n, one / 20) for n, one in GPU))
+    for request in jobs(3, 400):
+        rig.submit(request)
+    for _ in range(20):
+        rig.engine.step()
+    rig.draft.has_room = False
+    rig.run()
+    rig.check()
+    assert len(rig.warnings) == 1
+    n_before = len(rig.draft.ran)
+    rig.submit(jobs(1, 50)[0])
+    rig.run()
+    assert len(rig.draft.ran) == n_before
+
+
+def test_after_the_draft_model_becomes_right_it_is_asked_again() -> None:
+    """A job in which it was of no use for long, and then is of some."""
+    early, late = (DraftRig(Guesser(useless_until=n), GPU, tuple((n, one / 20) for n, one in GPU)) for n in (0, 200))
+    for rig in (early, late):
+        rig.submit(jobs(1, 1_000)[0])
+        rig.run()
+    assert sum(step.n_accepted for step in late.steps) > 0.3 * sum(step.n_accepted for step in early.steps)

@@ -1,0 +1,273 @@
+"""Drafts from a small model that reads along: the tokens that it finds most likely behind a job's own.
+
+Owns what the draft model has computed of each slot's tokens, and what asking it has been worth. Its cells follow a job
+lazily: before it drafts it computes what it lacks, and after a rejection or a pause it forgets what is not the job's
+text. Any of them may be dropped at any time; no answer depends on them. Knows neither how many draft tokens pay
+(drafts.py) nor what computes (`Runner`). Pure; step thread.
+"""
+
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from math import exp
+from typing import Self, TypeVar
+
+from worker.engine.acceptance import NO_DRAFT, Acceptance, Draft
+from worker.engine.backend import Runner, Sampled, Slice, Step, StepFailed
+from worker.engine.sequence import Sequence
+from worker.engine.step_costs import StepCosts
+from worker.wire.messages import RowCosts, Sampling, SlotId, TokenId
+
+LEAST_PROBABILITY = 0.5
+"""A draft ends before a token that the draft model itself finds less likely than this. On two cores a further row costs
+half a step, and so does drafting it; a token that is more often wrong than right costs more than it wins there."""
+
+MOST_LACKING = 8
+"""So many tokens that it lacks are computed with the first draft token. After a step it lacks one or two; more of them,
+as of a prompt, are caught up with in steps of their own."""
+CATCH_UP_SHARE = 0.5
+"""Catching up takes at most this share of the ITL target between two steps."""
+MOST_AT_ONCE = 512
+"""How many tokens are caught up with between two steps at most, however little time they take."""
+LIKELY_TOKENS = 64
+"""A job is taken to generate as many tokens more as it has, and at least so many, if it may."""
+
+HOPE = 8.0
+"""How many draft tokens for each wrong one are taken to be right before any was judged: a pair of models that were not
+worth trying would not have been started."""
+HALF_LIFE_STEPS = 64
+"""After so many steps in which a job was not drafted for, what was seen of its drafts counts half: so it is tried again
+some hundred tokens later."""
+HALF_LIFE_JOBS = 4
+"""After so many jobs have begun, what was seen of all jobs' drafts counts half."""
+
+_GREEDY = Sampling(seed=0, temperature=0.0, logprobs=0)
+_NO_TOKEN = TokenId(-1)
+"""Is never drawn."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Worth:
+    """What drafts have been worth, by the place of a token in its draft."""
+
+    offered: Acceptance = field(default_factory=lambda: Acceptance.believing(HOPE))
+    """Of the tokens that were drafted."""
+    asked: Acceptance = field(default_factory=lambda: Acceptance.believing(HOPE))
+    """Of the tokens that were asked for: one that the draft model was not sure of is wrong here."""
+
+    def fade(self, half_life: int) -> None:
+        """Let what was seen count a little less, against the hope at the beginning."""
+        for acceptance in (self.offered, self.asked):
+            acceptance.fade(half_life, Acceptance.believing(HOPE))
+
+    def copy(self) -> Self:
+        return type(self)(self.offered.copy(), self.asked.copy())
+
+
+@dataclass(slots=True, eq=False)
+class Followed:
+    """A sequence that the draft model reads along with, in the slot of the same number."""
+
+    sequence: Sequence
+    slot: SlotId
+    worth: Worth
+    held: list[TokenId]
+    """The tokens whose cells it has, those of drafts included."""
+    n_agreed: int = 0
+    """How many of these are known to be the sequence's."""
+    asked: Draft = NO_DRAFT
+    """What it has drafted for the step that runs, with no token behind it where more was asked for."""
+
+    @property
+    def n_lacking(self) -> int:
+        """How many of the sequence's tokens it has not computed; the last one at least, which gives the first draft."""
+        return len(self.sequence.tokens) - self.n_agreed
+
+    @property
+    def is_ready(self) -> bool:
+        return self.n_lacking <= MOST_LACKING
+
+    def agree(self) -> bool:
+        """Compare what is held with the sequence's tokens, from where they last agreed; whether any of it is wrong."""
+        tokens, held = self.sequence.tokens, self.held
+        n_most = min(len(held), len(tokens) - 1)
+        while self.n_agreed < n_most and held[self.n_agreed] == tokens[self.n_agreed]:
+            self.n_agreed += 1
+        return len(held) > self.n_agreed
+
+
+@dataclass(slots=True, eq=False)
+class _Growing:
+    """A draft that is being made."""
+
+    followed: Followed
+    n_most: int
+    tokens: list[TokenId] = field(default_factory=list)
+
+    def next_slice(self) -> Slice:
+        """What is to be computed before the next token of the draft can be drawn."""
+        followed = self.followed
+        return Slice(
+            followed.slot,
+            len(followed.held),
+            self.tokens[-1:] or followed.sequence.tokens[len(followed.held) :],
+            _GREEDY,
+        )
+
+    def take(self, drawn: Sampled) -> bool:
+        """Go on by a token if it is likely enough; whether another one may follow."""
+        if drawn.error is not None or drawn.logprob is None or exp(drawn.logprob.token.logprob) < LEAST_PROBABILITY:
+            return False
+        self.tokens.append(drawn.token)
+        return not drawn.is_end and len(self.tokens) < self.n_most
+
+
+class DraftModel:
+    """A DraftSource (drafts.py) whose drafts take time.
+
+    `runner`: the draft model, with a slot for each of the jobs'. `row_costs`: what its decode steps cost, ascending
+    from 1 token. `n_most`: how many draft tokens a job has in a step at most. `on_lost` is told, once, why there are no
+    drafts from it any more: it has failed, and the jobs go on without it.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        row_costs: RowCosts,
+        *,
+        n_most: int,
+        itl_target_s: float,
+        clock: Callable[[], float],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        assert row_costs
+        self._runner = runner
+        self._costs = StepCosts(row_costs)
+        self.n_most = n_most
+        self._most_s = CATCH_UP_SHARE * itl_target_s
+        self._clock = clock
+        self._on_lost = on_lost
+        self._followed: dict[SlotId, Followed] = {}
+        self._worth = Worth()
+        """Of all jobs' drafts, with which a job begins."""
+        self.is_lost = False
+
+    # ── what it costs ────────────────────────────────────────────────────────────────────────────
+
+    def draft_s(self, n_rows: int) -> float:
+        """The seconds of one draft token for each of n_rows ≥ 1 sequences."""
+        return self._costs.of(min(n_rows, self._costs.widest))
+
+    def catch_up_s(self, n_tokens: int) -> float:
+        """The seconds of so many tokens that it only reads."""
+        return n_tokens * self._costs.of(self._costs.widest) / self._costs.widest
+
+    # ── following ────────────────────────────────────────────────────────────────────────────────
+
+    def follow(self, sequences: Seq[Sequence]) -> list[Followed]:
+        """What the draft model has of the sequences, each of which has a slot; what is not their text is forgotten."""
+        return self._unless_it_fails(lambda: [self._follow(sequence) for sequence in sequences], [])
+
+    def _follow(self, sequence: Sequence) -> Followed:
+        assert sequence.slot is not None
+        slot = sequence.slot
+        followed = self._followed.get(slot)
+        if followed is None or followed.sequence is not sequence:
+            held = [] if followed is None else followed.held
+            followed = self._followed[slot] = Followed(sequence, slot, self._worth.copy(), held)
+            self._worth.fade(HALF_LIFE_JOBS)
+        followed.asked = NO_DRAFT
+        if followed.agree():
+            self._forget(followed, followed.n_agreed)
+        return followed
+
+    def _forget(self, followed: Followed, n_keep: int) -> None:
+        self._runner.kv.trim(followed.slot, n_keep)
+        del followed.held[n_keep:]
+        followed.n_agreed = min(followed.n_agreed, n_keep)
+
+    def catch_up(self, followed: Followed) -> float:
+        """Compute a part of what the draft model lacks of a sequence; the seconds that took, 0 where there is no room.
+
+        The part is as long as the ITL target allows, because others wait for their next tokens.
+        """
+        n_at_once = max(1, int(min(MOST_AT_ONCE, self._most_s / self.catch_up_s(1))))
+        tokens = followed.sequence.tokens[followed.n_agreed : -1][:n_at_once]
+        began_s = self._clock()
+        self._unless_it_fails(lambda: self._read(followed, tokens), None)
+        return self._clock() - began_s
+
+    def _read(self, followed: Followed, tokens: list[TokenId]) -> None:
+        if self._has_room(len(tokens), {followed.slot}):
+            self._runner.run(Step("prefill", (Slice(followed.slot, followed.n_agreed, tokens),)))
+            followed.held += tokens
+            followed.n_agreed += len(tokens)
+
+    # ── drafting ─────────────────────────────────────────────────────────────────────────────────
+
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Draft]:
+        """For each sequence, which it follows and hardly lacks anything of, a draft of at most so many tokens."""
+        growing = [
+            _Growing(self._followed[sequence.slot], n_most) for sequence, n_most in wanted if sequence.slot is not None
+        ]
+        self._unless_it_fails(lambda: self._grow([each for each in growing if each.n_most > 0]), None)
+        return [self._made(each) for each in growing]
+
+    def _made(self, growing: _Growing) -> Draft:
+        tokens = tuple(growing.tokens)
+        growing.followed.asked = Draft((*tokens, _NO_TOKEN) if len(tokens) < growing.n_most else tokens)
+        return Draft(tokens)
+
+    def _grow(self, growing: list[_Growing]) -> None:
+        """Make the drafts longer by a token each until none may go on, all of them in one batch a token."""
+        n_tokens = sum(each.followed.n_lacking + each.n_most - 1 for each in growing)
+        if not self._has_room(n_tokens, {each.followed.slot for each in growing}):
+            return
+        while growing:
+            step = Step("decode", tuple(each.next_slice() for each in growing))
+            began_s = self._clock()
+            sampled = self._runner.run(step)
+            self._costs.took(step.n_tokens, self._clock() - began_s)
+            for each, slice_ in zip(growing, step.slices, strict=True):
+                each.followed.held += slice_.tokens
+            growing = [each for each, drawn in zip(growing, sampled, strict=True) if each.take(drawn)]
+
+    def acceptance(self, sequence: Sequence) -> Acceptance:
+        assert sequence.slot is not None
+        return self._followed[sequence.slot].worth.offered
+
+    def judge(self, slot: SlotId, drawn: Seq[TokenId]) -> None:
+        """Learn from what was drawn where a draft was asked for. Whoever judges drafts tells `acceptance` of them."""
+        followed = self._followed.get(slot)
+        if followed is None or not followed.asked.tokens:
+            return
+        offered = Draft(tuple(token for token in followed.asked.tokens if token != _NO_TOKEN))
+        followed.worth.asked.saw(followed.asked, drawn)
+        self._worth.asked.saw(followed.asked, drawn)
+        self._worth.offered.saw(offered, drawn)
+
+    # ── room and failures ────────────────────────────────────────────────────────────────────────
+
+    def _has_room(self, n_tokens: int, kept: Collection[SlotId]) -> bool:
+        """Whether there are so many free cells, or can be without what it has of slots that are not to be kept: ended
+        and paused sequences' first."""
+        others = [followed for slot, followed in self._followed.items() if slot not in kept and followed.held]
+        others.sort(key=lambda followed: followed.sequence.slot == followed.slot)
+        for followed in others:
+            if self._runner.kv.n_free_cells >= n_tokens:
+                break
+            self._forget(followed, 0)
+        return self._runner.kv.n_free_cells >= n_tokens
+
+    def _unless_it_fails(self, work: Callable[[], T], otherwise: T) -> T:
+        """Do some work with the draft model, whose failures are no job's."""
+        if self.is_lost:
+            return otherwise
+        try:
+            return work()
+        except (StepFailed, RuntimeError, ValueError) as error:
+            self.is_lost = True
+            self._on_lost(str(error) or type(error).__name__)
+            return otherwise
