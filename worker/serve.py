@@ -33,7 +33,7 @@ from worker.front.supervision import ended, first_of, running, supervised
 from worker.logs import lines as logs
 from worker.logs.redaction import Secrets
 from worker.logs.writer import LogWriter, in_background
-from worker.model.catalog import Catalog, load_catalog, locate
+from worker.model.catalog import Catalog, Located, load_catalog, locate
 from worker.model.info import ModelInfo, read_info
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
 from worker.web.server import allow_open_files, bound_socket, served, url_of
@@ -155,9 +155,10 @@ class Service:
         return code
 
     async def _live(self) -> int:
-        located = locate(self._settings.model or "", self._settings.models_dir, self._catalog)
+        located = self._locate(self._settings.model or "")
         self._model_path = located.path
         info = read_info(located.path) if located.is_present else None
+        self._check_draft_model()
         report = self._settings.parity_report
         certificate = read_certificate(report) if report is not None else None
         metrics = Metrics(self._settings.worker_id, n_log_lines_dropped=lambda: self._writer.n_dropped)
@@ -171,18 +172,38 @@ class Service:
                 _report_ready(front, sock, self._settings)
                 return await self._serve(front, sock.getsockname()[1])
 
+    def _locate(self, reference: str) -> Located:
+        return locate(reference, self._settings.models_dir, self._catalog)
+
+    def _check_draft_model(self) -> None:
+        """Raises: ModelNotFound, BadModelFile, before anything has begun."""
+        if self._settings.draft_model is not None and (draft := self._locate(self._settings.draft_model)).is_present:
+            read_info(draft.path)
+
+    async def _draft_path(self, front: Front) -> Path | None:
+        """Where the draft model is, which is downloaded where it is missing."""
+        reference = self._settings.draft_model
+        if reference is None:
+            return None
+        draft = self._locate(reference)
+        if draft.is_present:
+            return draft.path
+        return await self._unless_stopped(front, fetch_in_child(self._settings, reference))
+
     @asynccontextmanager
     async def _engine(
         self, front: Front, info: ModelInfo | None, certificate: Certificate | None
     ) -> AsyncIterator[EngineClient]:
         """An engine that has loaded the model, which is downloaded and compared with the certificate before."""
         if info is None:
-            info = read_info(await self._unless_stopped(front, fetch_in_child(self._settings)))
+            model = self._settings.model or ""
+            info = read_info(await self._unless_stopped(front, fetch_in_child(self._settings, model)))
+        draft_path = await self._draft_path(front)
         if certificate is not None:
             await self._unless_stopped(front, certificate.check(info))
             front.parity = certificate.body
         client = EngineClient(
-            configure(self._settings, info.path, self._chat_template),
+            configure(self._settings, info.path, self._chat_template, draft_path),
             front,
             environment=engine_environment(),
             watchdog_s=self._settings.watchdog_sec,
@@ -317,6 +338,7 @@ def _report_ready(front: Front, sock: socket.socket, settings: Settings) -> None
         slots=facts.parallel,
         memory_bytes=facts.memory_bytes,
         prefill_chunk=facts.prefill_chunk,
+        draft_model=facts.draft.name if facts.draft is not None else None,
     )
     if logs.is_pretty(settings.log_format):
         sys.stderr.write(_example(sock, needs_token=settings.api_key is not None))

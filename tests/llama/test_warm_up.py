@@ -30,9 +30,7 @@ def warmed(
     looks_up: bool = True,
 ) -> Shapes:
     """The shapes; the memory is empty."""
-    shapes = warm_up(
-        runner, chunk=chunk, target_s=target_s, is_deterministic=is_deterministic, has_prompt_lookup=looks_up
-    )
+    shapes = warm_up(runner, chunk=chunk, target_s=target_s, is_deterministic=is_deterministic, wants_drafts=looks_up)
     assert runner.kv.n_cells_used == 0
     return shapes
 
@@ -90,9 +88,9 @@ def test_nothing_is_measured_where_nothing_will_be_guessed(tiny: Model) -> None:
 
 def test_what_a_predecessor_measured_is_kept(tiny: Model) -> None:
     runner, costs = runner_of(tiny), ((1, 0.25), (64, 0.5))
-    shapes = warm_up(runner, chunk=32, row_costs=costs, target_s=FAST, is_deterministic=False, has_prompt_lookup=True)
+    shapes = warm_up(runner, chunk=32, row_costs=costs, target_s=FAST, is_deterministic=False, wants_drafts=True)
     assert (shapes.chunk, shapes.row_costs) == (32, costs)
-    fixed = warm_up(runner, row_costs=costs, target_s=FAST, is_deterministic=True, has_prompt_lookup=True)
+    fixed = warm_up(runner, row_costs=costs, target_s=FAST, is_deterministic=True, wants_drafts=True)
     assert fixed.row_costs == (), "guessed tokens have no place in fixed chunks"
 
 

@@ -60,6 +60,7 @@ def health(status: Literal["healthy", "unhealthy"], vram_bytes: int) -> bytes:
         determinism="untested",
         determinism_differences=(),
         determinism_tried=None,
+        draft_model=None,
         parity=None,
     )
     return msgspec.json.encode(body)
@@ -91,7 +92,7 @@ def test_health_keeps_its_keys_in_order_and_says_null_for_what_is_not_known_yet(
         b'"tokenizer_kind":null,"vocab_size":null,"context_length":null,"capabilities":["text-gen"],"protocol":"sse",'
         b'"uptime_seconds":3,"slots_total":8,"slots_busy":0,"queue_depth":0,"parity":null,'
         b'"prefill_chunk":null,"prefix_cache":{"tokens":0,"bytes":0,"limit_bytes":0,"off_because":null},"deterministic":false,'
-        b'"determinism":"untested","determinism_differences":[],"determinism_tried":null}'
+        b'"determinism":"untested","determinism_differences":[],"determinism_tried":null,"draft_model":null}'
     )
 
 

@@ -50,7 +50,7 @@ HEALTH_KEYS = (
     *("vram_bytes_used", "memory_bytes", "tokenizer_kind", "vocab_size", "context_length", "capabilities"),
     *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth", "parity"),
     *("prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"),
-    "determinism_tried",
+    *("determinism_tried", "draft_model"),
 )
 
 

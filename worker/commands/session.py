@@ -91,9 +91,11 @@ class Session:
     async def start(self) -> None:
         """Fetch the model where that is needed, and load it. Raises: StartupError."""
         self._terminal = _Terminal()
-        info = await _model(self._settings)
+        info = await _model(self._settings, self._settings.model or "")
+        draft = self._settings.draft_model
+        draft_path = (await _model(self._settings, draft)).path if draft is not None else None
         self._client = EngineClient(
-            configure(self._settings, info.path, self._chat_template),
+            configure(self._settings, info.path, self._chat_template, draft_path),
             self._terminal,
             environment=engine_environment(),
             watchdog_s=self._settings.watchdog_sec,
@@ -155,9 +157,9 @@ def summary(job: Job) -> str:
     return f"[{job.tokens_sampled} tokens{rate}, seed {job.request.submit.sampling.seed}]"
 
 
-async def _model(settings: Settings) -> ModelInfo:
-    located = locate(settings.model or "", settings.models_dir, load_catalog(settings.catalog))
-    return read_info(located.path if located.is_present else await fetch_in_child(settings))
+async def _model(settings: Settings, reference: str) -> ModelInfo:
+    located = locate(reference, settings.models_dir, load_catalog(settings.catalog))
+    return read_info(located.path if located.is_present else await fetch_in_child(settings, reference))
 
 
 class _Terminal(Observer):

@@ -32,6 +32,11 @@ def idle_before_load(settings: Settings) -> Idle:
         yield f"--itl-target-ms {settings.itl_target_ms}", "with --deterministic every prefill step has 64 tokens"
     if settings.deterministic and settings.scheduling != Settings().scheduling:
         yield f"--scheduling {settings.scheduling}", "with --deterministic no job is paused, and the oldest comes first"
+    if settings.draft_model is None:
+        if settings.draft_device is not None:
+            yield f"--draft-device {settings.draft_device}", "without --draft-model there is none"
+        if settings.draft_max != Settings().draft_max:
+            yield f"--draft-max {settings.draft_max}", "without --draft-model nothing is drafted by one"
     if settings.callback_url is None:
         if settings.advertise_url is not None:
             yield "--advertise-url", "without --callback-url nobody is told"

@@ -19,7 +19,7 @@ from rich_click import Choice, FloatRange, IntRange
 
 from worker.config.gpu_flags import SHARES_PATTERN, wants_layers, wants_no_layers
 from worker.config.option import ANY_PATH, JsonObject, Origin, SettingOption, Text, Token, Url, setting
-from worker.engine.backend import MAX_SEQ_IDS
+from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
 from worker.wire.messages import PromptLookup, Scheduling, SplitMode, SwaFull
@@ -45,6 +45,12 @@ _WORKER_IDS = uuid.UUID("6d1f9d0c-3a5e-4a1c-9a3e-0c1f4d2b7e55")
 """The namespace of ids made from names (RFC 9562, version 5); any fixed one."""
 
 
+DEVICE = Text(
+    r"auto|cpu|metal|(cuda|vulkan)(:[0-9]{1,3})?|[0-9]{1,3}",
+    "auto, cpu, cuda[:N], metal, vulkan[:N] or N, the index of a GPU; N is 0..999",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What `serve` runs with. `None` means "not given"; 0 in a size means "decide for me"."""
@@ -65,6 +71,20 @@ class Settings:
     )
     model_ref: str | None = setting(
         None, "Reported verbatim as model_ref.", "Model", metavar="REF", show_default="--model"
+    )
+    draft_model: str | None = setting(
+        None,
+        "A smaller model with the same vocabulary, given as --model is. It guesses tokens, of which the model checks "
+        "several in one step; answers stay the same.",
+        "Model",
+        metavar="REF",
+        show_default="none",
+    )
+    draft_max: int = setting(
+        MAX_DRAFTS,
+        "Most tokens that the draft model guesses for one job in one step.",
+        "Model",
+        IntRange(1, MAX_DRAFTS),
     )
     served_model_name: str | None = setting(
         None,
@@ -97,12 +117,17 @@ class Settings:
         None,
         "What computes.",
         "Device and memory",
-        Text(
-            r"auto|cpu|metal|(cuda|vulkan)(:[0-9]{1,3})?|[0-9]{1,3}",
-            "auto, cpu, cuda[:N], metal, vulkan[:N] or N, the index of a GPU; N is 0..999",
-        ),
+        DEVICE,
         metavar="DEVICE",
         show_default="auto",
+    )
+    draft_device: str | None = setting(
+        None,
+        "What computes the draft model, as --device.",
+        "Device and memory",
+        DEVICE,
+        metavar="DEVICE",
+        show_default="--device",
     )
     gpu_layers: str = setting(
         "auto",
@@ -392,6 +417,8 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
             yield f"--split-mode {split} needs layers on a GPU: leave it out, or --gpu-layers {layers}"
         if settings.require_full_offload:
             yield f"--require-full-offload needs layers on a GPU: leave it out, or --gpu-layers {layers}"
+    if settings.draft_model is not None and settings.deterministic:
+        yield "--draft-model goes with no --deterministic, which has no drafts: leave one of them out"
     if split == "none" and settings.tensor_split is not None:
         yield "--tensor-split needs --split-mode layer or row: with none one GPU has the whole model"
     if split == "none" and main_gpu is not None and re.search(r"[0-9]|cpu", device):

@@ -21,7 +21,7 @@ from typing import Protocol, cast
 
 import msgspec
 
-from worker.config.gpu_flags import shares
+from worker.config.gpu_flags import shares, wants_no_layers
 from worker.config.settings import Settings
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerError, WorkerUnhealthy
 from worker.front.dispatch import Dispatch
@@ -37,6 +37,8 @@ from worker.wire.messages import (
     Configure,
     Detokenize,
     Detokenized,
+    DraftModelAsked,
+    DraftModelFacts,
     Inbound,
     Loaded,
     LoadFailed,
@@ -133,8 +135,10 @@ class Link(Protocol):
 Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[Link]]
 
 
-def configure(settings: Settings, model_path: Path, chat_template: str | None = None) -> Configure:
-    """The engine's first frame. The path is absolute, because the engine need not share the working directory.
+def configure(
+    settings: Settings, model_path: Path, chat_template: str | None = None, draft_path: Path | None = None
+) -> Configure:
+    """The engine's first frame. Paths are absolute, because the engine need not share the working directory.
 
     `chat_template` is what read_chat_template found.
     """
@@ -158,6 +162,7 @@ def configure(settings: Settings, model_path: Path, chat_template: str | None = 
         prefix_cache_bytes=settings.prefix_cache_bytes,
         scheduling=cast(Scheduling, settings.scheduling),  # check() lets no other pass
         prompt_lookup=cast(PromptLookup, settings.prompt_lookup),  # check() lets no other pass
+        draft=None if draft_path is None else _draft(settings, draft_path),
         swa_full=cast(SwaFull, settings.swa_full),  # check() lets no other pass
         split_mode=cast(SplitMode, settings.split_mode),  # check() lets no other pass
         tensor_split=shares(settings.tensor_split),
@@ -165,6 +170,12 @@ def configure(settings: Settings, model_path: Path, chat_template: str | None = 
         chat_template=chat_template,
         chat_template_kwargs=settings.chat_template_kwargs,
     )
+
+
+def _draft(settings: Settings, path: Path) -> DraftModelAsked:
+    """Without a device of its own, a draft model goes where the model may go."""
+    own = "cpu" if wants_no_layers(settings.gpu_layers) else settings.device_or_auto
+    return DraftModelAsked(str(path.absolute()), settings.draft_device or own, settings.draft_max)
 
 
 class Deaths:
@@ -373,6 +384,7 @@ class EngineClient:
             gpu_layers=str(facts.offload.gpu_layers),
             tensor_split=facts.offload.tensor_split,
             main_gpu=-1,
+            draft=_placed(self._config.draft, facts.draft),
         )
         if is_first and self._first_load is not None and not self._first_load.done():
             self._first_load.set_result(facts)
@@ -418,6 +430,13 @@ class EngineClient:
             self._observer.on_fatal(error)
         self._jobs.end_all("INFERENCE_FAILED", "the worker has failed and is about to exit")
         self._jobs.fail_questions(WorkerUnhealthy("the worker has failed and is about to exit"))
+
+
+def _placed(asked: DraftModelAsked | None, facts: DraftModelFacts | None) -> DraftModelAsked | None:
+    """What a successor is asked for: the draft model where its predecessor had it."""
+    if asked is None or facts is None:
+        return asked
+    return msgspec.structs.replace(asked, device=facts.device, n_cells=facts.n_cells)
 
 
 def _load_error(failed: LoadFailed) -> StartupError:

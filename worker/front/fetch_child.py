@@ -16,15 +16,16 @@ _LONGEST_LINE = 1024 * 1024
 _END_TIMEOUT_S = 5.0
 
 
-async def fetch_in_child(settings: Settings) -> Path:
-    """Run `models pull` for the settings' model. Its progress goes to the terminal, or line by line to the log.
+async def fetch_in_child(settings: Settings, reference: str) -> Path:
+    """Run `models pull` for the model or draft model. Its progress goes to the terminal, or line by line to the log.
 
     When this is cancelled, the child is ended, and what it has downloaded stays for the next try.
     Raises: DownloadFailed.
     """
-    log.info("model_load_start", model_ref=settings.reported_model_ref, phase="download")
+    is_served = reference == settings.model
+    log.info("model_load_start", model_ref=settings.reported_model_ref if is_served else reference, phase="download")
     child = await asyncio.create_subprocess_exec(
-        *_command(settings),
+        *_command(settings, reference),
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=None if sys.stderr.isatty() else PIPE,
@@ -36,7 +37,7 @@ async def fetch_in_child(settings: Settings) -> Path:
     finally:
         await _end(child)
     if code != 0:
-        raise DownloadFailed(last_line or f"{settings.model} could not be fetched; the lines above say why")
+        raise DownloadFailed(last_line or f"{reference} could not be fetched; the lines above say why")
     return path
 
 
@@ -50,8 +51,8 @@ async def _end(child: Process) -> None:
             return
 
 
-def _command(settings: Settings) -> list[str]:
-    command = [sys.executable, "-P", "-m", "worker", "models", "pull", settings.model or ""]
+def _command(settings: Settings, reference: str) -> list[str]:
+    command = [sys.executable, "-P", "-m", "worker", "models", "pull", reference]
     command += ["--models-dir", str(settings.models_dir)]
     if settings.catalog is not None:
         command += ["--catalog", str(settings.catalog)]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from worker.config.settings import Settings
-from worker.protocol.bodies import HealthBody, ParityBody, PrefixCacheBody, ReadyState, State, TriedBody
-from worker.wire.messages import Loaded, Residency, SelfTested, StepDone
+from worker.protocol.bodies import DraftModelBody, HealthBody, ParityBody, PrefixCacheBody, ReadyState, State, TriedBody
+from worker.wire.messages import DraftModelFacts, Loaded, Residency, SelfTested, StepDone
 
 
 class Phase(Enum):
@@ -116,6 +116,13 @@ def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, 
         determinism_differences=tested.differences if tested else (),
         determinism_tried=_tried(tested) if tested else None,
         parity=front.parity,
+        draft_model=_draft_model(facts.draft) if facts and facts.draft else None,
+    )
+
+
+def _draft_model(draft: DraftModelFacts) -> DraftModelBody:
+    return DraftModelBody(
+        name=draft.name, quant_kind=draft.quant_kind, device=draft.device, memory_bytes=draft.memory_bytes
     )
 
 

@@ -94,7 +94,7 @@ class Metrics:
         )
         self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
         self._yields = self._counter("worker_yields_total", "Jobs paused because another had had less.")
-        self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens drafted by prompt lookup.")
+        self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens guessed and computed.")
         self._draft_tokens_accepted = self._counter(
             "worker_draft_tokens_accepted_total", "Guessed tokens that were drawn."
         )

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -17,13 +17,14 @@ import msgspec
 from worker.chat.marks import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
-from worker.engine.backend import LoadedModel
+from worker.engine.backend import LoadedDraft, LoadedModel
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
 from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
+from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in_main, place_pair
 from worker.llama.library import OnLog, open_library
 from worker.llama.model import TOKEN_KINDS, Model, Split
 from worker.llama.paging import paging
@@ -35,12 +36,22 @@ from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Serving, self_test
 from worker.llama.seq_ids import can_retain
 from worker.llama.threads import Threads, clocks
-from worker.llama.warm_up import LEAST_CHUNK, Shapes, warm_up
+from worker.llama.warm_up import LEAST_CHUNK, Shapes, row_costs_of, warm_up
 from worker.model.info import ModelInfo, read_info
 from worker.model.memory import Plan, k_type, prefix_cache_bytes
 from worker.model.prefix_support import obstacle
 from worker.model.spread import RepackedBytes, nothing_repacked
-from worker.wire.messages import Configure, Loaded, ModelFacts, Offload, OffPlan, SlotId, Violation
+from worker.wire.messages import (
+    Configure,
+    DraftModelFacts,
+    Loaded,
+    ModelFacts,
+    Offload,
+    OffPlan,
+    RowCosts,
+    SlotId,
+    Violation,
+)
 
 WIDENING = 4
 """How many chunks long a prefill step is while nobody generates. Wider ones gain nothing on a CPU (430 tokens: 1.61 s
@@ -61,6 +72,8 @@ class LoadedRunner:
     shapes: Shapes
     widest_step: int
     """Tokens of a prefill step while nobody generates."""
+    draft: LlamaRunner | None = None
+    draft_row_costs: RowCosts = ()
 
 
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
@@ -69,7 +82,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     loaded = load_runner(config, on_progress, _to_stderr)
     runner, shapes = loaded.runner, loaded.shapes
     chat = _chat(config, loaded)
-    sizes = runner.sizes
+    sizes = runner.sizes if loaded.draft is None else runner.sizes + loaded.draft.sizes
     on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
     serving = Serving(
         chunk=shapes.chunk,
@@ -86,6 +99,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         widest_step=loaded.widest_step,
         retained_slot=SlotId(loaded.facts.parallel) if runner.context.n_slots > loaded.facts.parallel else None,
         self_test=partial(self_test, runner, serving, most_s=math.inf if config.is_deterministic else MOST_S),
+        draft=None if loaded.draft is None else LoadedDraft(loaded.draft, loaded.draft_row_costs),
         residency=residency_on(on_gpus, is_resident=loaded.facts.resident) if on_gpus else None,
     )
 
@@ -98,20 +112,12 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     open_library(on_log)
     info = read_info(Path(config.model_path))
     available_bytes = available_memory_bytes()
-    placement = place(config, info, devices(), available_bytes, _repacking(config))
+    placement, beside = _places(config, info, available_bytes)
+    if beside is not None:
+        available_bytes = left_in_main(beside.placement, available_bytes)
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
-        model = undo.enter_context(
-            Model.load(
-                info.path,
-                device=placement.device,
-                n_gpu_layers=placement.n_gpu_layers,
-                on_progress=progress.hear,
-                split=_split(config, placement),
-                is_mapped=placement.weights_in_main.is_mapped,
-                may_repack=placement.weights_in_main.repacked > 0,
-            )
-        )
+        model = undo.enter_context(_model(config, info, placement, progress.hear))
         runner = LlamaRunner(model, _context(config, model, placement.plan))
         found = _found(placement, runner)
         if config.require_full_offload and not found.is_resident:
@@ -122,15 +128,88 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             row_costs=config.row_costs,
             target_s=config.itl_target_s,
             is_deterministic=config.is_deterministic,
-            has_prompt_lookup=config.prompt_lookup != "off",
+            wants_drafts=config.prompt_lookup != "off" or beside is not None,
         )
+        draft = _load_draft(beside, runner, on_progress) if beside is not None else None
         undo.pop_all()
     kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.kv.can_share)
     widest_step = shapes.chunk if config.is_deterministic else _widest_step(runner, shapes.chunk)
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, kept), step_s=shapes.chunk_s * widest_step / shapes.chunk
     )
-    return LoadedRunner(runner, model, info, facts, shapes, widest_step)
+    loaded = LoadedRunner(runner, model, info, facts, shapes, widest_step)
+    return loaded if beside is None or draft is None else _with_draft(loaded, beside, draft)
+
+
+def _model(config: Configure, info: ModelInfo, placement: Placement, on_progress: Callable[[int], None]) -> Model:
+    return Model.load(
+        info.path,
+        device=placement.device,
+        n_gpu_layers=placement.n_gpu_layers,
+        on_progress=on_progress,
+        split=_split(config, placement),
+        is_mapped=placement.weights_in_main.is_mapped,
+        may_repack=placement.weights_in_main.repacked > 0,
+    )
+
+
+# ── the draft model ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """A draft model that is to be loaded."""
+
+    config: Configure
+    info: ModelInfo
+    placement: Placement
+
+
+def _places(config: Configure, info: ModelInfo, available_bytes: int) -> tuple[Placement, _Beside | None]:
+    """Where the model goes, and the draft model if there is to be one."""
+    if config.draft is None:
+        return place(config, info, devices(), available_bytes, _repacking(config)), None
+    draft_info = read_info(Path(config.draft.path))
+    pair = place_pair(config, (info, draft_info), devices(), available_bytes, _repacking(config))
+    plan = pair.draft.plan
+    asked = asked_of(config, config.draft, plan.n_cells, plan.parallel)
+    return pair.served, _Beside(asked, draft_info, pair.draft)
+
+
+def _load_draft(beside: _Beside, served: LlamaRunner, on_progress: Callable[[int], None]) -> LlamaRunner:
+    """The draft model, which is closed with the served one. The load goes on at 100 percent meanwhile.
+
+    Raises: ModelLoadFailed where it cannot draft for it.
+    """
+    path = beside.config.model_path
+    if not served.kv.can_share:
+        raise ModelLoadFailed(
+            f"--draft-model {path}: the memory of the model itself cannot be cut, so that it takes no drafts: leave "
+            "the draft model out"
+        )
+    model = _model(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
+    served.model.close_before(model.close)
+    check_vocabulary(path, model, served.model)
+    runner = LlamaRunner(model, _context(beside.config, model, beside.placement.plan))
+    if not runner.kv.can_share:
+        raise ModelLoadFailed(f"--draft-model {path}: its memory cannot be cut, so it cannot draft: use another one")
+    return runner
+
+
+def _with_draft(loaded: LoadedRunner, beside: _Beside, draft: LlamaRunner) -> LoadedRunner:
+    device, sizes = beside.placement.device, draft.sizes
+    facts = msgspec.structs.replace(
+        loaded.facts,
+        memory_bytes=loaded.facts.memory_bytes + bytes_beside(loaded.model, draft.model, sizes),
+        draft=DraftModelFacts(
+            name=beside.info.name,
+            quant_kind=beside.info.quant_kind,
+            device=f"{device.backend}:{device.index}",
+            n_cells=beside.placement.plan.n_cells,
+            memory_bytes=sizes.total_bytes,
+        ),
+    )
+    return replace(loaded, facts=facts, draft=draft, draft_row_costs=row_costs_of(draft))
 
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────

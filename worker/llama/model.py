@@ -233,6 +233,23 @@ class Model:
         token = int(find[kind](self.vocab))
         return None if token < 0 else self._named_piece(token).decode(errors="replace")
 
+    def token_texts(self) -> list[bytes]:
+        """Every token's text as the vocabulary spells it, names of control tokens included; some tens of
+        milliseconds."""
+        vocab = self.vocab
+        return [capi.llama_vocab_get_text(vocab, token) for token in range(self.n_vocab)]
+
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of the tokens that begin, end and fill up texts; -1 for those that the vocabulary lacks."""
+        find = {
+            "BOS": capi.llama_vocab_bos,
+            "EOS": capi.llama_vocab_eos,
+            "EOT": capi.llama_vocab_eot,
+            "separator": capi.llama_vocab_sep,
+            "padding": capi.llama_vocab_pad,
+        }
+        return {kind: int(of(self.vocab)) for kind, of in find.items()}
+
     def tokenize_bytes(self, data: bytes) -> list[TokenId]:
         """Any bytes, UTF-8 or not: special tokens in them are parsed, BOS is not put before them.
 

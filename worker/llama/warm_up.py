@@ -48,7 +48,7 @@ def warm_up(
     *,
     target_s: float,
     is_deterministic: bool,
-    has_prompt_lookup: bool,
+    wants_drafts: bool,
     chunk: int = 0,
     row_costs: RowCosts = (),
 ) -> Shapes:
@@ -57,8 +57,8 @@ def warm_up(
     _time_step(runner, "prefill", LEAST_CHUNK)
     fixed = chunk or (min(DETERMINISTIC_CHUNK, runner.context.n_ubatch) if is_deterministic else 0)
     chosen, chunk_s = (fixed, _time_step(runner, "prefill", fixed)) if fixed else _chunk(runner, target_s)
-    may_draft = has_prompt_lookup and runner.kv.can_share and not is_deterministic
-    return Shapes(chosen, chunk_s, (row_costs or _row_costs(runner, chosen)) if may_draft else ())
+    may_draft = wants_drafts and runner.kv.can_share and not is_deterministic
+    return Shapes(chosen, chunk_s, (row_costs or row_costs_of(runner, chosen)) if may_draft else ())
 
 
 def _chunk(runner: LlamaRunner, target_s: float) -> tuple[int, float]:
@@ -83,7 +83,7 @@ def _chunk(runner: LlamaRunner, target_s: float) -> tuple[int, float]:
     return chunk, chunk_s
 
 
-def _row_costs(runner: LlamaRunner, n_most: int) -> RowCosts:
+def row_costs_of(runner: LlamaRunner, n_most: int = WIDTHS[-1]) -> RowCosts:
     """The time of a step of each width, as far as `n_most`, a batch and _ROW_COSTS_S reach."""
     n_most = min(n_most, WIDTHS[-1], runner.context.n_batch, runner.context.n_outputs)
     costs: list[tuple[int, float]] = []

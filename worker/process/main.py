@@ -50,7 +50,14 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         # What Python makes of a small address space or too few descriptors, in the middle of an import.
         outbox.send(_load_failed(ModelLoadFailed(f"the engine cannot be loaded: {_root_of(error)}")))
         return
-    engine = Engine(model.runner, EngineConfig.of(config, model), emit=outbox.send, clock=time.monotonic)
+    engine = Engine(
+        model.runner,
+        EngineConfig.of(config, model),
+        emit=outbox.send,
+        clock=time.monotonic,
+        draft=model.draft,
+        warn=_warn,
+    )
     intake.serve(config, model, engine)
     # What is here now stays: the collector would walk all of it every few hundred steps, for milliseconds.
     gc.freeze()
@@ -76,6 +83,12 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
             _apply(message, engine)
         _drain(intake.inbox, engine)
         engine.step()
+
+
+def _warn(warning: str) -> None:
+    """The front logs it, because of its first words (front/state.py)."""
+    sys.stderr.write(f"engine warning: {warning}\n")
+    sys.stderr.flush()
 
 
 def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:

@@ -139,6 +139,15 @@ class TriedBody(_Body, frozen=True, kw_only=True):
     ]
 
 
+class DraftModelBody(_Body, frozen=True, kw_only=True):
+    """The model of `--draft-model`, whose guesses the model checks."""
+
+    name: str
+    quant_kind: str
+    device: Annotated[str, doc("Such as `cpu:0` or `cuda:1`.")]
+    memory_bytes: Annotated[Count, doc("What is on the model's device is part of the worker's `memory_bytes`, too.")]
+
+
 class HealthBody(_Body, frozen=True, kw_only=True):
     """`GET /health`. What is not known before a model is loaded is null until then; memory is in bytes."""
 
@@ -173,6 +182,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     ]
     determinism_differences: Annotated[tuple[str, ...], doc("What gave other bits: `beside 7 others`.")]
     determinism_tried: Annotated[TriedBody | None, doc("What the verdict is about; null before there is one.")]
+    draft_model: Annotated[DraftModelBody | None, doc("By `--draft-model`; null without one.")]
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):

@@ -209,6 +209,7 @@ _LOADING = HealthBody(
     determinism="untested",
     determinism_differences=(),
     determinism_tried=None,
+    draft_model=None,
 )
 _IDLE = msgspec.structs.replace(
     _LOADING,

@@ -1,0 +1,138 @@
+"""What a draft model gains or costs on this machine: the same answers with and without one, in turns in one process.
+
+    .venv/bin/python scripts/draft_model_gain.py MODEL.gguf DRAFT.gguf [THREADS] [ROUNDS]
+
+Prints what decode steps of both models cost, and for kinds of text, one job and four together, the time without the
+draft model divided by the time with it (above 1: it pays; the median of the rounds, the least and the greatest), the
+share of its guesses that were right, the decode steps of both, and how often the text was the same. Prompt lookup is
+off. A first round, in which the engine learns, does not count. Times depend on what else runs, ratios less.
+"""
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from worker.config.settings import Settings
+from worker.engine.backend import LoadedDraft, LoadedModel, Read
+from worker.engine.config import EngineConfig
+from worker.engine.loop import Engine
+from worker.front.client import configure
+from worker.llama.load import load_model
+from worker.llama.runner import LlamaRunner
+from worker.wire.messages import JobKey, Outbound, Sampling, StepDone
+
+N_TOKENS = 96
+_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+_CLASSES = ("a bank account", "a stack of plates", "a library of books", "a chess clock")
+_SUBJECTS = ("the sea", "bread", "a lighthouse", "winter in the mountains")
+_PLAIN = tuple(_CHAT.format(f"Tell me about {subject}.") for subject in _SUBJECTS)
+TEXTS: dict[str, tuple[tuple[str, ...], float]] = {
+    "questions, greedy": (_PLAIN, 0.0),
+    "questions, temperature 0.8": (_PLAIN, 0.8),
+    "classes in Python, greedy": (tuple(_CHAT.format(f"Write {one} as a Python class.") for one in _CLASSES), 0.0),
+    "counting, greedy": (tuple(f"Count: {n}, {n + 1}, {n + 2}, {n + 3}, {n + 4}," for n in (1, 20, 50, 90)), 0.0),
+}
+"""Kind → prompts and temperature."""
+
+
+@dataclass
+class Side:
+    """An engine with or without the draft model, and what it told of the jobs of one round."""
+
+    engine: Engine
+    told: list[StepDone]
+    n_jobs: int = 0
+
+    def seconds(self, model: LoadedModel, prompts: tuple[str, ...], temperature: float) -> float:
+        self.told.clear()
+        began_s = time.perf_counter()
+        for number, prompt in enumerate(prompts):
+            read = cast(Read, model.prompts.read(prompt))
+            sampling = Sampling(seed=number, temperature=temperature, ignore_eos=True)
+            self.engine.submit(JobKey(self.n_jobs), read.tokens, N_TOKENS, sampling)
+            self.n_jobs += 1
+        while not self.engine.is_idle:
+            self.engine.step()
+        took_s = time.perf_counter() - began_s
+        self.engine.put_away()
+        return took_s
+
+    @property
+    def n_steps(self) -> int:
+        return sum(step.kind == "decode" for step in self.told)
+
+    def texts(self) -> list[str]:
+        by_job: dict[JobKey, str] = {}
+        for delta in (delta for step in self.told for delta in step.deltas):
+            by_job[delta.job] = by_job.get(delta.job, "") + delta.text
+        return [by_job[job] for job in sorted(by_job)]
+
+
+def main(model_path: str, draft_path: str, threads: str = "0", n_rounds: str = "5") -> None:
+    settings = Settings(
+        model=model_path,
+        draft_model=draft_path,
+        device="cpu",
+        threads=int(threads),
+        ctx_size=4096,
+        parallel=4,
+        prompt_lookup="off",
+        prefix_cache_mb="0",
+    )
+    asked = configure(settings, Path(model_path), None, Path(draft_path))
+    model = load_model(asked, lambda _: None)
+    draft = cast(LoadedDraft, model.draft)
+    for name, costs in (("model", model.facts.row_costs), ("draft model", draft.row_costs)):
+        say(f"a decode step of the {name}, ms: " + ", ".join(f"{n}: {1000 * one:.1f}" for n, one in costs))
+    bench = Bench(model, EngineConfig.of(asked, model), int(n_rounds))
+    for kind, (prompts, temperature) in TEXTS.items():
+        for n_jobs in (1, 4):
+            bench.measure(f"{kind}, {n_jobs} at once", prompts[:n_jobs], temperature)
+
+
+@dataclass(frozen=True)
+class Bench:
+    model: LoadedModel
+    config: EngineConfig
+    n_rounds: int
+
+    def measure(self, name: str, prompts: tuple[str, ...], temperature: float) -> None:
+        plain, drafting = (side(self.model, self.config, has_draft=has_draft) for has_draft in (False, True))
+        ratios, n_same = [], 0
+        for number in range(self.n_rounds + 1):
+            order = (plain, drafting) if number % 2 else (drafting, plain)
+            seconds = {id(each): each.seconds(self.model, prompts, temperature) for each in order}
+            if number:
+                ratios.append(seconds[id(plain)] / seconds[id(drafting)])
+                n_same += plain.texts() == drafting.texts()
+        n_drafted = sum(step.n_drafted for step in drafting.told)
+        n_accepted = sum(step.n_accepted for step in drafting.told)
+        say(
+            f"| {name} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
+            f"| {n_accepted} of {n_drafted} | {drafting.n_steps / plain.n_steps:.2f} | {n_same} of {self.n_rounds} |"
+        )
+
+
+def side(model: LoadedModel, config: EngineConfig, *, has_draft: bool) -> Side:
+    heard: list[StepDone] = []
+
+    def hear(frame: Outbound) -> None:
+        if isinstance(frame, StepDone):
+            heard.append(frame)
+
+    draft = model.draft if has_draft else None
+    if draft is not None:
+        cast(LlamaRunner, draft.runner).kv.clear()
+    return Side(Engine(model.runner, config, emit=hear, clock=time.monotonic, draft=draft, warn=say), heard)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,183 @@
+"""A draft model changes no token, on the default model with its own Q4_0 as the draft model: over the engine and
+llama.cpp as the engine process puts them together.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.front.rehearsal import CONFIG
+from tests.shared_files import made_once, shared_folder
+from worker.engine.backend import LoadedDraft, LoadedModel, Read, Step
+from worker.engine.config import EngineConfig
+from worker.engine.loop import Engine
+from worker.errors import ModelLoadFailed
+from worker.llama.load import load_model
+from worker.llama.runner import LlamaRunner
+from worker.parity.f32_copy import rewrite
+from worker.parity.llama.quantise import quantise
+from worker.wire.messages import DraftModelAsked, Finished, JobKey, Outbound, Sampling, StepDone
+
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
+
+CHEAP_ROWS = ((1, 1.0), (32, 1.1))
+"""(tokens in a step, seconds): drafts nearly always pay."""
+NO_COST = ((1, 1e-9), (32, 1.1e-9))
+SLOW_S = 60.0
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "<|im_start|>user\nTell me about the sea.<|im_end|>\n<|im_start|>assistant\n",
+    "Once upon a time there was a fisherman who",
+)
+SAMPLINGS = (
+    Sampling(seed=1, temperature=0.0),
+    Sampling(seed=2, temperature=0.7),
+    Sampling(seed=3, temperature=1.0, top_p=0.9, repetition_penalty=1.2),
+    Sampling(seed=4, temperature=0.0, logprobs=2),
+)
+N_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def q4_0(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = shared_folder(tmp_path_factory) / "q4_0" / "q4_0.gguf"
+    return made_once(path, lambda target: quantise(model_path, target, "Q4_0", n_threads=2))
+
+
+def loaded(model_path: Path, draft: Path, **changes: Any) -> LoadedModel:
+    asked = DraftModelAsked(str(draft), "cpu", 8)
+    sizes = {"ctx_size": 1024, "parallel": 4, "cache_type_k": "auto", "prompt_lookup": "off"}
+    config = replace(CONFIG, model_path=str(model_path), draft=asked, **{**sizes, **changes})
+    return load_model(config, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def model(model_path: Path, q4_0: Path) -> Iterator[LoadedModel]:
+    model = loaded(model_path, q4_0)
+    assert isinstance(model.runner, LlamaRunner)
+    yield model
+    model.runner.close()
+
+
+@dataclass
+class Told:
+    """What all jobs were told, by job."""
+
+    texts: dict[JobKey, str] = field(default_factory=dict)
+    ends: dict[JobKey, Finished] = field(default_factory=dict)
+    n_drafted: int = 0
+    n_accepted: int = 0
+    n_steps: int = 0
+    n_paused: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    def hear(self, frame: Outbound) -> None:
+        if isinstance(frame, StepDone):
+            self.n_steps += frame.kind == "decode"
+            self.n_paused += frame.n_preempted
+            self.n_drafted += frame.n_drafted
+            self.n_accepted += frame.n_accepted
+            for delta in frame.deltas:
+                self.texts[delta.job] = self.texts.get(delta.job, "") + delta.text
+            self.ends.update({end.job: end for end in frame.finished})
+
+
+def answers(model: LoadedModel, draft: LoadedDraft | None, *, cancelled_at: int = 0, **changes: Any) -> Told:
+    """Run the four jobs, together. `cancelled_at`: the decode step before which the second leaves."""
+    told = Told()
+    config = dataclasses.replace(EngineConfig.of(replace(CONFIG, parallel=4), model), itl_target_s=SLOW_S, **changes)
+    config = dataclasses.replace(config, row_costs=CHEAP_ROWS if draft else (), has_own_drafts=False, history_bytes=0)
+    engine = Engine(model.runner, config, emit=told.hear, clock=time.monotonic, draft=draft, warn=told.warnings.append)
+    for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
+        read = model.prompts.read(prompt)
+        assert isinstance(read, Read)
+        engine.submit(JobKey(number), read.tokens, N_TOKENS, sampling)
+    while not engine.is_idle:
+        if cancelled_at and told.n_steps >= cancelled_at:
+            engine.cancel(JobKey(1))
+        engine.step()
+    engine.put_away()
+    return told
+
+
+@pytest.fixture(scope="module")
+def plain(model: LoadedModel) -> Told:
+    return answers(model, None)
+
+
+def cheap(model: LoadedModel) -> LoadedDraft:
+    assert model.draft is not None
+    assert model.draft.row_costs, "they were measured"
+    assert isinstance(model.draft.runner, LlamaRunner)
+    model.draft.runner.kv.clear()
+    return LoadedDraft(model.draft.runner, NO_COST)
+
+
+def test_every_job_has_the_same_tokens_in_fewer_steps(model: LoadedModel, plain: Told) -> None:
+    told = answers(model, cheap(model))
+    assert told.texts == plain.texts
+    assert told.n_steps < 0.8 * plain.n_steps
+    assert told.n_accepted > 0.5 * told.n_drafted > 0
+    assert not told.warnings
+
+
+def test_jobs_that_pause_have_the_same_tokens(model: LoadedModel, plain: Told) -> None:
+    told = answers(model, cheap(model), n_cells=128, prefix_cache_bytes=1 << 24)
+    assert told.n_paused
+    assert told.n_drafted
+    assert told.texts == plain.texts
+
+
+def test_a_job_that_is_cancelled_changes_nothing_for_the_others(model: LoadedModel, plain: Told) -> None:
+    told = answers(model, cheap(model), cancelled_at=3)
+    assert plain.texts[JobKey(1)].startswith(told.texts.pop(JobKey(1), ""))
+    assert told.texts == {job: text for job, text in plain.texts.items() if job != 1}
+
+
+def test_a_draft_model_that_fails_is_left_out_and_no_job_notices(model: LoadedModel, plain: Told) -> None:
+    draft = cheap(model)
+    told = answers(model, LoadedDraft(Failing(draft.runner), draft.row_costs))
+    assert told.texts == plain.texts
+    assert told.warnings == ["the draft model has failed and is not asked any more: llama_decode failed with code -3"]
+
+
+class Failing:
+    """A runner whose tenth step fails, for good."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner, self._n_steps = runner, 0
+
+    def run(self, step: Step) -> Any:
+        self._n_steps += 1
+        if self._n_steps >= 10:
+            raise RuntimeError("llama_decode failed with code -3")
+        return self._runner.run(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_memory_counts_both_models(model: LoadedModel) -> None:
+    assert isinstance(model.runner, LlamaRunner)
+    assert model.facts.draft is not None
+    assert model.facts.memory_bytes == model.runner.sizes.total_bytes + model.facts.draft.memory_bytes
+    assert model.facts.draft.memory_bytes > 80 * 2**20
+    assert (model.facts.draft.quant_kind, model.facts.draft.device) == ("Q4_0", "cpu:0")
+    assert model.facts.draft.n_cells == model.facts.n_cells
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(model_path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    rewrite(model_path, other, metadata={"tokenizer.ggml.eos_token_id": 5})
+    with pytest.raises(ModelLoadFailed, match="its vocabulary is not the model's: its EOS token is 5, the model's is"):
+        loaded(model_path, other)
