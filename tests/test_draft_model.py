@@ -3,6 +3,8 @@ llama.cpp as the engine process puts them together.
 """
 
 import dataclasses
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.front.rehearsal import CONFIG
+from tests.llama.tiny import write_tiny
 from tests.shared_files import made_once, shared_folder
+from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
 from worker.engine.backend import LoadedDraft, LoadedModel, Read, Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -181,3 +185,48 @@ def test_a_draft_model_with_another_vocabulary_is_refused(model_path: Path, tmp_
     rewrite(model_path, other, metadata={"tokenizer.ggml.eos_token_id": 5})
     with pytest.raises(ModelLoadFailed, match="its vocabulary is not the model's: its EOS token is 5, the model's is"):
         loaded(model_path, other)
+
+
+# ── the worker ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.process
+def test_a_worker_says_what_its_draft_model_is_and_has_it_again_after_a_restart(model_path: Path, q4_0: Path) -> None:
+    with serve_default(model_path, "--draft-model", str(q4_0), "--ctx-size", "1024", "--draft-max", "4") as worker:
+        ready = worker.listening().wait_for("ready")
+        before = worker.health()
+        told = before["draft_model"]
+        assert ready["draft_model"] == told["name"]
+        assert (told["quant_kind"], told["device"]) == ("Q4_0", "cpu:0")
+        assert 80 * 2**20 < told["memory_bytes"] < before["memory_bytes"]
+        worker.engine.kill()
+        worker.wait_for("engine_restarted")
+        eventually(lambda: worker.health()["state"] == "ready")
+        assert worker.health()["draft_model"] == told
+        assert worker.text(prompt=PROMPTS[0], max_tokens=8, temperature=0.0)
+
+
+@pytest.mark.process
+def test_a_draft_model_of_no_use_is_one_line_and_exit_1(model_path: Path, tmp_path: Path) -> None:
+    tiny = write_tiny(tmp_path / "tiny.gguf")
+    for draft, code, why in (
+        (str(tiny), "MODEL_LOAD_FAILED", "its vocabulary is not the model's: it has 262 tokens, the model's has"),
+        (str(tmp_path / "absent.gguf"), "MODEL_NOT_FOUND", "absent.gguf"),
+    ):
+        with serve_default(model_path, "--draft-model", draft, "--ctx-size", "512") as worker:
+            line = worker.failure()
+        assert line["code"] == code
+        assert why in line["message"]
+
+
+@pytest.mark.process
+def test_generate_gives_the_same_with_a_draft_model(model_path: Path, q4_0: Path) -> None:
+    command = [sys.executable, "-m", "worker", "generate", PROMPTS[1], "--model", str(model_path), "--temperature", "0"]
+    plain, drafting = (
+        subprocess.run(
+            [*command, "--max-tokens", "24", "--ctx-size", "512", *more],
+            env=own_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+        )
+        for more in ([], ["--draft-model", str(q4_0)])
+    )  # fmt: skip
+    assert plain.stdout == drafting.stdout != ""
