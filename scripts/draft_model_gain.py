@@ -1,17 +1,18 @@
 """What a draft model gains or costs on this machine: the same answers with and without one, in turns in one process.
 
-    .venv/bin/python scripts/draft_model_gain.py MODEL.gguf DRAFT.gguf [THREADS] [ROUNDS]
+    .venv/bin/python scripts/draft_model_gain.py MODEL.gguf DRAFT.gguf [THREADS] [ROUNDS] [JOBS] [DEPTH]
 
-Prints what decode steps of both models cost, and for kinds of text, one job and four together, the time without the
+Prints what decode steps of both models cost, and for kinds of text and so many JOBS (1,4) at once the time without the
 draft model divided by the time with it (above 1: it pays; the median of the rounds, the least and the greatest), the
 share of its guesses that were right, the decode steps of both, and how often the text was the same. Prompt lookup is
-off. A first round, in which the engine learns, does not count. Times depend on what else runs, ratios less.
+off. A first round, in which the engine learns, does not count. Times depend on what else runs, ratios less. With a
+DEPTH the draft model is asked for so many tokens in every step, whether it is expected to pay or not.
 """
 
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +25,7 @@ from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import JobKey, Outbound, Sampling, StepDone
 
-N_TOKENS = 96
+N_TOKENS = 64
 _CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 _CLASSES = ("a bank account", "a stack of plates", "a library of books", "a chess clock")
 _SUBJECTS = ("the sea", "bread", "a lighthouse", "winter in the mountains")
@@ -71,7 +72,9 @@ class Side:
         return [by_job[job] for job in sorted(by_job)]
 
 
-def main(model_path: str, draft_path: str, threads: str = "0", n_rounds: str = "5") -> None:
+def main(  # noqa: PLR0917 - the arguments of a command line
+    model_path: str, draft_path: str, threads: str = "0", n_rounds: str = "5", n_jobs: str = "1,4", depth: str = ""
+) -> None:
     settings = Settings(
         model=model_path,
         draft_model=draft_path,
@@ -87,10 +90,14 @@ def main(model_path: str, draft_path: str, threads: str = "0", n_rounds: str = "
     draft = cast(LoadedDraft, model.draft)
     for name, costs in (("model", model.facts.row_costs), ("draft model", draft.row_costs)):
         say(f"a decode step of the {name}, ms: " + ", ".join(f"{n}: {1000 * one:.1f}" for n, one in costs))
-    bench = Bench(model, EngineConfig.of(asked, model), int(n_rounds))
+    config = EngineConfig.of(asked, model)
+    if depth:
+        model = replace(model, draft=LoadedDraft(draft.runner, ((1, 1e-9), (32, 1e-9))))
+        config = replace(config, row_costs=((1, 1.0), (32, 1.0001)), draft_max=int(depth))
+    bench = Bench(model, config, int(n_rounds))
     for kind, (prompts, temperature) in TEXTS.items():
-        for n_jobs in (1, 4):
-            bench.measure(f"{kind}, {n_jobs} at once", prompts[:n_jobs], temperature)
+        for n_at_once in map(int, n_jobs.split(",")):
+            bench.measure(f"{kind}, {n_at_once} at once", prompts[:n_at_once], temperature)
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ class Bench:
         n_accepted = sum(step.n_accepted for step in drafting.told)
         say(
             f"| {name} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
-            f"| {n_accepted} of {n_drafted} | {drafting.n_steps / plain.n_steps:.2f} | {n_same} of {self.n_rounds} |"
+            f"| {n_accepted} of {n_drafted} | {drafting.n_steps} for {plain.n_steps} | {n_same} of {self.n_rounds} |"
         )
 
 
