@@ -34,6 +34,8 @@ def facts(**changes: Any) -> Loaded:
         ({"advertise_url": "http://a:1", "callback_url": "http://b:1"}, []),
         ({"advertise_url": "http://a:1"}, ["--advertise-url"]),
         ({"legacy_callback_body": True}, ["--legacy-callback-body"]),
+        ({"draft_model": "d.gguf", "draft_device": "cpu", "draft_max": 4}, []),
+        ({"draft_device": "cpu", "draft_max": 4}, ["--draft-device cpu", "--draft-max 4"]),
     ],
 )
 def test_what_the_settings_alone_make_idle_is_told_before_the_load(changes: dict[str, Any], told: list[str]) -> None:

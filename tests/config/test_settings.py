@@ -272,3 +272,8 @@ def test_a_part_of_a_batch_is_not_larger_than_the_batch() -> None:
         check(Settings(ubatch_size=512, batch_size=128), {"ubatch_size"})
     check(Settings(ubatch_size=128, batch_size=128), {"ubatch_size"})
     check(Settings(batch_size=128))  # nobody asked for the default 512
+
+
+def test_a_draft_model_is_refused_where_there_are_no_drafts() -> None:
+    with pytest.raises(UsageError, match="--draft-model and --deterministic do not go together"):
+        check(Settings(model="m.gguf", draft_model="d.gguf", deterministic=True))

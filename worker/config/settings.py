@@ -418,7 +418,7 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
         if settings.require_full_offload:
             yield f"--require-full-offload needs layers on a GPU: leave it out, or --gpu-layers {layers}"
     if settings.draft_model is not None and settings.deterministic:
-        yield "--draft-model goes with no --deterministic, which has no drafts: leave one of them out"
+        yield "--draft-model and --deterministic do not go together, because the latter has no drafts: leave one out"
     if split == "none" and settings.tensor_split is not None:
         yield "--tensor-split needs --split-mode layer or row: with none one GPU has the whole model"
     if split == "none" and main_gpu is not None and re.search(r"[0-9]|cpu", device):

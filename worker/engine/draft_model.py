@@ -42,6 +42,8 @@ HALF_LIFE_JOBS = 4
 """After so many jobs have begun, what was seen of all jobs' drafts counts half."""
 
 _GREEDY = Sampling(seed=0, temperature=0.0, logprobs=0)
+_BEGINNING = Acceptance.believing(HOPE)
+"""Is never told of a draft."""
 _NO_TOKEN = TokenId(-1)
 """Is never drawn."""
 
@@ -52,15 +54,15 @@ T = TypeVar("T")
 class Worth:
     """What drafts have been worth, by the place of a token in its draft."""
 
-    offered: Acceptance = field(default_factory=lambda: Acceptance.believing(HOPE))
+    offered: Acceptance = field(default_factory=_BEGINNING.copy)
     """Of the tokens that were drafted."""
-    asked: Acceptance = field(default_factory=lambda: Acceptance.believing(HOPE))
+    asked: Acceptance = field(default_factory=_BEGINNING.copy)
     """Of the tokens that were asked for: one that the draft model was not sure of is wrong here."""
 
     def fade(self, half_life: int) -> None:
         """Let what was seen count a little less, against the hope at the beginning."""
         for acceptance in (self.offered, self.asked):
-            acceptance.fade(half_life, Acceptance.believing(HOPE))
+            acceptance.fade(half_life, _BEGINNING)
 
     def copy(self) -> Self:
         return type(self)(self.offered.copy(), self.asked.copy())

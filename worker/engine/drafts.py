@@ -5,7 +5,7 @@ takes along: as many as pay, and never so many that a job is held up (`Speculati
 (`DraftSource`: ngram.py, history.py) nor what a token means. Pure; step thread.
 
 No step ever takes a draft only to find out whether it would be right. A draft model's drafts take time to make; it is
-asked for them where that is expected to pay (`Speculation.depth`).
+asked for them where that is expected to pay (`Speculation.asked`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,6 +35,10 @@ MOST_LOST = 0.02
 N_INVESTED = 64
 """Reading along with a prompt pays later or never. So much time as this many tokens take may be spent on it beyond what
 drafts have won."""
+
+PAYBACK = 2.0
+"""Reading along must be expected to win this many times what it costs: an answer may be shorter than was expected, and
+drafts be wrong more often."""
 
 N_READ = 256
 """How many tokens of ended jobs are made known to others after a step, at about a microsecond each. A step generates
@@ -192,7 +196,7 @@ class Drafts:
             sequence = each.sequence
             n_likely = min(sequence.max_tokens - len(sequence.generated), max(LIKELY_TOKENS, len(sequence.generated)))
             won_s = n_likely * speculation.saved_s(each.worth.asked, n_rows, model)
-            if model.catch_up_s(each.n_lacking) <= min(speculation.spare_s, won_s):
+            if model.catch_up_s(each.n_lacking) <= min(speculation.spare_s, won_s / PAYBACK):
                 speculation.spare_s -= model.catch_up(each)
                 return
 
@@ -343,9 +347,10 @@ class Speculation:
         return best[1:]
 
     def saved_s(self, hope: Acceptance, n_rows: int, maker: Maker) -> float:
-        """How many seconds of a step of n_rows sequences drafts for one of them are expected to save; 0 for a loss."""
+        """How many seconds of a step of n_rows sequences drafts for one of them are expected to save; 0 where they are
+        not worth making."""
         net, _ = self._deepest([hope], n_rows, maker)
-        return self.costs.of(n_rows) * (1 - exp(-net / n_rows))
+        return self.costs.of(n_rows) * (1 - exp(-net / n_rows)) if net > n_rows * log(LEAST_GAIN) else 0.0
 
     def _deepest(self, hopes: Seq[Acceptance], n_rows: int, maker: Maker) -> tuple[float, int]:
         """What drafts for these sequences gain at most, with the time that it takes to make them, and of how many
