@@ -151,6 +151,7 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
         "parity": None,
         "deterministic": False,
         "determinism_differences": [],
+        "draft_model": None,
         **measured,
     }
     assert health["model"]
