@@ -26,14 +26,14 @@ from worker.llama.runner import LlamaRunner
 from worker.wire.messages import JobKey, Outbound, Sampling, StepDone
 
 N_TOKENS = 64
-_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 _CLASSES = ("a bank account", "a stack of plates", "a library of books", "a chess clock")
 _SUBJECTS = ("the sea", "bread", "a lighthouse", "winter in the mountains")
-_PLAIN = tuple(_CHAT.format(f"Tell me about {subject}.") for subject in _SUBJECTS)
+_PLAIN = tuple(CHAT.format(f"Tell me about {subject}.") for subject in _SUBJECTS)
 TEXTS: dict[str, tuple[tuple[str, ...], float]] = {
     "questions, greedy": (_PLAIN, 0.0),
     "questions, temperature 0.8": (_PLAIN, 0.8),
-    "classes in Python, greedy": (tuple(_CHAT.format(f"Write {one} as a Python class.") for one in _CLASSES), 0.0),
+    "classes in Python, greedy": (tuple(CHAT.format(f"Write {one} as a Python class.") for one in _CLASSES), 0.0),
     "counting, greedy": (tuple(f"Count: {n}, {n + 1}, {n + 2}, {n + 3}, {n + 4}," for n in (1, 20, 50, 90)), 0.0),
 }
 """Kind → prompts and temperature."""
@@ -75,22 +75,10 @@ class Side:
 def main(  # noqa: PLR0917 - the arguments of a command line
     model_path: str, draft_path: str, threads: str = "0", n_rounds: str = "5", n_jobs: str = "1,4", depth: str = ""
 ) -> None:
-    settings = Settings(
-        model=model_path,
-        draft_model=draft_path,
-        device="cpu",
-        threads=int(threads),
-        ctx_size=4096,
-        parallel=4,
-        prompt_lookup="off",
-        prefix_cache_mb="0",
-    )
-    asked = configure(settings, Path(model_path), None, Path(draft_path))
-    model = load_model(asked, lambda _: None)
+    model, config = loaded(model_path, draft_path, int(threads), n_cells=4096)
     draft = cast(LoadedDraft, model.draft)
     for name, costs in (("model", model.facts.row_costs), ("draft model", draft.row_costs)):
         say(f"a decode step of the {name}, ms: " + ", ".join(f"{n}: {1000 * one:.1f}" for n, one in costs))
-    config = EngineConfig.of(asked, model)
     if depth:
         model = replace(model, draft=LoadedDraft(draft.runner, ((1, 1e-9), (32, 1e-9))))
         config = replace(config, row_costs=((1, 1.0), (32, 1.0001)), draft_max=int(depth))
@@ -98,6 +86,23 @@ def main(  # noqa: PLR0917 - the arguments of a command line
     for kind, (prompts, temperature) in TEXTS.items():
         for n_at_once in map(int, n_jobs.split(",")):
             bench.measure(f"{kind}, {n_at_once} at once", prompts[:n_at_once], temperature)
+
+
+def loaded(model_path: str, draft_path: str, n_threads: int, n_cells: int) -> tuple[LoadedModel, EngineConfig]:
+    """Both models on the CPU with four slots, and what an engine over them is told."""
+    settings = Settings(
+        model=model_path,
+        draft_model=draft_path,
+        device="cpu",
+        threads=n_threads,
+        ctx_size=n_cells,
+        parallel=4,
+        prompt_lookup="off",
+        prefix_cache_mb="0",
+    )
+    asked = configure(settings, Path(model_path), None, Path(draft_path))
+    model = load_model(asked, lambda _: None)
+    return model, EngineConfig.of(asked, model)
 
 
 @dataclass(frozen=True)

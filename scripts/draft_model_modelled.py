@@ -12,32 +12,28 @@ another, and what was learned stays.
 import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import cast
 
-from worker.config.settings import Settings
+from draft_model_gain import CHAT, N_TOKENS, loaded, say
+
 from worker.engine.backend import LoadedDraft, LoadedModel, Read, Runner, Sampled, Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.front.client import configure
-from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import JobKey, Outbound, RowCosts, Sampling, StepDone
 
-N_TOKENS = 64
 MACHINES: dict[str, RowCosts] = {
     "cpu": ((1, 7.5e-3), (2, 11e-3), (4, 19e-3), (8, 34e-3), (16, 66e-3)),
     "gpu": ((1, 5e-3), (2, 5.05e-3), (8, 5.2e-3), (32, 6e-3)),
 }
 PARTS = (0.7, 0.25, 0.1, 0.03)
-_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 _SUBJECTS = ("the sea", "bread", "a lighthouse", "winter")
 _CLASSES = ("a bank account", "a stack", "a library", "a chess clock")
-_QUESTIONS = tuple(_CHAT.format(f"Tell me about {subject}.") for subject in _SUBJECTS)
+_QUESTIONS = tuple(CHAT.format(f"Tell me about {subject}.") for subject in _SUBJECTS)
 TEXTS: dict[str, tuple[tuple[str, ...], float]] = {
     "questions": (_QUESTIONS, 0.0),
     "questions, temperature 0.8": (_QUESTIONS, 0.8),
-    "classes in Python": (tuple(_CHAT.format(f"Write {one} as a Python class.") for one in _CLASSES), 0.0),
+    "classes in Python": (tuple(CHAT.format(f"Write {one} as a Python class.") for one in _CLASSES), 0.0),
 }
 
 
@@ -68,19 +64,7 @@ def _cost(costs: RowCosts, n_rows: int) -> float:
 
 
 def main(model_path: str, draft_path: str, threads: str = "0", machines: str = "cpu,gpu") -> None:
-    settings = Settings(
-        model=model_path,
-        draft_model=draft_path,
-        device="cpu",
-        threads=int(threads),
-        ctx_size=2048,
-        parallel=4,
-        prompt_lookup="off",
-        prefix_cache_mb="0",
-    )
-    asked = configure(settings, Path(model_path), None, Path(draft_path))
-    model = load_model(asked, lambda _: None)
-    config = EngineConfig.of(asked, model)
+    model, config = loaded(model_path, draft_path, int(threads), n_cells=2048)
     for machine, costs in ((machine, MACHINES[machine]) for machine in machines.split(",")):
         for n_at_once in (1, 4):
             plain = run(model, config, costs, None, n_at_once)
@@ -140,11 +124,6 @@ def run(model: LoadedModel, config: EngineConfig, costs: RowCosts, part: float |
         outcomes.append(Outcome(clock.now_s - began_s, text, n_drafted, n_accepted))
     engine.put_away()
     return outcomes
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

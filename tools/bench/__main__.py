@@ -1,4 +1,4 @@
-"""`python -m tools.bench load|sizes|doors|steps|sampling`: what this machine does with a model.
+"""`python -m tools.bench load|sizes|doors|steps|account|sampling`: what this machine does with a model.
 
 Owns the group, and one line on stderr for every mistake. A command is imported when it is called: `load` does without
 llama.cpp in its process.

@@ -14,6 +14,7 @@ from statistics import median
 import rich_click as click
 
 from tools.bench.prompts import Prompts
+from tools.bench.steps import encode
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
 from worker.config.settings import CACHE_TYPES, Settings
@@ -23,8 +24,7 @@ from worker.engine.loop import Engine
 from worker.front.client import configure
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
-from worker.wire.frames import encode_frame
-from worker.wire.messages import Configure, JobKey, Outbound, Sampling
+from worker.wire.messages import Configure, JobKey, Sampling
 
 _N_WORDS, _N_TOKENS = 64, 96
 """As the scenarios of `load`."""
@@ -69,7 +69,11 @@ def account(
     path = present(model, models_dir, catalog)
     benches = [Bench.of(configure(replace(settings, cache_type_k=cache_type), path)) for cache_type in types]
     gc.freeze()  # as the engine's process does
-    runs = [[bench.run(streams, seed) for bench in benches] for seed in range(rounds + 1)][1:]
+    try:
+        runs = [[bench.run(streams, seed) for bench in benches] for seed in range(rounds + 1)][1:]
+    finally:
+        for bench in benches:
+            bench.runner.close()
     for cache_type, found in zip(types, zip(*runs, strict=True), strict=True):
         print_table(
             [f"{cache_type}, {streams} streams", ">steps", ">tokens", ">seconds", ">ms a step", ">share"],
@@ -129,7 +133,7 @@ class Bench:
         """Streams with prompts of the seed's own, in a new engine, from the first step to the last."""
         runner = Watched(self.runner)
         rules = EngineConfig.of(self.config, self.model)
-        engine = Engine(runner, rules, emit=_encode, clock=time.monotonic)
+        engine = Engine(runner, rules, emit=encode, clock=time.monotonic)
         prompts = Prompts(seed)
         sampling = Sampling(seed=0, temperature=0.0, ignore_eos=True)
         began_s = time.perf_counter()
@@ -177,7 +181,3 @@ def _row(name: str, runs: list[Run], steps: list[list[Ran]]) -> tuple[str, ...]:
 def _order(name: str) -> tuple[bool, int, str]:
     digits = "".join(filter(str.isdigit, name))
     return name != "prefill", int(digits or 0), name
-
-
-def _encode(frame: Outbound) -> None:
-    encode_frame(0, frame)

@@ -112,7 +112,7 @@ def _round(
 ) -> tuple[float, float]:
     """Seconds of a step, and of its llama_decode, on average."""
     rules = replace(EngineConfig.of(config, model), row_costs=())
-    engine = Engine(runner, rules, emit=_encode, clock=time.monotonic)
+    engine = Engine(runner, rules, emit=encode, clock=time.monotonic)
     chance = np.random.default_rng(seed)
     sampling = Sampling(seed=0, temperature=0.0, ignore_eos=True)
     jobs = [JobKey(job) for job in range(n_streams)]
@@ -137,5 +137,6 @@ def _all_of(engine: Engine) -> list[Sequence]:
     return [*engine.scheduler.waiting, *engine.scheduler.running.values()]
 
 
-def _encode(frame: Outbound) -> None:
+def encode(frame: Outbound) -> None:
+    """Spend what a frame costs this process; it goes nowhere."""
     encode_frame(0, frame)
