@@ -48,6 +48,16 @@ def default_model() -> Path:
 @pytest.fixture(scope="session")
 def shallow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default model's vocabulary and template over two of its layers, for tests that no text matters to."""
+    return _shallow(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def any_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of the tests that any model can pass and no text matters to: the chosen one, else the shallow one."""
+    return chosen().model_path or _shallow(tmp_path_factory)
+
+
+def _shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.shallow_model import write_shallow  # noqa: PLC0415 - the gguf package, slow to import
 
     path = shared_folder(tmp_path_factory) / "shallow" / "shallow.gguf"

@@ -44,9 +44,9 @@ class Heard:
 
 
 @pytest.fixture(scope="module")
-def model(model_path: Path) -> Iterator[LoadedModel]:
+def model(any_model: Path) -> Iterator[LoadedModel]:
     sizes = {"ctx_size": 1024, "parallel": 2, "cache_type_k": "auto", "prompt_lookup": "off"}
-    model = load_model(replace(CONFIG, model_path=str(model_path), **sizes), lambda _: None)
+    model = load_model(replace(CONFIG, model_path=str(any_model), **sizes), lambda _: None)
     assert isinstance(model.runner, LlamaRunner)
     yield model
     model.runner.close()

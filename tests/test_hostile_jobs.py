@@ -68,8 +68,8 @@ class Neighbour:
 
 
 @pytest.fixture(scope="module")
-def worker(model_path: Path) -> Iterator[WorkerProcess]:
-    with serve_default(model_path, "--parallel", "3", "--ctx-size", "2048", "--prefix-cache-mb", "0") as worker:
+def worker(any_model: Path) -> Iterator[WorkerProcess]:
+    with serve_default(any_model, "--parallel", "3", "--ctx-size", "2048", "--prefix-cache-mb", "0") as worker:
         yield worker.ready()
 
 

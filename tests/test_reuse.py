@@ -49,16 +49,16 @@ N_CELLS = 512
 
 
 @pytest.fixture(scope="module")
-def plain(model_path: Path) -> Iterator[WorkerProcess]:
+def plain(any_model: Path) -> Iterator[WorkerProcess]:
     with serve_default(
-        model_path, "--ctx-size", "2048", "--parallel", "1", "--prefix-cache-mb", "0", "--prompt-lookup", "off"
+        any_model, "--ctx-size", "2048", "--parallel", "1", "--prefix-cache-mb", "0", "--prompt-lookup", "off"
     ) as worker:
         yield worker.ready()
 
 
 @pytest.fixture(scope="module")
-def worker(model_path: Path) -> Iterator[WorkerProcess]:
-    with serve_default(model_path, "--ctx-size", str(N_CELLS)) as worker:
+def worker(any_model: Path) -> Iterator[WorkerProcess]:
+    with serve_default(any_model, "--ctx-size", str(N_CELLS)) as worker:
         yield worker.ready()
 
 
@@ -93,7 +93,7 @@ def test_a_conversation_goes_on_from_the_answer_without_reading_it_again(
     request["prompt"] += text_of(first) + " And so"
     second = worker.run(**request)
     assert text_of(second) == plain.text(**request)
-    assert second[0]["cached_tokens"] > first[0]["prompt_tokens"] + 8
+    assert second[0]["cached_tokens"] > first[0]["prompt_tokens"]
 
 
 def test_jobs_that_outgrow_the_cells_pause_and_answer_as_alone(plain: WorkerProcess, worker: WorkerProcess) -> None:
@@ -113,9 +113,9 @@ def test_drafts_change_no_token_greedy_or_drawn(plain: WorkerProcess, worker: Wo
 
 
 @pytest.mark.usefixtures("default_model")
-def test_drafts_are_right_where_a_text_repeats_itself(model_path: Path, plain: WorkerProcess) -> None:
+def test_drafts_are_right_where_a_text_repeats_itself(any_model: Path, plain: WorkerProcess) -> None:
     """The same, where wide steps are said to cost next to nothing."""
-    config = replace(CONFIG, model_path=str(model_path), ctx_size=512, parallel=1, cache_type_k="auto")
+    config = replace(CONFIG, model_path=str(any_model), ctx_size=512, parallel=1, cache_type_k="auto")
     model = load_model(replace(config, prompt_lookup="off"), lambda _: None)
     cheap = dataclasses.replace(EngineConfig.of(config, model), row_costs=((1, 1.0), (32, 1.1)))
     assert isinstance(model.runner, LlamaRunner)

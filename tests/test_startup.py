@@ -55,10 +55,10 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def story(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     gate = tmp_path_factory.mktemp("story") / "gate"
     os.mkfifo(gate)
-    flags = ["--model", str(model_path), "--port", "0", "--worker-id", "w-1"]
+    flags = ["--model", str(any_model), "--port", "0", "--worker-id", "w-1"]
     with (
         Receiver() as receiver,
         WorkerProcess(*flags, "--callback-url", receiver.url, command=front_command(gate)) as worker,
@@ -218,10 +218,10 @@ def test_the_log_level_leaves_out_what_is_less_important() -> None:
 
 
 @pytest.mark.model
-def test_a_context_that_memory_cannot_hold_is_refused_with_both_figures(model_path: Path) -> None:
-    with serve_default(model_path, "--device", "auto", "--ctx-size", str(2**31 - 1)) as worker:
+def test_a_context_that_memory_cannot_hold_is_refused_with_both_figures(any_model: Path) -> None:
+    with serve_default(any_model, "--device", "auto", "--ctx-size", str(2**31 - 1)) as worker:
         line = worker.failure()
-    assert (line["code"], line["model"]) == ("INSUFFICIENT_VRAM", str(model_path))
+    assert (line["code"], line["model"]) == ("INSUFFICIENT_VRAM", str(any_model))
     assert f"not enough memory on {line['device']}: " in line["message"]
     assert line["needed_bytes"] > line["available_bytes"] > 0
     assert "--ctx-size" in line["message"]
@@ -229,10 +229,10 @@ def test_a_context_that_memory_cannot_hold_is_refused_with_both_figures(model_pa
 
 
 @pytest.mark.model
-def test_a_device_that_is_not_there_is_refused_with_what_there_is(model_path: Path) -> None:
-    with serve_default(model_path, "--device", ABSENT_DEVICE) as worker:
+def test_a_device_that_is_not_there_is_refused_with_what_there_is(any_model: Path) -> None:
+    with serve_default(any_model, "--device", ABSENT_DEVICE) as worker:
         line = worker.failure()
-    assert (line["code"], line["device"], line["model"]) == ("MODEL_LOAD_FAILED", ABSENT_DEVICE, str(model_path))
+    assert (line["code"], line["device"], line["model"]) == ("MODEL_LOAD_FAILED", ABSENT_DEVICE, str(any_model))
     assert f"--device {ABSENT_DEVICE} is not there" in line["message"]
     assert "cpu:0" in line["message"]
 

@@ -154,8 +154,8 @@ REAL_FLOOR_S = 5.0
 
 
 @pytest.fixture(scope="module")
-def watched_worker(default_model: Path) -> Iterator[CrashingWorker]:
-    with crashing_worker(default_model, "--watchdog-sec", str(REAL_FLOOR_S)) as crashing:
+def watched_worker(any_model: Path) -> Iterator[CrashingWorker]:
+    with crashing_worker(any_model, "--watchdog-sec", str(REAL_FLOOR_S)) as crashing:
         crashing.worker.ready()
         yield crashing
 

@@ -7,7 +7,7 @@ import pytest
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.llama.warm_up import WIDTHS, Shapes, warm_up
+from worker.llama.warm_up import WIDTHS, Shapes, chunk_within, warm_up
 from worker.model.memory import DETERMINISTIC_CHUNK
 
 FAST, SLOW = 1e9, 0.0
@@ -50,6 +50,27 @@ def test_the_chunk_is_the_largest_that_keeps_the_target_within_a_micro_batch(
     tiny: Model, target_s: float, n_ubatch: int, n_ctx: int, chunk: int
 ) -> None:
     assert warmed(runner_of(tiny, n_ubatch, n_ctx), target_s=target_s).chunk == chunk
+
+
+@pytest.mark.parametrize("disturbed", [(), (64,), (256,), (512,)])
+@pytest.mark.parametrize(
+    ("first_s", "token_s", "chunk"), [(0.002, 0.0004, 256), (0.05, 0.003, 32), (0.0, 0.0001, 512), (0.2, 0.01, 16)]
+)
+def test_the_chunk_is_found_with_no_step_far_beyond_the_target_and_beside_others(
+    first_s: float, token_s: float, chunk: int, disturbed: tuple[int, ...]
+) -> None:
+    """`disturbed`: steps that take half as long again when they are run for the first time."""
+    tried: list[int] = []
+
+    def step_s(n_tokens: int) -> float:
+        tried.append(n_tokens)
+        seconds = first_s + token_s * n_tokens
+        return 1.5 * seconds if n_tokens in disturbed and tried.count(n_tokens) == 1 else seconds
+
+    found, seconds = chunk_within(0.150, 512, step_s)
+    assert (found, seconds) == (chunk, first_s + token_s * chunk)
+    assert sorted(set(tried)) == tried or len(tried) == len(set(tried)) + 1
+    assert max(tried) <= 2 * chunk
 
 
 @pytest.mark.parametrize("target_s", [FAST, SLOW])

@@ -1,4 +1,4 @@
-"""What the tests of the HTTP side share: one worker on the real model, and a client that keeps nothing."""
+"""What the tests of the HTTP side share: one worker, one that has something to say, a client that keeps nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +10,16 @@ from tests.worker_process import WorkerProcess, serve_default
 
 
 @pytest.fixture(scope="package")
-def worker(model_path: Path) -> Iterator[WorkerProcess]:
+def worker(any_model: Path) -> Iterator[WorkerProcess]:
     """For every test that leaves the worker as it found it."""
-    with serve_default(model_path, "--parallel", "4", "--ctx-size", "4096") as worker:
+    with serve_default(any_model, "--parallel", "4", "--ctx-size", "4096") as worker:
+        yield worker.ready()
+
+
+@pytest.fixture(scope="package")
+def eloquent(default_model: Path) -> Iterator[WorkerProcess]:
+    """The default model's, for tests that read what it says."""
+    with serve_default(default_model, "--parallel", "4", "--ctx-size", "4096") as worker:
         yield worker.ready()
 
 

@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.process, pytest.mark.model]
 
 
 @pytest.fixture(scope="module")
-def single(model_path: Path) -> Iterator[WorkerProcess]:
+def single(any_model: Path) -> Iterator[WorkerProcess]:
     """One slot: the second job waits."""
-    with serve_default(model_path, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096") as worker:
+    with serve_default(any_model, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096") as worker:
         yield worker.ready()
 
 

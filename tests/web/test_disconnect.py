@@ -25,9 +25,9 @@ HUGE_ID = "j" * 1_900_000
 
 
 @pytest.fixture(scope="module")
-def single(model_path: Path) -> Iterator[WorkerProcess]:
+def single(any_model: Path) -> Iterator[WorkerProcess]:
     """One slot: the second job waits."""
-    with serve_default(model_path, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096") as worker:
+    with serve_default(any_model, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096") as worker:
         yield worker.ready()
 
 
@@ -187,10 +187,10 @@ def test_a_client_that_does_not_read_holds_no_more_than_four_mebibytes(single: W
     assert b'"code":"CANCELLED","message":"the client is more than 4194304 bytes behind"' in received
 
 
-def test_a_send_without_progress_ends_the_job(model_path: Path) -> None:
+def test_a_send_without_progress_ends_the_job(any_model: Path) -> None:
     """After 30 s; here after 2. The client neither reads nor leaves."""
     command = (sys.executable, impatient_worker.__file__)
-    with serve_default(model_path, "--ctx-size", "2048", command=command) as worker:
+    with serve_default(any_model, "--ctx-size", "2048", command=command) as worker:
         with dribble(worker.ready()) as sock:
             # Too little for the four mebibytes: only the time-out can end it before its last token.
             sock.sendall(post_json("/execute", request_of("j" * 400_000)))
@@ -200,13 +200,13 @@ def test_a_send_without_progress_ends_the_job(model_path: Path) -> None:
         check_order(worker.run(prompt="Hello", max_tokens=2))
 
 
-def test_a_client_that_reads_slowly_keeps_its_job_and_gets_its_whole_answer(model_path: Path) -> None:
+def test_a_client_that_reads_slowly_keeps_its_job_and_gets_its_whole_answer(any_model: Path) -> None:
     """One send takes more than twice the time after which a client that takes nothing is dropped, and goes on.
 
     The pauses here are the subject: a client that is slow.
     """
     command = (sys.executable, impatient_worker.__file__)
-    with serve_default(model_path, "--ctx-size", "2048", command=command) as worker:
+    with serve_default(any_model, "--ctx-size", "2048", command=command) as worker:
         with dribble(worker.ready()) as sock:
             # More than buffers hold and than is read meanwhile, in one event.
             sock.sendall(post_json("/execute", request_of("j" * 400_000, max_tokens=4)))

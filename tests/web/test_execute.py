@@ -30,10 +30,10 @@ MAX_TOKENS_IN = 200
 
 
 @pytest.fixture(scope="module")
-def narrow(model_path: Path) -> Iterator[WorkerProcess]:
+def narrow(any_model: Path) -> Iterator[WorkerProcess]:
     """Every limit of a job made small, and `event:` lines on."""
     with serve_default(
-        model_path,
+        any_model,
         *("--parallel", "1", "--ctx-size", str(CONTEXT)),
         *("--max-tokens-in", str(MAX_TOKENS_IN), "--max-tokens-out", "100"),
         "--sse-event-names",
@@ -98,11 +98,10 @@ def test_event_names_are_written_for_old_readers_when_asked(narrow: WorkerProces
         assert name == "event: " + json.loads(data.removeprefix("data: "))["type"]
 
 
-@pytest.mark.usefixtures("default_model")
-def test_line_breaks_and_emoji_stay_inside_one_data_line(worker: WorkerProcess) -> None:
+def test_line_breaks_and_emoji_stay_inside_one_data_line(eloquent: WorkerProcess) -> None:
     """TV-108, TV-126, TV-132: a character split over tokens comes whole, in raw UTF-8, a line break as an escape."""
-    emoji = post(worker, short(prompt="🌍🌍🌍🌍") | {"max_tokens": 9}).content.decode()
-    lines = post(worker, short(prompt="1\n2\n3\n4\n")).content.decode()
+    emoji = post(eloquent, short(prompt="🌍🌍🌍🌍") | {"max_tokens": 9}).content.decode()
+    lines = post(eloquent, short(prompt="1\n2\n3\n4\n")).content.decode()
     assert '"t":"🌍"' in emoji
     assert "\ufffd" not in emoji
     assert '"t":"\\n"' in lines
@@ -159,11 +158,10 @@ def test_a_stop_at_the_first_token_leaves_started_and_end(worker: WorkerProcess)
     assert (end["tokens_out"], end["tokens_sampled"]) == (0, 1)
 
 
-@pytest.mark.usefixtures("default_model")
-def test_the_models_own_end_is_eos(worker: WorkerProcess) -> None:
+def test_the_models_own_end_is_eos(eloquent: WorkerProcess) -> None:
     """TV-113. The end-of-generation token is drawn, counted, and not shown."""
     chat = "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"
-    events = worker.run(prompt=chat, max_tokens=60)
+    events = eloquent.run(prompt=chat, max_tokens=60)
     assert events[-1]["stop_reason"] == "EOS"
     assert events[-1]["tokens_sampled"] > events[-1]["tokens_out"]
     assert "<|im_end|>" not in text_of(events)
@@ -261,8 +259,8 @@ def test_a_deadline_that_passes_ends_the_stream_with_timeout(worker: WorkerProce
     assert (events[-1]["code"], events[-1]["retriable"]) == ("TIMEOUT", True)
 
 
-def test_the_operators_time_limit_ends_the_stream_with_timeout(model_path: Path) -> None:
-    with serve_default(model_path, "--ctx-size", "2048", "--inference-timeout-sec", "3") as hasty:
+def test_the_operators_time_limit_ends_the_stream_with_timeout(any_model: Path) -> None:
+    with serve_default(any_model, "--ctx-size", "2048", "--inference-timeout-sec", "3") as hasty:
         events = hasty.ready().run(**request_of("too-long"))
         check_order(events)
         assert (events[-1]["code"], events[-1]["retriable"]) == ("TIMEOUT", True)

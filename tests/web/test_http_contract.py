@@ -105,8 +105,8 @@ def test_what_is_not_spoken_is_404_and_told_what_is(client: httpx2.Client, path:
 
 
 @pytest.mark.parametrize("path", ["/shutdown", "/v1/shutdown", "/v1/admin/shutdown"])
-def test_shutdown_is_answered_and_ends_the_worker(model_path: Path, path: str) -> None:
-    with serve_default(model_path, "--shutdown-timeout-sec", "7") as worker:
+def test_shutdown_is_answered_and_ends_the_worker(any_model: Path, path: str) -> None:
+    with serve_default(any_model, "--shutdown-timeout-sec", "7") as worker:
         response = worker.listening().post(path)
         assert (response.status_code, response.headers["content-type"]) == (202, JSON)
         assert response.content == b'{"status":"shutting_down","timeout_seconds":7}'
@@ -116,7 +116,8 @@ def test_shutdown_is_answered_and_ends_the_worker(model_path: Path, path: str) -
 # ── state ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess, default_model: Path) -> None:
+@pytest.mark.usefixtures("default_model")
+def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess, any_model: Path) -> None:
     """TV-144, TV-145."""
     eventually(worker.is_idle)
     health = worker.health()
@@ -134,7 +135,7 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
         "worker_id": "",
         "state": "ready",
         "model": "",
-        "model_ref": str(default_model),
+        "model_ref": str(any_model),
         "quant_kind": "Q4_1",
         "resident": True,
         "vram_bytes_used": 0,
@@ -155,7 +156,7 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
         **measured,
     }
     assert health["model"]
-    assert health["memory_bytes"] > default_model.stat().st_size
+    assert health["memory_bytes"] > any_model.stat().st_size
     assert worker.get("/v1/health").json() | measured | {"uptime_seconds": 0} == health | measured | {
         "uptime_seconds": 0
     }

@@ -24,23 +24,23 @@ PROMPT = (
 )
 
 
-def test_a_chat_is_the_prompt_that_its_template_makes(worker: WorkerProcess) -> None:
-    rendered = ask(worker, "/v1/chat/completions/render", QUESTION)
+def test_a_chat_is_the_prompt_that_its_template_makes(eloquent: WorkerProcess) -> None:
+    rendered = ask(eloquent, "/v1/chat/completions/render", QUESTION)
     assert rendered["prompt"] == PROMPT
-    (same,) = worker.post("/v1/completions/render", json={"prompt": PROMPT}).json()
+    (same,) = eloquent.post("/v1/completions/render", json={"prompt": PROMPT}).json()
     assert same["token_ids"] == rendered["token_ids"]
-    answer = ask(worker, CHAT, QUESTION)
+    answer = ask(eloquent, CHAT, QUESTION)
     (choice,) = answer["choices"]
-    assert choice["message"]["content"] == worker.text(prompt=PROMPT, max_tokens=40)
+    assert choice["message"]["content"] == eloquent.text(prompt=PROMPT, max_tokens=40)
     assert "Paris" in choice["message"]["content"]
     assert choice["finish_reason"] == "stop"
     assert answer["usage"]["prompt_tokens"] == len(rendered["token_ids"])
 
 
-def test_a_stream_says_what_the_answer_says(worker: WorkerProcess) -> None:
-    *found, usage, done = chunks(worker, CHAT, {**QUESTION, "stream_options": {"include_usage": True}})
+def test_a_stream_says_what_the_answer_says(eloquent: WorkerProcess) -> None:
+    *found, usage, done = chunks(eloquent, CHAT, {**QUESTION, "stream_options": {"include_usage": True}})
     assert done == "[DONE]"
-    whole = ask(worker, CHAT, QUESTION)
+    whole = ask(eloquent, CHAT, QUESTION)
     text = "".join(each["choices"][0]["delta"].get("content", "") for each in found)
     assert text == whole["choices"][0]["message"]["content"]
     assert found[0]["choices"][0]["delta"]["role"] == "assistant"
@@ -48,27 +48,27 @@ def test_a_stream_says_what_the_answer_says(worker: WorkerProcess) -> None:
     assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
 
-def test_chats_in_company_are_answered_as_alone(worker: WorkerProcess) -> None:
+def test_chats_in_company_are_answered_as_alone(eloquent: WorkerProcess) -> None:
     questions = [
         {**QUESTION, "messages": [{"role": "user", "content": f"Count from {n} to {n + 5}."}], "max_tokens": 16}
         for n in range(8)
     ]
-    alone = [ask(worker, CHAT, question)["choices"][0]["message"]["content"] for question in questions]
+    alone = [ask(eloquent, CHAT, question)["choices"][0]["message"]["content"] for question in questions]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda question: ask(worker, CHAT, question), questions))
+        answers = list(pool.map(lambda question: ask(eloquent, CHAT, question), questions))
     assert [answer["choices"][0]["message"]["content"] for answer in answers] == alone
 
 
-def test_control_tokens_in_a_message_are_letters(worker: WorkerProcess) -> None:
+def test_control_tokens_in_a_message_are_letters(eloquent: WorkerProcess) -> None:
     said = {**QUESTION, "messages": [{"role": "user", "content": "<|im_end|>"}]}
-    plain = ask(worker, "/v1/chat/completions/render", said)
-    end = ask(worker, "/tokenize", {"prompt": "<|im_end|>", "add_special_tokens": False})["tokens"]
+    plain = ask(eloquent, "/v1/chat/completions/render", said)
+    end = ask(eloquent, "/tokenize", {"prompt": "<|im_end|>", "add_special_tokens": False})["tokens"]
     assert len(end) == 1
-    empty = ask(worker, "/v1/chat/completions/render", {**said, "messages": [{"role": "user", "content": "x"}]})
+    empty = ask(eloquent, "/v1/chat/completions/render", {**said, "messages": [{"role": "user", "content": "x"}]})
     assert plain["token_ids"].count(end[0]) == empty["token_ids"].count(end[0])
 
 
-def test_the_answer_has_the_form_that_is_asked_for(worker: WorkerProcess) -> None:
+def test_the_answer_has_the_form_that_is_asked_for(eloquent: WorkerProcess) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"enum": ["Paris", "Rome"]}},
@@ -76,70 +76,70 @@ def test_the_answer_has_the_form_that_is_asked_for(worker: WorkerProcess) -> Non
         "additionalProperties": False,
     }
     named = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": schema}}
-    content = ask(worker, CHAT, {**QUESTION, "response_format": named})["choices"][0]["message"]["content"]
+    content = ask(eloquent, CHAT, {**QUESTION, "response_format": named})["choices"][0]["message"]["content"]
     assert content.replace(" ", "") in {'{"city":"Paris"}', '{"city":"Rome"}'}
 
 
-def test_a_schema_that_cannot_be_enforced_is_refused_by_the_field_that_has_it(worker: WorkerProcess) -> None:
+def test_a_schema_that_cannot_be_enforced_is_refused_by_the_field_that_has_it(eloquent: WorkerProcess) -> None:
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
-    response = worker.post(CHAT, json={**QUESTION, "response_format": named})
+    response = eloquent.post(CHAT, json={**QUESTION, "response_format": named})
     error = refusal(response)
     assert (response.status_code, error["param"]) == (400, "response_format")
 
 
-def test_a_conversation_that_does_not_fit_is_told_with_both_numbers(worker: WorkerProcess) -> None:
+def test_a_conversation_that_does_not_fit_is_told_with_both_numbers(eloquent: WorkerProcess) -> None:
     long = {**QUESTION, "messages": [{"role": "user", "content": " hello" * 4100}]}
-    response = worker.post(CHAT, json=long)
+    response = eloquent.post(CHAT, json=long)
     error = refusal(response)
     assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert "4096" in error["message"]
     assert "hello" not in response.text
 
 
-def test_log_probabilities_of_an_answer_make_its_text(worker: WorkerProcess) -> None:
-    (choice,) = ask(worker, CHAT, {**QUESTION, "logprobs": True, "top_logprobs": 3})["choices"]
+def test_log_probabilities_of_an_answer_make_its_text(eloquent: WorkerProcess) -> None:
+    (choice,) = ask(eloquent, CHAT, {**QUESTION, "logprobs": True, "top_logprobs": 3})["choices"]
     found = choice["logprobs"]["content"]
     assert b"".join(bytes(entry["bytes"]) for entry in found).decode() == choice["message"]["content"]
     assert all(len(entry["top_logprobs"]) == 3 for entry in found)
     assert all(entry["top_logprobs"][0]["token"] == entry["token"] for entry in found)
 
 
-def test_a_second_turn_reads_only_what_is_new(worker: WorkerProcess) -> None:
-    first = ask(worker, CHAT, QUESTION)
+def test_a_second_turn_reads_only_what_is_new(eloquent: WorkerProcess) -> None:
+    first = ask(eloquent, CHAT, QUESTION)
     said = first["choices"][0]["message"]["content"]
     turns = [
         *QUESTION["messages"],
         {"role": "assistant", "content": said},
         {"role": "user", "content": "And of Italy?"},
     ]
-    usage = ask(worker, CHAT, {**QUESTION, "messages": turns})["usage"]
+    usage = ask(eloquent, CHAT, {**QUESTION, "messages": turns})["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 16
 
 
-def test_tokens_are_told_in_either_spelling_and_come_back_as_their_text(worker: WorkerProcess) -> None:
+def test_tokens_are_told_in_either_spelling_and_come_back_as_their_text(eloquent: WorkerProcess) -> None:
     text = "Zwölf Boxkämpfer <|im_end|> 世界"
-    vllm = ask(worker, "/tokenize", {"prompt": text, "add_special_tokens": False})
-    llama = ask(worker, "/tokenize", {"content": text})
+    vllm = ask(eloquent, "/tokenize", {"prompt": text, "add_special_tokens": False})
+    llama = ask(eloquent, "/tokenize", {"content": text})
     assert vllm["tokens"] == llama["tokens"]
     assert vllm["count"] == len(vllm["tokens"])
-    assert ask(worker, "/detokenize", {"tokens": vllm["tokens"]}) == {"content": text, "prompt": text}
-    chat = ask(worker, "/tokenize", {"messages": QUESTION["messages"]})
-    assert chat["tokens"] == ask(worker, "/v1/chat/completions/render", QUESTION)["token_ids"]
-    info = worker.get("/tokenizer_info").json()
+    assert ask(eloquent, "/detokenize", {"tokens": vllm["tokens"]}) == {"content": text, "prompt": text}
+    chat = ask(eloquent, "/tokenize", {"messages": QUESTION["messages"]})
+    assert chat["tokens"] == ask(eloquent, "/v1/chat/completions/render", QUESTION)["token_ids"]
+    info = eloquent.get("/tokenizer_info").json()
     assert (info["eos_token"], "im_start" in info["chat_template"]) == ("<|im_end|>", True)
 
 
-def test_an_echo_is_the_prompt_and_what_its_tokens_were_worth(worker: WorkerProcess) -> None:
+def test_an_echo_is_the_prompt_and_what_its_tokens_were_worth(eloquent: WorkerProcess) -> None:
     text = "The capital of France is Paris"
-    ids = ask(worker, "/tokenize", {"prompt": text})["tokens"]
+    ids = ask(eloquent, "/tokenize", {"prompt": text})["tokens"]
     scored = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
-    (choice,) = ask(worker, COMPLETIONS, scored)["choices"]
+    (choice,) = ask(eloquent, COMPLETIONS, scored)["choices"]
     found = choice["logprobs"]
     assert {len(column) for column in found.values()} == {len(ids) + 1}
     assert "".join(found["tokens"]) == choice["text"]
     assert found["text_offset"][:3] == [0, len(found["tokens"][0]), len("".join(found["tokens"][:2]))]
     assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
     assert all(logprob < 0 for logprob in found["token_logprobs"][1:])
-    spelled = ask(worker, COMPLETIONS, {**scored, "prompt": text, "max_tokens": 0})["choices"][0]
+    spelled = ask(eloquent, COMPLETIONS, {**scored, "prompt": text, "max_tokens": 0})["choices"][0]
     assert spelled["text"] == text
     assert spelled["logprobs"]["token_logprobs"] == found["token_logprobs"][:-1]

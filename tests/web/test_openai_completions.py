@@ -97,9 +97,9 @@ def test_a_client_that_leaves_ends_its_jobs(worker: WorkerProcess) -> None:
     eventually(worker.is_idle)
 
 
-def test_a_cancelled_answer_that_does_not_stream_is_no_answer(model_path: Path) -> None:
+def test_a_cancelled_answer_that_does_not_stream_is_no_answer(any_model: Path) -> None:
     """Nobody is told its id before it is there, but for the log."""
-    with serve_default(model_path, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "2048") as worker:
+    with serve_default(any_model, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "2048") as worker:
         worker.ready()
         with streamed(worker, COMPLETIONS, {**GREEDY, "max_tokens": 1500}) as (_, found):
             next(found)
@@ -112,9 +112,9 @@ def test_a_cancelled_answer_that_does_not_stream_is_no_answer(model_path: Path) 
                 assert sock.recv(65536).startswith(b"HTTP/1.1 499 ")
 
 
-def test_too_many_jobs_for_one_answer_open_none(model_path: Path) -> None:
+def test_too_many_jobs_for_one_answer_open_none(any_model: Path) -> None:
     with serve_default(
-        model_path, "--parallel", "1", "--scheduling", "first-come", "--max-queue", "2", "--ctx-size", "1024"
+        any_model, "--parallel", "1", "--scheduling", "first-come", "--max-queue", "2", "--ctx-size", "1024"
     ) as worker:
         worker.ready()
         refused = worker.post(COMPLETIONS, json={**GREEDY, "n": 4})
@@ -146,8 +146,8 @@ def test_log_probabilities_have_an_entry_for_each_token(worker: WorkerProcess) -
 # ── an engine that dies ──────────────────────────────────────────────────────────────────────────
 
 
-def test_an_engine_death_in_mid_stream_is_an_error_and_the_next_request_works(default_model: Path) -> None:
-    with crashing_worker(default_model, "--parallel", "2") as crashing:
+def test_an_engine_death_in_mid_stream_is_an_error_and_the_next_request_works(any_model: Path) -> None:
+    with crashing_worker(any_model, "--parallel", "2") as crashing:
         worker, gates = crashing.worker.ready(), crashing.gates
         gates.shut("decode")
         stalling = {**GREEDY, "prompt": f"{STALL}{QUESTION}"}
@@ -162,9 +162,9 @@ def test_an_engine_death_in_mid_stream_is_an_error_and_the_next_request_works(de
         assert ask(worker, COMPLETIONS, {**GREEDY, "prompt": QUESTION})["choices"][0]["text"]
 
 
-def test_an_answer_that_has_not_left_survives_the_engine(default_model: Path) -> None:
+def test_an_answer_that_has_not_left_survives_the_engine(any_model: Path) -> None:
     """Though its job had drawn tokens, since its client has seen none of them."""
-    with crashing_worker(default_model, "--parallel", "2") as crashing:
+    with crashing_worker(any_model, "--parallel", "2") as crashing:
         worker, gates = crashing.worker.ready(), crashing.gates
         stalling = {**GREEDY, "prompt": f"{STALL}{QUESTION}"}
         wanted = ask(worker, COMPLETIONS, stalling)["choices"]
@@ -179,8 +179,8 @@ def test_an_answer_that_has_not_left_survives_the_engine(default_model: Path) ->
         assert crashing.n_restarts == 1
 
 
-def test_a_job_that_kills_every_engine_is_a_server_error(default_model: Path) -> None:
-    with crashing_worker(default_model, "--parallel", "2") as crashing:
+def test_a_job_that_kills_every_engine_is_a_server_error(any_model: Path) -> None:
+    with crashing_worker(any_model, "--parallel", "2") as crashing:
         worker = crashing.worker.ready()
         response = worker.post(COMPLETIONS, json={**GREEDY, "prompt": f"{marker('null context')}Hello"})
         assert (response.status_code, refusal(response)["code"]) == (500, "inference_failed")

@@ -67,12 +67,12 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def guarded(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     gate = tmp_path_factory.mktemp("page") / "gate"
     os.mkfifo(gate)
     flags = ("--parallel", "1", "--scheduling", "first-come", "--max-queue", "1", "--ctx-size", "2048")
     environment = {"LLORCH_API_TOKEN": TOKEN}
-    with serve_default(model_path, *flags, command=front_command(gate), environment=environment) as worker:
+    with serve_default(any_model, *flags, command=front_command(gate), environment=environment) as worker:
         guarded = Guarded(worker, gate)
         guarded.open_gate()
         worker.ready()
@@ -267,10 +267,10 @@ def test_a_dead_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: Gua
     assert not tab.shows("#notice")
 
 
-def test_a_worker_that_loads_and_one_that_drains_say_so(browser: Browser, model_path: Path, tmp_path: Path) -> None:
+def test_a_worker_that_loads_and_one_that_drains_say_so(browser: Browser, any_model: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    with serve_default(model_path, "--ctx-size", "2048", command=front_command(gate)) as worker:
+    with serve_default(any_model, "--ctx-size", "2048", command=front_command(gate)) as worker:
         worker.listening().wait_for("model_load_progress", percent=0)
         with visited(browser, f"{worker.url}/") as tab:
             tab.until("banner.checkVisibility()")
@@ -463,9 +463,9 @@ def test_its_files_are_those_that_are_open_and_name_nothing_elsewhere(guarded: G
         assert guarded.worker.get(path, headers=GIVEN).status_code == 404
 
 
-def test_it_can_be_left_out(model_path: Path) -> None:
+def test_it_can_be_left_out(any_model: Path) -> None:
     environment = {"LLORCH_API_TOKEN": TOKEN}
-    with serve_default(model_path, "--no-page", "--ctx-size", "512", environment=environment) as worker:
+    with serve_default(any_model, "--no-page", "--ctx-size", "512", environment=environment) as worker:
         worker.listening()
         for path in PAGE_PATHS:
             assert worker.get(path).status_code == 401

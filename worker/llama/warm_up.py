@@ -5,7 +5,9 @@ is another one. Runs on the thread that will run the steps.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from worker.engine.backend import Slice, Step
 from worker.llama.runner import LlamaRunner
@@ -22,8 +24,10 @@ _FAR_TOO_SLOW = 2.0
 """A chunk that took so many targets is not tried again. A faster one that was too slow is, because another process's
 moment must not shape all our steps."""
 _N_DECODES = 3
-"""How often each decode step is taken. The shortest time counts: whatever else the machine does only adds to it, and a
-GPU's first step of a width runs without a graph, the second captures one."""
+"""How often each decode step is taken at most. The shortest time counts: whatever else the machine does only adds to
+it, and a GPU's first step of a width runs without a graph, the second captures one."""
+_ALIKE = 0.05
+"""On a CPU two times that differ by this share are enough."""
 
 _ROW_COSTS_S = 1.0
 """After so many seconds no wider step is tried: where steps take that long nobody is to wait for more of them."""
@@ -56,29 +60,38 @@ def warm_up(
     a memory that can be cut anywhere."""
     _time_step(runner, "prefill", LEAST_CHUNK)
     fixed = chunk or (min(DETERMINISTIC_CHUNK, runner.context.n_ubatch) if is_deterministic else 0)
-    chosen, chunk_s = (fixed, _time_step(runner, "prefill", fixed)) if fixed else _chunk(runner, target_s)
+    prefill_s = partial(_time_step, runner, "prefill")
+    n_most = min(MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx)
+    chosen, chunk_s = (fixed, prefill_s(fixed)) if fixed else chunk_within(target_s, n_most, prefill_s)
     may_draft = wants_drafts and runner.kv.can_share and not is_deterministic
     return Shapes(chosen, chunk_s, (row_costs or row_costs_of(runner, chosen)) if may_draft else ())
 
 
-def _chunk(runner: LlamaRunner, target_s: float) -> tuple[int, float]:
-    """The largest power of two in 16..512 (and within a micro-batch) whose step took under `target_s`, and its time.
+def chunk_within(target_s: float, n_most: int, step_s: Callable[[int], float]) -> tuple[int, float]:
+    """The largest power of two in 16..n_most whose step takes `target_s` seconds at most, and its time; 16 if none
+    does. `step_s`: run a step of so many tokens, in seconds.
 
     A token of a wider step costs no more than one of a narrower, so sizes that need not even half of the target by the
-    last one's time are passed over.
+    last one's time are passed over. What tokens cost between two sizes that were tried, more of them cost as well: a
+    size that would need more than the target by that is not tried. Where these do not hold something else took time,
+    and the step is tried again.
     """
-    chunk, chunk_s = LEAST_CHUNK, _time_step(runner, "prefill", LEAST_CHUNK)
-    n_most = min(MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx)
+    chunk, chunk_s = LEAST_CHUNK, step_s(LEAST_CHUNK)
+    token_s = 0.0
     while 2 * chunk <= n_most:
         size = 2 * chunk
         while 2 * size <= n_most and chunk_s * size / chunk < target_s / 2:
             size *= 2
-        elapsed_s = _time_step(runner, "prefill", size)
-        if target_s < elapsed_s < _FAR_TOO_SLOW * target_s:
-            elapsed_s = _time_step(runner, "prefill", size)
+        if chunk_s + token_s * (size - chunk) > target_s:
+            break
+        elapsed_s = step_s(size)
+        is_odd = elapsed_s / size > chunk_s / chunk
+        if target_s < elapsed_s < _FAR_TOO_SLOW * target_s or (elapsed_s <= target_s and is_odd):
+            elapsed_s = min(elapsed_s, step_s(size))
         if elapsed_s > target_s:
             n_most = size // 2
         else:
+            token_s = (elapsed_s - chunk_s) / (size - chunk)
             chunk, chunk_s = size, elapsed_s
     return chunk, chunk_s
 
@@ -91,8 +104,17 @@ def row_costs_of(runner: LlamaRunner, n_most: int = WIDTHS[-1]) -> RowCosts:
     for width in (*(width for width in WIDTHS if width < n_most), n_most):
         if time.perf_counter() - began_s > _ROW_COSTS_S:
             break
-        costs.append((width, min(_time_step(runner, "decode", width) for _ in range(_N_DECODES))))
+        costs.append((width, _decode_s(runner, width)))
     return tuple(costs)
+
+
+def _decode_s(runner: LlamaRunner, width: int) -> float:
+    times: list[float] = []
+    while len(times) < _N_DECODES:
+        times.append(_time_step(runner, "decode", width))
+        if len(times) > 1 and runner.model.device.kind == "cpu" and max(times) <= (1 + _ALIKE) * min(times):
+            break
+    return min(times)
 
 
 def _time_step(runner: LlamaRunner, kind: StepKind, n_tokens: int) -> float:
