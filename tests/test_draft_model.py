@@ -1,5 +1,5 @@
-"""A draft model changes no token, on the default model with its own Q4_0 as the draft model: over the engine and
-llama.cpp as the engine process puts them together.
+"""A draft model changes no token, on two layers of the default model with their own Q4_0 as the draft model: over the
+engine and llama.cpp as the engine process puts them together.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from worker.parity.f32_copy import rewrite
 from worker.parity.llama.quantise import quantise
 from worker.wire.messages import DraftModelAsked, Finished, JobKey, Outbound, Sampling, StepDone
 
-pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
+pytestmark = pytest.mark.model
 
 CHEAP_ROWS = ((1, 1.0), (32, 1.1))
 """(tokens in a step, seconds): drafts nearly always pay."""
@@ -50,21 +50,21 @@ N_TOKENS = 40
 
 
 @pytest.fixture(scope="module")
-def q4_0(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def q4_0(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = shared_folder(tmp_path_factory) / "q4_0" / "q4_0.gguf"
-    return made_once(path, lambda target: quantise(model_path, target, "Q4_0", n_threads=2))
+    return made_once(path, lambda target: quantise(any_model, target, "Q4_0", n_threads=2))
 
 
-def loaded(model_path: Path, draft: Path, **changes: Any) -> LoadedModel:
+def loaded(any_model: Path, draft: Path, **changes: Any) -> LoadedModel:
     asked = DraftModelAsked(str(draft), "cpu", 8)
     sizes = {"ctx_size": 1024, "parallel": 4, "cache_type_k": "auto", "prompt_lookup": "off"}
-    config = replace(CONFIG, model_path=str(model_path), draft=asked, **{**sizes, **changes})
+    config = replace(CONFIG, model_path=str(any_model), draft=asked, **{**sizes, **changes})
     return load_model(config, lambda _: None)
 
 
 @pytest.fixture(scope="module")
-def model(model_path: Path, q4_0: Path) -> Iterator[LoadedModel]:
-    model = loaded(model_path, q4_0)
+def model(any_model: Path, q4_0: Path) -> Iterator[LoadedModel]:
+    model = loaded(any_model, q4_0)
     assert isinstance(model.runner, LlamaRunner)
     yield model
     model.runner.close()
@@ -175,30 +175,30 @@ def test_memory_counts_both_models(model: LoadedModel) -> None:
     assert isinstance(model.runner, LlamaRunner)
     assert model.facts.draft is not None
     assert model.facts.memory_bytes == model.runner.sizes.total_bytes + model.facts.draft.memory_bytes
-    assert model.facts.draft.memory_bytes > 80 * 2**20
+    assert model.facts.draft.memory_bytes > 40 * 2**20
     assert (model.facts.draft.quant_kind, model.facts.draft.device) == ("Q4_0", "cpu:0")
     assert model.facts.draft.n_cells == model.facts.n_cells
 
 
-def test_a_draft_model_with_another_vocabulary_is_refused(model_path: Path, tmp_path: Path) -> None:
+def test_a_draft_model_with_another_vocabulary_is_refused(any_model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
-    rewrite(model_path, other, metadata={"tokenizer.ggml.eos_token_id": 5})
+    rewrite(any_model, other, metadata={"tokenizer.ggml.eos_token_id": 5})
     with pytest.raises(ModelLoadFailed, match="its vocabulary is not the model's: its EOS token is 5, the model's is"):
-        loaded(model_path, other)
+        loaded(any_model, other)
 
 
 # ── the worker ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.process
-def test_a_worker_says_what_its_draft_model_is_and_has_it_again_after_a_restart(model_path: Path, q4_0: Path) -> None:
-    with serve_default(model_path, "--draft-model", str(q4_0), "--ctx-size", "1024", "--draft-max", "4") as worker:
+def test_a_worker_says_what_its_draft_model_is_and_has_it_again_after_a_restart(any_model: Path, q4_0: Path) -> None:
+    with serve_default(any_model, "--draft-model", str(q4_0), "--ctx-size", "1024", "--draft-max", "4") as worker:
         ready = worker.listening().wait_for("ready")
         before = worker.health()
         told = before["draft_model"]
         assert ready["draft_model"] == told["name"]
         assert (told["quant_kind"], told["device"]) == ("Q4_0", "cpu:0")
-        assert 80 * 2**20 < told["memory_bytes"] < before["memory_bytes"]
+        assert 40 * 2**20 < told["memory_bytes"] < before["memory_bytes"]
         worker.engine.kill()
         worker.wait_for("engine_restarted")
         eventually(lambda: worker.health()["state"] == "ready")
@@ -207,21 +207,21 @@ def test_a_worker_says_what_its_draft_model_is_and_has_it_again_after_a_restart(
 
 
 @pytest.mark.process
-def test_a_draft_model_of_no_use_is_one_line_and_exit_1(model_path: Path, tmp_path: Path) -> None:
+def test_a_draft_model_of_no_use_is_one_line_and_exit_1(any_model: Path, tmp_path: Path) -> None:
     tiny = write_tiny(tmp_path / "tiny.gguf")
     for draft, code, why in (
         (str(tiny), "MODEL_LOAD_FAILED", "its vocabulary is not the model's: it has 262 tokens, the model's has"),
         (str(tmp_path / "absent.gguf"), "MODEL_NOT_FOUND", "absent.gguf"),
     ):
-        with serve_default(model_path, "--draft-model", draft, "--ctx-size", "512") as worker:
+        with serve_default(any_model, "--draft-model", draft, "--ctx-size", "512") as worker:
             line = worker.failure()
         assert line["code"] == code
         assert why in line["message"]
 
 
 @pytest.mark.process
-def test_generate_gives_the_same_with_a_draft_model(model_path: Path, q4_0: Path) -> None:
-    command = [sys.executable, "-m", "worker", "generate", PROMPTS[1], "--model", str(model_path), "--temperature", "0"]
+def test_generate_gives_the_same_with_a_draft_model(any_model: Path, q4_0: Path) -> None:
+    command = [sys.executable, "-m", "worker", "generate", PROMPTS[1], "--model", str(any_model), "--temperature", "0"]
     plain, drafting = (
         subprocess.run(
             [*command, "--max-tokens", "24", "--ctx-size", "512", *more],

@@ -127,8 +127,8 @@ def test_a_conversation_at_a_terminal(default_model: Path) -> None:
 
 
 @pytest.mark.model
-def test_ctrl_c_at_the_prompt_gives_up_a_line_and_leaves_from_an_empty_one(default_model: Path) -> None:
-    with typed_at("--model", str(default_model), *GREEDY) as terminal:
+def test_ctrl_c_at_the_prompt_gives_up_a_line_and_leaves_from_an_empty_one(any_model: Path) -> None:
+    with typed_at("--model", str(any_model), *GREEDY) as terminal:
         terminal.type("half a quest")
         terminal.until("half a quest")
         # Python's readline would not see a signal that comes while it still reads the last letter.
@@ -154,8 +154,8 @@ def test_each_line_of_a_pipe_is_a_question_and_only_answers_go_to_stdout(default
 
 
 @pytest.mark.model
-def test_what_cannot_be_answered_ends_a_pipe_with_one_line(default_model: Path) -> None:
-    result = piped("--model", str(default_model), "--ctx-size", "64", stdin="word " * 100)
+def test_what_cannot_be_answered_ends_a_pipe_with_one_line(any_model: Path) -> None:
+    result = piped("--model", str(any_model), "--ctx-size", "64", stdin="word " * 100)
     assert "context is 64" in complaint(result, 1)
 
 
