@@ -137,8 +137,11 @@ def test_a_4xx_is_final_and_ends_the_worker_after_a_drain(shallow_model: Path) -
     """Nobody answers until two jobs are accepted; they go on although the pool manager then says no."""
     with (
         reserved_port() as (port, give_up),
+        # In fair shares the short job could take the long one's slot.
         serve_default(
-            shallow_model, "--callback-url", (receiver := Receiver("404", port=port)).url, "--parallel", "1"
+            shallow_model,
+            *("--callback-url", (receiver := Receiver("404", port=port)).url),
+            *("--parallel", "1", "--scheduling", "first-come"),
         ) as worker,
     ):
         worker.ready()

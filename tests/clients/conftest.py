@@ -9,7 +9,7 @@ from tests.worker_process import WorkerProcess, serve_default
 
 
 @pytest.fixture(scope="package")
-def worker(any_model: Path) -> Iterator[WorkerProcess]:
+def worker(default_model: Path) -> Iterator[WorkerProcess]:
     """For every test that leaves the worker as it found it. Eight slots."""
-    with serve_default(any_model, "--parallel", "8", "--ctx-size", "8192") as worker:
+    with serve_default(default_model, "--parallel", "8", "--ctx-size", "8192") as worker:
         yield worker.ready()

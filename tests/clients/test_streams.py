@@ -1,6 +1,7 @@
 """What a stream of the `/v1` door may not do, whatever the model says and whoever leaves or dies."""
 
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, islice
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from tests.clients.v1 import CHAT, COMPLETIONS, ask, chunks_of, content, pieces_of, streamed, streaming, user
 from tests.crashing_engine import STALL
 from tests.crashing_worker import crashing_worker
-from tests.worker_process import Event, WorkerProcess, eventually
+from tests.worker_process import Event, WorkerProcess, eventually, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -46,6 +47,13 @@ TALES = (
     "Write a list of ten fruits.",
     "Explain rain.",
 )
+
+
+@pytest.fixture(scope="module")
+def worker(any_model: Path) -> Iterator[WorkerProcess]:
+    """Eight slots."""
+    with serve_default(any_model, "--parallel", str(AT_ONCE), "--ctx-size", "8192") as worker:
+        yield worker.ready()
 
 
 def all_at_once(jobs: list[Event], worker: WorkerProcess) -> list[list[Event]]:

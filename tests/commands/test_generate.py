@@ -179,9 +179,9 @@ main()
 
 
 @pytest.mark.model
-def test_a_part_that_fails_while_the_answer_comes_is_one_line_and_exit_1(any_model: Path) -> None:
+def test_a_part_that_fails_while_the_answer_comes_is_one_line_and_exit_1(model_path: Path) -> None:
     """Here the watchdog: without it the answer of an engine that hangs would be waited for without end."""
-    command = (sys.executable, "-c", FAILING_WATCHDOG, "generate", STORY, "--model", str(any_model))
+    command = (sys.executable, "-c", FAILING_WATCHDOG, "generate", STORY, "--model", str(model_path))
     result = subprocess.run(
         [*command, "--max-tokens", "2048", "--temperature", "0"],
         env=own_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
@@ -236,8 +236,8 @@ def stderr_of(process: subprocess.Popen[bytes]) -> bytes:
 @pytest.mark.model
 @pytest.mark.usefixtures("_ctrl_c_is_heard")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_answer_and_leaves_no_engine(number: signal.Signals, code: int, any_model: Path) -> None:
-    with endless(any_model) as process:
+def test_a_signal_ends_the_answer_and_leaves_no_engine(number: signal.Signals, code: int, model_path: Path) -> None:
+    with endless(model_path) as process:
         read_first_text(process)
         process.send_signal(number)
         assert stderr_of(process) == b""
@@ -246,16 +246,16 @@ def test_a_signal_ends_the_answer_and_leaves_no_engine(number: signal.Signals, c
 
 @pytest.mark.model
 @pytest.mark.usefixtures("_ctrl_c_is_heard")
-def test_ctrl_c_while_loading_leaves_no_engine(any_model: Path) -> None:
-    with endless(any_model) as process:
+def test_ctrl_c_while_loading_leaves_no_engine(model_path: Path) -> None:
+    with endless(model_path) as process:
         process.send_signal(signal.SIGINT)
         assert stderr_of(process) == b""
     assert process.returncode == 130
 
 
 @pytest.mark.model
-def test_a_reader_that_leaves_early_ends_the_answer_and_leaves_no_engine(any_model: Path) -> None:
-    with endless(any_model) as process:
+def test_a_reader_that_leaves_early_ends_the_answer_and_leaves_no_engine(model_path: Path) -> None:
+    with endless(model_path) as process:
         read_first_text(process)
         assert process.stdout is not None
         process.stdout.close()

@@ -29,10 +29,10 @@ class Loaded:
 
 
 @pytest.fixture(scope="session")
-def loaded(any_model: Path) -> Iterator[Loaded]:
+def loaded(model_path: Path) -> Iterator[Loaded]:
     percents: list[int] = []
     cpu = choose_device("cpu", devices())
-    with Model.load(any_model, device=cpu, n_gpu_layers=0, on_progress=percents.append) as model:
+    with Model.load(model_path, device=cpu, n_gpu_layers=0, on_progress=percents.append) as model:
         yield Loaded(model, percents)
 
 

@@ -36,15 +36,15 @@ def test_progress_rises_to_100_and_never_repeats(loaded: Loaded) -> None:
 
 
 @pytest.mark.model
-def test_the_facts_agree_with_the_card(model: Model, any_model: Path) -> None:
-    info = read_info(any_model)
+def test_the_facts_agree_with_the_card(model: Model, model_path: Path) -> None:
+    info = read_info(model_path)
     assert model.n_vocab == info.vocab_size
 
 
 @pytest.mark.model
-def test_the_weights_are_measured(model: Model, any_model: Path) -> None:
+def test_the_weights_are_measured(model: Model, model_path: Path) -> None:
     """The library prints hundredths of a MiB, and maps the tensors with the padding between them."""
-    weights_bytes = read_info(any_model).weights_bytes
+    weights_bytes = read_info(model_path).weights_bytes
     assert model.sizes.of_kind("model") == pytest.approx(weights_bytes, rel=0.01)
 
 

@@ -114,7 +114,7 @@ def test_line_breaks_and_emoji_stay_inside_one_data_line(eloquent: WorkerProcess
 @pytest.mark.usefixtures("default_model")
 def test_started_tells_the_model_of_health_and_an_rfc_3339_time(worker: WorkerProcess) -> None:
     before = datetime.now(UTC) - timedelta(seconds=1)
-    started = worker.run(prompt=COUNT, max_tokens=1)[0]
+    started = worker.run(prompt=" world" * 13, max_tokens=1)[0]
     assert started["model"] == worker.health()["model"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", started["started_at"])
     assert before <= datetime.fromisoformat(started["started_at"]) <= datetime.now(UTC)
