@@ -18,7 +18,7 @@ def worker(any_model: Path) -> Iterator[WorkerProcess]:
 
 @pytest.fixture(scope="package")
 def eloquent(default_model: Path) -> Iterator[WorkerProcess]:
-    """The default model's, for tests that read what it says."""
+    """The default model's, for tests that read what it says, or need it to take its time."""
     with serve_default(default_model, "--parallel", "4", "--ctx-size", "4096") as worker:
         yield worker.ready()
 

@@ -18,10 +18,10 @@ UNREADABLE = {"x-deadline": "soon"}
 
 
 @pytest.fixture(scope="module")
-def small(any_model: Path) -> Iterator[WorkerProcess]:
+def small(model_path: Path) -> Iterator[WorkerProcess]:
     """Room for one job that runs and one that waits, which it does however short it is."""
     flags = ("--parallel", "1", "--max-queue", "1", "--scheduling", "first-come", "--ctx-size", "2048")
-    with serve_default(any_model, *flags) as worker:
+    with serve_default(model_path, *flags) as worker:
         yield worker.ready()
 
 
@@ -142,9 +142,9 @@ def test_a_request_with_several_faults_is_told_the_first_of_the_list(small: Work
     assert error["constraint"] == "context_length(2048)"
 
 
-def test_a_draining_worker_says_so_after_the_fields_and_before_the_deadline(any_model: Path) -> None:
+def test_a_draining_worker_says_so_after_the_fields_and_before_the_deadline(model_path: Path) -> None:
     """A refusal by state; everything but /execute still answers."""
-    with serve_default(any_model, "--parallel", "1", "--max-queue", "0", "--ctx-size", "2048") as worker:
+    with serve_default(model_path, "--parallel", "1", "--max-queue", "0", "--ctx-size", "2048") as worker:
         with Stream(worker.ready().url, request_of("first")) as first:
             first.until("token")
             worker.post("/shutdown")

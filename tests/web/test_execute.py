@@ -136,9 +136,9 @@ def test_without_a_seed_one_is_drawn_and_reported_and_repeats_the_answer(
     assert worker.text(**creative, seed=first[0]["seed"]) == text_of(first)
 
 
-def test_a_job_longer_than_a_second_tells_its_speed_every_second(worker: WorkerProcess) -> None:
+def test_a_job_longer_than_a_second_tells_its_speed_every_second(eloquent: WorkerProcess) -> None:
     """TV-117. `tokens_out` is the number of token events before it."""
-    with Stream(worker.url, request_of("metrics-job")) as stream:
+    with Stream(eloquent.url, request_of("metrics-job")) as stream:
         events = [*stream.until("metrics"), *stream.until("metrics")]
     first, second = (event for event in events if event["type"] == "metrics")
     assert tuple(first) == tuple(second) == METRICS
@@ -250,17 +250,17 @@ def test_a_deadline_to_come_changes_nothing_until_it_has(worker: WorkerProcess) 
         check_order(events_in(post(worker, short(), **{"x-deadline": deadline}).text))
 
 
-def test_a_deadline_that_passes_ends_the_stream_with_timeout(worker: WorkerProcess) -> None:
+def test_a_deadline_that_passes_ends_the_stream_with_timeout(eloquent: WorkerProcess) -> None:
     deadline = str(int((time.time() + 3) * 1000))
-    with Stream(worker.url, request_of("deadline-soon"), {"x-deadline": deadline}) as stream:
+    with Stream(eloquent.url, request_of("deadline-soon"), {"x-deadline": deadline}) as stream:
         events = list(stream)
     check_order(events)
     assert tuple(events[-1]) == ERROR
     assert (events[-1]["code"], events[-1]["retriable"]) == ("TIMEOUT", True)
 
 
-def test_the_operators_time_limit_ends_the_stream_with_timeout(any_model: Path) -> None:
-    with serve_default(any_model, "--ctx-size", "2048", "--inference-timeout-sec", "3") as hasty:
+def test_the_operators_time_limit_ends_the_stream_with_timeout(model_path: Path) -> None:
+    with serve_default(model_path, "--ctx-size", "2048", "--inference-timeout-sec", "3") as hasty:
         events = hasty.ready().run(**request_of("too-long"))
         check_order(events)
         assert (events[-1]["code"], events[-1]["retriable"]) == ("TIMEOUT", True)

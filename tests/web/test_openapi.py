@@ -51,14 +51,14 @@ def test_the_limits_are_the_workers_own(brief: WorkerProcess) -> None:
     assert request["properties"]["max_tokens"]["maximum"] == 4
 
 
-def test_every_event_of_real_streams_is_one_of_the_document(worker: WorkerProcess) -> None:
+def test_every_event_of_real_streams_is_one_of_the_document(eloquent: WorkerProcess) -> None:
     """All five types, with what is left out of most: log-probabilities, a stop."""
-    document = worker.get("/openapi/openapi.json").json()
-    events = worker.run(prompt=COUNT, max_tokens=2, logprobs=2)
-    events += worker.run(prompt=COUNT, max_tokens=200, stop=[events[1]["t"]], seed=2**64 - 1)
-    with worker.stream(prompt=COUNT, max_tokens=1500) as stream:
+    document = eloquent.get("/openapi/openapi.json").json()
+    events = eloquent.run(prompt=COUNT, max_tokens=2, logprobs=2)
+    events += eloquent.run(prompt=COUNT, max_tokens=200, stop=[events[1]["t"]], seed=2**64 - 1)
+    with eloquent.stream(prompt=COUNT, max_tokens=1500) as stream:
         events += stream.until("metrics")
-        assert worker.post(f"/cancel/{stream.job_id}").status_code == 202
+        assert eloquent.post(f"/cancel/{stream.job_id}").status_code == 202
         events += list(stream)
     assert {event["type"] for event in events} == {"started", "token", "metrics", "end", "error"}
     assert any("logprobs" in event for event in events)
