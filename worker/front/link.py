@@ -124,15 +124,20 @@ class EngineLink(asyncio.Protocol):
             self._deliver(data)
 
     def _deliver(self, data: bytes) -> None:
+        """What came whole before something that cannot be read counts: it tells whose step this happened in."""
+        frames: list[tuple[int, Outbound]] = []
+        unreadable: ValueError | None = None
         try:
-            frames = [(number, outbound_decoder.decode(body)) for number, body in self._buffer.feed(data)]
+            for generation, body in self._buffer.feed(data):
+                frames.append((generation, outbound_decoder.decode(body)))
         except ValueError as error:  # msgspec's decoding errors are ValueErrors too
-            assert self._transport is not None
-            self._transport.abort()  # nothing it sends is believed from here on
-            self.kill(f"it sent a frame that cannot be read: {error}")
-            return
+            unreadable = error
         for generation, message in frames:
             self._owner.on_message(generation, message)
+        if unreadable is not None:
+            assert self._transport is not None
+            self._transport.abort()  # nothing it sends is believed from here on
+            self.kill(f"it sent a frame that cannot be read: {unreadable}")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._socket_closed.set()
