@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 from msgspec.structs import replace
 
-from tests.front.rehearsal import CONFIG
+from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -37,8 +37,6 @@ from worker.wire.messages import (
 
 pytestmark = pytest.mark.model
 
-CHEAP_ROWS = ((1, 1.0), (32, 1.1))
-"""(tokens in a step, seconds): drafts nearly always pay."""
 SLOW_S = 60.0
 """An inter-token target that no machine misses: prompts are read in few steps, and there are drafts only behind
 these."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.front.rehearsal import CONFIG
+from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.llama.tiny import write_tiny
 from tests.shared_files import made_once, shared_folder
 from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
@@ -28,10 +28,8 @@ from worker.parity.f32_copy import rewrite
 from worker.parity.llama.quantise import quantise
 from worker.wire.messages import DraftModelAsked, Finished, JobKey, Outbound, Sampling, StepDone
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
 
-CHEAP_ROWS = ((1, 1.0), (32, 1.1))
-"""(tokens in a step, seconds): drafts nearly always pay."""
 NO_COST = ((1, 1e-9), (32, 1.1e-9))
 SLOW_S = 60.0
 PROMPTS = (
@@ -55,10 +53,10 @@ def q4_0(any_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(path, lambda target: quantise(any_model, target, "Q4_0", n_threads=2))
 
 
-def loaded(any_model: Path, draft: Path, **changes: Any) -> LoadedModel:
+def loaded(model_path: Path, draft: Path, **changes: Any) -> LoadedModel:
     asked = DraftModelAsked(str(draft), "cpu", 8)
     sizes = {"ctx_size": 1024, "parallel": 4, "cache_type_k": "auto", "prompt_lookup": "off"}
-    config = replace(CONFIG, model_path=str(any_model), draft=asked, **{**sizes, **changes})
+    config = replace(CONFIG, model_path=str(model_path), draft=asked, **{**sizes, **changes})
     return load_model(config, lambda _: None)
 
 
@@ -171,11 +169,11 @@ class Failing:
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_memory_counts_both_models(model: LoadedModel) -> None:
+def test_memory_counts_both_models(model: LoadedModel, q4_0: Path) -> None:
     assert isinstance(model.runner, LlamaRunner)
     assert model.facts.draft is not None
     assert model.facts.memory_bytes == model.runner.sizes.total_bytes + model.facts.draft.memory_bytes
-    assert model.facts.draft.memory_bytes > 40 * 2**20
+    assert model.facts.draft.memory_bytes > q4_0.stat().st_size
     assert (model.facts.draft.quant_kind, model.facts.draft.device) == ("Q4_0", "cpu:0")
     assert model.facts.draft.n_cells == model.facts.n_cells
 
@@ -198,7 +196,7 @@ def test_a_worker_says_what_its_draft_model_is_and_has_it_again_after_a_restart(
         told = before["draft_model"]
         assert ready["draft_model"] == told["name"]
         assert (told["quant_kind"], told["device"]) == ("Q4_0", "cpu:0")
-        assert 40 * 2**20 < told["memory_bytes"] < before["memory_bytes"]
+        assert q4_0.stat().st_size < told["memory_bytes"] < before["memory_bytes"]
         worker.engine.kill()
         worker.wait_for("engine_restarted")
         eventually(lambda: worker.health()["state"] == "ready")

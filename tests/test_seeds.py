@@ -43,8 +43,8 @@ NEIGHBOUR_WORDS = (5, 60, 200)
 
 
 @pytest.fixture(scope="module")
-def worker(any_model: Path) -> Iterator[WorkerProcess]:
-    with serve_default(any_model, *FLAGS) as worker:
+def worker(model_path: Path) -> Iterator[WorkerProcess]:
+    with serve_default(model_path, *FLAGS) as worker:
         yield worker.ready()
 
 
@@ -57,12 +57,12 @@ def answers(worker: WorkerProcess) -> list[str]:
     return [worker.text(**request) for request in REQUESTS]
 
 
-def test_the_same_seed_writes_the_same_haiku_and_another_seed_another(worker: WorkerProcess, any_model: Path) -> None:
+def test_the_same_seed_writes_the_same_haiku_and_another_seed_another(worker: WorkerProcess, model_path: Path) -> None:
     """Also leaves a proof bundle."""
     requests = [{"prompt": HAIKU, "max_tokens": 32, "temperature": 0.8, "seed": seed} for seed in (42, 42, 43)]
     answers = [worker.run(**request) for request in requests]
     worker.wait_for("execute_end", job_id=answers[-1][0]["job_id"])
-    proof.keep(proof.haiku(proof.Scene.of(worker, any_model), requests, answers))
+    proof.keep(proof.haiku(proof.Scene.of(worker, model_path), requests, answers))
     haiku = [text_of(events) for events in answers]
     assert haiku[0] == haiku[1]
     assert haiku[2] not in ("", haiku[0])
@@ -86,25 +86,25 @@ def answer_in_company(worker: WorkerProcess, request: Event, numbers: Iterator[i
 
 
 def test_each_answer_beside_others_that_come_and_go_is_the_one_alone(
-    worker: WorkerProcess, alone: list[str], any_model: Path
+    worker: WorkerProcess, alone: list[str], model_path: Path
 ) -> None:
     """Also leaves a proof bundle."""
     numbers = count()
     beside = [answer_in_company(worker, request, numbers) for request in REQUESTS]
     config = {"flags": FLAGS, "neighbours": {"words": NEIGHBOUR_WORDS, "max_tokens": 100, "temperature": 1.0}}
-    scene = proof.Scene.of(worker, any_model)
+    scene = proof.Scene.of(worker, model_path)
     proof.keep(proof.determinism(scene, config, REQUESTS, alone, beside))
     assert beside == alone
 
 
 def test_a_constrained_answer_is_the_same_alone_beside_others_and_without_prompt_lookup(
-    worker: WorkerProcess, any_model: Path
+    worker: WorkerProcess, model_path: Path
 ) -> None:
     expected = worker.text(**CONSTRAINED)
     assert worker.text(**CONSTRAINED) == expected
     assert worker.text(**{**CONSTRAINED, "seed": 4}) != expected
     assert answer_in_company(worker, CONSTRAINED, count()) == expected
-    with serve_default(any_model, *FLAGS, "--prompt-lookup", "off") as other:
+    with serve_default(model_path, *FLAGS, "--prompt-lookup", "off") as other:
         assert other.ready().text(**CONSTRAINED) == expected
 
 
@@ -121,8 +121,8 @@ def test_answers_are_the_same_after_an_engine_restart(worker: WorkerProcess, alo
     assert answers(worker) == alone
 
 
-def test_answers_are_the_same_from_another_worker_of_another_shape(any_model: Path, alone: list[str]) -> None:
-    with serve_default(any_model, "--ctx-size", "4096", "--parallel", "2", "--ubatch-size", "64") as other:
+def test_answers_are_the_same_from_another_worker_of_another_shape(model_path: Path, alone: list[str]) -> None:
+    with serve_default(model_path, "--ctx-size", "4096", "--parallel", "2", "--ubatch-size", "64") as other:
         assert answers(other.ready()) == alone
 
 

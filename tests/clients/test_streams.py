@@ -13,7 +13,7 @@ from tests.crashing_engine import STALL
 from tests.crashing_worker import crashing_worker
 from tests.worker_process import Event, WorkerProcess, eventually, serve_default
 
-pytestmark = [pytest.mark.process, pytest.mark.model]
+pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.usefixtures("default_model")]
 
 AT_ONCE = 8
 N_STOPS = 48
@@ -50,8 +50,8 @@ TALES = (
 
 
 @pytest.fixture(scope="module")
-def worker(any_model: Path) -> Iterator[WorkerProcess]:
-    """Eight slots."""
+def quick(any_model: Path) -> Iterator[WorkerProcess]:
+    """As `worker`, but it says nothing of sense; soon computed."""
     with serve_default(any_model, "--parallel", str(AT_ONCE), "--ctx-size", "8192") as worker:
         yield worker.ready()
 
@@ -67,7 +67,7 @@ def said(chunks: list[Event]) -> str:
 
 
 @pytest.mark.parametrize("n_answers", [40, pytest.param(200, marks=pytest.mark.clients)])
-def test_no_answer_has_half_a_character(worker: WorkerProcess, n_answers: int) -> None:
+def test_no_answer_has_half_a_character(quick: WorkerProcess, n_answers: int) -> None:
     """The answers are held to letters of two to four bytes, which are several tokens each, and cut anywhere."""
     chance = random.Random(17)
     jobs: list[Event] = [
@@ -80,22 +80,22 @@ def test_no_answer_has_half_a_character(worker: WorkerProcess, n_answers: int) -
         }
         for number in range(n_answers)
     ]
-    answers = all_at_once(jobs, worker)
+    answers = all_at_once(jobs, quick)
     texts = [said(chunks) for chunks in answers]
     assert not [text for text in texts if "\ufffd" in text]
     assert sum(any(len(letter.encode()) > 1 for letter in text) for text in texts) > n_answers / 2
     for job, text in islice(zip(jobs, texts, strict=True), 0, None, 20):
-        assert content(ask(worker, **job)) == text
+        assert content(ask(quick, **job)) == text
 
 
-def test_a_stop_never_shows_wherever_it_is_cut_into_tokens(worker: WorkerProcess) -> None:
+def test_a_stop_never_shows_wherever_it_is_cut_into_tokens(quick: WorkerProcess) -> None:
     """Stops of random length, from random places of the answer that would come without them."""
     chance = random.Random(23)
     asked: list[Event] = [
         {"messages": user(tale), "max_tokens": 48, "temperature": 0.9, "seed": number}
         for number, tale in enumerate(TALES)
     ]
-    wholes = [said(streamed(worker, **job)) for job in asked]
+    wholes = [said(streamed(quick, **job)) for job in asked]
     jobs: list[Event] = []
     expected = []
     for number in range(N_STOPS):
@@ -107,7 +107,7 @@ def test_a_stop_never_shows_wherever_it_is_cut_into_tokens(worker: WorkerProcess
         ends = [(whole.index(stop) + len(stop), -len(stop)) for stop in stops]
         first, length = min(ends)
         expected.append(whole[: first + length])
-    for job, text, chunks in zip(jobs, expected, all_at_once(jobs, worker), strict=True):
+    for job, text, chunks in zip(jobs, expected, all_at_once(jobs, quick), strict=True):
         assert said(chunks) == text, job["stop"]
         assert all(text.startswith(shown) for shown in accumulate(pieces_of(chunks)))
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
@@ -125,16 +125,16 @@ def test_eight_chats_at_once_are_answered_as_each_alone(worker: WorkerProcess) -
     ]
     alone = [content(ask(worker, **job)) for job in jobs]
     assert [said(chunks) for chunks in all_at_once(jobs, worker)] == alone
-    assert len(set(alone)) > len(jobs) / 2
+    assert len(set(alone)) == len(jobs)
 
 
-def test_a_conversation_reads_only_its_last_turn_again(worker: WorkerProcess) -> None:
+def test_a_conversation_reads_only_its_last_turn_again(quick: WorkerProcess) -> None:
     """Twelve turns: all but the last question and what the template puts around it was computed before."""
     messages: list[Event] = [{"role": "system", "content": "You answer in one short sentence."}]
     n_known = 0
     for turn in range(12):
         messages += user(f"Question number {turn}: what is {turn} and {turn}?")
-        answer = ask(worker, messages=messages, max_tokens=16)
+        answer = ask(quick, messages=messages, max_tokens=16)
         usage = answer["usage"]
         n_read = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
         if turn:

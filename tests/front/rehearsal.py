@@ -54,6 +54,8 @@ CONFIG = Configure(
     flash_attn="auto",
     max_tokens_in=0,
 )
+CHEAP_ROWS = ((1, 1.0), (32, 1.1))
+"""(tokens in a step, seconds): drafts nearly always pay."""
 FACTS = Loaded(
     name="toy",
     quant_kind="F32",

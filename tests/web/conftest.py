@@ -8,18 +8,20 @@ import pytest
 
 from tests.worker_process import WorkerProcess, serve_default
 
+FLAGS = ("--parallel", "4", "--ctx-size", "4096")
+
 
 @pytest.fixture(scope="package")
 def worker(any_model: Path) -> Iterator[WorkerProcess]:
     """For every test that leaves the worker as it found it."""
-    with serve_default(any_model, "--parallel", "4", "--ctx-size", "4096") as worker:
+    with serve_default(any_model, *FLAGS) as worker:
         yield worker.ready()
 
 
 @pytest.fixture(scope="package")
 def eloquent(default_model: Path) -> Iterator[WorkerProcess]:
     """The default model's, for tests that read what it says, or need it to take its time."""
-    with serve_default(default_model, "--parallel", "4", "--ctx-size", "4096") as worker:
+    with serve_default(default_model, *FLAGS) as worker:
         yield worker.ready()
 
 

@@ -27,7 +27,7 @@ _N_DECODES = 3
 """How often each decode step is taken at most. The shortest time counts: whatever else the machine does only adds to
 it, and a GPU's first step of a width runs without a graph, the second captures one."""
 _ALIKE = 0.05
-"""On a CPU two times that differ by this share are enough."""
+"""On a CPU two times are enough that differ by at most this share."""
 
 _ROW_COSTS_S = 1.0
 """After so many seconds no wider step is tried: where steps take that long nobody is to wait for more of them."""
@@ -85,8 +85,8 @@ def chunk_within(target_s: float, n_most: int, step_s: Callable[[int], float]) -
         if chunk_s + token_s * (size - chunk) > target_s:
             break
         elapsed_s = step_s(size)
-        is_odd = elapsed_s / size > chunk_s / chunk
-        if target_s < elapsed_s < _FAR_TOO_SLOW * target_s or (elapsed_s <= target_s and is_odd):
+        is_odd = elapsed_s > target_s or elapsed_s / size > chunk_s / chunk
+        if is_odd and elapsed_s < _FAR_TOO_SLOW * target_s:
             elapsed_s = min(elapsed_s, step_s(size))
         if elapsed_s > target_s:
             n_most = size // 2
