@@ -14,7 +14,7 @@
 #                      the committed reference logits made again: a quarter of an hour
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   KL and perplexity against llama-perplexity, which is built first: a quarter of an hour
-#   make bench         the worker under load beside llama-server, which is built first: forty minutes, on an idle machine
+#   make bench         the worker under load beside llama-server, which is built first: an hour, on an idle machine
 #   make bench-sizes   models of the sizes that people run, made first, beside llama-server and llama-bench; over an hour
 #   make bench-doors   what a chat at /v1 costs beyond its prompt at /execute; on an idle machine
 #   make bench-steps   what the engine adds to llama_decode

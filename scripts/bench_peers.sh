@@ -1,7 +1,7 @@
 #!/bin/sh
 # Measures this worker beside llama-server and llama-bench of the same llama.cpp, which are built first, once, in the
 # user's cache; writes the report to .bench/. Usage: bench_peers.sh load|sizes [options of `python -m tools.bench load|sizes`]
-# On two idle processors; load takes some forty minutes, sizes more than an hour.
+# On two idle processors; each takes an hour or more.
 set -eu
 
 [ $# -gt 0 ] || { echo "bench_peers: say what to measure: bench_peers.sh load|sizes" >&2; exit 2; }

@@ -63,9 +63,11 @@ def at_most(limit: float) -> Bound:
     return Bound("at most", limit)
 
 
-def stream_rate(bound: Bound | None = None) -> Measure:
+def stream_rate(bound: Bound | None = None, speculating_bound: Bound | None = None) -> Measure:
     """Tokens after the first by the time they took, the median of the streams."""
-    return Measure("decode", "tokens/s", lambda answers: median(answer.tokens_per_s for answer in answers), bound)
+    return Measure(
+        "decode", "tokens/s", lambda answers: median(one.tokens_per_s for one in answers), bound, speculating_bound
+    )
 
 
 def total_rate(bound: Bound | None = None, speculating_bound: Bound | None = None) -> Measure:

@@ -160,7 +160,7 @@ def _mixture(prompts: Prompts) -> list[Ask]:
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario(name=ONE_STREAM, title="1 stream, 64 / 96", asks=_alone(64, 96), own=(stream_rate(at_least(0.98)),)),
+    Scenario(name=ONE_STREAM, title="1 stream, 64 / 96", asks=_alone(64, 96), own=(stream_rate(at_least(1.3)),)),
     *(
         Scenario(
             name=f"{n_streams}-streams",
@@ -174,44 +174,44 @@ SCENARIOS: tuple[Scenario, ...] = (
         name="first-token",
         title="1 stream, 400 / 8",
         asks=_alone(400, 8),
-        own=(first_token(at_most(1.05)),),
+        own=(first_token(at_most(1.03)),),
     ),
     Scenario(
         name="shared-prefix",
         title="8 at once, 400 common + 8 own / 16",
         asks=_shared_prefix,
-        own=(first_token(at_most(0.35)),),
+        own=(first_token(at_most(0.2)),),
     ),
     Scenario(
         name="again",
         title="a 400-word prompt again + 2 words / 8",
         asks=_again,
-        own=(last_first_token(at_most(1.0)),),
+        own=(last_first_token(at_most(0.9)),),
     ),
     Scenario(
         name="late-prompt",
         title="3 streams, 24 / 160, a 900-word prompt arrives",
         asks=_late_prompt,
-        own=(longest_gap_beside_the_last(at_most(0.15)), last_first_token(at_most(1.4))),
+        own=(longest_gap_beside_the_last(at_most(0.06)), last_first_token(at_most(1.25))),
     ),
     Scenario(
         name="sampled",
         title="temperature 0.8, top-p 0.95, top-k 0, 1 stream, 64 / 96",
         asks=_sampled,
-        own=(stream_rate(at_least(1.2)),),
+        own=(stream_rate(at_least(1.25)),),
     ),
     Scenario(
         name="code-edit",
         title="a file repeated with an edit, prompt lookup, 1 stream, 160 out",
         asks=_repetitive(code_edit),
-        own=(stream_rate(at_least(1.5)),),
+        own=(stream_rate(at_least(1.6), at_least(1.0)),),
         is_lookup=True,
     ),
     Scenario(
         name="quoting",
         title="a passage quoted, prompt lookup, 1 stream, 160 out",
         asks=_repetitive(quotation),
-        own=(stream_rate(at_least(1.5)),),
+        own=(stream_rate(at_least(1.6), at_least(1.0)),),
         is_lookup=True,
     ),
     Scenario(
@@ -225,7 +225,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         name="64-jobs",
         title="64 jobs at once into 8 slots, 64 / 96",
         asks=_many_jobs,
-        own=(last_end(Bound("at most", 1.3, "value"), n_first=N_SLOTS),),
+        own=(last_end(Bound("at most", 1.1, "value"), n_first=N_SLOTS),),
         worker_flags=("--parallel", str(N_SLOTS)),
     ),
     _small_among_long("5", "a small job among 5 long ones in 6 slots, 16 / 24 among 48 / 320", 5),
