@@ -116,7 +116,8 @@ def test_a_stop_never_shows_wherever_it_is_cut_into_tokens(quick: WorkerProcess)
 def test_eight_chats_at_once_are_answered_as_each_alone(worker: WorkerProcess) -> None:
     jobs: list[Event] = [
         {
-            "messages": user(f"{TALES[number % len(TALES)]} ({number})"),
+            # Each tale once greedily and once by chance: two greedy answers to one tale may be the same.
+            "messages": user(f"{TALES[number // 2]} ({number})"),
             "max_tokens": 40,
             "seed": number,
             "temperature": 0.9 * (number % 2),
@@ -125,8 +126,7 @@ def test_eight_chats_at_once_are_answered_as_each_alone(worker: WorkerProcess) -
     ]
     alone = [content(ask(worker, **job)) for job in jobs]
     assert [said(chunks) for chunks in all_at_once(jobs, worker)] == alone
-    # Greedy answers to the same tale may be the same on some processors; those to different tales are not.
-    assert len(set(alone)) >= len(TALES)
+    assert len(set(alone)) == len(jobs)
 
 
 def test_a_conversation_reads_only_its_last_turn_again(quick: WorkerProcess) -> None:

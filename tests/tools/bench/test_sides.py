@@ -69,8 +69,9 @@ def test_who_plays_what() -> None:
 
 
 def test_beside_a_speculating_peer_there_are_other_bounds_or_none() -> None:
-    sampled, agent_loop = BY_NAME["sampled"].own[0], BY_NAME["agent-loop"].own[0]
-    assert side(is_ours=False).bound(sampled) == sampled.bound
+    quoting, sampled, agent_loop = (BY_NAME[name].own[0] for name in ("quoting", "sampled", "agent-loop"))
+    assert side(is_ours=False).bound(quoting) == quoting.bound
+    assert side(is_ours=False, is_speculating=True).bound(quoting) == at_least(1.0)
     assert side(is_ours=False, is_speculating=True).bound(sampled) is None
     assert side(is_ours=False).bound(agent_loop) == at_least(2.0)
     assert side(is_ours=False, is_speculating=True).bound(agent_loop) == at_least(1.3)
