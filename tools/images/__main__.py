@@ -4,7 +4,7 @@
 
 Needs podman and buildah, and what each skipped claim names; as root where a base must be made by debootstrap. The first
 run takes minutes for every image, later ones build what has changed. Exit 1 when an image cannot be built or a claim of
-it fails, 2 for an image that there is not.
+it fails, when an image that was named cannot be tried here, and when none could be; 2 for an image that there is not.
 """
 
 import sys
@@ -30,21 +30,21 @@ def main(names: list[str]) -> int:
     if missing := missing_programs(["podman", "buildah"]):
         return _say(f"{' and '.join(missing)} must be installed", 1)
     store = Store(user_cache_path("llorch-worker") / "images")
-    report = _try_all(store, [image for image in chosen if image])
+    report = _try_all(store, [image for image in chosen if image], frozenset(names))
     sys.stdout.write(page(report))
     return 1 if report.has_failed else 0
 
 
-def _try_all(store: Store, images: list[Image]) -> Report:
+def _try_all(store: Store, images: list[Image], named: frozenset[str]) -> Report:
     built: list[Built] = []
     outcomes = [("Dockerfiles", outcome(check, store)) for check in lint.CHECKS]
     for each in images:
         outcomes += [(each.name, found) for found in _try(store, each, built)]
-    return Report(tuple(built), tuple(outcomes))
+    return Report(tuple(built), tuple(outcomes), named)
 
 
 def _try(store: Store, wanted: Image, built: list[Built]) -> Iterator[Outcome]:
-    """Build it, note it in `built`, and check it. What cannot be had here is no failure of ours."""
+    """Build it, note it in `built`, and check it. An image that cannot be built here is skipped."""
     _say(f"==> {wanted.tag}: building", 0)
     try:
         result = build(store, wanted)

@@ -17,10 +17,14 @@ class Report:
     images: tuple[Built, ...]
     outcomes: tuple[tuple[str, Outcome], ...]
     """What was looked at, and what was found, in order."""
+    named: frozenset[str] = frozenset()
+    """The names of images without which the run says nothing."""
 
     @property
     def has_failed(self) -> bool:
-        return any(outcome.verdict == "FAILS" for _, outcome in self.outcomes)
+        """Whether a claim fails, an image that was named was not built, or none was."""
+        built = {each.image.name for each in self.images}
+        return any(outcome.verdict == "FAILS" for _, outcome in self.outcomes) or not built or not built >= self.named
 
 
 def page(report: Report) -> str:

@@ -1,14 +1,17 @@
 """The descriptions of the images agree with the Dockerfiles, and the Dockerfiles with each other. Builds nothing."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tools import CHECKOUT
 from tools.images.bases import stages
+from tools.images.building import Built
 from tools.images.images import IMAGES, Image
 from tools.images.outcome import Outcome, Skipped, outcome
 from tools.images.report import Report, page
+from tools.images.store import Store
 from worker import __version__
 
 each_image = pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
@@ -103,6 +106,19 @@ def test_a_claim_holds_is_skipped_or_fails_and_only_a_failure_fails_the_run() ->
         Outcome("it cannot be tried", "skipped", "no qemu"),
         Outcome("it is wrong", "FAILS", "AssertionError: 1 | 2"),
     ]
-    reports = [Report((), tuple(("cpu", each) for each in found[:n])) for n in (2, 3)]
+    reports = [Report((built(IMAGES[0]),), tuple(("cpu", each) for each in found[:n])) for n in (2, 3)]
     assert [report.has_failed for report in reports] == [False, True]
-    assert "1 holds, 1 FAILS, 1 skipped" in page(reports[1])
+    assert "1 holds, 1 FAILS, 1 skipped" in page(Report((), reports[1].outcomes))
+
+
+def built(image: Image) -> Built:
+    return Built(image=image, store=Store(Path("nowhere")), build_s=1.0, base="made")
+
+
+def test_a_run_without_an_image_that_was_named_or_without_any_fails() -> None:
+    """Where no base can be pulled or made, every claim is skipped, and the run has shown nothing."""
+    first, second = IMAGES[:2]
+    assert Report((), ()).has_failed
+    assert not Report((built(first),), ()).has_failed
+    assert not Report((built(first),), (), frozenset({first.name})).has_failed
+    assert Report((built(first),), (), frozenset({first.name, second.name})).has_failed
