@@ -1,5 +1,6 @@
 """What all tests share: the model they run on, where `make test` put it or the owner of the machine says."""
 
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +17,8 @@ hypothesis.settings.load_profile("llorch")
 
 def pytest_configure() -> None:
     """A mistake in `.llorch-test.toml` ends the run before the first test."""
+    # A shell that starts a command in the background lets it ignore Ctrl-C, and so would all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         chosen()
     except MistakenChoiceError as error:
