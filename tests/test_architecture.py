@@ -20,6 +20,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "litestar": ("worker.web",),
     "uvicorn": ("worker.web", "worker.serve"),
     "gguf": ("worker.commands", "worker.parity"),
+    "opentelemetry": ("worker.front.traces",),
     "numpy": ("worker.sampling", "worker.llama", "worker.parity"),
 }
 """A package and the only rooms that import it."""

@@ -24,7 +24,13 @@ def series() -> Iterator[str]:
     body, _ = Metrics("w").render(None)
     for name in re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE):
         if not name.startswith(("process_", "worker_engine_process_")):  # the page has them as a family
-            yield name
+            yield name.removeprefix("vllm:")
+
+
+def test_the_page_writes_every_name_of_vllms_with_its_prefix() -> None:
+    body, _ = Metrics("w").render(None)
+    names = re.findall(r"^# TYPE (vllm:\S+)", body.decode(), re.MULTILINE)
+    assert [name for name in names if not re.search(rf"`{name}[`{{]", PAGE)] == []
 
 
 def codes() -> Iterator[str]:

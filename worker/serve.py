@@ -13,14 +13,15 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 import uvloop
 
 from worker.config.no_effect import idle_after_load, idle_before_load, tell
-from worker.config.settings import Settings, read_chat_template
-from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, WorkerError
+from worker.config.settings import Settings, environment, read_chat_template
+from worker.config.traces import asks_for_traces
+from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, UsageError, WorkerError
 from worker.front.certificate import Certificate, read_certificate
 from worker.front.client import ENGINE_COMMAND, EngineClient, configure
 from worker.front.fetch_child import fetch_in_child
@@ -37,6 +38,9 @@ from worker.model.catalog import Catalog, Located, load_catalog, locate
 from worker.model.info import ModelInfo, read_info
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
 from worker.web.server import allow_open_files, bound_socket, served, url_of
+
+if TYPE_CHECKING:
+    from worker.front.traces import Traces  # an extra
 
 log = logs.get_logger()
 
@@ -62,7 +66,8 @@ def run(
     """Serve until a signal or /shutdown. Returns the exit code: 0 after a graceful end, 1 after an error.
 
     `unread`: environment variables that were meant for this worker and are no settings, each with its explanation.
-    Raises: UsageError for a catalogue or a chat template that cannot be read, before anything is logged.
+    Raises: UsageError for a catalogue or a chat template that cannot be read, and for traces that are asked for and
+    cannot be sent, before anything is logged.
     """
     catalog, chat_template = load_catalog(settings.catalog), read_chat_template(settings)
     with in_background(sys.stderr) as writer:
@@ -73,25 +78,50 @@ def run(
             level=cast(logs.Level, settings.log_level),  # check() lets no other pass
             secrets=Secrets(settings.api_key),
         )
+        traces = _traces(settings)
         log.info("startup", model_ref=settings.reported_model_ref, device=settings.device_or_auto)
         if ignored_flags:
             log.warning("startup", ignored_flags=list(ignored_flags))
         tell([*unread, *idle_before_load(settings)])
         try:
             allow_open_files()
-            return uvloop.run(_run(settings, catalog, chat_template, engine_command, writer))
+            return uvloop.run(_run(settings, catalog, chat_template, engine_command, writer, traces=traces))
         except StartupError as error:
             _report(error, settings, None)
         except (OSError, MemoryError) as error:
             _report(StartupError(f"this machine's limits do not suffice: {str(error) or 'no memory'}"), settings, None)
+        finally:
+            if traces is not None:
+                traces.close()
         log.info("shutdown", exit_code=1)
         return 1
 
 
 async def _run(
-    settings: Settings, catalog: Catalog, chat_template: str | None, engine_command: Sequence[str], writer: LogWriter
+    settings: Settings,
+    catalog: Catalog,
+    chat_template: str | None,
+    engine_command: Sequence[str],
+    writer: LogWriter,
+    *,
+    traces: "Traces | None",
 ) -> int:
-    return await Service(settings, catalog, chat_template, engine_command, writer).run()
+    return await Service(settings, catalog, chat_template, engine_command, writer, traces=traces).run()
+
+
+def _traces(settings: Settings) -> "Traces | None":
+    """Where spans go, if the environment names a collector. Raises: UsageError."""
+    asked_by = asks_for_traces(environment())
+    if asked_by is None:
+        return None
+    try:
+        from worker.front.traces import Traces  # noqa: PLC0415 - an extra, and slow to import
+    except ImportError as error:
+        raise UsageError(
+            f"{asked_by} asks for traces, and what sends them is missing: pip install 'llorch-worker[otel]', or leave "
+            "the variable out"
+        ) from error
+    return Traces(settings)
 
 
 class Signals:
@@ -128,11 +158,14 @@ class Service:
         chat_template: str | None,
         engine_command: Sequence[str],
         writer: LogWriter,
+        *,
+        traces: "Traces | None",
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._chat_template = chat_template
         self._writer = writer
+        self._traces = traces
         self._engine_command = engine_command
         self._signals = Signals()
         self._model_path: Path | None = None
@@ -162,7 +195,7 @@ class Service:
         report = self._settings.parity_report
         certificate = read_certificate(report) if report is not None else None
         metrics = Metrics(self._settings.worker_id, n_log_lines_dropped=lambda: self._writer.n_dropped)
-        front = Front(self._settings, metrics)
+        front = Front(self._settings, metrics, self._traces)
         with bound_socket(self._settings.host, self._settings.port) as sock:
             _report_listening(sock)
             async with served(front, sock), self._engine(front, info, certificate) as client:

@@ -9,7 +9,9 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.samples import Sample
 
+from tests.front.ended import ended
 from tests.front.rehearsal import FACTS
+from tests.front.test_vllm_metrics import VLLM_SERIES
 from worker import __version__, errors
 from worker.front.metrics import REFUSAL_CODES, Metrics
 from worker.wire.messages import StepDone
@@ -84,7 +86,8 @@ def types(rendered: str) -> dict[str, str]:
 
 def test_every_series_exists_from_the_start_with_its_type(metrics: Metrics) -> None:
     shown = {name: kind for name, kind in types(text(metrics)).items() if name not in PROCESS_SERIES}
-    assert shown == {name: kind for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()} | LATER_SERIES
+    own = {name: kind for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()}
+    assert shown == own | LATER_SERIES | VLLM_SERIES
 
 
 @pytest.mark.parametrize(("name", "kind", "labels"), [(n, *rest) for n, rest in (PROTOCOL_SERIES | OWN_SERIES).items()])
@@ -117,20 +120,19 @@ def test_uptime_is_read_from_the_clock_at_every_scrape() -> None:
 
 
 def test_a_finished_job_counts_by_outcome_with_its_tokens_and_duration(metrics: Metrics) -> None:
-    metrics.finished("success", tokens_in=5, tokens_generated=32, duration_ms=1200.0)
-    metrics.finished("timeout", tokens_in=3, tokens_generated=0, duration_ms=300_000.0)
+    metrics.finished("success", ended(prompt_tokens=5, duration_s=1.2))
+    metrics.finished("timeout", ended("abort", prompt_tokens=3, duration_s=300.0))
     assert value(metrics, "worker_requests_total", outcome="success") == 1
     assert value(metrics, "worker_requests_total", outcome="timeout") == 1
     assert value(metrics, "worker_tokens_in_total") == 8
-    assert value(metrics, "worker_tokens_generated_total") == 32
     assert value(metrics, "worker_inference_duration_ms_count") == 2
     assert value(metrics, "worker_inference_duration_ms_sum") == 301_200
     assert value(metrics, "worker_inference_duration_seconds_sum") == pytest.approx(301.2)
 
 
 def test_the_duration_in_seconds_has_the_buckets_of_the_one_in_milliseconds(metrics: Metrics) -> None:
-    for duration_ms in (9, 10, 11, 700, 10_000_000):
-        metrics.finished("success", tokens_in=0, tokens_generated=0, duration_ms=duration_ms)
+    for duration_s in (0.009, 0.01, 0.011, 0.7, 10_000.0):
+        metrics.finished("success", ended(duration_s=duration_s))
     buckets = [
         {float(s.labels["le"]) * scale: s.value for s in samples(metrics) if s.name == f"{name}_bucket"}
         for name, scale in (("worker_inference_duration_ms", 1), ("worker_inference_duration_seconds", 1000))
@@ -138,26 +140,26 @@ def test_the_duration_in_seconds_has_the_buckets_of_the_one_in_milliseconds(metr
     assert buckets[0] == buckets[1]
 
 
-def test_a_rejected_request_or_job_counts_and_has_no_duration(metrics: Metrics) -> None:
+def test_a_rejected_request_counts_and_has_no_duration(metrics: Metrics) -> None:
     metrics.rejected()
-    metrics.finished("rejected", tokens_in=0, tokens_generated=0, duration_ms=5.0)
-    assert value(metrics, "worker_requests_total", outcome="rejected") == 2
+    assert value(metrics, "worker_requests_total", outcome="rejected") == 1
     assert value(metrics, "worker_inference_duration_ms_count") == 0
 
 
 def test_what_the_front_measures_lands_in_its_histogram(metrics: Metrics) -> None:
-    metrics.started(queued_s=0.2, n_cached=0)
+    metrics.started(queued_s=0.2, n_prompt=1, n_cached=0)
     metrics.first_token(waited_s=0.3)
     metrics.next_token(gap_s=0.02)
     metrics.next_token(gap_s=0.03)
     assert value(metrics, "worker_queue_time_seconds_sum") == 0.2
     assert value(metrics, "worker_time_to_first_token_seconds_sum") == 0.3
     assert value(metrics, "worker_inter_token_latency_seconds_count") == 2
-    assert value(metrics, "worker_inter_token_latency_seconds_bucket", le="0.02") == 1
+    assert value(metrics, "worker_inter_token_latency_seconds_bucket", le="0.025") == 1
+    assert value(metrics, "worker_tokens_generated_total") == 3, "each is a job's first token or another's next"
 
 
 def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> None:
-    metrics.loaded(replace(FACTS, memory_bytes=9_000_000_000, n_cells=4096, parallel=9), "hf:org/repo")
+    metrics.loaded(replace(FACTS, memory_bytes=9_000_000_000, n_cells=4096, parallel=9), "hf:org/repo", "toy")
     metrics.load(vram_bytes=8_000_000_000, is_ready=False, queue_depth=3, running=8, step=StepDone())
     metrics.load(
         vram_bytes=7_000_000_000,
@@ -186,7 +188,7 @@ def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> Non
 
 def test_what_need_not_be_computed_what_was_guessed_and_who_was_paused_add_up(metrics: Metrics) -> None:
     for n_cached in (0, 300, 12):
-        metrics.started(queued_s=0.0, n_cached=n_cached)
+        metrics.started(queued_s=0.0, n_prompt=300, n_cached=n_cached)
     for step in (
         StepDone(n_drafted=5, n_accepted=3, n_preempted=1),
         StepDone(n_drafted=2),
@@ -214,9 +216,11 @@ def test_prometheus_gets_openmetrics_when_it_asks(metrics: Metrics) -> None:
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     families = openmetrics_parser.text_string_to_metric_families(body.decode())  # type: ignore[no-untyped-call]  # theirs
     names = {family.name for family in families} - {name.removesuffix("_total") for name in PROCESS_SERIES}
-    kinds = {name: kind for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()} | LATER_SERIES
+    kinds = {name: kind for name, (kind, _) in (PROTOCOL_SERIES | OWN_SERIES).items()} | VLLM_SERIES | LATER_SERIES
+    infos = {"worker_build_info", "worker_model_info"}
     assert names == {
-        name.removesuffix("_total") if kind == "counter" else name.removesuffix("_info") for name, kind in kinds.items()
+        name.removesuffix("_total") if kind == "counter" else name.removesuffix("_info") if name in infos else name
+        for name, kind in kinds.items()
     }
 
 
@@ -239,7 +243,7 @@ def test_the_build_is_told_from_the_start_and_the_model_once_it_is_loaded(metric
     assert (build["worker_id"], build["version"]) == ("w-1", __version__)
     assert {"llama_cpp_python", "python"} < set(build)
     assert info(metrics, "worker_model_info") == []
-    metrics.loaded(FACTS, "hf:org/repo")
+    metrics.loaded(FACTS, "hf:org/repo", "toy")
     assert info(metrics, "worker_model_info") == [
         {
             "worker_id": "w-1",

@@ -71,13 +71,13 @@ def test_what_happens_to_a_job_moves_it() -> None:
         assert (found.state, found.decided.is_set()) == (JobState.ARRIVED, False)
         found.accept(3)
         assert (found.state, found.decided.is_set(), found.is_running) == (JobState.ACCEPTED, True, False)
-        found.start(0)
+        found.start(0, 0.0)
         assert (found.state, found.is_running) == (JobState.RUNNING, True)
         found.rewind()
         assert (found.state, found.is_running, found.decided.is_set()) == (JobState.ACCEPTED, False, True)
         found.accept(3)
         assert found.state is JobState.ACCEPTED, "a successor accepts it again"
-        found.start(0)
+        found.start(0, 0.0)
         found.delta("text", None, 1.0)
         found.finish(Finished(found.key, "EOS"))
         assert (found.state, found.outcome, found.is_running) == (JobState.ENDED, "success", False)
@@ -90,7 +90,7 @@ def prepared(found: Job, state: JobState) -> None:
     if state is not JobState.ARRIVED:
         found.accept(3)
     if state in (JobState.RUNNING, JobState.ENDED):
-        found.start(0)
+        found.start(0, 0.0)
     if state is JobState.ENDED:
         found.fail("CANCELLED", "enough")
 

@@ -61,7 +61,7 @@ def test_every_series_is_there_at_zero_before_the_first_job(watched: WorkerProce
     assert samples["worker_uptime_seconds"] > 0
     text = watched.get("/metrics").text
     for line in text.splitlines():
-        assert line.startswith("#") or f'worker_id="{WORKER_ID}"' in line
+        assert line.startswith(("#", "vllm:")) or f'worker_id="{WORKER_ID}"' in line
     kinds = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE"))
     assert {kinds[name] for name in HISTOGRAMS} == {"histogram"}
     assert {kinds[name.partition("{")[0]] for name in COUNTERS} == {"counter"}

@@ -344,6 +344,10 @@ class Settings:
     def reported_model_ref(self) -> str:
         return self.model_ref or self.model or ""
 
+    def served_name(self, name_in_file: str) -> str:
+        """What `/v1` and the series under vLLM's names call the model."""
+        return self.served_model_name or self.model_ref or name_in_file
+
     def _own_worker_id(self) -> str:
         """One id per machine, address and model, so that a restarted worker's series go on where they were.
 

@@ -1,7 +1,8 @@
 """A client's request once it is checked and complete: what the front turns into a job. Pure but for the seed drawn."""
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
 
 from worker.protocol.execute import ExecuteRequest
@@ -16,6 +17,12 @@ class CheckedRequest:
     job_id: str
     answer_id: str | None = None
     """As JobRequest.answer_id."""
+    model: str | None = None
+    """As JobRequest.model."""
+    n_answers: int | None = 1
+    """As JobRequest.n_answers."""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """What headers.trace_context found."""
     submit: Submit
     """What the engine is sent of it."""
     correlation_id: str
@@ -35,6 +42,9 @@ def checked(
     expires_s: float,
     prompt_logprobs: int | None = None,
     answer_id: str | None = None,
+    model: str | None = None,
+    n_answers: int | None = 1,
+    trace: Mapping[str, str] | None = None,
 ) -> CheckedRequest:
     """A valid request made complete; `prompt` is what the model is to read for it.
 
@@ -54,6 +64,9 @@ def checked(
     return CheckedRequest(
         job_id=request.job_id,
         answer_id=answer_id,
+        model=model,
+        n_answers=n_answers,
+        trace=trace or {},
         submit=submit,
         correlation_id=correlation_id,
         arrived_s=arrived_s,

@@ -165,7 +165,7 @@ class Dispatch:
     def step_done(self, step: StepDone) -> None:
         for started in step.started:
             if job := self._in_flight.get(started.job):
-                job.start(started.n_cached)
+                job.start(started.n_cached, step.sampled_at_s)
         for part in step.prompt_logprobs:
             if job := self._in_flight.get(part.job):
                 job.prompt_logprobs(part)

@@ -24,9 +24,10 @@ import msgspec
 from worker.errors import DeadlineExceeded, WorkerError
 from worker.front.checked_request import CheckedRequest
 from worker.front.metrics import Metrics, Outcome
+from worker.front.vllm_metrics import FinishReason
 from worker.protocol.bodies import FieldsRefused, field_error
 from worker.protocol.events import Dialect, EndEvent, ErrorEvent, MetricsEvent, StartedEvent, StreamCode
-from worker.wire.messages import Finished, Logprob, PromptLogprobs, Refused
+from worker.wire.messages import Finished, Logprob, PromptLogprobs, Refused, StopReason
 
 RETRIABLE: dict[StreamCode, bool] = {
     "CANCELLED": False,
@@ -37,6 +38,15 @@ RETRIABLE: dict[StreamCode, bool] = {
     "ENGINE_RESTARTED": True,
 }
 _OUTCOMES: dict[StreamCode, Outcome] = {"CANCELLED": "cancelled", "TIMEOUT": "timeout"}
+
+_REASONS: dict[StopReason | Outcome, FinishReason] = {
+    "EOS": "stop",
+    "STOP_SEQUENCE": "stop",
+    "MAX_TOKENS": "length",
+    "cancelled": "abort",
+    "timeout": "abort",
+    "error": "error",
+}
 
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
 """docs/protocol.md 6: a client further behind than this loses its job."""
@@ -96,7 +106,7 @@ class Job:
         self.prompt_tokens = 0
         self.tokens_out = 0
         self.tokens_sampled = 0
-        self.queue_time_ms: int | None = None
+        self.queue_time_s: float | None = None
         """The time from its arrival to its first slot; None before that."""
         self.cached_tokens = 0
         """How many of the prompt's tokens were found computed when it got its slot."""
@@ -110,6 +120,7 @@ class Job:
         self._slot_since_s: float | None = None
         self._first_sampled_s: float | None = None
         self._last_sampled_s = 0.0
+        self._stop_reason: StopReason | None = None
         self._metrics_sent_s = 0.0
         self._logprobs: list[Logprob] = []
         """The log-probabilities of sampled tokens that no token event has covered yet."""
@@ -139,17 +150,44 @@ class Job:
         return self.tokens_out > 0 and not self.dialect.is_collecting
 
     @property
+    def age_s(self) -> float:
+        """How long ago it arrived."""
+        return time.monotonic() - self.request.arrived_s
+
+    @property
+    def queue_time_ms(self) -> int | None:
+        return None if self.queue_time_s is None else round(self.queue_time_s * 1000)
+
+    @property
+    def prefill_time_s(self) -> float | None:
+        """The time from its slot to its first token; None before that."""
+        if self._first_sampled_s is None or self._slot_since_s is None:
+            return None
+        return self._first_sampled_s - self._slot_since_s
+
+    @property
+    def decode_time_s(self) -> float:
+        """The time from its first token to its last."""
+        return 0.0 if self._first_sampled_s is None else self._last_sampled_s - self._first_sampled_s
+
+    @property
     def decode_time_ms(self) -> int:
-        if self._first_sampled_s is None:
-            return 0
-        return round((self._last_sampled_s - self._first_sampled_s) * 1000)
+        return round(self.decode_time_s * 1000)
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """The time from its arrival to its first token; None before that."""
+        return None if self._first_sampled_s is None else self._first_sampled_s - self.request.arrived_s
 
     @property
     def time_to_first_token_ms(self) -> int | None:
-        """The time from its arrival to its first token; None before that."""
-        if self._first_sampled_s is None:
-            return None
-        return round((self._first_sampled_s - self.request.arrived_s) * 1000)
+        return None if self.time_to_first_token_s is None else round(self.time_to_first_token_s * 1000)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended, in the words of routers; None before its end, and of one that was refused."""
+        why = self._stop_reason if self.outcome == "success" else self.outcome
+        return None if why is None else _REASONS.get(why)
 
     @property
     def code(self) -> str | None:
@@ -179,19 +217,18 @@ class Job:
         else:
             self.fail("INVALID_REQUEST", str(refusal))
 
-    def start(self, n_cached: int) -> None:
-        """The job has got a slot, and `n_cached` tokens of its prompt were found computed.
+    def start(self, n_cached: int, at_s: float) -> None:
+        """The job got a slot at `at_s`, and `n_cached` tokens of its prompt were found computed.
 
         A job that runs again after an engine death has no second `started` event.
         """
         if self.is_ended:
             return
         self._move(JobState.RUNNING)
-        self._slot_since_s = time.monotonic()
+        self._slot_since_s = at_s
         if self._started_event is None:
-            queued_s = self._slot_since_s - self.request.arrived_s
-            self.queue_time_ms, self.cached_tokens = round(queued_s * 1000), n_cached
-            self._deps.metrics.started(queued_s=queued_s, n_cached=n_cached)
+            self.queue_time_s, self.cached_tokens = at_s - self.request.arrived_s, n_cached
+            self._deps.metrics.started(queued_s=self.queue_time_s, n_prompt=self.prompt_tokens, n_cached=n_cached)
             self._push_started(n_cached)
 
     def prompt_logprobs(self, part: PromptLogprobs) -> None:
@@ -228,6 +265,7 @@ class Job:
             time_to_first_token_ms=self.time_to_first_token_ms or 0,  # none where nothing was to be generated
             context_full=finished.is_context_full,
         )
+        self._stop_reason = finished.reason
         self._push(self.dialect.end(event, finished, self._logprobs))
         self._end("success")
 

@@ -4,14 +4,18 @@ Runs on the front's event loop. It reads jobs and changes none.
 """
 
 import math
-import time
+from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
 from worker.front.job import Job
 from worker.front.metrics import Metrics
+from worker.front.vllm_metrics import EndedJob, FinishReason
 from worker.logs.lines import get_logger
 from worker.logs.redaction import Secrets
 from worker.wire.messages import Loaded
+
+if TYPE_CHECKING:
+    from worker.front.traces import Traces  # an extra
 
 log = get_logger()
 
@@ -39,26 +43,27 @@ class Throughput:
 
 
 class JobLog:
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, traces: "Traces | None") -> None:
         self._model_ref = settings.reported_model_ref
         self._secrets = Secrets(settings.api_key)
         self._metrics = metrics
+        self._traces = traces
         self.throughput = Throughput()
 
     def began(self, job: Job, facts: Loaded | None) -> None:
         log.info("execute_start", **self._fields(job, facts))
 
     def ended(self, job: Job, facts: Loaded | None) -> None:
-        """One canonical line and the counters of a job that has its outcome."""
+        """One canonical line, the counters and the span of a job that has its outcome."""
         assert job.outcome is not None
         if job.outcome == "success":
             self.throughput.finished(job.service_s)
-        self._metrics.finished(
-            job.outcome,
-            tokens_in=job.prompt_tokens,
-            tokens_generated=job.tokens_sampled,
-            duration_ms=(time.monotonic() - job.request.arrived_s) * 1000,
-        )
+        if job.finish_reason is None:
+            self._metrics.rejected()
+        else:
+            self._metrics.finished(job.outcome, _counted(job, job.finish_reason))
+        if self._traces is not None:
+            self._traces.ended(job, facts.name if facts is not None else "")
         log.info(
             "execute_end",
             **self._fields(job, facts),
@@ -80,3 +85,18 @@ class JobLog:
             "model_ref": self._model_ref,
             "device": facts.device_name if facts is not None else None,
         }
+
+
+def _counted(job: Job, reason: FinishReason) -> EndedJob:
+    return EndedJob(
+        reason=reason,
+        had_slot=job.queue_time_s is not None,
+        n_answers=job.request.n_answers,
+        max_tokens=job.request.submit.max_tokens,
+        prompt_tokens=job.prompt_tokens,
+        cached_tokens=job.cached_tokens,
+        tokens_generated=job.tokens_sampled,
+        duration_s=job.age_s,
+        prefill_s=job.prefill_time_s,
+        decode_s=job.decode_time_s,
+    )

@@ -167,7 +167,8 @@ def _describe(code: int) -> str:
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment an engine may see: ours without the API token, with defaults of its own.
+    """The environment an engine may see: ours without the API token and what may be a collector's, with defaults of its
+    own.
 
     ggml must not start a debugger for a backtrace when it aborts. Threads that wait for each other spin for some
     microseconds and then sleep (libgomp's own count is 300,000): on an idle machine that makes no difference, and other
@@ -175,6 +176,10 @@ def engine_environment() -> dict[str, str]:
     that the step thread uses what the intake thread has freed (tests/test_hostile_jobs.py grew the engine by 81 MiB
     with two arenas, by 51 with one).
     """
-    kept = {name: value for name, value in environment().items() if name != "LLORCH_API_TOKEN"}
+    kept = {
+        name: value
+        for name, value in environment().items()
+        if name != "LLORCH_API_TOKEN" and not name.startswith("OTEL_")
+    }
     waiting = {} if "OMP_WAIT_POLICY" in kept or "GOMP_SPINCOUNT" in kept else {"GOMP_SPINCOUNT": SPIN_COUNT}
     return {"MALLOC_ARENA_MAX": "1"} | kept | waiting | {"GGML_NO_BACKTRACE": "1"}

@@ -7,18 +7,22 @@ Called on the front's event loop.
 
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Literal, get_args
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, exposition
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import ALLOWUTF8, UNDERSCORES
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from worker import __version__
+from worker.front.buckets import FIRST_TOKEN_S, REQUEST_S, TOKEN_S
+from worker.front.vllm_metrics import EndedJob, VllmMetrics
 from worker.wire.messages import Loaded, StepDone, StepKind
 
 Outcome = Literal["success", "error", "cancelled", "timeout", "rejected"]
@@ -29,22 +33,6 @@ REFUSAL_CODES = (
     *("CUDA_ERROR", "VRAM_OOM", "INFERENCE_FAILED", "INTERNAL"),
 )
 """Why a request was refused: the codes of docs/protocol.md 3, and others for refusals whose bodies have no code."""
-
-_DURATION_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000)
-"""They reach from a one-token answer on a GPU beyond the default time-out of 300 s, about 2.2 times apart."""
-
-_DURATION_S = tuple(bound / 1000 for bound in _DURATION_MS)
-"""The same buckets in seconds, Prometheus' unit of time, for which dashboards ask."""
-
-_FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""A cached prefix on a GPU answers in milliseconds, a long prompt behind a queue on a CPU in tens of seconds."""
-
-_INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""They are narrow from 10 to 150 ms, where reading speed and `--itl-target-ms` lie; seconds are a stall."""
-
-_QUEUE_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-"""A job gets a slot at once, or waits at most as long as it may live: 300 s by default."""
-
 
 _NO_PROCESS = "none"
 """A folder that /proc does not have, for an engine that does not run."""
@@ -80,36 +68,16 @@ class Metrics:
         started_s = clock()
         self._gauge("worker_uptime_seconds", "Time since start.").set_function(lambda: clock() - started_s)
 
-        requests = self._labelled("worker_requests_total", "Requests by how they ended.", "outcome")
-        self._requests = {outcome: requests.labels(worker_id, outcome) for outcome in get_args(Outcome)}
-        self._tokens_in = self._counter("worker_tokens_in_total", "Prompt tokens of accepted jobs that have ended.")
-        self._tokens_generated = self._counter("worker_tokens_generated_total", "Tokens drawn.")
-        self._engine_restarts = self._counter(
-            "worker_engine_restarts_total", "Engine processes that had to be replaced."
-        )
-        steps = self._labelled("worker_steps_total", "Decode calls by kind.", "kind")
-        self._steps = {kind: steps.labels(worker_id, kind) for kind in get_args(StepKind)}
-        self._prefix_tokens_reused = self._counter(
-            "worker_prefix_tokens_reused_total", "Prompt tokens that were found computed."
-        )
-        self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
-        self._yields = self._counter("worker_yields_total", "Jobs paused because another had had less.")
-        self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens guessed and computed.")
-        self._draft_tokens_accepted = self._counter(
-            "worker_draft_tokens_accepted_total", "Guessed tokens that were drawn."
-        )
-
-        refusals = self._labelled("worker_refusals_total", "HTTP requests refused, by code.", "code")
-        self._refusals = {code: refusals.labels(worker_id, code) for code in REFUSAL_CODES}
-        self._http_requests = self._labelled(
-            "worker_http_requests_total", "HTTP requests answered.", "route", "method", "status"
-        )
+        self._make_counters()
         self._make_histograms()
+        self._vllm = VllmMetrics(self._named_as_vllm_does())
+        self._registry.register(self._vllm)
 
         build = Info("worker_build", "What this worker is made of.", ("worker_id",), registry=self._registry)
         build.labels(worker_id).info(_build())
         self._model = Info("worker_model", "The model, once it is loaded.", ("worker_id",), registry=self._registry)
-        self._registry.register(_Dropped(worker_id, n_log_lines_dropped))
+        lost = "Log lines lost because nobody read stderr."
+        self._count("worker_log_lines_dropped_total", lost, n_log_lines_dropped)
         self._registry.register(_Process(worker_id))
         self._engine_pid: int | None = None
         self._registry.register(_Process(worker_id, "worker_engine", lambda: self._engine_pid or _NO_PROCESS))
@@ -119,7 +87,7 @@ class Metrics:
         for route, method, status in offered:
             self._http_requests.labels(self._worker_id, route, method, str(status))
 
-    def loaded(self, facts: Loaded, model_ref: str) -> None:
+    def loaded(self, facts: Loaded, model_ref: str, served_name: str) -> None:
         self._memory_bytes.set(facts.memory_bytes)
         self._cells_total.set(facts.n_cells)
         self._slots.set(facts.parallel)
@@ -133,6 +101,7 @@ class Metrics:
             "context_length": str(facts.context_length),
         }
         self._model.labels(self._worker_id).info(labels)
+        self._vllm.loaded(served_name, facts.n_cells)
 
     def load(
         self,
@@ -153,6 +122,7 @@ class Metrics:
         self._slots_busy.set(running)
         self._threads.set(step.n_threads)
         self._cells_used.set(step.cells_used)
+        self._vllm.load(step.cells_used)
         self._prefix_tokens.set(step.prefix_tokens)
         self._prefix_bytes.set(step.prefix_bytes)
 
@@ -168,28 +138,30 @@ class Metrics:
         if step.n_yielded:
             self._yields.inc(step.n_yielded)
 
-    def started(self, *, queued_s: float, n_cached: int) -> None:
+    def started(self, *, queued_s: float, n_prompt: int, n_cached: int) -> None:
         """A job got its slot, and `n_cached` tokens of its prompt need not be computed."""
         self._queue_s.observe(queued_s)
+        self._prompt_tokens.inc(n_prompt)
         self._prefix_tokens_reused.inc(n_cached)
 
     def first_token(self, *, waited_s: float) -> None:
+        self._n_drawn += 1
         self._first_token_s.observe(waited_s)
 
     def next_token(self, *, gap_s: float) -> None:
+        self._n_drawn += 1
         self._inter_token_s.observe(gap_s)
 
-    def finished(self, outcome: Outcome, *, tokens_in: int, tokens_generated: int, duration_ms: float) -> None:
-        """A job ended, however it did; one that was rejected has no duration."""
+    def finished(self, outcome: Outcome, job: EndedJob) -> None:
+        """A job ended, however it did, but was not refused."""
         self._requests[outcome].inc()
-        self._tokens_in.inc(tokens_in)
-        self._tokens_generated.inc(tokens_generated)
-        if outcome != "rejected":
-            self._duration_ms.observe(duration_ms)
-            self._duration_s.observe(duration_ms / 1000)
+        self._tokens_in.inc(job.prompt_tokens)
+        self._duration_ms.observe(job.duration_s * 1000)
+        self._duration_s.observe(job.duration_s)
+        self._vllm.finished(job)
 
     def rejected(self) -> None:
-        """A request was refused before it became a job."""
+        """A request was refused, before it became a job or by the engine."""
         self._requests["rejected"].inc()
 
     def answered(self, *, route: str, method: str, status: int) -> None:
@@ -209,28 +181,87 @@ class Metrics:
             encode, content_type = exposition.choose_encoder(accept or "")
         except (TypeError, ValueError):  # a version in the header that is not a number
             encode, content_type = exposition.choose_encoder("")
+        if isinstance(encode, partial) and encode.keywords["escaping"] == UNDERSCORES:
+            # No name here needs escaping, but the library would do it to the colons of vLLM's:
+            # https://github.com/prometheus/client_python/issues/1177
+            encode = partial(encode, escaping=ALLOWUTF8)
         return encode(self._registry), content_type
+
+    def _drawn(self) -> int:
+        return self._n_drawn
+
+    def _make_counters(self) -> None:
+        requests = self._labelled("worker_requests_total", "Requests by how they ended.", "outcome")
+        self._requests = {outcome: requests.labels(self._worker_id, outcome) for outcome in get_args(Outcome)}
+        self._tokens_in = self._counter("worker_tokens_in_total", "Prompt tokens of accepted jobs that have ended.")
+        self._n_drawn = 0
+        self._count("worker_tokens_generated_total", "Tokens drawn.", self._drawn)
+        self._prompt_tokens = Counter("prompt_tokens", "Prompt tokens of jobs that got a slot.", registry=None)
+        self._engine_restarts = self._counter(
+            "worker_engine_restarts_total", "Engine processes that had to be replaced."
+        )
+        steps = self._labelled("worker_steps_total", "Decode calls by kind.", "kind")
+        self._steps = {kind: steps.labels(self._worker_id, kind) for kind in get_args(StepKind)}
+        self._prefix_tokens_reused = self._counter(
+            "worker_prefix_tokens_reused_total", "Prompt tokens that were found computed."
+        )
+        self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
+        self._yields = self._counter("worker_yields_total", "Jobs paused because another had had less.")
+        self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens guessed and computed.")
+        self._draft_tokens_accepted = self._counter(
+            "worker_draft_tokens_accepted_total", "Guessed tokens that were drawn."
+        )
+        refusals = self._labelled("worker_refusals_total", "HTTP requests refused, by code.", "code")
+        self._refusals = {code: refusals.labels(self._worker_id, code) for code in REFUSAL_CODES}
+        self._http_requests = self._labelled(
+            "worker_http_requests_total", "HTTP requests answered.", "route", "method", "status"
+        )
 
     def _make_histograms(self) -> None:
         self._duration_ms = self._histogram(
-            "worker_inference_duration_ms", "From a job's arrival to its end, in milliseconds.", _DURATION_MS
+            "worker_inference_duration_ms",
+            "From a job's arrival to its end, in milliseconds.",
+            tuple(bound * 1000 for bound in REQUEST_S),
         )
         self._duration_s = self._histogram(
-            "worker_inference_duration_seconds", "From a job's arrival to its end.", _DURATION_S
+            "worker_inference_duration_seconds", "From a job's arrival to its end.", REQUEST_S
         )
         self._first_token_s = self._histogram(
-            "worker_time_to_first_token_seconds", "From a job's arrival to its first token.", _FIRST_TOKEN_S
+            "worker_time_to_first_token_seconds", "From a job's arrival to its first token.", FIRST_TOKEN_S
         )
         self._inter_token_s = self._histogram(
-            "worker_inter_token_latency_seconds", "From one token of a job to its next.", _INTER_TOKEN_S
+            "worker_inter_token_latency_seconds", "From one token of a job to its next.", TOKEN_S
         )
-        self._queue_s = self._histogram("worker_queue_time_seconds", "From a job's arrival to its slot.", _QUEUE_S)
+        self._queue_s = self._histogram("worker_queue_time_seconds", "From a job's arrival to its slot.", REQUEST_S)
+
+    def _named_as_vllm_does(self) -> dict[str, Collector]:
+        return {
+            "num_requests_running": self._running,
+            "num_requests_waiting": self._queue_depth,
+            "num_preemptions": self._preemptions,
+            "prompt_tokens": self._prompt_tokens,
+            "prefix_cache_queries": self._prompt_tokens,
+            "gpu_prefix_cache_queries": self._prompt_tokens,
+            "prompt_tokens_cached": self._prefix_tokens_reused,
+            "prefix_cache_hits": self._prefix_tokens_reused,
+            "gpu_prefix_cache_hits": self._prefix_tokens_reused,
+            "generation_tokens": _Count("tokens_generated", "Tokens drawn.", self._drawn, {}),
+            "spec_decode_num_draft_tokens": self._draft_tokens,
+            "spec_decode_num_accepted_tokens": self._draft_tokens_accepted,
+            "time_to_first_token_seconds": self._first_token_s,
+            "inter_token_latency_seconds": self._inter_token_s,
+            "e2e_request_latency_seconds": self._duration_s,
+            "request_queue_time_seconds": self._queue_s,
+        }
 
     def _gauge(self, name: str, help: str) -> Gauge:
         return Gauge(name, help, ("worker_id",), registry=self._registry).labels(self._worker_id)
 
     def _counter(self, name: str, help: str) -> Counter:
         return self._labelled(name, help).labels(self._worker_id)
+
+    def _count(self, name: str, help: str, count: Callable[[], int]) -> None:
+        self._registry.register(_Count(name, help, count, {"worker_id": self._worker_id}))
 
     def _labelled(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(name, help, ("worker_id", *labels), registry=self._registry)
@@ -249,17 +280,17 @@ def _build() -> dict[str, str]:
     }
 
 
-class _Dropped(Collector):
-    """Log lines lost, which their writer counts on threads of its own."""
+class _Count(Collector):
+    """A counter that is kept elsewhere, and asked for at every scrape."""
 
-    def __init__(self, worker_id: str, count: Callable[[], int]) -> None:
-        self._worker_id = worker_id
+    def __init__(self, name: str, help: str, count: Callable[[], int], labels: Mapping[str, str]) -> None:
+        self._name, self._help = name, help
         self._count = count
+        self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
-        name, meaning = "worker_log_lines_dropped_total", "Log lines lost because nobody read stderr."
-        family = CounterMetricFamily(name, meaning, labels=("worker_id",))
-        family.add_metric([self._worker_id], self._count())
+        family = CounterMetricFamily(self._name, self._help, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), self._count())
         yield family
 
 

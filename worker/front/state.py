@@ -6,8 +6,9 @@ web/ turns its methods into HTTP, serve.py starts and ends it.
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
 from worker.errors import (
@@ -48,6 +49,9 @@ from worker.wire.messages import (
     Tokenized,
 )
 
+if TYPE_CHECKING:
+    from worker.front.traces import Traces  # an extra
+
 log = get_logger()
 
 LOADING_RETRY_S = 5
@@ -59,7 +63,7 @@ LIBRARY_LINES = ("llama.cpp warning: ", "llama.cpp error: ", "engine warning: ")
 class Front(Observer):
     """One worker's front; it observes the engine client."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, traces: "Traces | None" = None) -> None:
         self.settings = settings
         self.metrics = metrics
         self.phase = Phase.STARTING
@@ -80,7 +84,8 @@ class Front(Observer):
         self._started_s = time.monotonic()
         self._n_jobs = 0
         self._n_questions = 0
-        self._job_log = JobLog(settings, metrics)
+        self._traces = traces
+        self._job_log = JobLog(settings, metrics, traces)
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._restarted = asyncio.Event()
         self._engine_status = EngineStatus()
@@ -121,7 +126,7 @@ class Front(Observer):
         assert facts is not None
         if self.phase is Phase.STARTING:  # a drain may have come first
             self._move(Phase.READY if client.state is EngineState.RUNNING else Phase.RESTARTING)
-        self.metrics.loaded(facts, self.settings.reported_model_ref)
+        self.metrics.loaded(facts, self.settings.reported_model_ref, self.settings.served_name(facts.name))
 
     def load_ended(self) -> None:
         """Whether or not the model was loaded, no progress is shown any more. Idempotent."""
@@ -184,11 +189,17 @@ class Front(Observer):
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
 
     def open_jobs(
-        self, requests: Sequence[JobRequest], deadline: str | None, correlation_id: str, *, is_crowded: bool
+        self,
+        requests: Sequence[JobRequest],
+        deadline: str | None,
+        correlation_id: str,
+        *,
+        trace: Mapping[str, str],
+        is_crowded: bool,
     ) -> list[Job]:
         """Admit the jobs of one answer, all or none. They wake whoever waits for any of them.
 
-        `is_crowded`: only the reserved connections are left.
+        `trace`: as CheckedRequest.trace. `is_crowded`: only the reserved connections are left.
         Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
         """
         arrived_s = time.monotonic()
@@ -217,9 +228,20 @@ class Front(Observer):
                 expires_s=expires_s,
                 prompt_logprobs=asked.prompt_logprobs,
                 answer_id=asked.answer_id,
+                model=asked.model,
+                n_answers=asked.n_answers,
+                trace=trace,
             )
             jobs.append(self._begin(complete, asked.dialect, facts, woken))
         return jobs
+
+    def refused(
+        self, trace: Mapping[str, str], correlation_id: str, began_s: float, code: str, operation: str | None
+    ) -> None:
+        """A request was refused before it became a job. As Traces.refused."""
+        self.metrics.rejected()
+        if self._traces is not None:
+            self._traces.refused(trace, correlation_id, began_s, code, operation)
 
     def cancel(self, job_id: str) -> None:
         """End a job, or all jobs of an answer, whatever they are doing; unknown ids are fine."""

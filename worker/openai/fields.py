@@ -133,6 +133,7 @@ class Generation:
 
     fields: ExecuteRequest
     """Without its prompt and its job_id, and with the seed of the first choice."""
+    model: str | None
     n: int
     is_stream: bool
     options: StreamOptions
@@ -261,6 +262,7 @@ def read_generation(
         raise FieldsRefused(errors)
     return Generation(
         fields=fields,
+        model=request.model,
         n=request.n or 1,
         is_stream=bool(request.stream),
         options=request.stream_options or StreamOptions(),

@@ -6,6 +6,7 @@ Pure but for the fresh UUIDs; runs on the front's event loop.
 
 import re
 import uuid
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from worker.errors import UnreadableDeadline
@@ -17,6 +18,8 @@ _EPOCH_MS = re.compile(r"[0-9]{1,15}")
 """Fifteen digits end in the year 33658; more is a mistake, nanoseconds for instance."""
 
 _JSON_TYPE = re.compile(r"application/([^\s/]+\+)?json", re.IGNORECASE)
+
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 _MAX_SHOWN_CHARACTERS = 40
 
@@ -43,6 +46,17 @@ def parse_deadline(value: str) -> float:
             f"X-Deadline {shown} is not a time; send epoch milliseconds (at most 15 digits) or ISO-8601"
         ) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def trace_context(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """W3C's two headers of those of a request, where they are; whoever traces reads them. One that comes several times
+    is joined with commas."""
+    found: dict[str, str] = {}
+    for key, value in headers:
+        if key in _TRACE_HEADERS:
+            name, text = key.decode(), value.decode("latin-1")
+            found[name] = f"{found[name]},{text}" if name in found else text
+    return found
 
 
 def is_json_content_type(value: str | None) -> bool:

@@ -20,3 +20,7 @@ class JobRequest:
     """As Submit.prompt_logprobs."""
     answer_id: str | None = None
     """The answer that it is a part of, whose id cancels it too; None where it is the whole."""
+    model: str | None = None
+    """The name that the client has for the model."""
+    n_answers: int | None = 1
+    """How many answers to its prompt are asked for; None of all of them but the first."""

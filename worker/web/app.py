@@ -16,13 +16,14 @@ from litestar.response.base import ASGIResponse
 
 from worker import __version__
 from worker.config.settings import Settings
-from worker.errors import WorkerBusy, WorkerError
+from worker.errors import WorkerBusy
 from worker.front.health import Phase
 from worker.front.state import Front
 from worker.protocol import operations
 from worker.protocol.bodies import CancelBody, shutdown_body
 from worker.protocol.events import Dialect, choose_dialect
 from worker.protocol.execute import parse_cancel, parse_execute
+from worker.protocol.headers import trace_context
 from worker.protocol.job_request import JobRequest
 from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
 from worker.protocol.rules import checked_prompt
@@ -33,7 +34,7 @@ from worker.web.connection import has_too_many, is_crowded
 from worker.web.described import described, operation_of
 from worker.web.edge import OPEN_PATHS, Edge, note_refusal
 from worker.web.openai import openai_routes
-from worker.web.refusals import json_answer, refusal_of, render_error, text_answer
+from worker.web.refusals import counted, json_answer, refusal_of, render_error, text_answer
 from worker.web.streaming import JobStream
 
 _POLICY = (
@@ -103,7 +104,7 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
     @post("/execute", status_code=200, opt=described(operations.EXECUTE))
     async def execute(request: AnyRequest) -> ASGIResponse:
         """Stream a job's tokens as server-sent events, or as JSON lines where Accept asks for them."""
-        try:
+        with counted(front, request):
             if has_too_many(request.scope):
                 raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
             dialect = choose_dialect(request.headers.get("accept"), sse_event_names=front.settings.sse_event_names)
@@ -112,11 +113,9 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
                 [asked],
                 request.headers.get("x-deadline"),
                 request.scope["state"]["correlation_id"],
+                trace=trace_context(request.scope["headers"]),
                 is_crowded=is_crowded(request.scope),
             )
-        except (WorkerError, HTTPException):
-            front.metrics.rejected()
-            raise
         return JobStream(front, jobs, render_error)
 
     return execute

@@ -6,20 +6,18 @@ front's event loop; nothing here waits for anything but the client and, where to
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from typing import TypeVar
 
 import msgspec
 from litestar import Response, get, post
-from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from worker import __version__
-from worker.errors import WorkerBusy, WorkerError, WorkerLoading
+from worker.errors import WorkerBusy, WorkerLoading
 from worker.front.health import Phase
 from worker.front.state import LOADING_RETRY_S, Front
 from worker.openai import chat, completions, operations, tokens
@@ -30,11 +28,12 @@ from worker.openai.errors import UnknownModel, respelled
 from worker.openai.fields import Generation, Terms
 from worker.openai.models import ModelList, fingerprint, model_card
 from worker.protocol.bodies import FieldsRefused
+from worker.protocol.headers import trace_context
 from worker.protocol.job_request import JobRequest
 from worker.web.bodies import AnyRequest, Bodies
 from worker.web.connection import has_too_many, is_crowded
 from worker.web.described import described
-from worker.web.refusals import json_answer, render_api_error, text_answer
+from worker.web.refusals import counted, json_answer, render_api_error, text_answer
 from worker.web.streaming import JobAnswer, JobStream
 from worker.wire.messages import Loaded, Prompt
 
@@ -65,8 +64,7 @@ class Door:
 
     @property
     def model_name(self) -> str:
-        settings = self.front.settings
-        return settings.served_model_name or settings.model_ref or self.facts.name
+        return self.front.settings.served_name(self.facts.name)
 
     async def read(self, request: AnyRequest, read: Read[Asked]) -> Asked:
         """What is asked for. Raises: WorkerError, HTTPException."""
@@ -112,11 +110,14 @@ class Door:
                     dialect=choice,
                     prompt_logprobs=prompt_logprobs,
                     answer_id=heading.id,
+                    model=generation.model,
+                    n_answers=n if number == 0 else None,
                 )
                 for at, ((prompt, number), choice) in enumerate(zip(product(prompts, range(n)), choices, strict=True))
             ],
             request.headers.get("x-deadline"),
             request.scope["state"]["correlation_id"],
+            trace=trace_context(request.scope["headers"]),
             is_crowded=is_crowded(request.scope),
         )
         headers = {"x-request-id": heading.id} | _ignored(generation.ignored)
@@ -126,15 +127,6 @@ class Door:
             return JobStream(self.front, jobs, refuse, headers, ending)
         body = partial(asked.body, heading, choices)
         return JobAnswer(self.front, jobs, refuse, headers, partial(whole, choices, body))
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Around the making of a job: what is refused before there is one counts as a rejected request."""
-        try:
-            yield
-        except (WorkerError, HTTPException):
-            self.front.metrics.rejected()
-            raise
 
 
 def _refused(error: Exception, generation: Generation) -> Response[bytes]:
@@ -174,7 +166,7 @@ def _generating_routes(door: Door) -> list[HTTPRouteHandler]:
     @post("/v1/chat/completions", status_code=200, opt=described(operations.CHAT))
     async def chat_completions(request: AnyRequest) -> ASGIResponse:
         """A conversation's next message, whole or as it is made."""
-        with door.counted():
+        with counted(door.front, request, "chat"):
             asked = await door.read(request, read_chat)
             heading = door.heading("chatcmpl")
             choices = asked.choices(heading)
@@ -183,7 +175,7 @@ def _generating_routes(door: Door) -> list[HTTPRouteHandler]:
     @post("/v1/completions", status_code=200, opt=described(operations.COMPLETIONS))
     async def text_completions(request: AnyRequest) -> ASGIResponse:
         """What follows a text, or several, whole or as it is made."""
-        with door.counted():
+        with counted(door.front, request, "text_completion"):
             asked = await door.read(request, read_completion)
             echoed = [await _echoed(door.front, asked, prompt) for prompt in asked.prompts]
             heading = door.heading("cmpl")

@@ -1,18 +1,24 @@
 """What a refusal looks like on the wire: as docs/protocol.md 3 words it, or in OpenAI's shape on the routes of `/v1`.
 
-Owns: which path speaks which of the two. Refuses to know: why something is refused. Runs on the front's event loop.
+Owns: which path speaks which of the two, and that the front is told. Refuses to know: why something is refused. Runs on
+the front's event loop.
 """
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 
 from litestar import Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
 from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
+from worker.front.state import Front
 from worker.logs.lines import get_logger
 from worker.openai.errors import ErrorDetail, ErrorType, error_body, error_detail
 from worker.protocol.bodies import FieldsRefused, encode_error, encode_violations
 from worker.protocol.execute import BodyRejected
+from worker.protocol.headers import trace_context
 from worker.web.bodies import AnyRequest
 
 log = get_logger()
@@ -36,6 +42,20 @@ _HTTP_ERRORS = {
     415: ("unsupported_media_type", "send a JSON body with content-type: application/json"),
 }
 """The codes and words of what Litestar refuses."""
+
+
+@contextmanager
+def counted(front: Front, request: AnyRequest, operation: str | None = None) -> Iterator[None]:
+    """Around the making of a job: what is refused before there is one counts as a rejected request. `operation`: as
+    Traces.refused."""
+    began_s = time.monotonic()
+    try:
+        yield
+    except (WorkerError, HTTPException) as error:
+        code = error.code if isinstance(error, WorkerError) else str(error.status_code)
+        scope = request.scope
+        front.refused(trace_context(scope["headers"]), scope["state"]["correlation_id"], began_s, code, operation)
+        raise
 
 
 def is_api_path(path: str) -> bool:

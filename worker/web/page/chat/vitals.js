@@ -20,7 +20,7 @@ export function watch(token, show) {
     // A token that was refused is not tried again and again: each refusal is a line in the worker's log.
     const seen = await look(given, given === refused);
     refused = seen.state === "unauthorized" ? given : null;
-    const now = seen.metrics && { atS: performance.now() / 1000, drawn: drawn(seen.metrics) };
+    const now = seen.metrics && { atS: performance.now() / 1000, drawn: seen.metrics.worker_tokens_generated_total };
     seen.speed = now && before && now.drawn >= before.drawn ? (now.drawn - before.drawn) / (now.atS - before.atS) : null;
     before = now;
     show(seen);
@@ -50,9 +50,4 @@ async function look(token, isRefused) {
 // The series without labels of their own.
 function samples(text) {
   return Object.fromEntries([...text.matchAll(SAMPLE)].map(([, name, value]) => [name, Number(value)]));
-}
-
-// The counter of tokens waits for the ends of jobs; these two move with each token.
-function drawn(metrics) {
-  return metrics.worker_time_to_first_token_seconds_count + metrics.worker_inter_token_latency_seconds_count;
 }

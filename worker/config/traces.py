@@ -1,0 +1,31 @@
+"""Whether traces are asked for, by the variables that OpenTelemetry's SDKs share. The SDK reads all the others itself.
+
+Source: the OpenTelemetry specification, "Environment Variable Specification" and "OTLP Exporter". Pure.
+"""
+
+from collections.abc import Mapping
+
+from worker.errors import UsageError
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+SPOKEN = "http/protobuf"
+
+
+def asks_for_traces(environ: Mapping[str, str]) -> str | None:
+    """The variable that names a collector, unless another one says that nothing is to be sent; an empty one is none.
+
+    Raises: UsageError for a protocol that is not spoken.
+    """
+    endpoint = next((name for name in ENDPOINTS if environ.get(name)), None)
+    is_disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    exporters = (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")
+    if endpoint is None or is_disabled or "otlp" not in map(str.strip, exporters):
+        return None
+    protocol = next((name for name in PROTOCOLS if environ.get(name)), None)
+    if protocol is not None and environ[protocol].strip() != SPOKEN:
+        raise UsageError(
+            f"{protocol}={environ[protocol]!r} is not spoken: set it to {SPOKEN}, and {endpoint} to a collector that "
+            "speaks it, such as http://localhost:4318; or leave both out to send no traces"
+        )
+    return endpoint
