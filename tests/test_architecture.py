@@ -19,6 +19,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "transformers": ("worker.parity.reference",),
     "litestar": ("worker.web",),
     "uvicorn": ("worker.web", "worker.serve"),
+    "zmq": ("worker.front.kv_event_sockets",),
     "gguf": ("worker.commands", "worker.parity"),
     "opentelemetry": ("worker.front.traces",),
     "numpy": ("worker.sampling", "worker.llama", "worker.parity"),

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -66,9 +67,11 @@ def run(
     """Serve until a signal or /shutdown. Returns the exit code: 0 after a graceful end, 1 after an error.
 
     `unread`: environment variables that were meant for this worker and are no settings, each with its explanation.
-    Raises: UsageError for a catalogue or a chat template that cannot be read, and for traces that are asked for and
-    cannot be sent, before anything is logged.
+    Raises: UsageError for a catalogue or a chat template that cannot be read, for traces that are asked for and cannot
+    be sent, and for a flag whose package is not installed, before anything is logged.
     """
+    if settings.kv_events is not None and find_spec("zmq") is None:
+        raise UsageError("--kv-events needs pyzmq: pip install 'llorch-worker[kv-events]'")
     catalog, chat_template = load_catalog(settings.catalog), read_chat_template(settings)
     with in_background(sys.stderr) as writer:
         logs.configure(
@@ -198,7 +201,7 @@ class Service:
         front = Front(self._settings, metrics, self._traces)
         with bound_socket(self._settings.host, self._settings.port) as sock:
             _report_listening(sock)
-            async with served(front, sock), self._engine(front, info, certificate) as client:
+            async with self._kv_events(front), served(front, sock), self._engine(front, info, certificate) as client:
                 front.open(client)
                 # What is here now stays: the collector would walk all of it now and then, and every stream would wait.
                 gc.freeze()
@@ -256,6 +259,17 @@ class Service:
             # A worker without an engine takes nothing more, whatever it was that ended it.
             front.drain()
             await client.close()
+
+    @asynccontextmanager
+    async def _kv_events(self, front: Front) -> AsyncIterator[None]:
+        """Publish what blocks of prompts the front's engine has, where --kv-events asks for it."""
+        if self._settings.kv_events is None:
+            yield
+            return
+        from worker.front.kv_event_sockets import published  # noqa: PLC0415 - an optional package
+
+        async with published(self._settings, front.on_fatal) as front.kv_events:
+            yield
 
     async def _unless_stopped(self, front: Front, work: Coroutine[None, None, T]) -> T:
         """Do the work. Raises: Stopped when a signal or /shutdown comes first, the fatal error when one does."""

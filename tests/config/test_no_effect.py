@@ -34,6 +34,8 @@ def facts(**changes: Any) -> Loaded:
         ({"advertise_url": "http://a:1", "callback_url": "http://b:1"}, []),
         ({"advertise_url": "http://a:1"}, ["--advertise-url"]),
         ({"legacy_callback_body": True}, ["--legacy-callback-body"]),
+        ({"kv_events": "tcp://127.0.0.1:0", "kv_events_topic": "a", "kv_events_public": True}, []),
+        ({"kv_events_topic": "a", "kv_events_public": True}, ["--kv-events-topic a", "--kv-events-public"]),
         ({"draft_model": "d.gguf", "draft_device": "cpu", "draft_max": 4}, []),
         ({"draft_device": "cpu", "draft_max": 4}, ["--draft-device cpu", "--draft-max 4"]),
     ],

@@ -115,6 +115,8 @@ GOOD: dict[str, list[str]] = {
     "cors_origin": ["http://localhost:3000", "https://chat.example.org", "http://[::1]:8080"],
     "api_key": ["s3cret+/=~"],
     "model": ["models/日本語　 x.gguf"],
+    "kv_events": ["tcp://127.0.0.1:5557", "tcp://127.8.9.10:0", "tcp://[::1]:65534"],
+    "kv_events_topic": ["kv@10.0.0.1@org/model 1"],
     "chat_template_kwargs": ["{}", '{"enable_thinking": false, "x": [1]}'],
 }
 BAD: dict[str, list[str]] = {
@@ -140,6 +142,12 @@ BAD: dict[str, list[str]] = {
     "flash_attn": ["maybe"],
     "log_format": ["xml"],
     "host": [""],
+    "kv_events": [
+        *("5557", "127.0.0.1:5557", "ipc:///tmp/x", "tcp://*:5557", "tcp://localhost:5557", "tcp://127.0.0.1"),
+        *("tcp://127.0.0.1:", "tcp://127.0.0.256:1", "tcp://127.0.0.1:65535", "tcp://127.0.0.1:65536", "tcp://[::g]:1"),
+        *("tcp://::1:5557", "tcp://[127.0.0.1]:5557", "tcp://127.0.0.1:5557/", "tcp://[1:]:1"),
+    ],
+    "kv_events_topic": ["", "a\nb"],
     "model": ["", "a\0b", "a\nb", "\udcff.gguf"],
     "models_dir": ["a\rb"],
     "chat_template": ["a\nb"],
@@ -272,6 +280,14 @@ def test_a_part_of_a_batch_is_not_larger_than_the_batch() -> None:
         check(Settings(ubatch_size=512, batch_size=128), {"ubatch_size"})
     check(Settings(ubatch_size=128, batch_size=128), {"ubatch_size"})
     check(Settings(batch_size=128))  # nobody asked for the default 512
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5557", "tcp://10.0.0.5:0", "tcp://[::]:5557"])
+def test_prompts_are_shown_to_other_machines_only_where_that_is_said_plainly(endpoint: str) -> None:
+    exposed = replace(Settings(), kv_events=endpoint)
+    with pytest.raises(UsageError, match="--kv-events-public"):
+        check(exposed)
+    assert check(replace(exposed, kv_events_public=True)).kv_events == endpoint
 
 
 def test_a_draft_model_is_refused_where_there_are_no_drafts() -> None:

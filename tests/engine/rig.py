@@ -6,6 +6,7 @@ from typing import Literal
 
 from tests.engine.fake_runner import FakeRunner, Outcome, Request, ToyModel, alone
 from tests.engine.toy_constraint import ToyConstraint
+from tests.kv_mirror import Mirror, blocks_of
 from worker.engine.backend import Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
@@ -14,6 +15,7 @@ from worker.engine.scheduler import PASSES
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import FairShares, FirstCome
 from worker.wire.messages import (
+    BlocksChanged,
     Failed,
     Finished,
     JobKey,
@@ -71,6 +73,7 @@ class Rig:
         is_deterministic: bool = False,
         has_retained_slot: bool = True,
         scheduling: Scheduling = "fair",
+        tells_blocks: bool = False,
     ) -> None:
         self.model = model or ToyModel()
         self.runner = FakeRunner(
@@ -96,7 +99,14 @@ class Rig:
             history_bytes=history_bytes,
             is_deterministic=is_deterministic,
             scheduling=scheduling,
+            tells_blocks=tells_blocks,
         )
+        self.mirror = Mirror() if tells_blocks else None
+        """What a router knows of the blocks."""
+        self._tokens: list[list[TokenId]] = []
+        """Of all jobs there were; the lists grow with what is drawn."""
+        self._can_share = can_share
+        self._is_deterministic = is_deterministic
         self.engine = Engine(self.runner, config, emit=self._hear, clock=lambda: float(len(self.frames)))
         self.requests: list[Request] = []
         self.stories: list[Story] = []
@@ -136,6 +146,9 @@ class Rig:
             constraint=constraint,
             prompt_logprobs=request.prompt_logprobs,
         )
+        sequence = self.engine.scheduler.find(job)
+        assert sequence is not None
+        self._tokens.append(sequence.tokens)
         return job
 
     def cancel(self, job: JobKey) -> None:
@@ -172,6 +185,9 @@ class Rig:
                 self._announced = jobs
             case StepDone():
                 self._hear_step_done(frame)
+            case BlocksChanged(changes=changes) if self.mirror is not None:
+                assert changes, "only a change is told"
+                self.mirror.hear(changes)
             case _:
                 raise AssertionError(f"the loop does not send {frame}")
 
@@ -275,6 +291,18 @@ class Rig:
             assert not self.n_yielded
         over = sum(story.is_over for story in self.stories)
         assert over + len(running) + len(waiting) == len(self.stories), "every job is somewhere"
+        if self.mirror is not None:
+            self._check_blocks(self.mirror)
+
+    def _check_blocks(self, mirror: Mirror) -> None:
+        """What is told is what the slots hold and what the index finds."""
+        found = [tokens[: self.engine.prefix_cache.index.match(tokens)] for tokens in self._tokens]
+        assert mirror.blocks("CPU") == set().union(*map(blocks_of, found)), "what is kept is told"
+        held = [list(tokens) for tokens in self.runner.kv.held] if self._can_share else []
+        for slot, sequence in self.engine.scheduler.running.items() if self._can_share else ():
+            if self._is_deterministic:
+                del held[slot][len(sequence.prompt) :]
+        assert mirror.blocks("GPU") == set().union(*map(blocks_of, held)), "what is computed is told"
 
     def _check_running(self, sequence: Sequence) -> None:
         assert sequence.slot is not None

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.engine.fake_cells import Cells, Memory, Tokens
+from tests.kv_mirror import Mirror, blocks_of
 from worker.engine.backend import Saved, Score
+from worker.engine.kv_blocks import BlockJournal
 from worker.engine.prefix_tree import SCORE_BYTES, PrefixIndex
 from worker.wire.messages import TokenId
 
@@ -85,7 +87,8 @@ class AnyTree(RuleBasedStateMachine):
     @initialize(n_cells=st.sampled_from((0, 3, 10, 20, 40, 80, 1000)), header_bytes=st.sampled_from((0, 1, 15)))
     def begin(self, n_cells: int, header_bytes: int) -> None:
         self.limit_bytes = 10 * n_cells
-        self.index, self.memory = PrefixIndex(self.limit_bytes), Memory(header_bytes)
+        self.journal, self.mirror = BlockJournal(), Mirror()
+        self.index, self.memory = PrefixIndex(self.limit_bytes, self.journal), Memory(header_bytes)
         self.n_operations = 0
         self.last_used: dict[Tokens, int] = {}
         self.scored: set[Tokens] = set()
@@ -172,6 +175,12 @@ class AnyTree(RuleBasedStateMachine):
         assert self.index.n_bytes == self.n_bytes(self.nodes()) <= self.limit_bytes
         assert self.index.n_tokens == self.memory.n_alive_tokens
         assert self.index.n_tokens == len({prefix for node in self.nodes() for prefix in prefixes(*node)})
+
+    @invariant()
+    def the_blocks_that_are_told_are_those_that_are_kept(self) -> None:
+        if hasattr(self, "index"):
+            self.mirror.hear(self.journal.take(()))
+            assert self.mirror.blocks("CPU") == {path for whole, _ in self.nodes() for path in blocks_of(whole)}
 
     @invariant()
     def whatever_is_kept_is_found_and_nothing_else(self) -> None:

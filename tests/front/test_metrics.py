@@ -51,6 +51,7 @@ OWN_SERIES = {
     "worker_prefix_cache_tokens": ("gauge", WORKER),
     "worker_draft_tokens_total": ("counter", WORKER),
     "worker_draft_tokens_accepted_total": ("counter", WORKER),
+    "worker_kv_event_batches_total": ("counter", WORKER),
 }
 LATER_SERIES = {"worker_http_requests_total": "counter", "worker_build_info": "gauge", "worker_model_info": "gauge"}
 """Not at zero from the start: what there is to ask for is told by the web side, and an info is always 1."""

@@ -11,6 +11,10 @@ from worker.wire.frames import FrameBuffer, encode_frame, inbound_decoder, outbo
 from worker.wire.messages import (
     Accepted,
     AskResidency,
+    BlockHash,
+    BlocksChanged,
+    BlocksRemoved,
+    BlocksStored,
     Cancel,
     Configure,
     Conversation,
@@ -143,6 +147,7 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
         main_gpu=st.integers(-1, 999),
         chat_template=st.none() | TEXT,
         chat_template_kwargs=TEXT,
+        tells_blocks=st.booleans(),
     ),
     Submit: st.builds(
         Submit,
@@ -163,6 +168,11 @@ INBOUND: dict[type, st.SearchStrategy[Inbound]] = {
     ),
     Detokenize: st.builds(Detokenize, question=QUESTION, tokens=TOKENS),
 }
+MEDIUM = st.sampled_from(("GPU", "CPU"))
+HASHES = st.lists(U64.map(BlockHash), max_size=4).map(tuple)
+BLOCK_CHANGES = st.builds(
+    BlocksStored, medium=MEDIUM, parent=st.none() | U64.map(BlockHash), hashes=HASHES, tokens=TOKENS
+) | st.builds(BlocksRemoved, medium=MEDIUM, hashes=HASHES)
 OFF_PLANS = st.builds(
     OffPlan, device=TEXT, planned_bytes=SIZE, allocated_bytes=SIZE, taken_bytes=st.none() | st.integers(-(2**60), 2**60)
 )
@@ -228,6 +238,7 @@ OUTBOUND: dict[type, st.SearchStrategy[Outbound]] = {
     Tokenized: st.builds(Tokenized, question=QUESTION, tokens=TOKENS, text=TEXT),
     Untokenized: st.builds(Untokenized, question=QUESTION, violations=several(VIOLATIONS)),
     Detokenized: st.builds(Detokenized, question=QUESTION, text=TEXT),
+    BlocksChanged: st.builds(BlocksChanged, changes=several(BLOCK_CHANGES)),
     StepBegun: st.builds(StepBegun, jobs=JOBS),
     StepDone: st.builds(
         StepDone,

@@ -37,6 +37,11 @@ def idle_before_load(settings: Settings) -> Idle:
             yield f"--draft-device {settings.draft_device}", "without --draft-model there is none"
         if settings.draft_max != Settings().draft_max:
             yield f"--draft-max {settings.draft_max}", "without --draft-model nothing is drafted by one"
+    if settings.kv_events is None:
+        if settings.kv_events_topic is not None:
+            yield f"--kv-events-topic {settings.kv_events_topic}", "without --kv-events there are none"
+        if settings.kv_events_public:
+            yield "--kv-events-public", "without --kv-events there are none"
     if settings.callback_url is None:
         if settings.advertise_url is not None:
             yield "--advertise-url", "without --callback-url nobody is told"

@@ -4,6 +4,7 @@ Owns: how a value is read from text, and how a mistake in it is worded. Refuses 
 (settings.py). Click itself chooses the source: flag > environment > config file > default.
 """
 
+import ipaddress
 import os
 import re
 from dataclasses import field
@@ -56,6 +57,29 @@ class Url(Text):
         except ValueError as error:
             self.fail(f"{url!r} is not a URL that can be called: {error}", param, ctx)
         return url
+
+
+class ZmqEndpoint(Text):
+    """Where ZeroMQ binds two sockets, one at the port and one at the next. It looks up no names."""
+
+    name = "endpoint"
+
+    def __init__(self) -> None:
+        forms = (
+            "tcp://ADDRESS:PORT, where the address is of IP, in brackets if it is of version 6, and the port 0..65534"
+        )
+        super().__init__(r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", forms)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        endpoint = super().convert(value, param, ctx)
+        try:
+            parts = urlsplit(endpoint)
+            ipaddress.ip_address(parts.hostname or "")
+            if parts.port == 65_535:
+                raise ValueError("there is no next port for the second socket")
+        except ValueError as error:
+            self.fail(f"{endpoint!r} cannot be bound: {error}", param, ctx)
+        return endpoint
 
 
 class Origin(Text):

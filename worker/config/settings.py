@@ -5,6 +5,7 @@ table, so that none can be forgotten. Refuses to know which source a value came 
 runs; frozen afterwards.
 """
 
+import ipaddress
 import os
 import platform
 import re
@@ -13,12 +14,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path
 from rich_click import Choice, FloatRange, IntRange
 
 from worker.config.gpu_flags import SHARES_PATTERN, wants_layers, wants_no_layers
-from worker.config.option import ANY_PATH, JsonObject, Origin, SettingOption, Text, Token, Url, setting
+from worker.config.option import ANY_PATH, JsonObject, Origin, SettingOption, Text, Token, Url, ZmqEndpoint, setting
 from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
@@ -286,6 +288,27 @@ class Settings:
     legacy_callback_body: bool = setting(False, "Send the ready callback's three legacy fields only.", "Network")
     no_page: bool = setting(False, "Leave out the page at /, a chat with the model.", "Network")
     sse_event_names: bool = setting(False, "Write `event:` lines for old readers.", "Network")
+    kv_events: str | None = setting(
+        None,
+        "Tell routers over ZeroMQ which blocks of prompts are computed here, as vLLM does; what a router has missed it "
+        "asks for at the next port. Port 0 picks free ones.",
+        "Network",
+        ZmqEndpoint(),
+        metavar="tcp://ADDRESS:PORT",
+        show_default="nobody is told",
+    )
+    kv_events_topic: str | None = setting(
+        None,
+        "The topic of these events; llm-d asks for kv@POD@MODEL.",
+        "Network",
+        metavar="TOPIC",
+        show_default="empty",
+    )
+    kv_events_public: bool = setting(
+        False,
+        "Let --kv-events listen on an address that other machines reach. Whoever connects there reads all prompts.",
+        "Network",
+    )
 
     worker_id: str = setting(
         None,
@@ -431,6 +454,18 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
         yield f"--split-mode {split} needs GPUs: leave it out, or --device cpu"
     if split != "none" and main_gpu is not None:
         yield f"--main-gpu {main_gpu} needs --split-mode none: otherwise all GPUs have a part"
+    yield from _exposed(settings)
+
+
+def _exposed(settings: Settings) -> Iterator[str]:
+    """What shows the prompts to other machines."""
+    if settings.kv_events is None or settings.kv_events_public:
+        return
+    if not ipaddress.ip_address(urlsplit(settings.kv_events).hostname or "").is_loopback:
+        yield (
+            f"--kv-events {settings.kv_events} can be reached from other machines, and its events have the tokens of "
+            "all prompts: use tcp://127.0.0.1:PORT, or add --kv-events-public if whoever can connect may read them"
+        )
 
 
 def read_chat_template(settings: Settings) -> str | None:

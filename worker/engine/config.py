@@ -39,6 +39,8 @@ class EngineConfig:
     """How many bytes the memory of earlier answers takes, from which drafts are read; 0: there is none."""
     draft_max: int = MAX_DRAFTS
     """How many draft tokens of a draft model a job has in a step at most."""
+    tells_blocks: bool = False
+    """Changes of what prompts may find computed are sent as BlocksChanged."""
 
     @classmethod
     def of(cls, asked: Configure, model: LoadedModel) -> Self:
@@ -58,6 +60,7 @@ class EngineConfig:
             has_own_drafts=asked.prompt_lookup != "off",
             history_bytes=HISTORY_BYTES if asked.prompt_lookup == "on" else 0,
             draft_max=asked.draft.n_most if asked.draft is not None else MAX_DRAFTS,
+            tells_blocks=asked.tells_blocks,
         )
 
     def prefill_budget(self) -> PrefillBudget:

@@ -24,11 +24,13 @@ from worker.engine.backend import (
 from worker.engine.config import EngineConfig
 from worker.engine.draft_model import DraftModel
 from worker.engine.drafts import Drafts
+from worker.engine.kv_blocks import BlockJournal
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.text import TextStream
 from worker.wire.messages import (
+    BlocksChanged,
     Delta,
     Failed,
     FailureCode,
@@ -109,12 +111,14 @@ class Engine:
         self._clock = clock
         self._n_unpromised_cells = runner.kv.n_free_cells - config.n_cells
         """The library rounds a context up; these cells are nobody's."""
+        self._journal = BlockJournal() if config.tells_blocks else None
         self.prefix_cache = PrefixCache(
             runner.kv,
             limit_bytes=config.prefix_cache_bytes,
             grain=config.chunk if config.is_deterministic else 1,
             worthwhile=config.chunk,
             retained_slot=config.retained_slot,
+            journal=self._journal,
         )
         self.scheduler = Scheduler(
             n_slots=config.n_slots,
@@ -176,11 +180,13 @@ class Engine:
             self._leave(sequence)
             # There may be no next step to report the cells by.
             self._report(None)
+            self._tell_blocks()
 
     def put_away(self) -> None:
         """Empty the retained slot; what no running job goes on from is copied out first."""
         if self.prefix_cache.put_away(self.scheduler.running.values()):
             self._report(None)
+            self._tell_blocks()
 
     def step(self) -> None:
         """Admit, choose, run, apply, report; where nothing is left to do, compare what is in the memory."""
@@ -188,6 +194,7 @@ class Engine:
         step = self._choose()
         if step is not None:
             self._take_step(step)
+        self._tell_blocks()
         if self.is_idle:
             self._check_memory()
 
@@ -198,6 +205,12 @@ class Engine:
         if self.scheduler.running:
             self.put_away()
         self._drafts.learn(is_idle=self.is_idle)
+
+    def _tell_blocks(self) -> None:
+        if self._journal is not None:
+            changes = self._journal.take(self.prefix_cache.in_memory(self.scheduler.running.values()))
+            if changes:
+                self._emit(BlocksChanged(changes=changes))
 
     def _check_memory(self) -> None:
         """Compare all counts of what is in the memory, now that the last job has left and its end was told.

@@ -13,12 +13,13 @@ behind the last token it has in common with another says what its own next token
 computed again.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from worker.engine.backend import Kv, Score
+from worker.engine.kv_blocks import BlockJournal, Held
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
 from worker.wire.messages import SlotId, TokenId
@@ -40,10 +41,19 @@ class _Source:
 class PrefixCache:
     """`grain`: found prefixes are cut to a multiple of so many tokens, 1 for no cut; `worthwhile`: how many tokens of a
     prefix are worth waiting for until another sequence has computed them; `retained_slot`: the slot where the last
-    sequence's cells stay while nothing runs.
+    sequence's cells stay while nothing runs; `journal` is told what the index keeps.
     """
 
-    def __init__(self, kv: Kv, *, limit_bytes: int, grain: int, worthwhile: int, retained_slot: SlotId | None) -> None:
+    def __init__(
+        self,
+        kv: Kv,
+        *,
+        limit_bytes: int,
+        grain: int,
+        worthwhile: int,
+        retained_slot: SlotId | None,
+        journal: BlockJournal | None = None,
+    ) -> None:
         self._kv = kv
         self._grain = grain
         self._worthwhile = worthwhile
@@ -52,7 +62,7 @@ class PrefixCache:
         """How many bytes of a copy each token takes; 0 before the first copy."""
         self.is_keeping = kv.can_share and limit_bytes > 0
         """Whether anything is kept of sequences that lose their slot."""
-        self.index = PrefixIndex(limit_bytes)
+        self.index = PrefixIndex(limit_bytes, journal)
         self.retained: list[TokenId] = []
         """The tokens whose cells are in the retained slot. A conversation that goes on finds them there, without a
         copy."""
@@ -66,6 +76,16 @@ class PrefixCache:
         """How many of its first tokens lie in the KV memory."""
         _, n_shared = self._nearest(sequence, running)
         return n_shared
+
+    def in_memory(self, running: Iterable[Sequence]) -> Iterator[Held]:
+        """What other sequences may have of the KV memory."""
+        if not self._kv.can_share:
+            return
+        for one in running:
+            if one.slot is not None:
+                yield one.slot, one.tokens, self._n_worth(one)
+        if self._retained_slot is not None:
+            yield self._retained_slot, self.retained, len(self.retained)
 
     def settle(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
         """Give a sequence in FOLLOW what is kept of its beginning. False: it waits, as another is computing more."""

@@ -21,7 +21,8 @@ from itertools import accumulate
 from operator import attrgetter
 
 from worker.engine.backend import Saved, Score
-from worker.wire.messages import TokenId
+from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal
+from worker.wire.messages import BlockHash, TokenId
 
 _WIDTH = array("i").itemsize
 """How many bytes a token has in an edge. Edges are bytes because C slices and compares these without a look at
@@ -41,6 +42,8 @@ class _Node:
     scores: list[Score] = field(default_factory=list)
     """Of its first tokens."""
     n_score_bytes: int = 0
+    blocks: list[BlockHash] = field(default_factory=list)
+    """Those that end among its tokens; none without a journal."""
 
     @property
     def n_bytes(self) -> int:
@@ -51,11 +54,12 @@ class PrefixIndex:
     """Saved cells by token prefix, at most `limit_bytes` of them; lookup and insert cost the same in any size.
 
     Whoever holds the parts that `take` gave may use them for as long as they like: evicting drops the index's
-    reference only, and a part is freed with its last reference.
+    reference only, and a part is freed with its last reference. `journal` is told which blocks come and go.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, journal: BlockJournal | None = None) -> None:
         self.limit_bytes = limit_bytes
+        self._journal = journal
         self._n_tokens = 0
         self._n_bytes = 0
         self._now = 0
@@ -112,9 +116,12 @@ class PrefixIndex:
         if sum(part.n_bytes for part in kept) + saved.n_bytes + n_score_bytes > self.limit_bytes:
             return
         if halves:
-            path[-1] = self._split(path[-1], *halves)
+            path[-1] = self._split(path[-1], n_known, *halves)
         self._mark(path)
-        self._attach(packed[n_known * _WIDTH :], saved, path[-1] if path else None)
+        node = self._attach(packed[n_known * _WIDTH :], saved, path[-1] if path else None)
+        if self._journal is not None:
+            parent = next((above.blocks[-1] for above in reversed(path) if above.blocks), None)
+            node.blocks = self._journal.store_copies(parent, tokens[n_known // BLOCK_TOKENS * BLOCK_TOKENS :])
         self._shrink(self.limit_bytes)
 
     def add_scores(self, tokens: Seq[TokenId], scores: Seq[Score]) -> None:
@@ -167,8 +174,10 @@ class PrefixIndex:
         if is_leaf:
             self._leaves.add(path[-1])
 
-    def _split(self, node: _Node, first: Saved, rest: Saved) -> _Node:
-        """Put a new node with the first cells above `node`, which keeps the rest, its children and its age."""
+    def _split(self, node: _Node, end: int, first: Saved, rest: Saved) -> _Node:
+        """Put a new node with the first cells, up to position `end`, above `node`, which keeps the rest, its children
+        and its age.
+        """
         is_leaf = not node.children
         if is_leaf:
             self._leaves.remove(node)
@@ -178,13 +187,15 @@ class PrefixIndex:
         self._siblings(node)[_key(upper)] = upper
         upper.scores, node.scores = node.scores[: first.n_tokens], node.scores[first.n_tokens :]
         upper.n_score_bytes, node.n_score_bytes = _n_score_bytes(upper.scores), _n_score_bytes(node.scores)
+        n_blocks = end // BLOCK_TOKENS - (end - first.n_tokens) // BLOCK_TOKENS
+        upper.blocks, node.blocks = node.blocks[:n_blocks], node.blocks[n_blocks:]
         node.edge, node.saved, node.parent = node.edge[cut:], rest, upper
         upper.children[_key(node)] = node
         if is_leaf:
             self._leaves.add(node)
         return upper
 
-    def _attach(self, edge: bytes, saved: Saved, parent: _Node | None) -> None:
+    def _attach(self, edge: bytes, saved: Saved, parent: _Node | None) -> _Node:
         if parent is not None and not parent.children:
             self._leaves.remove(parent)
         node = _Node(edge, saved, parent, self._now)
@@ -192,6 +203,7 @@ class PrefixIndex:
         self._leaves.add(node)
         self._n_tokens += saved.n_tokens
         self._n_bytes += saved.n_bytes
+        return node
 
     def _shrink(self, n_bytes: int) -> None:
         """Evict leaves until no more than n_bytes are left. What was used last goes last, because its age is 0."""
@@ -203,6 +215,8 @@ class PrefixIndex:
         del self._siblings(leaf)[_key(leaf)]
         self._n_tokens -= leaf.saved.n_tokens
         self._n_bytes -= leaf.n_bytes
+        if self._journal is not None:
+            self._journal.remove_copies(leaf.blocks)
         if leaf.parent is not None and not leaf.parent.children:
             self._leaves.add(leaf.parent)
 

@@ -33,6 +33,7 @@ from worker.front.watchdog import Watchdog
 from worker.wire.messages import (
     Accepted,
     AskResidency,
+    BlocksChanged,
     Cancel,
     Configure,
     Detokenize,
@@ -99,6 +100,9 @@ class Observer:
 
     def on_step(self, step: StepDone) -> None:
         """The engine has done a step; the jobs have already heard of it."""
+
+    def on_blocks_changed(self, message: BlocksChanged) -> None:
+        """Later prompts may find other blocks computed."""
 
     def on_self_tested(self, result: SelfTested) -> None:
         """The engine has tested itself."""
@@ -169,6 +173,7 @@ def configure(
         main_gpu=-1 if settings.main_gpu is None else settings.main_gpu,
         chat_template=chat_template,
         chat_template_kwargs=settings.chat_template_kwargs,
+        tells_blocks=settings.kv_events is not None,
     )
 
 
@@ -338,6 +343,8 @@ class EngineClient:
                 self._jobs.answered(message)
             case Residency():
                 self._observer.on_residency(message)
+            case BlocksChanged():
+                self._observer.on_blocks_changed(message)
             case Progress() | Loaded() | LoadFailed() | SelfTested() | StepBegun() | StepDone():
                 # The intake thread's answers do not show that the thread that loads and steps is alive.
                 self._watchdog.heartbeat()

@@ -172,6 +172,9 @@ class Metrics:
         """An HTTP request got an error, one of REFUSAL_CODES, instead of what it asked for."""
         self._refusals[code].inc()
 
+    def kv_events_published(self) -> None:
+        self._kv_event_batches.inc()
+
     def engine_restarted(self) -> None:
         self._engine_restarts.inc()
 
@@ -211,6 +214,7 @@ class Metrics:
         self._draft_tokens_accepted = self._counter(
             "worker_draft_tokens_accepted_total", "Guessed tokens that were drawn."
         )
+        self._kv_event_batches = self._counter("worker_kv_event_batches_total", "Batches of KV events published.")
         refusals = self._labelled("worker_refusals_total", "HTTP requests refused, by code.", "code")
         self._refusals = {code: refusals.labels(self._worker_id, code) for code in REFUSAL_CODES}
         self._http_requests = self._labelled(

@@ -25,6 +25,7 @@ from worker.front.client import EngineClient, EngineState, Observer
 from worker.front.health import LEGAL_MOVES, READY_WORDS, EngineStatus, FrontStatus, Phase, health_body
 from worker.front.job import Job, JobDeps
 from worker.front.job_log import JobLog
+from worker.front.kv_events import KvEvents
 from worker.front.metrics import Metrics
 from worker.front.progress import LoadProgress, report_loaded
 from worker.front.questions import MAX_QUESTIONS, Ask, Question
@@ -35,6 +36,7 @@ from worker.protocol.events import Dialect
 from worker.protocol.headers import parse_deadline
 from worker.protocol.job_request import JobRequest
 from worker.wire.messages import (
+    BlocksChanged,
     Detokenize,
     Detokenized,
     JobKey,
@@ -71,6 +73,8 @@ class Front(Observer):
         """The jobs in flight, by the client's job_id."""
         self.parity: ParityBody | None = None
         """The certificate, once it is known to be this model's."""
+        self.kv_events: KvEvents | None = None
+        """Where --kv-events has somebody told."""
         self.unwatched = asyncio.Event()
         """Set while no response is being written; after a drain clients get a moment to read their last events."""
         self.unwatched.set()
@@ -127,6 +131,7 @@ class Front(Observer):
         if self.phase is Phase.STARTING:  # a drain may have come first
             self._move(Phase.READY if client.state is EngineState.RUNNING else Phase.RESTARTING)
         self.metrics.loaded(facts, self.settings.reported_model_ref, self.settings.served_name(facts.name))
+        self._clear_blocks()
 
     def load_ended(self) -> None:
         """Whether or not the model was loaded, no progress is shown any more. Idempotent."""
@@ -349,6 +354,17 @@ class Front(Observer):
             log.info("threads_changed", threads=step.n_threads, before=n_before)
         self.metrics.step(step)
 
+    def on_blocks_changed(self, message: BlocksChanged) -> None:
+        assert self.kv_events is not None, "it was not asked for"
+        self.kv_events.changed(message.changes)
+        self.metrics.kv_events_published()
+
+    def _clear_blocks(self) -> None:
+        """Tell that there are no blocks: the engine is new, or dead. A router may know those of an earlier worker."""
+        if self.kv_events is not None:
+            self.kv_events.cleared()
+            self.metrics.kv_events_published()
+
     def on_self_tested(self, result: SelfTested) -> None:
         self._engine_status.self_tested = result
 
@@ -378,6 +394,7 @@ class Front(Observer):
         self._progress = LoadProgress(self.settings.log_format)
         self.metrics.engine_restarted()
         self._engine_status = EngineStatus()
+        self._clear_blocks()
         log.error(
             "engine_restarted",
             cause=cause,

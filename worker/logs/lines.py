@@ -28,6 +28,7 @@ from worker.logs.writer import LogWriter
 LogEvent = Literal[
     "startup",
     "listening",
+    "kv_events_listening",
     "model_load_start",
     "model_load_progress",
     "model_load_complete",

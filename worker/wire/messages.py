@@ -4,7 +4,7 @@ Owns the frames on the socketpair (msgspec structs, tagged, array-like). Knows n
 
     front  ── Configure, Submit, Cancel, AskResidency, Tokenize, Detokenize ──▶  engine
     front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
-    front  ◀── Tokenized, Untokenized, Detokenized ──  engine
+    front  ◀── Tokenized, Untokenized, Detokenized, BlocksChanged ──  engine
 """
 
 import math
@@ -20,6 +20,8 @@ JobKey = NewType("JobKey", int)
 """The front's internal number for a job, never reused; the client's job_id stays in the front."""
 QuestionKey = NewType("QuestionKey", int)
 """The front's internal number for a question about tokens, never reused."""
+BlockHash = NewType("BlockHash", int)
+"""u64: 16 tokens and everything before them, as engine/kv_blocks.py makes it."""
 
 StopReason = Literal["MAX_TOKENS", "EOS", "STOP_SEQUENCE"]
 FailureCode = Literal["VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED"]
@@ -32,6 +34,9 @@ PromptLookup = Literal["on", "own", "off"]
 """What drafts are read from: a job's own text and other jobs' answers, its own text only, or nothing."""
 SplitMode = Literal["none", "layer", "row"]
 """llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
+Medium = Literal["GPU", "CPU"]
+"""Where the cells of a block are, in vLLM's words, whatever the device is: in the KV memory that steps compute in
+("GPU"), or in the prefix cache's copies in main memory ("CPU")."""
 
 
 # ── what a job asks for ──────────────────────────────────────────────────────────────────────────
@@ -166,6 +171,8 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """A Jinja template instead of the model's own."""
     chat_template_kwargs: str = "{}"
     """A JSON object: what the template is told beside each conversation, where that says nothing else."""
+    tells_blocks: bool = False
+    """Whether the engine sends BlocksChanged."""
 
     @property
     def itl_target_s(self) -> float:
@@ -506,6 +513,31 @@ class StepDone(_Frame, frozen=True, kw_only=True):
     """time.monotonic() after sampling; the two processes share that clock."""
 
 
+class BlocksStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Whole blocks that follow each other are there now, and were not."""
+
+    medium: Medium
+    parent: BlockHash | None
+    """The block before the first; None where a prompt begins."""
+    hashes: tuple[BlockHash, ...]
+    tokens: tuple[TokenId, ...]
+    """Of all the blocks, as many for each."""
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Blocks are gone, children before their parents."""
+
+    medium: Medium
+    hashes: tuple[BlockHash, ...]
+
+
+class BlocksChanged(_Frame, frozen=True, kw_only=True):
+    """What has changed since the last such frame in what later prompts may find computed, in order. A new engine has
+    nothing."""
+
+    changes: tuple[BlocksStored | BlocksRemoved, ...]
+
+
 Inbound = Configure | Submit | Cancel | AskResidency | Tokenize | Detokenize
 Outbound = (
     Progress
@@ -520,4 +552,5 @@ Outbound = (
     | Tokenized
     | Untokenized
     | Detokenized
+    | BlocksChanged
 )

@@ -1,0 +1,185 @@
+"""BlockJournal by example, and its law: replayed, it gives what the slots and the copies hold, whatever happens."""
+
+import subprocess
+import sys
+from hashlib import blake2b
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+
+from tests.engine.fake_cells import Memory, ids, numbered, remember
+from tests.engine.fake_runner import CELL_BYTES, Request
+from tests.engine.rig import Rig
+from tests.engine.test_loop_laws import ALIKE, CHEAP_ROWS, CHUNKS, SMALL_HISTORY, TROUBLED, UNSCORABLE, Anything
+from tests.engine.toy_constraint import N_VOCAB
+from tests.kv_mirror import Mirror, blocks_of
+from worker.engine.kv_blocks import BLOCK_TOKENS, BlockJournal, block_hashes
+from worker.engine.prefix_tree import PrefixIndex
+from worker.wire.messages import BlocksRemoved, BlocksStored, SlotId
+
+LAW = settings(max_examples=40, stateful_step_count=20, report_multiple_bugs=False)
+
+ONE, TWO = SlotId(0), SlotId(1)
+A = list(numbered(100, 50))
+
+# ── hashes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_hash_is_that_of_the_parent_and_the_tokens_as_the_docs_say() -> None:
+    parent, expected = bytes(8), []
+    for start in (0, 16, 32):
+        tokens = b"".join(token.to_bytes(4, "little") for token in A[start : start + 16])
+        parent = blake2b(parent + tokens, digest_size=8).digest()
+        expected.append(int.from_bytes(parent, "big"))
+    assert block_hashes(None, A) == expected
+    assert block_hashes(block_hashes(None, A[:16])[0], A[16:]) == expected[1:]
+
+
+def test_another_process_gives_the_same_hashes() -> None:
+    script = "from worker.engine.kv_blocks import block_hashes; print(block_hashes(None, range(40)))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout == f"{block_hashes(None, ids(range(40)))}\n"
+    assert block_hashes(None, ids(range(40))) == [10562688794949993614, 10623002194260461768], (
+        "nor does another release"
+    )
+
+
+# ── the KV memory ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_block_is_told_of_when_its_last_token_is_computed() -> None:
+    journal = BlockJournal()
+    assert journal.take([(ONE, A, 15)]) == ()
+    first, second = block_hashes(None, A)[:2]
+    assert journal.take([(ONE, A, 17)]) == (BlocksStored("GPU", None, (first,), tuple(A[:16])),)
+    assert journal.take([(ONE, A, 31)]) == ()
+    assert journal.take([(ONE, A, 32)]) == (BlocksStored("GPU", first, (second,), tuple(A[16:32])),)
+
+
+def test_what_two_slots_hold_is_told_once_and_gone_with_the_last() -> None:
+    journal, also = BlockJournal(), [*A[:40]]
+    blocks = tuple(block_hashes(None, A)[:2])
+    assert len(journal.take([(ONE, A, 32), (TWO, also, 40)])) == 1
+    assert journal.take([(TWO, also, 40)]) == ()
+    assert journal.take([]) == (BlocksRemoved("GPU", blocks[::-1]),)
+
+
+def test_what_goes_from_one_slot_to_another_was_never_gone() -> None:
+    journal = BlockJournal()
+    journal.take([(ONE, A, 32)])
+    assert journal.take([(TWO, A[:35], 35)]) == ()
+
+
+def test_another_sequence_in_the_slot_has_the_blocks_that_it_shares_already() -> None:
+    journal, other = BlockJournal(), [*A[:20], *numbered(7, 30)]
+    journal.take([(ONE, A, 48)])
+    stored, removed = journal.take([(ONE, other, 32)])
+    first, *rest = block_hashes(None, A)
+    assert isinstance(stored, BlocksStored)
+    assert (stored.parent, stored.tokens) == (first, tuple(other[16:32]))
+    assert removed == BlocksRemoved("GPU", tuple(rest[::-1]))
+
+
+# ── the copies ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("n_common", [1, 15, 16, 17, 31, 32, 40, 48, 49])
+def test_splitting_an_edge_tells_of_nothing_but_the_new_branch(n_common: int) -> None:
+    journal, mirror, memory = BlockJournal(), Mirror(), Memory()
+    index = PrefixIndex(10**9, journal)
+    remember(index, memory, tuple(A))
+    mirror.hear(journal.take([]))
+    branch = (*A[:n_common], *numbered(7, 40))
+    remember(index, memory, branch)
+    told = journal.take([])
+    assert [type(change) for change in told] == [BlocksStored]
+    mirror.hear(told)
+    assert mirror.blocks("CPU") == blocks_of(A) | blocks_of(branch)
+
+
+def test_evicting_tells_of_what_no_other_branch_has() -> None:
+    journal, mirror, memory = BlockJournal(), Mirror(), Memory()
+    index = PrefixIndex(10 * 100, journal)
+    branch = (*A[:20], *numbered(7, 30))
+    for tokens in (tuple(A), branch):
+        remember(index, memory, tokens)
+    remember(index, memory, numbered(300, 30))
+    mirror.hear(journal.take([]))
+    assert mirror.blocks("CPU") == blocks_of(branch) | blocks_of(numbered(300, 30))
+
+
+# ── the law ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """Long prompts of few families, which part anywhere."""
+    family, n_common, n_own = draw(st.integers(0, 2)), draw(st.integers(0, 60)), draw(st.integers(0, 40))
+    start = draw(st.integers(0, 3))
+    sums = [family + i * i for i in range(n_common)] + [start + 7 * i for i in range(n_own + 1)]
+    prompt = tuple(UNSCORABLE + 1 + n % (N_VOCAB - UNSCORABLE - 1) for n in sums)
+    constraint, prompt_logprobs = draw(st.none() | st.integers(0, 5)), draw(st.sampled_from((None, None, 0)))
+    return Request(prompt, draw(st.integers(0, 40)), seed=start, constraint=constraint, prompt_logprobs=prompt_logprobs)
+
+
+class AnyBlocks(Anything):
+    """Anything, with prompts of several blocks; the rig compares what is told with what there is after every step."""
+
+    @initialize(
+        n_slots=st.integers(1, 4),
+        n_spare_cells=st.sampled_from((0, 60, 400)),
+        chunk=st.sampled_from(CHUNKS),
+        widest_step=st.sampled_from((0, 32)),
+        n_kept=st.sampled_from((0, 150, 2000)),
+        how=st.sampled_from(("as ever", "no retained slot", "repetitive", "alike", "deterministic", "uncut")),
+    )
+    def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
+        self.rig = Rig(
+            ALIKE if how == "alike" else TROUBLED,
+            n_slots=n_slots,
+            chunk=chunk,
+            context_length=140,
+            n_cells=140 + n_spare_cells,
+            widest_step=widest_step,
+            prefix_cache_bytes=n_kept * CELL_BYTES,
+            can_share=how != "uncut",
+            row_costs=CHEAP_ROWS if how in ("repetitive", "alike") else (),
+            history_bytes=SMALL_HISTORY if how == "alike" else 0,
+            is_deterministic=how == "deterministic",
+            has_retained_slot=how != "no retained slot",
+            tells_blocks=True,
+        )
+
+    @rule(wanted=st.lists(requests(), min_size=1, max_size=4))
+    def arrive(self, wanted: list[Request]) -> None:
+        for request in wanted:
+            self.rig.submit(request)
+
+    @precondition(lambda self: not self.rig.engine.is_idle)
+    @rule()
+    def go_on_to_the_end(self) -> None:
+        self.rig.run_until_idle()
+
+    @precondition(lambda self: self.rig.engine.is_idle)
+    @rule()
+    def nobody_wants_anything(self) -> None:
+        self.rig.engine.put_away()
+
+    @rule(has_memory=st.booleans())
+    def main_memory_runs_out_or_not(self, has_memory: bool) -> None:
+        self.rig.runner.kv.has_host_memory = has_memory
+
+
+@pytest.mark.long
+def test_whatever_happens_what_is_told_is_what_there_is() -> None:
+    run_state_machine_as_test(AnyBlocks, settings=LAW)
+
+
+def test_without_a_listener_nothing_is_told() -> None:
+    """The rig takes no frame that it did not ask for."""
+    rig = Rig()
+    rig.submit(Request(tuple(range(5, 5 + 2 * BLOCK_TOKENS)), 4))
+    rig.run_until_idle()
+    rig.check_stories()

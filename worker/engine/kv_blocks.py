@@ -1,0 +1,123 @@
+"""Which blocks of 16 tokens later prompts may find computed: what has changed in the KV memory and among the copies.
+
+Owns the blocks' hashes, and the count of the slots that hold a block. Knows nothing of cells, bytes and evictions: the
+prefix index says what it keeps, and the engine says after each step what its slots hold. Runs on the step thread, where
+somebody listens; elsewhere there is none of this.
+
+A block stands for its tokens and all before them, so that sequences that begin alike have the same blocks. The tokens
+behind the last whole block are not told of.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from struct import Struct
+
+from worker.wire.messages import BlockHash, BlocksRemoved, BlocksStored, Medium, SlotId, TokenId
+
+BLOCK_TOKENS = 16
+"""vLLM's default, which routers assume where they are not told otherwise."""
+
+_PACKED = Struct(f"<{BLOCK_TOKENS}i")
+
+Held = tuple[SlotId, list[TokenId], int]
+"""A slot, its sequence's tokens, and how many of them others may have. A list of tokens only grows; another list is
+another sequence."""
+
+
+def block_hashes(parent: BlockHash | None, tokens: Seq[TokenId]) -> list[BlockHash]:
+    """The hashes of the whole blocks at the beginning of `tokens`, which follow the block `parent`.
+
+    A hash is BLAKE2b, cut to 8 bytes, of the parent's (big-endian; 0 for none) and of the 16 tokens (i32,
+    little-endian), so that every process of every release has the same.
+    """
+    hashes: list[BlockHash] = []
+    for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        block = (parent or 0).to_bytes(8, "big") + _PACKED.pack(*tokens[start : start + BLOCK_TOKENS])
+        parent = BlockHash(int.from_bytes(blake2b(block, digest_size=8).digest(), "big"))
+        hashes.append(parent)
+    return hashes
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The blocks that a slot holds of its sequence's tokens."""
+
+    tokens: list[TokenId]
+    blocks: list[BlockHash] = field(default_factory=list)
+
+
+class BlockJournal:
+    """Replaying all that `take` has returned gives what there is: in each medium no block twice, and none without its
+    parent.
+    """
+
+    def __init__(self) -> None:
+        self._changes: list[BlocksStored | BlocksRemoved] = []
+        self._chains: dict[SlotId, _Chain] = {}
+        self._n_holders: Counter[BlockHash] = Counter()
+        """How many slots hold a block; only of blocks that one does."""
+
+    def store_copies(self, parent: BlockHash | None, tokens: Seq[TokenId]) -> list[BlockHash]:
+        """Copies of these tokens' cells, which follow `parent`, are kept from now on; their blocks."""
+        blocks = block_hashes(parent, tokens)
+        self._store("CPU", parent, blocks, tokens)
+        return blocks
+
+    def remove_copies(self, blocks: Seq[BlockHash]) -> None:
+        self._remove("CPU", blocks)
+
+    def take(self, held: Iterable[Held]) -> tuple[BlocksStored | BlocksRemoved, ...]:
+        """What has changed since the last call, now that the slots hold these tokens."""
+        before, self._chains = self._chains, {}
+        released: list[BlockHash] = []
+        for slot, tokens, n_tokens in held:
+            chain = before.get(slot)
+            if chain is None or chain.tokens is not tokens:
+                chain = _Chain(tokens)
+            else:
+                del before[slot]
+            n_blocks = n_tokens // BLOCK_TOKENS
+            released += chain.blocks[n_blocks:]
+            del chain.blocks[n_blocks:]
+            self._grow(chain, n_blocks)
+            self._chains[slot] = chain
+        for chain in before.values():
+            released += chain.blocks
+        # Only now, because what went from one slot to another was never gone.
+        self._release(released)
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    def _grow(self, chain: _Chain, n_blocks: int) -> None:
+        """Add the chain's blocks up to so many. A slot that holds a block holds those before it, so that the blocks
+        nobody has held are the last.
+        """
+        start = len(chain.blocks)
+        if start == n_blocks:
+            return
+        parent = chain.blocks[-1] if chain.blocks else None
+        tokens = chain.tokens[start * BLOCK_TOKENS : n_blocks * BLOCK_TOKENS]
+        more = block_hashes(parent, tokens)
+        chain.blocks += more
+        n_known = sum(block in self._n_holders for block in more)
+        self._n_holders.update(more)
+        self._store("GPU", more[n_known - 1] if n_known else parent, more[n_known:], tokens[n_known * BLOCK_TOKENS :])
+
+    def _release(self, blocks: Seq[BlockHash]) -> None:
+        self._n_holders.subtract(blocks)
+        gone = [block for block in dict.fromkeys(blocks) if not self._n_holders[block]]
+        for block in gone:
+            del self._n_holders[block]
+        self._remove("GPU", gone)
+
+    def _store(self, medium: Medium, parent: BlockHash | None, blocks: Seq[BlockHash], tokens: Seq[TokenId]) -> None:
+        if blocks:
+            whole = tuple(tokens[: len(blocks) * BLOCK_TOKENS])
+            self._changes.append(BlocksStored(medium, parent, tuple(blocks), whole))
+
+    def _remove(self, medium: Medium, blocks: Seq[BlockHash]) -> None:
+        if blocks:
+            self._changes.append(BlocksRemoved(medium, tuple(reversed(blocks))))

@@ -1,0 +1,107 @@
+"""What blocks of prompts the engine of the moment has, as vLLM tells of its own: numbered batches for routers.
+
+Owns the batches' form and numbers, and those that are kept for who missed them. Knows nothing of sockets
+(kv_event_sockets.py); the blocks themselves are the engine's (engine/kv_blocks.py). Runs on the front's event loop.
+
+A batch is `[seconds, [event, …], 0]` in MessagePack, its events are maps with the class's name as `type`. Numbers go on
+when an engine dies: its blocks are cleared, those of its successor follow.
+Source: vllm/distributed/kv_events.py of vLLM 0.26.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Literal
+
+import msgspec
+
+from worker.wire.messages import BlockHash, BlocksRemoved, BlocksStored, Medium, TokenId
+
+MAX_BATCHES = 10_000
+"""How many batches are kept, and how many may wait for a subscriber; vLLM keeps as many."""
+
+MAX_BYTES = 64 * 1024 * 1024
+"""How many bytes they have together: a batch about a long prompt has a hundred times those of a usual one."""
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of the events. Fields that consumers require are there also where they are null."""
+
+
+class BlockStored(_Event, frozen=True, kw_only=True):
+    block_hashes: tuple[BlockHash, ...]
+    parent_block_hash: BlockHash | None
+    token_ids: tuple[TokenId, ...]
+    block_size: int
+    lora_id: None = None
+    medium: Medium
+    lora_name: None = None
+
+
+class BlockRemoved(_Event, frozen=True, kw_only=True):
+    block_hashes: tuple[BlockHash, ...]
+    medium: Medium
+
+
+class AllBlocksCleared(_Event, frozen=True, kw_only=True):
+    """Of all media."""
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    seconds: float
+    """Since 1970."""
+    events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]
+    data_parallel_rank: Literal[0] = 0
+
+
+Send = Callable[[int, bytes], None]
+"""Publish a batch under its number. It neither waits nor raises."""
+
+
+class KvEvents:
+    """`send` publishes; `clock` gives the seconds since 1970."""
+
+    def __init__(self, send: Send, clock: Callable[[], float]) -> None:
+        self._send = send
+        self._clock = clock
+        self._encoder = msgspec.msgpack.Encoder()
+        self._kept: deque[bytes] = deque()
+        self._n_kept_bytes = 0
+        self.n_batches = 0
+        """How many were published, and the number of the next."""
+
+    def changed(self, changes: tuple[BlocksStored | BlocksRemoved, ...]) -> None:
+        self._publish(tuple(map(_event_of, changes)))
+
+    def cleared(self) -> None:
+        """There are no blocks, because there is a new engine or none."""
+        self._publish((AllBlocksCleared(),))
+
+    def since(self, number: int) -> list[tuple[int, bytes]]:
+        """The batches from that number on, as far as they are kept, in order and with their numbers."""
+        first = self.n_batches - len(self._kept)
+        start = min(max(number, first), self.n_batches)
+        return list(enumerate(islice(self._kept, start - first, None), start))
+
+    def _publish(self, events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]) -> None:
+        batch = self._encoder.encode(Batch(self._clock(), events))
+        self._send(self.n_batches, batch)
+        self._kept.append(batch)
+        self._n_kept_bytes += len(batch)
+        self.n_batches += 1
+        while len(self._kept) > MAX_BATCHES or self._n_kept_bytes > MAX_BYTES:
+            self._n_kept_bytes -= len(self._kept.popleft())
+
+
+def _event_of(change: BlocksStored | BlocksRemoved) -> BlockStored | BlockRemoved:
+    match change:
+        case BlocksRemoved(medium, hashes):
+            return BlockRemoved(block_hashes=hashes, medium=medium)
+        case BlocksStored(medium, parent, hashes, tokens):
+            return BlockStored(
+                block_hashes=hashes,
+                parent_block_hash=parent,
+                token_ids=tokens,
+                block_size=len(tokens) // len(hashes),
+                medium=medium,
+            )
