@@ -137,10 +137,9 @@ def test_drafts_are_right_where_a_text_repeats_itself(any_model: Path, plain: Wo
     model.runner.close()
 
 
-def test_a_restarted_engine_has_forgotten_all_and_answers_the_same(plain: WorkerProcess, worker: WorkerProcess) -> None:
+def test_a_restarted_engine_answers_the_same(plain: WorkerProcess, worker: WorkerProcess) -> None:
     worker.engine.kill()
     worker.wait_for("engine_restarted")
     eventually(lambda: worker.get("/readyz").status_code == 200)
     events = worker.run(**ASKED[1])
-    assert events[0]["cached_tokens"] == 0
     assert text_of(events) == plain.text(**ASKED[1])

@@ -74,5 +74,7 @@ def test_where_nothing_is_kept_health_and_the_log_say_why(
             "bytes": 0,
             "limit_bytes": 0,
             "off_because": told["reason"],
+            "restored_tokens": 0,
+            "restored_bytes": 0,
         }
         assert [ask(worker, PROMPTS[0], 4)[0]["cached_tokens"] for _ in range(2)] == [0, 0]

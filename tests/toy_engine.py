@@ -5,9 +5,10 @@
 `Configure.model_path` says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text; BROKEN: its first
 step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG, STARVED: it
 cannot be loaded; DIFFERING: its self-test finds that answers depend on the jobs beside them; UNTESTABLE: its self-test
-finds nothing out.
+finds nothing out; KEEPING: what it keeps outlives it, and it has found something.
 """
 
+import sys
 from collections.abc import Callable, Generator, Sequence
 from itertools import chain, repeat
 
@@ -17,13 +18,13 @@ from msgspec.structs import replace
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.front.rehearsal import FACTS
-from worker.engine.backend import Load, LoadedModel, Read, Sampled, Step
+from worker.engine.backend import Found, Load, LoadedModel, Read, Sampled, Step
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
-from worker.wire.messages import Configure, Conversation, Prompt, Residency, SelfTested, TokenId, Violation
+from worker.wire.messages import Configure, Conversation, Prompt, Residency, SelfTested, SlotId, TokenId, Violation
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
-STARVED, DIFFERING, UNTESTABLE = "starved", "differing", "untestable"
+STARVED, DIFFERING, UNTESTABLE, KEEPING = "starved", "differing", "untestable", "keeping"
 FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
 
 ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
@@ -60,8 +61,29 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     if config.model_path == LEAVING:
         answers = chain([THERE], repeat(GONE))
         return LoadedModel(runner, ToyPrompts(), lambda _: None, ON_A_GPU, residency=lambda: next(answers))
+    if config.model_path == KEEPING:
+        return keeping()
     self_test = {DIFFERING: differing, UNTESTABLE: untestable}.get(config.model_path)
     return LoadedModel(runner, ToyPrompts(), lambda _: None, FACTS, self_test=self_test)
+
+
+def keeping() -> LoadedModel:
+    """Its last words are how many cells had been copied out when it was asked to write what is left."""
+    runner = FakeRunner(ToyModel(), n_slots=FACTS.parallel + 1, n_cells=FACTS.n_cells, chunk=FACTS.prefill_chunk)
+
+    def flush(_timeout_s: float) -> None:
+        sys.stderr.write(f"{runner.kv.n_saved} cells are kept")
+        sys.stderr.flush()
+
+    return LoadedModel(
+        runner,
+        ToyPrompts(),
+        lambda _: None,
+        FACTS,
+        retained_slot=SlotId(FACTS.parallel),
+        find=lambda tell: tell(Found((), 3, "they were broken")),
+        flush=flush,
+    )
 
 
 def load_with(kind: type[FakeRunner]) -> Load:

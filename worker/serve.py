@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 import uvloop
 
+from worker.config import cache_dir
 from worker.config.no_effect import idle_after_load, idle_before_load, tell
 from worker.config.settings import Settings, environment, read_chat_template
 from worker.config.traces import asks_for_traces
@@ -26,7 +28,7 @@ from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, S
 from worker.front.certificate import Certificate, read_certificate
 from worker.front.client import ENGINE_COMMAND, EngineClient, configure
 from worker.front.fetch_child import fetch_in_child
-from worker.front.link import engine_environment
+from worker.front.link import EngineLink, engine_environment, shared_memory
 from worker.front.metrics import Metrics
 from worker.front.pool_manager import announce, is_test_mode, shown_url
 from worker.front.progress import report_loaded
@@ -68,11 +70,14 @@ def run(
 
     `unread`: environment variables that were meant for this worker and are no settings, each with its explanation.
     Raises: UsageError for a catalogue or a chat template that cannot be read, for traces that are asked for and cannot
-    be sent, and for a flag whose package is not installed, before anything is logged.
+    be sent, for a flag whose package is not installed, and for a directory that is not fit to keep prompts in, before
+    anything is logged.
     """
     if settings.kv_events is not None and find_spec("zmq") is None:
         raise UsageError("--kv-events needs pyzmq: pip install 'llorch-worker[kv-events]'")
     catalog, chat_template = load_catalog(settings.catalog), read_chat_template(settings)
+    if settings.prefix_cache_dir is not None:
+        cache_dir.prepare(settings.prefix_cache_dir)
     with in_background(sys.stderr) as writer:
         logs.configure(
             settings.log_format,
@@ -238,27 +243,29 @@ class Service:
         if certificate is not None:
             await self._unless_stopped(front, certificate.check(info))
             front.parity = certificate.body
-        client = EngineClient(
-            configure(self._settings, info.path, self._chat_template, draft_path),
-            front,
-            environment=engine_environment(),
-            watchdog_s=self._settings.watchdog_sec,
-            model_bytes=info.file_bytes,
-            command=self._engine_command,
-        )
-        log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(info.path))
-        try:
+        with shared_memory() as arena_fd:
+            client = EngineClient(
+                configure(self._settings, info.path, self._chat_template, draft_path, arena_fd=arena_fd),
+                front,
+                environment=engine_environment(),
+                watchdog_s=self._settings.watchdog_sec,
+                model_bytes=info.file_bytes,
+                command=self._engine_command,
+                spawn=partial(EngineLink.spawn, inherited_fds=[arena_fd]),
+            )
+            log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(info.path))
             try:
-                facts = await self._unless_stopped(front, client.start())
+                try:
+                    facts = await self._unless_stopped(front, client.start())
+                finally:
+                    front.load_ended()
+                report_loaded(facts, self._settings)
+                tell(idle_after_load(self._settings, facts))
+                yield client
             finally:
-                front.load_ended()
-            report_loaded(facts, self._settings)
-            tell(idle_after_load(self._settings, facts))
-            yield client
-        finally:
-            # A worker without an engine takes nothing more, whatever it was that ended it.
-            front.drain()
-            await client.close()
+                # A worker without an engine takes nothing more, whatever it was that ended it.
+                front.drain()
+                await client.close()
 
     @asynccontextmanager
     async def _kv_events(self, front: Front) -> AsyncIterator[None]:

@@ -1,6 +1,7 @@
 """Settings that change nothing here are named with the reason, and those that count are not."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -60,6 +61,12 @@ def test_what_the_settings_alone_make_idle_is_told_before_the_load(changes: dict
         ({"prefix_cache_mb": "5"}, {}, []),
         ({"prefix_cache_mb": "5"}, {"prefix_cache_bytes": 0}, ["--prefix-cache-mb 5"]),
         ({"prefix_cache_mb": "0"}, {"prefix_cache_bytes": 0}, []),
+        ({"prefix_cache_dir": Path("/c")}, {}, []),
+        (
+            {"prefix_cache_dir": Path("/c")},
+            {"prefix_cache_bytes": 0, "prefix_cache_off": "mamba has recurrent state"},
+            ["--prefix-cache-dir /c"],
+        ),
         ({"swa_full": "off"}, {}, ["--swa-full off"]),
         ({"swa_full": "off"}, {"swa_full": False}, []),
         ({"split_mode": "layer"}, {}, ["--split-mode layer"]),

@@ -211,9 +211,10 @@ class FakeKv:
         assert 0 < n_tokens <= len(self.cells[source])
         self.cells[target] = self.cells[source][:n_tokens]
 
-    def save(self, slot: SlotId, start: int) -> Copy:
+    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = ()) -> Copy:
         assert self._can_share
         assert 0 <= start < len(self.cells[slot]), "there is something to save"
+        assert not tokens or list(tokens) == [cell.token for cell in self.cells[slot]], "whose cells they are"
         self._need_host_memory()
         self.n_saved += len(self.cells[slot]) - start
         return Copy(tuple((cell.token, cell.position) for cell in self.cells[slot][start:]))

@@ -21,6 +21,7 @@ from worker.wire.messages import (
     JobKey,
     Logprob,
     Outbound,
+    PrefixCacheFound,
     PromptLogprobs,
     Sampling,
     Scheduling,
@@ -188,6 +189,8 @@ class Rig:
             case BlocksChanged(changes=changes) if self.mirror is not None:
                 assert changes, "only a change is told"
                 self.mirror.hear(changes)
+            case PrefixCacheFound():
+                pass
             case _:
                 raise AssertionError(f"the loop does not send {frame}")
 

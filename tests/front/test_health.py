@@ -13,7 +13,7 @@ from worker.config.settings import Settings
 from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.metrics import Metrics
 from worker.front.state import Front
-from worker.wire.messages import SelfTested, StepDone
+from worker.wire.messages import PrefixCacheFound, SelfTested, StepDone
 
 STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")
@@ -68,13 +68,26 @@ def test_what_the_self_test_tried_is_told_with_its_verdict() -> None:
 
 def test_the_prefix_cache_is_told_as_the_last_step_left_it() -> None:
     body = shown(step=StepDone(prefix_tokens=300, prefix_bytes=4000))
-    assert body["prefix_cache"] == {"tokens": 300, "bytes": 4000, "limit_bytes": 4096, "off_because": None}
+    none = {"restored_tokens": 0, "restored_bytes": 0}
+    assert body["prefix_cache"] == {"tokens": 300, "bytes": 4000, "limit_bytes": 4096, "off_because": None, **none}
+
+
+def test_what_was_found_of_engines_before_is_told_until_this_one_has_died() -> None:
+    found = PrefixCacheFound(n_parts=2, n_tokens=300, n_bytes=4000)
+
+    def play(front: Front) -> None:
+        front.on_prefix_cache_found(found)
+        assert (front.health().prefix_cache.restored_tokens, front.health().prefix_cache.restored_bytes) == (300, 4000)
+        front.on_restarting("it was ended by SIGKILL", "")
+        assert front.health().prefix_cache.restored_tokens == 0
+
+    fronted(play)
 
 
 def test_before_a_model_is_loaded_nothing_is_made_up() -> None:
     def play(front: Front) -> None:
         body = msgspec.to_builtins(front.health())
-        assert body["prefix_cache"] == {"tokens": 0, "bytes": 0, "limit_bytes": 0, "off_because": None}
+        assert set(body["prefix_cache"].values()) == {0, None}
         assert chosen(body) == (None, False, "untested", ())
 
     fronted(play)

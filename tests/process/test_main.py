@@ -21,6 +21,7 @@ from tests.toy_engine import (
     DIFFERING,
     FOUND,
     GONE,
+    KEEPING,
     LEAVING,
     LOUD,
     LOUD_BYTES,
@@ -43,6 +44,7 @@ from worker.wire.messages import (
     Loaded,
     LoadFailed,
     Outbound,
+    PrefixCacheFound,
     Progress,
     Refused,
     Residency,
@@ -300,6 +302,32 @@ def test_a_front_that_sends_garbage_ends_the_process() -> None:
         code, words = engine.end()
         assert code == 1
         assert "ValueError" in words
+
+
+# ── what outlives the engine ─────────────────────────────────────────────────────────────────────
+
+
+def test_an_engine_tells_what_it_has_found_before_its_first_job() -> None:
+    with toy_engine(KEEPING) as engine:
+        engine.next(Loaded)
+        engine.send(job(1))
+        found = engine.next(PrefixCacheFound)
+        assert (found.n_parts, found.n_dropped, found.dropped_because) == (0, 3, "they were broken")
+        assert engine.next(StepDone).started == ()
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_an_engine_copies_out_the_last_jobs_cells_once_before_it_leaves(is_settled: bool) -> None:
+    with toy_engine(KEEPING) as engine:
+        engine.next(Loaded)
+        engine.send(job(1, prompt="twenty letters or so", max_tokens=4))
+        story = engine.story()
+        if is_settled:
+            assert engine.next(StepDone).prefix_tokens == 23
+        else:
+            assert story[-1].prefix_tokens == 0
+        engine.front.shutdown(socket.SHUT_WR)
+        assert engine.end() == (0, "23 cells are kept")
 
 
 # ── a front that does not read ───────────────────────────────────────────────────────────────────

@@ -123,7 +123,7 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
     health = worker.health()
     assert tuple(health) == HEALTH_KEYS
     cache = health["prefix_cache"]
-    assert tuple(cache) == ("tokens", "bytes", "limit_bytes", "off_because")
+    assert tuple(cache) == ("tokens", "bytes", "limit_bytes", "off_because", "restored_tokens", "restored_bytes")
     assert cache["off_because"] is None
     assert 0 <= cache["bytes"] <= cache["limit_bytes"]
     assert health["prefill_chunk"] in {2**n for n in range(4, 10)}

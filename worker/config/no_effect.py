@@ -70,6 +70,8 @@ def idle_after_load(settings: Settings, facts: Loaded) -> Idle:
         yield f"--batch-size {settings.batch_size}", f"{facts.parallel} slots and their drafts need {facts.batch_size}"
     if settings.prefix_cache_bytes > 0 and not facts.prefix_cache_bytes:
         yield f"--prefix-cache-mb {settings.prefix_cache_mb}", "this model's memory cannot be cut, so nothing is kept"
+    if settings.prefix_cache_dir is not None and not facts.prefix_cache_bytes:
+        yield f"--prefix-cache-dir {settings.prefix_cache_dir}", f"nothing is kept: {facts.prefix_cache_off}"
     if settings.swa_full != "auto" and facts.swa_full is None:
         yield f"--swa-full {settings.swa_full}", "no layer of this model has a sliding window"
     if settings.split_mode != "none" and facts.backend == "cpu":

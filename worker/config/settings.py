@@ -210,6 +210,14 @@ class Settings:
         metavar="N|auto",
         show_default="as much as the KV cache, at most half of what is left",
     )
+    prefix_cache_dir: Path | None = setting(
+        None,
+        "A directory of your own where this is kept over restarts, as many bytes of it as in main memory.",
+        "Operation",
+        ANY_PATH,
+        metavar="DIR",
+        show_default="none: it ends with the worker",
+    )
 
     parallel: int = setting(
         0, "Jobs generating at once.", "Jobs", IntRange(0, MAX_SEQ_IDS), show_default="8, fewer if memory demands"

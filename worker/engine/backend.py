@@ -172,8 +172,10 @@ class Kv(Protocol):
         """Give the empty slot `target` the first n_tokens cells of `source`; they take no room."""
         ...
 
-    def save(self, slot: SlotId, start: int) -> Saved:
-        """A copy of the slot's cells from position `start` on; there are some."""
+    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = ()) -> Saved:
+        """A copy of the slot's cells from position `start` on; there are some. `tokens`: what all of the slot's cells
+        are of, where the copy is to outlive this process.
+        """
         ...
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
@@ -245,6 +247,18 @@ class BadBatch(StepFailed):
     """llama_decode -1: some slice is invalid."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What engines before this one have left of ended jobs."""
+
+    parts: Seq[tuple[list[TokenId], Saved]]
+    """Cells, and all tokens from position 0 to their last; those of a beginning come before what follows it."""
+    n_dropped: int = 0
+    """How many more were there and cannot be believed."""
+    dropped_because: str | None = None
+    """Of the first of these."""
+
+
 SelfTest = Callable[[], Generator[SelfTested | None, None, None]]
 
 
@@ -296,6 +310,11 @@ class LoadedModel:
     draft: LoadedDraft | None = None
     residency: Callable[[], Residency] | None = None
     """Where the model is now, from any thread; None on a CPU, whose memory it cannot leave."""
+    find: Callable[[Callable[[Found], None]], None] | None = None
+    """Called once: tells what engines before this one have kept, on a thread of its own, and waits a moment for that.
+    None: nothing outlives this one."""
+    flush: Callable[[float], None] | None = None
+    """Waits so many seconds until all that is to outlive the worker is written; None: nothing is. From any thread."""
 
 
 Load = Callable[[Configure, Callable[[int], None]], LoadedModel]

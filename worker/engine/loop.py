@@ -14,6 +14,7 @@ from worker.engine.backend import (
     BadBatch,
     Constraint,
     Forced,
+    Found,
     KvMismatch,
     LoadedDraft,
     NoRoom,
@@ -38,6 +39,7 @@ from worker.wire.messages import (
     JobKey,
     Logprob,
     Outbound,
+    PrefixCacheFound,
     PromptLogprobs,
     Sampling,
     SlotId,
@@ -187,6 +189,31 @@ class Engine:
         if self.prefix_cache.put_away(self.scheduler.running.values()):
             self._report(None)
             self._tell_blocks()
+
+    def back_up(self) -> None:
+        """Copy out what the retained slot has, so that it outlives this process; it stays there, too."""
+        n_before = self.prefix_cache.index.n_tokens
+        self.prefix_cache.back_up()
+        if self.prefix_cache.index.n_tokens != n_before:
+            self._report(None)
+            self._tell_blocks()
+
+    def restore(self, found: Found) -> None:
+        """Take over what engines before this one have kept."""
+        index = self.prefix_cache.index
+        n_tokens, n_bytes = index.n_tokens, index.n_bytes
+        n_parts = sum(self.prefix_cache.restore(tokens, saved) for tokens, saved in found.parts)
+        self._emit(
+            PrefixCacheFound(
+                n_parts=n_parts,
+                n_tokens=max(0, index.n_tokens - n_tokens),
+                n_bytes=max(0, index.n_bytes - n_bytes),
+                n_dropped=found.n_dropped,
+                dropped_because=found.dropped_because,
+            )
+        )
+        self._report(None)
+        self._tell_blocks()
 
     def step(self) -> None:
         """Admit, choose, run, apply, report; where nothing is left to do, compare what is in the memory."""

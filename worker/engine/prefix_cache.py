@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from worker.engine.backend import Kv, Score
+from worker.engine.backend import Kv, Saved, Score
 from worker.engine.kv_blocks import BlockJournal, Held
 from worker.engine.prefix_tree import PrefixIndex, n_common
 from worker.engine.sequence import Sequence, State
@@ -132,6 +132,22 @@ class PrefixCache:
         self._kv.trim(self._retained_slot, 0)
         return True
 
+    def back_up(self) -> None:
+        """Copy out what the retained slot has, and leave it there too."""
+        if self.retained:
+            assert self._retained_slot is not None
+            self._copy_out(self._retained_slot, self.retained, self._retained_scores)
+
+    def restore(self, tokens: list[TokenId], saved: Saved) -> bool:
+        """Keep cells that an engine before this one has left, of the last of `tokens`. False where their beginning is
+        missing, or they are known.
+        """
+        n_known, start = self.index.match(tokens), len(tokens) - saved.n_tokens
+        if not self.is_keeping or not start <= n_known < len(tokens):
+            return False
+        self.index.insert(tokens, n_known, saved if n_known == start else saved.split(n_known - start)[1])
+        return True
+
     def _copy_out(self, slot: SlotId, tokens: list[TokenId], scores: list[Score]) -> None:
         """Put the slot's cells and their scores into the index. What there is no memory for is not even copied; it can
         be computed again.
@@ -139,7 +155,7 @@ class PrefixCache:
         n_known = self.index.match(tokens)
         if len(tokens) - n_known >= LEAST_KEPT and len(tokens) * self._token_bytes <= self.index.limit_bytes:
             with suppress(MemoryError):
-                saved = self._kv.save(slot, n_known)
+                saved = self._kv.save(slot, n_known, tokens)
                 self._token_bytes = saved.n_bytes / saved.n_tokens
                 self.index.insert(tokens, n_known, saved)
         if scores:

@@ -44,6 +44,7 @@ from worker.wire.messages import (
     Loaded,
     LoadFailed,
     Outbound,
+    PrefixCacheFound,
     Progress,
     PromptLookup,
     Refused,
@@ -110,6 +111,9 @@ class Observer:
     def on_residency(self, residency: Residency) -> None:
         """The engine has looked where its model is."""
 
+    def on_prefix_cache_found(self, found: PrefixCacheFound) -> None:
+        """The engine has looked for what others before it have kept."""
+
     def on_engine_line(self, line: str) -> None:
         """The engine has written a line to its stderr."""
 
@@ -140,12 +144,18 @@ Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[L
 
 
 def configure(
-    settings: Settings, model_path: Path, chat_template: str | None = None, draft_path: Path | None = None
+    settings: Settings,
+    model_path: Path,
+    chat_template: str | None = None,
+    draft_path: Path | None = None,
+    *,
+    arena_fd: int = -1,
 ) -> Configure:
     """The engine's first frame. Paths are absolute, because the engine need not share the working directory.
 
-    `chat_template` is what read_chat_template found.
+    `chat_template` is what read_chat_template found; `arena_fd` is memory that each engine inherits.
     """
+    kept_in = settings.prefix_cache_dir
     return Configure(
         model_path=str(model_path.absolute()),
         device=settings.device_or_auto,
@@ -174,6 +184,8 @@ def configure(
         chat_template=chat_template,
         chat_template_kwargs=settings.chat_template_kwargs,
         tells_blocks=settings.kv_events is not None,
+        arena_fd=arena_fd,
+        prefix_cache_dir=None if kept_in is None else str(kept_in.absolute()),
     )
 
 
@@ -345,6 +357,8 @@ class EngineClient:
                 self._observer.on_residency(message)
             case BlocksChanged():
                 self._observer.on_blocks_changed(message)
+            case PrefixCacheFound():
+                self._observer.on_prefix_cache_found(message)
             case Progress() | Loaded() | LoadFailed() | SelfTested() | StepBegun() | StepDone():
                 # The intake thread's answers do not show that the thread that loads and steps is alive.
                 self._watchdog.heartbeat()

@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 from worker.config.settings import Settings
 from worker.protocol.bodies import DraftModelBody, HealthBody, ParityBody, PrefixCacheBody, ReadyState, State, TriedBody
-from worker.wire.messages import DraftModelFacts, Loaded, Residency, SelfTested, StepDone
+from worker.wire.messages import DraftModelFacts, Loaded, PrefixCacheFound, Residency, SelfTested, StepDone
 
 
 class Phase(Enum):
@@ -65,6 +65,7 @@ class EngineStatus:
     step: StepDone = field(default_factory=StepDone)
     self_tested: SelfTested | None = None
     residency: Residency | None = None
+    found: PrefixCacheFound | None = None
 
     def residency_of(self, facts: Loaded) -> Residency:
         """Where the model is: as the engine last said, else as it was after the load."""
@@ -110,6 +111,8 @@ def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, 
             bytes=engine.step.prefix_bytes,
             limit_bytes=facts.prefix_cache_bytes if facts else 0,
             off_because=facts.prefix_cache_off if facts else None,
+            restored_tokens=engine.found.n_tokens if engine.found else 0,
+            restored_bytes=engine.found.n_bytes if engine.found else 0,
         ),
         deterministic=settings.deterministic,
         determinism="untested" if tested is None else "same" if tested.is_same else "differs",

@@ -7,10 +7,12 @@ means) is client.py's.
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 from worker.config.settings import environment
@@ -61,7 +63,12 @@ class EngineLink(asyncio.Protocol):
 
     @classmethod
     async def spawn(
-        cls, command: Sequence[str], generation: int, owner: LinkOwner, environment: Mapping[str, str]
+        cls,
+        command: Sequence[str],
+        generation: int,
+        owner: LinkOwner,
+        environment: Mapping[str, str],
+        inherited_fds: Sequence[int] = (),
     ) -> "EngineLink":
         """Start the engine in its own session, so that a terminal's Ctrl-C reaches the front only. Raises: OSError."""
         link = cls(generation, owner)
@@ -76,7 +83,7 @@ class EngineLink(asyncio.Protocol):
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     stderr=PIPE,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), *inherited_fds],
                     start_new_session=True,
                     env=dict(environment),
                 )
@@ -164,6 +171,25 @@ def _describe(code: int) -> str:
         return f"it was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"it was ended by signal {-code}"
+
+
+@contextlib.contextmanager
+def shared_memory() -> Iterator[int]:
+    """A descriptor of memory that lives as long as this process has it, whatever becomes of an engine that maps it.
+
+    Where the system has no such memory without a name (macOS), it is a file without one. Raises: OSError.
+    """
+    fd = -1
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            fd = os.memfd_create("llorch-prefix-cache", os.MFD_CLOEXEC)
+    if fd < 0:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def engine_environment() -> dict[str, str]:

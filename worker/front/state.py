@@ -41,6 +41,7 @@ from worker.wire.messages import (
     Detokenized,
     JobKey,
     Loaded,
+    PrefixCacheFound,
     Prompt,
     QuestionKey,
     Residency,
@@ -379,6 +380,13 @@ class Front(Observer):
                 vram_bytes=residency.memory_bytes,
                 device=self.facts.device_name,
             )
+
+    def on_prefix_cache_found(self, found: PrefixCacheFound) -> None:
+        self._engine_status.found = found
+        if found.n_parts:
+            log.info("prefix_cache_restored", parts=found.n_parts, tokens=found.n_tokens, bytes=found.n_bytes)
+        if found.n_dropped:
+            log.warning("prefix_cache_dropped", parts=found.n_dropped, reason=found.dropped_because)
 
     def on_engine_line(self, line: str) -> None:
         """llama.cpp's warnings and errors and our own are for operators; whatever else the process writes is not."""

@@ -29,8 +29,9 @@ from llama_cpp import llama_cpp as capi
 
 from worker.engine.backend import KvMismatch, Saved
 from worker.llama.kv_copies import ORDINARY, Allocate, Bytes, Layout, SavedCells, chained, lasting, passing
+from worker.llama.kv_keeper import Keeper
 from worker.llama.seq_ids import SeqIds
-from worker.wire.messages import SlotId
+from worker.wire.messages import SlotId, TokenId
 
 _SPARE_CELLS = 256
 """How many forgotten cells are always tolerated: moving costs time, and so does attention that walks past them."""
@@ -66,9 +67,17 @@ class Kv:
         self._spans = Spans(seq_ids.n_slots)
         self._n_forgotten = 0
         """Forgotten cells that are still occupied."""
+        self.keeper: Keeper | None = None
+        """Who keeps copies beyond this process."""
+        self._unproven: list[SavedCells] = []
+        """What was loaded, until a decode with it has returned."""
         self._newest: tuple[SlotId, int] = (SlotId(-1), 0)
         """The slot whose cells are the last of all used ones, as far as is known, and how many of its last positions
         are."""
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
 
     @property
     def can_share(self) -> bool:
@@ -94,6 +103,12 @@ class Kv:
 
     def add(self, slot: SlotId, n_tokens: int) -> None:
         """A decode has filled so many more; called in the order of its batch."""
+        self._count(slot, n_tokens)
+        if self._unproven and self.keeper is not None:
+            self.keeper.mark(self._unproven, is_in_use=False)
+            self._unproven = []
+
+    def _count(self, slot: SlotId, n_tokens: int) -> None:
         self._spans.grow(slot, n_tokens)
         newest, n_newest = self._newest
         self._newest = (slot, n_tokens + n_newest if slot == newest else n_tokens)
@@ -250,8 +265,9 @@ class Kv:
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, slot: SlotId, start: int) -> SavedCells:
-        """A copy of the slot's cells from position `start` on.
+    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = ()) -> SavedCells:
+        """A copy of the slot's cells from position `start` on. `tokens`: what all of the slot's cells are of; with them
+        the keeper gets the copy too.
 
         Raises: ValueError for arguments out of range, and where the memory cannot be shared.
         """
@@ -260,7 +276,12 @@ class Kv:
             raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; none can be saved from {start} on")
         parts = list(self._window_parts(start, self.n_cells(slot)))
         allocate = lasting if len(parts) == 1 else passing
-        return SavedCells([self._copy(slot, begin, end, allocate) for begin, end in parts], self._layout)
+        copies = [self._copy(slot, begin, end, allocate) for begin, end in parts]
+        if self.keeper is None or not tokens:
+            return SavedCells(copies, self._layout)
+        saved = SavedCells(copies, self._layout, tokens, self.keeper.take)
+        self.keeper.take(saved)
+        return saved
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
         """Fill the empty slot with the first `n_tokens` of what the parts, one behind the other, hold.
@@ -273,12 +294,16 @@ class Kv:
         self._check_empty(slot)
         if not 1 <= n_tokens <= self.n_free_cells:
             raise ValueError(f"{n_tokens} saved cells cannot be loaded into {self.n_free_cells} free ones")
-        state = chained([_own(part) for part in parts], n_tokens)
+        copies = [_own(part) for part in parts]
+        state = chained(copies, n_tokens)
         self.make_room(n_tokens)
+        if self.keeper is not None:
+            self.keeper.mark(copies, is_in_use=True)
+            self._unproven += copies
         self._write(slot, state)
         if self.seq_ids.has_twins:
             capi.llama_memory_seq_cp(self._memory, slot, self.seq_ids.twin(slot), -1, -1)
-        self.add(slot, n_tokens)
+        self._count(slot, n_tokens)
 
     def _window_parts(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """[start, end) in the parts that a saved state can hold: cut at multiples of the window, if there is one.

@@ -15,14 +15,18 @@ Source: llama_context::state_seq_write_data, llama_kv_cache::state_write, state_
 
 import mmap
 import struct
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from worker.llama.kv_arena import Room
 
 Bytes = NDArray[np.uint8]
 
@@ -133,8 +137,11 @@ class SeqState:
 class SavedCells:
     """The engine's Saved (backend.py): the cells of positions [start, start + n_tokens)."""
 
-    def __init__(self, parts: Seq[Bytes], layout: Layout = ORDINARY) -> None:
+    def __init__(
+        self, parts: Seq[Bytes], layout: Layout = ORDINARY, tokens: Seq[int] = (), keep: "Keep | None" = None
+    ) -> None:
         """`parts`: states of at least one cell, one behind the other; a single one is the copy's own from now on.
+        `tokens`: all from position 0 to the last cell, where they are known. `keep` is told of what this is split into.
 
         Raises: ValueError: they are none.
         """
@@ -146,9 +153,14 @@ class SavedCells:
             self._data = joined(in_order, lasting)
             self.state = parse_seq_state(self._data, layout)
         self._layout = layout
+        self._keep = keep
+        self.tokens = array("i", tokens)
+        self.room: Room | None = None
 
     state: SeqState
     """Views of the copy, for this room only."""
+    room: "Room | None"
+    """Where the keeper has it beyond this process."""
 
     @property
     def start(self) -> int:
@@ -166,10 +178,28 @@ class SavedCells:
         """Split the copy as Saved.split does. Raises: ValueError for a number out of range."""
         if not 0 < n_tokens < self.n_tokens:
             raise ValueError(f"{self.n_tokens} saved cells cannot be split after {n_tokens}")
-        return self._part(0, n_tokens), self._part(n_tokens, self.n_tokens)
+        halves = self._part(0, n_tokens), self._part(n_tokens, self.n_tokens)
+        if self._keep is not None:
+            for half in halves:
+                self._keep(half)
+        return halves
 
     def _part(self, begin: int, end: int) -> Self:
-        return type(self)([joined([self.state.cut(begin, end)], lasting)], self._layout)
+        tokens = self.tokens[: self.start + end]
+        return type(self)([joined([self.state.cut(begin, end)], lasting)], self._layout, tokens, self._keep)
+
+    @property
+    def data(self) -> memoryview:
+        """The state."""
+        return self._data.data
+
+    def move_to(self, room: "Room", data: Bytes) -> None:
+        """From now on the same bytes are read from `data`, in the keeper's room; from any thread, at any time."""
+        state = parse_seq_state(data, self._layout)
+        self._data, self.state, self.room = data, state, room
+
+
+Keep = Callable[[SavedCells], None]
 
 
 def chained(parts: Seq[SavedCells], n_tokens: int) -> Bytes:

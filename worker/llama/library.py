@@ -112,6 +112,12 @@ def open_library(on_log: OnLog | None = None) -> Library:
     return library
 
 
+def build() -> str:
+    """Which llama.cpp this is: the binding's version, what the processor is used for, and the sizes of its files."""
+    files = sorted((path.name, path.stat().st_size) for path in LIBRARY_DIR.iterdir())
+    return f"{PINNED_VERSION} {capi.llama_print_system_info().decode()} {files}"
+
+
 @functools.cache
 def _open_once() -> Library:
     check_binding(

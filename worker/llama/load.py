@@ -25,7 +25,8 @@ from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in_main, place_pair
-from worker.llama.library import OnLog, open_library
+from worker.llama.kv_keeper import Keeper, Keeping
+from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import TOKEN_KINDS, Model, Split
 from worker.llama.paging import paging
 from worker.llama.placement import HOST_SHARE, Placement, place
@@ -91,6 +92,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         has_drafts=bool(shapes.row_costs),
         context_length=loaded.facts.context_length,
     )
+    keeper = _keeper(config, loaded)
     return LoadedModel(
         runner,
         Prompts(loaded.model, chat),
@@ -101,7 +103,39 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         self_test=partial(self_test, runner, serving, most_s=math.inf if config.is_deterministic else MOST_S),
         draft=None if loaded.draft is None else LoadedDraft(loaded.draft, loaded.draft_row_costs),
         residency=residency_on(on_gpus, is_resident=loaded.facts.resident) if on_gpus else None,
+        find=None if keeper is None else keeper.find,
+        flush=None if keeper is None or config.prefix_cache_dir is None else keeper.flush,
     )
+
+
+def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
+    """Who keeps ended jobs' cells beyond this process, if anything is kept and the front has memory for it."""
+    kv, facts = loaded.runner.kv, loaded.facts
+    if config.arena_fd < 0 or not facts.prefix_cache_bytes:
+        return None
+    context = loaded.runner.context
+    # All that decides which bits a cell has, beside the model and its tokens; what the context made of the
+    # configuration counts. Chunks do not: where answers depend on them, they depend on the company too.
+    made_by = (
+        *(build(), facts.backend, facts.device_name, facts.offload.gpu_layers),
+        *(facts.offload.tensor_split, config.split_mode, config.cache_type_k, config.cache_type_v, config.flash_attn),
+        *(facts.swa_full, context.n_ctx, context.n_batch, context.n_ubatch, context.n_slots, config.threads),
+        *(config.threads_batch, cpu_quota(), config.is_deterministic, kv.layout),
+    )
+    keeping = Keeping(
+        arena_fd=config.arena_fd,
+        directory=None if config.prefix_cache_dir is None else Path(config.prefix_cache_dir),
+        limit_bytes=facts.prefix_cache_bytes,
+        model_paths=loaded.info.part_paths,
+        facts=repr(made_by).encode(),
+        layout=kv.layout,
+    )
+    try:
+        kv.keeper = Keeper(keeping)
+    except OSError as error:
+        sys.stderr.write(f"engine warning: what jobs compute is not kept beyond the engine: {error.strerror}\n")
+        sys.stderr.flush()
+    return kv.keeper
 
 
 def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: OnLog | None = None) -> LoadedRunner:

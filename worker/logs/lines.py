@@ -34,6 +34,8 @@ LogEvent = Literal[
     "model_load_complete",
     "memory_off_plan",
     "prefix_cache_off",
+    "prefix_cache_restored",
+    "prefix_cache_dropped",
     "ready",
     "callback_sent",
     "execute_start",

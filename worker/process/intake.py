@@ -11,7 +11,7 @@ import socket
 import threading
 from dataclasses import dataclass
 
-from worker.engine.backend import Constraint, LoadedModel
+from worker.engine.backend import Constraint, Found, LoadedModel
 from worker.engine.loop import Engine
 from worker.process.outbox import Outbox, die, leave
 from worker.wire.frames import FrameBuffer, inbound_decoder
@@ -45,6 +45,20 @@ class Queued:
     constraint: Constraint | None
 
 
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The process is about to end; whether all that jobs computed is copied out."""
+
+    is_put_away: threading.Event
+
+
+Work = Inbound | Queued | Found | Leaving
+"""What the step thread takes between steps."""
+
+FAREWELL_S = 1.5
+"""How long the process stays for a step to end, and as long again for files to be written; the front waits for 5 s."""
+
+
 class Intake:
     """Reads the socket on its own thread. The first frame is Configure, the others are jobs, cancels and questions."""
 
@@ -55,7 +69,7 @@ class Intake:
         self._max_tokens_in = 0
         self._engine: Engine | None = None
         self._cancelled: set[JobKey] = set()
-        self.inbox: queue.SimpleQueue[Inbound | Queued] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="intake", daemon=True).start()
 
     def serve(self, config: Configure, model: LoadedModel, engine: Engine) -> None:
@@ -74,7 +88,16 @@ class Intake:
             pass
         except Exception:  # noqa: BLE001 - top of a thread: whatever it is, it ends the process, once, with its story
             die()
+        self._keep_all()
         leave("")
+
+    def _keep_all(self) -> None:
+        """What is to outlive the worker is written, if that takes no long time."""
+        if self._model is not None and self._model.flush is not None:
+            leaving = Leaving(threading.Event())
+            self.inbox.put(leaving)
+            leaving.is_put_away.wait(FAREWELL_S)
+            self._model.flush(FAREWELL_S)
 
     def _take(self, message: Inbound) -> None:
         match message:

@@ -15,16 +15,15 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Literal
 
-from worker.engine.backend import Load, LoadedModel, SelfTest
+from worker.engine.backend import Found, Load, LoadedModel, SelfTest
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.errors import InsufficientMemory, ModelLoadFailed, StartupError
-from worker.process.intake import Intake, Queued
+from worker.process.intake import Intake, Leaving, Queued, Work
 from worker.process.outbox import Outbox, die, leave
 from worker.wire.messages import (
     Cancel,
     Configure,
-    Inbound,
     LoadFailed,
     Progress,
     SelfTested,
@@ -33,6 +32,10 @@ from worker.wire.messages import (
 CALM_S = 2.0
 """How many seconds nobody may have wanted the engine before it tests itself: a worker that is asked at once, or again
 and again, has better things to compute, and keeps its last job's cells where they are."""
+
+SETTLED_S = 0.1
+"""After so many seconds without a job the last one's cells are copied out, where that outlives the engine. It takes
+milliseconds, and a conversation that goes on at once does not wait for them."""
 
 
 def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
@@ -71,18 +74,31 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
             outbox.send(_load_failed(_untestable(model.facts.context_length)))
             return
         self_test = None
+    if model.find is not None:
+        model.find(intake.inbox.put)
     outbox.send(model.facts)
     while True:
         if engine.is_idle:
-            message = _next(intake.inbox, timeout_s=None if self_test is None else CALM_S)
-            if message is None:
-                engine.put_away()
-                found = _test(self_test, outbox, lambda: not intake.inbox.empty())
-                self_test = self_test if found == "wanted" else None
-                continue
-            _apply(message, engine)
+            self_test = _rest(intake.inbox, engine, outbox, self_test, is_kept=model.find is not None)
         _drain(intake.inbox, engine)
         engine.step()
+
+
+def _rest(
+    inbox: "queue.SimpleQueue[Work]", engine: Engine, outbox: Outbox, self_test: SelfTest | None, *, is_kept: bool
+) -> SelfTest | None:
+    """Wait for work, and do meanwhile what nobody waits for. The self-test, if it is still to be run."""
+    message = _next(inbox, timeout_s=SETTLED_S) if is_kept else None
+    if message is None:
+        if is_kept:
+            engine.back_up()
+        message = _next(inbox, timeout_s=None if self_test is None else CALM_S)
+    if message is not None:
+        _apply(message, engine)
+        return self_test
+    engine.put_away()
+    found = _test(self_test, outbox, lambda: not inbox.empty())
+    return self_test if found == "wanted" else None
 
 
 def _warn(warning: str) -> None:
@@ -134,7 +150,7 @@ def _untestable(context_length: int) -> ModelLoadFailed:
     )
 
 
-def _next(inbox: "queue.SimpleQueue[Inbound | Queued]", *, timeout_s: float | None) -> Inbound | Queued | None:
+def _next(inbox: "queue.SimpleQueue[Work]", *, timeout_s: float | None) -> Work | None:
     """Wait for a message, without end where that is meant; None when there was none in time."""
     try:
         return inbox.get(timeout=timeout_s)
@@ -142,7 +158,7 @@ def _next(inbox: "queue.SimpleQueue[Inbound | Queued]", *, timeout_s: float | No
         return None
 
 
-def _drain(inbox: "queue.SimpleQueue[Inbound | Queued]", engine: Engine) -> None:
+def _drain(inbox: "queue.SimpleQueue[Work]", engine: Engine) -> None:
     """Take all messages that are in the inbox."""
     while True:
         try:
@@ -151,7 +167,7 @@ def _drain(inbox: "queue.SimpleQueue[Inbound | Queued]", engine: Engine) -> None
             return
 
 
-def _apply(message: Inbound | Queued, engine: Engine) -> None:
+def _apply(message: Work, engine: Engine) -> None:
     match message:
         case Queued(submit, prompt, constraint):
             engine.submit(
@@ -165,6 +181,11 @@ def _apply(message: Inbound | Queued, engine: Engine) -> None:
             )
         case Cancel(job=job):
             engine.cancel(job)
+        case Found():
+            engine.restore(message)
+        case Leaving(is_put_away=is_put_away):
+            engine.back_up()
+            is_put_away.set()
 
 
 def _root_of(error: BaseException) -> str:

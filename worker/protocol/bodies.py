@@ -120,6 +120,8 @@ class PrefixCacheBody(_Body, frozen=True, kw_only=True):
     bytes: Count
     limit_bytes: Annotated[Count, doc("0: nothing is kept.")]
     off_because: Annotated[str | None, doc("Why nothing is, and where something can be done about it, what.")]
+    restored_tokens: Annotated[Count, doc("What this engine has found of engines and workers before it.")]
+    restored_bytes: Count
 
 
 class TriedBody(_Body, frozen=True, kw_only=True):

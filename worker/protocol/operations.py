@@ -204,7 +204,9 @@ _LOADING = HealthBody(
     queue_depth=0,
     parity=None,
     prefill_chunk=None,
-    prefix_cache=PrefixCacheBody(tokens=0, bytes=0, limit_bytes=0, off_because=None),
+    prefix_cache=PrefixCacheBody(
+        tokens=0, bytes=0, limit_bytes=0, off_because=None, restored_tokens=0, restored_bytes=0
+    ),
     deterministic=False,
     determinism="untested",
     determinism_differences=(),
@@ -225,7 +227,14 @@ _IDLE = msgspec.structs.replace(
     uptime_seconds=60,
     slots_total=8,
     prefill_chunk=128,
-    prefix_cache=PrefixCacheBody(tokens=812, bytes=18_710_528, limit_bytes=377_487_360, off_because=None),
+    prefix_cache=PrefixCacheBody(
+        tokens=812,
+        bytes=18_710_528,
+        limit_bytes=377_487_360,
+        off_because=None,
+        restored_tokens=0,
+        restored_bytes=0,
+    ),
     determinism="same",
     determinism_tried=TriedBody(
         prompts=5,

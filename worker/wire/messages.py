@@ -4,7 +4,7 @@ Owns the frames on the socketpair (msgspec structs, tagged, array-like). Knows n
 
     front  ── Configure, Submit, Cancel, AskResidency, Tokenize, Detokenize ──▶  engine
     front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
-    front  ◀── Tokenized, Untokenized, Detokenized, BlocksChanged ──  engine
+    front  ◀── Tokenized, Untokenized, Detokenized, BlocksChanged, PrefixCacheFound ──  engine
 """
 
 import math
@@ -173,6 +173,10 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """A JSON object: what the template is told beside each conversation, where that says nothing else."""
     tells_blocks: bool = False
     """Whether the engine sends BlocksChanged."""
+    arena_fd: int = -1
+    """Memory of the front's, inherited under this number: what is put there outlives the engine. -1: there is none."""
+    prefix_cache_dir: str | None = None
+    """A directory for what is to outlive the worker too."""
 
     @property
     def itl_target_s(self) -> float:
@@ -376,6 +380,18 @@ class SelfTested(_Frame, frozen=True, kw_only=True):
     """How many rows are decoded at once at most, in the test and in serving; 0 means all rows of a step."""
 
 
+class PrefixCacheFound(_Frame, frozen=True, kw_only=True):
+    """What this engine has found of the prefix caches of engines before it."""
+
+    n_parts: int
+    n_tokens: int
+    n_bytes: int
+    n_dropped: int = 0
+    """How many parts more were there: damaged, made otherwise, or what an engine died of."""
+    dropped_because: str | None = None
+    """Of the first of these."""
+
+
 class Residency(_Frame, frozen=True, kw_only=True):
     """Where the model is now, by the device's own figures."""
 
@@ -548,6 +564,7 @@ Outbound = (
     | Refused
     | StepBegun
     | StepDone
+    | PrefixCacheFound
     | Residency
     | Tokenized
     | Untokenized

@@ -1,0 +1,107 @@
+"""What an engine has left is found by the next one, whatever part of it has survived, and changes no answer."""
+
+from itertools import accumulate
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.fake_runner import CELL_BYTES, Request
+from tests.engine.rig import Rig
+from worker.engine.backend import Found, Saved
+from worker.engine.prefix_cache import LEAST_KEPT
+from worker.wire.messages import PrefixCacheFound, StepDone, TokenId
+
+Part = tuple[list[TokenId], Saved]
+
+STEMS = tuple(tuple((stem * i) % 23 for i in range(20)) for stem in (3, 5))
+PROMPTS = st.lists(
+    st.builds(
+        lambda stem, n, more: (*stem[:n], *more), st.sampled_from(STEMS), st.integers(16, 20), st.binary(max_size=30)
+    ),
+    min_size=1,
+    max_size=5,
+).map(lambda prompts: [(*prompt, 1) for prompt in prompts])
+
+
+def rig() -> Rig:
+    return Rig(prefix_cache_bytes=2000 * CELL_BYTES)
+
+
+def answer(engine: Rig, prompt: tuple[int, ...]) -> int:
+    """Run a job, whose text the rig checks; how many tokens it found computed."""
+    job = engine.submit(Request(prompt, max_tokens=3))
+    engine.run_until_idle()
+    assert engine.stories[job].text == engine.outcome(job).text
+    return engine.n_cached[job]
+
+
+def parts_after(engine: Rig, prompts: list[tuple[int, ...]]) -> list[Part]:
+    """What the index has after these jobs, each part once, beginnings first."""
+    sequences = []
+    for prompt in prompts:
+        answer(engine, prompt)
+        sequences.append(list(engine.engine.prefix_cache.retained))
+    engine.engine.put_away()
+    index, parts = engine.engine.prefix_cache.index, dict[int, Part]()
+    for tokens in sequences:
+        n_matched = index.match(tokens)
+        saved = index.take(tokens, n_matched)
+        for end, part in zip(accumulate(each.n_tokens for each in saved), saved, strict=True):
+            if end <= n_matched:
+                parts[id(part)] = (tokens[:end], part)
+    assert sum(saved.n_tokens for _, saved in parts.values()) == index.n_tokens
+    return sorted(parts.values(), key=lambda part: len(part[0]) - part[1].n_tokens)
+
+
+@settings(max_examples=15)
+@given(prompts=PROMPTS)
+def test_what_was_kept_is_found_as_before(prompts: list[tuple[int, ...]]) -> None:
+    first, second = rig(), rig()
+    parts = parts_after(first, prompts)
+    second.engine.restore(Found(parts))
+    told = next(frame for frame in second.frames if isinstance(frame, PrefixCacheFound))
+    assert told.n_parts == len(parts)
+    assert told.n_tokens == sum(saved.n_tokens for _, saved in parts) == second.engine.prefix_cache.index.n_tokens
+    for tokens, _ in parts:
+        assert second.engine.prefix_cache.index.match(tokens) == len(tokens)
+    longest = max((tokens for tokens, _ in parts), key=len)
+    assert answer(second, (*longest, 2, 2)) == len(longest)
+
+
+@settings(max_examples=15)
+@given(prompts=PROMPTS, lost=st.sets(st.integers(0, 9)), order=st.randoms(use_true_random=False))
+def test_whatever_is_lost_comes_twice_or_in_disorder_answers_are_right(
+    prompts: list[tuple[int, ...]], lost: set[int], order: object
+) -> None:
+    second = rig()
+    parts = [part for i, part in enumerate(parts_after(rig(), prompts)) if i not in lost]
+    found = [*parts, *parts]
+    order.shuffle(found)  # type: ignore[attr-defined]  # hypothesis gives a Random
+    second.engine.restore(Found(found, n_dropped=len(lost), dropped_because="it was lost"))
+    for prompt in prompts:
+        answer(second, prompt)
+
+
+def test_a_longer_part_than_was_known_is_kept_behind_what_is_known() -> None:
+    """Two workers have kept the same beginning, each in a part that goes on its own way."""
+    stem, ours, theirs = (5,) * 20, (1,) * 20, (2,) * 20
+    engine = rig()
+    for rest in (ours, theirs):
+        engine.engine.restore(Found(parts_after(rig(), [(*stem, *rest)])))
+    assert [answer(engine, (*stem, *rest, 25)) for rest in (ours, theirs)] == [40, 40]
+
+
+def test_the_last_jobs_cells_are_copied_out_and_stay_where_they_are() -> None:
+    engine = rig()
+    prompt = tuple(range(1, LEAST_KEPT + 9))
+    answer(engine, prompt)
+    n_retained = len(engine.engine.prefix_cache.retained)
+    engine.engine.back_up()
+    told = engine.frames[-1]
+    assert isinstance(told, StepDone)
+    assert (told.prefix_tokens, len(engine.engine.prefix_cache.retained)) == (n_retained, n_retained)
+    n_frames, n_saved = len(engine.frames), engine.runner.kv.n_saved
+    engine.engine.back_up()
+    assert (len(engine.frames), engine.runner.kv.n_saved) == (n_frames, n_saved), "once"
+    assert answer(engine, (*prompt, 9)) == len(prompt)
+    assert engine.runner.kv.n_saved == n_saved, "found where it was, without a copy"

@@ -1,0 +1,163 @@
+"""What ended jobs computed outlives the engine, and with a directory the worker, and changes no answer."""
+
+import os
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.worker_process import Event, WorkerProcess, eventually, serve_default
+from worker.config.cache_dir import read_key
+from worker.llama.kv_arena import Arena
+from worker.llama.kv_records import code_of, read_record, record_of
+
+pytestmark = [pytest.mark.process, pytest.mark.model]
+
+STORY = "The fisherman mended his nets while the gulls cried over the harbour and the tide went out. " * 8
+FIRST: Event = {"prompt": STORY + "Then", "max_tokens": 8}
+NEXT: tuple[Event, ...] = (
+    {"max_tokens": 24, "logprobs": 2, "ignore_eos": True},
+    {"max_tokens": 24, "logprobs": 2, "ignore_eos": True, "temperature": 0.8, "seed": 5},
+)
+"""A greedy turn and a drawn one."""
+
+
+def serve(model: Path, *arguments: str) -> WorkerProcess:
+    return serve_default(model, "--ctx-size", "2048", "--parallel", "2", *arguments)
+
+
+def answered(worker: WorkerProcess, prompt: str) -> list[list[Event]]:
+    """The tokens and log-probabilities of the next turns, bit for bit as they are told."""
+    turns = [worker.run(**request, prompt=prompt) for request in NEXT]
+    return [[{**event, "ts": None} for event in turn if event["type"] == "token"] for turn in turns]
+
+
+def n_cached(worker: WorkerProcess, prompt: str) -> int:
+    n_found: int = worker.run(prompt=prompt, max_tokens=1)[0]["cached_tokens"]
+    return n_found
+
+
+class Conversation:
+    """A first turn, and what a worker that nothing happens to finds of the next one, and answers."""
+
+    def __init__(self, model: Path) -> None:
+        with serve(model, "--prefix-cache-mb", "0", "--prompt-lookup", "off") as plain:
+            plain.ready()
+            self.prompt = STORY + "Then" + plain.text(**FIRST) + " And so"
+            self.answers = answered(plain, self.prompt)
+        with serve(model) as worker:
+            worker.ready().run(**FIRST)
+            self.n_warm = n_cached(worker, self.prompt)
+
+    def check(self, worker: WorkerProcess) -> None:
+        assert n_cached(worker, self.prompt) == self.n_warm > 100
+        assert answered(worker, self.prompt) == self.answers
+
+
+@pytest.fixture(scope="module")
+def conversation(any_model: Path) -> Conversation:
+    return Conversation(any_model)
+
+
+def in_memory(worker: WorkerProcess) -> int:
+    """How many entries the front's memory has."""
+    for fd in Path(f"/proc/{worker.process.pid}/fd").iterdir():
+        if str(fd.readlink()).startswith("/memfd:llorch-prefix-cache"):
+            own = os.open(fd, os.O_RDWR)
+            try:
+                return len(Arena(own).found)
+            finally:
+                os.close(own)
+    raise AssertionError("the front has no such memory")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the front's memory through /proc")
+def test_after_an_engines_death_the_next_turn_finds_what_it_would_have_found(
+    any_model: Path, conversation: Conversation
+) -> None:
+    with serve(any_model) as worker:
+        worker.ready().run(**FIRST)
+        eventually(lambda: in_memory(worker))
+        for _ in range(2):
+            n_entries = in_memory(worker)
+            worker.engine.kill()
+            worker.wait_for("engine_restarted")
+            told = worker.wait_for("prefix_cache_restored")
+            eventually(lambda: worker.get("/readyz").status_code == 200)
+            assert told["parts"] == n_entries
+            cache = worker.health()["prefix_cache"]
+            assert (cache["restored_tokens"], cache["restored_bytes"]) == (told["tokens"], told["bytes"])
+        conversation.check(worker)
+        assert not [line for line in worker.log if line["event"] == "prefix_cache_dropped"]
+
+
+@pytest.fixture
+def folder(any_model: Path, tmp_path: Path) -> Path:
+    """What a worker has left."""
+    folder = tmp_path / "cache"
+    with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
+        worker.ready().run(**FIRST)
+        eventually(lambda: list(folder.glob("*.kv")))
+        worker.terminate()
+        assert worker.exit_code() == 0
+    return folder
+
+
+def test_after_a_restart_of_the_worker_too(any_model: Path, conversation: Conversation, folder: Path) -> None:
+    with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
+        conversation.check(worker.ready())
+        told = [line for line in worker.log if line["event"] == "prefix_cache_restored"]
+        assert [line["tokens"] > 100 for line in told] == [True]
+
+
+def test_a_damaged_file_is_one_warning_and_gone_and_the_answer_is_right(
+    any_model: Path, conversation: Conversation, folder: Path
+) -> None:
+    files = list(folder.glob("*.kv"))
+    for path in files:
+        path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+    with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
+        worker.ready()
+        told = [line for line in worker.log if line["event"] == "prefix_cache_dropped"]
+        assert [(line["level"], line["parts"]) for line in told] == [("warning", len(files))]
+        assert "its code is wrong" in told[0]["reason"]
+        assert not any(path.exists() for path in files)
+        assert n_cached(worker, conversation.prompt) == 0
+        assert answered(worker, conversation.prompt) == conversation.answers
+
+
+def poisoned(path: Path, key: bytes) -> Path:
+    """The file with another type of K, and a right code, as only a holder of the key can make it."""
+    data = path.read_bytes()
+    record = read_record(data, key=key, binding=data[8:40])
+    state = bytearray(record.state)
+    (n_cells,) = struct.unpack_from("<I", state, 12)
+    struct.pack_into("<i", state, 16 + 12 * n_cells + 8, 3)
+    whole = b"".join(record_of(record.tokens, bytes(state), key=key, binding=data[8:40]))
+    path.unlink()
+    path = path.with_name(f"{path.name.partition('-')[0]}-{code_of(whole).hex()}.kv")
+    path.write_bytes(whole)
+    return path
+
+
+def test_an_engine_that_dies_of_what_was_kept_dies_once(
+    any_model: Path, conversation: Conversation, folder: Path
+) -> None:
+    files = [poisoned(path, read_key(folder)) for path in folder.glob("*.kv")]
+    with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
+        worker.ready()
+        assert answered(worker, conversation.prompt) == conversation.answers
+        death = worker.wait_for("engine_restarted")
+        assert "bytes of saved cells could be written" in death["last_words"]
+        told = worker.wait_for("prefix_cache_dropped")
+        assert told["reason"] == "the engine before died while it was loaded"
+        assert not any(path.exists() for path in files)
+        assert worker.metrics()["worker_engine_restarts_total"] == 1
+
+
+def test_a_directory_that_everybody_can_write_is_no_start(any_model: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with serve(any_model, "--prefix-cache-dir", str(tmp_path)) as worker:
+        assert worker.exit_code() == 2
+        assert "can be written by everybody: chmod o-w, or name another one" in "".join(worker.stderr)

@@ -1,0 +1,110 @@
+"""Saved cells in a directory, one file each, so that they outlive the worker.
+
+Owns names, the bound, the lock and the way in which files come and go. Knows nothing of what is inside: readers check
+it (kv_records.py). Runs on the keeper's thread, because a disk may take its time.
+
+A file appears under its name whole, by a rename. It is not synced: after a power cut its code is wrong or it is not
+there, and either costs a prefill; a sync would cost each write, and every other program on that disk. Workers may share
+a directory: who writes holds a lock, and makes room for it by the oldest files, whoever wrote them. Each reads the
+files of its own model and settings, and leaves those of others alone.
+"""
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.config.cache_dir import key_path
+from worker.llama.kv_records import Buffer
+
+_SUFFIX, _UNFINISHED = ".kv", ".kv-part"
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    changed_ns: int
+    n_bytes: int
+    path: Path
+
+
+class CacheFiles:
+    """The files of one binding in a directory that holds at most `limit_bytes` of all bindings' files."""
+
+    def __init__(self, directory: Path, binding: bytes, limit_bytes: int) -> None:
+        self._directory = directory
+        self._prefix = f"{binding.hex()[:16]}-"
+        self._limit_bytes = limit_bytes
+
+    def name(self, code: bytes) -> str:
+        """The file of the record with that code."""
+        return f"{self._prefix}{code.hex()}{_SUFFIX}"
+
+    def names(self) -> list[str]:
+        """Our own, the newest first, as many as the limit has room for. Raises: OSError."""
+        ours, n_left = [], self._limit_bytes
+        for file in sorted(self._files(), key=lambda file: file.changed_ns, reverse=True):
+            if file.path.name.startswith(self._prefix):
+                n_left -= file.n_bytes
+                if n_left < 0:
+                    break
+                ours.append(file.path.name)
+        return ours
+
+    def read(self, name: str) -> bytes:
+        """Raises: OSError."""
+        fd = os.open(self._directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            return file.read(self._limit_bytes + 1)
+
+    def write(self, name: str, data: Buffer) -> None:
+        """Whole or not at all. What is larger than the limit is not written. Raises: OSError."""
+        if len(data) > self._limit_bytes:
+            return
+        with self._locked():
+            self._make_room(len(data))
+            unfinished = (self._directory / name).with_suffix(_UNFINISHED)
+            fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                with os.fdopen(fd, "wb", buffering=0) as file:
+                    left = memoryview(data)
+                    while left:
+                        left = left[file.write(left) :]
+                unfinished.replace(self._directory / name)
+            finally:
+                unfinished.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Idempotent; a file that cannot be removed is as good as none, because its like will be found wrong again."""
+        with suppress(OSError):
+            (self._directory / name).unlink()
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Remove what a writer before us has left unfinished, and the oldest files until there is room."""
+        for unfinished in self._directory.glob(f"*{_UNFINISHED}"):
+            unfinished.unlink(missing_ok=True)
+        files = sorted(self._files(), key=lambda file: file.changed_ns)
+        n_more = sum(file.n_bytes for file in files) + n_bytes - self._limit_bytes
+        for file in files:
+            if n_more <= 0:
+                return
+            file.path.unlink(missing_ok=True)
+            n_more -= file.n_bytes
+
+    def _files(self) -> Iterator[_File]:
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if entry.name.endswith(_SUFFIX):
+                    with suppress(FileNotFoundError):  # another worker's has just gone
+                        found = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode):
+                            yield _File(found.st_mtime_ns, found.st_size, Path(entry.path))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time, of all workers; the lock goes with the process that has it."""
+        with key_path(self._directory).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

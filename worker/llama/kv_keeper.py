@@ -1,0 +1,260 @@
+"""The keeper: a thread that puts saved cells where an engine's death, and a worker's end, leave them.
+
+Owns what is kept beyond this process, in memory of the front's (kv_arena.py) and in files (kv_files.py), and what is
+believed of it afterwards. The step thread hands copies over, and waits for nothing here: a copy stays its own until it
+has been written, and moves then. What is evicted before its turn is never written.
+
+An engine may die of what it was given back. So what is being loaded is marked until a step with it has run, and what is
+found marked is dropped.
+"""
+
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from worker.config.cache_dir import read_key
+from worker.engine.backend import Found, Saved
+from worker.llama.kv_arena import Arena, Room
+from worker.llama.kv_copies import Bytes, Layout, SavedCells
+from worker.llama.kv_files import CacheFiles
+from worker.llama.kv_records import CODE_BYTES, Unbelieved, binding_of, code_of, read_record, record_of
+from worker.model.catalog import sha256_of
+from worker.wire.messages import TokenId
+
+FIND_S = 2.0
+"""How long the first job waits, at most, until what is kept is checked: at about 1 GB/s. The rest is given later."""
+
+_NICENESS = 10
+"""Steps come first; on one that waits for a thread whose processor is taken, all of its threads wait."""
+
+_SLACK = 2
+"""How many times the limit the memory's address space is, so that holes between entries are no lack of room. Entries
+that are evicted a moment later lie there as well."""
+
+_NO_KEY = b""
+"""Without a directory: the memory is the front's and ours alone, and the code is there for what a death left broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is to be kept, and for whom."""
+
+    arena_fd: int
+    directory: Path | None
+    limit_bytes: int
+    model_paths: tuple[Path, ...]
+    facts: bytes
+    """All that decides what cells look like and mean, beside the model."""
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A copy that nobody has any more."""
+
+    room: Room
+    code: bytes
+
+
+class Keeper:
+    """`take`, `mark` and `flush` are the step thread's; they wait for no disk. Made once the model is loaded."""
+
+    def __init__(self, keeping: Keeping) -> None:
+        """Raises: OSError where there is no address space for what is to be kept."""
+        self._keeping = keeping
+        self._arena = Arena(keeping.arena_fd, _SLACK * keeping.limit_bytes)
+        self._key, self._binding = _NO_KEY, b""
+        self._files: CacheFiles | None = None
+        self._has_warned = False
+        self._queue: queue.SimpleQueue[weakref.ref[SavedCells] | _Left | threading.Event] = queue.SimpleQueue()
+
+    # ── the step thread ──────────────────────────────────────────────────────────────────────────
+
+    def find(self, tell: Callable[[Found], None]) -> None:
+        """Begin. `tell` is called once, on the keeper's thread, with what is believed of what is there; until then, or
+        FIND_S, this waits.
+        """
+        has_told = threading.Event()
+        threading.Thread(target=self._run, args=(tell, has_told), name="keeper", daemon=True).start()
+        has_told.wait(FIND_S)
+
+    def take(self, saved: SavedCells) -> None:
+        """Keep a copy whose tokens are known, if it is still there when its turn comes."""
+        self._queue.put(weakref.ref(saved))
+
+    def mark(self, parts: Iterable[SavedCells], *, is_in_use: bool) -> None:
+        """Parts are about to be loaded, or a step with them has run."""
+        for part in parts:
+            if part.room is not None:
+                self._arena.mark(part.room, is_in_use=is_in_use)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all that was taken is kept."""
+        is_done = threading.Event()
+        self._queue.put(is_done)
+        is_done.wait(timeout_s)
+
+    # ── the keeper's thread ──────────────────────────────────────────────────────────────────────
+
+    def _run(self, tell: Callable[[Found], None], has_told: threading.Event) -> None:
+        try:
+            self._identify()
+            tell(self._found())
+            has_told.set()
+            if sys.platform == "linux":
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            while True:
+                self._serve(self._queue.get())
+        except Exception as error:  # noqa: BLE001 - top of a thread: jobs go on without what it does, and somebody is told
+            _warn(f"saved prompts are no longer kept beyond this engine: {type(error).__name__}: {error}")
+        finally:
+            has_told.set()
+
+    def _identify(self) -> None:
+        """Whose cells these are. Of the file a digest is needed only where others may have made what is found."""
+        keeping = self._keeping
+        stamp = binding_of(*map(_stamp_of, keeping.model_paths))
+        model = stamp
+        if keeping.directory is not None:
+            self._key = read_key(keeping.directory)
+            noted = self._arena.note
+            # A predecessor of this engine has read the same files.
+            is_known = noted[: len(stamp)] == stamp
+            model = noted[len(stamp) : 2 * len(stamp)] if is_known else _digest_of(keeping.model_paths)
+            self._arena.note = stamp + model
+        self._binding = binding_of(model, keeping.facts)
+        if keeping.directory is not None:
+            self._files = CacheFiles(keeping.directory, self._binding, keeping.limit_bytes)
+
+    def _found(self) -> Found:
+        """What is there, beginnings first; what is not believed is removed."""
+        parts: list[tuple[list[TokenId], Saved]] = []
+        reasons: list[str] = []
+        for found in (*self._in_memory(), *(self._in_files() if self._files is not None else ())):
+            if isinstance(found, SavedCells):
+                parts.append(([TokenId(token) for token in found.tokens], found))
+            else:
+                reasons.append(found)
+        parts.sort(key=lambda part: (len(part[0]) - part[1].n_tokens, -part[1].n_tokens))
+        return Found(tuple(parts), len(reasons), reasons[0] if reasons else None)
+
+    def _in_memory(self) -> Iterator[SavedCells | str]:
+        """Yield what another engine of this front has left there, or why it is dropped."""
+        self._codes: set[bytes] = set()
+        for room, was_in_use in self._arena.found:
+            view = self._arena.view(room)
+            code = code_of(view.data)
+            try:
+                if was_in_use:
+                    raise Unbelieved("the engine before died while it was loaded")
+                yield self._believed(view, room)
+                self._codes.add(code)
+            except ValueError as error:
+                self._forget(_Left(room, code))
+                yield str(error)
+
+    def _in_files(self) -> Iterator[SavedCells | str]:
+        """Yield what is only there, or why it is dropped."""
+        assert self._files is not None
+        known = set(map(self._files.name, self._codes))
+        for name in self._files.names():
+            if name in known:
+                continue
+            room: Room | None = None
+            try:
+                data = self._files.read(name)
+                read_record(data, key=self._key, binding=self._binding)
+                if name != self._files.name(code_of(data)):
+                    raise Unbelieved("it has another's name")
+                room = self._arena.store([data])
+                view = np.frombuffer(data, np.uint8) if room is None else self._arena.view(room)
+                yield self._believed(view, room)
+            except FileNotFoundError:  # another worker has just removed it
+                continue
+            except OSError as error:
+                yield f"{name}: {error.strerror}"
+            except ValueError as error:
+                self._files.remove(name)
+                if room is not None:
+                    self._arena.free(room)
+                yield f"{name}: {error}"
+
+    def _believed(self, view: Bytes, room: Room | None) -> SavedCells:
+        """Raises: Unbelieved, ValueError."""
+        record = read_record(view.data, key=self._key, binding=self._binding)
+        end = len(view) - CODE_BYTES
+        state = view[end - len(record.state) : end]
+        saved = SavedCells([state], self._keeping.layout, record.tokens, self.take)
+        if saved.start + saved.n_tokens != len(record.tokens):
+            raise Unbelieved(
+                f"its {saved.n_tokens} cells from {saved.start} on are not the last of {len(record.tokens)}"
+            )
+        if room is not None:
+            self._settle(saved, room, state, code_of(view.data))
+        return saved
+
+    def _serve(self, work: "weakref.ref[SavedCells] | _Left | threading.Event") -> None:
+        match work:
+            case weakref.ref():
+                saved = work()
+                if saved is not None and saved.room is None:
+                    self._keep(saved)
+            case _Left():
+                self._forget(work)
+            case threading.Event():
+                work.set()
+
+    def _keep(self, saved: SavedCells) -> None:
+        parts = record_of(saved.tokens, saved.data, key=self._key, binding=self._binding)
+        room = self._arena.store(parts)
+        if room is None:
+            return
+        view = self._arena.view(room)
+        code = code_of(view.data)
+        end = len(view) - CODE_BYTES
+        self._settle(saved, room, view[end - saved.n_bytes : end], code)
+        if self._files is not None:
+            try:
+                self._files.write(self._files.name(code), view.data)
+            except OSError as error:
+                self._warn_once(f"--prefix-cache-dir: a file could not be written: {error.strerror}")
+
+    def _settle(self, saved: SavedCells, room: Room, state: Bytes, code: bytes) -> None:
+        """The copy lies in the room from now on, which is free again once nobody has the copy."""
+        saved.move_to(room, state)
+        weakref.finalize(saved, self._queue.put, _Left(room, code)).atexit = False
+
+    def _forget(self, left: _Left) -> None:
+        self._arena.free(left.room)
+        if self._files is not None:
+            self._files.remove(self._files.name(left.code))
+
+    def _warn_once(self, warning: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _warn(warning)
+
+
+def _stamp_of(path: Path) -> bytes:
+    """What changes when a file is replaced."""
+    found = path.stat()
+    return f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}".encode(errors="surrogateescape")
+
+
+def _digest_of(paths: Iterable[Path]) -> bytes:
+    return binding_of(*(sha256_of(path).encode() for path in paths))
+
+
+def _warn(warning: str) -> None:
+    """The front logs it, because of its first words (front/state.py)."""
+    sys.stderr.write(f"engine warning: {warning}\n")
+    sys.stderr.flush()

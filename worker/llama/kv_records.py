@@ -1,0 +1,83 @@
+"""A saved part as bytes that prove what they are: made by whom, of which tokens, and whole.
+
+Owns the form and the check, which comes before llama.cpp or anything else reads a byte of the cells. Pure: whoever has
+the bytes may ask, from any thread. Little-endian, as all hosts we run on.
+
+    magic 8 · binding 32 · n_tokens u32 · 0 u32 · n_state_bytes u64 · n_tokens × token i32 · state · code 32
+
+The tokens are all of the beginning that the state is the end of. The binding is a digest of all that decides what
+cells look like and mean; the code is BLAKE2b, with the key, of everything before it.
+"""
+
+import hashlib
+import hmac
+import struct
+from array import array
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from worker.wire.messages import TokenId
+
+Buffer = bytes | memoryview
+
+_MAGIC = b"LLORKV01"
+_HEAD = struct.Struct("<8s32sIIQ")
+BINDING_BYTES = CODE_BYTES = 32
+
+
+class Unbelieved(ValueError):
+    """The bytes are no record, not a whole one, or another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a record says. `state` is a view of the bytes that were read."""
+
+    tokens: list[TokenId]
+    state: memoryview
+
+
+def binding_of(*facts: bytes) -> bytes:
+    """A digest of the facts in this order; each counts with its length."""
+    digest = hashlib.blake2b(digest_size=BINDING_BYTES)
+    for fact in facts:
+        digest.update(struct.pack("<Q", len(fact)) + fact)
+    return digest.digest()
+
+
+def record_of(tokens: Seq[int], state: Buffer, *, key: bytes, binding: bytes) -> tuple[Buffer, ...]:
+    """A record's bytes in three parts, one behind the other, so that the state need not be copied."""
+    head = _HEAD.pack(_MAGIC, binding, len(tokens), 0, len(state)) + array("i", tokens).tobytes()
+    return head, state, _code(key, head, state)
+
+
+def code_of(record: Buffer) -> bytes:
+    """The code at a record's end, whether or not it is right."""
+    return bytes(record[-CODE_BYTES:])
+
+
+def read_record(data: Buffer, *, key: bytes, binding: bytes) -> Record:
+    """Raises: Unbelieved for bytes that were not made with this key, by this binding, or are not as they were made."""
+    whole = memoryview(data)
+    n_most = len(whole) - _HEAD.size - CODE_BYTES
+    if n_most < 0:
+        raise Unbelieved(f"{len(whole)} bytes are too few")
+    magic, bound_to, n_tokens, zero, n_state = _HEAD.unpack_from(whole)
+    if magic != _MAGIC or zero:
+        raise Unbelieved("it does not begin as saved cells do")
+    if 4 * n_tokens + n_state != n_most:
+        raise Unbelieved(f"it has {len(whole)} bytes, and its head says {len(whole) - n_most + 4 * n_tokens + n_state}")
+    if not hmac.compare_digest(_code(key, whole[:-CODE_BYTES]), whole[-CODE_BYTES:]):
+        raise Unbelieved("its code is wrong: it is damaged, or was made with another key")
+    if bound_to != binding:
+        raise Unbelieved("it was made by another model, another build or with other settings")
+    begin = _HEAD.size + 4 * n_tokens
+    tokens = array("i", whole[_HEAD.size : begin].tobytes())
+    return Record([TokenId(token) for token in tokens], whole[begin : begin + n_state])
+
+
+def _code(key: bytes, *parts: Buffer) -> bytes:
+    digest = hashlib.blake2b(key=key, digest_size=CODE_BYTES)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
