@@ -122,7 +122,8 @@ class ModelLoadFailed(StartupError):
 
 
 class CertificateRefused(StartupError):
-    """`--parity-report` names no report, one that did not pass, or one about another file."""
+    """`--parity-report` names no report, or one that did not pass; or `--require-parity` finds that it does not cover
+    what runs here."""
 
     code = "PARITY_REPORT_REFUSED"
 

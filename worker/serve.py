@@ -241,8 +241,9 @@ class Service:
             info = read_info(await self._unless_stopped(front, fetch_in_child(self._settings, model)))
         draft_path = await self._draft_path(front)
         if certificate is not None:
-            await self._unless_stopped(front, certificate.check(info))
-            front.parity = certificate.body
+            front.certificate = await self._unless_stopped(front, certificate.examined(info))
+            if self._settings.require_parity:
+                front.certificate.check_file()
         with shared_memory() as arena_fd:
             client = EngineClient(
                 configure(self._settings, info.path, self._chat_template, draft_path, arena_fd=arena_fd),

@@ -1,5 +1,7 @@
 """`parity`: the commands on the real model against committed reference logits, and everything a user can get wrong."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,12 +9,14 @@ import pytest
 import tomli
 
 from tests.parity.golden_logits import GOLDEN, without_torch
+from tests.parity.reports import report
+from tests.worker_process import WorkerProcess
 from worker.cli import run
 from worker.errors import WorkerError
 from worker.front.certificate import read_certificate
 from worker.parity.bundle import verify
 from worker.parity.f32_copy import rewrite
-from worker.parity.report import Report, from_json
+from worker.parity.report import Report, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,8 @@ class Ran:
         return from_json((self.folder / "report.json").read_bytes())
 
 
-def judged(model: Path, proofs: Path, run_id: str, *levels: str) -> Ran:
-    named = [argument for level in levels for argument in ("--level", level)]
+def judged(model: Path, proofs: Path, run_id: str, *levels: str, flags: Sequence[str] = ()) -> Ran:
+    named = [*(argument for level in levels for argument in ("--level", level)), *flags]
     where = ["--proof-dir", str(proofs), "--run-id", run_id, "--work-dir", str(proofs / "work")]
     found = without_torch("run", "--model", str(model), "--reference", str(GOLDEN), "--threads", "1", *where, *named)
     return Ran(found.returncode, found.stdout, found.stderr, proofs / "parity" / run_id)
@@ -96,6 +100,39 @@ def test_a_failed_run_leaves_its_evidence_too_and_no_certificate(failed: Ran) ->
 
 
 @pytest.mark.model
+def test_the_caches_that_serve_would_have_are_judged_with_what_they_cost(default_model: Path, tmp_path: Path) -> None:
+    flags = ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
+    found = judged(default_model, tmp_path, "q8", "logits", flags=flags)
+    assert found.code == 0, found.stderr
+    numerics = found.report.numerics
+    assert numerics is not None
+    assert (numerics.cache_type_k, numerics.cache_type_v) == ("q8_0", "q8_0")
+    reasons = {check.reason for level in found.report.levels for check in level.checks if "file: mean KL" in check.name}
+    assert [reason for reason in reasons if "; and " not in reason] == []
+
+
+@pytest.mark.model
+@pytest.mark.process
+def test_a_worker_with_the_flags_of_the_run_is_covered_exactly(passed: Ran, default_model: Path) -> None:
+    flags = ("--parity-report", str(passed.folder), "--require-parity", "--threads", "1", "--ctx-size", "512")
+    with WorkerProcess("--model", str(default_model), "--port", "0", *flags) as worker:
+        parity = worker.ready().health()["parity"]
+        assert (parity["covers"], parity["differences"]) == ("exact", [])
+
+
+@pytest.mark.model
+def test_show_prints_what_was_proved_of_what_and_with_what(passed: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["parity", "show", str(passed.folder)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    made = passed.report
+    assert made.numerics is not None
+    facts = [made.model.sha256, made.reference.sha256, made.bounds.sha256, made.created, made.numerics.llama_cpp]
+    facts += ["cache_type_k bf16", "cache_type_v f16", "flash_attn on", "device cpu", *made.numerics.cpu_features]
+    assert [fact for fact in facts if fact not in shown] == []
+    assert all(f"{level.name} {level.verdict}" in shown for level in made.levels)
+
+
+@pytest.mark.model
 def test_a_run_whose_id_is_taken_is_refused_before_anything_is_computed(passed: Ran, default_model: Path) -> None:
     again = judged(default_model, passed.folder.parents[1], "good", "logits")
     assert again.code == 2
@@ -132,6 +169,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--bounds", "nowhere.toml"], (2, "nowhere.toml")),
         (["run", "--level", "nonsense"], (2, "nonsense")),
         (["run", "--tokens", "5"], (2, "512")),
+        (["run", "--cache-type-v", "q4_0", "--flash-attn", "off"], (2, "needs flash attention")),
+        (["run", "--device", "cpu", "--gpu-layers", "all"], (2, "--gpu-layers all needs a GPU")),
         (["run", "--run-id", "../../x", "--reference", str(GOLDEN)], (2, "run id")),
         (["run", "--reference", str(GOLDEN), "--catalog", "nowhere.toml"], (2, "nowhere.toml")),
         (["matrix"], (2, "make one with `llorch-worker parity reference`")),
@@ -158,6 +197,19 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 def test_a_model_that_is_not_here_is_not_fetched(nowhere: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["parity", "run", "--model", model, "--models-dir", str(nowhere)]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_show_says_of_an_old_report_that_it_covers_no_worker(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = json.loads(to_json(report(numerics=None)))
+    del old["numerics"]
+    Path("old.json").write_text(json.dumps(old))
+    assert run(["parity", "show", "old.json"]) == 0
+    assert "covers no worker exactly" in capsys.readouterr().out
+    assert [run(["parity", "show", name]) for name in ("nowhere.json", str(Path(__file__)))] == [2, 2]
+    assert [line.split(":")[2] for line in capsys.readouterr().err.splitlines()] == [
+        " nowhere.json cannot be read",
+        f" {__file__} is not the report.json of a parity run",
+    ]
 
 
 def test_verify_of_nothing_is_one_line(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:

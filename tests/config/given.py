@@ -9,7 +9,11 @@ import pytest
 from worker import cli
 from worker.config.settings import Settings
 
-NEEDED = {"tensor_split": ["--split-mode=layer"], "ubatch_size": ["--batch-size=1048576"]}
+NEEDED = {
+    "tensor_split": ["--split-mode=layer"],
+    "ubatch_size": ["--batch-size=1048576"],
+    "require_parity": ["--parity-report=report.json"],
+}
 """Settings that have no meaning without another one."""
 
 

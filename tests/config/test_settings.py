@@ -17,6 +17,7 @@ from worker.config.settings import (
     Settings,
     check,
     flag_name,
+    flags_of,
     options,
     read_chat_template,
 )
@@ -293,3 +294,24 @@ def test_prompts_are_shown_to_other_machines_only_where_that_is_said_plainly(end
 def test_a_draft_model_is_refused_where_there_are_no_drafts() -> None:
     with pytest.raises(UsageError, match="--draft-model and --deterministic do not go together"):
         check(Settings(model="m.gguf", draft_model="d.gguf", deterministic=True))
+
+
+def test_what_requires_a_report_is_refused_without_one() -> None:
+    with pytest.raises(UsageError, match="--require-parity needs a report"):
+        check(Settings(model="m.gguf", require_parity=True))
+    check(Settings(model="m.gguf", require_parity=True, parity_report=Path("report.json")))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--cache-type-k=q8_0", "--cache-type-v=q4_0", "--flash-attn=on", "--threads=3", "--deterministic"],
+        ["--device=cuda:1", "--gpu-layers=all", "--require-full-offload", "--ctx-size=4096"],
+        ["--split-mode=layer", "--tensor-split=3,1", "--swa-full=off"],
+    ],
+)
+def test_settings_become_flags_that_give_them_again(flags: list[str]) -> None:
+    asked = parse(["--model=m.gguf", "--port=0", *flags], {})
+    again = parse(["--model=m.gguf", *flags_of(asked, "Device and memory", also=("deterministic",))], {})
+    assert replace(again, worker_id="w", port=0) == replace(asked, worker_id="w")

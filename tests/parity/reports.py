@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tests.wire.test_numerics import ON_A_CPU
 from worker.parity.provenance import Machine
 from worker.parity.report import (
     LEVELS,
@@ -18,6 +19,7 @@ from worker.parity.report import (
     not_run,
     report_of,
 )
+from worker.wire.numerics import Numerics
 
 SHA256 = "0123456789abcdef" * 4
 ANYTHING = "a|b `c` <b>*d*</b> [e](f) \\ g\nh\r\x1b[31m $i$ _j_ # k\u202e\ud800 日本 "
@@ -44,7 +46,13 @@ def levels(**changed: Level) -> list[Level]:
     return list((made | changed).values())
 
 
-def report(found: Sequence[Level] | None = None, *, sha256: str = SHA256, file: str = "tiny.gguf") -> Report:
+def report(
+    found: Sequence[Level] | None = None,
+    *,
+    sha256: str = SHA256,
+    file: str = "tiny.gguf",
+    numerics: Numerics | None = ON_A_CPU,
+) -> Report:
     return report_of(
         run_id="20260102-030405-0123abcd",
         created="2026-01-02T03:04:05Z",
@@ -55,6 +63,7 @@ def report(found: Sequence[Level] | None = None, *, sha256: str = SHA256, file: 
         versions={"worker": "0.1.0", "torch": "not installed"},
         machine=Machine("A CPU", 8, 2, 2, "Linux x86_64"),
         levels=levels() if found is None else found,
+        numerics=numerics,
     )
 
 

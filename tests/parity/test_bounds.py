@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from worker.config.settings import CACHE_TYPES
 from worker.errors import UsageError
 from worker.parity.bounds import Bound, Bounds
+from worker.parity.run import ROUNDED
 
 BOUNDS = Bounds({"a.b": Bound(0.5, "at most", "measured"), "a.other": Bound(2.0, "at least", "counted")})
 
@@ -64,3 +66,30 @@ def test_a_bad_bounds_file_is_one_line_that_names_the_place(tmp_path: Path, text
 def test_a_missing_bounds_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.toml"):
         Bounds.load(tmp_path / "nowhere.toml")
+
+
+# ── allowances ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_a_cache_type_or_a_backend_costs_is_allowed_beside_the_bound_with_its_reason() -> None:
+    more = {"more.q4": Bound(0.25, "at most", "rounded to 4 bits"), "more.gpu": Bound(0.125, "at most", "elsewhere")}
+    bounds = Bounds({"a.b": Bound(0.5, "at most", "measured"), "a.c": Bound(0.75, "at least", "counted"), **more})
+    keys = ("more.q4", "more.none", "more.gpu")
+    found = bounds.check("x", 0.875, "a.b", allowances=keys)
+    assert (found.holds, found.bound) == (True, 0.875)
+    assert found.reason == "measured; and rounded to 4 bits; and elsewhere"
+    assert not bounds.check("x", 0.875, "a.b", allowances=keys[:2]).holds
+    assert bounds.check("x", 0.375, "a.c", allowances=keys).holds
+    assert not bounds.check("x", 0.374, "a.c", allowances=keys).holds
+
+
+@pytest.mark.parametrize("rounded", sorted(set(ROUNDED.values())))
+def test_every_quantised_cache_type_has_an_allowance_for_whatever_it_moves(rounded: str) -> None:
+    bounds = Bounds.load()
+    for what in ("kl_mean", "kl_p99", "top1", "top5", "perplexity"):
+        assert bounds.bound(f"logits.allowance.{rounded}.{what}").relation == "at most"
+    assert bounds.bound(f"generation.allowance.{rounded}.gap").value > 0
+
+
+def test_every_cache_type_that_is_quantised_has_its_word() -> None:
+    assert set(ROUNDED) == set(CACHE_TYPES) - {"f32", "f16", "bf16"}

@@ -88,6 +88,13 @@ def test_a_report_is_read_back_value_for_value(checks: tuple[Check, ...]) -> Non
     assert to_json(from_json(to_json(made))) == to_json(made)
 
 
+def test_a_report_from_before_there_were_numerics_is_still_read() -> None:
+    made = report(numerics=None)
+    old = json.loads(to_json(made))
+    del old["numerics"]
+    assert from_json(json.dumps(old).encode()) == made
+
+
 def test_numbers_that_are_none_are_read_back_as_such() -> None:
     infinite = Check("a", float("-inf"), "at least", 0.0, "r")
     histogram = Series("kl-histogram", "KL", (float("nan"), float("inf"), 1.0))

@@ -1,13 +1,19 @@
 """Which windows of the text are measured, and that one file's rows under one set-up are the same rows again."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.parity.made_logits import made_reference
+from worker.config.settings import Settings
+from worker.front.client import configure
+from worker.llama.load import load_runner, placed
+from worker.model.info import read_info
 from worker.parity.evidence import Window
-from worker.parity.setups import EXACT, as_served, compute, cpu, evaluated
+from worker.parity.setups import EXACT, as_served, compute, cpu, evaluated, served
 
 
 def test_the_longest_windows_are_taken_until_there_are_enough_tokens(tmp_path: Path) -> None:
@@ -33,3 +39,52 @@ def test_rows_of_the_served_file_are_the_same_bits_in_any_chunks(default_model: 
     }
     assert np.array_equal(rows["chunks"].logits.rows(0), rows["single"].logits.rows(0))
     assert rows["exact"].against(rows["chunks"].logits).max_error > 0.0
+
+
+# ── as it is served ──────────────────────────────────────────────────────────────────────────────
+
+
+def settings(**changes: Any) -> Settings:
+    report = Path("report.json")
+    return Settings(device="cpu", ctx_size=1024, parallel=1, threads=1, parity_report=report, **changes)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cache_type_k": "f16"},
+        {"cache_type_k": "q4_0", "cache_type_v": "q4_0", "flash_attn": "on"},
+        {"flash_attn": "off"},
+        {"deterministic": True},
+    ],
+)
+def test_the_engine_and_parity_say_the_same_of_one_model_with_the_same_settings(
+    shallow_model: Path, changes: dict[str, Any]
+) -> None:
+    config, info = configure(settings(**changes), shallow_model), read_info(shallow_model)
+    loaded = load_runner(config, lambda _: None)
+    loaded.runner.close()
+    with served(config, info, placed(config, info), n_ctx=64, n_threads=1) as found:
+        assert found.numerics == loaded.facts.numerics
+    assert found.numerics.device == "cpu"
+    assert found.numerics.flash_attn is (config.flash_attn != "off")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("type_k", "threads"), [("auto", (None, None)), ("f16", (1, 2))])
+def test_the_number_of_threads_is_told_where_it_changes_bits_and_nowhere_else(
+    shallow_model: Path, type_k: str, threads: tuple[int | None, int | None]
+) -> None:
+    """The last token is alone in its step, over more cells than ggml adds up in one thread."""
+    tokens = list(range(1, 18 * 32 + 2))
+    rows, told = [], []
+    info = read_info(shallow_model)
+    for n_threads in (1, 2):
+        config = configure(replace(settings(cache_type_k=type_k), threads=n_threads), shallow_model)
+        with served(config, info, placed(config, info), n_ctx=len(tokens), n_threads=n_threads) as found:
+            rows.append(found.scorer.logits(tokens)[-1])
+            told.append(found.numerics.threads)
+    assert tuple(told) == threads
+    assert np.array_equal(*rows) is (told[0] == told[1])

@@ -1,4 +1,4 @@
-"""`llorch-worker parity reference|run|matrix|verify|bounds`: is the model, as the worker runs it, still the reference?
+"""`llorch-worker parity reference|run|matrix|show|verify|bounds`: is the model, as the worker runs it, the reference?
 
 Owns: options, what they name (the model, the reference, the report's circumstances), what is printed, exit codes, where
 references are kept unless --output says otherwise. Refuses to know: how anything is compared (worker/parity).
@@ -17,11 +17,14 @@ from typing import Any, TypeVar
 import msgspec
 import rich_click as click
 
+import worker.llama  # noqa: F401 - before numpy, which brings a C++ library that some builds of llama.cpp die of
 from worker.argv import HELP_FLAGS
+from worker.cli import read_settings, setting_options
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
 from worker.config.settings import Settings
-from worker.errors import WorkerError
+from worker.errors import UsageError, WorkerError
+from worker.front.certificate import REPORT_FILE
 from worker.host import cpu_quota
 from worker.model.catalog import load_catalog
 from worker.parity import bundle, matrix
@@ -37,10 +40,12 @@ from worker.parity.case import (
     make_logits,
 )
 from worker.parity.levels.serving import SEEDS
+from worker.parity.markdown import facts
 from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, versions
 from worker.parity.references import CHECKPOINT, Chosen, catalogued, folder_for, found, given, remember
-from worker.parity.report import LEVELS, BoundsUsed, Level, ModelFile, Report, not_run, report_of
+from worker.parity.report import LEVELS, BoundsUsed, Level, ModelFile, Report, from_json, not_run, report_of
 from worker.parity.run import Run, matrix_of
+from worker.wire.numerics import Numerics
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -56,17 +61,7 @@ def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
-_of_a_model = _options(
-    click.option("--model", metavar="REF", help="The GGUF, as for serve. [default: the catalogue's]"),
-    where,
-    click.option(
-        "--threads",
-        type=click.IntRange(1, 512),
-        default=cpu_quota,
-        show_default="what this process may use",
-        metavar="N",
-        help="Threads of both sides.",
-    ),
+_of_the_text = _options(
     click.option(
         "--tokens",
         type=click.IntRange(512, 1_000_000),
@@ -82,6 +77,20 @@ _of_a_model = _options(
         metavar="DIR",
         help="For large intermediate files, which are removed: an F32 copy of the model and the reference's logits.",
     ),
+)
+
+_of_a_model = _options(
+    click.option("--model", metavar="REF", help="The GGUF, as for serve. [default: the catalogue's]"),
+    where,
+    click.option(
+        "--threads",
+        type=click.IntRange(1, 512),
+        default=cpu_quota,
+        show_default="what this process may use",
+        metavar="N",
+        help="Threads of both sides.",
+    ),
+    _of_the_text,
 )
 
 _judging_options = _options(
@@ -162,20 +171,31 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
     help=f"Only this level; several times for more. One of {', '.join(LEVELS)}.",
 )
 @_judging_options
-@_of_a_model
-def run(names: tuple[str, ...], **options: Any) -> None:
+@_of_the_text
+@click.pass_context
+def run(ctx: click.Context, /, names: tuple[str, ...], *, tokens: int, work_dir: Path | None, **options: Any) -> None:
     """Compare a model with its reference at every level; write a proof bundle and print where.
 
-    Exit 1 when a level fails, naming the first deviation, and when one named with --level cannot run.
+    The model is loaded as serve loads it with the same flags, variables and config file. Exit 1 when a level fails,
+    naming the first deviation, and when one named with --level cannot run.
     """
-    judging, asked = _split(options)
+    settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
+    judging = _judging(options)
     bounds = Bounds.load(judging.bounds_file)
     chosen = names or LEVELS
+    asked = Asked(
+        model=settings.model,
+        models_dir=settings.models_dir,
+        catalog=settings.catalog,
+        threads=settings.threads or cpu_quota(),
+        tokens=tokens,
+        work_dir=work_dir,
+    )
     with asked.subject() as subject:
-        run = Run(judging.case(subject, asked.tokens), bounds)
+        run = Run(judging.case(subject, tokens), bounds, settings)
         levels = list(run.levels(chosen, _say))
         parameters = {**compared(run.case), "levels": ", ".join(chosen)}
-        report = judging.report(run.case, levels, parameters)
+        report = judging.report(run.case, levels, parameters, run.numerics)
     _write(
         report,
         judging.proof_dir,
@@ -183,6 +203,9 @@ def run(names: tuple[str, ...], **options: Any) -> None:
         seeds=[{"level": "serving", "seed": seed} for seed in SEEDS if run.transcript],
         transcript=[msgspec.to_builtins(record) for record in run.transcript],
     )
+
+
+run.params.extend(setting_options("Device and memory", also=("model", "models_dir", "catalog", "deterministic")))
 
 
 @parity.command("matrix")
@@ -193,7 +216,8 @@ def quantisation_matrix(**options: Any) -> None:
 
     Measure on an idle machine.
     """
-    judging, asked = _split(options)
+    judging = _judging(options)
+    asked = Asked(**options)
     bounds = Bounds.load(judging.bounds_file)
     with asked.subject() as subject:
         case = judging.case(subject, asked.tokens)
@@ -203,6 +227,25 @@ def quantisation_matrix(**options: Any) -> None:
     for table in levels[-1].tables:
         print_table(list(table.columns), table.rows)
     _write(report, judging.proof_dir, [matrix.NAME])
+
+
+@parity.command("show")
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+def show(file: Path) -> None:
+    """Print what a report.json, or the one in a proof bundle, says was proved: of what, with what, how far.
+
+    `verify` says whether the bundle is as it was written; /health of a worker, whether it covers what runs there.
+    """
+    try:
+        report = from_json((file / REPORT_FILE if file.is_dir() else file).read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{file} is not the {REPORT_FILE} of a parity run: {error}") from None
+    print_table(["what", "value"], [("verdict", report.verdict), ("created", report.created), *facts(report)])
+    if report.numerics is None:
+        click.echo("It does not say what the model was computed with, so it covers no worker exactly.")
+    _print_levels(report)
 
 
 @parity.command("verify")
@@ -273,7 +316,9 @@ class Judging:
             return from_logits_file(subject, chosen.folder, say=_say)
         return from_checkpoint(subject, chosen.folder, chosen.name, n_tokens=n_tokens, say=_say)
 
-    def report(self, case: Case, levels: Sequence[Level], parameters: dict[str, str]) -> Report:
+    def report(
+        self, case: Case, levels: Sequence[Level], parameters: dict[str, str], numerics: Numerics | None = None
+    ) -> Report:
         info = case.subject.info
         return report_of(
             run_id=self.run_id or new_run_id(case.subject.sha256),
@@ -285,6 +330,7 @@ class Judging:
             versions=versions(),
             machine=this_machine(case.subject.n_threads),
             levels=levels,
+            numerics=numerics,
         )
 
 
@@ -293,10 +339,9 @@ def _say(what: str) -> None:
     click.echo(f"==> {what}", err=True)
 
 
-def _split(options: dict[str, Any]) -> tuple[Judging, Asked]:
-    """All options of a command that has both groups."""
-    ours = {name: options.pop(name) for name in ("reference", "bounds_file", "proof_dir", "run_id")}
-    return Judging(**ours), Asked(**options)
+def _judging(options: dict[str, Any]) -> Judging:
+    """Take the options of what is judged out of a command's."""
+    return Judging(**{name: options.pop(name) for name in ("reference", "bounds_file", "proof_dir", "run_id")})
 
 
 def _store() -> Path:
@@ -316,8 +361,7 @@ def _write(report: Report, root: Path, asked_for: Collection[str], **evidence: A
     """The bundle, the levels in a table, where the report is; and an error when something failed, or one of the levels
     that were asked for by name could not run."""
     folder = bundle.write(root, proof_of(report, **evidence))
-    rows = [(level.name, level.verdict, f"{level.seconds:.1f} s", level.summary) for level in report.levels]
-    print_table(["level", "verdict", ">time", ""], rows)
+    _print_levels(report)
     click.echo(f"{report.verdict}: {folder / REPORT_TEXT}")
     wrong = [level for level in report.levels if level.verdict == "fail"]
     wrong += [level for level in report.levels if level.verdict == "not run" and level.name in asked_for]
@@ -325,6 +369,11 @@ def _write(report: Report, root: Path, asked_for: Collection[str], **evidence: A
         raise ParityFailed("no level ran: nothing was compared")
     if wrong:
         raise ParityFailed("; ".join(f"{level.name}: {_outcome(level)}" for level in wrong))
+
+
+def _print_levels(report: Report) -> None:
+    rows = [(level.name, level.verdict, f"{level.seconds:.1f} s", level.summary) for level in report.levels]
+    print_table(["level", "verdict", ">time", ""], rows)
 
 
 def _outcome(level: Level) -> str:

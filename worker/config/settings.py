@@ -20,7 +20,18 @@ from platformdirs import user_cache_path
 from rich_click import Choice, FloatRange, IntRange
 
 from worker.config.gpu_flags import SHARES_PATTERN, wants_layers, wants_no_layers
-from worker.config.option import ANY_PATH, JsonObject, Origin, SettingOption, Text, Token, Url, ZmqEndpoint, setting
+from worker.config.option import (
+    ANY_PATH,
+    JsonObject,
+    Origin,
+    Panel,
+    SettingOption,
+    Text,
+    Token,
+    Url,
+    ZmqEndpoint,
+    setting,
+)
 from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
@@ -328,10 +339,13 @@ class Settings:
     )
     parity_report: Path | None = setting(
         None,
-        "The report.json of a parity run that passed; /health then shows it. One about another file is refused.",
+        "The report.json of a parity run that passed; /health then shows it, and whether it covers what runs here.",
         "Operation",
         ANY_PATH,
         metavar="FILE",
+    )
+    require_parity: bool = setting(
+        False, "Refuse to serve anything but what the parity report covers exactly.", "Operation"
     )
     shutdown_timeout_sec: float = setting(
         25.0, "How long a drain waits for accepted jobs.", "Operation", FloatRange(0, 86_400)
@@ -415,6 +429,14 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def flags_of(settings: Settings, panel: Panel, also: Collection[str] = ()) -> Iterator[str]:
+    """The flags that give another worker the settings of a panel and those named, where they are not the default."""
+    for each in fields(Settings):
+        value = getattr(settings, each.name)
+        if value != each.default and (each.metadata["panel"] == panel or each.name in also):
+            yield from (flag_name(each.name),) if value is True else (flag_name(each.name), str(value))
+
+
 def check(settings: Settings, given: Collection[str] = ()) -> Settings:
     """The settings again, when they go together. `given` are the names of those that the user gave.
 
@@ -443,6 +465,14 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
             f"--cache-type-v {settings.cache_type_v} is quantised and needs flash attention: "
             "use --flash-attn on or auto, or --cache-type-v f16"
         )
+    if settings.draft_model is not None and settings.deterministic:
+        yield "--draft-model and --deterministic do not go together, because the latter has no drafts: leave one out"
+    if settings.require_parity and settings.parity_report is None:
+        yield "--require-parity needs a report: give one with --parity-report FILE, or leave it out"
+    yield from _of_devices(settings)
+
+
+def _of_devices(settings: Settings) -> Iterator[str]:
     device, layers = settings.device_or_auto, settings.gpu_layers
     split, main_gpu = settings.split_mode, settings.main_gpu
     if device == "cpu" and wants_layers(layers):
@@ -452,8 +482,6 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
             yield f"--split-mode {split} needs layers on a GPU: leave it out, or --gpu-layers {layers}"
         if settings.require_full_offload:
             yield f"--require-full-offload needs layers on a GPU: leave it out, or --gpu-layers {layers}"
-    if settings.draft_model is not None and settings.deterministic:
-        yield "--draft-model and --deterministic do not go together, because the latter has no drafts: leave one out"
     if split == "none" and settings.tensor_split is not None:
         yield "--tensor-split needs --split-mode layer or row: with none one GPU has the whole model"
     if split == "none" and main_gpu is not None and re.search(r"[0-9]|cpu", device):

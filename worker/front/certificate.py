@@ -1,14 +1,15 @@
-"""The parity certificate: what a report of `llorch-worker parity` says about the model file that is served.
+"""The parity certificate: what a report of `llorch-worker parity` says, and whether it is about what is served here.
 
-Owns: the few facts of a report.json that the front repeats, and whether they are about this file.
-Refuses to know: how parity is measured, and that its bounds were sensible; the report itself has both.
-Runs in the front before the model is loaded; the digest is made in a thread.
+Owns: the few facts of a report.json that the front repeats, and their comparison with the model file and with what the
+engine of the moment says that it computes with. Refuses to know: how parity is measured, and that its bounds were
+sensible; the report itself has both. Runs in the front; the file's digest is made in a thread, before the model is
+loaded.
 """
 
 import asyncio
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ from worker.errors import CertificateRefused
 from worker.model.catalog import Sha256
 from worker.model.info import ModelInfo
 from worker.protocol.bodies import ParityBody, ParityVerdict
+from worker.wire.numerics import Numerics, differences
 
 REPORT_FORMAT: Final = "llorch-parity-report/1"
 REPORT_FILE: Final = "report.json"
@@ -33,7 +35,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A report that passed, as `read_certificate` found it. Whether it is about this model, `check` finds out."""
+    """A report that passed, as `read_certificate` found it."""
 
     model_sha256: str
     model_file: str
@@ -45,35 +47,84 @@ class Certificate:
     levels: Mapping[str, ParityVerdict]
     bounds: str
     """Whose bounds were used: `built in`, or the name of the user's file."""
+    numerics: Numerics | None
+    """What the model was computed with; None in an older report, and where no level computed with it."""
 
-    @property
-    def body(self) -> ParityBody:
-        """The certificate's part of `/health`."""
+    async def examined(self, info: ModelInfo) -> "Examined":
+        """The certificate beside a model file, which is read as a whole; when cancelled the reading ends too.
+
+        Raises: CertificateRefused for a file that cannot be read.
+        """
+        stamp = _stamp(info.path)
+        if len(info.part_paths) > 1:
+            difference = f"it is in {len(info.part_paths)} parts here, and a report is about a single file"
+            return Examined(self, info.path, stamp, difference)
+        digest = await _sha256_off_the_loop(info.path)
+        is_same = digest == self.model_sha256
+        difference = "" if is_same else f"sha256 {digest[:16]}… here, {self.model_sha256[:16]}… in the report"
+        return Examined(self, info.path, stamp, difference)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A certificate and the model file that was compared with it."""
+
+    certificate: Certificate
+    path: Path
+    stamp: "Stamp"
+    """Of the file when its digest was made."""
+    difference: str
+    """Between the file and the certificate's; empty where they are one."""
+
+    def body(self, here: Numerics | None) -> ParityBody:
+        """The certificate's part of `/health`, beside what the engine computes with."""
+        said, differing = self.certificate, tuple(self._differences(here))
         return ParityBody(
-            model_sha256=self.model_sha256,
-            verdict=self.verdict,
-            levels=dict(self.levels),
-            date=self.date,
-            run_id=self.run_id,
-            bounds=self.bounds,
+            model_sha256=said.model_sha256,
+            verdict=said.verdict,
+            levels=dict(said.levels),
+            date=said.date,
+            run_id=said.run_id,
+            bounds=said.bounds,
+            covers="differs" if differing else "exact",
+            differences=differing,
         )
 
-    async def check(self, info: ModelInfo) -> None:
-        """Read the whole model file and compare digests; when cancelled the reading ends too.
+    def check_file(self) -> None:
+        """Raises: CertificateRefused for another file than the certificate's."""
+        if self.difference:
+            raise uncovered((f"model: {self.difference}",))
 
-        Raises: CertificateRefused for another file, and for a model of several parts.
-        """
-        if len(info.part_paths) > 1:
-            raise CertificateRefused(
-                f"{info.path.name} is one of {len(info.part_paths)} parts, and a parity report speaks for a single "
-                "file: merge the parts and make a report of the whole, or leave --parity-report out"
-            )
-        digest = await _sha256_off_the_loop(info.path)
-        if digest != self.model_sha256:
-            raise CertificateRefused(
-                f"the parity report is about {self.model_file} with sha256 {self.model_sha256[:16]}…, and "
-                f"{info.path.name} has {digest[:16]}…: make one with `llorch-worker parity run`, or leave it out"
-            )
+    def _differences(self, here: Numerics | None) -> Iterator[str]:
+        if self.difference:
+            yield f"model: {self.difference}"
+        elif _stamp(self.path) != self.stamp:
+            yield "model: the file was changed after its digest was made"
+        if here is None or self.certificate.numerics is None:
+            who = "the report" if self.certificate.numerics is None else "the engine"
+            yield f"numerics: {who} does not say what the model is computed with"
+        else:
+            yield from differences(here, self.certificate.numerics)
+
+
+def uncovered(differing: Sequence[str]) -> CertificateRefused:
+    """The error of a worker that may serve what was proved and nothing else."""
+    return CertificateRefused(
+        f"--require-parity: the parity report does not cover what runs here: {'; '.join(differing)}; make one with "
+        "`llorch-worker parity run` and the flags that this worker has, or leave --require-parity out"
+    )
+
+
+Stamp = tuple[int, int, int] | None
+"""What changes with a file: its number, size and time of change. None for a file that is not there."""
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -100,6 +151,7 @@ class _Report(msgspec.Struct, frozen=True):
     model: _Model
     bounds: _Bounds
     levels: tuple[_Level, ...]
+    numerics: Numerics | None = None
 
 
 def read_certificate(path: Path) -> Certificate:
@@ -126,6 +178,7 @@ def read_certificate(path: Path) -> Certificate:
         verdict=report.verdict,
         levels={level.name: level.verdict for level in report.levels},
         bounds=report.bounds.name,
+        numerics=report.numerics,
     )
 
 

@@ -121,7 +121,7 @@ class Observer:
         """The engine has died, and a successor is being started."""
 
     def on_restarted(self, facts: Loaded) -> None:
-        """The successor is ready."""
+        """The successor is ready. `EngineClient.on_fatal` refuses it."""
 
     def on_fatal(self, error: StartupError) -> None:
         """There will be no engine any more. Called before the jobs in flight are ended."""
@@ -186,6 +186,7 @@ def configure(
         tells_blocks=settings.kv_events is not None,
         arena_fd=arena_fd,
         prefix_cache_dir=None if kept_in is None else str(kept_in.absolute()),
+        wants_numerics=settings.parity_report is not None,
     )
 
 
@@ -411,7 +412,8 @@ class EngineClient:
             self._first_load.set_result(facts)
         else:
             self._observer.on_restarted(facts)
-        self._jobs.open_gate()
+        if self.state is EngineState.RUNNING:  # the observer may have refused the successor
+            self._jobs.open_gate()
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
 from worker.errors import (
+    CertificateRefused,
     DeadlineExceeded,
     DuplicateJob,
     StartupError,
@@ -20,6 +21,7 @@ from worker.errors import (
     WorkerLoading,
     WorkerUnhealthy,
 )
+from worker.front.certificate import Examined, uncovered
 from worker.front.checked_request import CheckedRequest, checked
 from worker.front.client import EngineClient, EngineState, Observer
 from worker.front.health import LEGAL_MOVES, READY_WORDS, EngineStatus, FrontStatus, Phase, health_body
@@ -72,8 +74,10 @@ class Front(Observer):
         self.phase = Phase.STARTING
         self.jobs: dict[str, Job] = {}
         """The jobs in flight, by the client's job_id."""
-        self.parity: ParityBody | None = None
-        """The certificate, once it is known to be this model's."""
+        self.certificate: Examined | None = None
+        """The parity report, once it was compared with the model file."""
+        self._parity: ParityBody | None = None
+        """The certificate beside the engine of the moment; None while there is none."""
         self.kv_events: KvEvents | None = None
         """Where --kv-events has somebody told."""
         self.unwatched = asyncio.Event()
@@ -125,14 +129,28 @@ class Front(Observer):
         return len(self.jobs) - self.n_running
 
     def open(self, client: EngineClient) -> None:
-        """The model is loaded and warm: health, readiness and /execute open together."""
+        """The model is loaded and warm: health, readiness and /execute open together.
+
+        Raises: CertificateRefused where --require-parity is given and the report does not cover what was loaded.
+        """
         self._client = client
         facts = self.facts
         assert facts is not None
+        self._compare(facts)
         if self.phase is Phase.STARTING:  # a drain may have come first
             self._move(Phase.READY if client.state is EngineState.RUNNING else Phase.RESTARTING)
         self.metrics.loaded(facts, self.settings.reported_model_ref, self.settings.served_name(facts.name))
         self._clear_blocks()
+
+    def _compare(self, facts: Loaded) -> None:
+        """Set the certificate beside what runs now. Raises: as `open`."""
+        if self.certificate is None:
+            return
+        body = self._parity = self.certificate.body(facts.numerics)
+        if body.differences and self.settings.require_parity:
+            raise uncovered(body.differences)
+        if body.differences:
+            log.warning("parity_differs", run_id=body.run_id, differences=list(body.differences))
 
     def load_ended(self) -> None:
         """Whether or not the model was loaded, no progress is shown any more. Idempotent."""
@@ -170,7 +188,7 @@ class Front(Observer):
             uptime_s=time.monotonic() - self._started_s,
             n_running=self.n_running,
             n_waiting=self.n_waiting,
-            parity=self.parity,
+            parity=self._parity,
         )
         return health_body(self.settings, self.facts, self._engine_status, status)
 
@@ -403,6 +421,7 @@ class Front(Observer):
         self.metrics.engine_restarted()
         self._engine_status = EngineStatus()
         self._clear_blocks()
+        self._parity = None
         log.error(
             "engine_restarted",
             cause=cause,
@@ -412,6 +431,12 @@ class Front(Observer):
         )
 
     def on_restarted(self, facts: Loaded) -> None:
+        if self._client is not None:  # else `open` compares
+            try:
+                self._compare(facts)
+            except CertificateRefused as error:
+                self._client.on_fatal(error)
+                return
         if self.phase is Phase.RESTARTING:
             self._move(Phase.READY)
         report_loaded(facts, self.settings)

@@ -15,6 +15,8 @@ _BUFFER = re.compile(r"^\w+: +(?P<name>\S+) +(?P<kind>\S.*?) buffer size = +(?P<
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 _ALLOCATION_FAILED = re.compile(r"failed to allocate (?:\S+ )?buffer of size (\d+)")
 
+_WITHOUT_FLASH = re.compile(r"Flash Attention not supported, set to disabled|flash_attn is not compatible with")
+
 _NO_REASON = ": failed to load model"
 """The very last line of a load that failed; the reason is in the one before."""
 
@@ -75,6 +77,8 @@ class Watch:
     last_error: str | None = None
     needed_bytes: int | None = None
     """Size of the allocation that failed, if one did."""
+    is_without_flash: bool = False
+    """Whether flash attention is not used, though it was not asked to be off."""
     n_offloaded: int = 0
     n_layers: int = 0
     """How many layers the model has, the output layer included; 0 where the build has no GPU backend and says
@@ -94,3 +98,5 @@ class Watch:
             self.n_offloaded, self.n_layers = int(match[1]), int(match[2])
         elif match := _ALLOCATION_FAILED.search(line.text):
             self.needed_bytes = int(match[1])
+        elif _WITHOUT_FLASH.search(line.text):
+            self.is_without_flash = True

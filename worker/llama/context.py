@@ -116,7 +116,7 @@ class Context:
         if capi.llama_get_memory(handle) is None or not capi.llama_get_causal_attn(handle):
             self.close()
             raise ModelLoadFailed("the model does not generate text from left to right (embedding or diffusion)")
-        self.sizes = watch.sizes
+        self.sizes, self.is_without_flash = watch.sizes, watch.is_without_flash
         self.n_ctx = int(capi.llama_n_ctx(handle))
         self.n_batch = int(capi.llama_n_batch(handle))
         self.n_ubatch = int(capi.llama_n_ubatch(handle))

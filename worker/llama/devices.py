@@ -138,7 +138,8 @@ def memory_of(device: Device) -> Memory:
 
 
 def features(device: Device) -> tuple[str, ...]:
-    """What the device's backend computes with, in ggml's words: AVX2, LLAMAFILE; empty where it does not tell.
+    """What the device's backend computes with, in ggml's words: AVX2, LLAMAFILE, SVE_CNT=32; empty where it does not
+    tell.
 
     Source: ggml_backend_get_features in ggml-backend.h.
     """
@@ -147,7 +148,8 @@ def features(device: Device) -> tuple[str, ...]:
         return ()
     listed = ctypes.CFUNCTYPE(ctypes.POINTER(_Feature), ctypes.c_void_p)(address)(registry)
     found = itertools.takewhile(lambda feature: feature.name, (listed[at] for at in itertools.count()))
-    return tuple(feature.name.decode() for feature in found if feature.value == b"1")
+    told = ((feature.name.decode(), feature.value.decode()) for feature in found)
+    return tuple(name if value == "1" else f"{name}={value}" for name, value in told if value != "0")
 
 
 def can_split_rows(device: Device) -> bool:

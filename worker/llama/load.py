@@ -28,6 +28,7 @@ from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in
 from worker.llama.kv_keeper import Keeper, Keeping
 from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import TOKEN_KINDS, Model, Split
+from worker.llama.numerics import numerics_of
 from worker.llama.paging import paging
 from worker.llama.placement import HOST_SHARE, Placement, place
 from worker.llama.prompts import Prompts
@@ -151,7 +152,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         available_bytes = left_in_main(beside.placement, available_bytes)
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
-        model = undo.enter_context(_model(config, info, placement, progress.hear))
+        model = undo.enter_context(load_weights(config, info, placement, progress.hear))
         runner = LlamaRunner(model, _context(config, model, placement.plan))
         found = _found(placement, runner)
         if config.require_full_offload and not found.is_resident:
@@ -168,14 +169,25 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         undo.pop_all()
     kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.kv.can_share)
     widest_step = shapes.chunk if config.is_deterministic else _widest_step(runner, shapes.chunk)
+    is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
-        _facts(info, placement, found, shapes, kept), step_s=shapes.chunk_s * widest_step / shapes.chunk
+        _facts(info, placement, found, shapes, kept),
+        step_s=shapes.chunk_s * widest_step / shapes.chunk,
+        numerics=numerics_of(config, info, placement, is_without_flash=is_without_flash)
+        if config.wants_numerics
+        else None,
     )
     loaded = LoadedRunner(runner, model, info, facts, shapes, widest_step)
     return loaded if beside is None or draft is None else _with_draft(loaded, beside, draft)
 
 
-def _model(config: Configure, info: ModelInfo, placement: Placement, on_progress: Callable[[int], None]) -> Model:
+def placed(config: Configure, info: ModelInfo) -> Placement:
+    """Where a model alone goes on this machine now. Raises: ModelLoadFailed, InsufficientMemory."""
+    return place(config, info, devices(), available_memory_bytes(), _repacking(config))
+
+
+def load_weights(config: Configure, info: ModelInfo, placement: Placement, on_progress: Callable[[int], None]) -> Model:
+    """The model where the placement says. Raises: ModelLoadFailed, InsufficientMemory."""
     return Model.load(
         info.path,
         device=placement.device,
@@ -221,7 +233,7 @@ def _load_draft(beside: _Beside, served: LlamaRunner, on_progress: Callable[[int
             f"--draft-model {path}: the memory of the model itself cannot be cut, so that it takes no drafts: leave "
             "the draft model out"
         )
-    model = _model(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
+    model = load_weights(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
     served.model.close_before(model.close)
     check_vocabulary(path, model, served.model)
     runner = LlamaRunner(model, _context(beside.config, model, beside.placement.plan))

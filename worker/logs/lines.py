@@ -45,6 +45,7 @@ LogEvent = Literal[
     "engine",
     "engine_restarted",
     "residency_changed",
+    "parity_differs",
     "threads_changed",
     "no_effect",
     "log_lines_dropped",

@@ -5,7 +5,7 @@ A user's file replaces the values it names and may name no others. Refuses to kn
 """
 
 import importlib.resources
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -44,12 +44,13 @@ class Bounds:
             leaves |= own
         return cls(leaves)
 
-    def check(self, what: str, value: float, *keys: str, note: str = "") -> Check:
-        """`value` against the first of `keys` that exists: a special bound before the general one.
+    def check(self, what: str, value: float, *keys: str, note: str = "", allowances: Sequence[str] = ()) -> Check:
+        """`value` against the first of `keys` that exists: a special bound before the general one. What the keys of
+        `allowances` say is allowed beside it.
 
-        Raises: KeyError when none does, which is a mistake of ours.
+        Raises: KeyError when none of `keys` does, which is a mistake of ours.
         """
-        bound = self.bound(*keys)
+        bound = self._allowing(self.bound(*keys), allowances)
         return Check(what, float(value), bound.relation, bound.value, bound.reason, note)
 
     def bound(self, *keys: str) -> Bound:
@@ -58,6 +59,15 @@ class Bounds:
             if key in self._leaves:
                 return self._leaves[key]
         raise KeyError(keys)
+
+    def _allowing(self, bound: Bound, allowances: Sequence[str]) -> Bound:
+        more = [self._leaves[key] for key in allowances if key in self._leaves]
+        total = sum(each.value for each in more)
+        return Bound(
+            bound.value + total if bound.relation == "at most" else bound.value - total,
+            bound.relation,
+            "; and ".join([bound.reason, *(each.reason for each in more)]),
+        )
 
 
 def built_in() -> bytes:

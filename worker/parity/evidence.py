@@ -163,6 +163,8 @@ class Candidate:
     """Prompt and number of tokens → the most probable continuation, ends not respected."""
     is_source: bool = False
     """Whether the reference's weights were made from this very file, so that its weights have no error."""
+    allowed_for: tuple[str, ...] = ()
+    """What it is computed with that has an error of its own, as in the bounds' keys: `q4`, `vulkan`."""
 
     def keys(self, level: str, what: str) -> tuple[str, str]:
         """The bounds of a quantised file, special before general: `logits.file.Q4_1.kl_mean`, then `…other…`.
@@ -171,3 +173,7 @@ class Candidate:
         """
         group = "own" if self.is_source else "file"
         return f"{level}.{group}.{self.file_type}.{what}", f"{level}.{group}.other.{what}"
+
+    def allowances(self, level: str, what: str) -> tuple[str, ...]:
+        """The bounds that are added to those: `logits.allowance.q4.kl_mean`."""
+        return tuple(f"{level}.allowance.{each}.{what}" for each in self.allowed_for)

@@ -10,6 +10,7 @@ from math import isfinite
 
 from worker.logs.lines import escape
 from worker.parity.report import Check, Level, Report, Table
+from worker.wire import numerics
 
 LONGEST_OPEN_TABLE = 25
 """Rows; longer ones are folded, so that the next heading is in sight."""
@@ -24,7 +25,8 @@ def to_markdown(report: Report) -> str:
     blocks = [f"# Parity: {_word(report.verdict)}", _subject(report), _overview(report.levels)]
     for level in report.levels:
         blocks += _level(level)
-    blocks += ["## How this was made", _table(("what", "value"), _facts(report))]
+    made = [(cell(name), cell(value)) for name, value in facts(report)]
+    blocks += ["## How this was made", _table(("what", "value"), made)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -128,19 +130,20 @@ def _heading(column: str) -> str:
     return ">" + cell(column[1:]) if column.startswith(">") else cell(column)
 
 
-def _facts(report: Report) -> list[tuple[str, str]]:
+def facts(report: Report) -> list[tuple[str, str]]:
+    """(name, value) of what the report is about and of all that it was made with."""
     machine = report.machine
-    facts = [
+    return [
         ("model sha256", report.model.sha256),
         ("model size", f"{report.model.size_bytes:,} bytes"),
         ("reference", f"{report.reference.kind} {report.reference.name}, sha256 {report.reference.sha256}"),
         ("bounds", f"{report.bounds.name}, sha256 {report.bounds.sha256}"),
         ("CPU", f"{machine.cpu}, {machine.n_cores} cores, {machine.n_usable} usable, {machine.n_threads} threads"),
         ("system", machine.system),
+        *(numerics.facts(report.numerics) if report.numerics else ()),
         *report.versions.items(),
         *((f"parameter {name}", value) for name, value in report.parameters.items()),
     ]
-    return [(cell(name), cell(value)) for name, value in facts]
 
 
 # ── Markdown ─────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ import numpy as np
 
 from worker.front.certificate import REPORT_FORMAT
 from worker.parity.provenance import GENERATED_BY, Machine
+from worker.wire.numerics import Numerics
 
 # ── a level ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,6 +177,8 @@ class Report:
     machine: Machine
     levels: tuple[Level, ...]
     """Those of LEVELS in their order, then `matrix` where it was asked for."""
+    numerics: Numerics | None = None
+    """What the model was computed with; None where no level computed with it, and in reports before there was this."""
 
 
 def report_of(
@@ -189,6 +192,7 @@ def report_of(
     versions: Mapping[str, str],
     machine: Machine,
     levels: Sequence[Level],
+    numerics: Numerics | None = None,
 ) -> Report:
     """The report of a run, with its verdict.
 
@@ -208,6 +212,7 @@ def report_of(
         versions=dict(versions),
         machine=machine,
         levels=tuple(levels),
+        numerics=numerics,
     )
 
 
@@ -271,7 +276,7 @@ def from_json(data: bytes) -> Report:
     report = msgspec.convert(_with_numbers(found), Report)
     if report.format != REPORT_FORMAT:
         raise ValueError(f"its format is {report.format[:64]!r}; this version reads {REPORT_FORMAT!r}")
-    if _plain(report) != found:
+    if _plain(report) != {"numerics": None, **found}:
         raise ValueError("it has keys that no report has, or lacks some")
     return report
 

@@ -1,27 +1,32 @@
 """One parity run: every level in its order on one case, timed.
 
-Owns: which level gets what, and the budgets. Refuses to know: how anything is compared (levels/), where the reference
-comes from (case.py), what becomes of the outcome (bundle.py).
+Owns: which level gets what, what computes the model file (what `serve` would choose with the same settings), and the
+budgets. Refuses to know: how anything is compared (levels/), where the reference comes from (case.py), what becomes of
+the outcome (bundle.py).
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
+from worker.config.settings import Settings, flags_of
+from worker.front.client import configure
+from worker.llama.load import placed
+from worker.llama.placement import Placement
 from worker.parity import corpus, matrix
 from worker.parity.bounds import Bounds
 from worker.parity.case import Case, Say
 from worker.parity.client import ServedWorker
 from worker.parity.evidence import Candidate, longest
 from worker.parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
-from worker.parity.llama.scoring import Scorer, Setup
+from worker.parity.llama.scoring import Scorer
 from worker.parity.naming import not_comparable
 from worker.parity.report import LEVELS, Level, not_run
-from worker.parity.setups import EXACT, as_served, cpu, opened
-from worker.wire.messages import TokenId
+from worker.parity.setups import EXACT, Served, opened, served
+from worker.wire.messages import Configure, TokenId
+from worker.wire.numerics import Numerics
 
 BUDGET_S: Final = {
     "tokenizer": 15.0,
@@ -35,13 +40,22 @@ BUDGET_S: Final = {
 """Wall time on two cores with the default model, of the ten minutes that `make parity` may take."""
 
 
+ROUNDED: Final = {"q8_0": "q8", "q5_0": "q5", "q5_1": "q5", "q4_0": "q4", "q4_1": "q4", "iq4_nl": "q4"}
+"""Quantised cache types → the bounds' word for what they cost."""
+
+
 @dataclass(slots=True)
 class Run:
     """A case on its way through the levels. `transcript` grows when the serving level runs."""
 
     case: Case
     bounds: Bounds
+    settings: Settings
+    """As `serve` would have them; their model is the case's."""
     transcript: tuple[serving.Record, ...] = ()
+    numerics: Numerics | None = None
+    """What the model file was computed with, once a level has."""
+    _placement: Placement | None = None
 
     def levels(self, names: Sequence[str], say: Say) -> Iterator[Level]:
         """All of LEVELS, each when it is done; those that are not among `names` as not asked for."""
@@ -88,7 +102,8 @@ class Run:
             return not_run("checkpoints", why)
         if case.f32_copy is None or case.expected is None:
             return not_run("checkpoints", "needs the checkpoint; reference logits hold no layers")
-        return checkpoints.run(case.f32_copy, case.expected, bounds=self.bounds, n_threads=case.subject.n_threads)
+        level = checkpoints.run(case.f32_copy, case.expected, bounds=self.bounds, n_threads=case.subject.n_threads)
+        return replace(level, summary=f"{level.summary}{self._beside_a_gpu}")
 
     def _logits(self) -> Level:
         with self._candidates() as (file, f32_copy):
@@ -110,40 +125,67 @@ class Run:
         subject = self.case.subject
         prompts = corpus.prompts()
         expected = self._answers(prompts)
-        with ServedWorker.of(subject.info.path, "--device", "cpu", "--threads", str(subject.n_threads)) as worker:
-            level, self.transcript = serving.run(worker, prompts, expected, self.bounds)
+        numerics = self.numerics
+        assert numerics is not None
+        # Where threads share sums out, or matrices take their place, a row's bits depend on its company on a CPU too.
+        kind = None if numerics.flash_attn and numerics.threads is None else "other"
+        flags = flags_of(self.settings, "Device and memory", also=("deterministic",))
+        with ServedWorker.of(subject.info.path, *flags) as worker:
+            level, self.transcript = serving.run(worker, prompts, expected, self.bounds, kind=kind)
         return level
 
     def _answers(self, prompts: Sequence[str]) -> serving.Expected:
         """What the file answers in this process."""
-        subject = self.case.subject
-        with opened(subject.info.path) as model:
+        with opened(self.case.subject.info.path) as model:
             asked = [model.tokenize(prompt) for prompt in prompts]
-            n_ctx = max(map(len, asked)) + serving.N_TOKENS
-            with Scorer(model, as_served(cpu()), n_ctx=n_ctx, n_threads=subject.n_threads) as scorer:
-                tokens = [scorer.greedy(prompt, serving.N_TOKENS) for prompt in asked]
-                first_rows = [scorer.logits(prompt)[-1] for prompt in asked]
-            return serving.Expected(tokens, first_rows, frozenset(model.ends.tolist()))
+            ends = frozenset(model.ends.tolist())
+        with self._served(max(map(len, asked)) + serving.N_TOKENS) as file:
+            tokens = [file.scorer.greedy(prompt, serving.N_TOKENS) for prompt in asked]
+            first_rows = [file.scorer.logits(prompt)[-1] for prompt in asked]
+        return serving.Expected(tokens, first_rows, ends)
 
     @contextmanager
     def _candidates(self) -> Iterator[tuple[Candidate, Candidate | None]]:
         """The file as it is served, and the F32 copy as exactly as llama.cpp computes."""
         case = self.case
-        n_ctx = longest(case.reference.windows)
+        kind, n_ctx = case.subject.info.quant_kind, longest(case.reference.windows)
         with ExitStack() as closing:
-
-            def scorer_of(path: Path, setup: Setup) -> Scorer:
-                model = closing.enter_context(opened(path))
-                return closing.enter_context(Scorer(model, setup, n_ctx=n_ctx, n_threads=case.subject.n_threads))
-
-            info = case.subject.info
-            served = scorer_of(info.path, as_served(cpu()))
-            file = Candidate(f"{info.quant_kind} file", info.quant_kind, served.logits, served.greedy, case.is_source)
+            found = closing.enter_context(self._served(n_ctx))
+            scorer, numerics = found.scorer, found.numerics
+            rounded = {numerics.cache_type_k, numerics.cache_type_v} & ROUNDED.keys()
+            costs = sorted({ROUNDED[each] for each in rounded} | {numerics.device.partition(" ")[0]})
+            file = Candidate(f"{kind} file", kind, scorer.logits, scorer.greedy, case.is_source, tuple(costs))
             f32_copy = None
             if case.f32_copy is not None:
-                exact = scorer_of(case.f32_copy, EXACT)
-                f32_copy = Candidate("F32 copy", "F32", exact.logits, exact.greedy)
+                model = closing.enter_context(opened(case.f32_copy))
+                exact = closing.enter_context(Scorer(model, EXACT, n_ctx=n_ctx, n_threads=case.subject.n_threads))
+                f32_copy = Candidate(f"F32 copy{self._beside_a_gpu}", "F32", exact.logits, exact.greedy)
             yield file, f32_copy
+
+    # ── as it is served ──────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _config(self) -> Configure:
+        return configure(self.settings, self.case.subject.info.path)
+
+    @property
+    def placement(self) -> Placement:
+        """Where `serve` would have the model; asked once, so that all levels have it there."""
+        if self._placement is None:
+            self._placement = placed(self._config, self.case.subject.info)
+        return self._placement
+
+    @property
+    def _beside_a_gpu(self) -> str:
+        """What is said of the F32 copy where the file is on a GPU: bounds for float32 are known for CPUs only."""
+        return " (on the CPU, not on the GPU)" if self.placement.group.is_gpu else ""
+
+    @contextmanager
+    def _served(self, n_ctx: int) -> Iterator[Served]:
+        subject = self.case.subject
+        with served(self._config, subject.info, self.placement, n_ctx=n_ctx, n_threads=subject.n_threads) as found:
+            self.numerics = found.numerics
+            yield found
 
 
 def matrix_of(case: Case, bounds: Bounds, n_tokens: int, say: Say) -> Level:

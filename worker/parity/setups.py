@@ -1,19 +1,27 @@
-"""The two set-ups of llama.cpp that everything is measured with, and one model file's rows under any of them.
+"""The set-ups of llama.cpp that everything is measured with, and one model file's rows under any of them.
 
-Owns the opening of a model for its rows, and the folder where these lie. Knows nothing of what they are compared with.
+Owns the opening of a model for its rows, also exactly as `serve` would with the same flags, and the folder where these
+lie. Knows nothing of what they are compared with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from worker.llama.devices import Device, choose_device, devices
+from worker.llama.load import load_weights
 from worker.llama.model import Model
+from worker.llama.numerics import numerics_of
+from worker.llama.placement import Placement
+from worker.model.info import ModelInfo
 from worker.model.memory import k_type
 from worker.parity.compare import Summary, summarise
 from worker.parity.evidence import FullLogits, ReferenceLogits, Window, longest
 from worker.parity.llama.scoring import Scorer, Setup
+from worker.wire.messages import Configure
+from worker.wire.numerics import Numerics
 
 ALL_LAYERS: Final = -1
 """llama.h: a negative n_gpu_layers means all."""
@@ -22,9 +30,36 @@ EXACT: Final = Setup("f32", "f32", "off")
 """As exactly as llama.cpp computes."""
 
 
-def as_served(device: Device, n_rows: int = 32) -> Setup:
+_N_ROWS = 32
+"""Tokens that are computed at once, as in a prefill chunk of a small machine."""
+
+
+def as_served(device: Device, n_rows: int = _N_ROWS) -> Setup:
     """What `serve` computes with on that device unless it is told otherwise; chunks of `n_rows` tokens."""
     return Setup(k_type("auto", is_on_gpu=device.is_gpu, flash_attn="auto"), "f16", "auto", n_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model as `serve` has it. Made by `served`."""
+
+    model: Model
+    scorer: Scorer
+    numerics: Numerics
+
+
+@contextmanager
+def served(config: Configure, info: ModelInfo, placement: Placement, *, n_ctx: int, n_threads: int) -> Iterator[Served]:
+    """The model, loaded by the code and with the settings that the engine loads it with, in a context for its rows.
+
+    Raises: ModelLoadFailed, InsufficientMemory.
+    """
+    with load_weights(config, info, placement, lambda _: None) as model:
+        type_k = k_type(config.cache_type_k, is_on_gpu=placement.group.is_gpu, flash_attn=config.flash_attn)
+        setup = Setup(type_k, config.cache_type_v, config.flash_attn, _N_ROWS, placement.plan.swa_full)
+        with Scorer(model, setup, n_ctx=n_ctx, n_threads=n_threads) as scorer:
+            numerics = numerics_of(config, info, placement, is_without_flash=scorer.is_without_flash)
+            yield Served(model, scorer, numerics)
 
 
 def cpu() -> Device:

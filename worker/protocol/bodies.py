@@ -111,6 +111,14 @@ class ParityBody(_Body, frozen=True, kw_only=True):
     date: Moment
     run_id: str
     bounds: Annotated[str, doc("`built in`, or the name of the file that was laid over them.")]
+    covers: Annotated[
+        Literal["exact", "differs"],
+        doc("Whether it was made of this model file, with all that decides the numbers of the engine of the moment."),
+    ]
+    differences: Annotated[
+        tuple[str, ...],
+        doc("What is not the same, each with its name first: `cache_type_k: q4_0 here, bf16 in the report`."),
+    ]
 
 
 class PrefixCacheBody(_Body, frozen=True, kw_only=True):

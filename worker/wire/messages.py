@@ -13,6 +13,8 @@ from typing import Literal, NewType
 
 import msgspec
 
+from worker.wire.numerics import Numerics
+
 TokenId = NewType("TokenId", int)
 SlotId = NewType("SlotId", int)
 """llama.cpp's seq_id. Jobs have 0..parallel-1; `parallel` is the retained slot, which keeps the last job's cells."""
@@ -177,6 +179,8 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """Memory of the front's, inherited under this number: what is put there outlives the engine. -1: there is none."""
     prefix_cache_dir: str | None = None
     """A directory for what is to outlive the worker too."""
+    wants_numerics: bool = False
+    """Whether Loaded has them: llama.cpp's libraries are read for it."""
 
     @property
     def itl_target_s(self) -> float:
@@ -327,6 +331,8 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     """How many seconds the longest step, a prefill step while nobody generates, takes by the warm-up's times."""
     model: ModelFacts = ModelFacts()
     draft: DraftModelFacts | None = None
+    numerics: Numerics | None = None
+    """Where Configure asked for them."""
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):

@@ -94,6 +94,7 @@ def _check(candidate: Candidate, continued: list[_Continued], bounds: Bounds, ke
         steps[worst].gap if worst is not None else 0.0,
         *keys,
         note=f"prompt {worst}, token {steps[worst].index}" if worst is not None else "no step differs",
+        allowances=candidate.allowances("generation", "gap"),
     )
 
 

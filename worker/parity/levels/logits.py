@@ -96,7 +96,8 @@ def _of_f32_copy(measured: _Measured, f32_copy: Candidate, kind: Kind, bounds: B
 
 def _of_file(summary: Summary, file: Candidate, bounds: Bounds) -> Iterator[Check]:
     def check(what: str, value: float, key: str, note: str = "") -> Check:
-        return bounds.check(f"{file.name}: {what}", value, *file.keys("logits", key), note=note)
+        allowances = file.allowances("logits", key)
+        return bounds.check(f"{file.name}: {what}", value, *file.keys("logits", key), note=note, allowances=allowances)
 
     ratio = summary.perplexity_ratio
     yield check("mean KL", summary.kl_mean.value, "kl_mean", summary.kl_mean.text())

@@ -96,18 +96,25 @@ class Expected:
 
 
 def run(
-    worker: ServedWorker, prompts: Sequence[str], expected: Expected, bounds: Bounds, *, n_tokens: int = N_TOKENS
+    worker: ServedWorker,
+    prompts: Sequence[str],
+    expected: Expected,
+    bounds: Bounds,
+    *,
+    n_tokens: int = N_TOKENS,
+    kind: str | None = None,
 ) -> tuple[Level, tuple[Record, ...]]:
     """Ask every prompt greedily and with each of three seeds: alone, again, and beside eight others; judge it all. The
     records are the transcript.
 
-    `expected` has an entry for each prompt. Raises: ValueError where it has not, and when there are no prompts.
+    `expected` has an entry for each prompt. `kind`: as for `judge`; None: the worker's, which has the usual caches.
+    Raises: ValueError where it has not, and when there are no prompts.
     """
     for known in (expected.tokens, expected.first_rows):
         if not prompts or (known is not None and len(known) != len(prompts)):
             raise ValueError(f"{len(prompts)} prompts; expectations of {len(known or prompts)}")
     served = _Asker(worker, prompts, n_tokens).ask_all()
-    return judge(served, prompts, expected, bounds, worker.health.kind), served.records
+    return judge(served, prompts, expected, bounds, kind or worker.health.kind), served.records
 
 
 def judge(served: Served, prompts: Sequence[str], expected: Expected, bounds: Bounds, kind: str) -> Level:

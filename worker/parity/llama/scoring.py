@@ -41,6 +41,8 @@ class Setup:
     """A key of FLASH_ATTENTION; a quantised `type_v` needs `on`."""
     n_rows: int = 512
     """Tokens per decode."""
+    swa_full: bool = True
+    """Layers with a sliding window have as many cells as others."""
 
 
 class Scorer:
@@ -77,13 +79,14 @@ class Scorer:
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k, params.type_v = CACHE_TYPES[setup.type_k], CACHE_TYPES[setup.type_v]
         params.flash_attn_type = FLASH_ATTENTION[setup.flash_attn]
-        params.kv_unified = True
+        params.kv_unified, params.swa_full = True, setup.swa_full
         if self._tap is not None:
             params.cb_eval = self._tap.callback
         return params
 
     def _open(self, params: object) -> None:
-        self._handle, _ = self._model.new_context(params, self.close)
+        self._handle, watch = self._model.new_context(params, self.close)
+        self.is_without_flash = watch.is_without_flash
         if capi.llama_get_memory(self._handle) is None:
             self.close()
             raise ModelLoadFailed("the model keeps no tokens in memory (an embedding model); it cannot be scored")

@@ -1,0 +1,80 @@
+"""What decides a loaded model's numbers (wire/numerics.py), looked up where the model was loaded.
+
+Owns what ggml makes of settings, as far as numbers go. The engine and parity both call `numerics_of`, so that a report
+and a worker cannot mean two things by one word. Runs on the thread that loads.
+"""
+
+import ctypes
+import functools
+import hashlib
+
+import llama_cpp
+
+from worker.host import cpu_quota
+from worker.llama.devices import devices, features
+from worker.llama.library import LIBRARY_DIR, call_ggml
+from worker.llama.placement import Group, Placement
+from worker.model.info import ModelInfo
+from worker.model.memory import k_type
+from worker.wire.messages import Configure
+from worker.wire.numerics import Numerics
+
+_SHARED_OUT = ("f32", "f16")
+"""The cache types whose attention ggml's CPU code shares out among threads over many cells, where K and V are of one
+type. Source: use_split_kv_path in ggml_compute_forward_flash_attn_ext_f16 (ggml-cpu/ops.cpp)."""
+
+
+def numerics_of(config: Configure, info: ModelInfo, placement: Placement, *, is_without_flash: bool) -> Numerics:
+    """What decides the numbers of the model that was loaded so. `is_without_flash`: the context's, as Watch has it."""
+    group = placement.group
+    type_k = k_type(config.cache_type_k, is_on_gpu=group.is_gpu, flash_attn=config.flash_attn)
+    type_v = config.cache_type_v
+    flash_attn = config.flash_attn != "off" and not is_without_flash
+    is_shared_out = flash_attn and type_k == type_v in _SHARED_OUT and not (group.is_gpu and placement.is_complete)
+    return Numerics(
+        device=_device(group),
+        gpu_layers=placement.n_gpu_layers,
+        split_mode=config.split_mode if len(group.devices) > 1 else "none",
+        gpu_shares=_shares(group, config.split_mode),
+        cache_type_k=type_k,
+        cache_type_v=type_v,
+        flash_attn=flash_attn,
+        swa_full=placement.plan.swa_full if info.windows else None,
+        repacked=placement.weights_in_main.repacked > 0,
+        threads=config.threads or cpu_quota() if is_shared_out else None,
+        cpu_features=_cpu_features(),
+        llama_cpp=f"llama-cpp-python {llama_cpp.__version__}, ggml {_text('ggml_version')} ({_text('ggml_commit')})",
+        llama_cpp_sha256=_libraries_sha256(),
+    )
+
+
+def _device(group: Group) -> str:
+    if not group.is_gpu:
+        return "cpu"
+    return f"{group.devices[0].backend} {' + '.join(device.description for device in group.devices)}"
+
+
+def _shares(group: Group, split_mode: str) -> str:
+    """They follow the free memory of the moment; to whole layers on GPUs of one kind they are all the same."""
+    is_alike = len({device.description for device in group.devices}) == 1
+    if len(group.devices) == 1 or (is_alike and split_mode == "layer"):
+        return ""
+    return ", ".join(f"{100 * share / sum(group.shares):.0f} %" for share in group.shares)
+
+
+def _cpu_features() -> tuple[str, ...]:
+    return tuple(feature for device in devices() if device.kind == "cpu" for feature in features(device))
+
+
+def _text(name: str) -> str:
+    return bytes(call_ggml(name, ctypes.c_char_p)).decode("utf-8", "replace")
+
+
+@functools.cache
+def _libraries_sha256() -> str:
+    """Over the digest of each file, by name. It takes hundredths of a second; of CUDA's kernels up to a second."""
+    whole = hashlib.sha256()
+    for path in sorted(LIBRARY_DIR.glob("lib*")):
+        with path.open("rb") as file:
+            whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()
