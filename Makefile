@@ -13,7 +13,7 @@
 #   make parity        the default model against its reference in PyTorch, all levels, then errors planted in it and
 #                      the committed reference logits made again: a quarter of an hour
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
-#   make parity-peer   KL and perplexity against llama-perplexity, which is built first: a quarter of an hour
+#   make parity-peer   llama-perplexity and llama-server beside ours; both are built first: a quarter of an hour
 #   make bench         the worker under load beside llama-server, which is built first: an hour, on an idle machine
 #   make bench-sizes   models of the sizes that people run, made first, beside llama-server and llama-bench; over an hour
 #   make bench-doors   what a chat at /v1 costs beyond its prompt at /execute; on an idle machine
@@ -73,7 +73,7 @@ parity-matrix: .venv/installed-dev model
 	$(BIN)/llorch-worker parity matrix --model $(MODEL)
 
 parity-peer: .venv/installed-dev model
-	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py
+	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py tests/parity/test_outside_peer.py
 
 bench: .venv/installed-dev model
 	scripts/bench_peers.sh load $(ARGS)

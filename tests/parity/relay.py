@@ -17,6 +17,7 @@ PATIENCE_S = 120.0
 Event = dict[str, Any]
 Ask = Callable[[Event], Event]
 Tell = Callable[[Event, Event], Event]
+Reply = Callable[[str, Event], Event]
 
 
 def unchanged(body: Event) -> Event:
@@ -27,11 +28,17 @@ def told_as_is(event: Event, _asked: Event) -> Event:
     return event
 
 
+def replied_as_is(_path: str, body: Event) -> Event:
+    return body
+
+
 class Relay:
     """`with Relay(url, ask=…, tell=…) as relay: relay.url`. `ask` changes the body of a job, `tell` each event of its
-    stream, given what was asked before `ask` changed it."""
+    stream, given what was asked before `ask` changed it; `reply` changes the answers of all other routes, by path."""
 
-    def __init__(self, url: str, *, ask: Ask = unchanged, tell: Tell = told_as_is) -> None:
+    def __init__(
+        self, url: str, *, ask: Ask = unchanged, tell: Tell = told_as_is, reply: Reply = replied_as_is
+    ) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 answer = httpx2.get(f"{url}{self.path}", timeout=PATIENCE_S, trust_env=False)
@@ -46,7 +53,10 @@ class Relay:
                     client.stream("POST", f"{url}{self.path}", json=body) as answer,
                 ):
                     self._begin(answer.status_code)
-                    self._pass_on(answer, asked)
+                    if self.path == "/execute":
+                        self._pass_on(answer, asked)
+                    else:
+                        self.wfile.write(json.dumps(reply(self.path, json.loads(answer.read()))).encode())
 
             def _begin(self, status: int) -> None:
                 self.send_response(status)

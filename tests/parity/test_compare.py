@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from worker.parity.compare import (
     KnownRow,
     Positions,
+    ToldRow,
     compare_full,
     compare_partial,
+    compare_told,
     logsumexp,
     second_half,
     side_by_side,
@@ -42,6 +44,15 @@ def known(reference: Rows, targets: list[int], n_known: int) -> list[KnownRow]:
         ids = highest_first(row, n_known).astype(np.int32)
         following = float(row[targets[number]]) if number < len(targets) else math.nan
         rows.append(KnownRow(ids, row[ids], logsumexp(row), following))
+    return rows
+
+
+def told(candidate: Rows, targets: list[int], n_told: int) -> list[ToldRow]:
+    """As a server does: the highest `n_told` of each row, and the token that follows."""
+    rows: list[ToldRow] = []
+    for number, row in enumerate(candidate):
+        ids = {*highest_first(row, n_told).tolist(), *targets[number : number + 1]}
+        rows.append({token: float(row[token]) - logsumexp(row) for token in ids})
     return rows
 
 
@@ -93,6 +104,43 @@ def test_kl_is_never_negative_and_what_is_known_in_part_never_shows_more(pair: t
         for name in ("top1", "nll", "reference_nll", "margin"):
             np.testing.assert_allclose(getattr(partial, name), getattr(full, name), rtol=1e-12, atol=1e-12)
     assert partials[len(reference[0])].kl == pytest.approx(full.kl, rel=1e-6, abs=1e-12)
+
+
+@LAW
+@given(pairs(), st.sampled_from([2, 5, 256]), st.sampled_from([1, 5, 20, 300]))
+def test_what_a_server_tells_is_exact_but_for_kl_which_it_never_exceeds(
+    pair: tuple[Rows, Rows], n_known: int, n_told: int
+) -> None:
+    reference, candidate = pair
+    targets = [0] * (len(reference) - 1)
+    n_vocab = len(reference[0])
+    full = compare_full(reference, candidate, targets)
+    rows = known(reference, targets, min(n_known, n_vocab))
+    found = compare_told(rows, told(candidate, targets, min(n_told, n_vocab)), targets)
+    assert (found.kl >= 0.0).all()
+    assert (found.kl <= full.kl * (1 + 1e-9) + 1e-12).all()
+    for name in ("top1", "margin", *(("top5",) if min(n_known, n_told) >= 5 else ())):
+        assert np.array_equal(getattr(found, name), getattr(full, name))
+    for name in ("nll", "reference_nll"):
+        np.testing.assert_allclose(getattr(found, name), getattr(full, name), rtol=1e-9, atol=1e-12)
+    assert not found.is_full.any()
+
+
+def test_a_server_that_tells_of_quite_other_tokens_is_far_away_and_of_all_tokens_exact() -> None:
+    """Though no token is known of both sides."""
+    one, other = np.full((2, 1, 300), -5.0, dtype=np.float32)
+    one[0, :20], other[0, 200:220] = 5.0, 5.0
+    apart = compare_told(known(one, [], 20), told(other, [], 20), [])
+    assert (apart.kl[0] > 4.0, apart.top1[0], apart.top5[0]) == (True, False, 0.0)
+    whole = compare_told(known(one, [], 300), told(other, [], 300), [])
+    assert whole.kl == pytest.approx(compare_full(one, other, []).kl, rel=1e-9)
+
+
+def test_a_token_that_a_server_does_not_tell_is_infinitely_improbable() -> None:
+    rows = np.zeros((1, 50), dtype=np.float32)
+    rows[0, 0] = 3.0
+    found = compare_told(known(rows, [7], 50), [{0: -0.1, 1: -4.0}], [7])
+    assert found.nll[0] == math.inf
 
 
 @LAW

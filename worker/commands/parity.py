@@ -9,19 +9,21 @@ import hashlib
 import signal
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import rich_click as click
+from click.core import ParameterSource
 
 import worker.llama  # noqa: F401 - before numpy, which brings a C++ library that some builds of llama.cpp die of
 from worker.argv import HELP_FLAGS
 from worker.cli import read_settings, setting_options
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
+from worker.config.option import Token
 from worker.config.settings import Settings
 from worker.errors import UsageError, WorkerError
 from worker.front.certificate import REPORT_FILE
@@ -39,12 +41,14 @@ from worker.parity.case import (
     make_checkpoint,
     make_logits,
 )
-from worker.parity.levels.serving import SEEDS
+from worker.parity.levels.serving import SEEDS, Record
 from worker.parity.markdown import facts
+from worker.parity.outside import Outside
 from worker.parity.provenance import new_run_id, now_rfc3339, this_machine, versions
-from worker.parity.references import CHECKPOINT, Chosen, catalogued, folder_for, found, given, remember
+from worker.parity.references import CHECKPOINT, LOGITS, Chosen, catalogued, folder_for, found, given, remember
 from worker.parity.report import LEVELS, BoundsUsed, Level, ModelFile, Report, from_json, not_run, report_of
 from worker.parity.run import Run, matrix_of
+from worker.parity.servers import opened
 from worker.wire.numerics import Numerics
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -170,10 +174,32 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
     metavar="NAME",
     help=f"Only this level; several times for more. One of {', '.join(LEVELS)}.",
 )
+@click.option(
+    "--url",
+    metavar="URL",
+    help="Judge the worker or llama-server that runs there, over HTTP. The reference is then a file of logits.",
+)
+@click.option(
+    "--token",
+    type=Token(),
+    envvar="LLORCH_API_TOKEN",
+    metavar="T",
+    help="The bearer token that the server at URL wants; better given as LLORCH_API_TOKEN.",
+)
 @_judging_options
 @_of_the_text
 @click.pass_context
-def run(ctx: click.Context, /, names: tuple[str, ...], *, tokens: int, work_dir: Path | None, **options: Any) -> None:
+def run(
+    ctx: click.Context,
+    /,
+    names: tuple[str, ...],
+    *,
+    url: str | None,
+    token: str | None,
+    tokens: int,
+    work_dir: Path | None,
+    **options: Any,
+) -> None:
     """Compare a model with its reference at every level; write a proof bundle and print where.
 
     The model is loaded as serve loads it with the same flags, variables and config file. Exit 1 when a level fails,
@@ -184,25 +210,26 @@ def run(ctx: click.Context, /, names: tuple[str, ...], *, tokens: int, work_dir:
     bounds = Bounds.load(judging.bounds_file)
     chosen = names or LEVELS
     asked = Asked(
-        model=settings.model,
+        # A server that runs somewhere reads no file of ours unless one is named.
+        model=settings.model if url is None or _is_given(ctx, "model") else None,
         models_dir=settings.models_dir,
         catalog=settings.catalog,
         threads=settings.threads or cpu_quota(),
         tokens=tokens,
         work_dir=work_dir,
     )
+    if url is not None:
+        with _outside(url, token, judging, asked) as outside:
+            levels = list(outside.levels(chosen, _say))
+            report = judging.report_from_outside(outside, levels, asked.threads)
+        _write(report, judging.proof_dir, names, **_evidence(outside.transcript))
+        return
     with asked.subject() as subject:
         run = Run(judging.case(subject, tokens), bounds, settings)
         levels = list(run.levels(chosen, _say))
         parameters = {**compared(run.case), "levels": ", ".join(chosen)}
         report = judging.report(run.case, levels, parameters, run.numerics)
-    _write(
-        report,
-        judging.proof_dir,
-        names,
-        seeds=[{"level": "serving", "seed": seed} for seed in SEEDS if run.transcript],
-        transcript=[msgspec.to_builtins(record) for record in run.transcript],
-    )
+    _write(report, judging.proof_dir, names, **_evidence(run.transcript))
 
 
 run.params.extend(setting_options("Device and memory", also=("model", "models_dir", "catalog", "deterministic")))
@@ -309,12 +336,43 @@ class Judging:
 
     def case(self, subject: Subject, n_tokens: int) -> Case:
         """Gather all that is to be judged. Raises: UsageError, at once where the run has its bundle already."""
-        if self.run_id:
-            bundle.run_folder(self.proof_dir, "parity", self.run_id)
+        self._check_run_id()
         chosen = given(self.reference) if self.reference else found(subject, _store())
         if chosen.folder.is_file():
             return from_logits_file(subject, chosen.folder, say=_say)
         return from_checkpoint(subject, chosen.folder, chosen.name, n_tokens=n_tokens, say=_say)
+
+    def logits(self, subject: Subject | None) -> Path:
+        """The file of reference logits: the one that is named, else the model's. Raises: UsageError, as `case`."""
+        self._check_run_id()
+        if self.reference is not None:
+            path = Path(self.reference)
+        else:
+            assert subject is not None
+            path = folder_for(subject, _store()) / LOGITS
+        if not path.is_file():
+            raise UsageError(
+                f"{self.reference or LOGITS} is no file here: with --url the reference is the file of logits that"
+                " `llorch-worker parity reference` writes and prints"
+            )
+        return path
+
+    def _check_run_id(self) -> None:
+        if self.run_id:
+            bundle.run_folder(self.proof_dir, "parity", self.run_id)
+
+    def report_from_outside(self, outside: Outside, levels: Sequence[Level], n_threads: int) -> Report:
+        return report_of(
+            run_id=self.run_id or new_run_id(),
+            created=now_rfc3339(),
+            model=outside.model,
+            reference=outside.used,
+            bounds=_bounds_used(self.bounds_file),
+            parameters=outside.parameters,
+            versions=versions(),
+            machine=this_machine(n_threads),
+            levels=levels,
+        )
 
     def report(
         self, case: Case, levels: Sequence[Level], parameters: dict[str, str], numerics: Numerics | None = None
@@ -332,6 +390,24 @@ class Judging:
             levels=levels,
             numerics=numerics,
         )
+
+
+@contextmanager
+def _outside(url: str, token: str | None, judging: Judging, asked: Asked) -> Iterator[Outside]:
+    """The server at `url`, to be judged. The model's file is read where it is named, and where it names the reference.
+
+    Raises: UsageError, NotServed.
+    """
+    with ExitStack() as closing:
+        is_wanted = asked.model is not None or judging.reference is None
+        subject = closing.enter_context(asked.subject()) if is_wanted else None
+        path = judging.logits(subject)
+        server = closing.enter_context(opened(url, token))
+        yield Outside.of(server, path, subject, Bounds.load(judging.bounds_file), n_tokens=asked.tokens)
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _say(what: str) -> None:
@@ -355,6 +431,14 @@ def _bounds_used(path: Path | None) -> BoundsUsed:
 
 
 # ── what is printed and written ──────────────────────────────────────────────────────────────────
+
+
+def _evidence(transcript: Sequence[Record]) -> dict[str, Any]:
+    """What was asked and with which seeds, for the bundle."""
+    return {
+        "seeds": [{"level": "serving", "seed": seed} for seed in SEEDS if transcript],
+        "transcript": [msgspec.to_builtins(record) for record in transcript],
+    }
 
 
 def _write(report: Report, root: Path, asked_for: Collection[str], **evidence: Any) -> None:

@@ -121,10 +121,8 @@ def from_logits_file(subject: Subject, path: Path, *, say: Say) -> Case:
 
     Raises: UsageError for a file that is none, or one of another text or vocabulary.
     """
-    file = LogitsFile.open(path)
+    file = open_logits(path)
     _check_vocabulary(subject, file.provenance.n_vocab)
-    if file.provenance.text_digest != corpus.digest():
-        raise UsageError(f"{path} was made with other texts: make it again with `llorch-worker parity reference`")
     is_source = file.provenance.made_from_sha256 == subject.sha256
     f32_copy = None
     if is_source:
@@ -139,6 +137,14 @@ def from_logits_file(subject: Subject, path: Path, *, say: Say) -> Case:
         is_source=is_source,
         f32_copy=f32_copy,
     )
+
+
+def open_logits(path: Path) -> LogitsFile:
+    """Reference logits of the texts that are compared now. Raises: UsageError for a file that is none of them."""
+    file = LogitsFile.open(path)
+    if file.provenance.text_digest != corpus.digest():
+        raise UsageError(f"{path} was made with other texts: make it again with `llorch-worker parity reference`")
+    return file
 
 
 def compared(case: Case) -> dict[str, str]:

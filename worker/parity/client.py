@@ -2,7 +2,7 @@
 
 Owns the client's side of the wire (docs/protocol.md 4: a request, a stream of events, the answer they make), the
 exchange, and the child's life: its start, its address from its log, that it is ready, its end. Refuses to know what the
-answers should be. Any thread may ask.
+answers should be, and the other doors that a server may have (servers.py). Any thread may ask.
 """
 
 import signal
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import httpx2
 import msgspec
@@ -36,6 +36,9 @@ _N_LAST_WORDS = 20
 _SELF_TEST_S = 10.0
 """An idle worker takes up to 5 s for its self-test."""
 _ASK_AGAIN_S = 0.25
+_N_SHOWN_OF_A_REFUSAL = 200
+
+_T = TypeVar("_T")
 
 
 class NotServed(WorkerError):
@@ -44,6 +47,24 @@ class NotServed(WorkerError):
 
 UNANSWERED = (NotServed, httpx2.HTTPError, msgspec.DecodeError)
 """What an exchange can fail with: a refusal, the network, bytes that are no event."""
+
+
+def connect(url: str, token: str | None = None) -> httpx2.Client:
+    """A client of the server at `url`; `token` is sent as its bearer token. Raises: NotServed for what is no URL."""
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        return httpx2.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+    except httpx2.InvalidURL as error:
+        raise NotServed(f"{url} is no URL: {error}") from None
+
+
+def decoded(response: httpx2.Response, of: type[_T]) -> _T:
+    """The body of an answer. Raises: NotServed for a refusal, msgspec.DecodeError for another body."""
+    if response.status_code != httpx2.codes.OK:
+        text = response.text[:_N_SHOWN_OF_A_REFUSAL].strip()
+        hint = " (--token, or LLORCH_API_TOKEN, is what it asks for)" if response.status_code == 401 else ""
+        raise NotServed(f"{response.request.url.path} was answered {response.status_code}{hint}: {text}")
+    return msgspec.json.decode(response.content, type=of)
 
 
 # ── the wire ─────────────────────────────────────────────────────────────────────────────────────
@@ -192,9 +213,10 @@ class Health(msgspec.Struct, frozen=True):
 class ServedWorker:
     """A worker to ask; use as a context manager. Made by `of` (a child process) or `at` (somebody else's worker)."""
 
-    def __init__(self, child: "_Child | None", url: str) -> None:
+    def __init__(self, child: "_Child | None", url: str, token: str | None = None) -> None:
         self._child = child
         self.url = url
+        self._token = token
 
     @classmethod
     def of(cls, model: Path, *arguments: str) -> Self:
@@ -205,14 +227,14 @@ class ServedWorker:
         return cls(_Child(model, arguments), "")
 
     @classmethod
-    def at(cls, url: str) -> Self:
+    def at(cls, url: str, token: str | None = None) -> Self:
         """The worker that listens at `url`, as it is; it is not ended."""
-        return cls(None, url)
+        return cls(None, url, token)
 
     def __enter__(self) -> Self:
         """Raises: NotServed when it does not start, or is not ready."""
         self.url = self._child.start() if self._child else self.url
-        self._client = httpx2.Client(base_url=self.url, timeout=_TIMEOUT_S, trust_env=False)
+        self._client = connect(self.url, self._token)
         try:
             ready = self._client.get("/readyz")
             if ready.status_code != httpx2.codes.OK:

@@ -29,7 +29,8 @@ class Positions:
     """A candidate's rows against the reference's, one entry per position: arrays of one length, float64 unless said.
 
     Where the reference row is known by its highest entries only, `kl` is over these and the rest as one (a lower
-    bound), `cosine` is over these, and errors are over these.
+    bound), `cosine` is over these, and errors are over these. Where a candidate tells log-probabilities of some tokens,
+    the same holds of those that both sides know, and errors and cosines are of log-probabilities.
     """
 
     kl: NDArray[np.float64]
@@ -62,6 +63,15 @@ class KnownRow:
     """Over the whole vocabulary."""
     next_logit: float
     """The logit of the token that follows; NaN where none does."""
+
+    def logprobs(self, target: int | None) -> dict[int, float]:
+        """Of the known tokens and of `target`, the token that follows."""
+        known = dict(zip(self.ids.tolist(), (self.logits.astype(np.float64) - self.logsumexp).tolist(), strict=True))
+        return known if target is None else known | {target: self.next_logit - self.logsumexp}
+
+
+ToldRow = Mapping[int, float]
+"""What a server tells of a row: token → log-probability, of the most probable tokens and of the one that follows."""
 
 
 class _Position(NamedTuple):
@@ -102,6 +112,18 @@ def compare_partial(reference: Sequence[KnownRow], candidate: NDArray[np.float32
         raise ValueError(f"reference has {len(reference)} rows, candidate {len(candidate)}")
     rows = zip(reference, candidate, _followers(candidate, targets), strict=True)
     return _positions(_of_known(*row) for row in rows)
+
+
+def compare_told(reference: Sequence[KnownRow], told: Sequence[ToldRow], targets: Sequence[int]) -> Positions:
+    """As `compare_partial`, where the candidate is known by log-probabilities too; at least one for each row.
+
+    Which token is the most probable one, the five most probable and NLL are exact; the NLL of a token that the
+    candidate does not tell is infinite. KL is that of the tokens that both sides know, and all others as two: those
+    that the candidate alone tells, and the rest. It is never above the full one.
+    Raises: ValueError for another number of rows.
+    """
+    followers = [*targets, *[None] * (len(told) - len(targets))]
+    return _positions(_of_told(*row) for row in zip(reference, told, followers, strict=True))
 
 
 def second_half(positions: Positions) -> Positions:
@@ -212,6 +234,46 @@ def _known_kl(logprobs: Reals, ids: NDArray[np.int32], found: _Softmax) -> float
     weights[ids] = 0.0
     found_rest = float(weights.sum()) / found.total
     return kl + rest * math.log(rest / found_rest) if found_rest else math.inf
+
+
+def _of_told(reference: KnownRow, told: ToldRow, target: int | None) -> _Position:
+    """Both rows known in part. `target`: the token that follows."""
+    expected = reference.logprobs(target)
+    shared = [token for token in told if token in expected]
+    own, theirs = (np.array([row[token] for token in shared], dtype=np.float64) for row in (told, expected))
+    tops = sorted(told, key=lambda token: (-told[token], token))[:N_TOP]
+    alone = [told[token] for token in told if token not in expected]
+    # None of them is more probable than the last of the known ones, and all of them are beside these.
+    least, beside = math.exp(float(reference.logits[-1]) - reference.logsumexp), _sum_of(expected.values())
+    most = max(min(len(alone) * least, 1.0 - beside), 0.0)
+    return _Position(
+        max(_told_kl(theirs, own, _sum_of(alone), most), 0.0),
+        *(_errors(theirs - own) if shared else (math.inf, math.inf)),
+        _cosine(theirs, own),
+        tops[0] == reference.ids[0],
+        len(set(tops).intersection(reference.ids[:N_TOP].tolist())) / len(reference.ids[:N_TOP]),
+        float(reference.logits[0]) - float(reference.logits[1]),
+        math.nan if target is None else -told.get(target, -math.inf),
+        math.nan if target is None else -expected[target],
+        is_full=False,
+    )
+
+
+def _told_kl(expected: Reals, own: Reals, of_alone: float, most: float) -> float:
+    """KL where two parts of the vocabulary count as one token each: the tokens that the candidate alone tells, to which
+    it gives `of_alone`, and the rest. What the reference gives to the former is not known, but at most `most`; it is
+    taken as what makes KL smallest."""
+    probs = np.exp(expected)
+    left = 1.0 - float(probs.sum())
+    of_rest = max(1.0 - float(np.exp(own).sum()) - of_alone, _NOISE)
+    to_alone = min(left * of_alone / (of_alone + of_rest), most)
+    parts = ((to_alone, of_alone), (left - to_alone, of_rest))
+    return _dot(probs, expected - own) + sum(p * math.log(p / q) for p, q in parts if p > _NOISE)
+
+
+def _sum_of(logprobs: Iterable[float]) -> float:
+    """Of the probabilities."""
+    return sum(map(math.exp, logprobs))
 
 
 def _dot(one: Reals, other: Reals) -> float:

@@ -149,6 +149,26 @@ def spread(windows: Sequence[Window]) -> list[tuple[int, int]]:
 # ── what is compared with it ─────────────────────────────────────────────────────────────────────
 
 
+Greedy = Callable[[Sequence[int], int], list[int]]
+"""Prompt and number of tokens → the most probable continuation, ends not respected."""
+
+
+class Judged(Protocol):
+    """A file whose whole rows need not be known. Implementations: Candidate, and outside.Served."""
+
+    @property
+    def name(self) -> str:
+        """In reports: `F32 copy`."""
+        ...
+
+    @property
+    def greedy(self) -> Greedy: ...
+
+    def keys(self, level: str, what: str) -> tuple[str, str]:
+        """The bounds' keys: see `keys_of`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """`llama.scoring.Scorer` has both functions."""
@@ -159,21 +179,25 @@ class Candidate:
     """Of the weights, as in the bounds' keys: `Q4_1`."""
     logits: Callable[[Sequence[int]], NDArray[np.float32]]
     """Tokens → float32[n_tokens, n_vocab], from an empty memory."""
-    greedy: Callable[[Sequence[int], int], list[int]]
-    """Prompt and number of tokens → the most probable continuation, ends not respected."""
+    greedy: Greedy
     is_source: bool = False
     """Whether the reference's weights were made from this very file, so that its weights have no error."""
     allowed_for: tuple[str, ...] = ()
     """What it is computed with that has an error of its own, as in the bounds' keys: `q4`, `vulkan`."""
 
     def keys(self, level: str, what: str) -> tuple[str, str]:
-        """The bounds of a quantised file, special before general: `logits.file.Q4_1.kl_mean`, then `…other…`.
+        """See `keys_of`."""
+        return keys_of(self.file_type, level, what, is_source=self.is_source)
 
-        `own` in place of `file` where the weights are the reference's own.
-        """
-        group = "own" if self.is_source else "file"
-        return f"{level}.{group}.{self.file_type}.{what}", f"{level}.{group}.other.{what}"
 
     def allowances(self, level: str, what: str) -> tuple[str, ...]:
         """The bounds that are added to those: `logits.allowance.q4.kl_mean`."""
         return tuple(f"{level}.allowance.{each}.{what}" for each in self.allowed_for)
+
+def keys_of(file_type: str, level: str, what: str, *, is_source: bool) -> tuple[str, str]:
+    """The bounds of a quantised file, special before general: `logits.file.Q4_1.kl_mean`, then `…other…`.
+
+    `own` in place of `file` where the weights are the reference's own.
+    """
+    group = "own" if is_source else "file"
+    return f"{level}.{group}.{file_type}.{what}", f"{level}.{group}.other.{what}"

@@ -106,7 +106,7 @@ class LogitsFile:
         if logits.shape != (n_tokens, n_vocab):
             raise ValueError(f"reference has shape {(n_tokens, n_vocab)}, candidate {logits.shape}")
         targets = self.windows[window].targets
-        positions = compare_partial([self._known(window, at) for at in range(n_tokens)], logits, targets)
+        positions = compare_partial([self.known(window, at) for at in range(n_tokens)], logits, targets)
         for (number, at), row in self._full_rows.items():
             if number == window:
                 _put(positions, at, compare_full(row[None], logits[at : at + 1], targets[at : at + 1]))
@@ -114,7 +114,7 @@ class LogitsFile:
 
     def gap(self, window: int, position: int, token: int) -> float:
         """See ReferenceLogits."""
-        known = self._known(window, position)
+        known = self.known(window, position)
         full = self._full_rows.get((window, position))
         if full is not None:
             return float(known.logits[0]) - float(full[token])
@@ -123,11 +123,8 @@ class LogitsFile:
         (places,) = np.nonzero(known.ids == token)
         return float(known.logits[0]) - float(known.logits[places[0] if places.size else -1])
 
-    def full_rows(self) -> Sequence[tuple[int, int, NDArray[np.float32]]]:
-        """See ReferenceLogits."""
-        return [(window, position, row) for (window, position), row in self._full_rows.items()]
-
-    def _known(self, window: int, position: int) -> KnownRow:
+    def known(self, window: int, position: int) -> KnownRow:
+        """The highest logits of a row."""
         at = self._starts[window] + position
         arrays = self._arrays
         return KnownRow(
@@ -136,6 +133,10 @@ class LogitsFile:
             float(arrays["logsumexp"][at]),
             float(arrays["next_logits"][at]),
         )
+
+    def full_rows(self) -> Sequence[tuple[int, int, NDArray[np.float32]]]:
+        """See ReferenceLogits."""
+        return [(window, position, row) for (window, position), row in self._full_rows.items()]
 
 
 def _put(positions: Positions, at: int, one: Positions) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from worker.parity.bounds import Bounds
-from worker.parity.evidence import Candidate, ReferenceLogits, Window
+from worker.parity.evidence import Judged, ReferenceLogits, Window
 from worker.parity.report import Check, Level, Table, judged
 
 _MAX_SHOWN = 48
@@ -54,8 +54,8 @@ def run(
     reference: ReferenceLogits,
     bounds: Bounds,
     *,
-    file: Candidate,
-    f32_copy: Candidate | None = None,
+    file: Judged,
+    f32_copy: Judged | None = None,
     piece: Piece = lambda _: "",
 ) -> Level:
     """`f32_copy`: an F32 GGUF of the reference's weights with F32 caches and without flash attention. `piece`: a
@@ -73,7 +73,7 @@ def run(
     return judged("generation", "; ".join(said), checks, tables=tables)
 
 
-def _continue(reference: ReferenceLogits, candidate: Candidate) -> Iterator[_Continued]:
+def _continue(reference: ReferenceLogits, candidate: Judged) -> Iterator[_Continued]:
     windows = [(at, window) for at, window in enumerate(reference.windows) if window.kind == "continuation"]
     for number, (at, window) in enumerate(windows, start=1):
         expected = window.tokens[window.n_prompt :]
@@ -86,7 +86,7 @@ def _continue(reference: ReferenceLogits, candidate: Candidate) -> Iterator[_Con
         yield _Continued(number, window, step)
 
 
-def _check(candidate: Candidate, continued: list[_Continued], bounds: Bounds, keys: tuple[str, ...]) -> Check:
+def _check(candidate: Judged, continued: list[_Continued], bounds: Bounds, keys: tuple[str, ...]) -> Check:
     steps = {one.number: one.step for one in continued if one.step is not None}
     worst = max(steps, key=lambda number: steps[number].gap, default=None)
     return bounds.check(
@@ -98,7 +98,7 @@ def _check(candidate: Candidate, continued: list[_Continued], bounds: Bounds, ke
     )
 
 
-def _table(candidate: Candidate, continued: list[_Continued], piece: Piece) -> Table:
+def _table(candidate: Judged, continued: list[_Continued], piece: Piece) -> Table:
     rows = tuple(
         (
             str(one.number),
@@ -131,7 +131,7 @@ def _shortened(text: str) -> str:
     return line if len(line) <= _MAX_SHOWN else line[: _MAX_SHOWN - 1] + "…"
 
 
-def _says(candidate: Candidate, continued: list[_Continued]) -> str:
+def _says(candidate: Judged, continued: list[_Continued]) -> str:
     n_equal = sum(one.step is None for one in continued)
     gaps = [one.step.gap for one in continued if one.step is not None]
     said = f"{candidate.name}: {n_equal} of {len(continued)} continuations are the reference's"

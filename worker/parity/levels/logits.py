@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from worker.parity.bounds import Bounds
 from worker.parity.compare import Positions, Summary, second_half, side_by_side, summarise
-from worker.parity.evidence import Candidate, Kind, ReferenceLogits
+from worker.parity.evidence import Candidate, Judged, Kind, ReferenceLogits
 from worker.parity.report import Check, Level, Series, judged
 
 _ORDER: tuple[Kind, ...] = ("short", "long")
@@ -48,7 +48,7 @@ def run(reference: ReferenceLogits, bounds: Bounds, *, file: Candidate, f32_copy
     if not kinds:
         return judged("logits", "", checks)
     served = _measure(reference, file, kinds[-1])
-    checks += _of_file(served.summary, file, bounds)
+    checks += of_file(served.summary, file, bounds)
     summaries[f"{file.name}, {kinds[-1]} windows"] = served.summary
     halves = summarise([second_half(window) for window in served.positions])
     return judged(
@@ -94,7 +94,9 @@ def _of_f32_copy(measured: _Measured, f32_copy: Candidate, kind: Kind, bounds: B
     )
 
 
-def _of_file(summary: Summary, file: Candidate, bounds: Bounds) -> Iterator[Check]:
+def of_file(summary: Summary, file: Judged, bounds: Bounds) -> Iterator[Check]:
+    """What is demanded of a model file as it is served."""
+
     def check(what: str, value: float, key: str, note: str = "") -> Check:
         allowances = file.allowances("logits", key)
         return bounds.check(f"{file.name}: {what}", value, *file.keys("logits", key), note=note, allowances=allowances)

@@ -24,6 +24,7 @@ _N_SHOWN = 20
 
 Tokenize = Callable[[bytes], Sequence[int]]
 Piece = Callable[[int], bytes]
+Joined = Callable[[Sequence[int]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,12 @@ class _Tokenised:
     text: HardText
     ids: Sequence[int]
     reference_ids: Sequence[int]
-    is_in_vocabulary: bool
-    """Whether every character of it has tokens that give it back."""
+    characters: "_Characters"
+
+    @property
+    def is_in_vocabulary(self) -> bool:
+        """Whether every character of it has tokens that give it back. Asked of few texts, since it may take long."""
+        return self.characters.has_all_of(decode(self.text.data))
 
     @property
     def differs_at(self) -> int | None:
@@ -50,16 +55,18 @@ def run(
     bounds: Bounds,
     *,
     piece: Piece,
+    joined: Joined | None = None,
 ) -> Level:
     """Compare `tokenize(texts[i].data)` with `reference_ids[i]`. `piece`: a token's bytes, empty for control tokens; a
-    ValueError for an id that llama.cpp's vocabulary has not.
+    ValueError for an id that llama.cpp's vocabulary has not. `joined`: the bytes of several, where they are more than
+    those of each.
 
     Raises: ValueError where there are not as many lists of ids as texts.
     """
-    characters = _Characters(tokenize, piece)
+    joined = joined or (lambda ids: b"".join(map(piece, ids)))
+    characters = _Characters(tokenize, joined)
     found = [
-        _Tokenised(text, tokenize(text.data), ids, characters.has_all_of(decode(text.data)))
-        for text, ids in zip(texts, reference_ids, strict=True)
+        _Tokenised(text, tokenize(text.data), ids, characters) for text, ids in zip(texts, reference_ids, strict=True)
     ]
     compared = [one for one in found if _can_be_compared(one.text.data, tokenize)]
     checks = [
@@ -81,7 +88,7 @@ def run(
         tables=(
             _differences(compared, piece),
             _sections(compared, n_without_reference=len(found) - len(compared)),
-            _round_trips(found, piece),
+            _round_trips(found, piece, joined),
         ),
     )
 
@@ -96,9 +103,9 @@ def _can_be_compared(data: bytes, tokenize: Tokenize) -> bool:
 class _Characters:
     """Which characters the vocabulary has: those that come back from their ids."""
 
-    def __init__(self, tokenize: Tokenize, piece: Piece) -> None:
+    def __init__(self, tokenize: Tokenize, joined: Joined) -> None:
         self._tokenize = tokenize
-        self._piece = piece
+        self._joined = joined
         self._known: dict[str, bool] = {}
 
     def has_all_of(self, text: str) -> bool:
@@ -108,7 +115,7 @@ class _Characters:
         if character not in self._known:
             data = character.encode()
             # A tokenizer of the SentencePiece kind puts a space in front.
-            self._known[character] = _joined(self._tokenize(data), self._piece).endswith(data)
+            self._known[character] = self._joined(self._tokenize(data)).endswith(data)
         return self._known[character]
 
 
@@ -161,7 +168,7 @@ def _sections(compared: Sequence[_Tokenised], *, n_without_reference: int) -> Ta
     return Table("Hard texts", ("section", ">texts", ">ids", ">differ"), rows, note if n_without_reference else "")
 
 
-def _round_trips(found: Sequence[_Tokenised], piece: Piece) -> Table:
+def _round_trips(found: Sequence[_Tokenised], piece: Piece, joined: Joined) -> Table:
     """What the pieces of llama.cpp's ids are, put together again; not judged."""
     outcomes: dict[str, list[str]] = {
         "the text again": [],
@@ -170,19 +177,15 @@ def _round_trips(found: Sequence[_Tokenised], piece: Piece) -> Table:
         "not the text": [],
     }
     for one in found:
-        outcomes[_round_trip(one, piece)].append(one.text.name)
+        outcomes[_round_trip(one, piece, joined)].append(one.text.name)
     rows = tuple((outcome, str(len(names)), names[0] if names else "") for outcome, names in outcomes.items())
     return Table("The pieces of all ids, joined", ("they are", ">texts", "the first"), rows)
 
 
-def _round_trip(found: _Tokenised, piece: Piece) -> str:
+def _round_trip(found: _Tokenised, piece: Piece, joined: Joined) -> str:
     expected = decode(found.text.data).encode() if has_reference(found.text.data) else found.text.data
-    if _joined(found.ids, piece) == expected:
+    if joined(found.ids) == expected:
         return "the text again"
     if any(piece(token) == b"" for token in found.ids):
         return "the text without its control tokens"
     return "not the text" if found.is_in_vocabulary else "not the text: bytes outside the vocabulary"
-
-
-def _joined(ids: Sequence[int], piece: Piece) -> bytes:
-    return b"".join(map(piece, ids))

@@ -1,0 +1,352 @@
+"""`parity run --url`: a worker that serves the model passes, and one that serves something else fails where it should.
+
+The reference of the default model is the committed one. What a proxy lies about is seen on a model of two layers, whose
+reference is made from llama.cpp's own rows: there the server is right by definition until something lies.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.parity.golden_logits import GOLDEN
+from tests.parity.made_logits import PROVENANCE, made_reference
+from tests.parity.relay import Event, Relay
+from tests.worker_process import WorkerProcess
+from worker.cli import run
+from worker.errors import UsageError, WorkerError
+from worker.front.certificate import read_certificate
+from worker.parity import corpus
+from worker.parity.bounds import Bounds
+from worker.parity.bundle import verify
+from worker.parity.case import Subject
+from worker.parity.evidence import FullLogits, Window
+from worker.parity.f32_copy import rewrite
+from worker.parity.levels.serving import SEEDS
+from worker.parity.llama.scoring import Scorer
+from worker.parity.logits_file import LogitsFile, write_logits_file
+from worker.parity.outside import CONVERSATIONS, Outside
+from worker.parity.report import Level, Report, from_json
+from worker.parity.servers import opened
+from worker.parity.setups import as_served, cpu
+from worker.parity.setups import opened as opened_file
+
+pytestmark = [pytest.mark.model, pytest.mark.process]
+
+TEXT = "The river rises in the hills, and in autumn the boats that carry apples come down to the harbour. " * 4
+
+
+def worker_on(model: Path, *flags: str, token: str | None = None) -> WorkerProcess:
+    environment = {"LLORCH_API_TOKEN": token} if token else {}
+    where = ("--model", str(model), "--host", "127.0.0.1", "--port", "0", "--device", "cpu")
+    return WorkerProcess(*where, "--ctx-size", "2048", "--parallel", "9", *flags, environment=environment)
+
+
+def judged(url: str, reference: Path, proofs: Path, *arguments: str) -> tuple[int, dict[str, Level], Path]:
+    """The command's exit code, the levels of its report, and its bundle."""
+    where = ("--proof-dir", str(proofs), "--run-id", "outside")
+    code = run(["parity", "run", "--url", url, "--reference", str(reference), *where, *arguments])
+    folder = proofs / "parity" / "outside"
+    return code, {level.name: level for level in report_in(folder).levels}, folder
+
+
+def report_in(folder: Path) -> Report:
+    return from_json((folder / "report.json").read_bytes())
+
+
+def levels(*names: str) -> list[str]:
+    return [argument for name in names for argument in ("--level", name)]
+
+
+# ── the default model ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_on_the_model_passes_and_what_cannot_be_seen_is_said(
+    default_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the model's file, so that what conversations become is not judged. All but the serving level, which is
+    long, and whose checks are below."""
+    asked = levels("tokenizer", "logits", "generation")
+    with worker_on(default_model).ready() as worker:
+        code, found, folder = judged(worker.url, GOLDEN, tmp_path, *asked)
+    assert code == 0, capsys.readouterr().err
+    assert {name: level.verdict for name, level in found.items()} == {
+        "tokenizer": "pass",
+        "weights": "not run",
+        "checkpoints": "not run",
+        "logits": "pass",
+        "generation": "pass",
+        "serving": "not run",
+        "sampling": "not run",
+    }
+    assert "--model names no file with a template" in found["tokenizer"].summary
+    assert "29 texts that are no UTF-8" in found["tokenizer"].summary
+    assert found["logits"].tables[0].rows[0] == ("positions", "512 in 1 windows")
+    report = report_in(folder)
+    assert report.model.quantisation == "Q4_1"
+    assert report.parameters["the reference's weights"] == "taken for those of the served file"
+    assert verify(folder) == []
+    with pytest.raises(WorkerError, match="sha256"):
+        read_certificate(folder)
+
+
+@contextmanager
+def other_rope(default_model: Path, folder: Path) -> Iterator[WorkerProcess]:
+    """The same name, size and weights; the file says that positions turn faster."""
+    path = folder / default_model.name
+    rewrite(default_model, path, metadata={"llama.rope.freq_base": 1000.0})
+    with worker_on(path).ready() as worker:
+        yield worker
+
+
+@contextmanager
+def coarse_keys(default_model: Path, folder: Path) -> Iterator[WorkerProcess]:
+    with worker_on(default_model, "--cache-type-k", "q4_0").ready() as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("wrong", [other_rope, coarse_keys])
+def test_a_worker_that_computes_otherwise_fails_at_the_logits(
+    wrong: Callable[[Path, Path], AbstractContextManager[WorkerProcess]],
+    default_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with wrong(default_model, tmp_path) as worker:
+        code, found, _ = judged(worker.url, GOLDEN, tmp_path, *levels("tokenizer", "logits"))
+    assert code == 1
+    assert {name for name, level in found.items() if level.verdict == "fail"} == {"logits"}
+    assert capsys.readouterr().err.splitlines()[-1].startswith("llorch-worker: error: logits: the served file: ")
+
+
+# ── two layers of it ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def shallow_logits(shallow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reference logits as llama.cpp computes them from this very file."""
+    folder = tmp_path_factory.mktemp("shallow-logits")
+    with opened_file(shallow_model) as model, Scorer(model, as_served(cpu()), n_ctx=128, n_threads=1) as scorer:
+        text, prompt = model.tokenize(TEXT)[:64], model.tokenize("Once upon a time")
+        continuation = Window("continuation", (*prompt, *scorer.greedy(prompt, 12)), len(prompt))
+        full = FullLogits.make(folder, [Window("short", tuple(text)), continuation], rows_of(scorer))
+        made = replace(
+            PROVENANCE,
+            made_from_sha256=Subject.of(shallow_model, n_threads=1, work=folder).sha256,
+            text_digest=corpus.digest(),
+            n_vocab=model.n_vocab,
+        )
+    path = folder / "logits.safetensors"
+    write_logits_file(path, full, LogitsFile.open(GOLDEN).hard_ids, made)
+    return path
+
+
+def rows_of(scorer: Scorer) -> Callable[[Window], NDArray[np.float32]]:
+    return lambda window: scorer.logits(window.tokens)
+
+
+@pytest.fixture(scope="module")
+def shallow_worker(shallow_model: Path) -> Iterator[WorkerProcess]:
+    with worker_on(shallow_model).ready() as worker:
+        yield worker
+
+
+@dataclass(frozen=True)
+class Shallow:
+    """What all judgements below are about."""
+
+    model: Path
+    logits: Path
+    bounds: Bounds
+
+    def judge(self, url: str, *names: str) -> dict[str, Level]:
+        """The named levels of the server at `url`, which is said to serve the file; one prompt is asked with seeds."""
+        subject = Subject.of(self.model, n_threads=1, work=self.logits.parent)
+        prompts = ("Once upon a time",)
+        with opened(url) as server:
+            outside = Outside.of(server, self.logits, subject, self.bounds, n_tokens=512, prompts=prompts)
+            return {level.name: level for level in outside.levels(names, say=lambda _: None) if level.name in names}
+
+
+@pytest.fixture
+def shallow(shallow_model: Path, shallow_logits: Path, bounds: Bounds) -> Shallow:
+    return Shallow(shallow_model, shallow_logits, bounds)
+
+
+def broken(level: Level) -> list[str]:
+    return [check.name for check in level.checks if not check.holds]
+
+
+def test_every_level_that_can_be_seen_passes_on_what_is_served(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
+    found = shallow.judge(shallow_worker.url, "tokenizer", "logits", "generation", "serving")
+    assert {name: (level.verdict, broken(level)) for name, level in found.items()} == {
+        name: ("pass", []) for name in ("tokenizer", "logits", "generation", "serving")
+    }
+    assert [check.name for check in found["tokenizer"].checks][-1].startswith(f"of {len(CONVERSATIONS)} conversations")
+
+
+def test_what_no_server_tells_is_named_with_the_reason(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
+    found = shallow.judge(shallow_worker.url, "weights", "checkpoints", "sampling")
+    assert {level.verdict for level in found.values()} == {"not run"}
+    assert all(level.summary.startswith("cannot be judged from outside: no server tells") for level in found.values())
+
+
+def test_another_chat_template_fails_at_the_tokenizer_and_both_prompts_are_shown(
+    shallow: Shallow, tmp_path: Path
+) -> None:
+    template = tmp_path / "other.jinja"
+    template.write_text("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}")
+    with worker_on(shallow.model, "--chat-template", str(template)).ready() as worker:
+        level = shallow.judge(worker.url, "tokenizer")["tokenizer"]
+    (name,) = broken(level)
+    assert name.startswith("of 3 conversations, those that become another prompt")
+    assert "'user: Which river flows through Cairo?" in level.summary
+    assert "<|im_start|>user" in level.summary
+
+
+def test_a_proxy_that_drops_the_seed_is_caught(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
+    def without_seed(body: Event) -> Event:
+        return {name: value for name, value in body.items() if name != "seed"}
+
+    with Relay(shallow_worker.url, ask=without_seed) as relay:
+        level = shallow.judge(relay.url, "serving")["serving"]
+    assert level.verdict == "fail"
+    assert level.summary.startswith(f"seed {SEEDS[0]}: answers whose `started` has another seed")
+
+
+def test_a_proxy_that_answers_another_token_is_caught_where_it_does(
+    shallow: Shallow, shallow_worker: WorkerProcess
+) -> None:
+    """The sixth token of what it is asked to continue."""
+
+    def other(path: str, body: Event) -> Event:
+        tokens: list[str] = body["choices"][0]["logprobs"]["tokens"] if path == "/v1/completions" else []
+        if len(tokens) > 5:
+            tokens[5] = "token_id:7"
+        return body
+
+    with Relay(shallow_worker.url, reply=other) as relay:
+        found = shallow.judge(relay.url, "logits", "generation")
+    assert {name: level.verdict for name, level in found.items()} == {"logits": "pass", "generation": "fail"}
+    assert "(prompt 1, token 5)" in found["generation"].summary
+
+
+def test_a_proxy_that_tells_other_probabilities_is_caught(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
+    """Those of another temperature: the same most probable tokens, in the same order."""
+
+    def flatter(path: str, body: Event) -> Event:
+        told = body["choices"][0].get("prompt_logprobs", []) if path == "/v1/completions" else []
+        for token in (token for row in told[1:] for token in row.values()):
+            token["logprob"] *= 0.8
+        return body
+
+    with Relay(shallow_worker.url, reply=flatter) as relay:
+        level = shallow.judge(relay.url, "logits")["logits"]
+    assert level.verdict == "fail"
+    assert "the served file: same most probable token" not in broken(level)
+
+
+def completion(told: dict[str, float]) -> Event:
+    return {"choices": [{"logprobs": {"tokens": list(told), "top_logprobs": [told]}}]}
+
+
+@pytest.mark.parametrize(
+    ("route", "answer", "says"),
+    [
+        ("/tokenize", {"error": "no"}, "Object missing required field `tokens`"),
+        ("/v1/completions", completion({"a": -1.0}), "called 'a'"),
+        ("/v1/completions", completion({"token_id:1": 5.0}), "float <= 0.001"),
+        ("/v1/completions", completion({}), "length >= 1"),
+    ],
+)
+def test_nonsense_for_an_answer_fails_the_level_with_one_line(
+    shallow: Shallow, shallow_worker: WorkerProcess, route: str, answer: Event, says: str
+) -> None:
+    with Relay(shallow_worker.url, reply=lambda path, body: answer if path == route else body) as relay:
+        found = shallow.judge(relay.url, "tokenizer", "logits", "generation")
+    failed = [level for level in found.values() if level.verdict == "fail"]
+    assert failed
+    assert all(level.summary.startswith("the server did not answer as it should: ") for level in failed)
+    assert any(says in level.summary for level in failed)
+
+
+# ── who is asked ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_with_a_token_is_judged_with_it_and_refuses_without(
+    shallow: Shallow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with worker_on(shallow.model, token="of-the-worker").ready() as worker:
+        arguments = ["parity", "run", "--url", worker.url, "--reference", str(shallow.logits)]
+        assert run([*arguments, *levels("logits")]) == 1
+        refused = capsys.readouterr()
+        code, found, folder = judged(
+            worker.url, shallow.logits, tmp_path, "--token", "of-the-worker", *levels("logits", "generation")
+        )
+    assert "/v1/models was answered 401 (--token, or LLORCH_API_TOKEN, is what it asks for)" in refused.err
+    assert (len(refused.err.splitlines()), refused.out) == (1, "")
+    assert (code, found["logits"].verdict, found["generation"].verdict) == (0, "pass", "pass")
+    assert all(b"of-the-worker" not in path.read_bytes() for path in folder.iterdir())
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """A server that has none of the routes."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The test's output is not for its lines."""
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_of_another_kind_is_one_line(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["parity", "run", "--url", stranger, "--reference", str(GOLDEN)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is neither a llorch-worker nor a llama-server" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--url", "http://127.0.0.1:1", "--reference", str(GOLDEN)), 1, "http://127.0.0.1:1 is no server"),
+        (("--url", "nonsense", "--reference", str(GOLDEN)), 1, "nonsense is no "),
+        (("--url", "http://[", "--reference", str(GOLDEN)), 1, "http://[ is no URL"),
+        (("--url", "http://127.0.0.1:1", "--reference", "org/model"), 2, "org/model is no file here"),
+        (("--url", "http://127.0.0.1:1", "--reference", str(GOLDEN), "--token", " "), 2, "the API token is empty"),
+        (("--url", "http://127.0.0.1:1", "--reference", str(GOLDEN), "--run-id", "../x"), 2, "run id"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: tuple[str, ...], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["parity", "run", *arguments]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_server_of_another_vocabulary_is_refused(
+    shallow_worker: WorkerProcess, shallow_logits: Path, tmp_path: Path, bounds: Bounds
+) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    path = tmp_path / "other.safetensors"
+    full = made_reference(folder, ["short"])
+    write_logits_file(path, full, (), replace(PROVENANCE, text_digest=corpus.digest()))
+    with opened(shallow_worker.url) as server, pytest.raises(UsageError, match="a vocabulary of 600 tokens"):
+        Outside.of(server, path, None, bounds, n_tokens=512)
