@@ -9,6 +9,7 @@
 #   make images-test   the container images, built and driven from outside; needs podman and buildah (docs/images.md)
 #   make constraints-test  published JSON schemas: how many are enforced, and what passes and does not; half a minute
 #   make clients-test  openai, LangChain, LiteLLM, lm-eval and guidellm, each in an environment of its own, on a worker
+#   make fleet-test    workers under the programs that run and watch fleets; needs Debian's prometheus
 #   make soak          1,000 jobs at both doors of one worker, 1,000 JSON schemas; a quarter of an hour
 #   make parity        the default model against its reference in PyTorch, all levels, then errors planted in it and
 #                      the committed reference logits made again: a quarter of an hour
@@ -35,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test constraints-test clients-test soak parity parity-matrix parity-peer bench bench-sizes bench-doors bench-steps bench-sampling model vocabularies format clean
+.PHONY: run check test images-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer bench bench-sizes bench-doors bench-steps bench-sampling model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -45,10 +46,10 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients"
+	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients and not fleet"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not parity and not clients"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not parity and not clients and not fleet"
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tools.images $(IMAGES)
@@ -58,6 +59,9 @@ constraints-test: .venv/installed-dev
 
 clients-test: .venv/installed-dev model
 	$(BIN)/python -m pytest -m clients -s tests/clients tests/parity/test_lm_eval.py
+
+fleet-test: .venv/installed-dev model
+	$(BIN)/python -m pytest -m fleet
 
 soak: .venv/installed-dev model
 	$(BIN)/python -m pytest -m soak -s

@@ -81,6 +81,9 @@ def test_the_first_question_comes_after_a_period() -> None:
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────
 
 
+GAUGES = ("worker_vram_bytes", "worker_resident")
+
+
 class Listening(Front):
     """A front that also says when it has heard of a model that is gone."""
 
@@ -102,28 +105,29 @@ async def served(answers: Sequence[Residency], facts: Loaded = ON_A_GPU) -> tupl
     return front, stage
 
 
-def told(*answers: Residency) -> tuple[bool, int, int, str, float]:
-    """(resident, vram_bytes, vram_bytes_used, status of /health, worker_vram_bytes) after these answers."""
+def told(*answers: Residency) -> tuple[bool, int, int, str, float, float]:
+    """(resident, vram_bytes, vram_bytes_used, status of /health, worker_vram_bytes, worker_resident) after these
+    answers."""
 
-    async def play() -> tuple[bool, int, int, str, float]:
+    async def play() -> tuple[bool, int, int, str, float, float]:
         front, stage = await served(answers)
         health, metrics = front.health(), front.scrape(None)[0].decode()
-        (sample,) = [line for line in metrics.splitlines() if line.startswith("worker_vram_bytes{")]
+        gauges = dict(line.rsplit(" ", 1) for line in metrics.splitlines())
+        bytes_told, resident = (float(gauges[f'{name}{{worker_id="w-1"}}']) for name in GAUGES)
         await stage.client.close()
-        gauge = float(sample.split()[-1])
-        return health.resident, health.vram_bytes, health.vram_bytes_used, health.status, gauge
+        return health.resident, health.vram_bytes, health.vram_bytes_used, health.status, bytes_told, resident
 
     return asyncio.run(play())
 
 
 @pytest.mark.parametrize("answers", [(), (THERE,), (GONE, THERE)])
 def test_a_model_that_is_there_is_told_as_it_was_loaded(answers: tuple[Residency, ...]) -> None:
-    assert told(*answers) == (True, 1000, 1000, "healthy", 1000.0)
+    assert told(*answers) == (True, 1000, 1000, "healthy", 1000.0, 1.0)
 
 
 @pytest.mark.parametrize("answers", [(GONE,), (THERE, GONE), (GONE, GONE)])
 def test_a_model_that_is_gone_is_told_and_the_worker_goes_on(answers: tuple[Residency, ...]) -> None:
-    assert told(*answers) == (False, 30, 30, "healthy", 30.0)
+    assert told(*answers) == (False, 30, 30, "healthy", 30.0, 0.0)
 
 
 @pytest.mark.parametrize(

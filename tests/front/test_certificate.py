@@ -326,6 +326,7 @@ def test_a_worker_that_runs_what_was_proved_is_covered_until_its_model_file_chan
     }
     with certified(model, certificate, "--require-parity") as worker:
         assert worker.ready().health()["parity"] == told
+        assert worker.metrics()["worker_parity_certified"] == 1
         worker.engine.kill()
         worker.wait_for("engine_restarted")
         worker.wait_for("model_load_complete")

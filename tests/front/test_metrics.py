@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from tests.front.rehearsal import FACTS
 from tests.front.test_vllm_metrics import VLLM_SERIES
 from worker import __version__, errors
 from worker.front.metrics import REFUSAL_CODES, Metrics
-from worker.wire.messages import StepDone
+from worker.wire.messages import Offload, OffPlan, StepDone
 
 WORKER = {"worker_id"}
 
@@ -42,6 +43,9 @@ PROTOCOL_SERIES = {
 OWN_SERIES = {
     "worker_inference_duration_seconds": ("histogram", WORKER),
     "worker_ready": ("gauge", WORKER),
+    "worker_resident": ("gauge", WORKER),
+    "worker_parity_certified": ("gauge", WORKER),
+    "worker_memory_off_plan_bytes": ("gauge", WORKER),
     "worker_slots_total": ("gauge", WORKER),
     "worker_slots_busy": ("gauge", WORKER),
     "worker_refusals_total": ("counter", WORKER | {"code"}),
@@ -201,6 +205,40 @@ def test_what_need_not_be_computed_what_was_guessed_and_who_was_paused_add_up(me
     assert [value(metrics, f"worker_{name}_total") for name in counters] == [312, 7, 3, 3, 4]
 
 
+@pytest.mark.parametrize(("is_resident", "is_certified"), [(True, False), (False, True)])
+def test_where_the_model_lies_and_whether_it_is_certified_is_as_last_said(
+    metrics: Metrics, is_resident: bool, is_certified: bool
+) -> None:
+    metrics.load(
+        vram_bytes=0,
+        is_ready=True,
+        queue_depth=0,
+        running=0,
+        step=StepDone(),
+        is_resident=is_resident,
+        is_certified=is_certified,
+    )
+    assert value(metrics, "worker_resident") == is_resident
+    assert value(metrics, "worker_parity_certified") == is_certified
+
+
+@pytest.mark.parametrize(
+    ("devices", "off_bytes"),
+    [
+        ((), 0),
+        ((OffPlan("gpu", planned_bytes=100, allocated_bytes=130),), 30),
+        ((OffPlan("gpu", planned_bytes=100, allocated_bytes=40),), 60),
+        ((OffPlan("gpu", planned_bytes=100, allocated_bytes=100, taken_bytes=20),), 80),
+        ((OffPlan("0", 100, 130), OffPlan("1", 100, 60)), 70),
+    ],
+)
+def test_memory_off_the_plan_is_added_over_the_devices(
+    metrics: Metrics, devices: tuple[OffPlan, ...], off_bytes: int
+) -> None:
+    metrics.loaded(replace(FACTS, offload=Offload(off_plan=devices)), "hf:org/repo")
+    assert value(metrics, "worker_memory_off_plan_bytes") == off_bytes
+
+
 @pytest.mark.parametrize(
     "accept",
     [None, "", "*/*", "text/plain;version=0.0.4", "text/html", "application/openmetrics-text;version=x", ";;="],
@@ -294,7 +332,7 @@ def test_the_front_and_the_engine_are_told_as_processes_with_our_label(metrics: 
         return {s.name for s in samples(metrics) if s.name in PROCESS_SERIES and s.labels == {"worker_id": "w-1"}}
 
     assert processes() == {name for name in PROCESS_SERIES if name.startswith("process_")}
-    load = {"vram_bytes": 0, "queue_depth": 0, "running": 0}
+    load: dict[str, Any] = {"vram_bytes": 0, "queue_depth": 0, "running": 0}
     metrics.load(**load, is_ready=True, step=StepDone(), engine_pid=os.getpid())
     assert processes() == PROCESS_SERIES
     assert value(metrics, "worker_engine_process_start_time_seconds") == value(metrics, "process_start_time_seconds")

@@ -57,6 +57,7 @@ def test_every_series_is_there_at_zero_before_the_first_job(watched: WorkerProce
     assert samples["worker_memory_bytes"] == watched.health()["memory_bytes"] > 0
     assert samples["worker_kv_cells_total"] == 1024
     assert (samples["worker_ready"], samples["worker_slots_total"], samples["worker_slots_busy"]) == (1, 1, 0)
+    assert (samples["worker_resident"], samples["worker_parity_certified"]) == (1, 0)
     assert samples['worker_http_requests_total{method="POST",route="/execute",status="200"}'] == 0
     assert samples["worker_uptime_seconds"] > 0
     text = watched.get("/metrics").text

@@ -53,8 +53,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._worker_id = worker_id
 
-        self._vram_bytes = self._gauge("worker_vram_bytes", "Device memory this worker holds; 0 on a CPU.")
-        self._memory_bytes = self._gauge("worker_memory_bytes", "Memory for weights, KV cache and compute buffers.")
+        self._make_gauges_of_the_model()
         self._queue_depth = self._gauge("worker_queue_depth", "Accepted jobs that wait for a slot.")
         self._running = self._gauge("worker_requests_running", "Jobs in a slot.")
         self._cells_used = self._gauge("worker_kv_cells_used", "KV cells in use.")
@@ -91,6 +90,7 @@ class Metrics:
         self._memory_bytes.set(facts.memory_bytes)
         self._cells_total.set(facts.n_cells)
         self._slots.set(facts.parallel)
+        self._off_plan_bytes.set(sum(device.difference_bytes for device in facts.offload.off_plan))
         labels = {
             "model": facts.name,
             "model_ref": model_ref,
@@ -112,11 +112,15 @@ class Metrics:
         running: int,
         step: StepDone,
         engine_pid: int | None = None,
+        is_resident: bool = False,
+        is_certified: bool = False,
     ) -> None:
         """What the worker holds and how busy it is now; `step` is the engine's last report."""
         self._engine_pid = engine_pid
         self._vram_bytes.set(vram_bytes)
         self._ready.set(is_ready)
+        self._resident.set(is_resident)
+        self._certified.set(is_certified)
         self._queue_depth.set(queue_depth)
         self._running.set(running)
         self._slots_busy.set(running)
@@ -273,6 +277,15 @@ class Metrics:
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, help, ("worker_id",), registry=self._registry, buckets=buckets)
         return histogram.labels(self._worker_id)
+
+    def _make_gauges_of_the_model(self) -> None:
+        self._vram_bytes = self._gauge("worker_vram_bytes", "Device memory this worker holds; 0 on a CPU.")
+        self._memory_bytes = self._gauge("worker_memory_bytes", "Memory for weights, KV cache and compute buffers.")
+        self._off_plan_bytes = self._gauge(
+            "worker_memory_off_plan_bytes", "By how much what devices hold differs from the memory plan."
+        )
+        self._resident = self._gauge("worker_resident", "1 while the whole model is on the device asked for, else 0.")
+        self._certified = self._gauge("worker_parity_certified", "1 where a parity report covers what runs, else 0.")
 
 
 def _build() -> dict[str, str]:

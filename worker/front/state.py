@@ -194,6 +194,7 @@ class Front(Observer):
 
     def scrape(self, accept: str | None) -> tuple[bytes, str]:
         """The body and the content type of `/metrics`. Gauges are looked up now, not at every step."""
+        facts = self.facts
         self.metrics.load(
             vram_bytes=self.vram_bytes,
             is_ready=self.phase is Phase.READY,
@@ -201,6 +202,8 @@ class Front(Observer):
             running=self.n_running,
             step=self._engine_status.step,
             engine_pid=self._client.pid if self._client is not None else None,
+            is_resident=facts is not None and self._engine_status.residency_of(facts).is_resident,
+            is_certified=self._parity is not None and self._parity.covers == "exact",
         )
         return self.metrics.render(accept)
 

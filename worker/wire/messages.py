@@ -255,6 +255,12 @@ class OffPlan(msgspec.Struct, frozen=True, array_like=True):
     """How far the device's free memory fell during the load; None where that memory is not
     the device's own, or did not change."""
 
+    @property
+    def difference_bytes(self) -> int:
+        """By how much the device holds more or less than was planned, by whichever account says that it is more."""
+        held = (self.allocated_bytes, self.allocated_bytes if self.taken_bytes is None else self.taken_bytes)
+        return max(abs(n_bytes - self.planned_bytes) for n_bytes in held)
+
 
 class Offload(msgspec.Struct, frozen=True, array_like=True):
     """Where the layers of a loaded model lie. The output layer counts as one, as in llama.cpp."""
