@@ -1,0 +1,81 @@
+"""The laws of a simulated fleet: nothing is lost, time is what steps take, policies differ where they should."""
+
+import pytest
+
+from tests.tools.fleet_sim.made import COSTS, alone, chats, ran
+from tools.fleet_sim.policies import POLICIES
+from tools.fleet_sim.result import result_of
+from worker.errors import UsageError
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_once_with_the_tokens_it_asked_for(policy: str) -> None:
+    sessions = chats()
+    fleet = ran(sessions, policy)
+    asked = [ask for session in sessions for _, ask in session.asks()]
+    key = lambda ask: (ask.session, len(ask.prompt))  # noqa: E731
+    assert sorted((one.ask for one in fleet.served), key=key) == sorted(asked, key=key)
+    for one in fleet.served:
+        assert one.sent_s < one.first_s <= one.ended_s
+        assert one.n_tokens == one.ask.n_tokens
+        assert one.n_cached < len(one.ask.prompt)
+    assert all(worker.engine.is_idle and not worker.inbox for worker in fleet.workers)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_gives_the_same_result(policy: str) -> None:
+    one, other = (result_of(policy, ran(chats(), policy)) for _ in range(2))
+    assert one == other
+
+
+def test_with_one_worker_all_policies_are_the_same() -> None:
+    found = [ran(chats(), policy, n_workers=1).served for policy in POLICIES]
+    assert all(served == found[0] for served in found)
+
+
+def test_a_lone_request_takes_what_its_steps_cost() -> None:
+    """Of a prompt of 200 tokens the first 128 are a step, and the rest is one behind it."""
+    (served,) = ran([alone(200, 3)]).served
+    prompt_s = COSTS.step_s("prefill", 128, 0) + COSTS.step_s("prefill", 72, 128)
+    assert served.first_s - served.sent_s == pytest.approx(COSTS.request_ms / 1000 + prompt_s)
+    tokens_s = COSTS.step_s("decode", 1, 200) + COSTS.step_s("decode", 1, 201)
+    assert served.ended_s - served.first_s == pytest.approx(tokens_s)
+
+
+def test_at_low_load_every_first_token_takes_what_its_prompt_costs() -> None:
+    sessions = [alone(32, 2, begins_s=100.0 * number, number=number) for number in range(5)]
+    waits = [one.first_s - one.sent_s for one in ran(sessions, "round-robin", n_workers=2).served]
+    # Attention also looks at the cells that the last request has left.
+    assert waits == pytest.approx([(COSTS.request_ms + 100.0) / 1000] * 5, rel=0.01)
+
+
+def test_a_prompt_that_begins_as_another_did_costs_its_rest() -> None:
+    first, again = alone(128, 2), alone(160, 2, begins_s=60.0)
+    _, served = ran([first, again], n_workers=1).served
+    # The retained slot has the first prompt's cells; they cost nothing but the attention to them.
+    assert served.n_cached == 128
+    rest_s = COSTS.step_s("prefill", 32, 129)
+    assert served.first_s - served.sent_s == pytest.approx(COSTS.request_ms / 1000 + rest_s)
+
+
+@pytest.mark.parametrize("policy", ["prefix", "kv-events", "session-hash"])
+def test_who_looks_at_the_prefix_finds_more_cached_than_round_robin(policy: str) -> None:
+    blind, seeing = (result_of(name, ran(chats(), name)).cached_share for name in ("round-robin", policy))
+    assert seeing > blind
+
+
+def test_more_workers_never_make_a_burst_slower() -> None:
+    burst = [alone(64, 16, number=number) for number in range(24)]
+    ends = [max(one.ended_s for one in ran(burst, "least-loaded", n_workers=n).served) for n in (1, 2, 4, 8)]
+    assert ends == sorted(ends, reverse=True)
+
+
+def test_a_session_that_no_worker_has_room_for_is_refused() -> None:
+    with pytest.raises(UsageError, match="grows to 3005 tokens; the context of a worker with these costs has 2048"):
+        ran([alone(3_000, 5)])
+
+
+@pytest.mark.long
+def test_a_thousand_workers_are_simulated() -> None:
+    fleet = ran(chats(n_requests=3_000, rate=600.0), "kv-events", n_workers=1_000)
+    assert len(fleet.served) == 3_000

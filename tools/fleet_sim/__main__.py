@@ -1,0 +1,218 @@
+"""`python -m tools.fleet_sim run|compare|measure|check`: how many workers a load needs, and by which policy.
+
+Owns the options, what is printed and written, and one line on stderr for every mistake. Never loads llama.cpp, never
+downloads. Tables are Markdown, as docs/scaling.md has them.
+"""
+
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import rich_click as click
+import uvloop
+from click.exceptions import Exit, NoArgsIsHelpError
+
+from tools.bench.exchange import Address
+from tools.bench.load_command import split_flags
+from tools.bench.measures import check as raise_if_missed
+from tools.bench.servers import for_children, our_worker
+from tools.fleet_sim.check import BOUND, Checked, Wanted, check
+from tools.fleet_sim.costs import StepCosts, as_json, read_costs
+from tools.fleet_sim.fleet import Fleet
+from tools.fleet_sim.measure import Probe, costs_of
+from tools.fleet_sim.policies import POLICIES
+from tools.fleet_sim.result import COLUMNS, Result, result_of
+from tools.fleet_sim.workloads import WORKLOADS
+from tools.markdown import table
+from worker.commands.places import present, where
+from worker.errors import UsageError, WorkerError
+
+_INTERRUPTED = 130
+_COSTS = Path(__file__).parent / "costs.json"
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@click.group
+def main() -> None:
+    """Simulate fleets of workers. Nothing is downloaded."""
+
+
+def _load(command: _Command) -> _Command:
+    """Give a command the options of a load."""
+    for option in (
+        click.option("--out", type=_FILE, help="Write the results there, as JSON."),
+        click.option("--costs", type=_FILE, default=_COSTS, show_default="the default model's", help="Of steps."),
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of all chance."),
+        click.option("--requests", type=click.IntRange(1, 10**6), default=2_000, show_default=True, help="How many."),
+        click.option("--rate", type=click.FloatRange(0, min_open=True), required=True, help="Requests a second."),
+        click.option("--workload", type=click.Choice(list(WORKLOADS)), default="conversations", show_default=True),
+    ):
+        command = option(command)
+    return command
+
+
+_workers = click.IntRange(1, 10_000)
+
+
+@main.command()
+@click.option("--workers", type=_workers, required=True, help="How many.")
+@click.option("--policy", type=click.Choice(POLICIES), default="prefix", show_default=True)
+@_load
+def run(*, workers: int, policy: str, **load: Any) -> None:
+    """Simulate one fleet under one load."""
+    _simulate([workers], [policy], **load)
+
+
+@main.command()
+@click.option("--workers", type=_workers, multiple=True, required=True, help="How many; may be given more than once.")
+@click.option("--policy", type=click.Choice(POLICIES), multiple=True, help="Only these. [default: all]")
+@_load
+def compare(*, workers: tuple[int, ...], policy: tuple[str, ...], **load: Any) -> None:
+    """Simulate several policies or sizes of a fleet under the same load."""
+    _simulate(workers, policy or POLICIES, **load)
+
+
+def _simulate(
+    sizes: Sequence[int],
+    policies: Sequence[str],
+    *,
+    workload: str,
+    rate: float,
+    requests: int,
+    seed: int,
+    costs: Path,
+    out: Path | None,
+) -> None:
+    read = read_costs(costs)
+    sessions = WORKLOADS[workload].sessions(seed=seed, n_requests=requests, rate=rate)
+    results: list[Result] = []
+    for n_workers in sizes:
+        for policy in policies:
+            fleet = Fleet(read, policy, n_workers=n_workers, seed=seed)
+            fleet.run(sessions)
+            results.append(result_of(policy, fleet))
+    click.echo(table(COLUMNS, [result.cells for result in results]))
+    _write(
+        out, {"workload": workload, "rate": rate, "requests": requests, "seed": seed, "costs": read, "results": results}
+    )
+
+
+@main.command()
+@click.option("--url", required=True, metavar="URL", help="Of a worker with --prompt-lookup off and nothing to do.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Besides a warm-up.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the prompts.")
+@click.option("--out", type=_FILE, required=True, help="Write the costs there, as JSON.")
+def measure(*, url: str, rounds: int, seed: int, out: Path) -> None:
+    """Measure what the steps of a running worker cost."""
+
+    async def measured() -> StepCosts:
+        address = Address.of(url)
+        probe = await Probe.of(address, seed)
+        _, *waits = [await probe.waits() for _ in range(1 + rounds)]
+        return await costs_of(address, waits)
+
+    _write(out, uvloop.run(measured()))
+
+
+@main.command("check")
+@click.option("--model", metavar="REF", help="As for serve. [default: the catalogue's]")
+@where
+@click.option("--policy", type=click.Choice([name for name in POLICIES if name != "kv-events"]), default="prefix")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Besides a warm-up.")
+@click.option("--requests", type=click.IntRange(1, 10_000), default=40, show_default=True, help="Of a round.")
+@click.option("--load", type=click.FloatRange(0.01, 2), default=0.5, show_default=True, help="Of both workers' time.")
+@click.option("--worker-flags", default="", callback=split_flags, help="More flags of serve, as one argument.")
+@click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of all chance.")
+@click.option("--out", type=_FILE, help="Write the costs and all numbers there, as JSON.")
+def check_command(
+    *,
+    model: str | None,
+    models_dir: Path,
+    catalog: Path | None,
+    worker_flags: list[str],
+    out: Path | None,
+    **asked: Any,
+) -> None:
+    """Compare the simulation of two workers with two real ones.
+
+    Starts them, measures what their steps cost, and plays conversations. Exit 1 where the simulation with these costs
+    is off by more than 15 % in the median first token, tokens per second or the share of cached tokens. Measure on an
+    idle machine.
+    """
+    # As Ctrl-C, so that the workers go with the command.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    flags = ["--threads", "1", "--ctx-size", "8192", "--prompt-lookup", "off", *worker_flags]
+    plan = our_worker(present(model, models_dir, catalog), flags)
+    with tempfile.TemporaryDirectory(prefix="llorch-fleet-") as logs:
+        wanted = Wanted(
+            plan=plan,
+            policy=asked["policy"],
+            n_rounds=asked["rounds"],
+            n_requests=asked["requests"],
+            load=asked["load"],
+            seed=asked["seed"],
+            logs=Path(logs),
+            environment=for_children(),
+        )
+        checked = uvloop.run(check(wanted, lambda what: click.echo(f"==> {what}", err=True)))
+    _write(out, checked)
+    click.echo(comparison(checked))
+    raise_if_missed(
+        f"{one.name}: the simulation is off by {one.difference:+.1%}, at most {BOUND:.0%} is allowed"
+        for one in checked.compared
+        if not one.is_right
+    )
+
+
+def comparison(checked: Checked) -> str:
+    rows = [
+        (
+            one.name,
+            " ".join(f"{value:.3g}" for value in one.real),
+            " ".join(f"{value:.3g}" for value in one.simulated),
+            f"{one.difference:+.1%}",
+            "ok" if one.is_right else "OFF",
+        )
+        for one in checked.compared
+    ]
+    return table(["", ">real, by round", ">simulated", ">difference of medians", ""], rows)
+
+
+def _write(out: Path | None, value: object) -> None:
+    if out is None:
+        return
+    try:
+        out.write_bytes(as_json(value))
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror or error}") from None
+
+
+def main_of(argv: Sequence[str]) -> int:
+    """The command's exit code: 1 where a bound is missed or something failed, 2 for a mistake in the arguments."""
+    try:
+        with main.make_context("python -m tools.fleet_sim", list(argv)) as context:
+            main.invoke(context)
+    except Exit as left:
+        return left.exit_code
+    except NoArgsIsHelpError:
+        return _fail("a command is missing; see python -m tools.fleet_sim --help", 2)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except WorkerError as error:
+        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"fleet_sim: error: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main_of(sys.argv[1:]))

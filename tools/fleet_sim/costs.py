@@ -1,0 +1,105 @@
+"""What the steps of one worker cost, as a file of JSON says it (`check` and `measure` write one).
+
+Pure. Refuses to know how the costs were measured (measure.py).
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import msgspec
+
+from worker.engine.config import EngineConfig
+from worker.errors import UsageError
+from worker.wire.messages import SlotId, StepKind
+
+RowsMs = tuple[tuple[int, float], ...]
+"""(rows of a step, milliseconds that it takes while the memory is empty), ascending."""
+
+
+class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """A worker's sizes, and what its steps take. Milliseconds, and tokens for all sizes."""
+
+    measured_on: str
+    parallel: int
+    cells: int
+    context_length: int
+    chunk: int
+    widest_step: int
+    itl_target_ms: float
+    prefix_cache_tokens: int
+    """How many tokens of ended jobs the worker keeps in host memory."""
+    decode_ms: RowsMs
+    prefill_ms: RowsMs
+    decode_ms_per_1000_cells: float
+    """What each row of a decode step takes more for every 1,000 cells that are in use, because attention reads them."""
+    prefill_ms_per_1000_cells: float
+    save_ms_per_1000: float
+    """Copying the cells of 1,000 tokens out into host memory."""
+    load_ms_per_1000: float
+    request_ms: float
+    """What a request takes beside its steps: the connection, HTTP, two processes."""
+
+    def __post_init__(self) -> None:
+        for name, costs in (("decode_ms", self.decode_ms), ("prefill_ms", self.prefill_ms)):
+            rows = [n for n, _ in costs]
+            if not rows or rows[0] != 1 or rows != sorted(set(rows)) or min(ms for _, ms in costs) <= 0:
+                raise ValueError(f"{name} must have ascending numbers of rows from 1 on, and times above 0")
+
+    def step_s(self, kind: StepKind, n_rows: int, n_cells: int) -> float:
+        """The seconds of a step of so many rows beside `n_cells` that were in use before it."""
+        if kind == "decode":
+            table, per_1000 = self._decode_table, self.decode_ms_per_1000_cells
+        else:
+            table, per_1000 = self._prefill_table, self.prefill_ms_per_1000_cells
+        return (table[n_rows] + per_1000 * n_rows * n_cells / 1000) / 1000
+
+    @cached_property
+    def _decode_table(self) -> list[float]:
+        return _table(self.decode_ms, self.parallel)
+
+    @cached_property
+    def _prefill_table(self) -> list[float]:
+        return _table(self.prefill_ms, max(self.chunk * 2, self.widest_step))
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The engine that has these sizes; a token takes one byte of its prefix cache. There are no drafts."""
+        return EngineConfig(
+            n_slots=self.parallel,
+            n_cells=self.cells,
+            context_length=self.context_length,
+            chunk=self.chunk,
+            widest_step=self.widest_step,
+            itl_target_s=self.itl_target_ms / 1000,
+            prefix_cache_bytes=self.prefix_cache_tokens,
+            retained_slot=SlotId(self.parallel),
+        )
+
+
+def read_costs(path: Path) -> StepCosts:
+    """Raises: UsageError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StepCosts)
+    except OSError as error:
+        raise UsageError(f"--costs {path}: {error.strerror or error}") from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"--costs {path}: {error}; `measure` writes such a file") from None
+
+
+def as_json(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def _table(costs: Sequence[tuple[int, float]], n_most: int) -> list[float]:
+    """Milliseconds by the number of rows: linear between two that were measured, and on beyond the last as the last two
+    rise. More rows never cost less: where it was measured so, it was noise.
+    """
+    points = list(zip((n for n, _ in costs), accumulate((ms for _, ms in costs), max), strict=True))
+    table = [0.0, points[0][1]]
+    for (n, n_ms), (m, m_ms) in pairwise(points):
+        table += (n_ms + (m_ms - n_ms) * i / (m - n) for i in range(1, m - n + 1))
+    (n, n_ms), (m, m_ms) = points[-2:] if len(points) > 1 else ((0, 0.0), points[0])
+    table += (m_ms + (m_ms - n_ms) * i / (m - n) for i in range(1, n_most - m + 1))
+    return table

@@ -1,0 +1,96 @@
+"""A fleet under a load: the events of all its workers and sessions in the order of time. No clock but its own.
+
+    session ──request──▶ router: a policy chooses ──▶ worker: its inbox, then step after step ──▶ session: the next one
+
+Pure: the same costs, sessions and seed give the same result.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+from tools.fleet_sim.costs import StepCosts
+from tools.fleet_sim.policies import Policy, policy_of
+from tools.fleet_sim.sim_worker import Served, SimWorker
+from tools.fleet_sim.workloads import Ask, Session
+from worker.errors import UsageError
+
+Asks = Iterator[tuple[float, Ask]]
+
+
+class Fleet:
+    """`served` has every request, in the order in which they were sent."""
+
+    def __init__(self, costs: StepCosts, policy: str, *, n_workers: int, seed: int) -> None:
+        self.workers = [SimWorker(costs) for _ in range(n_workers)]
+        self.served: list[Served] = []
+        self.window_s = (0.0, 0.0)
+        """The later half of the time in which sessions begin: those before have filled the caches."""
+        self.busy_s = [0.0] * n_workers
+        """Of each worker, in steps that began in the window."""
+        self._costs = costs
+        self._in_flight = [0] * n_workers
+        self._policy: Policy = policy_of(
+            policy,
+            n_workers=n_workers,
+            seed=seed,
+            known_tokens=costs.prefix_cache_tokens,
+            held=lambda worker, prompt: self.workers[worker].n_held(prompt),
+        )
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
+        self._rest: dict[int, Asks] = {}
+        """What is still to be asked, by session."""
+
+    def run(self, sessions: Sequence[Session]) -> None:
+        """Play the sessions to their ends. Raises: UsageError for one that is longer than a worker's context."""
+        for session in sessions:
+            if session.n_longest > self._costs.context_length:
+                raise UsageError(
+                    f"a session grows to {session.n_longest} tokens; the context of a worker with these costs has "
+                    f"{self._costs.context_length}"
+                )
+            self._rest[session.number] = session.asks()
+            self._go_on(session.number, session.begins_s)
+        last_s = max(session.begins_s for session in sessions)
+        self.window_s = (last_s / 2, last_s)
+        while self._events:
+            at_s, _, happen = heappop(self._events)
+            happen(at_s)
+
+    def _at(self, at_s: float, happen: Callable[[float], None]) -> None:
+        heappush(self._events, (at_s, next(self._numbers), happen))
+
+    def _go_on(self, session: int, now_s: float) -> None:
+        """The session's next request is sent after its pause."""
+        if (following := next(self._rest[session], None)) is not None:
+            pause_s, ask = following
+            self._at(now_s + pause_s, lambda at_s: self._send(ask, at_s))
+
+    def _send(self, ask: Ask, now_s: float) -> None:
+        chosen = self._policy.choose(ask, self._in_flight)
+        self._in_flight[chosen] += 1
+        served = Served(ask, chosen, now_s)
+        self.served.append(served)
+        worker, arrives_s = self.workers[chosen], now_s + self._costs.request_ms / 1000
+        worker.inbox.append((arrives_s, served))
+        if not worker.is_awake:
+            worker.is_awake = True
+            self._at(arrives_s, lambda at_s: self._step(chosen, at_s))
+
+    def _step(self, number: int, now_s: float) -> None:
+        worker = self.workers[number]
+        for served in worker.step(now_s):
+            self._at(served.ended_s, lambda at_s, served=served: self._end(served, at_s))  # type: ignore[misc]
+        next_s = worker.clock.now_s
+        if self.window_s[0] <= now_s <= self.window_s[1]:
+            self.busy_s[number] += next_s - now_s
+        if worker.engine.is_idle:
+            worker.is_awake = bool(worker.inbox)
+            next_s = max(next_s, worker.inbox[0][0]) if worker.inbox else next_s
+        if worker.is_awake:
+            self._at(next_s, lambda at_s: self._step(number, at_s))
+
+    def _end(self, served: Served, now_s: float) -> None:
+        self._in_flight[served.worker] -= 1
+        self._go_on(served.ask.session, now_s)

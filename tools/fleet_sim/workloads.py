@@ -1,0 +1,129 @@
+"""What a fleet is asked: sessions of requests, each behind the answer to the one before. All chance is the seed's.
+
+Texts are tokens by chance, so that two of them have a beginning in common only where the workload says so. An answer is
+one token again and again, which a request can make any model say (`Ask.sampling`): so the simulation and real workers
+are asked the same, and the next request of a conversation has in it what was answered. Pure.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp, log
+
+from worker.wire.messages import Sampling, TokenId
+
+BIAS = 100.0
+"""As much as OpenAI's API takes: no other token is drawn."""
+
+VOCABULARY = tuple(TokenId(token) for token in range(1_000, 30_000))
+"""Every common model has more tokens than that, and its special ones elsewhere."""
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, as a router and a worker see it."""
+
+    session: int
+    prompt: Sequence[TokenId]
+    answer: TokenId
+    """All tokens of the answer."""
+    n_tokens: int
+    """How many they are."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(seed=0, temperature=0.0, logit_bias=((self.answer, BIAS),), ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is new in a session's next request."""
+
+    pause_s: float
+    """How long after the answer before it; after the session's beginning for the first."""
+    text: Sequence[TokenId]
+    answer: TokenId
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A conversation, or a single request. `opening`: what its first prompt begins with, which others may share."""
+
+    number: int
+    begins_s: float
+    opening: Sequence[TokenId]
+    turns: Sequence[Turn]
+
+    def asks(self) -> Iterator[tuple[float, Ask]]:
+        """Each request with its pause, the prompt with all that was said before."""
+        said = list(self.opening)
+        for turn in self.turns:
+            said += turn.text
+            yield turn.pause_s, Ask(self.number, tuple(said), turn.answer, turn.n_tokens)
+            said += [turn.answer] * turn.n_tokens
+
+    @property
+    def n_longest(self) -> int:
+        """How many tokens its last request and answer have."""
+        return len(self.opening) + sum(len(turn.text) + turn.n_tokens for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a workload, in tokens. Of a range each doubling is drawn as often (log-uniform)."""
+
+    n_openings: int
+    """How many texts the first prompts begin with. The second is half as popular as the first, the third a third."""
+    n_opening_tokens: int
+    turns: Range
+    text: Range
+    answer: Range
+    mean_pause_s: float
+
+    def sessions(
+        self, *, seed: int, n_requests: int, rate: float, vocabulary: Sequence[TokenId] = VOCABULARY
+    ) -> list[Session]:
+        """`rate`: how many requests a second are sent, in the long run; sessions begin by chance, without memory."""
+        chance = random.Random(seed)  # noqa: S311 - chance that can be repeated, not a secret
+        openings = [chance.choices(vocabulary, k=self.n_opening_tokens) for _ in range(self.n_openings)]
+        popularity = list(accumulate(1 / place for place in range(1, self.n_openings + 1)))
+        session_rate = rate / (sum(self.turns) / 2)
+        sessions: list[Session] = []
+        begins_s, n_left = 0.0, n_requests
+        while n_left:
+            begins_s += chance.expovariate(session_rate)
+            n_turns = min(n_left, chance.randint(*self.turns))
+            n_left -= n_turns
+            (opening,) = chance.choices(openings, cum_weights=popularity)
+            turns = [self._turn(chance, vocabulary, is_first=place == 0) for place in range(n_turns)]
+            sessions.append(Session(len(sessions), begins_s, opening, turns))
+        return sessions
+
+    def _turn(self, chance: random.Random, vocabulary: Sequence[TokenId], *, is_first: bool) -> Turn:
+        return Turn(
+            pause_s=0.0 if is_first else chance.expovariate(1 / self.mean_pause_s),
+            text=chance.choices(vocabulary, k=_drawn(chance, self.text)),
+            answer=chance.choice(vocabulary),
+            n_tokens=_drawn(chance, self.answer),
+        )
+
+
+def _drawn(chance: random.Random, between: Range) -> int:
+    low, high = between
+    return round(exp(chance.uniform(log(low), log(high))))
+
+
+WORKLOADS = {
+    "conversations": Shape(
+        n_openings=20, n_opening_tokens=200, turns=(1, 8), text=(16, 200), answer=(16, 256), mean_pause_s=20.0
+    ),
+    "shared-prompts": Shape(
+        n_openings=50, n_opening_tokens=1_000, turns=(1, 1), text=(16, 100), answer=(16, 128), mean_pause_s=1.0
+    ),
+}
+"""Chats with a system prompt, whose users read and think before they go on; and single requests behind long
+instructions."""
