@@ -9,7 +9,8 @@
 #   make images-test   the container images, built and driven from outside; needs podman and buildah (docs/images.md)
 #   make constraints-test  published JSON schemas: how many are enforced, and what passes and does not; half a minute
 #   make clients-test  openai, LangChain, LiteLLM, lm-eval and guidellm, each in an environment of its own, on a worker
-#   make fleet-test    workers under the programs that run and watch fleets; needs Debian's prometheus
+#   make fleet-test    workers under Prometheus, vllm-router and Ray Serve, in environments of their own; some minutes.
+#                      Needs Debian's prometheus
 #   make soak          1,000 jobs at both doors of one worker, 1,000 JSON schemas; a quarter of an hour
 #   make parity        the default model against its reference in PyTorch, all levels, then errors planted in it and
 #                      the committed reference logits made again: a quarter of an hour
@@ -61,7 +62,7 @@ clients-test: .venv/installed-dev model
 	$(BIN)/python -m pytest -m clients -s tests/clients tests/parity/test_lm_eval.py
 
 fleet-test: .venv/installed-dev model
-	$(BIN)/python -m pytest -m fleet
+	$(BIN)/python -m pytest -m fleet -s
 
 soak: .venv/installed-dev model
 	$(BIN)/python -m pytest -m soak -s

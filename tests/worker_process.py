@@ -249,9 +249,9 @@ class Stream:
         raise AssertionError(f"the stream ended without {kind}: {seen}")
 
 
-def eventually(predicate: Callable[[], object]) -> None:
+def eventually(predicate: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     """Ask again until the answer is true: the one place where tests pause, for state that nothing announces."""
-    give_up_s = time.monotonic() + PATIENCE_S
+    give_up_s = time.monotonic() + patience_s
     while not predicate():
         assert time.monotonic() < give_up_s, "it never came true"
         time.sleep(0.02)

@@ -14,9 +14,12 @@ from tests.worker_process import WorkerProcess
 from worker.cli import run
 from worker.errors import WorkerError
 from worker.front.certificate import read_certificate
+from worker.parity.bounds import Bounds
 from worker.parity.bundle import verify
 from worker.parity.f32_copy import rewrite
 from worker.parity.report import Report, from_json, to_json
+
+SERVED_WITH = ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def judged(model: Path, proofs: Path, run_id: str, *levels: str, flags: Sequence
 
 @pytest.fixture(scope="module")
 def passed(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return judged(default_model, tmp_path_factory.mktemp("proofs"), "good", "tokenizer", "logits")
+    return judged(default_model, tmp_path_factory.mktemp("proofs"), "good", "tokenizer", "logits", flags=SERVED_WITH)
 
 
 @pytest.fixture(scope="module")
@@ -100,21 +103,19 @@ def test_a_failed_run_leaves_its_evidence_too_and_no_certificate(failed: Ran) ->
 
 
 @pytest.mark.model
-def test_the_caches_that_serve_would_have_are_judged_with_what_they_cost(default_model: Path, tmp_path: Path) -> None:
-    flags = ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
-    found = judged(default_model, tmp_path, "q8", "logits", flags=flags)
-    assert found.code == 0, found.stderr
-    numerics = found.report.numerics
+def test_the_model_is_judged_with_serve_s_flags_and_with_what_these_cost(passed: Ran) -> None:
+    numerics = passed.report.numerics
     assert numerics is not None
     assert (numerics.cache_type_k, numerics.cache_type_v) == ("q8_0", "q8_0")
-    reasons = {check.reason for level in found.report.levels for check in level.checks if "file: mean KL" in check.name}
-    assert [reason for reason in reasons if "; and " not in reason] == []
+    (check,) = [each for level in passed.report.levels for each in level.checks if each.name == "Q4_1 file: mean KL"]
+    own, q8 = (Bounds.load().bound(f"logits.{key}.kl_mean") for key in ("own.other", "allowance.q8"))
+    assert (check.bound, check.reason) == (own.value + q8.value, f"{own.reason}; and {q8.reason}")
 
 
 @pytest.mark.model
 @pytest.mark.process
 def test_a_worker_with_the_flags_of_the_run_is_covered_exactly(passed: Ran, default_model: Path) -> None:
-    flags = ("--parity-report", str(passed.folder), "--require-parity", "--threads", "1", "--ctx-size", "512")
+    flags = ("--parity-report", str(passed.folder), "--require-parity", "--ctx-size", "512", *SERVED_WITH)
     with WorkerProcess("--model", str(default_model), "--port", "0", *flags) as worker:
         parity = worker.ready().health()["parity"]
         assert (parity["covers"], parity["differences"]) == ("exact", [])
@@ -127,7 +128,7 @@ def test_show_prints_what_was_proved_of_what_and_with_what(passed: Ran, capsys: 
     made = passed.report
     assert made.numerics is not None
     facts = [made.model.sha256, made.reference.sha256, made.bounds.sha256, made.created, made.numerics.llama_cpp]
-    facts += ["cache_type_k bf16", "cache_type_v f16", "flash_attn on", "device cpu", *made.numerics.cpu_features]
+    facts += ["cache_type_k q8_0", "cache_type_v q8_0", "flash_attn on", "device cpu", *made.numerics.cpu_features]
     assert [fact for fact in facts if fact not in shown] == []
     assert all(f"{level.name} {level.verdict}" in shown for level in made.levels)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.given import NEEDED, parse
-from worker.config.option import JsonObject, SettingOption, Text, Url
+from worker.config.option import JsonObject, SettingOption, Text, Url, ZmqEndpoint
 from worker.config.settings import Settings, flag_name, options
 from worker.errors import UsageError
 
@@ -26,6 +26,8 @@ def values_of(option: SettingOption) -> st.SearchStrategy[Any]:
             return st.sampled_from(choices)
         case Url():
             return st.sampled_from(["http://pool:1/ready", "https://10.0.0.1/x", "http://[::1]:8/"])
+        case ZmqEndpoint():
+            return st.sampled_from(["tcp://127.0.0.1:0", "tcp://127.0.0.2:5557", "tcp://[::1]:1"])
         case Text(forms=forms, pattern=pattern) if forms:
             return st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True)
         case click.FloatRange(min=low, max=high):

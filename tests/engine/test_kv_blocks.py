@@ -110,6 +110,45 @@ def test_evicting_tells_of_what_no_other_branch_has() -> None:
     assert mirror.blocks("CPU") == blocks_of(branch) | blocks_of(numbered(300, 30))
 
 
+# ── the engine ───────────────────────────────────────────────────────────────────────────────────
+
+LONG = Request(tuple(range(5, 45)), 40)
+OTHERS = (Request((*range(5, 35), *range(50, 60)), 8), Request(tuple(range(30, 60)), 30), LONG)
+
+
+def run_all(rig: Rig) -> Mirror:
+    """What was told of each step is compared with what there is by the rig."""
+    for request in OTHERS:
+        rig.submit(request)
+    rig.run_until_idle()
+    for request in OTHERS:
+        rig.submit(request)
+        rig.run_until_idle()
+    assert rig.mirror is not None
+    return rig.mirror
+
+
+def test_what_jobs_have_computed_is_told_wherever_it_lies() -> None:
+    rig = Rig(tells_blocks=True, context_length=80, prefix_cache_bytes=10**6)
+    mirror = run_all(rig)
+    assert mirror.blocks("GPU") == blocks_of(rig.engine.prefix_cache.retained)
+    assert len(mirror.blocks("GPU")) == 4
+    rig.engine.put_away()
+    rig.check()
+    assert not mirror.blocks("GPU")
+
+
+def test_with_fixed_steps_answers_are_no_blocks() -> None:
+    rig = Rig(tells_blocks=True, context_length=80, prefix_cache_bytes=10**6, is_deterministic=True)
+    mirror = run_all(rig)
+    assert mirror.blocks("GPU") | mirror.blocks("CPU") == set().union(*(blocks_of(each.prompt) for each in OTHERS))
+
+
+def test_a_memory_that_cannot_be_cut_has_no_blocks() -> None:
+    mirror = run_all(Rig(tells_blocks=True, context_length=80, prefix_cache_bytes=10**6, can_share=False))
+    assert not mirror.blocks("GPU") | mirror.blocks("CPU")
+
+
 # ── the law ──────────────────────────────────────────────────────────────────────────────────────
 
 

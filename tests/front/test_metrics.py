@@ -235,7 +235,7 @@ def test_where_the_model_lies_and_whether_it_is_certified_is_as_last_said(
 def test_memory_off_the_plan_is_added_over_the_devices(
     metrics: Metrics, devices: tuple[OffPlan, ...], off_bytes: int
 ) -> None:
-    metrics.loaded(replace(FACTS, offload=Offload(off_plan=devices)), "hf:org/repo")
+    metrics.loaded(replace(FACTS, offload=Offload(off_plan=devices)), "hf:org/repo", "served")
     assert value(metrics, "worker_memory_off_plan_bytes") == off_bytes
 
 

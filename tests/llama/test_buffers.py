@@ -3,6 +3,7 @@
 import pytest
 
 from worker.llama.buffers import Buffer, LogLine, Watch
+from worker.llama.library import LIBRARY_DIR
 
 
 def watched(*texts: str, level: str = "info") -> Watch:
@@ -57,3 +58,18 @@ def test_a_failed_allocation_says_its_size(text: str) -> None:
     watch = watched(text, level="error")
     assert watch.needed_bytes == 123456
     assert watch.last_error == text
+
+
+def test_flash_attention_that_is_left_out_is_noticed() -> None:
+    assert watched(
+        "resolve_fused_ops: Flash Attention not supported, set to disabled", level="warning"
+    ).is_without_flash
+    assert watched("llama_init_from_model: flash_attn is not compatible with Grok - forcing off").is_without_flash
+    assert not watched("resolve_fused_ops: Flash Attention enabled").is_without_flash
+
+
+def test_the_library_has_these_words_for_it() -> None:
+    """No model here leaves it out on a CPU, so the words are looked for where they lie."""
+    words = b"".join(path.read_bytes() for path in LIBRARY_DIR.glob("libllama.*"))
+    known = (b"%s: %s not supported, set to disabled", b"Flash Attention", b"flash_attn is not compatible with")
+    assert [word for word in known if word not in words] == []

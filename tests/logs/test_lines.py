@@ -30,7 +30,8 @@ def test_events_are_the_words_of_the_protocol() -> None:
         "startup", "listening", "kv_events_listening", "model_load_start", "model_load_progress",
         "model_load_complete", "memory_off_plan", "prefix_cache_off", "prefix_cache_restored", "prefix_cache_dropped",
         "ready", "callback_sent", "execute_start", "execute_end", "refused", "access", "engine", "engine_restarted",
-        "residency_changed", "threads_changed", "no_effect", "log_lines_dropped", "error", "shutdown",
+        "residency_changed", "parity_differs", "threads_changed", "no_effect", "log_lines_dropped", "error",
+        "shutdown",
     )  # fmt: skip
 
 

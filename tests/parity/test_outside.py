@@ -42,10 +42,14 @@ pytestmark = [pytest.mark.model, pytest.mark.process]
 TEXT = "The river rises in the hills, and in autumn the boats that carry apples come down to the harbour. " * 4
 
 
-def worker_on(model: Path, *flags: str, token: str | None = None) -> WorkerProcess:
+@contextmanager
+def worker_on(model: Path, *flags: str, token: str | None = None) -> Iterator[WorkerProcess]:
+    """Ready, with room for all that the serving level asks at once."""
     environment = {"LLORCH_API_TOKEN": token} if token else {}
     where = ("--model", str(model), "--host", "127.0.0.1", "--port", "0", "--device", "cpu")
-    return WorkerProcess(*where, "--ctx-size", "2048", "--parallel", "9", *flags, environment=environment)
+    sizes = ("--ctx-size", "2048", "--parallel", "9")
+    with WorkerProcess(*where, *sizes, *flags, environment=environment) as worker:
+        yield worker.ready()
 
 
 def judged(url: str, reference: Path, proofs: Path, *arguments: str) -> tuple[int, dict[str, Level], Path]:
@@ -73,7 +77,7 @@ def test_a_worker_on_the_model_passes_and_what_cannot_be_seen_is_said(
     """Without the model's file, so that what conversations become is not judged. All but the serving level, which is
     long, and whose checks are below."""
     asked = levels("tokenizer", "logits", "generation")
-    with worker_on(default_model).ready() as worker:
+    with worker_on(default_model) as worker:
         code, found, folder = judged(worker.url, GOLDEN, tmp_path, *asked)
     assert code == 0, capsys.readouterr().err
     assert {name: level.verdict for name, level in found.items()} == {
@@ -101,13 +105,13 @@ def other_rope(default_model: Path, folder: Path) -> Iterator[WorkerProcess]:
     """The same name, size and weights; the file says that positions turn faster."""
     path = folder / default_model.name
     rewrite(default_model, path, metadata={"llama.rope.freq_base": 1000.0})
-    with worker_on(path).ready() as worker:
+    with worker_on(path) as worker:
         yield worker
 
 
 @contextmanager
 def coarse_keys(default_model: Path, folder: Path) -> Iterator[WorkerProcess]:
-    with worker_on(default_model, "--cache-type-k", "q4_0").ready() as worker:
+    with worker_on(default_model, "--cache-type-k", "q4_0") as worker:
         yield worker
 
 
@@ -153,7 +157,7 @@ def rows_of(scorer: Scorer) -> Callable[[Window], NDArray[np.float32]]:
 
 @pytest.fixture(scope="module")
 def shallow_worker(shallow_model: Path) -> Iterator[WorkerProcess]:
-    with worker_on(shallow_model).ready() as worker:
+    with worker_on(shallow_model) as worker:
         yield worker
 
 
@@ -202,7 +206,7 @@ def test_another_chat_template_fails_at_the_tokenizer_and_both_prompts_are_shown
 ) -> None:
     template = tmp_path / "other.jinja"
     template.write_text("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}")
-    with worker_on(shallow.model, "--chat-template", str(template)).ready() as worker:
+    with worker_on(shallow.model, "--chat-template", str(template)) as worker:
         level = shallow.judge(worker.url, "tokenizer")["tokenizer"]
     (name,) = broken(level)
     assert name.startswith("of 3 conversations, those that become another prompt")
@@ -282,7 +286,7 @@ def test_nonsense_for_an_answer_fails_the_level_with_one_line(
 def test_a_worker_with_a_token_is_judged_with_it_and_refuses_without(
     shallow: Shallow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with worker_on(shallow.model, token="of-the-worker").ready() as worker:
+    with worker_on(shallow.model, token="of-the-worker") as worker:
         arguments = ["parity", "run", "--url", worker.url, "--reference", str(shallow.logits)]
         assert run([*arguments, *levels("logits")]) == 1
         refused = capsys.readouterr()

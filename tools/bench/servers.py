@@ -49,6 +49,10 @@ class Plan:
     url: str = ""
     """Where it listens already; then there is no program."""
     token: str | None = None
+    port: int = 0
+    """Where it is to listen; 0 is any free one."""
+    is_told_where: bool = True
+    """By --host and --port; else its flags say it in their own way."""
 
     def with_flags(self, flags: Sequence[str]) -> "Plan":
         """The same with more flags, which win over those before."""
@@ -100,7 +104,7 @@ async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> Asyn
         await _check_ready(plan, address)
         yield await _server(plan, address, {})
         return
-    address = Address(HOST, _free_port())
+    address = Address(HOST, plan.port or free_port())
     log = logs / f"{plan.name}-{address.port}.log"
     process = _start(plan, address, log, environment)
     try:
@@ -111,9 +115,10 @@ async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> Asyn
 
 
 def _start(plan: Plan, address: Address, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    command = [*plan.program, *plan.flags, "--host", address.host, "--port", str(address.port)]
+    where = ["--host", address.host, "--port", str(address.port)] if plan.is_told_where else []
+    command = [*plan.program, *plan.flags, *where]
     try:
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment)
             )
@@ -169,7 +174,8 @@ def _parts(pid: int) -> dict[str, int]:
     return {"front": pid, "engine": engines[0]} if engines else {"server": pid}
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens at now."""
     with socket.create_server((HOST, 0)) as sock:
         port: int = sock.getsockname()[1]
     return port

@@ -1,7 +1,7 @@
 """`python -m tools.fleet_sim run|compare|measure|check`: how many workers a load needs, and by which policy.
 
-Owns the options, what is printed and written, and one line on stderr for every mistake. Never loads llama.cpp, never
-downloads. Tables are Markdown, as docs/scaling.md has them.
+Owns the options, and what is printed and written: tables are Markdown, as docs/scaling.md has them. Never loads
+llama.cpp, never downloads.
 """
 
 import signal
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import rich_click as click
 import uvloop
-from click.exceptions import Exit, NoArgsIsHelpError
 
 from tools.bench.exchange import Address
 from tools.bench.load_command import split_flags
 from tools.bench.measures import check as raise_if_missed
 from tools.bench.servers import for_children, our_worker
+from tools.command_line import exit_code
 from tools.fleet_sim.check import BOUND, Checked, Wanted, check
 from tools.fleet_sim.costs import StepCosts, as_json, read_costs
 from tools.fleet_sim.fleet import Fleet
@@ -28,16 +28,15 @@ from tools.fleet_sim.result import COLUMNS, Result, result_of
 from tools.fleet_sim.workloads import WORKLOADS
 from tools.markdown import table
 from worker.commands.places import present, where
-from worker.errors import UsageError, WorkerError
+from worker.errors import UsageError
 
-_INTERRUPTED = 130
 _COSTS = Path(__file__).parent / "costs.json"
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @click.group
-def main() -> None:
+def fleet_sim() -> None:
     """Simulate fleets of workers. Nothing is downloaded."""
 
 
@@ -58,7 +57,7 @@ def _load(command: _Command) -> _Command:
 _workers = click.IntRange(1, 10_000)
 
 
-@main.command()
+@fleet_sim.command()
 @click.option("--workers", type=_workers, required=True, help="How many.")
 @click.option("--policy", type=click.Choice(POLICIES), default="prefix", show_default=True)
 @_load
@@ -67,7 +66,7 @@ def run(*, workers: int, policy: str, **load: Any) -> None:
     _simulate([workers], [policy], **load)
 
 
-@main.command()
+@fleet_sim.command()
 @click.option("--workers", type=_workers, multiple=True, required=True, help="How many; may be given more than once.")
 @click.option("--policy", type=click.Choice(POLICIES), multiple=True, help="Only these. [default: all]")
 @_load
@@ -92,7 +91,7 @@ def _simulate(
     results: list[Result] = []
     for n_workers in sizes:
         for policy in policies:
-            fleet = Fleet(read, policy, n_workers=n_workers, seed=seed)
+            fleet = Fleet([read] * n_workers, policy, seed=seed)
             fleet.run(sessions)
             results.append(result_of(policy, fleet))
     click.echo(table(COLUMNS, [result.cells for result in results]))
@@ -101,7 +100,7 @@ def _simulate(
     )
 
 
-@main.command()
+@fleet_sim.command()
 @click.option("--url", required=True, metavar="URL", help="Of a worker with --prompt-lookup off and nothing to do.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Besides a warm-up.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the prompts.")
@@ -118,7 +117,7 @@ def measure(*, url: str, rounds: int, seed: int, out: Path) -> None:
     _write(out, uvloop.run(measured()))
 
 
-@main.command("check")
+@fleet_sim.command("check")
 @click.option("--model", metavar="REF", help="As for serve. [default: the catalogue's]")
 @where
 @click.option("--policy", type=click.Choice([name for name in POLICIES if name != "kv-events"]), default="prefix")
@@ -191,28 +190,5 @@ def _write(out: Path | None, value: object) -> None:
         raise UsageError(f"--out {out}: {error.strerror or error}") from None
 
 
-def main_of(argv: Sequence[str]) -> int:
-    """The command's exit code: 1 where a bound is missed or something failed, 2 for a mistake in the arguments."""
-    try:
-        with main.make_context("python -m tools.fleet_sim", list(argv)) as context:
-            main.invoke(context)
-    except Exit as left:
-        return left.exit_code
-    except NoArgsIsHelpError:
-        return _fail("a command is missing; see python -m tools.fleet_sim --help", 2)
-    except click.ClickException as error:
-        return _fail(error.format_message(), error.exit_code)
-    except WorkerError as error:
-        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
-    except (click.Abort, KeyboardInterrupt):
-        return _INTERRUPTED
-    return 0
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"fleet_sim: error: {message}", file=sys.stderr)
-    return code
-
-
 if __name__ == "__main__":
-    sys.exit(main_of(sys.argv[1:]))
+    sys.exit(exit_code(fleet_sim, "fleet_sim", sys.argv[1:]))

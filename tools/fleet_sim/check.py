@@ -71,7 +71,8 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    costs: StepCosts
+    costs: Sequence[StepCosts]
+    """Of each worker."""
     rate: float
     real: Sequence[Result]
     simulated: Sequence[Result]
@@ -93,25 +94,25 @@ async def check(wanted: Wanted, say: Tell) -> Checked:
             addresses.append(server.address)
         probes = [await Probe.of(address, wanted.seed + place) for place, address in enumerate(addresses)]
         say("warm-up")
-        waits: list[Waits] = []
+        waits: list[list[Waits]] = []
         await _measure(probes)
         played: list[tuple[list[Session], list[Served]]] = []
         rate = 0.0
         for number in range(1, wanted.n_rounds + 1):
             say(f"round {number}: measuring")
-            waits += await _measure(probes)
-            costs = await costs_of(addresses[0], waits)
-            rate = rate or wanted.load * N_WORKERS / _request_s(costs)
+            waits.append(await _measure(probes))
+            costs = await _costs(addresses, waits)
+            rate = rate or wanted.load * sum(1 / _request_s(each) for each in costs)
             seed = wanted.seed + number
             sessions = TRACE.sessions(
                 seed=seed, n_requests=wanted.n_requests, rate=rate, vocabulary=probes[0].vocabulary
             )
             say(f"round {number}: playing {wanted.n_requests} requests, {rate:.2f} a second")
             played.append((sessions, await play(addresses, _policy(wanted.policy, costs, seed), sessions)))
-        costs = await costs_of(addresses[0], waits)
+        costs = await _costs(addresses, waits)
     simulated = []
     for number, (sessions, _) in enumerate(played, start=1):
-        fleet = Fleet(costs, wanted.policy, n_workers=N_WORKERS, seed=wanted.seed + number)
+        fleet = Fleet(costs, wanted.policy, seed=wanted.seed + number)
         fleet.run(sessions)
         simulated.append(_whole(wanted.policy, fleet.served))
     real = [_whole(wanted.policy, got) for _, got in played]
@@ -150,13 +151,18 @@ async def _measure(probes: Sequence[Probe]) -> list[Waits]:
     return await asyncio.gather(*(probe.waits() for probe in probes))
 
 
-def _policy(name: str, costs: StepCosts, seed: int) -> Policy:
-    return policy_of(
-        name, n_workers=N_WORKERS, seed=seed, known_tokens=costs.prefix_cache_tokens, held=lambda _worker, _prompt: 0
-    )
+async def _costs(addresses: Sequence[Address], waits: Sequence[Sequence[Waits]]) -> list[StepCosts]:
+    """Of each worker, by all rounds so far."""
+    return [await costs_of(address, own) for address, own in zip(addresses, zip(*waits, strict=True), strict=True)]
+
+
+def _policy(name: str, costs: Sequence[StepCosts], seed: int) -> Policy:
+    known_tokens = min(each.prefix_cache_tokens for each in costs)
+    return policy_of(name, n_workers=N_WORKERS, seed=seed, known_tokens=known_tokens, held=lambda _worker, _prompt: 0)
 
 
 def _request_s(costs: StepCosts) -> float:
     """What an ordinary request of the trace takes of a worker that has nothing else: its new text, and its answer."""
-    n_new, n_tokens = (sum(between) // 2 for between in (TRACE.text, TRACE.answer))
-    return costs.step_s("prefill", n_new, 0) + n_tokens * costs.step_s("decode", 1, 0)
+    n_new, n_tokens = (sum(between) / 2 for between in (TRACE.text, TRACE.answer))
+    token_s = costs.step_s("prefill", costs.widest_step) / costs.widest_step
+    return n_new * token_s + n_tokens * costs.step_s("decode", 1)

@@ -33,8 +33,10 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     decode_ms: RowsMs
     prefill_ms: RowsMs
     decode_ms_per_1000_cells: float
-    """What each row of a decode step takes more for every 1,000 cells that are in use, because attention reads them."""
+    """What each row of a decode step takes more for every 1,000 cells of its own job, because attention reads them."""
     prefill_ms_per_1000_cells: float
+    others_ms_per_1000_cells: float
+    """What each row of any step takes more for every 1,000 cells of others, because attention has to pass them over."""
     save_ms_per_1000: float
     """Copying the cells of 1,000 tokens out into host memory."""
     load_ms_per_1000: float
@@ -47,13 +49,15 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if not rows or rows[0] != 1 or rows != sorted(set(rows)) or min(ms for _, ms in costs) <= 0:
                 raise ValueError(f"{name} must have ascending numbers of rows from 1 on, and times above 0")
 
-    def step_s(self, kind: StepKind, n_rows: int, n_cells: int) -> float:
-        """The seconds of a step of so many rows beside `n_cells` that were in use before it."""
+    def step_s(self, kind: StepKind, n_rows: int, n_own: int = 0, n_others: int = 0) -> float:
+        """The seconds of a step of so many rows. `n_own` and `n_others`: for each row the cells that were in use before
+        the step, of its job and of others, all together.
+        """
         if kind == "decode":
             table, per_1000 = self._decode_table, self.decode_ms_per_1000_cells
         else:
             table, per_1000 = self._prefill_table, self.prefill_ms_per_1000_cells
-        return (table[n_rows] + per_1000 * n_rows * n_cells / 1000) / 1000
+        return (table[n_rows] + (per_1000 * n_own + self.others_ms_per_1000_cells * n_others) / 1000) / 1000
 
     @cached_property
     def _decode_table(self) -> list[float]:

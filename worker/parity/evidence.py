@@ -168,6 +168,10 @@ class Judged(Protocol):
         """The bounds' keys: see `keys_of`."""
         ...
 
+    def allowances(self, level: str, what: str) -> tuple[str, ...]:
+        """The keys of the bounds that are added to those."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -189,10 +193,10 @@ class Candidate:
         """See `keys_of`."""
         return keys_of(self.file_type, level, what, is_source=self.is_source)
 
-
     def allowances(self, level: str, what: str) -> tuple[str, ...]:
         """The bounds that are added to those: `logits.allowance.q4.kl_mean`."""
         return tuple(f"{level}.allowance.{each}.{what}" for each in self.allowed_for)
+
 
 def keys_of(file_type: str, level: str, what: str, *, is_source: bool) -> tuple[str, str]:
     """The bounds of a quantised file, special before general: `logits.file.Q4_1.kl_mean`, then `…other…`.

@@ -68,6 +68,10 @@ class Served:
         """See `keys_of`."""
         return keys_of(self.file_type, level, what, is_source=self.is_source)
 
+    def allowances(self, level: str, what: str) -> tuple[str, ...]:  # noqa: ARG002 - nothing is allowed at any
+        """None: a server does not prove which caches and device it computes with."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class OwnFile:

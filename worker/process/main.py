@@ -76,6 +76,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         self_test = None
     if model.find is not None:
         model.find(intake.inbox.put)
+        _drain(intake.inbox, engine)
     outbox.send(model.facts)
     while True:
         if engine.is_idle:

@@ -20,6 +20,7 @@ COSTS = StepCosts(
     prefill_ms=((1, 8.0), (32, 100.0), (128, 380.0)),
     decode_ms_per_1000_cells=0.5,
     prefill_ms_per_1000_cells=0.5,
+    others_ms_per_1000_cells=0.1,
     save_ms_per_1000=6.0,
     load_ms_per_1000=5.0,
     request_ms=3.0,
@@ -32,7 +33,7 @@ def chats(*, n_requests: int = 120, rate: float = 2.0, seed: int = 1) -> list[Se
 
 
 def ran(sessions: Sequence[Session], policy: str = "prefix", *, n_workers: int = 4, costs: StepCosts = COSTS) -> Fleet:
-    fleet = Fleet(costs, policy, n_workers=n_workers, seed=7)
+    fleet = Fleet([costs] * n_workers, policy, seed=7)
     fleet.run(sessions)
     return fleet
 

@@ -7,18 +7,24 @@ import pytest
 
 from tests.tools.fleet_sim.made import COSTS
 from tests.worker_process import WorkerProcess
-from tools.fleet_sim.__main__ import comparison, main_of
+from tools.command_line import exit_code
+from tools.fleet_sim.__main__ import comparison, fleet_sim
 from tools.fleet_sim.check import Checked
 from tools.fleet_sim.costs import read_costs
 from tools.fleet_sim.policies import POLICIES
 from tools.fleet_sim.result import COLUMNS, Result
+
+
+def exit_of(argv: list[str]) -> int:
+    return exit_code(fleet_sim, "fleet_sim", argv)
+
 
 LOAD = ("--rate", "1", "--requests", "20")
 
 
 def test_a_run_is_a_line_of_a_markdown_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "result.json"
-    assert main_of(["run", "--workers", "2", "--policy", "two-choices", *LOAD, "--out", str(out)]) == 0
+    assert exit_of(["run", "--workers", "2", "--policy", "two-choices", *LOAD, "--out", str(out)]) == 0
     heading, _, line = capsys.readouterr().out.splitlines()
     assert heading == f"| {' | '.join(name.removeprefix('>') for name in COLUMNS)} |"
     assert line.startswith("| two-choices | 2 | ")
@@ -28,7 +34,7 @@ def test_a_run_is_a_line_of_a_markdown_table_and_a_file(tmp_path: Path, capsys: 
 
 
 def test_a_comparison_has_all_policies_in_each_size(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main_of(["compare", "--workers", "1", "--workers", "3", "--workload", "shared-prompts", *LOAD]) == 0
+    assert exit_of(["compare", "--workers", "1", "--workers", "3", "--workload", "shared-prompts", *LOAD]) == 0
     rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == [[f"| {policy}", size] for size in ("1", "3") for policy in POLICIES]
 
@@ -44,7 +50,7 @@ def test_a_comparison_has_all_policies_in_each_size(capsys: pytest.CaptureFixtur
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main_of(arguments) == code
+    assert exit_of(arguments) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fleet_sim: error: ")
     assert words in line
@@ -57,7 +63,7 @@ def result(first_token_s: float) -> Result:
 
 def test_a_simulation_is_judged_by_the_medians_of_the_rounds() -> None:
     real, near, far = ([result(s) for s in of] for of in ((0.9, 1.0, 9.0), (0.1, 1.15, 1.2), (1.16, 1.16, 1.0)))
-    right, wrong = (Checked(COSTS, 1.0, real, simulated) for simulated in (near, far))
+    right, wrong = (Checked([COSTS], 1.0, real, simulated) for simulated in (near, far))
     assert [one.is_right for one in right.compared] == [True, True, True]
     assert [one.is_right for one in wrong.compared] == [False, True, True]
     assert "| +16.0% | OFF |" in comparison(wrong)
@@ -72,12 +78,12 @@ def test_the_costs_of_a_real_worker_are_measured_and_simulated_with(
     flags = ["--model", str(any_model), "--ctx-size", "4096", "--parallel", "4", "--prompt-lookup", "off"]
     with WorkerProcess(*flags, "--port", "0") as worker:
         worker.ready()
-        assert main_of(["measure", "--url", worker.url, "--rounds", "1", "--out", str(path)]) == 0
+        assert exit_of(["measure", "--url", worker.url, "--rounds", "1", "--out", str(path)]) == 0
     costs = read_costs(path)
     assert (costs.parallel, costs.cells, costs.context_length) == (4, 4096, 4096)
     assert [rows for rows, _ in costs.decode_ms] == [1, 2, 4]
     assert costs.prefix_cache_tokens > 0
-    assert main_of(["run", "--workers", "2", "--costs", str(path), *LOAD]) == 0
+    assert exit_of(["run", "--workers", "2", "--costs", str(path), *LOAD]) == 0
     assert "| prefix | 2 | " in capsys.readouterr().out
 
 
@@ -85,4 +91,4 @@ def test_the_costs_of_a_real_worker_are_measured_and_simulated_with(
 @pytest.mark.fleet
 def test_the_simulation_of_two_workers_is_near_two_workers(default_model: Path) -> None:
     """On an idle machine."""
-    assert main_of(["check", "--model", str(default_model)]) == 0
+    assert exit_of(["check", "--model", str(default_model)]) == 0

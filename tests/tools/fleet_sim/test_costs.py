@@ -22,16 +22,16 @@ def test_the_costs_that_come_with_the_simulation_can_be_read() -> None:
 
 def test_between_two_points_costs_are_linear_and_beyond_the_last_they_go_on() -> None:
     costs = msgspec.structs.replace(COSTS, parallel=6)
-    assert [1000 * costs.step_s("decode", rows, 0) for rows in (1, 2, 4, 6)] == pytest.approx([8, 12, 20, 28])
+    assert [1000 * costs.step_s("decode", rows) for rows in (1, 2, 4, 6)] == pytest.approx([8, 12, 20, 28])
 
 
-def test_cells_in_use_cost_every_row() -> None:
-    assert 1000 * COSTS.step_s("decode", 4, 2_000) == pytest.approx(20 + 4 * 2 * 0.5)
+def test_cells_cost_every_row_and_those_of_others_less() -> None:
+    assert 1000 * COSTS.step_s("decode", 4, 4 * 2_000, 4 * 3_000) == pytest.approx(20 + 4 * 2 * 0.5 + 4 * 3 * 0.1)
 
 
 def test_more_rows_never_cost_less() -> None:
     noisy = msgspec.structs.replace(COSTS, decode_ms=((1, 8.0), (2, 7.0), (4, 20.0)))
-    times = [noisy.step_s("decode", rows, 0) for rows in (1, 2, 3, 4)]
+    times = [noisy.step_s("decode", rows) for rows in (1, 2, 3, 4)]
     assert times == sorted(times)
 
 

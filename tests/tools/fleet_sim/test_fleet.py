@@ -36,7 +36,7 @@ def test_with_one_worker_all_policies_are_the_same() -> None:
 def test_a_lone_request_takes_what_its_steps_cost() -> None:
     """Of a prompt of 200 tokens the first 128 are a step, and the rest is one behind it."""
     (served,) = ran([alone(200, 3)]).served
-    prompt_s = COSTS.step_s("prefill", 128, 0) + COSTS.step_s("prefill", 72, 128)
+    prompt_s = COSTS.step_s("prefill", 128) + COSTS.step_s("prefill", 72, 72 * 128)
     assert served.first_s - served.sent_s == pytest.approx(COSTS.request_ms / 1000 + prompt_s)
     tokens_s = COSTS.step_s("decode", 1, 200) + COSTS.step_s("decode", 1, 201)
     assert served.ended_s - served.first_s == pytest.approx(tokens_s)
@@ -54,7 +54,7 @@ def test_a_prompt_that_begins_as_another_did_costs_its_rest() -> None:
     _, served = ran([first, again], n_workers=1).served
     # The retained slot has the first prompt's cells; they cost nothing but the attention to them.
     assert served.n_cached == 128
-    rest_s = COSTS.step_s("prefill", 32, 129)
+    rest_s = COSTS.step_s("prefill", 32, 32 * 128, 32 * 1)
     assert served.first_s - served.sent_s == pytest.approx(COSTS.request_ms / 1000 + rest_s)
 
 

@@ -1,0 +1,83 @@
+"""`make fleet-test`: vllm-router as it is, before two workers."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.clients.v1 import ask, chunks_of, content, pieces_of, streamed, streaming, user
+from tests.fleet.processes import FLAGS, Fleet, router
+from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serve_default
+
+pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.fleet, pytest.mark.timeout(1800)]
+
+LONG = 2000
+SYSTEM = "You are one of many assistants, and the one for gardens. " * 8
+
+
+@pytest.fixture(scope="module")
+def workers(any_model: Path) -> Iterator[list[WorkerProcess]]:
+    with ExitStack() as stack:
+        started = [stack.enter_context(serve_default(any_model, *FLAGS[:2], "--access-log")) for _ in range(2)]
+        yield [worker.ready() for worker in started]
+
+
+@pytest.fixture(scope="module")
+def routed(workers: list[WorkerProcess]) -> Iterator[Fleet]:
+    with router(workers, "--policy", "cache_aware") as fleet:
+        yield fleet
+
+
+def n_ended(workers: list[WorkerProcess], outcome: str = "success") -> list[float]:
+    return [worker.metrics()[f'worker_requests_total{{outcome="{outcome}"}}'] for worker in workers]
+
+
+def test_it_finds_its_workers_healthy_and_lists_their_model(routed: Fleet, workers: list[WorkerProcess]) -> None:
+    assert routed.get("/health").status_code == 200
+    (model,) = routed.get("/v1/models").json()["data"]
+    assert model["id"] == workers[0].get("/v1/models").json()["data"][0]["id"]
+
+
+def test_chats_whole_and_streamed_and_jobs_pass_through(routed: Fleet) -> None:
+    asked: Event = {"messages": user("Hello"), "max_tokens": 8, "ignore_eos": True}
+    assert "".join(pieces_of(streamed(routed, **asked))) == content(ask(routed, **asked))
+    completion = ask(routed, "/v1/completions", prompt="Once upon", max_tokens=4)
+    assert completion["choices"][0]["text"]
+    with Stream(routed.url, {"job_id": "through", "prompt": "Once upon a time", "max_tokens": 4}) as stream:
+        check_order(list(stream))
+
+
+def test_a_client_that_leaves_the_router_cancels_its_job(routed: Fleet, workers: list[WorkerProcess]) -> None:
+    before = sum(n_ended(workers, "cancelled"))
+    with streaming(routed, messages=user("Hello"), max_tokens=LONG, ignore_eos=True) as response:
+        next(chunks_of(response))
+    eventually(lambda: sum(n_ended(workers, "cancelled")) == before + 1)
+    eventually(lambda: all(worker.is_idle() for worker in workers))
+
+
+def test_conversations_stay_where_their_beginning_was_read(routed: Fleet) -> None:
+    said = [[{"role": "system", "content": f"{number} {SYSTEM}"}] for number in range(6)]
+    known = [0] * len(said)
+    for turn in range(4):
+        for number, messages in enumerate(said):
+            messages.extend(user(f"Question {turn}: what is {turn} and {number}?"))
+            answer = ask(routed, messages=messages, max_tokens=8)
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= known[number] - 1, (turn, number)
+            known[number] = answer["usage"]["prompt_tokens"]
+            messages.append({"role": "assistant", "content": content(answer)})
+
+
+def test_a_worker_that_dies_is_left_out_and_comes_back(any_model: Path) -> None:
+    """Requests that the dead one had not answered are tried again by the router itself."""
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(serve_default(any_model, *FLAGS[:2])).ready() for _ in range(2))
+        routed = stack.enter_context(router([first, second], "--policy", "round_robin"))
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(ask, routed, messages=user(f"{number}"), max_tokens=64) for number in range(24)]
+            first.process.kill()
+            assert all(content(answer.result()) for answer in answers)
+        again = stack.enter_context(serve_default(any_model, *FLAGS[:2], "--port", str(first.port))).ready()
+        # Asked after its health each second, it is taken back when it was found well twice.
+        eventually(lambda: content(ask(routed, messages=user("Hello"), max_tokens=1)) and n_ended([again])[0] > 0)

@@ -1,0 +1,60 @@
+"""What is told of settings that change numbers, on made-up devices; tests/parity/test_setups.py has the real ones."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.llama.test_placement import CPU, GIB, MODEL, config, gpu, needs, placed, with_room_for
+from worker.llama.devices import Device
+from worker.llama.numerics import numerics_of
+from worker.wire.numerics import Numerics
+
+L4, ANOTHER_L4 = (replace(gpu(80 * GIB, index), description="NVIDIA L4") for index in (0, 1))
+H100 = replace(gpu(40 * GIB, 1), description="NVIDIA H100")
+
+
+def told(available: list[Device], *, is_without_flash: bool = False, **changes: Any) -> Numerics:
+    asked = config(threads=3, **changes)
+    return numerics_of(asked, MODEL, placed(available, **changes), is_without_flash=is_without_flash)
+
+
+def test_a_cpu_has_no_name_and_a_gpu_has() -> None:
+    assert told([CPU]).device == told([replace(CPU, description="another processor")]).device == "cpu"
+    assert told([L4, CPU]).device == "cuda NVIDIA L4"
+    assert told([L4, H100, CPU], split_mode="layer").device == "cuda NVIDIA L4 + NVIDIA H100"
+
+
+def test_auto_is_told_as_what_it_came_to() -> None:
+    found = [(each.cache_type_k, each.flash_attn) for each in (told([CPU], cache_type_k="auto"), told([L4, CPU]))]
+    assert found == [("bf16", True), ("f16", True)]
+    assert not told([L4, CPU], is_without_flash=True).flash_attn
+    assert not told([CPU], flash_attn="off").flash_attn
+
+
+def test_layers_on_the_gpu_are_counted() -> None:
+    assert told([L4, CPU]).gpu_layers == 9
+    assert told([with_room_for(needs(5)), CPU]).gpu_layers == 5
+    assert told([CPU]).gpu_layers == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mode", "shares"),
+    [
+        ([L4, ANOTHER_L4], "layer", ""),
+        ([L4, ANOTHER_L4], "row", "50 %, 50 %"),
+        ([L4, H100], "layer", "67 %, 33 %"),
+    ],
+)
+def test_shares_are_told_where_numbers_depend_on_them(gpus: list[Device], mode: str, shares: str) -> None:
+    found = told([*gpus, CPU], split_mode=mode)
+    assert (found.split_mode, found.gpu_shares) == (mode, shares)
+    assert told([*gpus, CPU]).split_mode == "none"
+
+
+def test_threads_are_told_where_a_cpu_adds_attention_up_with_them() -> None:
+    partly = [with_room_for(needs(5)), CPU]
+    assert [told([CPU]).threads, told(partly).threads] == [3, 3]
+    others = [told([CPU], cache_type_k="auto"), told([CPU], flash_attn="off"), told([L4, CPU])]
+    others.append(told([CPU], cache_type_k="q8_0", cache_type_v="q8_0"))
+    assert [each.threads for each in others] == [None] * 4
