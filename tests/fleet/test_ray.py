@@ -155,14 +155,14 @@ def test_workers_come_with_the_queue_and_finish_their_jobs_before_they_go(any_mo
         "max_replicas": 2,
         "target_ongoing_requests": 2,
         "upscale_delay_s": 0.5,
-        "downscale_delay_s": 2,
+        "downscale_delay_s": 5,
         "look_back_period_s": 2,
         "metrics_interval_s": 0.5,
     }
     with ray_fleet(any_model, workers={"autoscaling_config": scaling}, parallel=2) as fleet:
         fleet.wait_for_workers(1)
         with ThreadPoolExecutor(8) as pool:
-            jobs = [pool.submit(_whole, fleet, f"queue-{number}") for number in range(16)]
+            jobs = [pool.submit(_whole, fleet, f"queue-{number}") for number in range(12)]
             fleet.wait_for_workers(2)
             assert all(job.result()[-1]["type"] == "end" for job in jobs)
         # A job on each of the two, which are too many now; neither is cut short.
@@ -174,7 +174,7 @@ def test_workers_come_with_the_queue_and_finish_their_jobs_before_they_go(any_mo
 
 
 def _whole(fleet: Fleet, job_id: str) -> list[Event]:
-    with execute(fleet, job_id, LONG // 2, f"{job_id} once upon a time") as stream:
+    with execute(fleet, job_id, LONG // 5, f"{job_id} once upon a time") as stream:
         return list(stream)
 
 

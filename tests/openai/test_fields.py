@@ -204,7 +204,10 @@ def test_a_schema_is_the_answers_form_under_either_name() -> None:
 
 
 def test_another_model_is_refused_only_where_the_name_matters() -> None:
-    assert read(model="gpt-4") == read(model="toy") == read()
+    without, other, named = (read(**asked) for asked in ({}, {"model": "gpt-4"}, {"model": "toy"}))
+    assert [asked.generation.model for asked in (without, other, named)] == [None, "gpt-4", "toy"]
+    for asked in (other, named):
+        assert replace(asked, generation=replace(asked.generation, model=None)) == without
     strict = replace(TERMS, is_strict=True)
     with pytest.raises(UnknownModel):
         read_chat(body(ASKED | {"model": "gpt-4"}), strict)

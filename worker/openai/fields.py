@@ -134,6 +134,7 @@ class Generation:
     fields: ExecuteRequest
     """Without its prompt and its job_id, and with the seed of the first choice."""
     model: str | None
+    """What the client calls it."""
     n: int
     is_stream: bool
     options: StreamOptions
