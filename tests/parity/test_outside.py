@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.parity.golden_logits import GOLDEN
+from tests.parity.llama_server import LlamaServerStandIn, Rows
 from tests.parity.made_logits import PROVENANCE, made_reference
 from tests.parity.relay import Event, Relay
 from tests.worker_process import WorkerProcess
@@ -36,10 +37,11 @@ from worker.parity.report import Level, Report, from_json
 from worker.parity.servers import opened
 from worker.parity.setups import as_served, cpu
 from worker.parity.setups import opened as opened_file
+from worker.wire.messages import TokenId
 
 pytestmark = [pytest.mark.model, pytest.mark.process]
 
-TEXT = "The river rises in the hills, and in autumn the boats that carry apples come down to the harbour. " * 4
+TEXT = "The river rises in the hills 🦊, and in autumn the boats that carry apples come down to the harbour. " * 4
 
 
 @contextmanager
@@ -71,22 +73,12 @@ def levels(*names: str) -> list[str]:
 # ── the default model ────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_worker_on_the_model_passes_and_what_cannot_be_seen_is_said(
+def test_a_worker_on_the_model_passes_and_its_report_is_no_certificate(
     default_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the levels that depend on weights; the others are below, on fewer layers."""
     with worker_on(default_model) as worker:
-        code, found, folder = judged(worker.url, GOLDEN, tmp_path, *levels("logits", "generation"))
-    assert code == 0, capsys.readouterr().err
-    assert {name: level.verdict for name, level in found.items()} == {
-        "tokenizer": "not run",
-        "weights": "not run",
-        "checkpoints": "not run",
-        "logits": "pass",
-        "generation": "pass",
-        "serving": "not run",
-        "sampling": "not run",
-    }
+        code, found, folder = judged(worker.url, GOLDEN, tmp_path, *levels("logits"))
+    assert (code, found["logits"].verdict) == (0, "pass"), capsys.readouterr().err
     assert found["logits"].tables[0].rows[0] == ("positions", "512 in 1 windows")
     report = report_in(folder)
     assert report.model.quantisation == "Q4_1"
@@ -94,6 +86,25 @@ def test_a_worker_on_the_model_passes_and_what_cannot_be_seen_is_said(
     assert verify(folder) == []
     with pytest.raises(WorkerError, match="sha256"):
         read_certificate(folder)
+
+
+@pytest.mark.parity
+@pytest.mark.timeout(1200)
+def test_a_whole_run_passes_but_for_what_no_server_tells(default_model: Path, tmp_path: Path) -> None:
+    with worker_on(default_model) as worker:
+        code, found, folder = judged(worker.url, GOLDEN, tmp_path, "--model", str(default_model))
+    assert code == 0
+    assert {name: level.verdict for name, level in found.items()} == {
+        "tokenizer": "pass",
+        "weights": "not run",
+        "checkpoints": "not run",
+        "logits": "pass",
+        "generation": "pass",
+        "serving": "pass",
+        "sampling": "not run",
+    }
+    assert verify(folder) == []
+    assert (folder / "seeds.ndjson").read_text().count('"level":"serving"') == len(SEEDS)
 
 
 @contextmanager
@@ -111,7 +122,7 @@ def coarse_keys(default_model: Path, folder: Path) -> Iterator[WorkerProcess]:
         yield worker
 
 
-@pytest.mark.parametrize("wrong", [other_rope, coarse_keys])
+@pytest.mark.parametrize("wrong", [pytest.param(other_rope, marks=pytest.mark.parity), coarse_keys])
 def test_a_worker_that_computes_otherwise_fails_at_the_logits(
     wrong: Callable[[Path, Path], AbstractContextManager[WorkerProcess]],
     default_model: Path,
@@ -274,6 +285,51 @@ def test_nonsense_for_an_answer_fails_the_level_with_one_line(
     assert (found.verdict, found.checks) == ("fail", ())
     assert found.summary.startswith("the server did not answer as it should: ")
     assert says in found.summary
+
+
+# ── llama-server ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def rows_and_pieces(shallow_model: Path, shallow_logits: Path) -> tuple[Rows, list[bytes], int]:
+    """What the model computes after every beginning of the reference's windows, its tokens' bytes, and one of them."""
+    rows: dict[tuple[int, ...], NDArray[np.float32]] = {}
+    with opened_file(shallow_model) as model, Scorer(model, as_served(cpu()), n_ctx=128, n_threads=1) as scorer:
+        for window in LogitsFile.open(shallow_logits).windows:
+            for at, row in enumerate(scorer.logits(window.tokens), start=1):
+                rows[window.tokens[:at]] = row
+        return rows, [model.piece(TokenId(token)) for token in range(model.n_vocab)], model.tokenize("a")[0]
+
+
+def test_a_llama_server_is_judged_by_rows_that_are_asked_for_one_by_one(
+    shallow: Shallow, rows_and_pieces: tuple[Rows, list[bytes], int]
+) -> None:
+    """The text has characters of several tokens, of which llama-server tells the last alone."""
+    text = LogitsFile.open(shallow.logits).windows[0].tokens
+    rows, pieces, letter = rows_and_pieces
+    assert any("\ufffd" in pieces[token].decode(errors="replace") for token in text)
+    with LlamaServerStandIn(rows, pieces, letter) as server:
+        found = shallow.judge(server.url, "logits", "generation", "serving", "weights")
+    assert {name: level.verdict for name, level in found.items()} == {
+        "logits": "pass",
+        "generation": "pass",
+        "serving": "not run",
+        "weights": "not run",
+    }
+    perplexity = found["logits"].checks[-1]
+    assert perplexity.name == "the served file: |ln| of the ratio of perplexities"
+    assert perplexity.value < 1e-12
+    assert found["serving"].summary.startswith("cannot be judged: llama-server b7-stand-in has no /execute")
+
+
+def test_a_llama_server_on_other_weights_fails(
+    shallow: Shallow, rows_and_pieces: tuple[Rows, list[bytes], int]
+) -> None:
+    rows, pieces, letter = rows_and_pieces
+    random = np.random.default_rng(11)
+    off = {prompt: row + random.normal(0.0, 2.0, len(row)).astype(np.float32) for prompt, row in rows.items()}
+    with LlamaServerStandIn(off, pieces, letter) as server:
+        assert shallow.judge(server.url, "logits")["logits"].verdict == "fail"
 
 
 # ── who is asked ─────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ Owns the options, the bounds, the report. Refuses to know how a fleet is started
 import asyncio
 import secrets
 import shlex
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -170,6 +171,8 @@ def fleet_command(*, seed: int | None, out: Path | None, **options: Any) -> None
     answered, was answered twice or hung, when kv_aware or ray knows less than twice as many of the prompts' tokens as
     round_robin, or when their first token takes more than half the time. Measure on an idle machine.
     """
+    # As Ctrl-C, so that the servers that were started go with the command.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked = Asked(**options)
     with tempfile.TemporaryDirectory(prefix="llorch-fleet-") as temporary:
         logs = Path(temporary) if out is None else out / "logs"
@@ -224,7 +227,9 @@ async def _played(side: str, means: Means, shape: Shape, seed: int, *, loses_a_w
             whole_s = time.perf_counter() - begun_s
         n_answered = sum(turn.is_answered for turn in turns)
         n_jobs = await asyncio.to_thread(found.n_jobs, n_answered)
-    return Played.of(side, turns, n_jobs, whole_s, lost_a_worker=loses_a_worker)
+    played = Played.of(side, turns, n_jobs, whole_s, lost_a_worker=loses_a_worker)
+    click.echo("\t".join(played.cells), err=True)
+    return played
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,6 +206,8 @@ def run(
     naming the first deviation, and when one named with --level cannot run.
     """
     settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
+    if url is not None:
+        _refuse_flags_of_a_load(ctx)
     judging = _judging(options)
     bounds = Bounds.load(judging.bounds_file)
     chosen = names or LEVELS
@@ -232,7 +234,9 @@ def run(
     _write(report, judging.proof_dir, names, **_evidence(run.transcript))
 
 
-run.params.extend(setting_options("Device and memory", also=("model", "models_dir", "catalog", "deterministic")))
+_FILE_OPTIONS = ("model", "models_dir", "catalog")
+_LOADING_OPTIONS = setting_options("Device and memory", also=(*_FILE_OPTIONS, "deterministic"))
+run.params.extend(_LOADING_OPTIONS)
 
 
 @parity.command("matrix")
@@ -408,6 +412,17 @@ def _outside(url: str, token: str | None, judging: Judging, asked: Asked) -> Ite
 
 def _is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _refuse_flags_of_a_load(ctx: click.Context) -> None:
+    """Raises: UsageError. Variables and a config file are meant for a worker on this machine, and pass."""
+    for option in _LOADING_OPTIONS:
+        assert option.name is not None
+        if option.name not in _FILE_OPTIONS and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            flag = option.opts[0]
+            raise UsageError(
+                f"{flag} says how a model is loaded, and the server at --url has loaded its own: leave it out"
+            )
 
 
 def _say(what: str) -> None:

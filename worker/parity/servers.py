@@ -192,7 +192,7 @@ class _Top(msgspec.Struct, frozen=True):
 class _Drawn(msgspec.Struct, frozen=True):
     id: int
     logprob: _Logprob
-    top_logprobs: list[_Top]
+    top_logprobs: Annotated[list[_Top], msgspec.Meta(min_length=1)]
 
 
 class _Prediction(msgspec.Struct, frozen=True):
@@ -217,11 +217,19 @@ class LlamaServer(Server):
         return [self._row(tokens[: at + 1], tokens[at + 1 : at + 2]) for at in range(len(tokens))]
 
     def _row(self, tokens: Sequence[int], following: Sequence[int]) -> ToldRow:
-        bias = [[token, _FORCED] for token in following]
-        told = self._predict(tokens, 1, n_probs=N_TOP, logit_bias=bias).completion_probabilities
-        if len(told) != 1 or (following and told[0].id != following[0]):
+        drawn = self._drawn(tokens, following, N_TOP)
+        # A token that ends inside a character is not told: then a letter is drawn, and the whole row asked for.
+        drawn = drawn or self._drawn(tokens, self.tokenize("a")[:1], self.facts.n_vocab)
+        if not drawn:
             raise NotServed(f"the row of a prompt of {len(tokens)} tokens was not told")
-        return {top.id: top.logprob for top in told[0].top_logprobs} | {told[0].id: told[0].logprob}
+        known = {top.id: top.logprob for top in drawn[0].top_logprobs} | {drawn[0].id: drawn[0].logprob}
+        wanted = [*(top.id for top in drawn[0].top_logprobs[:N_TOP]), *following]
+        return {token: known[token] for token in wanted if token in known}
+
+    def _drawn(self, tokens: Sequence[int], forced: Sequence[int], n_probs: int) -> list[_Drawn]:
+        """The one token that comes next, which is `forced` where there is one."""
+        bias = [[token, _FORCED] for token in forced]
+        return self._predict(tokens, 1, n_probs=n_probs, logit_bias=bias).completion_probabilities[:1]
 
     def _continued(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
         return self._predict(prompt, n_tokens).tokens

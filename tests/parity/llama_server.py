@@ -1,0 +1,112 @@
+"""A stand-in for llama-server: the fields of its answers, over rows that are known beforehand.
+
+Of llama-server are the names and what is left out (tools/server/server-task.cpp, process_token in server-context.cpp);
+that the real one says the same, test_outside_peer.py finds out.
+"""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.parity.compare import logsumexp
+
+Rows = Mapping[tuple[int, ...], NDArray[np.float32]]
+"""A prompt's tokens → the logits of what follows."""
+JSON = dict[str, Any]
+
+
+class LlamaServerStandIn:
+    """`with LlamaServerStandIn(rows, pieces, letter) as server: server.url`.
+
+    `pieces`: every token's bytes. `letter`: what every text is tokenised as.
+    """
+
+    def __init__(self, rows: Rows, pieces: Sequence[bytes], letter: int) -> None:
+        answers = _Answers(rows, pieces, letter)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer({})
+
+            def do_POST(self) -> None:
+                self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+            def _answer(self, body: JSON) -> None:
+                answer = answers.of(self.path, body)
+                self.send_response(200 if answer else 404)
+                self.end_headers()
+                self.wfile.write(json.dumps(answer).encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                """The test's output is not for its lines."""
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Answers:
+    def __init__(self, rows: Rows, pieces: Sequence[bytes], letter: int) -> None:
+        self._rows, self._pieces, self._letter = rows, pieces, letter
+
+    def of(self, path: str, body: JSON) -> JSON:
+        """Empty where there is no such route."""
+        match path:
+            case "/props":
+                return {"build_info": "b7-stand-in", "model_path": "/models/shallow.gguf", "total_slots": 1}
+            case "/v1/models":
+                return {"data": [{"id": "shallow", "meta": {"n_vocab": len(self._pieces), "size": 7}}]}
+            case "/tokenize":
+                return {"tokens": [self._letter]}
+            case "/detokenize":
+                text = b"".join(self._pieces[token] for token in body["tokens"])
+                return {"content": text.decode(errors="replace")}
+            case "/completion":
+                return self._completion(body)
+            case _:
+                return {}
+
+    def _completion(self, body: JSON) -> JSON:
+        tokens: list[int] = []
+        told: list[JSON] = []
+        for _ in range(body["n_predict"]):
+            row = self._rows[(*body["prompt"], *tokens)]
+            biased = row.copy()
+            for token, bias in body.get("logit_bias", ()):
+                biased[token] += bias
+            tokens.append(int(biased.argmax()))
+            # One that ends inside a character is not told.
+            if body.get("n_probs") and self._is_whole(tokens[-1]):
+                told.append(self._told(row, tokens[-1], body["n_probs"]))
+        return {"content": "", "tokens": tokens, **({"completion_probabilities": told} if told else {})}
+
+    def _is_whole(self, token: int) -> bool:
+        try:
+            self._pieces[token].decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def _told(self, row: NDArray[np.float32], token: int, n_probs: int) -> JSON:
+        logprobs = row.astype(np.float64) - logsumexp(row)
+        top = np.argsort(-logprobs, kind="stable")[:n_probs]
+        listed = [{"id": int(one), "logprob": float(logprobs[one])} for one in top]
+        return {"id": token, "logprob": float(logprobs[token]), "top_logprobs": listed}
