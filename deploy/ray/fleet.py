@@ -106,7 +106,8 @@ class Call:
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray is not installed where types are checked
     """A job goes where the longest beginning of its prompt went last, unless that worker has MOST_APART jobs more than
-    another one; else where there are fewest jobs. It waits while all have as many as they may.
+    another one; else where there are fewest jobs, and of equals where fewest prompts went. It waits while all have as
+    many jobs as they may.
 
     What went where is remembered in the process that has the handle, which is the one of `Door`.
     """
@@ -116,6 +117,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray is not installed 
         self._most_jobs = most_jobs
         self._running: dict[str, ReplicaID] = {}
         self._places: OrderedDict[bytes, ReplicaID] = OrderedDict()
+        self._n_blocks: Counter[ReplicaID] = Counter()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -127,7 +129,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray is not installed 
             """Ray's count has those that are being sent, but is forgotten when it has not changed for ten seconds."""
             return max(running[replica.replica_id], self.replica_queue_len_cache.get(replica.replica_id) or 0)
 
-        ranked = sorted((one for one in candidate_replicas if n_jobs(one) < self._most_jobs), key=n_jobs)
+        free = [one for one in candidate_replicas if n_jobs(one) < self._most_jobs]
+        ranked = sorted(free, key=lambda one: (n_jobs(one), self._n_blocks[one.replica_id]))
         if pending_request is not None:
             # Else Ray tries again and again without a pause.
             pending_request.routing_context.should_backoff = True
@@ -141,10 +144,15 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray is not installed 
         """Remembers where the prompt went."""
         self._running[pending_request.metadata.internal_request_id] = replica_id
         for block in _blocks(pending_request):
+            if block in self._places:
+                self._forget(block)
             self._places[block] = replica_id
-            self._places.move_to_end(block)
+            self._n_blocks[replica_id] += 1
         while len(self._places) > _MOST_BLOCKS:
-            self._places.popitem(last=False)
+            self._forget(next(iter(self._places)))
+
+    def _forget(self, block: bytes) -> None:
+        self._n_blocks[self._places.pop(block)] -= 1
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:  # noqa: ARG002 - Ray's
         """Whichever way it ended."""

@@ -38,7 +38,7 @@ class Shape:
     n_system_words: int = 224
     n_user_words: int = 56
     n_answer_tokens: int = 24
-    think_s: float = 4.0
+    think_s: float = 10.0
     """Before each question: half to one and a half times as long, evenly distributed."""
 
 
