@@ -65,7 +65,10 @@ def test_what_is_told_is_what_the_prompts_were_and_again_after_the_engine_was_ki
         worker.engine.send_signal(signal.SIGKILL)
         worker.wait_for("model_load_complete")
         gone = listener.replayed(len(before))
-        assert unpacked(gone[-1][1])[1] == [{"type": "AllBlocksCleared"}]
+        assert [{"type": "AllBlocksCleared"}] in [unpacked(batch)[1] for _, batch in gone]
+        restored = mirrored(listener.replayed(0))
+        assert restored.blocks("GPU") == set()
+        assert restored.blocks("CPU") <= expected, "what the next engine has found of the copies"
         ask(worker)
         eventually(lambda: is_told(listener, expected))
 

@@ -313,7 +313,7 @@ class Settings:
         "asks for at the next port. Port 0 picks free ones.",
         "Network",
         ZmqEndpoint(),
-        metavar="tcp://ADDRESS:PORT",
+        metavar="tcp://IP:PORT",
         show_default="nobody is told",
     )
     kv_events_topic: str | None = setting(

@@ -17,6 +17,7 @@ is used again everywhere.
 import mmap
 import os
 import struct
+import weakref
 from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -101,7 +102,9 @@ class Arena:
         if n_file_bytes < _BEGIN + n_bytes:
             n_file_bytes = _whole(_BEGIN + n_bytes)
             os.ftruncate(fd, n_file_bytes)
-        self._fd = fd
+        # A duplicate of our own: threads that still use this one never write into what took the number after it.
+        self._fd = os.dup(fd)
+        weakref.finalize(self, os.close, self._fd)
         self._whole = np.frombuffer(mmap.mmap(fd, n_file_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ), np.uint8)
         self._extents = Extents(_BEGIN, n_file_bytes)
         self.found = list(self._read_rows())
