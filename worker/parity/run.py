@@ -43,6 +43,9 @@ BUDGET_S: Final = {
 ROUNDED: Final = {"q8_0": "q8", "q5_0": "q5", "q5_1": "q5", "q4_0": "q4", "q4_1": "q4", "iq4_nl": "q4"}
 """Quantised cache types → the bounds' word for what they cost."""
 
+GELU: Final = frozenset({"gemma", "gemma2", "gemma3"})
+"""Architectures whose GELU ggml's CPU code looks up in a table of float16."""
+
 
 @dataclass(slots=True)
 class Run:
@@ -153,13 +156,16 @@ class Run:
             found = closing.enter_context(self._served(n_ctx))
             scorer, numerics = found.scorer, found.numerics
             rounded = {numerics.cache_type_k, numerics.cache_type_v} & ROUNDED.keys()
-            costs = sorted({ROUNDED[each] for each in rounded} | {numerics.device.partition(" ")[0]})
-            file = Candidate(f"{kind} file", kind, scorer.logits, scorer.greedy, case.is_source, tuple(costs))
+            of_graph = ("gelu",) if case.subject.info.architecture in GELU else ()
+            costs = (*sorted({ROUNDED[each] for each in rounded} | {numerics.device.partition(" ")[0]}), *of_graph)
+            file = Candidate(f"{kind} file", kind, scorer.logits, scorer.greedy, case.is_source, costs)
             f32_copy = None
             if case.f32_copy is not None:
                 model = closing.enter_context(opened(case.f32_copy))
                 exact = closing.enter_context(Scorer(model, EXACT, n_ctx=n_ctx, n_threads=case.subject.n_threads))
-                f32_copy = Candidate(f"F32 copy{self._beside_a_gpu}", "F32", exact.logits, exact.greedy)
+                f32_copy = Candidate(
+                    f"F32 copy{self._beside_a_gpu}", "F32", exact.logits, exact.greedy, allowed_for=of_graph
+                )
             yield file, f32_copy
 
     # ── as it is served ──────────────────────────────────────────────────────────────────────────

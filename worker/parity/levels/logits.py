@@ -76,22 +76,27 @@ def _measure(reference: ReferenceLogits, candidate: Candidate, kind: Kind) -> _M
 
 
 def _of_f32_copy(measured: _Measured, f32_copy: Candidate, kind: Kind, bounds: Bounds) -> Iterator[Check]:
-    name, key, summary = f"{f32_copy.name}, {kind} windows", f"logits.twin.{kind}", measured.summary
-    error = measured.worst([window.max_error for window in measured.positions])
-    yield bounds.check(f"{name}: largest error of a logit", summary.max_error, f"{key}.max_error", note=error)
-    kl = measured.worst([window.kl for window in measured.positions])
-    yield bounds.check(f"{name}: largest KL", summary.kl_max, f"{key}.kl_max", note=kl)
-    yield bounds.check(f"{name}: mean KL", summary.kl_mean.value, f"{key}.kl_mean")
+    name, summary = f"{f32_copy.name}, {kind} windows", measured.summary
+
+    def check(what: str, value: float, key: str, note: str = "") -> Check:
+        allowances = f32_copy.allowances("logits", key)
+        return bounds.check(f"{name}: {what}", value, f"logits.twin.{kind}.{key}", note=note, allowances=allowances)
+
+    error = check(
+        "largest error of a logit",
+        summary.max_error,
+        "max_error",
+        measured.worst([window.max_error for window in measured.positions]),
+    )
+    yield error
+    yield check("largest KL", summary.kl_max, "kl_max", measured.worst([window.kl for window in measured.positions]))
+    yield check("mean KL", summary.kl_mean.value, "kl_mean")
     # Two logits that are off by the bound each can change places where they are twice as far apart.
-    margin = 2.0 * bounds.bound(f"{key}.max_error").value
+    margin = 2.0 * error.bound
     flips = [window.margin * (~window.top1 & (window.margin > margin)) for window in measured.positions]
     n_flips = sum(int(np.count_nonzero(flip)) for flip in flips)
-    yield bounds.check(
-        f"{name}: positions with another most probable token and a margin above {margin:.3g}",
-        n_flips,
-        f"{key}.flips",
-        note=measured.worst(flips) if n_flips else "",
-    )
+    what = f"positions with another most probable token and a margin above {margin:.3g}"
+    yield check(what, n_flips, "flips", measured.worst(flips) if n_flips else "")
 
 
 def of_file(summary: Summary, file: Judged, bounds: Bounds) -> Iterator[Check]:

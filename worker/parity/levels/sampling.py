@@ -196,7 +196,8 @@ def _of_f32_copy(f32_copy: Candidate, distances: dict[str, list[float]], bounds:
     smooth = {name: max(values) for name, values in distances.items() if _is_smooth(GRID[name])}
     worst = max(smooth, key=lambda name: smooth[name])
     what = f"{f32_copy.name}: largest total variation distance without cuts"
-    return bounds.check(what, smooth[worst], "sampling.twin.distance", note=worst)
+    allowances = f32_copy.allowances("sampling", "distance")
+    return bounds.check(what, smooth[worst], "sampling.twin.distance", note=worst, allowances=allowances)
 
 
 def _table(found: dict[str, list[_AgainstFormula]], distances: dict[str, dict[str, list[float]]]) -> Table:

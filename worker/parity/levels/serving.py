@@ -272,18 +272,19 @@ class _Verdicts:
     def _of_seed(self, seed: int) -> Iterator[Check]:
         yield self._reported(seed)
         yield self._honoured(seed)
-        alone = self._of(seed, self.served.alone)
-        turned = [question for question, answer in alone if answer.choices != self.served.repeated[question].choices]
-        note = self._name(turned[0]) if turned else ""
-        what = f"seed {seed}: answers that were others when asked again"
-        yield self.bounds.check(what, len(turned), "serving.repeat", note=note)
+        again = f"seed {seed}: asked again, by how much a draw misses the first answer's token"
+        yield self._miss("repeat_draw", again, seed, self.served.repeated)
+        beside = f"seed {seed}: beside {N_NEIGHBOURS} jobs against alone, by how much a draw misses the other's token"
+        yield self._miss("beside_draw", beside, seed, self.served.beside)
+
+    def _miss(self, key: str, what: str, seed: int, others: Answers) -> Check:
+        """The worst of the answers alone against `others`; 0 when nothing parts."""
         misses = [
-            (miss_at_parting(answer, self.served.beside[question], seed, TEMPERATURE, self.expected.ends), question)
-            for question, answer in alone
+            (miss_at_parting(answer, others[question], seed, TEMPERATURE, self.expected.ends), question)
+            for question, answer in self._of(seed, self.served.alone)
         ]
         miss, worst = max(misses, key=lambda pair: pair[0])
-        what = f"seed {seed}: beside {N_NEIGHBOURS} jobs against alone, by how much a draw misses the other's token"
-        yield self._special("beside_draw", what, miss, note=self._name(worst) if miss else "none parts")
+        return self._special(key, what, miss, note=self._name(worst) if miss else "none parts")
 
     def _reported(self, seed: int) -> Check:
         wrong = [(question, answer) for question, answer in self._rounds(seed) if answer.seed != seed]

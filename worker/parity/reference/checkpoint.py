@@ -20,12 +20,24 @@ from worker.errors import UsageError
 from worker.model.gguf import read_header
 from worker.model.info import ModelInfo, read_info
 from worker.parity.gguf_reader import used_by_transformers
-from worker.parity.reference.libraries import UNREADABLE, failure, pre_tokenizers, quiet, torch, transformers
+from worker.parity.reference.libraries import (
+    UNREADABLE,
+    AddedToken,
+    failure,
+    pre_tokenizers,
+    quiet,
+    read_gguf_metadata,
+    torch,
+    transformers,
+)
 from worker.parity.references import write_origin
 
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
 """Values of tokenizer.ggml.pre with which llama.cpp makes each digit a word (llama-vocab.cpp). transformers reads them
 as GPT-2's."""
+
+_TYPES_OF_TOKENS, _USER_DEFINED = "tokenizer.ggml.token_type", 4
+"""llama.h: LLAMA_TOKEN_TYPE_USER_DEFINED."""
 
 
 def dequantise(gguf: Path, folder: Path) -> None:
@@ -72,7 +84,19 @@ def _write(info: ModelInfo, folder: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
+    if _remark(info, "tokenizer.ggml.model") == "llama":
+        _add_user_defined(info, tokenizer)
     tokenizer.save_pretrained(folder)
+
+
+def _add_user_defined(info: ModelInfo, tokenizer: Any) -> None:
+    """SentencePiece takes these pieces whole, before it merges anything: Gemma's line breaks, runs of spaces and tags.
+    transformers reads them as pieces like any other."""
+    metadata, _ = read_gguf_metadata(str(info.path), (_TYPES_OF_TOKENS,))
+    known = tokenizer.added_tokens_decoder
+    numbers = [number for number, kind in enumerate(metadata[_TYPES_OF_TOKENS]) if kind == _USER_DEFINED]
+    pieces = tokenizer.convert_ids_to_tokens([number for number in numbers if number not in known])
+    tokenizer.add_tokens([AddedToken(piece, normalized=True, special=False) for piece in pieces])
 
 
 def _remark(info: ModelInfo, key: str) -> str | None:

@@ -14,11 +14,21 @@ from worker.errors import UsageError
 try:
     import torch
     import transformers
-    from tokenizers import pre_tokenizers
+    from tokenizers import AddedToken, pre_tokenizers
+    from transformers.integrations.gguf import read_gguf_metadata
 except ImportError as error:
     raise UsageError(f"a reference needs {error.name}: pip install 'llorch-worker[parity]'") from error
 
-__all__ = ["UNREADABLE", "failure", "pre_tokenizers", "quiet", "torch", "transformers"]
+__all__ = [
+    "UNREADABLE",
+    "AddedToken",
+    "failure",
+    "pre_tokenizers",
+    "quiet",
+    "read_gguf_metadata",
+    "torch",
+    "transformers",
+]
 
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
 """What reading a checkpoint raises where its files are not what transformers expects."""

@@ -59,7 +59,7 @@ class ReferenceTokenizer:
         """Raises: UsageError where `folder` is no checkpoint, or its tokenizer cannot be read."""
         try:
             with quiet():
-                return cls(transformers.AutoTokenizer.from_pretrained(_checked(folder), local_files_only=True))
+                return cls(_reader(_checked(folder)).from_pretrained(folder, local_files_only=True))
         except UNREADABLE as error:
             raise UsageError(f"{folder}: the tokenizer cannot be read: {failure(error)}") from error
 
@@ -157,6 +157,16 @@ def _whole(folder: Path, dtype: Dtype, attention: str) -> Any:
     if missing := sorted(loaded["missing_keys"]):
         raise UsageError(f"{folder}: the checkpoint lacks {missing[0]}: is it whole?")
     return model
+
+
+def _reader(folder: Path) -> Any:
+    """What reads the tokenizer: `tokenizer.json` as it stands, where the publisher wrote one.
+
+    transformers' own classes make a tokenizer anew from its pieces and merges, with a pre-tokenizer of theirs: a text
+    that begins with a space loses it in LlamaTokenizer, and not in the files of Llama 2, TinyLlama or Mistral.
+    """
+    is_written = (folder / "tokenizer.json").is_file()
+    return transformers.PreTrainedTokenizerFast if is_written else transformers.AutoTokenizer
 
 
 def _facts(config: Any, tokenizer: ReferenceTokenizer, dtype: Dtype) -> ReferenceFacts:
