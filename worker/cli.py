@@ -169,11 +169,12 @@ def _bare_model(given: Mapping[str, Any]) -> str:
     return Text().convert(bare, None, None)
 
 
-def setting_options(*panels: Panel, also: Collection[str] = ()) -> list[click.Option]:
-    """An option for every setting, and `--config`. With panels only theirs and those named have a flag."""
+def setting_options(*panels: Panel, also: Collection[str] = (), but: Collection[str] = ()) -> list[click.Option]:
+    """An option for every setting, and `--config`. With panels only theirs and those named have a flag, less `but`."""
     wanted = options()
     for option in wanted:
-        option.has_flag = not panels or option.panel in panels or option.name in also
+        is_wanted = not panels or option.panel in panels or option.name in also
+        option.has_flag = is_wanted and option.name not in but
         option.hidden = not option.has_flag
     return [*wanted, config_option()]
 

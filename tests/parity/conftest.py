@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 
 from tests.shared_files import made_once, shared_folder
+from worker.parity import corpus
 from worker.parity.bounds import Bounds
+from worker.parity.case import Case, Subject
+from worker.parity.evidence import SHORT, FullLogits, Window
 from worker.parity.f32_copy import write_f32_copy
 from worker.parity.reference.checkpoint import dequantise
 from worker.parity.reference.model import Reference
 from worker.parity.reference.tensors import CheckpointTensors
+from worker.parity.report import ReferenceUsed
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +40,20 @@ def f32_copy(default_model: Path, checkpoint: Path, tmp_path_factory: pytest.Tem
 def bounds() -> Bounds:
     """The built-in bounds."""
     return Bounds.load()
+
+
+@pytest.fixture(scope="module")
+def short_case(
+    default_model: Path, f32_copy: Path, reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> Case:
+    """The default model and one window of its text."""
+    window = Window("short", tuple(reference.tokenize(corpus.text())[:SHORT]))
+    rows = FullLogits.make(tmp_path_factory.mktemp("rows"), [window], lambda window: reference.logits(window.tokens))
+    return Case(
+        subject=Subject.of(default_model, n_threads=1, work=tmp_path_factory.mktemp("work")),
+        used=ReferenceUsed("checkpoint", "reference", ""),
+        reference=rows,
+        hard_ids=[],
+        is_source=True,
+        f32_copy=f32_copy,
+    )

@@ -3,25 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.parity.small_gguf import read_tensor, with_tensor
-from worker.parity import corpus, matrix
+from worker.parity import matrix
 from worker.parity.bounds import Bounds
-from worker.parity.case import Case, Subject
+from worker.parity.case import Case
 from worker.parity.compare import Summary, compare_full, summarise
-from worker.parity.evidence import FullLogits, Window
+from worker.parity.evidence import SHORT
 from worker.parity.matrix import Made, Stored
-from worker.parity.report import Level, ReferenceUsed
-
-if TYPE_CHECKING:
-    from worker.parity.reference.model import Reference
-
-N_TOKENS = 64
-
+from worker.parity.report import Level
 
 # ── made-up files ────────────────────────────────────────────────────────────────────────────────
 
@@ -69,29 +62,15 @@ def test_types_of_small_blocks_have_nothing_to_fall_back_from(file_type: str) ->
 # ── the default model ────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module")
-def case(default_model: Path, f32_copy: Path, reference: "Reference", tmp_path_factory: pytest.TempPathFactory) -> Case:
-    window = Window("short", tuple(reference.tokenize(corpus.text())[:N_TOKENS]))
-    rows = FullLogits.make(tmp_path_factory.mktemp("rows"), [window], lambda window: reference.logits(window.tokens))
-    return Case(
-        subject=Subject.of(default_model, n_threads=1, work=tmp_path_factory.mktemp("work")),
-        used=ReferenceUsed("checkpoint", "reference", ""),
-        reference=rows,
-        hard_ids=[],
-        is_source=True,
-        f32_copy=f32_copy,
-    )
-
-
-def run(case: Case, bounds: Bounds, *file_types: str) -> tuple[Level, Sequence[str]]:
+def run(short_case: Case, bounds: Bounds, *file_types: str) -> tuple[Level, Sequence[str]]:
     said: list[str] = []
-    level = matrix.run(case, bounds, say=said.append, n_tokens=N_TOKENS, file_types=file_types)
+    level = matrix.run(short_case, bounds, say=said.append, n_tokens=SHORT, file_types=file_types)
     return level, said
 
 
 @pytest.mark.model
-def test_two_types_are_made_measured_and_removed(case: Case, bounds: Bounds) -> None:
-    level, said = run(case, bounds, "Q8_0", "Q4_K_M")
+def test_two_types_are_made_measured_and_removed(short_case: Case, bounds: Bounds) -> None:
+    level, said = run(short_case, bounds, "Q8_0", "Q4_K_M")
     assert level.verdict == "pass", level.summary
     assert said == ["file type Q8_0", "file type Q4_K_M"]
     measured, held = level.tables
@@ -103,22 +82,24 @@ def test_two_types_are_made_measured_and_removed(case: Case, bounds: Bounds) -> 
     assert stored["Q4_K_M", "576", "Q5_0"] == stored["Q4_K_M", "576", "Q8_0"] == "no multiple of 256"
     assert stored["Q4_K_M", "1536", "Q4_K"] == ""
     assert "181 of 211 matrices have rows of 576" in held.note
-    assert list(case.subject.work.iterdir()) == []
+    assert list(short_case.subject.work.iterdir()) == []
 
 
 @pytest.mark.model
-def test_files_made_from_other_weights_fail(case: Case, bounds: Bounds, default_model: Path, tmp_path: Path) -> None:
+def test_files_made_from_other_weights_fail(
+    short_case: Case, bounds: Bounds, default_model: Path, tmp_path: Path
+) -> None:
     """One norm a quarter too large."""
     name = "blk.15.attn_norm.weight"
     wrong = with_tensor(
         default_model, tmp_path / "wrong.gguf", name, read_tensor(default_model, name) * np.float32(1.25)
     )
-    level, _ = run(replace(case, f32_copy=wrong), bounds, "Q8_0")
+    level, _ = run(replace(short_case, f32_copy=wrong), bounds, "Q8_0")
     assert level.verdict == "fail"
     assert level.summary.startswith("Q8_0: mean KL")
 
 
 @pytest.mark.model
-def test_without_the_weights_of_the_reference_it_is_not_run(case: Case, bounds: Bounds) -> None:
-    level, said = run(replace(case, f32_copy=None), bounds, "Q8_0")
+def test_without_the_weights_of_the_reference_it_is_not_run(short_case: Case, bounds: Bounds) -> None:
+    level, said = run(replace(short_case, f32_copy=None), bounds, "Q8_0")
     assert (level.verdict, said) == ("not run", [])

@@ -1,4 +1,4 @@
-"""`llorch-worker parity reference|run|matrix|show|verify|bounds`: is the model, as the worker runs it, the reference?
+"""`llorch-worker parity reference|run|matrix|advise|show|verify|bounds`: is the model, as it is run, the reference?
 
 Owns: options, what they name (the model, the reference, the report's circumstances), what is printed, exit codes, where
 references are kept unless --output says otherwise. Refuses to know: how anything is compared (worker/parity).
@@ -10,7 +10,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,9 +27,9 @@ from worker.config.option import Token
 from worker.config.settings import Settings
 from worker.errors import UsageError, WorkerError
 from worker.front.certificate import REPORT_FILE
-from worker.host import cpu_quota
+from worker.host import available_memory_bytes, cpu_quota
 from worker.model.catalog import load_catalog
-from worker.parity import bundle, matrix
+from worker.parity import advice, bundle, matrix, plot
 from worker.parity.bounds import Bounds, built_in
 from worker.parity.bundle import REPORT_TEXT, proof_of, verify
 from worker.parity.case import (
@@ -97,12 +97,14 @@ _of_a_model = _options(
     _of_the_text,
 )
 
+_reference_option = click.option(
+    "--reference",
+    metavar="DIR|ID|FILE",
+    help="A SafeTensors checkpoint, a hub id, or reference logits. [default: what `parity reference` took]",
+)
+
 _judging_options = _options(
-    click.option(
-        "--reference",
-        metavar="DIR|ID|FILE",
-        help="A SafeTensors checkpoint, a hub id, or reference logits. [default: what `parity reference` took]",
-    ),
+    _reference_option,
     click.option(
         "--bounds", "bounds_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own bounds over ours."
     ),
@@ -211,15 +213,10 @@ def run(
     judging = _judging(options)
     bounds = Bounds.load(judging.bounds_file)
     chosen = names or LEVELS
-    asked = Asked(
+    asked = Asked.of(settings, tokens, work_dir)
+    if url is not None and not _is_given(ctx, "model"):
         # A server that runs somewhere reads no file of ours unless one is named.
-        model=settings.model if url is None or _is_given(ctx, "model") else None,
-        models_dir=settings.models_dir,
-        catalog=settings.catalog,
-        threads=settings.threads or cpu_quota(),
-        tokens=tokens,
-        work_dir=work_dir,
-    )
+        asked = replace(asked, model=None)
     if url is not None:
         with _outside(url, token, judging, asked) as outside:
             levels = list(outside.levels(chosen, _say))
@@ -258,6 +255,87 @@ def quantisation_matrix(**options: Any) -> None:
     for table in levels[-1].tables:
         print_table(list(table.columns), table.rows)
     _write(report, judging.proof_dir, [matrix.NAME])
+
+
+@parity.command("advise")
+@click.option(
+    "--type",
+    "file_types",
+    type=click.Choice(matrix.FILE_TYPES),
+    multiple=True,
+    metavar="TYPE",
+    help=f"Only this file type; several times for more. One of {', '.join(matrix.FILE_TYPES)}.",
+)
+@click.option(
+    "--cache",
+    "caches",
+    type=click.Choice(tuple(advice.CACHES)),
+    multiple=True,
+    metavar="TYPE",
+    default=("auto", "q8_0", "q4_0"),
+    show_default="auto, q8_0 and q4_0",
+    help=f"Only this cache type; several times for more. One of {', '.join(advice.CACHES)}.",
+)
+@click.option(
+    "--memory-mb",
+    type=click.IntRange(1),
+    show_default="what is free",
+    metavar="N",
+    help="What may be taken for weights, cells and computing, in MiB.",
+)
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw quality against memory there: .svg, .png or .pdf.",
+)
+@_reference_option
+@_of_the_text
+@click.pass_context
+def advise(
+    ctx: click.Context,
+    /,
+    file_types: tuple[str, ...],
+    caches: tuple[str, ...],
+    *,
+    memory_mb: int | None,
+    picture: Path | None,
+    reference: str | None,
+    tokens: int,
+    work_dir: Path | None,
+) -> None:
+    """Quantise a model to each type, measure it with each cache type, and choose under a limit of memory.
+
+    The choice is the closest to the reference within the limit; of those that cannot be told apart, the fastest.
+    Memory is what serve plans with the same flags. Measure on an idle machine.
+    """
+    settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
+    if picture is not None:
+        plot.check(picture)
+    asked = Asked.of(settings, tokens, work_dir)
+    limit_bytes = memory_mb * 2**20 if memory_mb else available_memory_bytes()
+    with asked.subject() as subject:
+        case = _case(reference, subject, tokens)
+        measured = advice.measure(case, settings, file_types or matrix.FILE_TYPES, caches, n_tokens=tokens, say=_say)
+        options = list(measured)
+        chosen = advice.choose(options, limit_bytes)
+        table = advice.table(options, chosen)
+        print_table(list(table.columns), table.rows)
+        click.echo(table.note)
+        if picture is not None:
+            plot.plot(options, chosen, limit_bytes, picture, subject.info.name or subject.info.path.name)
+    if chosen is None:
+        least = min(option.memory_bytes for option in options)
+        raise ParityFailed(
+            f"nothing is within {limit_bytes / 1e6:.0f} MB: the least is {least / 1e6:.0f} MB; a smaller --ctx-size or"
+            " --parallel needs less"
+        )
+    click.echo(f"{chosen.file_type}, cache {chosen.cache}")
+
+
+_TRIED_OUT = ("cache_type_k", "cache_type_v")
+advise.params.extend(setting_options("Device and memory", also=(*_FILE_OPTIONS, "parallel"), but=_TRIED_OUT))
 
 
 @parity.command("show")
@@ -312,6 +390,18 @@ class Asked:
     tokens: int
     work_dir: Path | None
 
+    @classmethod
+    def of(cls, settings: Settings, tokens: int, work_dir: Path | None) -> "Asked":
+        """Where the options of serve say which model, and how many threads."""
+        return cls(
+            model=settings.model,
+            models_dir=settings.models_dir,
+            catalog=settings.catalog,
+            threads=settings.threads or cpu_quota(),
+            tokens=tokens,
+            work_dir=work_dir,
+        )
+
     @contextmanager
     def subject(self) -> Iterator[Subject]:
         """The model with a work folder that is removed at the end. Raises: ModelNotFound, BadModelFile, UsageError."""
@@ -341,10 +431,7 @@ class Judging:
     def case(self, subject: Subject, n_tokens: int) -> Case:
         """Gather all that is to be judged. Raises: UsageError, at once where the run has its bundle already."""
         self._check_run_id()
-        chosen = given(self.reference) if self.reference else found(subject, _store())
-        if chosen.folder.is_file():
-            return from_logits_file(subject, chosen.folder, say=_say)
-        return from_checkpoint(subject, chosen.folder, chosen.name, n_tokens=n_tokens, say=_say)
+        return _case(self.reference, subject, n_tokens)
 
     def logits(self, subject: Subject | None) -> Path:
         """The file of reference logits: the one that is named, else the model's. Raises: UsageError, as `case`."""
@@ -394,6 +481,14 @@ class Judging:
             levels=levels,
             numerics=numerics,
         )
+
+
+def _case(reference: str | None, subject: Subject, n_tokens: int) -> Case:
+    """The subject beside the reference that is named, else the one that `parity reference` took. Raises: UsageError."""
+    chosen = given(reference) if reference else found(subject, _store())
+    if chosen.folder.is_file():
+        return from_logits_file(subject, chosen.folder, say=_say)
+    return from_checkpoint(subject, chosen.folder, chosen.name, n_tokens=n_tokens, say=_say)
 
 
 @contextmanager

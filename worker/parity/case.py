@@ -78,8 +78,8 @@ class Case:
     expected: Expected | None = None
     """What the reference computes in every layer; for the llama family, from a checkpoint."""
     f32_copy: Path | None = None
-    """The model with the reference's weights in F32. Of an architecture whose tensors' names in a checkpoint are not
-    known here it is the model's own file, if that is F32."""
+    """The model with the reference's weights in F32: for an architecture whose tensors' names in a checkpoint are not
+    known here it is the model's own file, where that is F32 or the reference was made from it."""
 
 
 def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int, say: Say) -> Case:
@@ -105,6 +105,8 @@ def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int,
         say("the F32 copy: the reference's weights as a GGUF")
         f32_copy = subject.work / "f32-copy.gguf"
         write_f32_copy(subject.info.path, tensors, f32_copy)
+    elif origin.sha256 == subject.sha256:
+        f32_copy = _de_quantised(subject, say)
     elif subject.info.quant_kind == "F32":
         f32_copy = subject.info.path
     return Case(
@@ -127,19 +129,21 @@ def from_logits_file(subject: Subject, path: Path, *, say: Say) -> Case:
     file = open_logits(path)
     _check_vocabulary(subject, file.provenance.n_vocab)
     is_source = file.provenance.made_from_sha256 == subject.sha256
-    f32_copy = None
-    if is_source:
-        say("the F32 copy: the model de-quantised")
-        f32_copy = subject.work / "f32-copy.gguf"
-        quantise(subject.info.path, f32_copy, "F32", n_threads=subject.n_threads)
     return Case(
         subject=subject,
         used=ReferenceUsed("logits", path.name, sha256_of(path)),
         reference=file,
         hard_ids=file.hard_ids,
         is_source=is_source,
-        f32_copy=f32_copy,
+        f32_copy=_de_quantised(subject, say) if is_source else None,
     )
+
+
+def _de_quantised(subject: Subject, say: Say) -> Path:
+    say("the F32 copy: the model de-quantised")
+    path = subject.work / "f32-copy.gguf"
+    quantise(subject.info.path, path, "F32", n_threads=subject.n_threads)
+    return path
 
 
 def open_logits(path: Path) -> LogitsFile:

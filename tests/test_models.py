@@ -1,0 +1,73 @@
+"""The catalogue's other models that lie in Python wheels: fetched, served and judged. `make models-test` runs this.
+
+Another architecture than the default model's (Gemma 3), another kind of vocabulary (SentencePiece, 262,144 pieces),
+layers with a sliding window, K-quants, and a file out of several wheels.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.worker_process import WorkerProcess
+from worker.model.catalog import CatalogEntry, WheelSource, load_catalog
+
+pytestmark = [
+    *(pytest.mark.models, pytest.mark.model, pytest.mark.process, pytest.mark.torch),
+    pytest.mark.timeout(3600),
+]
+
+OTHERS = [
+    entry
+    for entry in load_catalog(None).entries
+    if not entry.default and any(isinstance(source, WheelSource) for source in entry.sources)
+]
+N_TOKENS = 512
+"""One window of the longer kind."""
+
+
+@pytest.fixture(scope="module", params=OTHERS, ids=lambda entry: entry.name)
+def entry(request: pytest.FixtureRequest) -> CatalogEntry:
+    found: CatalogEntry = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def path(entry: CatalogEntry) -> Path:
+    (printed,) = command("models", "pull", entry.name)
+    return Path(printed)
+
+
+@pytest.fixture(scope="module")
+def report(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of `parity run` beside the file's own weights. What it needed is removed: 10 GB."""
+    folder = tmp_path_factory.mktemp("parity")
+    text = ("--tokens", str(N_TOKENS))
+    checkpoint, _ = command("parity", "reference", "--model", str(path), *text, "--output", str(folder / "reference"))
+    judged = ("--reference", checkpoint, "--proof-dir", str(folder / "proof"), "--work-dir", str(folder / "work"))
+    command("parity", "run", "--model", str(path), *text, *judged)
+    (found,) = (folder / "proof").glob("**/report.json")
+    return found
+
+
+def command(*arguments: str) -> list[str]:
+    """What it prints, line by line. A failure is shown as it was told."""
+    done = subprocess.run([sys.executable, "-m", "worker", *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_it_knows_what_a_model_knows(entry: CatalogEntry, path: Path) -> None:
+    with WorkerProcess("--model", entry.name, "--port", "0", "--ctx-size", "4096") as worker:
+        assert path.is_file()
+        assert "Paris" in worker.ready().text(prompt="The capital of France is", max_tokens=8)
+        counted = worker.text(prompt="one, two, three, four, five,", max_tokens=12)
+        assert "six" in counted
+        assert "seven" in counted
+
+
+def test_every_level_passes_beside_the_files_own_weights(report: Path) -> None:
+    levels = {level["name"]: level["verdict"] for level in json.loads(report.read_bytes())["levels"]}
+    not_run = {"weights", "checkpoints"}
+    assert {name for name, verdict in levels.items() if verdict == "pass"} == levels.keys() - not_run - {"matrix"}
