@@ -9,7 +9,7 @@
 #   make images-test   the container images, built and driven from outside; needs podman and buildah (docs/images.md)
 #   make constraints-test  published JSON schemas: how many are enforced, and what passes and does not; half a minute
 #   make clients-test  openai, LangChain, LiteLLM, lm-eval and guidellm, each in an environment of its own, on a worker
-#   make fleet-test    workers under Prometheus, vllm-router and Ray Serve, in environments of their own; some minutes.
+#   make fleet-test    workers under Prometheus, vllm-router and Ray Serve, in environments of their own; ten minutes.
 #                      Needs Debian's prometheus
 #   make soak          1,000 jobs at both doors of one worker, 1,000 JSON schemas; a quarter of an hour
 #   make parity        the default model against its reference in PyTorch, all levels, then errors planted in it and

@@ -1,6 +1,7 @@
 """Two workers behind one address, as their users start them: replicas of Ray Serve, or behind vllm-router.
 
-Ray and the router live in `.clients/fleet`, an environment without the worker; the workers in the one of the tests.
+Ray lives in `.clients/fleet` and the router in `.clients/router`, environments without the worker; the workers in the
+one of the tests.
 """
 
 import json
@@ -82,6 +83,7 @@ def ray_fleet(model: Path, *flags: str, workers: dict[str, Any] | None = None, *
         file.write_text(json.dumps(config))
         command = ("serve", "run", str(file), "--address", "local")
         with _started(
+            "fleet",
             command,
             f"http://127.0.0.1:{port}",
             PYTHONPATH=_search(ROOT),
@@ -99,15 +101,15 @@ def router(workers: list[WorkerProcess], *flags: str) -> Iterator[Fleet]:
     own = ("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()))
     checks = ("--health-check-interval-secs", "1", "--worker-startup-check-interval", "1")
     urls = ("--worker-urls", *(worker.url for worker in workers))
-    with _started(("vllm-router", *own, *checks, *urls, *flags), f"http://127.0.0.1:{port}") as fleet:
+    with _started("router", ("vllm-router", *own, *checks, *urls, *flags), f"http://127.0.0.1:{port}") as fleet:
         eventually(lambda: fleet.answers("/health"))
         yield fleet
 
 
 @contextmanager
-def _started(command: tuple[str, ...], url: str, **variables: str) -> Iterator[Fleet]:
-    """Ended by SIGTERM; whatever it has started is gone afterwards."""
-    binaries = environment("fleet").folder / "bin"
+def _started(name: str, command: tuple[str, ...], url: str, **variables: str) -> Iterator[Fleet]:
+    """In the environment of that name. Ended by SIGTERM; whatever it has started is gone afterwards."""
+    binaries = environment(name).folder / "bin"
     search = os.pathsep.join([str(binaries), os.environ.get("PATH", os.defpath)])
     process = subprocess.Popen(
         [str(binaries / command[0]), *command[1:]], env={**own_environment(), **variables, "PATH": search}

@@ -1,17 +1,18 @@
-"""`make fleet-test`: vllm-router as it is, before two workers."""
+"""vllm-router as it is, before two workers: what takes long in `make fleet-test`, the rest in `make test`."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tests.clients.v1 import ask, chunks_of, content, pieces_of, streamed, streaming, user
-from tests.fleet.processes import FLAGS, Fleet, router
+from tests.fleet.processes import FLAGS, Fleet, free_port, router
 from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serve_default
 
-pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.fleet, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.timeout(1800)]
 
 LONG = 2000
 SYSTEM = "You are one of many assistants, and the one for gardens. " * 8
@@ -49,6 +50,7 @@ def test_chats_whole_and_streamed_and_jobs_pass_through(routed: Fleet) -> None:
         check_order(list(stream))
 
 
+@pytest.mark.fleet
 def test_a_client_that_leaves_the_router_cancels_its_job(routed: Fleet, workers: list[WorkerProcess]) -> None:
     before = sum(n_ended(workers, "cancelled"))
     with streaming(routed, messages=user("Hello"), max_tokens=LONG, ignore_eos=True) as response:
@@ -57,6 +59,7 @@ def test_a_client_that_leaves_the_router_cancels_its_job(routed: Fleet, workers:
     eventually(lambda: all(worker.is_idle() for worker in workers))
 
 
+@pytest.mark.fleet
 def test_conversations_stay_where_their_beginning_was_read(routed: Fleet) -> None:
     said = [[{"role": "system", "content": f"{number} {SYSTEM}"}] for number in range(6)]
     known = [0] * len(said)
@@ -69,6 +72,30 @@ def test_conversations_stay_where_their_beginning_was_read(routed: Fleet) -> Non
             messages.append({"role": "assistant", "content": content(answer)})
 
 
+def test_it_follows_kv_events_and_asks_the_worker_that_knows_a_beginning(any_model: Path) -> None:
+    """What a worker was asked past the router, the router knows by its events: the next turn goes there."""
+    sources = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    numbers = count()
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(serve_default(any_model, *FLAGS[:2], "--kv-events", source)) for source in sources
+        ]
+        flags = ["--policy", "kv_aware", "--kv-event-block-size", "16", "--kv-event-model", any_model.stem]
+        for worker, source in zip(workers, sources, strict=True):
+            flags += ["--kv-event-source", f"{worker.ready().url}={source}"]
+        routed = stack.enter_context(router(workers, *flags))
+
+        def is_found(worker: WorkerProcess) -> bool:
+            said = [{"role": "system", "content": f"{next(numbers)} {SYSTEM}"}, *user("Hello")]
+            n_prompt = ask(worker, messages=said, max_tokens=4)["usage"]["prompt_tokens"]
+            found = ask(routed, messages=said, max_tokens=4)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return bool(found >= n_prompt - 1)
+
+        for worker in workers:
+            eventually(lambda worker=worker: all(is_found(worker) for _ in range(4)))  # type: ignore[misc]
+
+
+@pytest.mark.fleet
 def test_a_worker_that_dies_is_left_out_and_comes_back(any_model: Path) -> None:
     """Requests that the dead one had not answered are tried again by the router itself."""
     with ExitStack() as stack:
