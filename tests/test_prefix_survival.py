@@ -116,6 +116,28 @@ def test_after_a_restart_of_the_worker_too(any_model: Path, conversation: Conver
         conversation.check(worker)
 
 
+def test_two_workers_may_have_one_directory_at_once(
+    any_model: Path, conversation: Conversation, tmp_path: Path
+) -> None:
+    """Each writes what its own jobs computed; who starts next finds all of it."""
+    folder = ("--prefix-cache-dir", str(tmp_path / "cache"))
+    other = {**FIRST, "prompt": f"In the north, {STORY}"}
+    with serve(any_model, *folder) as one, serve(any_model, *folder) as two:
+        for worker in (one, two):
+            worker.ready()
+        one.run(**FIRST)
+        two.run(**other)
+        eventually(lambda: len(list((tmp_path / "cache").glob("*.kv"))) == 2)
+        for worker in (one, two):
+            worker.terminate()
+            assert worker.exit_code() == 0
+    with serve(any_model, *folder) as third:
+        logged(third.ready(), "prefix_cache_restored")
+        conversation.check(third)
+        assert n_cached(third, other["prompt"]) > 100
+        assert not [line for line in third.log if line["event"] == "prefix_cache_dropped"]
+
+
 def test_a_damaged_file_is_one_warning_and_gone_and_the_answer_is_right(
     any_model: Path, conversation: Conversation, folder: Path
 ) -> None:
