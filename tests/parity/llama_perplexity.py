@@ -24,6 +24,11 @@ _AS_THE_TOOL = Setup("f16", "f16", "auto", LENGTH)
 """llama.cpp's defaults."""
 Rows = list[NDArray[np.float32]]
 _PATIENCE_S = 280.0
+_LINGER = "#include <unistd.h>\n__attribute__((destructor)) static void linger(void) { usleep(500000); }\n"
+"""The tool logs on a thread and does not wait for it at its end, so that the last lines of a small model, which are the
+figures, are lost. With this it stays for half a second, and the thread comes to its end.
+Source: common_log_main in llama.cpp's common/log.cpp; llama.cpp issue 22142.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Tool:
     """Made by `build`."""
 
     path: str
+    preload: Path
 
     def write_base(self, f32: Path, text: Path, base: Path) -> None:
         """The log-probabilities of `f32` at all positions, in the tool's 16 bits."""
@@ -72,7 +78,10 @@ class Tool:
 
     def _run(self, *arguments: str) -> str:
         command = [self.path, "-c", str(LENGTH), "-b", str(LENGTH), "-t", str(N_THREADS), *arguments]
-        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
+        environment = {**os.environ, "LD_PRELOAD": str(self.preload)}
+        found = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+        )
         assert found.returncode == 0, found.stderr[-2000:]
         return found.stdout + found.stderr
 
@@ -82,7 +91,11 @@ def build() -> Tool:
     script = Path(__file__).parents[2] / "scripts" / "build_llama_tool.sh"
     command, environment = [str(script), "llama-perplexity"], {**os.environ, "PYTHON": sys.executable}
     built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return Tool(built.stdout.strip())
+    path = built.stdout.strip()
+    preload = Path(path).with_name("linger.so")
+    compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(preload)]
+    subprocess.run(compiler, input=_LINGER, text=True, check=True)
+    return Tool(path, preload)
 
 
 def _told(output: str, name: str) -> Told:
