@@ -62,7 +62,8 @@ WORKDIR /source
 COPY pyproject.toml constraints.txt ./
 COPY scripts/image_libraries.sh scripts/
 COPY --from=wheel /wheels/ /wheels/
-RUN scripts/image_libraries.sh /opt/llorch-worker /wheels/*.whl
+ARG EXTRAS=
+RUN scripts/image_libraries.sh /opt/llorch-worker /wheels/*.whl "$EXTRAS"
 
 FROM libraries AS worker
 COPY LICENSE README.md models.toml ./

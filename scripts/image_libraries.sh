@@ -2,21 +2,27 @@
 # Makes the virtual environment of an image: what pyproject.toml requires, in the versions of constraints.txt, with the
 # given wheel of llama-cpp-python, and nothing that a serving worker never opens. The worker itself is installed after it.
 #
-# Usage: image_libraries.sh FOLDER WHEEL
+# Usage: image_libraries.sh FOLDER WHEEL [EXTRAS]
+# EXTRAS: of pyproject.toml, with commas between them, such as kv-events,otel.
 # Runs while an image is built, in the folder with pyproject.toml. Needs /tools/bin/python with pip, and strip.
 set -eu
 
-[ $# -eq 2 ] || { echo "usage: image_libraries.sh FOLDER WHEEL" >&2; exit 2; }
+[ $# -eq 2 ] || [ $# -eq 3 ] || { echo "usage: image_libraries.sh FOLDER WHEEL [EXTRAS]" >&2; exit 2; }
 folder=$1
 wheel=$2
+extras=${3:-}
 tools=/tools/bin/python
 
 # The environment has no pip of its own: the tools' one installs into it from outside.
 python3 -m venv --without-pip "$folder"
-"$tools" - <<'PYTHON' >/tmp/requirements.txt
+"$tools" - "$extras" <<'PYTHON' >/tmp/requirements.txt
+import sys
 import tomllib
 with open("pyproject.toml", "rb") as file:
-    print(*tomllib.load(file)["project"]["dependencies"], sep="\n")
+    project = tomllib.load(file)["project"]
+print(*project["dependencies"], sep="\n")
+for extra in filter(None, sys.argv[1].split(",")):
+    print(*project["optional-dependencies"][extra.strip()], sep="\n")
 PYTHON
 "$tools" -m pip --python "$folder/bin/python" install --no-cache-dir --disable-pip-version-check --quiet \
     --constraint constraints.txt --requirement /tmp/requirements.txt "$wheel"

@@ -31,14 +31,14 @@ class Shape:
 
     n_conversations: int = 200
     n_turns: int = 6
-    n_groups: int = 50
+    n_groups: int = 16
     """Each with a system prompt of its own, which its conversations share."""
     n_open: int = 16
     """Conversations at once: when one has ended the next begins."""
-    n_system_words: int = 224
-    n_user_words: int = 56
-    n_answer_tokens: int = 24
-    think_s: float = 10.0
+    n_system_words: int = 112
+    n_user_words: int = 10
+    n_answer_tokens: int = 6
+    think_s: float = 5.0
     """Before each question: half to one and a half times as long, evenly distributed."""
 
 

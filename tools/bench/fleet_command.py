@@ -35,7 +35,7 @@ from worker.parity.provenance import Machine, now_rfc3339, this_machine
 LEAST_HITS, MOST_FIRST_TOKEN = 2.0, 0.5
 """Of what round robin has."""
 _JUDGED = (KV_AWARE, RAY)
-_WORKER_FLAGS = "--ctx-size 8192 --prefix-cache-mb 132 --threads 1"
+_WORKER_FLAGS = "--ctx-size 4096 --prefix-cache-mb 52 --threads 1"
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -152,16 +152,16 @@ def _beside(one: Played, base: Played) -> list[str]:
 @click.option("--side", "sides", type=click.Choice(SIDES), multiple=True, help="Only these. [default: what is there]")
 @click.option("--conversations", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--turns", type=click.IntRange(1), default=6, show_default=True)
-@click.option("--groups", type=click.IntRange(1), default=50, show_default=True, help="System prompts.")
+@click.option("--groups", type=click.IntRange(1), default=16, show_default=True, help="System prompts.")
 @click.option("--open", "n_open", type=click.IntRange(1), default=16, show_default=True, help="Conversations at once.")
 @click.option(
-    "--think-s", type=click.FloatRange(0), default=10.0, show_default=True, help="Before each turn, on average."
+    "--think-s", type=click.FloatRange(0), default=5.0, show_default=True, help="Before each turn, on average."
 )
 @click.option("--parallel", type=click.IntRange(1, 256), default=8, show_default=True, help="Of each worker.")
 @click.option(
     "--worker-flags", default=_WORKER_FLAGS, show_default=True, callback=split_flags, help="As one argument, of serve."
 )
-@click.option("--kill", is_flag=True, help="Also play it while a worker is killed and comes back.")
+@click.option("--kill", is_flag=True, help="A worker is killed after a third of the turns, and comes back.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the conversations. [default: random]")
 @click.option("--out", type=_FOLDER, help="Write report.json, report.md and the logs there.")
 def fleet_command(*, seed: int | None, out: Path | None, **options: Any) -> None:
@@ -198,7 +198,6 @@ async def _measured(asked: "Asked", seed: int, logs: Path) -> Report:
         logs=logs,
         environment=for_children(),
     )
-    turns_of = [(side, lost) for lost in ((False, True) if asked.kill else (False,)) for side in sides]
     return Report(
         created=now_rfc3339(),
         machine=this_machine(1),
@@ -207,7 +206,7 @@ async def _measured(asked: "Asked", seed: int, logs: Path) -> Report:
         parallel=asked.parallel,
         shape=asked.shape,
         seed=seed,
-        played=[await _played(side, means, asked.shape, seed, loses_a_worker=lost) for side, lost in turns_of],
+        played=[await _played(side, means, asked.shape, seed, loses_a_worker=asked.kill) for side in sides],
     )
 
 
