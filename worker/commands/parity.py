@@ -304,6 +304,7 @@ def advise(
     reference: str | None,
     tokens: int,
     work_dir: Path | None,
+    **_settings: Any,
 ) -> None:
     """Quantise a model to each type, measure it with each cache type, and choose under a limit of memory.
 

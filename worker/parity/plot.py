@@ -1,5 +1,6 @@
 """A picture of quality against memory, drawn with matplotlib. Owns how it looks, and nothing of what it shows."""
 
+import importlib.util
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -7,21 +8,19 @@ from pathlib import Path
 from worker.errors import UsageError
 from worker.parity.advice import Option, frontier
 
+_FORMS = (".svg", ".png", ".pdf")
 _DOTS_PER_INCH = 150
 _MARKERS = "osD^v"
 
 
 def check(path: Path) -> None:
     """Whether `plot` could draw there, before anything is measured. Raises: UsageError."""
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, and slow to import
-    except ImportError as error:
-        raise UsageError(f"a plot needs {error.name}: pip install 'llorch-worker[parity]'") from None
-    known = Figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".") not in known:
-        raise UsageError(f"{path} is no picture: its name must end in .svg, .png or .pdf")
+    if path.suffix not in _FORMS:
+        raise UsageError(f"{path} is no picture: its name must end in {', '.join(_FORMS[:-1])} or {_FORMS[-1]}")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("a plot needs matplotlib: pip install 'llorch-worker[parity]'")
 
 
 def plot(options: Sequence[Option], chosen: Option | None, limit_bytes: int, path: Path, title: str) -> None:
