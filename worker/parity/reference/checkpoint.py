@@ -84,7 +84,7 @@ def _write(info: ModelInfo, folder: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
-    if _remark(info, "tokenizer.ggml.model") == "llama":
+    if info.tokenizer_model == "llama":
         _add_user_defined(info, tokenizer)
     tokenizer.save_pretrained(folder)
 
