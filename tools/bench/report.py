@@ -29,13 +29,10 @@ class Played:
     """All turns of the counted rounds at one scenario."""
 
     scenario: Scenario
-    sides: Sequence[Side]
-    """Ours first."""
+    sides: Sequence[Side] = ()
+    """Those of the last round, ours first."""
     turns: dict[str, list[Turn]] = field(default_factory=dict)
     """By side; round by round."""
-
-    def __post_init__(self) -> None:
-        self.turns = {side.name: [] for side in self.sides}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,11 @@
 """One run of `load`: servers are started, take turns in rounds, and are ended; what came of it is a report.
 
-Owns the order: a warm-up that does not count, then rounds that begin with another side each; never two sides at once,
-never one before all are quiet. Refuses to know options and output (load_command.py). Runs on the load's event loop.
+Owns the order: rounds that begin with another side each, with a warm-up before each that does not count; never two
+sides at once, never one before all are quiet. Refuses to know options and output (load_command.py). Runs on the load's
+event loop.
+
+All servers are started anew for every round: two processes of the same program differ in speed by up to four per cent
+for as long as they live, and rounds on the same two would take that for a difference of the programs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +20,10 @@ from tools.bench.prompts import Prompts
 from tools.bench.report import Circumstances, Played, Report, Resident, failures_of, lines_of, resident_of
 from tools.bench.scenarios import Scenario
 from tools.bench.servers import Plan, served
-from tools.bench.sides import LlamaBench, ServedSide, Side, until_quiet
+from tools.bench.sides import LlamaBench, ServedSide, Side, Turn, until_quiet
 
 Tell = Callable[[int, Scenario], None]
-"""Is told the round (0 is the warm-up) and the scenario before each."""
+"""Is told the round (0 is a warm-up) and the scenario before each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +76,23 @@ async def measure(wanted: Wanted, tell: Tell) -> Found:
     prompts = Prompts(wanted.seed)
     common = [scenario for scenario in wanted.scenarios if not scenario.worker_flags]
     if common:
-        async with AsyncExitStack() as stack:
-            sides = await _open_sides(stack, found, common)
-            rounds = Rounds(sides, common, prompts, tell)
-            await rounds.play([0])
-            # A model's pages are in memory once they have been computed with.
-            found.resident = resident_of(_memory(sides))
-            await rounds.play(range(1, wanted.n_rounds + 1))
+        rounds = Rounds(common, prompts, tell)
+        for number in range(1, wanted.n_rounds + 1):
+            async with AsyncExitStack() as stack:
+                sides = await _open_sides(stack, found, common)
+                await rounds.warm_up(sides)
+                await rounds.play(number, sides)
+                if number == 1:
+                    # A model's pages are in memory once they have been computed with.
+                    found.resident = resident_of(_memory(sides))
         found.played += rounds.played
     for scenario in wanted.scenarios:
         if scenario.worker_flags:
             async with served(wanted.ours.with_flags(scenario.worker_flags), wanted.logs, wanted.environment) as server:
-                rounds = Rounds([ServedSide(server, is_ours=True)], [scenario], prompts, tell)
-                await rounds.play(range(wanted.n_rounds + 1))
+                rounds, sides = Rounds([scenario], prompts, tell), [ServedSide(server, is_ours=True)]
+                await rounds.warm_up(sides)
+                for number in range(1, wanted.n_rounds + 1):
+                    await rounds.play(number, sides)
             found.played += rounds.played
     if wanted.n_refusals:
         async with served(wanted.ours.with_flags(OVERLOAD_FLAGS), wanted.logs, wanted.environment) as server:
@@ -117,23 +125,31 @@ def _memory(sides: Sequence[Side]) -> dict[str, dict[str, Memory | None]]:
 
 
 class Rounds:
-    """`sides` has ours first. What was played is in `played`, also when a round breaks off."""
+    """The same scenarios again and again; what was played is in `played`, also when a round breaks off."""
 
-    def __init__(self, sides: Sequence[Side], scenarios: Sequence[Scenario], prompts: Prompts, tell: Tell) -> None:
-        self._pids = [pid for side in sides for pid in side.pids]
+    def __init__(self, scenarios: Sequence[Scenario], prompts: Prompts, tell: Tell) -> None:
         self._prompts = prompts
         self._tell = tell
-        self.played = [Played(scenario, [side for side in sides if side.plays(scenario)]) for scenario in scenarios]
+        self.played = [Played(scenario) for scenario in scenarios]
 
-    async def play(self, numbers: Sequence[int]) -> None:
-        """The rounds of these numbers; round 0 is the warm-up, which is not kept. Raises: NotReached."""
-        for number in numbers:
-            for played in self.played:
-                self._tell(number, played.scenario)
-                asks = played.scenario.asks(self._prompts)
-                # Forwards and backwards in turn, so that none always comes after the same.
-                for side in played.sides if number % 2 else reversed(played.sides):
-                    await until_quiet(self._pids)
-                    turn = await side.turn(played.scenario, asks)
-                    if number > 0:
-                        played.turns[side.name].append(turn)
+    async def warm_up(self, sides: Sequence[Side]) -> None:
+        """The first scenario once; nothing of it is kept. Raises: NotReached."""
+        await self._turns(0, self.played[0].scenario, sides)
+
+    async def play(self, number: int, sides: Sequence[Side]) -> None:
+        """A round, counted from 1. `sides` has ours first, and the same names in all rounds. Raises: NotReached."""
+        for played in self.played:
+            played.sides = [side for side in sides if side.plays(played.scenario)]
+            for name, turn in (await self._turns(number, played.scenario, sides)).items():
+                played.turns.setdefault(name, []).append(turn)
+
+    async def _turns(self, number: int, scenario: Scenario, sides: Sequence[Side]) -> dict[str, Turn]:
+        """By side. They go forwards and backwards in turn, so that none always comes after the same."""
+        self._tell(number, scenario)
+        asks = scenario.asks(self._prompts)
+        playing = [side for side in sides if side.plays(scenario)]
+        turns: dict[str, Turn] = {}
+        for side in playing if number % 2 else reversed(playing):
+            await until_quiet([pid for each in sides for pid in each.pids])
+            turns[side.name] = await side.turn(scenario, asks)
+        return turns

@@ -25,8 +25,13 @@ def scenario(bound: Bound | None = None) -> Scenario:
 
 
 def played(one: Scenario, sides: Sequence[FakeSide]) -> Played:
-    rounds = Rounds(sides, [one], Prompts(1), lambda *_: None)
-    asyncio.run(rounds.play(range(1, 1 + max(len(side.values) for side in sides))))
+    rounds = Rounds([one], Prompts(1), lambda *_: None)
+
+    async def play() -> None:
+        for number in range(1, 1 + max(len(side.values) for side in sides)):
+            await rounds.play(number, sides)
+
+    asyncio.run(play())
     return rounds.played[0]
 
 

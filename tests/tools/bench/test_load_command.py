@@ -45,7 +45,7 @@ def test_both_sides_are_asked_the_same_in_every_round(capsys: pytest.CaptureFixt
         run(arguments(ours, theirs, "--seed", "5"))
         prompts = [job["prompt"] for job in ours.heard.jobs]
         assert sorted(prompts) == sorted(job["prompt"] for job in theirs.heard.jobs)
-    assert len(prompts) == len(set(prompts)) == 3 * (3 + 2 + 2)
+    assert len(prompts) == len(set(prompts)) == 2 * (3 + 3 + 2 + 2)
     capsys.readouterr()
 
 
@@ -76,7 +76,11 @@ def test_a_pipe_gets_a_line_for_each_measure(capsys: pytest.CaptureFixture[str])
 def test_rounds_are_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     loaded()
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("==> ")]
-    assert told == [f"==> {words}, {name}" for words in ("warm-up", "round 1", "round 2") for name in QUICK]
+    assert told == [
+        f"==> {words}"
+        for number in (1, 2)
+        for words in (f"warm-up, {QUICK[0]}", *(f"round {number}, {name}" for name in QUICK))
+    ]
 
 
 def test_a_folder_gets_the_report_and_its_tables(tmp_path: Path) -> None:
@@ -161,7 +165,7 @@ def test_a_worker_is_started_measured_beside_a_peer_and_ended(
     assert report["failures"] == []
     assert [one["process"] for one in report["resident"]] == ["llorch-worker, front", "llorch-worker, engine"]
     assert report["circumstances"]["commands"]["llorch-worker"].startswith("llorch-worker --ctx-size 2048 ")
-    assert len(jobs) == 2 * (3 + 2)
+    assert len(jobs) == 3 + (3 + 2)  # the warm-up and a round
     assert str(tmp_path) not in (tmp_path / "report.md").read_text()
     (log,) = (tmp_path / "logs").iterdir()
     assert '"event":"shutdown"' in log.read_text().splitlines()[-1]

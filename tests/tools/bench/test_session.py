@@ -75,6 +75,15 @@ def test_versions_are_the_peers_own_words(found: Found) -> None:
     assert found.versions == {"llama-server": "b1-stand-in", "llama-server-ngram": "b1-stand-in"}
 
 
+def test_every_round_has_servers_of_its_own(tmp_path: Path) -> None:
+    found = asyncio.run(measure(replace(wanted(tmp_path, "1-stream"), n_refusals=0, n_rounds=2), lambda *_: None))
+    assert len(list(tmp_path.glob("*.log"))) == 2 * len([OURS, PEER])
+    (played,) = found.played
+    assert {name: len(turns) for name, turns in played.turns.items()} == dict.fromkeys(
+        ["llorch-worker", "llama-server", "llama-bench"], 2
+    )
+
+
 def test_without_the_scenarios_of_all_sides_no_peer_is_started(tmp_path: Path) -> None:
     found = asyncio.run(measure(replace(wanted(tmp_path, "64-jobs"), n_refusals=0), lambda *_: None))
     (log,) = tmp_path.glob("*.log")
