@@ -13,10 +13,10 @@ import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Self
 from urllib.parse import unquote, urlsplit
+
+from tests.loopback import LoopbackServer, QuietHandler
 
 COMMIT = "a" * 40
 PATIENCE_S = 30.0
@@ -44,7 +44,7 @@ class Refusal:
     error_code: str | None = None
 
 
-class HubStandIn:
+class HubStandIn(LoopbackServer):
     """`with HubStandIn() as hub: hub.add("org/repo", "x.gguf", content); ... hub.url`."""
 
     def __init__(self) -> None:
@@ -67,16 +67,11 @@ class HubStandIn:
         self.gate = threading.Event()
         self.at_gate = threading.Event()
         self.n_body_bytes = 0
-        self._server = _Server(self)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        super().__init__(type("Handler", (_Handler,), {"hub": self}))
 
     @property
     def cdn_url(self) -> str:
-        return f"http://localhost:{self._server.server_port}/cdn"
+        return f"http://localhost:{self.port}/cdn"
 
     def add(self, repo: str, file: str, content: bytes) -> None:
         self.repos.setdefault(repo, {})[file] = content
@@ -92,32 +87,15 @@ class HubStandIn:
         repo, _, file = path.removeprefix("/cdn/").partition("//")
         return self.repos.get(repo, {}).get(file)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.gate.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__exit__(kind, error, trace)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False  # server_close waits for them
-
-    def __init__(self, hub: HubStandIn) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.hub = hub
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is what many tests are about."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _Handler(QuietHandler):
+    hub: HubStandIn
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -125,13 +103,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
-
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        hub = self.server.hub
-        hub.asked.append(Asked(self.command, path, self.headers["Range"], self.headers["Authorization"]))
+        self.hub.asked.append(Asked(self.command, path, self.headers["Range"], self.headers["Authorization"]))
         if match := _INFO.fullmatch(path):
             self._info(match["repo"], match["revision"])
         elif match := _TREE.fullmatch(path):
@@ -139,27 +113,26 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith("/moved/"):
             self._say(302, {"Location": f"/files/{path.removeprefix('/moved/')}"})
         elif path.startswith(("/files/", "/cdn/")):
-            self._bytes(hub.content_of(path))
+            self._bytes(self.hub.content_of(path))
         elif match := _RESOLVE.fullmatch(path):
             self._resolve(match["repo"], match["revision"], match["file"])
         else:
             self._say(404)
 
     def _resolve(self, repo: str, revision: str, file: str) -> None:
-        hub = self.server.hub
         if self._is_refused(repo):
             return
         if self._is_unknown(revision):
             return
-        content = hub.repos[repo].get(file)
+        content = self.hub.repos[repo].get(file)
         if content is None:
             self._say(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
             return
-        sha256 = hub.stated_sha256 or hashlib.sha256(content).hexdigest()
+        sha256 = self.hub.stated_sha256 or hashlib.sha256(content).hexdigest()
         self._say(
             302,
             {
-                "Location": f"{hub.cdn_url}/{repo}//{file}?signature=secret",
+                "Location": f"{self.hub.cdn_url}/{repo}//{file}?signature=secret",
                 "X-Repo-Commit": COMMIT,
                 "X-Linked-Size": str(len(content)),
                 "X-Linked-ETag": f'"{sha256}"',
@@ -169,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _info(self, repo: str, revision: str) -> None:
         if self._is_refused(repo) or self._is_unknown(revision):
             return
-        siblings = [{"rfilename": file} for file in self.server.hub.repos[repo]]
+        siblings = [{"rfilename": file} for file in self.hub.repos[repo]]
         info = {"id": repo, "sha": COMMIT, "siblings": siblings}
         self._say(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
 
@@ -178,13 +151,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         files = [
             {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}  # noqa: S324 - git's own digest, which is no proof here either
-            for file, content in self.server.hub.repos[repo].items()
+            for file, content in self.hub.repos[repo].items()
         ]
         self._say(200, {"Content-Type": "application/json"}, json.dumps(files).encode())
 
     def _is_refused(self, repo: str) -> bool:
-        hub = self.server.hub
-        refusal = hub.refusals.get(repo) or (None if repo in hub.repos else Refusal(404, "RepoNotFound"))
+        refusal = self.hub.refusals.get(repo) or (None if repo in self.hub.repos else Refusal(404, "RepoNotFound"))
         if refusal is None:
             return False
         self._say(refusal.status, {"X-Error-Code": refusal.error_code} if refusal.error_code else {})
@@ -197,14 +169,13 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _bytes(self, content: bytes | None) -> None:
-        hub = self.server.hub
-        if hub.failures:
-            self._say(hub.failures.pop(0))
+        if self.hub.failures:
+            self._say(self.hub.failures.pop(0))
             return
         if content is None:
             self._say(404)
             return
-        match = None if hub.ignores_ranges else _RANGE.fullmatch(self.headers["Range"] or "")
+        match = None if self.hub.ignores_ranges else _RANGE.fullmatch(self.headers["Range"] or "")
         start = int(match[1]) if match else 0
         if match and start >= len(content):
             self._say(416, {"Content-Range": f"bytes */{len(content)}"})
@@ -212,26 +183,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if match else 200)
         if match:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        if not hub.hides_length:
+        if not self.hub.hides_length:
             self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         self._body(content[start:])
 
     def _body(self, content: bytes) -> None:
-        hub = self.server.hub
-        cut, hub.cut_once_after = hub.cut_once_after, None
-        if hub.gate_after is not None:
-            self._send(content[: hub.gate_after])
-            hub.at_gate.set()
-            hub.gate.wait(PATIENCE_S)
-            content = content[hub.gate_after :]
+        cut, self.hub.cut_once_after = self.hub.cut_once_after, None
+        if self.hub.gate_after is not None:
+            self._send(content[: self.hub.gate_after])
+            self.hub.at_gate.set()
+            self.hub.gate.wait(PATIENCE_S)
+            content = content[self.hub.gate_after :]
         self._send(content if cut is None else content[:cut])
-        if cut is not None and hub.wants_reset:
+        if cut is not None and self.hub.wants_reset:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def _send(self, content: bytes) -> None:
         self.wfile.write(content)
-        self.server.hub.n_body_bytes += len(content)
+        self.hub.n_body_bytes += len(content)
 
     def _say(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
         self.send_response(status)

@@ -4,18 +4,19 @@
 """
 
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.loopback import LoopbackServer, QuietHandler
+
 PATIENCE_S = 60.0
 
 
-class OtlpCollector:
+class OtlpCollector(LoopbackServer):
     def __init__(self, *, is_silent: bool = False) -> None:
         self.bodies: list[bytes] = []
         """As they came."""
@@ -23,11 +24,9 @@ class OtlpCollector:
         self._is_silent = is_silent
         self._has_news = threading.Condition()
         self._is_over = threading.Event()
-
-    def __enter__(self) -> Self:
         collector = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 collector._take(self.path, body)
@@ -35,25 +34,13 @@ class OtlpCollector:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        return self
+        super().__init__(Handler)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_over.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        super().__exit__(kind, error, trace)
 
     def _take(self, path: str, body: bytes) -> None:
         with self._has_news:

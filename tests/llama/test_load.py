@@ -10,6 +10,7 @@ from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind, write_ran
 from tests.llama.tiny import write_tiny
 from worker.commands.inspect_gguf import inspection_of
 from worker.engine.backend import Read, Slice, Step
+from worker.engine.prefill_budget import LEAST_CHUNK
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.front.state import LIBRARY_LINES
 from worker.llama.buffers import LogLine
@@ -17,7 +18,6 @@ from worker.llama.library import open_library
 from worker.llama.load import FALSE_ALARM, _to_stderr, load_model, load_runner
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.llama.warm_up import LEAST_CHUNK
 from worker.model.info import read_info
 from worker.model.spread import nothing_repacked
 from worker.wire.messages import Configure, Offload, SelfTested, SlotId, SwaFull

@@ -5,15 +5,13 @@ that the real one says the same, test_outside_peer.py finds out.
 """
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.loopback import LoopbackServer, QuietHandler
 from worker.parity.compare import logsumexp
 
 Rows = Mapping[tuple[int, ...], NDArray[np.float32]]
@@ -21,7 +19,7 @@ Rows = Mapping[tuple[int, ...], NDArray[np.float32]]
 JSON = dict[str, Any]
 
 
-class LlamaServerStandIn:
+class LlamaServerStandIn(LoopbackServer):
     """`with LlamaServerStandIn(rows, pieces, letter) as server: server.url`.
 
     `pieces`: every token's bytes. `letter`: what every text is tokenised as.
@@ -30,7 +28,7 @@ class LlamaServerStandIn:
     def __init__(self, rows: Rows, pieces: Sequence[bytes], letter: int) -> None:
         answers = _Answers(rows, pieces, letter)
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 self._answer({})
 
@@ -43,24 +41,7 @@ class LlamaServerStandIn:
                 self.end_headers()
                 self.wfile.write(json.dumps(answer).encode())
 
-            def log_message(self, format: str, *args: object) -> None:
-                """The test's output is not for its lines."""
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(Handler)
 
 
 class _Answers:

@@ -4,13 +4,12 @@ A thread of the test's own process on the loopback; stopped by the context manag
 """
 
 import json
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx2
+
+from tests.loopback import LoopbackServer, QuietHandler
 
 PATIENCE_S = 120.0
 
@@ -32,14 +31,14 @@ def replied_as_is(_path: str, body: Event) -> Event:
     return body
 
 
-class Relay:
+class Relay(LoopbackServer):
     """`with Relay(url, ask=…, tell=…) as relay: relay.url`. `ask` changes the body of a job, `tell` each event of its
     stream, given what was asked before `ask` changed it; `reply` changes the answers of all other routes, by path."""
 
     def __init__(
         self, url: str, *, ask: Ask = unchanged, tell: Tell = told_as_is, reply: Reply = replied_as_is
     ) -> None:
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 answer = httpx2.get(f"{url}{self.path}", timeout=PATIENCE_S, trust_env=False)
                 self._begin(answer.status_code)
@@ -65,31 +64,11 @@ class Relay:
             def _pass_on(self, answer: httpx2.Response, asked: Event) -> None:
                 """Frame by frame; a client that has left ends the exchange, and so the job."""
                 rest = b""
-                try:
-                    for chunk in answer.iter_bytes():
-                        *frames, rest = (rest + chunk).split(b"\n\n")
-                        for frame in frames:
-                            event = tell(json.loads(frame.removeprefix(b"data: ")), asked)
-                            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-                    self.wfile.write(rest)
-                except (BrokenPipeError, ConnectionResetError):
-                    return
+                for chunk in answer.iter_bytes():
+                    *frames, rest = (rest + chunk).split(b"\n\n")
+                    for frame in frames:
+                        event = tell(json.loads(frame.removeprefix(b"data: ")), asked)
+                        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                self.wfile.write(rest)
 
-            def log_message(self, format: str, *args: Any) -> None:
-                """The test's output is not for its lines."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(PATIENCE_S)
+        super().__init__(Handler)

@@ -7,14 +7,13 @@ reference is made from llama.cpp's own rows: there the server is right by defini
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.loopback import LoopbackServer, QuietHandler
 from tests.parity.golden_logits import GOLDEN
 from tests.parity.llama_server import LlamaServerStandIn, Rows
 from tests.parity.made_logits import PROVENANCE, made_reference
@@ -354,24 +353,17 @@ def test_a_worker_with_a_token_is_judged_with_it_and_refuses_without(
     assert all(b"of-the-worker" not in path.read_bytes() for path in folder.iterdir())
 
 
-class Stranger(BaseHTTPRequestHandler):
+class Stranger(QuietHandler):
     """A server that has none of the routes."""
 
     def do_GET(self) -> None:
         self.send_error(404)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """The test's output is not for its lines."""
-
 
 @pytest.fixture
 def stranger() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with LoopbackServer(Stranger) as server:
+        yield server.url
 
 
 def test_a_server_of_another_kind_is_one_line(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -403,6 +403,8 @@ def test_it_works_below_a_path_of_a_proxy(browser: Browser, guarded: Guarded) ->
 def test_every_control_has_a_name_and_nothing_is_cut_off_on_a_phone(browser: Browser, guarded: Guarded) -> None:
     with visited(browser, f"{guarded.worker.url}/", width=360, height=640) as tab:
         give_token(tab, TOKEN)
+        # What is on the page moves once the question for the token is gone, and a click would miss it.
+        tab.until("!document.querySelector('#token').checkVisibility()")
         assert not tab.shows("#panel")
         tab.click("#show-panel")
         assert tab.shows("#settings [name=temperature]")

@@ -20,11 +20,9 @@ from tools.fleet_sim.client import NoAnswer, Told, tell
 from tools.fleet_sim.costs import RowsMs, StepCosts
 from tools.fleet_sim.workloads import Ask
 from worker.config.settings import Settings
+from worker.engine.prefill_budget import LEAST_CHUNK, widest_step_of
 from worker.wire.messages import TokenId
 
-WIDEST_CHUNKS, WIDEST_STEP, LEAST_CHUNK = 4, 512, 16
-"""A prefill step is so many chunks wide while nobody generates, at most a --ubatch-size of its default; with the least
-chunk it is that (llama/load.py, which would load llama.cpp here)."""
 N_DEEP = 512
 """How many tokens a prompt has behind which costs are measured again, and which is copied out and in."""
 _N_DECODED = 24
@@ -78,7 +76,7 @@ class Probe:
         step_ms = found["decode", 1]
         request_ms = max(0.0, 1000 * (await self._told(self._new(1), 2)).first_token_s - step_ms)
         found["request", 1] = request_ms
-        widest = widest_step(health.prefill_chunk)
+        widest = widest_step_of(health.prefill_chunk, Settings().ubatch_size)
         for rows in _widths(LEAST_CHUNK, widest):
             found["prefill", rows] = 1000 * (await self._told(self._new(rows), 2)).first_token_s - request_ms
         deep = self._new(N_DEEP)
@@ -154,10 +152,6 @@ async def costs_of(address: Address, waits: Sequence[Waits]) -> StepCosts:
         load_ms_per_1000=_positive(medians["load", 1] * 1000 / N_DEEP),
         request_ms=medians["request", 1],
     )
-
-
-def widest_step(chunk: int) -> int:
-    return min(WIDEST_STEP, WIDEST_CHUNKS * chunk) if chunk > LEAST_CHUNK else chunk
 
 
 async def _health(address: Address) -> _Health:

@@ -18,6 +18,7 @@ from worker.chat.marks import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
 from worker.engine.backend import LoadedDraft, LoadedModel
+from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
@@ -38,7 +39,7 @@ from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Serving, self_test
 from worker.llama.seq_ids import can_retain
 from worker.llama.threads import Threads, clocks
-from worker.llama.warm_up import LEAST_CHUNK, Shapes, row_costs_of, warm_up
+from worker.llama.warm_up import Shapes, row_costs_of, warm_up
 from worker.model.info import ModelInfo, read_info
 from worker.model.memory import Plan, k_type, prefix_cache_bytes
 from worker.model.prefix_support import obstacle
@@ -54,10 +55,6 @@ from worker.wire.messages import (
     SlotId,
     Violation,
 )
-
-WIDENING = 4
-"""How many chunks long a prefill step is while nobody generates. Wider ones gain nothing on a CPU (430 tokens: 1.61 s
-in steps of 32, 1.58 of 64, 1.53 of 128, 1.55 of 256), and whoever arrives meanwhile would wait for longer."""
 
 FALSE_ALARM = "possible training context overflow"
 """What the library says of more cells than the model was trained on: jobs share them, and none uses more than that."""
@@ -168,7 +165,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         draft = _load_draft(beside, runner, on_progress) if beside is not None else None
         undo.pop_all()
     kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.kv.can_share)
-    widest_step = shapes.chunk if config.is_deterministic else _widest_step(runner, shapes.chunk)
+    widest_step = shapes.chunk if config.is_deterministic else widest_step_of(shapes.chunk, runner.context.n_ubatch)
     is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, kept),
@@ -407,11 +404,6 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         has_padding=config.is_deterministic,
         n_rows=plan.n_chunk_rows,
     )
-
-
-def _widest_step(runner: LlamaRunner, chunk: int) -> int:
-    """A machine that is slow with the least chunk already must not fall silent for longer."""
-    return min(runner.context.n_ubatch, WIDENING * chunk) if chunk > LEAST_CHUNK else chunk
 
 
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────

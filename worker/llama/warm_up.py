@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from worker.engine.backend import Slice, Step
+from worker.engine.prefill_budget import LEAST_CHUNK
 from worker.llama.runner import LlamaRunner
 from worker.model.memory import DETERMINISTIC_CHUNK
 from worker.wire.messages import RowCosts, Sampling, SlotId, StepKind, TokenId
 
-LEAST_CHUNK, MOST_CHUNK = 16, 512
+_MOST_CHUNK = 512
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 """How many tokens the decode steps have whose costs are measured. No step with drafts is wider than the widest of them,
@@ -61,7 +62,7 @@ def warm_up(
     _time_step(runner, "prefill", LEAST_CHUNK)
     fixed = chunk or (min(DETERMINISTIC_CHUNK, runner.context.n_ubatch) if is_deterministic else 0)
     prefill_s = partial(_time_step, runner, "prefill")
-    n_most = min(MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx)
+    n_most = min(_MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx)
     chosen, chunk_s = (fixed, prefill_s(fixed)) if fixed else chunk_within(target_s, n_most, prefill_s)
     may_draft = wants_drafts and runner.kv.can_share and not is_deterministic
     return Shapes(chosen, chunk_s, (row_costs or row_costs_of(runner, chosen)) if may_draft else ())

@@ -17,10 +17,9 @@ from worker.llama.load import placed
 from worker.llama.placement import Placement
 from worker.model.info import read_info
 from worker.parity.case import Case
-from worker.parity.compare import summarise
 from worker.parity.estimates import Estimate
 from worker.parity.llama.quantise import quantise
-from worker.parity.matrix import decode_rate
+from worker.parity.matrix import closeness_and_rate
 from worker.parity.report import Table
 from worker.parity.setups import evaluated, served
 
@@ -88,10 +87,7 @@ def _measured(case: Case, settings: Settings, path: Path, n_tokens: int, *, file
     reference, numbers = case.reference, evaluated(case.reference, n_tokens)
     n_ctx = max(len(reference.windows[number].tokens) for number in numbers)
     with served(config, info, placement, n_ctx=n_ctx, n_threads=case.subject.n_threads) as found:
-        scorer = found.scorer
-        windows = [reference.positions(number, scorer.logits(reference.windows[number].tokens)) for number in numbers]
-        summary = summarise(windows)
-        rate = decode_rate(scorer, reference.windows[numbers[0]].tokens[:1])
+        summary, rate = closeness_and_rate(found.scorer, reference, numbers)
     return Option(
         file_type=file_type,
         cache=cache,

@@ -115,14 +115,17 @@ def measure(
             opened(path) as model,
             Scorer(model, as_served(cpu()), n_ctx=n_ctx, n_threads=n_threads) as scorer,
         ):
-            windows = [
-                reference.positions(number, scorer.logits(reference.windows[number].tokens)) for number in numbers
-            ]
-            tokens_per_s = decode_rate(scorer, reference.windows[numbers[0]].tokens[:1])
-    return Made(file_type, info.file_bytes, bits_per_weight(info), matrices(info), summarise(windows), tokens_per_s)
+            summary, tokens_per_s = closeness_and_rate(scorer, reference, numbers)
+    return Made(file_type, info.file_bytes, bits_per_weight(info), matrices(info), summary, tokens_per_s)
 
 
-def decode_rate(scorer: Scorer, prompt: Sequence[int]) -> float:
+def closeness_and_rate(scorer: Scorer, reference: ReferenceLogits, numbers: Sequence[int]) -> tuple[Summary, float]:
+    """How close a loaded file is to the reference over the windows of these numbers, and its tokens per second."""
+    windows = [reference.positions(number, scorer.logits(reference.windows[number].tokens)) for number in numbers]
+    return summarise(windows), _decode_rate(scorer, reference.windows[numbers[0]].tokens[:1])
+
+
+def _decode_rate(scorer: Scorer, prompt: Sequence[int]) -> float:
     """Tokens per second of a greedy continuation of a prompt of one token."""
     scorer.greedy(prompt, N_DECODED)
     times_s = []
