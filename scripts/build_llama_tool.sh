@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds llama.cpp's own tools (llama-perplexity, llama-server, llama-bench) from the source distribution of the installed
-# llama-cpp-python, once per version, in the user's cache, and prints the path of each, one a line.
+# llama-cpp-python, once per version and build flags, in the user's cache, and prints the path of each, one a line.
 # Usage: build_llama_tool.sh NAME… Needs cmake and a C++ compiler; some minutes for the first tool.
 set -eu
 
@@ -9,10 +9,13 @@ set -eu
 python=${PYTHON:-.venv/bin/python}
 version=$("$python" -c 'from importlib.metadata import version; print(version("llama-cpp-python"))')
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/llama.cpp-$version
+# With the flags of the worker's own llama.cpp: equal kernels on both sides.
+flags=$("$(dirname "$0")/build_llama.sh" --flags cpu)
+build=$cache/build-$(echo "$flags" | cksum | cut -d ' ' -f 1)
 
 missing=
 for tool; do
-    [ -x "$cache/build/bin/$tool" ] || missing="$missing $tool"
+    [ -x "$build/bin/$tool" ] || missing="$missing $tool"
 done
 
 if [ -n "$missing" ]; then
@@ -29,14 +32,13 @@ if [ -n "$missing" ]; then
         mv "$cache/unpacked" "$cache/source"
     fi
     echo "==> building$missing, once" >&2
-    # With the flags of the worker's own llama.cpp: equal kernels on both sides.
-    "$(dirname "$0")/build_llama.sh" --flags cpu | xargs cmake -S "$cache/source" -B "$cache/build" \
+    echo "$flags" | xargs cmake -S "$cache/source" -B "$build" \
         -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON \
         -DLLAMA_BUILD_UI=OFF >&2
     # With a number: without one make would start all compilers at once.
     # shellcheck disable=SC2086 # names of tools, split at spaces
-    cmake --build "$cache/build" --target $missing --parallel "$(getconf _NPROCESSORS_ONLN)" >&2
+    cmake --build "$build" --target $missing --parallel "$(getconf _NPROCESSORS_ONLN)" >&2
 fi
 for tool; do
-    echo "$cache/build/bin/$tool"
+    echo "$build/bin/$tool"
 done

@@ -1,6 +1,7 @@
 """scripts/build_llama.sh: the one place where llama.cpp's build flags are told."""
 
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -46,6 +47,18 @@ def test_a_portable_build_has_a_module_for_each_generation_and_nothing_of_this_p
     portable = flags("cpu", "--portable")
     assert {"-DGGML_NATIVE=OFF", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_BACKEND_DL=ON"} <= set(portable)
     assert "-DGGML_NATIVE=OFF" not in flags("cpu")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="about x86-64")
+def test_what_a_compiler_knows_of_this_processor_but_must_not_use_is_left_out(tmp_path: Path) -> None:
+    """AMX and AVX-512 FP16: a compiler that does not know one of them must not be asked to leave it out."""
+    older = tmp_path / "cc"
+    older.write_text('#!/bin/sh\ncase "$*" in *avx512fp16*) exit 1;; esac\n')
+    older.chmod(0o755)
+    left_out = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    assert f"-DCMAKE_CXX_FLAGS={left_out}" in flags("cpu", CC=str(older))
+    assert f"-DCMAKE_CXX_FLAGS={left_out} -mno-avx512fp16" in flags("cpu", CC="true")
+    assert not any("_FLAGS" in flag for flag in flags("cpu", CC="false"))
 
 
 def test_cuda_is_compiled_for_the_gpus_that_are_named_else_for_this_machines() -> None:
