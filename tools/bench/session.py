@@ -8,7 +8,7 @@ All servers are started anew for every round: two processes of the same program 
 for as long as they live, and rounds on the same two would take that for a difference of the programs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +81,7 @@ async def measure(wanted: Wanted, tell: Tell) -> Found:
             async with AsyncExitStack() as stack:
                 sides = await _open_sides(stack, found, common)
                 await rounds.warm_up(sides)
-                await rounds.play(number, sides)
+                await rounds.play([number], sides)
                 if number == 1:
                     # A model's pages are in memory once they have been computed with.
                     found.resident = resident_of(_memory(sides))
@@ -91,8 +91,7 @@ async def measure(wanted: Wanted, tell: Tell) -> Found:
             async with served(wanted.ours.with_flags(scenario.worker_flags), wanted.logs, wanted.environment) as server:
                 rounds, sides = Rounds([scenario], prompts, tell), [ServedSide(server, is_ours=True)]
                 await rounds.warm_up(sides)
-                for number in range(1, wanted.n_rounds + 1):
-                    await rounds.play(number, sides)
+                await rounds.play(range(1, wanted.n_rounds + 1), sides)
             found.played += rounds.played
     if wanted.n_refusals:
         async with served(wanted.ours.with_flags(OVERLOAD_FLAGS), wanted.logs, wanted.environment) as server:
@@ -136,12 +135,17 @@ class Rounds:
         """The first scenario once; nothing of it is kept. Raises: NotReached."""
         await self._turns(0, self.played[0].scenario, sides)
 
-    async def play(self, number: int, sides: Sequence[Side]) -> None:
-        """A round, counted from 1. `sides` has ours first, and the same names in all rounds. Raises: NotReached."""
-        for played in self.played:
-            played.sides = [side for side in sides if side.plays(played.scenario)]
-            for name, turn in (await self._turns(number, played.scenario, sides)).items():
-                played.turns.setdefault(name, []).append(turn)
+    async def play(self, numbers: Iterable[int], sides: Sequence[Side]) -> None:
+        """The rounds of these numbers, from 1 on. `sides` has ours first, and the same names in every call.
+
+        Raises: NotReached.
+        """
+        for number in numbers:
+            for played in self.played:
+                turns = await self._turns(number, played.scenario, sides)
+                played.sides = [side for side in sides if side.name in turns]
+                for name, turn in turns.items():
+                    played.turns.setdefault(name, []).append(turn)
 
     async def _turns(self, number: int, scenario: Scenario, sides: Sequence[Side]) -> dict[str, Turn]:
         """By side. They go forwards and backwards in turn, so that none always comes after the same."""

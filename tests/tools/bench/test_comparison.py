@@ -26,12 +26,7 @@ def scenario(bound: Bound | None = None) -> Scenario:
 
 def played(one: Scenario, sides: Sequence[FakeSide]) -> Played:
     rounds = Rounds([one], Prompts(1), lambda *_: None)
-
-    async def play() -> None:
-        for number in range(1, 1 + max(len(side.values) for side in sides)):
-            await rounds.play(number, sides)
-
-    asyncio.run(play())
+    asyncio.run(rounds.play(range(1, 1 + max(len(side.values) for side in sides)), sides))
     return rounds.played[0]
 
 
