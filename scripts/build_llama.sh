@@ -56,8 +56,8 @@ if [ -n "$portable" ]; then
 elif [ "$machine" = x86_64 ]; then
     # Not AMX: its kernels round otherwise for a token alone than for several, so an answer would depend on the company;
     # and GCC before 12.4, 13.3 and 14 compiles them to a crash (GCC bug 114098).
-    # Not AVX-512 FP16: its vectors are longer than a head of 64 numbers, which ggml's attention then computes one by one.
-    # With 1,000 cells in f16 a token takes up to 2.5 times as long.
+    # Not AVX-512 FP16: with it ggml's attention adds up 128 numbers at a time, and those of a shorter head, as of 64, one
+    # by one. Behind 1,000 cells a token takes up to 2.5 times as long.
     without=
     for feature in amx-tile amx-int8 amx-bf16 avx512fp16; do
         if echo | "${CC:-cc}" "-mno-$feature" -E - >/dev/null 2>&1; then

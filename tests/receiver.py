@@ -16,13 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
+
+from tests.loopback import QuietHandler
 
 HOST = "127.0.0.1"
 PATIENCE_S = 30.0
@@ -101,7 +102,7 @@ class _Server(socketserver.ThreadingTCPServer):
             return list(self.received)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: _Server
 
     def do_POST(self) -> None:
@@ -137,9 +138,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet: GET /requests tells it all."""
 
 
 def _probe(body: bytes) -> int:

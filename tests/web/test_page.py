@@ -102,8 +102,7 @@ def visited(browser: Browser, url: str, *, has_policy: bool = True, **window: An
 def tab(browser: Browser, guarded: Guarded) -> Iterator[Tab]:
     """The page, with its token."""
     with visited(browser, f"{guarded.worker.url}/") as tab:
-        give_token(tab, TOKEN)
-        tab.until("document.querySelector('#state').textContent === 'ready'")
+        let_in(tab)
         yield tab
     eventually(guarded.is_idle)
 
@@ -112,6 +111,12 @@ def give_token(tab: Tab, token: str) -> None:
     tab.until("document.querySelector('#token').checkVisibility()")
     tab.fill("#token", token)
     tab.press("Enter")
+
+
+def let_in(tab: Tab) -> None:
+    """Give the right token. What is on the page moves once the question for it is gone, and a click would miss it."""
+    give_token(tab, TOKEN)
+    tab.until("document.querySelector('#state').textContent === 'ready'")
 
 
 def set_field(tab: Tab, name: str, value: object) -> None:
@@ -393,8 +398,7 @@ def run(command: list[str]) -> str:
 
 def test_it_works_below_a_path_of_a_proxy(browser: Browser, guarded: Guarded) -> None:
     with below_a_path("/gpu-0", guarded.worker.port) as url, visited(browser, f"{url}/gpu-0/") as tab:
-        give_token(tab, TOKEN)
-        tab.until("document.querySelector('#state').textContent === 'ready'")
+        let_in(tab)
         set_field(tab, "max_tokens", 4)
         ask(tab, "Hello")
         tab.until(f"{ANSWERED} && document.querySelector(s).innerText !== ''", s=f"{LAST} .usage")
@@ -402,9 +406,7 @@ def test_it_works_below_a_path_of_a_proxy(browser: Browser, guarded: Guarded) ->
 
 def test_every_control_has_a_name_and_nothing_is_cut_off_on_a_phone(browser: Browser, guarded: Guarded) -> None:
     with visited(browser, f"{guarded.worker.url}/", width=360, height=640) as tab:
-        give_token(tab, TOKEN)
-        # What is on the page moves once the question for the token is gone, and a click would miss it.
-        tab.until("!document.querySelector('#token').checkVisibility()")
+        let_in(tab)
         assert not tab.shows("#panel")
         tab.click("#show-panel")
         assert tab.shows("#settings [name=temperature]")

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
+from tests.loopback import QuietHandler
 from tools.bench.dialects import Dialect, LlamaServer, Ours
 from tools.bench.exchange import Address
 from tools.bench.load import Server
@@ -98,16 +99,13 @@ def stand_in(**manner: Any) -> Iterator[StandIn]:
             thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: StandIn
     protocol_version = "HTTP/1.1"
 
     def setup(self) -> None:
         super().setup()
         self.connection.settimeout(self.server.manner.idle_s)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr."""
 
     def do_GET(self) -> None:
         if self.server.manner.is_no_http:
