@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.v1 import ask, chunks_of, content, pieces_of, streamed, streaming, user
-from tests.fleet.processes import FLAGS, Fleet, free_port, router
+from tests.fleet.processes import FLAGS, Fleet, router
 from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.timeout(1800)]
@@ -74,15 +74,15 @@ def test_conversations_stay_where_their_beginning_was_read(routed: Fleet) -> Non
 
 def test_it_follows_kv_events_and_asks_the_worker_that_knows_a_beginning(any_model: Path) -> None:
     """What a worker was asked past the router, the router knows by its events: the next turn goes there."""
-    sources = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
     numbers = count()
     with ExitStack() as stack:
-        workers = [
-            stack.enter_context(serve_default(any_model, *FLAGS[:2], "--kv-events", source)) for source in sources
-        ]
+        events = ("--kv-events", "tcp://127.0.0.1:0")
+        workers = [stack.enter_context(serve_default(any_model, *FLAGS[:2], *events)) for _ in range(2)]
         flags = ["--policy", "kv_aware", "--kv-event-block-size", "16", "--kv-event-model", any_model.stem]
-        for worker, source in zip(workers, sources, strict=True):
-            flags += ["--kv-event-source", f"{worker.ready().url}={source}"]
+        for worker in workers:
+            source = worker.listening().wait_for("kv_events_listening")["endpoint"]
+            worker.wait_for("ready")
+            flags += ["--kv-event-source", f"{worker.url}={source}"]
         routed = stack.enter_context(router(workers, *flags))
 
         def is_found(worker: WorkerProcess) -> bool:

@@ -37,11 +37,11 @@ OTHERS = ("worker_vram_bytes", "worker_memory_bytes", "worker_uptime_seconds", "
 
 
 @pytest.fixture
-def watched(shallow_model: Path) -> Iterator[WorkerProcess]:
-    """A fresh worker: its counters begin at zero."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "1024")
+def watched(default_model: Path) -> Iterator[WorkerProcess]:
+    """A fresh worker: its counters begin at zero. All layers and no drafts, so that a long job takes its time."""
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "1024", "--prompt-lookup", "off")
     arguments = (*flags, "--worker-id", WORKER_ID, "--model-ref", "hf:org/repo")
-    with serve_default(shallow_model, *arguments) as worker:
+    with serve_default(default_model, *arguments) as worker:
         yield worker.ready()
 
 
