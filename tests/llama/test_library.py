@@ -63,9 +63,9 @@ def test_a_new_line_ends_an_unfinished_one(library: Library, lines: list[LogLine
 def test_a_failing_assertion_leaves_its_text_on_stderr() -> None:
     script = (
         "import ctypes\n"
-        "from worker.llama.library import ggml_function, open_library\n"
+        "from worker.llama.library import library_function, open_library\n"
         "open_library()\n"
-        "abort = ggml_function('ggml_abort', None, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p)\n"
+        "abort = library_function('ggml_abort', None, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p)\n"
         "abort(b'some.cpp', 7, b'GGML_ASSERT(x) failed')\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)

@@ -19,6 +19,7 @@ from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS, Aborted, BadBatch, No
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch, BatchLimits, RowGroups
 from worker.llama.kv import Kv
+from worker.llama.library import library_function
 from worker.llama.model import Model
 from worker.llama.seq_ids import padded_seq_ids_for, seq_ids_for
 from worker.llama.threads import Threads
@@ -36,6 +37,9 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 Logits = NDArray[np.float32]
 _NO_ROWS: Logits = np.empty((0, 0), np.float32)
+
+_get_logits = library_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
+"""As the binding's, but giving an address: a pointer object takes as long to make as the rest of the call."""
 
 
 class Context:
@@ -185,12 +189,11 @@ class Context:
         """A view of [more than `row`, n_vocab], made anew only where the library has moved it: to make it takes as long
         as to draw.
         """
-        pointer = capi.llama_get_logits(self.handle)
-        # NULL is a falsy pointer object here, not None.
-        if not pointer:
+        address = _get_logits(self.handle)
+        if address is None:
             raise RuntimeError("llama.cpp has no logits of its last decode")
-        address = ctypes.addressof(pointer.contents)
         if address != self._logits_address or row >= len(self._rows):
+            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
             self._rows = np.ctypeslib.as_array(pointer, shape=(len(self._row_of), self._model.n_vocab))
             self._logits_address = address
         return self._rows

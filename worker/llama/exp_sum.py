@@ -5,7 +5,7 @@ Owns that one function of the library. Any thread.
 
 import ctypes
 
-from worker.llama.library import ggml_function
+from worker.llama.library import library_function
 from worker.sampling.arrays import Logits
 from worker.sampling.estimate import Estimate, numpy_estimate, scaled
 
@@ -17,7 +17,7 @@ def fastest_estimate() -> Estimate:
     exp is off by 2 units in the last place.
     """
     try:
-        soft_max = ggml_function(
+        soft_max = library_function(
             "ggml_vec_soft_max_f32",
             ctypes.c_double,
             *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float),

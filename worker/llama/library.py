@@ -58,7 +58,7 @@ class Library:
         self._log_callback = capi.llama_log_callback(self.take)
         self._abort_callback = _AbortCallback(_print_last_words)
         capi.llama_log_set(self._log_callback, None)
-        ggml_function("ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)(self._abort_callback)
+        library_function("ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)(self._abort_callback)
         _load_backends()
         if has_backends():
             capi.llama_backend_init()
@@ -149,18 +149,19 @@ def load_failure(what: str, watch: Watch, free_bytes: int) -> ModelLoadFailed | 
     )
 
 
-def ggml_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """A function of ggml, which the binding loads but does not describe. Any: ctypes types have no common one.
+def library_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A function of llama.cpp by our own prototype; ggml's have none in the binding. Any: ctypes types have no common
+    one.
 
-    It is looked up where libllama finds it itself. A wheel holds no symbolic links, so libggml.so is another file than
-    the libggml.so.0 that libllama uses: opened too, it would have a list of backends of its own.
+    A function of ggml is looked up where libllama finds it itself. A wheel holds no symbolic links, so libggml.so is
+    another file than the libggml.so.0 that libllama uses: opened too, it would have a list of backends of its own.
     """
     return ctypes.CFUNCTYPE(result, *arguments)((name, capi._lib))
 
 
 def call_ggml(name: str, result: Any, *arguments: Any) -> Any:
-    """One call; the arguments' own ctypes types are its prototype. Any: as for `ggml_function`."""
-    return ggml_function(name, result, *map(type, arguments))(*arguments)
+    """One call; the arguments' own ctypes types are its prototype. Any: as for `library_function`."""
+    return library_function(name, result, *map(type, arguments))(*arguments)
 
 
 def has_backends() -> bool:

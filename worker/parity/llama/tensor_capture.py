@@ -13,7 +13,7 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.llama.library import ggml_function
+from worker.llama.library import library_function
 
 _N_DIMS = 4
 """GGML_MAX_DIMS."""
@@ -85,10 +85,10 @@ class TensorCapture:
         self._stems = frozenset(stem.encode() for stem in stems)
         self._copies: list[tuple[str, Copy]] = []
         self._n_asked = 0
-        self._name = ggml_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
-        self._n_bytes = ggml_function("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
+        self._name = library_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
+        self._n_bytes = library_function("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
         size, pointer = ctypes.c_size_t, ctypes.c_void_p
-        self._get = ggml_function("ggml_backend_tensor_get", None, pointer, pointer, size, size)
+        self._get = library_function("ggml_backend_tensor_get", None, pointer, pointer, size, size)
         self.callback = capi.ggml_backend_sched_eval_callback(self._see)
         """For this room only; C calls it for as long as the context lives."""
 
