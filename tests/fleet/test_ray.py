@@ -19,8 +19,8 @@ SYSTEM = "You are one of many assistants, and the one for gardens. " * 8
 
 
 @pytest.fixture(scope="module")
-def fleet(any_model: Path) -> Iterator[Fleet]:
-    with ray_fleet(any_model, min_workers=2, max_workers=2) as fleet:
+def fleet(model_path: Path) -> Iterator[Fleet]:
+    with ray_fleet(model_path, min_workers=2, max_workers=2) as fleet:
         fleet.wait_for_workers(2)
         yield fleet
 
@@ -149,7 +149,7 @@ def test_a_stream_whose_worker_dies_breaks_off_instead_of_ending(fleet: Fleet) -
     fleet.wait_for_workers(2)
 
 
-def test_workers_come_with_the_queue_and_finish_their_jobs_before_they_go(any_model: Path) -> None:
+def test_workers_come_with_the_queue_and_finish_their_jobs_before_they_go(model_path: Path) -> None:
     scaling = {
         "min_replicas": 1,
         "max_replicas": 2,
@@ -159,7 +159,7 @@ def test_workers_come_with_the_queue_and_finish_their_jobs_before_they_go(any_mo
         "look_back_period_s": 2,
         "metrics_interval_s": 0.5,
     }
-    with ray_fleet(any_model, workers={"autoscaling_config": scaling}, parallel=2) as fleet:
+    with ray_fleet(model_path, workers={"autoscaling_config": scaling}, parallel=2) as fleet:
         fleet.wait_for_workers(1)
         with ThreadPoolExecutor(8) as pool:
             jobs = [pool.submit(_whole, fleet, f"queue-{number}") for number in range(12)]
@@ -178,8 +178,8 @@ def _whole(fleet: Fleet, job_id: str) -> list[Event]:
         return list(stream)
 
 
-def test_a_full_fleet_says_so_at_once_and_tells_its_health(any_model: Path) -> None:
-    with ray_fleet(any_model, min_workers=1, max_workers=1, parallel=1, max_queue=1) as fleet:
+def test_a_full_fleet_says_so_at_once_and_tells_its_health(model_path: Path) -> None:
+    with ray_fleet(model_path, min_workers=1, max_workers=1, parallel=1, max_queue=1) as fleet:
         fleet.wait_for_workers(1)
         asked = {"model": "any", "messages": user("Hello"), "max_tokens": LONG // 4, "ignore_eos": True}
         with ThreadPoolExecutor(8) as pool:

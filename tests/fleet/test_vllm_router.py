@@ -19,9 +19,9 @@ SYSTEM = "You are one of many assistants, and the one for gardens. " * 8
 
 
 @pytest.fixture(scope="module")
-def workers(any_model: Path) -> Iterator[list[WorkerProcess]]:
+def workers(model_path: Path) -> Iterator[list[WorkerProcess]]:
     with ExitStack() as stack:
-        started = [stack.enter_context(serve_default(any_model, *FLAGS[:2], "--access-log")) for _ in range(2)]
+        started = [stack.enter_context(serve_default(model_path, *FLAGS[:2], "--access-log")) for _ in range(2)]
         yield [worker.ready() for worker in started]
 
 
