@@ -9,6 +9,7 @@ from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
 from worker.engine.backend import MAX_DRAFTS, MAX_TOPS, Step
 from worker.engine.loop import MOST_TOLD
+from worker.engine.prefill_budget import GRAIN
 from worker.engine.prefix_tree import SCORE_BYTES
 from worker.protocol.rules import MAX_LOGPROBS
 from worker.wire.messages import Failed, JobKey, StepDone
@@ -128,7 +129,7 @@ def test_a_step_scores_no_more_rows_than_there_are() -> None:
         rig = rig_of(chunk=64, is_deterministic=is_deterministic)
         rows = watched_rows(rig)
         run(rig, *(scored(prompt(i, 100)) for i in range(4)))
-        assert max(rows) == n_most
+        assert n_most - GRAIN < max(rows) <= n_most
 
 
 def test_a_row_that_is_no_distribution_costs_its_own_job_alone() -> None:

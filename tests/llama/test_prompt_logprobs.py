@@ -140,7 +140,7 @@ def test_a_step_larger_than_a_batch_scores_the_same(model: Model, make_context: 
 @pytest.mark.parametrize(
     ("n_tokens", "targets", "message"),
     [
-        (19, [TokenId(5)] * 19, "logits of 19 tokens; a batch has at most 18"),
+        (34, [TokenId(5)] * 34, "logits of 34 tokens; a batch has at most 33"),
         (4, [TokenId(5)] * 2, "2 tokens cannot be scored behind 4"),
         (4, [TokenId(5)] * 5, "5 tokens cannot be scored behind 4"),
         (1, [TokenId(10**6)], "a token outside the vocabulary"),

@@ -94,7 +94,7 @@ class Settings:
         show_default="none",
     )
     draft_max: int = setting(
-        MAX_DRAFTS,
+        16,
         "Most tokens that the draft model guesses for one job in one step.",
         "Model",
         IntRange(1, MAX_DRAFTS),

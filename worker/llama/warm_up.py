@@ -98,8 +98,8 @@ def chunk_within(target_s: float, n_most: int, step_s: Callable[[int], float]) -
 
 
 def row_costs_of(runner: LlamaRunner, n_most: int = WIDTHS[-1]) -> RowCosts:
-    """The time of a step of each width, as far as `n_most`, a batch and _ROW_COSTS_S reach."""
-    n_most = min(n_most, WIDTHS[-1], runner.context.n_batch, runner.context.n_outputs)
+    """The time of a step of each width, as far as `n_most` and _ROW_COSTS_S reach."""
+    n_most = min(n_most, WIDTHS[-1])
     costs: list[tuple[int, float]] = []
     began_s = time.perf_counter()
     for width in (*(width for width in WIDTHS if width < n_most), n_most):
