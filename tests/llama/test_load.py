@@ -18,7 +18,6 @@ from worker.llama.library import open_library
 from worker.llama.load import FALSE_ALARM, _to_stderr, load_model, load_runner
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.llama.warm_up import WIDTHS
 from worker.model.info import read_info
 from worker.model.spread import nothing_repacked
 from worker.wire.messages import Configure, Offload, SelfTested, SlotId, SwaFull
@@ -129,7 +128,7 @@ def test_the_engine_gets_the_shapes_of_its_steps_and_a_self_test_that_fits_them(
     assert isinstance(fixed.runner, LlamaRunner)
     n_outputs = free.runner.context.n_outputs
     assert n_outputs < fixed.runner.context.n_outputs == 64, "each row of a chunk may be wanted"
-    assert [n_tokens for n_tokens, _ in free.facts.row_costs] == list(WIDTHS)
+    assert [n_tokens for n_tokens, _ in free.facts.row_costs] == [1, 2, 4, 8, 16, 32]
     assert fixed.facts.row_costs == ()
     for model in (free, fixed):
         assert model.self_test is not None

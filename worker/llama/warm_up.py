@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from worker.engine.backend import Slice, Step
+from worker.engine.backend import MAX_DRAFTS, Slice, Step
 from worker.engine.prefill_budget import LEAST_CHUNK
 from worker.llama.runner import LlamaRunner
 from worker.model.memory import DETERMINISTIC_CHUNK
@@ -17,7 +17,7 @@ from worker.wire.messages import RowCosts, Sampling, SlotId, StepKind, TokenId
 
 _MOST_CHUNK = 512
 
-WIDTHS = (1, 2, 4, 8, 16, 32)
+WIDTHS = (1, 2, 4, 8, 16, 1 + MAX_DRAFTS)
 """How many tokens the decode steps have whose costs are measured. No step with drafts is wider than the widest of them,
 nor than the chunk: who waits for one waits no longer than for a part of a prompt."""
 
