@@ -38,7 +38,7 @@ class Shape:
     n_system_words: int = 112
     n_user_words: int = 10
     n_answer_tokens: int = 6
-    think_s: float = 5.0
+    think_s: float = 15.0
     """Before each question: half to one and a half times as long, evenly distributed."""
 
 

@@ -95,7 +95,10 @@ async def _routed(policy: str, means: Means) -> AsyncIterator[Fleet]:
         if source:
             replay = f"tcp://{HOST}:{int(source.rpartition(':')[2]) + 1}"
             flags += ["--kv-event-source", f"{url}={source}", "--kv-event-replay-source", f"{url}={replay}"]
-    flags += ["--kv-event-block-size", str(_BLOCK_TOKENS), "--kv-event-model", means.model.stem] if any(sources) else []
+    if any(sources):
+        flags += ["--kv-event-block-size", str(_BLOCK_TOKENS), "--kv-event-model", means.model.stem]
+        # A copy in main memory is as near as the KV memory here: it saves all of the prefill.
+        flags += ["--kv-penalty-host", "1"]
     router = Plan(name="vllm-router", dialect=RouterChat(), program=(str(means.vllm_router),), flags=tuple(flags))
     async with AsyncExitStack() as stack:
         started = [await stack.enter_async_context(served(plan, means.logs, means.environment)) for plan in plans]

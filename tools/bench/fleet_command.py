@@ -35,7 +35,7 @@ from worker.parity.provenance import Machine, now_rfc3339, this_machine
 LEAST_HITS, MOST_FIRST_TOKEN = 2.0, 0.5
 """Of what round robin has."""
 _JUDGED = (KV_AWARE, RAY)
-_WORKER_FLAGS = "--ctx-size 4096 --prefix-cache-mb 52 --threads 1"
+_WORKER_FLAGS = "--ctx-size 4096 --prefix-cache-mb 46 --threads 1"
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -155,7 +155,7 @@ def _beside(one: Played, base: Played) -> list[str]:
 @click.option("--groups", type=click.IntRange(1), default=16, show_default=True, help="System prompts.")
 @click.option("--open", "n_open", type=click.IntRange(1), default=16, show_default=True, help="Conversations at once.")
 @click.option(
-    "--think-s", type=click.FloatRange(0), default=5.0, show_default=True, help="Before each turn, on average."
+    "--think-s", type=click.FloatRange(0), default=15.0, show_default=True, help="Before each turn, on average."
 )
 @click.option("--parallel", type=click.IntRange(1, 256), default=8, show_default=True, help="Of each worker.")
 @click.option(
