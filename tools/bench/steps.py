@@ -17,7 +17,6 @@ from tools.bench.measures import check
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
 from worker.config.settings import Settings
-from worker.engine.backend import LoadedModel
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.sequence import Sequence, State
@@ -98,8 +97,9 @@ def step_costs(config: Configure, n_streams: int, n_rounds: int) -> StepCosts:
     runner = model.runner
     assert isinstance(runner, LlamaRunner)
     gc.freeze()  # as the engine's process does
+    rules = replace(EngineConfig.of(config, model), row_costs=())
     try:
-        rounds = [_round(config, model, runner, n_streams, seed) for seed in range(n_rounds)]
+        rounds = [timed_round(rules, runner, n_streams, seed) for seed in range(n_rounds)]
     finally:
         runner.close()
     step_s, decode_s = median(step for step, _ in rounds), median(decode for _, decode in rounds)
@@ -107,11 +107,8 @@ def step_costs(config: Configure, n_streams: int, n_rounds: int) -> StepCosts:
     return StepCosts(n_streams, 1e3 * step_s, 1e3 * decode_s, 1e6 * rest_s, rest_s / decode_s)
 
 
-def _round(
-    config: Configure, model: LoadedModel, runner: LlamaRunner, n_streams: int, seed: int
-) -> tuple[float, float]:
-    """Seconds of a step, and of its llama_decode, on average."""
-    rules = replace(EngineConfig.of(config, model), row_costs=())
+def timed_round(rules: EngineConfig, runner: LlamaRunner, n_streams: int, seed: int) -> tuple[float, float]:
+    """Seconds of a step, and of its llama_decode, on average of one round of streams of their own random tokens."""
     engine = Engine(runner, rules, emit=encode, clock=time.monotonic)
     chance = np.random.default_rng(seed)
     sampling = Sampling(seed=0, temperature=0.0, ignore_eos=True)
