@@ -36,6 +36,7 @@ LEAST_HITS, MOST_FIRST_TOKEN = 2.0, 0.5
 """Of what round robin has."""
 _JUDGED = (KV_AWARE, RAY)
 _WORKER_FLAGS = "--ctx-size 4096 --prefix-cache-mb 46 --threads 1"
+_USUAL = Shape()
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -150,12 +151,18 @@ def _beside(one: Played, base: Played) -> list[str]:
 @click.option("--vllm-router", type=_FILE, help="The program of that name.")
 @click.option("--ray-serve", type=_FILE, help="The program `serve` of an environment with Ray Serve.")
 @click.option("--side", "sides", type=click.Choice(SIDES), multiple=True, help="Only these. [default: what is there]")
-@click.option("--conversations", type=click.IntRange(1), default=200, show_default=True)
-@click.option("--turns", type=click.IntRange(1), default=6, show_default=True)
-@click.option("--groups", type=click.IntRange(1), default=16, show_default=True, help="System prompts.")
-@click.option("--open", "n_open", type=click.IntRange(1), default=16, show_default=True, help="Conversations at once.")
+@click.option("--conversations", type=click.IntRange(1), default=_USUAL.n_conversations, show_default=True)
+@click.option("--turns", type=click.IntRange(1), default=_USUAL.n_turns, show_default=True)
+@click.option("--groups", type=click.IntRange(1), default=_USUAL.n_groups, show_default=True, help="System prompts.")
 @click.option(
-    "--think-s", type=click.FloatRange(0), default=15.0, show_default=True, help="Before each turn, on average."
+    "--open", "n_open", type=click.IntRange(1), default=_USUAL.n_open, show_default=True, help="Conversations at once."
+)
+@click.option(
+    "--think-s",
+    type=click.FloatRange(0),
+    default=_USUAL.think_s,
+    show_default=True,
+    help="Before each turn, on average.",
 )
 @click.option("--parallel", type=click.IntRange(1, 256), default=8, show_default=True, help="Of each worker.")
 @click.option(
