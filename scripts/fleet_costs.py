@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import click
+
 from tools.bench.steps import timed_round
 from worker.config import cache_dir
 from worker.config.settings import Settings
@@ -57,11 +59,11 @@ def main(model: str, rounds: str = str(N_ROUNDS)) -> None:
             ratios.append(on_s / off_s)
             rests_on.append(on_s - on_decode_s)
             rests_off.append(off_s - off_decode_s)
-            say(f"round {seed + 1}: {1e3 * on_s:.2f} ms with, {1e3 * off_s:.2f} ms without, {on_s / off_s:.4f}")
+            click.echo(f"round {seed + 1}: {1e3 * on_s:.2f} ms with, {1e3 * off_s:.2f} ms without, {on_s / off_s:.4f}")
         runner.close()
-    say(f"median ratio {median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})")
-    say(f"beyond llama_decode {1e6 * median(rests_on):.0f} µs with, {1e6 * median(rests_off):.0f} µs without")
-    say(f"metrics of a token {1e6 * a_token_s():.2f} µs in the front")
+    click.echo(f"median ratio {median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})")
+    click.echo(f"beyond llama_decode {1e6 * median(rests_on):.0f} µs with, {1e6 * median(rests_off):.0f} µs without")
+    click.echo(f"metrics of a token {1e6 * a_token_s():.2f} µs in the front")
 
 
 def a_token_s() -> float:
@@ -70,11 +72,6 @@ def a_token_s() -> float:
     for _ in range(N_OBSERVED):
         metrics.next_token(gap_s=0.05)
     return (time.perf_counter() - began_s) / N_OBSERVED
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
