@@ -12,14 +12,17 @@ import termios
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
+from functools import partial
 from typing import Any, assert_never
 
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from worker.protocol.headers import correlation_id
 from worker.web.crowd import Crowd, Standing
+from worker.web.request_parser import RequestParser
 
 HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
@@ -47,6 +50,9 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 1.0
 _INTERIM_ANSWER = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LEADING_ZERO = b"0"
 
+_WITHOUT_CHUNKS = ("0.9", "1.0")
+"""The versions of HTTP whose clients cannot read a chunked body."""
+
 _SO_NWRITE = 0x1024
 
 _EXTENSION = "llorch.connection"
@@ -65,6 +71,8 @@ class _Wait(Enum):
 class BoundedConnection(HttpToolsProtocol):
     """uvicorn's protocol with a bound on every wait for the client."""
 
+    parser: RequestParser  # type: ignore[assignment] # it has what uvicorn uses of httptools' own
+
     def __init__(
         self,
         on_malformed: Callable[[str, int], None],
@@ -75,6 +83,8 @@ class BoundedConnection(HttpToolsProtocol):
     ) -> None:
         """`on_malformed` is told of each answer to what is not HTTP: its correlation id and the bytes of its body."""
         super().__init__(config, server_state, app_state, _loop)
+        self.parser = RequestParser(self)
+        self.app = partial(_answer, self.app)
         self._on_malformed = on_malformed
         assert isinstance(server_state, Crowd)
         self.crowd = server_state
@@ -145,12 +155,14 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {_EXTENSION: {"connection": self}}
         self._is_in_headers = True
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
+        if self.parser.get_http_version() in _WITHOUT_CHUNKS:
+            self.expect_100_continue = False  # RFC 9110 10.1.1: it knows no interim answers either
         super().on_headers_complete()
+        self.scope["extensions"] = {_EXTENSION: {"connection": self, "cycle": self.cycle}}
 
     def on_body(self, body: bytes) -> None:
         self._n_overhead_bytes = max(0, self._n_overhead_bytes - _FRAMING_PER_BODY_BYTE * len(body))
@@ -297,6 +309,30 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._look_for_reset(next_s)
+
+
+async def _answer(app: ASGI3Application, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    """Run the application. An old client gets an answer of unknown length without chunks, ended by closing."""
+    if scope["http_version"] in _WITHOUT_CHUNKS:
+        send = _Unchunked(scope["extensions"][_EXTENSION]["cycle"]).send
+    await app(scope, receive, send)
+
+
+class _Unchunked:
+    """uvicorn's sending, which knows bodies in chunks and those of an announced length."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._is_until_close = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            self._is_until_close = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if self._is_until_close:
+                self._cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and self._is_until_close:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._cycle.send(message)
 
 
 def is_crowded(scope: Mapping[str, Any]) -> bool:
