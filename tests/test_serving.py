@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.choice import chosen
+from tests.web.wire import events_in
 from tests.worker_process import Event, WorkerProcess, check_order, serve_default, text_of
 from worker.config.settings import Settings
 from worker.engine.backend import Slice, Step
@@ -39,7 +40,7 @@ def burst(worker: WorkerProcess, requests: Sequence[Event]) -> list[list[Event]]
     for connection in connections:
         body = connection.getresponse().read().decode()
         connection.close()
-        answers.append([json.loads(frame.removeprefix("data: ")) for frame in body.split("\n\n") if frame])
+        answers.append(events_in(body))
     return answers
 
 

@@ -49,6 +49,8 @@ def frames(response: httpx2.Response) -> Iterator[Any]:
     for data in response.iter_bytes():
         *whole, rest = (rest + data).split(b"\n\n")
         for frame in whole:
+            if frame.startswith(b":"):
+                continue
             assert frame.startswith(b"data: ")
             text = frame.removeprefix(b"data: ").decode()
             yield text if text == "[DONE]" else json.loads(text)

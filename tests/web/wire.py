@@ -78,8 +78,9 @@ def read_until(sock: socket.socket, wanted: bytes) -> bytes:
 
 
 def events_in(text: str) -> list[Event]:
-    """The events of a whole stream of server-sent events."""
-    return [json.loads(frame.removeprefix("data: ")) for frame in text.split("\n\n") if frame]
+    """The events of a whole stream of server-sent events. On a busy machine it may have comments, too."""
+    frames = [frame for frame in text.split("\n\n") if frame and not frame.startswith(":")]
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
 
 def dribble(worker: WorkerProcess, *, segment_bytes: int = 500) -> socket.socket:

@@ -307,6 +307,9 @@ class Settings:
     legacy_callback_body: bool = setting(False, "Send the ready callback's three legacy fields only.", "Network")
     no_page: bool = setting(False, "Leave out the page at /, a chat with the model.", "Network")
     sse_event_names: bool = setting(False, "Write `event:` lines for old readers.", "Network")
+    no_keepalive: bool = setting(
+        False, "Leave out the comments that break a long silence of server-sent events.", "Network"
+    )
     kv_events: str | None = setting(
         None,
         "Tell routers over ZeroMQ which blocks of prompts are computed here, as vLLM does; what a router has missed it "

@@ -298,6 +298,13 @@ class Job:
             self._push(self.dialect.error(ErrorEvent(code=code, message=message, retriable=retriable)))
         self._end(_OUTCOMES.get(code, "error"))
 
+    def show_life(self) -> None:
+        """Tell the client that the job lives, unless there is something else to tell it. Not an event: nothing counts
+        it."""
+        sign = self.dialect.sign_of_life
+        if sign and not self._events:
+            self._push(sign)
+
     # ── what the client takes ────────────────────────────────────────────────────────────────────
 
     async def next_chunk(self) -> bytes:

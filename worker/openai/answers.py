@@ -14,7 +14,7 @@ import msgspec
 from worker.openai.errors import error_body, failure, failure_detail
 from worker.openai.fields import StreamOptions
 from worker.protocol.bodies import Count, doc
-from worker.protocol.events import SSE_TYPE, EndEvent, ErrorEvent, MetricsEvent, StartedEvent
+from worker.protocol.events import SIGN_OF_LIFE, SSE_TYPE, EndEvent, ErrorEvent, MetricsEvent, StartedEvent
 from worker.wire.messages import Finished, Logprob, StopReason
 
 FinishReason = Literal["stop", "length"]
@@ -91,6 +91,7 @@ class Choice(ABC):
     """
 
     media_type = JSON_TYPE
+    sign_of_life = b""
     is_collecting = True
 
     def __init__(self, index: int, allowance: Allowance) -> None:
@@ -178,6 +179,7 @@ class StreamedChoice(Choice):
     """A choice whose text leaves as it is made."""
 
     media_type = SSE_TYPE
+    sign_of_life = SIGN_OF_LIFE
     is_collecting = False
     kind: ClassVar[str]
     """What a chunk calls itself."""

@@ -131,7 +131,7 @@ def events(chunks: Iterable[bytes]) -> Iterator[Event]:
     rest = b""
     for chunk in chunks:
         *frames, rest = (rest + chunk).split(b"\n\n")
-        yield from (_decoder.decode(frame.removeprefix(b"data: ")) for frame in frames)
+        yield from (_decoder.decode(frame.removeprefix(b"data: ")) for frame in frames if not frame.startswith(b":"))
 
 
 @dataclass(frozen=True, slots=True)

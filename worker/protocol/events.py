@@ -23,6 +23,9 @@ StreamCode = Literal[
     "CANCELLED", "TIMEOUT", "VRAM_OOM", "INVALID_REQUEST", "INFERENCE_FAILED", "ENGINE_RESTARTED"
 ]  # fmt: skip
 
+SIGN_OF_LIFE: Final = b": keep-alive\n\n"
+"""A comment of server-sent events. It has a word in it, because some readers take a bare colon for a broken line."""
+
 _WEIGHT = re.compile(r"\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*", re.IGNORECASE | re.ASCII)
 """RFC 9110, 12.4.2."""
 
@@ -118,6 +121,11 @@ class Dialect(Protocol):
     def media_type(self) -> str: ...
 
     @property
+    def sign_of_life(self) -> bytes:
+        """What tells the client in a long silence that the job lives, and means nothing else; b"" if nothing can."""
+        ...
+
+    @property
     def is_collecting(self) -> bool:
         """Whether nothing leaves before the job's end, so that until then the job may run again."""
         ...
@@ -166,6 +174,7 @@ class Framing:
     leads: Mapping[str, bytes]
     """What precedes the JSON, by event type."""
     tail: bytes
+    sign_of_life: bytes = b""
 
     @property
     def is_collecting(self) -> bool:
@@ -211,8 +220,9 @@ class _TextOnly(Framing):
 TEXT_ONLY: Final = _TextOnly("text/plain", {}, b"")
 """What `llorch-worker generate` writes; no client can ask for it."""
 
-_SSE = Framing(SSE_TYPE, dict.fromkeys(EVENT_TYPES, b"data: "), b"\n\n")
-_NAMED_SSE = Framing(SSE_TYPE, {name: b"event: %b\ndata: " % name.encode() for name in EVENT_TYPES}, b"\n\n")
+_SSE = Framing(SSE_TYPE, dict.fromkeys(EVENT_TYPES, b"data: "), b"\n\n", SIGN_OF_LIFE)
+_NAMED_LEADS = {name: b"event: %b\ndata: " % name.encode() for name in EVENT_TYPES}
+_NAMED_SSE = Framing(SSE_TYPE, _NAMED_LEADS, b"\n\n", SIGN_OF_LIFE)
 _JSON_LINES = {name: Framing(name, dict.fromkeys(EVENT_TYPES, b""), b"\n") for name in JSON_LINES_TYPES}
 
 

@@ -8,7 +8,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, Self
 
 from litestar import Request, Response
 from litestar.response.base import ASGIResponse
@@ -20,8 +20,52 @@ from worker.front.supervision import first_of, running
 from worker.web.connection import wait_until_taken
 from worker.web.edge import note_refusal
 
+SILENCE_S = 10.0
+"""The longest silence of a stream: proxies cut one after 60 s, some after less."""
+
 CHUNKS_PER_TURN = 32
 """A send that does not block does not yield either, so after this many the loop serves others."""
+
+
+class Timers(Protocol):
+    """What of an event loop tells the time: asyncio's, and the tests'."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[[], None], /) -> asyncio.TimerHandle: ...
+
+
+class SignsOfLife:
+    """Within a `with`, has one of the jobs show that it lives whenever their stream was silent for SILENCE_S.
+
+    One timer serves the stream, and is set anew only when it has run out: a token costs one look at the clock.
+    """
+
+    def __init__(self, jobs: Sequence[Job], timers: Timers) -> None:
+        self._jobs = jobs
+        self._timers = timers
+
+    def __enter__(self) -> Self:
+        self.sent()
+        self._set_timer()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def sent(self) -> None:
+        """Something went to the client just now."""
+        self._due_s = self._timers.time() + SILENCE_S
+
+    def _set_timer(self) -> None:
+        self._timer = self._timers.call_at(self._due_s, self._look)
+
+    def _look(self) -> None:
+        if self._timers.time() >= self._due_s:
+            if job := next((job for job in self._jobs if not job.is_ended), None):
+                job.show_life()
+            self.sent()
+        self._set_timer()
 
 
 class JobResponse(ASGIResponse, ABC):
@@ -84,20 +128,26 @@ class JobStream(JobResponse):
         unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(front, jobs, render_error, unbuffered | dict(headers or {}))
         self._ending = ending
+        self._living = () if front.settings.no_keepalive else jobs
 
     async def _answer(self, scope: Scope, send: Send) -> None:
-        """Take from the jobs only what can leave at once: tokens still with them are dropped by a cancel."""
         await wait_until_taken(scope)  # an answer before this one, on the same connection
         await self.start_response(send)
+        with SignsOfLife(self._living, asyncio.get_running_loop()) as signs:
+            await self._send_events(scope, send, signs)
+        ending = self._ending() if all(job.failure is None for job in self._jobs) else b""
+        await send({"type": "http.response.body", "body": ending, "more_body": False})
+
+    async def _send_events(self, scope: Scope, send: Send, signs: SignsOfLife) -> None:
+        """Take from the jobs only what can leave at once: tokens still with them are dropped by a cancel."""
         n_sent = 0
         while chunk := await self._next_chunk():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await wait_until_taken(scope)
+            signs.sent()
             n_sent += 1
             if n_sent % CHUNKS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        ending = self._ending() if all(job.failure is None for job in self._jobs) else b""
-        await send({"type": "http.response.body", "body": ending, "more_body": False})
 
 
 class JobAnswer(JobResponse):

@@ -1,0 +1,284 @@
+"""Silent streams: a comment every ten seconds once the headers are out, and nothing before."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.front.rehearsal import Stage, rehearse
+from tests.web import lively_worker
+from tests.web.openai_client import CHAT
+from tests.web.wire import LONG_PROMPT, post_json, read_until, request_of
+from tests.worker_process import Stream, WorkerProcess, eventually, serve_default
+from worker.front.job import Job
+from worker.protocol.events import SIGN_OF_LIFE, choose_dialect
+from worker.web.streaming import SILENCE_S, SignsOfLife
+
+LIVELY = (sys.executable, lively_worker.__file__)
+SSE = choose_dialect(None, sse_event_names=False)
+RUNS = request_of("runs")
+JSON_LINES = choose_dialect("application/jsonl", sse_event_names=False)
+
+
+class Clock:
+    """A loop's timers, for one timer at a time."""
+
+    def __init__(self) -> None:
+        self._now_s = 1000.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def time(self) -> float:
+        return self._now_s
+
+    def call_at(self, when: float, callback: Callable[[], None], /) -> asyncio.TimerHandle:
+        assert self._timer is None or self._timer.cancelled()
+        self._timer = asyncio.TimerHandle(when, callback, (), asyncio.get_running_loop())
+        return self._timer
+
+    def go_on(self, seconds: float) -> None:
+        """Let time pass; timers run when they are due."""
+        end_s = self._now_s + seconds
+        while self._timer is not None and not self._timer.cancelled() and self._timer.when() <= end_s:
+            self._now_s = max(self._now_s, self._timer.when())
+            due, self._timer = self._timer, None
+            due._run()
+        self._now_s = end_s
+
+
+def accepted(stage: Stage) -> Job:
+    job = stage.jobs[stage.submit()]
+    job.dialect = SSE
+    stage.accept(job.key)
+    return job
+
+
+# ── when a sign is due ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("before", [0.0, SILENCE_S / 2, SILENCE_S * 7 / 8])
+def test_a_sign_comes_after_a_silence_and_after_every_further_one(before: float) -> None:
+    """The silence begins with what was sent last."""
+
+    async def play(stage: Stage) -> None:
+        job, clock = accepted(stage), Clock()
+        with SignsOfLife([job], clock) as signs:
+            clock.go_on(before)
+            signs.sent()
+            for _ in range(3):
+                clock.go_on(SILENCE_S * 7 / 8)
+                assert job.take_chunk() == b""
+                clock.go_on(SILENCE_S / 8)
+                assert job.take_chunk() == SIGN_OF_LIFE
+        job.fail("CANCELLED", "enough")
+
+    rehearse(play)
+
+
+def test_a_stream_that_says_something_needs_no_sign() -> None:
+    async def play(stage: Stage) -> None:
+        job, clock = accepted(stage), Clock()
+        stage.begin(job.key)
+        with SignsOfLife([job], clock) as signs:
+            for _ in range(100):
+                clock.go_on(SILENCE_S * 0.9)
+                stage.draw(job.key)
+                assert SIGN_OF_LIFE not in job.take_chunk()
+                signs.sent()
+        stage.finish(job.key)
+
+    rehearse(play)
+
+
+def test_a_client_that_does_not_read_is_kept_one_sign_and_no_more() -> None:
+    """Nothing was sent meanwhile, because the send waits for the client; events come behind the one sign."""
+
+    async def play(stage: Stage) -> None:
+        job, clock = accepted(stage), Clock()
+        with SignsOfLife([job], clock):
+            clock.go_on(100 * SILENCE_S)
+            stage.begin(job.key)
+            clock.go_on(100 * SILENCE_S)
+            chunk = job.take_chunk()
+            assert chunk.startswith(SIGN_OF_LIFE + b'data: {"type":"started"')
+            assert chunk.count(SIGN_OF_LIFE) == 1
+        job.fail("CANCELLED", "enough")
+
+    rehearse(play)
+
+
+def test_of_several_answers_one_that_has_not_ended_shows_life() -> None:
+    async def play(stage: Stage) -> None:
+        jobs, clock = [accepted(stage) for _ in range(3)], Clock()
+        jobs[0].fail("CANCELLED", "enough")
+        while jobs[0].take_chunk():
+            pass
+        with SignsOfLife(jobs, clock):
+            clock.go_on(SILENCE_S)
+            assert [job.take_chunk() for job in jobs] == [b"", SIGN_OF_LIFE, b""]
+            for job in jobs[1:]:
+                job.fail("CANCELLED", "enough")
+            clock.go_on(5 * SILENCE_S)
+            assert all(SIGN_OF_LIFE not in job.take_chunk() for job in jobs)
+
+    rehearse(play)
+
+
+def test_after_the_stream_no_timer_is_left() -> None:
+    async def play(stage: Stage) -> None:
+        job, clock = accepted(stage), Clock()
+        with SignsOfLife([job], clock):
+            clock.go_on(SILENCE_S / 2)
+        clock.go_on(5 * SILENCE_S)
+        assert job.take_chunk() == b""
+        job.fail("CANCELLED", "enough")
+
+    rehearse(play)
+
+
+def test_a_sign_is_no_event() -> None:
+    """It is counted nowhere, makes no second `started`, and a job behind it may run again."""
+
+    async def play(stage: Stage) -> None:
+        job, clock = accepted(stage), Clock()
+        with SignsOfLife([job], clock):
+            clock.go_on(SILENCE_S)
+            assert (job.tokens_out, job.tokens_sampled, job.has_sent_token) == (0, 0, False)
+            assert job.take_chunk() == SIGN_OF_LIFE
+            stage.begin(job.key)
+            clock.go_on(SILENCE_S)
+            await stage.die_and_reload()
+            clock.go_on(SILENCE_S)
+            stage.accept(job.key)
+            stage.begin(job.key)
+            stage.draw(job.key)
+            stage.finish(job.key)
+        lines = b"".join(iter(job.take_chunk, b"")).split(b"\n\n")
+        assert [line[:24] for line in lines if b'"started"' in line] == [b'data: {"type":"started",']
+        assert job.outcome == "success"
+
+    rehearse(play)
+
+
+def test_json_lines_have_no_comments() -> None:
+    async def play(stage: Stage) -> None:
+        job, clock = accepted(stage), Clock()
+        job.dialect = JSON_LINES
+        with SignsOfLife([job], clock):
+            clock.go_on(5 * SILENCE_S)
+            assert job.take_chunk() == b""
+        job.fail("CANCELLED", "enough")
+
+    rehearse(play)
+
+
+# ── a real worker ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def lively(any_model: Path) -> Iterator[WorkerProcess]:
+    """One slot: the second job waits."""
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096")
+    with serve_default(any_model, *flags, command=LIVELY) as worker:
+        yield worker.ready()
+
+
+def asked(worker: WorkerProcess, request: bytes) -> socket.socket:
+    sock = worker.connect()
+    sock.sendall(request)
+    return sock
+
+
+def is_silent(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    finally:
+        sock.setblocking(True)
+
+
+@pytest.mark.process
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        post_json("/execute", request_of("waits")),
+        post_json(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "stream": True}),
+        post_json("/v1/completions", {"prompt": "Hi", "stream": True, "n": 2}),
+    ],
+    ids=["execute", "chat", "completions"],
+)
+def test_a_job_that_waits_shows_life_until_it_is_its_turn(lively: WorkerProcess, request_bytes: bytes) -> None:
+    with Stream(lively.url, RUNS) as running:
+        running.until("token")
+        with asked(lively, request_bytes) as waiting:
+            received = read_until(waiting, SIGN_OF_LIFE)
+            assert received.startswith(b"HTTP/1.1 200 ")
+            received += read_until(waiting, SIGN_OF_LIFE)
+            assert b"data: " not in received
+            lively.post("/cancel/runs")
+            read_until(waiting, b"data: ")
+    eventually(lively.is_idle)
+
+
+@pytest.mark.process
+@pytest.mark.model
+def test_a_long_prompt_shows_life_while_it_is_read(lively: WorkerProcess) -> None:
+    """The engine stands still in the middle of it, so that the silence is certain."""
+    with asked(lively, post_json("/execute", request_of("reads", prompt=LONG_PROMPT))) as sock:
+        read_until(sock, b'"type":"started"')
+        lively.engine.suspend()
+        try:
+            read_until(sock, SIGN_OF_LIFE)
+        finally:
+            lively.engine.resume()
+    eventually(lively.is_idle)
+
+
+@pytest.mark.process
+@pytest.mark.model
+def test_nothing_is_said_before_the_headers_and_in_json_lines(lively: WorkerProcess) -> None:
+    """While the engine stands still nobody knows whether the last two prompts fit: the first does and the second does
+    not."""
+    lines = post_json("/execute", request_of("lines"), accept="application/jsonl")
+    too_long = post_json("/execute", request_of("too long", prompt=" hello" * 5000))
+    with Stream(lively.url, RUNS) as running, asked(lively, lines) as of_lines:
+        running.until("token")
+        begun = read_until(of_lines, b"\r\n\r\n")
+        engine = lively.engine
+        engine.suspend()
+        try:
+            with asked(lively, post_json("/execute", request_of("late"))) as late, asked(lively, too_long) as refused:
+                eventually(lambda: lively.health()["queue_depth"] >= 3)
+                for _ in range(10):  # a second of silence
+                    assert any(line == ": keep-alive" for line in running._lines)
+                assert all(map(is_silent, (of_lines, late, refused)))
+                engine.resume()
+                assert read_until(late, b"\r\n").startswith(b"HTTP/1.1 200 ")
+                assert read_until(refused, b"\r\n").startswith(b"HTTP/1.1 400 ")
+        finally:
+            engine.resume()
+        lively.post("/cancel/runs")
+        lively.post("/cancel/lines")
+        assert SIGN_OF_LIFE.strip() not in begun + read_until(of_lines, b"CANCELLED")
+    eventually(lively.is_idle)
+
+
+@pytest.mark.process
+@pytest.mark.model
+def test_the_flag_turns_them_off(any_model: Path) -> None:
+    """Ten times as long as a sign would take, by the `metrics` events of another job."""
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "2048", "--no-keepalive")
+    with serve_default(any_model, *flags, command=LIVELY) as worker, Stream(worker.ready().url, RUNS) as running:
+        running.until("token")
+        with asked(worker, post_json("/execute", request_of("waits"))) as waiting:
+            read_until(waiting, b"\r\n\r\n")
+            running.until("metrics")
+            running.until("metrics")
+            assert is_silent(waiting)
+            worker.post("/cancel/waits")
+            assert SIGN_OF_LIFE.strip() not in read_until(waiting, b"CANCELLED")
