@@ -198,8 +198,10 @@ CALLED_BY_THE_LOOP = {
     ("worker.web.connection", "self.transport.abort"),
     ("worker.web.connection", "self._look_at_taking"),
     ("worker.web.connection", "self._end_if_reset"),
+    ("worker.web.streaming", "self._look"),
 }
-"""Each tells what it raises (`failures_to`), or does nothing that can fail: sets an event, aborts a transport."""
+"""Each tells what it raises (`failures_to`), or does nothing that can fail: sets an event, aborts a transport, puts a
+comment into an empty buffer."""
 
 
 def front() -> list[Source]:
