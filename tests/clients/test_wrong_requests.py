@@ -350,3 +350,4 @@ def test_unknown_fields_are_ignored_and_named_in_a_header(path: str, toy: Worker
     harmless = {"user": "u"} | ({"metadata": {"a": "b"}, "store": False} if path == CHAT else {})
     response = toy.post(path, json=BODIES[path] | harmless)
     assert response.status_code == 200
+    assert response.headers["x-ignored-fields"] == ", ".join(harmless)

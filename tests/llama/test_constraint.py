@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 from tests.llama.bytewise import byte, constrain, is_text, submit
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import END, write_tiny
+from tests.openai.asking import TERMS
 from tests.vocabularies import VOCABULARIES
 from worker.engine.backend import Forced
 from worker.llama.constraint import MAX_FORCED_BYTES, Constraint, Constraints
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
+from worker.openai.completions import read_completion
 from worker.wire.messages import TokenId, Violation
 
 LAW = settings(max_examples=60)
@@ -130,6 +133,21 @@ def test_an_empty_text_leaves_only_the_end_to_be_drawn(constraints: Constraints)
     constraint = constrain(constraints, regex="")
     assert allowed_by(constraint) == [END]
     assert constraint.take_forced(9) == []
+
+
+@LAW
+@given(
+    texts=st.lists(st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=6), min_size=1, max_size=6),
+    other=st.text(max_size=6),
+)
+def test_a_choice_of_texts_is_one_of_them_and_nothing_else(
+    constraints: Constraints, texts: list[str], other: str
+) -> None:
+    """A `guided_choice` of `/v1`."""
+    asked = msgspec.json.encode({"prompt": "a", "guided_choice": texts})
+    regex = read_completion(asked, TERMS).generation.fields.regex
+    assert all(is_text(constrain(constraints, regex=regex), text) for text in texts)
+    assert is_text(constrain(constraints, regex=regex), other) == (other in texts)
 
 
 @LAW

@@ -12,7 +12,7 @@ from tests.openai.asking import ASKED, TERMS, body
 from tests.protocol.vectors import OTHER_THAN_DEFAULTS
 from worker.openai.chat import ChatAsked, read_chat
 from worker.openai.errors import NotAnObject, UnknownModel, error_detail
-from worker.openai.fields import MAX_IGNORED, OF_NO_CONSEQUENCE, SHARED
+from worker.openai.fields import MAX_IGNORED, SHARED
 from worker.protocol.bodies import FieldsRefused
 
 
@@ -106,13 +106,6 @@ def test_an_error_names_the_limit_as_the_client_spelled_it(name: str, n_tokens: 
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stop": [1]}, "stop[0]"),
         ({"logit_bias": {"5": "much"}}, "logit_bias[...]"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
-            "response_format.json_schema.schema",
-        ),
-        ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
@@ -143,6 +136,7 @@ def test_a_wrong_value_is_refused_by_its_name(fields: dict[str, Any], param: str
         {"suffix": "x"},
         {"functions": [{"name": "f"}]},
         {"prompt_logprobs": 1},
+        {"guided_whitespace_pattern": " ?"},
     ],
 )
 def test_what_is_known_and_cannot_be_done_is_refused(fields: dict[str, Any]) -> None:
@@ -154,16 +148,90 @@ def test_what_is_known_and_cannot_be_done_is_refused(fields: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "fields",
     [
-        *({name: "anything"} for name in sorted(OF_NO_CONSEQUENCE)),
-        {"modalities": ["text"]},
+        *({"verbosity": verbosity} for verbosity in ("low", "medium", "high", "operatic", 3)),
+        *({name: "anything"} for name in ("user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier")),
         {"store": False},
-        {"tools": []},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"modalities": ["text"]},
         {"functions": []},
+        {"guided_decoding_backend": "xgrammar"},
     ],
 )
-def test_what_asks_for_nothing_is_taken_and_not_named(fields: dict[str, Any]) -> None:
+def test_what_changes_nothing_is_taken_and_named(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    asked = read(**fields)
+    assert asked.generation.ignored == (name,)
+    assert replace(asked, generation=replace(asked.generation, ignored=())) == read()
+
+
+@pytest.mark.parametrize("fields", [{"tools": []}, {"tools": [{"type": "function"}], "tool_choice": "none"}])
+def test_no_tools_are_taken_and_not_named(fields: dict[str, Any]) -> None:
     assert read(**fields) == read()
+
+
+unknown = st.sampled_from(["cache_control", "annotations", "phase", "_backend", "x"])
+
+
+def message(role: str, **rest: Any) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": "a"}], **rest}
+
+
+@given(st.sampled_from(["stream_options", "response_format", "structured_outputs"]), unknown, st.integers() | st.none())
+def test_unknown_members_of_a_field_are_named_where_they_are_not_null(field: str, name: str, value: object) -> None:
+    known = {"type": "text"} if field == "response_format" else {}
+    given_fields = {field: {**known, name: value}, "stream": True}
+    assert read(**given_fields).generation.ignored == (() if value is None else (f"{field}.{name}",))
+
+
+@given(
+    st.lists(unknown, unique=True), st.lists(unknown, unique=True), st.lists(unknown, unique=True), st.integers(1, 3)
+)
+def test_unknown_members_of_messages_parts_and_calls_are_named_once_each(
+    of_message: list[str], of_part: list[str], of_call: list[str], n_turns: int
+) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}} | dict.fromkeys(of_call, 1)
+    asked = {**message("user"), **dict.fromkeys(of_message, "ephemeral")}
+    asked["content"][0] |= dict.fromkeys(of_part, True)
+    turn = [asked, message("assistant", tool_calls=[call]), message("tool", tool_call_id="1", refusal=None)]
+    read_turns = read(messages=turn * n_turns)
+    wanted = {
+        *(f"messages.{name}" for name in of_message),
+        *(f"messages.content.{name}" for name in of_part),
+        *(f"messages.tool_calls.{name}" for name in of_call),
+    }
+    assert len(read_turns.generation.ignored) == len(wanted)
+    assert set(read_turns.generation.ignored) == wanted
+    plain = [message("user"), message("assistant", tool_calls=[{"id": "1", "function": call["function"]}])]
+    assert read_turns.prompt == read(messages=[*plain, message("tool", tool_call_id="1")] * n_turns).prompt
+
+
+def test_a_prefix_is_named_where_it_has_no_effect() -> None:
+    begun = message("assistant", prefix=True)
+    assert read(messages=[message("user"), begun, message("user")]).generation.ignored == ("messages.prefix",)
+    assert read(messages=[message("user"), begun]).generation.ignored == ()
+    assert read(messages=[message("user"), message("assistant", prefix=False)]).generation.ignored == ()
+
+
+@pytest.mark.parametrize("others", [{}, {"continue_final_message": False}, {"add_generation_prompt": False}])
+def test_a_prefix_is_to_go_on_from_the_final_message(others: dict[str, Any]) -> None:
+    talk = [message("user"), message("assistant")]
+    goes_on = read(messages=talk, continue_final_message=True).prompt
+    assert read(messages=[message("user"), message("assistant", prefix=True)], **others).prompt == goes_on
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraint"),
+    [
+        ({"messages": [message("user", prefix=True)]}, "last_message(assistant)"),
+        (
+            {"messages": [message("assistant", prefix=True)], "add_generation_prompt": True},
+            "exclusive(add_generation_prompt)",
+        ),
+    ],
+)
+def test_a_prefix_that_cannot_be_is_refused_by_its_place(fields: dict[str, Any], constraint: str) -> None:
+    (error,) = refused(**fields).errors
+    assert (error.field, error.constraint) == ("messages[0].prefix", constraint)
+    assert error.message.startswith("messages[0].prefix ")
 
 
 def test_what_a_router_adds_is_named_and_changes_nothing() -> None:
@@ -190,17 +258,6 @@ def test_all_errors_are_told_at_once_and_no_value_is_quoted() -> None:
     error = refused(temperature=secret, messages=[{"role": secret, "content": [{"type": secret}]}], stop=[secret] * 17)
     assert len(error.errors) >= 3
     assert secret not in str(error)
-
-
-def test_a_schema_is_the_answers_form_under_either_name() -> None:
-    schema = {"type": "object", "properties": {"z": {}, "a": {}}}
-    named = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    text = '{"type":"object","properties":{"z":{},"a":{}}}'
-    assert read(response_format=named).generation.fields.json_schema == text
-    assert read(json_schema=schema).generation.fields.json_schema == text
-    assert read(response_format={"type": "json_object"}).generation.fields.json_schema == '{"type":"object"}'
-    assert read(response_format={"type": "text"}).generation.fields.json_schema is None
-    assert read(response_format=named).generation.names["json_schema"] == "response_format"
 
 
 def test_another_model_is_refused_only_where_the_name_matters() -> None:

@@ -85,6 +85,30 @@ def test_a_whole_turn_with_a_tool_keeps_what_templates_read() -> None:
     assert third == {"role": "assistant", "content": "It is 7.", "reasoning_content": "hm"}
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+@pytest.mark.parametrize(
+    ("rest", "is_text"),
+    [({}, True), ({"tool_calls": []}, True), ({"reasoning": "hm"}, True), (calling("{}"), False)],
+)
+def test_an_assistants_missing_content_is_an_empty_text_but_beside_calls(
+    content: dict[str, Any], rest: dict[str, Any], is_text: bool
+) -> None:
+    (found,) = made([{**rest, "role": "assistant", **content}])
+    assert found["content"] == ("" if is_text else None)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_last_message_may_be_the_beginning_of_the_answer(before: int) -> None:
+    last = {"role": "assistant", "content": "So"}
+    plain = conversation([*[HI] * before, last], continue_final_message=True, max_chars=MAX_CHARS)
+    assert conversation([*[HI] * before, last | {"prefix": True}], max_chars=MAX_CHARS) == plain
+    assert not plain.add_generation_prompt
+    assert refused([*[HI] * before, HI | {"prefix": True}]) == [
+        (f"messages[{before}].prefix", "last_message(assistant)")
+    ]
+    assert refused([HI | {"prefix": "yes"}]) == [("messages[0].prefix", "type")]
+
+
 def test_two_older_names_are_understood() -> None:
     old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     assert made([old]) == made([calling("{}")])
@@ -119,9 +143,7 @@ def test_the_rest_travels_beside_the_messages() -> None:
         pytest.param({"role": "root", "content": "hi"}, ".role", "role", id="role-unknown"),
         pytest.param({"role": "user"}, ".content", "required", id="no-content"),
         pytest.param({"role": "user", "content": None}, ".content", "required", id="null"),
-        pytest.param({"role": "assistant", "content": None}, ".content", "required", id="null-alone"),
         pytest.param({"role": "user", "reasoning": "hm"}, ".content", "required", id="reasoning-of-a-user"),
-        pytest.param({"role": "assistant", "tool_calls": []}, ".content", "required", id="no-calls"),
         pytest.param({"role": "user", "content": 7}, ".content", "type", id="number"),
         pytest.param({"role": "user", "content": ["hi"]}, ".content[0]", "type", id="part-text"),
         pytest.param({"role": "user", "content": [{"text": "hi"}]}, ".content[0]", "type", id="part-without-type"),
@@ -210,10 +232,13 @@ def test_nothing_is_nested_deeper_than_who_reads_it_next_can_go() -> None:
         ({"tools": [{"x": "y" * MAX_CHARS}]}, ("tools", f"length(..={MAX_CHARS})")),
         ({"template_kwargs": []}, ("chat_template_kwargs", "type")),
         ({"template_kwargs": {"x": "y" * MAX_BYTES}}, ("chat_template_kwargs", f"length(..={MAX_BYTES})")),
-        ({"continue_final_message": True}, ("continue_final_message", "exclusive(add_generation_prompt)")),
         (
-            {"continue_final_message": True, "add_generation_prompt": False},
-            ("continue_final_message", "last_message(assistant)"),
+            {"continue_final_message": True, "add_generation_prompt": True},
+            ("continue_final_message", "exclusive(add_generation_prompt)"),
+        ),
+        *(
+            ({"continue_final_message": True, **open_}, ("continue_final_message", "last_message(assistant)"))
+            for open_ in ({}, {"add_generation_prompt": False})
         ),
     ],
 )

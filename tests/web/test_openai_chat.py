@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions` and what is told of tokens, over real sockets, with the default model's own template."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -78,6 +79,63 @@ def test_the_answer_has_the_form_that_is_asked_for(eloquent: WorkerProcess) -> N
     named = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": schema}}
     content = ask(eloquent, CHAT, {**QUESTION, "response_format": named})["choices"][0]["message"]["content"]
     assert content.replace(" ", "") in {'{"city":"Paris"}', '{"city":"Rome"}'}
+
+
+LARK = "?start: capital\ncapital: NAME\nNAME: /[A-Z][a-z]+/"
+"""As vLLM's clients send it."""
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("json", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, r'\{"a": ?-?\d+.*'),
+        ("json", '{"enum": ["Paris", "Rome"]}', '"(Paris|Rome)"'),
+        ("regex", "[0-9]{3}", "[0-9]{3}"),
+        ("choice", ["Paris is (the) capital.", "R*me"], r"Paris is \(the\) capital\.|R\*me"),
+        ("grammar", 'root ::= "Paris" | "Rome"', "Paris|Rome"),
+        ("grammar", LARK, "[A-Z][a-z]+"),
+    ],
+)
+def test_the_answer_follows_a_constraint_in_vllms_spellings(
+    eloquent: WorkerProcess, path: str, name: str, value: Json | str, wanted: str
+) -> None:
+    prompt: Json = {"messages": QUESTION["messages"]} if path == CHAT else {"prompt": PROMPT}
+    for constraint in ({f"guided_{name}": value}, {"structured_outputs": {name: value}}):
+        answer = ask(eloquent, path, {**prompt, "temperature": 0, "max_tokens": 24, **constraint})
+        (choice,) = answer["choices"]
+        text = choice["message"]["content"] if path == CHAT else choice["text"]
+        assert re.fullmatch(wanted, text), text
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"guided_json": {"uniqueItems": True}}, "guided_json"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_grammar": "nothing"}, "guided_grammar"),
+        ({"structured_outputs": {"grammar": "root ::= root2"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": '{"uniqueItems": true}'}}, "structured_outputs.json"),
+    ],
+)
+def test_what_the_engine_refuses_is_named_as_it_was_sent(
+    eloquent: WorkerProcess, path: str, sent: Json, param: str
+) -> None:
+    prompt: Json = {"messages": QUESTION["messages"]} if path == CHAT else {"prompt": PROMPT}
+    error = refusal(eloquent.post(path, json={**prompt, **sent}))
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert error["message"].startswith(f"{param}: ")
+
+
+def test_a_prefix_is_gone_on_from_and_what_is_not_read_is_named(eloquent: WorkerProcess) -> None:
+    asked = QUESTION["messages"]
+    begun: Json = {"role": "assistant", "content": "The capital of"}
+    plain = {**QUESTION, "messages": [*asked, begun], "continue_final_message": True}
+    marked = [{**asked[0], "cache_control": {"type": "ephemeral"}}, asked[1], {**begun, "prefix": True}]
+    response = eloquent.post(CHAT, json={**QUESTION, "messages": marked, "verbosity": "low", "store": False})
+    assert response.headers["x-ignored-fields"] == "verbosity, store, messages.cache_control"
+    assert response.json()["choices"] == ask(eloquent, CHAT, plain)["choices"]
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused_by_the_field_that_has_it(eloquent: WorkerProcess) -> None:

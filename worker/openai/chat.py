@@ -36,6 +36,7 @@ from worker.openai.fields import (
     read_struct,
 )
 from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
+from worker.protocol.conversation import unread_members
 from worker.protocol.rules import int_range
 from worker.wire.messages import Conversation, Logprob
 
@@ -47,7 +48,7 @@ CHUNK_OBJECT = "chat.completion.chunk"
 
 class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/chat/completions`. Beside these fields it may have those of `/execute` that say how tokens
-    are drawn. null is as absent; unknown fields are ignored and named in `x-ignored-fields`."""
+    are drawn. null is as absent; what changes nothing is ignored and named in `x-ignored-fields`."""
 
     messages: Annotated[Any, doc("The conversation.")] = None
     max_completion_tokens: Annotated[int | None, doc("Another name of max_tokens.", minimum=1)] = None
@@ -119,6 +120,7 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
             "max_tokens": tokens_field,
             "chat_template_kwargs": told_field,
         },
+        ignored=unread_members(request.messages),
     )
     assert prompt is not None  # or there were errors
     return ChatAsked(prompt, generation, bool(request.logprobs))

@@ -53,7 +53,7 @@ PlainPrompt = str | tuple[TokenId, ...]
 
 class CompletionRequest(GeneratingRequest, frozen=True, kw_only=True):
     """The body of `POST /v1/completions`. Beside these fields it may have those of `/execute` that say how tokens are
-    drawn. null is as absent; unknown fields are ignored and named in `x-ignored-fields`."""
+    drawn. null is as absent; what changes nothing is ignored and named in `x-ignored-fields`."""
 
     prompt: Annotated[Any, doc("A text, token ids, or a list of either: raw model input, no template is applied.")] = (
         None

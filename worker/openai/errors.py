@@ -126,6 +126,10 @@ def respelled(errors: Iterable[FieldError], names: Mapping[str, str]) -> list[Fi
 
 
 def _respelled(error: FieldError, names: Mapping[str, str]) -> FieldError:
-    name = names.get(error.field, error.field)
+    name, constraint = names.get(error.field, error.field), error.constraint
     message = name + error.message[len(error.field) :] if error.message.startswith(error.field) else error.message
-    return msgspec.structs.replace(error, field=name, message=message)
+    other = constraint.removeprefix("exclusive(").removesuffix(")")
+    if other in names and other != constraint:
+        message = message.replace(f"cannot go with {other}", f"cannot go with {names[other]}")
+        constraint = f"exclusive({names[other]})"
+    return msgspec.structs.replace(error, field=name, constraint=constraint, message=message)

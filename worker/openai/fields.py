@@ -1,23 +1,25 @@
 """The fields of a request in OpenAI's shape, and how they become those of `/execute`.
 
-Owns: which fields are known, which are refused and which are of no consequence; their types; what the two generating
-routes have in common. Ranges are protocol/rules.py's. null is as absent, for every field. Refuses to know: HTTP
+Owns: which fields are known, which are refused and which are ignored; their types; what the two generating routes have
+in common. Ranges are protocol/rules.py's. null is as absent, for every field. Refuses to know: HTTP
 frameworks, the prompt. Pure; runs on the front's event loop, or on a thread for large bodies.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from worker.openai.constraints import ConstrainedRequest, constraint_of
 from worker.openai.errors import NotAnObject, UnknownModel, respelled
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
-from worker.protocol.constraints import SchemaText
 from worker.protocol.conversation import conversation
 from worker.protocol.execute import ExecuteRequest, narrow
 from worker.protocol.rules import int_range, sampling_violations
+from worker.protocol.unread import unread
 from worker.wire.messages import Conversation
 
 Members = dict[str, Any]
@@ -33,28 +35,20 @@ MAX_IGNORED = 32
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 """RFC 9110, 5.6.2: what may stand in a header without quotes; other names are left out."""
 
-OF_NO_CONSEQUENCE = frozenset(
-    {
-        *("user", "metadata", "service_tier", "safety_identifier", "parallel_tool_calls"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    }
-)
-"""Fields that clients may send, and whose being ignored they cannot see."""
-
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
+    "guided_whitespace_pattern": (),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
     "store": (False,),
     "suffix": ("",),
     "use_beam_search": (False,),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Fields that cannot be honoured, and those of their values that ask for nothing."""
+"""Fields that cannot be honoured, and those of their values that ask for nothing, which are ignored."""
 
 _OWN_READING = frozenset(
     {
@@ -65,13 +59,12 @@ _OWN_READING = frozenset(
 SHARED = {field.name: field.type for field in msgspec.structs.fields(ExecuteRequest) if field.name not in _OWN_READING}
 """The fields that are `/execute`'s by name, type and meaning, with their types."""
 
-_FORMATS = ("text", "json_object", "json_schema")
-
 _I64_MAX = 2**63 - 1
 _U64 = 2**64
 
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<inside>.*)`)?", re.DOTALL)
 """How msgspec words a value of a wrong type: it names types, and nothing of the value."""
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,24 +74,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage_stats: Annotated[bool | None, doc("The usage so far in every chunk of a choice.")] = None
 
 
-class NamedSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """A schema that an answer has to satisfy; it is enforced, strict or not."""
-
-    name: str | None = None
-    description: str | None = None
-    schema: Annotated[dict[str, Any] | None, doc("As in /execute.")] = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer looks like."""
-
-    type: Annotated[str, doc("Any text, any JSON object, or what a schema allows.", enum=list(_FORMATS))]
-    json_schema: Annotated[NamedSchema | None, doc("With `json_schema`.")] = None
-    schema: Annotated[dict[str, Any] | None, doc("With `json_object`, as llama-server has it.")] = None
-
-
-class GeneratingRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """What chat completions and completions both have, beside `SHARED`."""
 
     model: Annotated[str | None, doc("Any name is taken, unless `--strict-model`.")] = None
@@ -110,8 +86,6 @@ class GeneratingRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: Annotated[str | list[str] | None, doc("Texts that end the answer and are not shown, at most 16.")] = None
     stream: Annotated[bool | None, doc("Server-sent events, chunk by chunk.")] = None
     stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
-    response_format: ResponseFormat | None = None
-    json_schema: Annotated[dict[str, Any] | bool | None, doc("As in /execute. Not with response_format.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +115,7 @@ class Generation:
     names: Mapping[str, str]
     """How the client spells fields that have other names in `/execute`."""
     ignored: tuple[str, ...]
-    """Fields that nobody knows here."""
+    """Members that change nothing here."""
 
     def choice(self, index: int, job_id: str) -> ExecuteRequest:
         """The fields of one of n answers to a prompt."""
@@ -181,7 +155,11 @@ def read_field(name: str, value: object, kind: Any, values: Members, errors: lis
         found = _PLACE.fullmatch(str(error))
         assert found is not None
         place = name + (found["inside"] or "")
-        errors.append(FieldError(field=place, constraint="type", message=f"{place}: {found['what']}"))
+        if missing := _MISSING.fullmatch(found["what"]):
+            place += f".{missing[1]}"
+            errors.append(FieldError(field=place, constraint="required", message=f"{place} is missing"))
+        else:
+            errors.append(FieldError(field=place, constraint="type", message=f"{place}: {found['what']}"))
 
 
 def conversation_of(
@@ -192,16 +170,12 @@ def conversation_of(
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
 ) -> Conversation:
-    """The conversation. Left out, add_generation_prompt is true unless the final message goes on.
-
-    Raises: FieldsRefused.
-    """
-    goes_on = bool(continue_final_message)
+    """The conversation. Raises: FieldsRefused."""
     return conversation(
         messages,
         template_kwargs=told,
-        add_generation_prompt=not goes_on if add_generation_prompt is None else add_generation_prompt,
-        continue_final_message=goes_on,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=bool(continue_final_message),
         max_chars=terms.max_prompt_chars,
     )
 
@@ -221,12 +195,19 @@ def unsupported(members: Members) -> Iterator[FieldError]:
             yield FieldError(field=name, constraint="unsupported", message=text)
 
 
-def ignored_fields(members: Members, *shapes: type[msgspec.Struct], known: Collection[str] = ()) -> tuple[str, ...]:
-    """Fields that mean nothing here, as a header may name them, at most MAX_IGNORED."""
-    own = {field.name for shape in shapes for field in msgspec.structs.fields(shape)}
-    unknown = (name for name in members if not (name in own or name in known or name in _UNSUPPORTED))
-    named = [name for name in unknown if name not in OF_NO_CONSEQUENCE and _TOKEN.fullmatch(name)]
-    return tuple(named[:MAX_IGNORED])
+def ignored_fields(
+    members: Members, shape: type[msgspec.Struct], *, known: Collection[str] = (), beside: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Members that change nothing here, as a header may name them, at most MAX_IGNORED: those of the request itself
+    first, then those inside its fields, then those that were found `beside` it."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(shape)}
+    given = {name: value for name, value in members.items() if value is not None}
+    found = chain(
+        (name for name in given if not (name in fields or name in known)),
+        *(unread(name, value, fields[name]) for name, value in given.items() if name in fields),
+        beside,
+    )
+    return tuple(islice(dict.fromkeys(name for name in found if _TOKEN.fullmatch(name)), MAX_IGNORED))
 
 
 def read_generation(
@@ -239,17 +220,19 @@ def read_generation(
     max_tokens: int | None,
     least_tokens: int = 1,
     names: Mapping[str, str],
+    ignored: Iterable[str] = (),
 ) -> Generation:
-    """What is asked for. `max_tokens` and `logprobs` are read already, since their spelling is the route's.
+    """What is asked for. `max_tokens` and `logprobs` are read already, since their spelling is the route's; `ignored`
+    are names that the route has found beside those of the fields.
 
     Raises: UnknownModel; FieldsRefused with the errors found so far and here.
     """
     check_model(request.model, terms)
     errors += unsupported(members)
-    schema, where = _schema(request, errors)
-    spelled = {"json_schema": where, **names}
     values = _shared(members, errors) | {"seed": _seed(request.seed, errors), "stop": _stops(request.stop)}
-    values |= {"job_id": "", "prompt": "", "json_schema": schema, "logprobs": logprobs}
+    wanted = constraint_of(request, values, errors)
+    spelled = {**names, **wanted.names}
+    values |= {"job_id": "", "prompt": "", "logprobs": logprobs, **wanted.fields}
     values["max_tokens"] = terms.max_tokens_out if max_tokens is None else max_tokens
     fields = msgspec.structs.replace(_NOTHING, **values)
     broken = [
@@ -268,7 +251,7 @@ def read_generation(
         is_stream=bool(request.stream),
         options=request.stream_options or StreamOptions(),
         names=spelled,
-        ignored=ignored_fields(members, type(request), known=SHARED),
+        ignored=ignored_fields(members, type(request), known=SHARED, beside=ignored),
     )
 
 
@@ -306,39 +289,3 @@ def _stream_errors(request: GeneratingRequest) -> Iterator[FieldError]:
     if request.stream_options is not None and not request.stream:
         text = "stream_options needs stream to be true; leave it out"
         yield FieldError(field="stream_options", constraint="needs(stream)", message=text)
-
-
-def _schema(request: GeneratingRequest, errors: list[FieldError]) -> tuple[SchemaText | None, str]:
-    """The schema that the answer has to satisfy, and the field that it came in."""
-    if request.response_format is None:
-        given = request.json_schema
-        return None if given is None else _schema_text(given), "json_schema"
-    if request.json_schema is not None:
-        text = "json_schema cannot go with response_format; send one of them"
-        errors.append(FieldError(field="json_schema", constraint="exclusive(response_format)", message=text))
-    schema = _schema_of(request.response_format, errors)
-    return None if schema is None else _schema_text(schema), "response_format"
-
-
-def _schema_of(wanted: ResponseFormat, errors: list[FieldError]) -> dict[str, Any] | None:
-    match wanted.type:
-        case "text":
-            return None
-        case "json_object":
-            return wanted.schema or {"type": "object"}
-        case "json_schema":
-            if wanted.json_schema is not None and wanted.json_schema.schema is not None:
-                return wanted.json_schema.schema
-            field, text = "response_format.json_schema.schema", "is missing: the schema of the answer"
-        case _:
-            field, text = "response_format.type", f"must be one of {', '.join(_FORMATS)}"
-    errors.append(FieldError(field=field, constraint="required", message=f"{field} {text}"))
-    return None
-
-
-def _schema_text(schema: object) -> SchemaText:
-    """Raises: NotAnObject for a schema that is nested as deeply as can just be read."""
-    try:
-        return SchemaText(msgspec.json.encode(schema).decode())
-    except RecursionError:
-        raise NotAnObject("the body is nested too deeply") from None

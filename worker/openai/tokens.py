@@ -10,6 +10,7 @@ import msgspec
 
 from worker.openai.fields import Terms, conversation_of, ignored_fields, read_object, read_struct
 from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
+from worker.protocol.conversation import unread_members
 from worker.wire.messages import Loaded, Prompt, TokenId, Tokenized
 
 
@@ -103,7 +104,6 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
             errors.append(FieldError(field=name, constraint="unsupported", message=text))
     if errors:
         raise FieldsRefused(errors)
-    ignored = ignored_fields(members, TokenizeRequest)
     if given[0] == "messages":
         prompt = conversation_of(
             members["messages"],
@@ -112,8 +112,9 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
+        ignored = ignored_fields(members, TokenizeRequest, beside=unread_members(members["messages"]))
         return TextAsked(prompt=prompt, field="messages", ignored=ignored)
-    return _text_asked(request, given[0], terms, ignored)
+    return _text_asked(request, given[0], terms, ignored_fields(members, TokenizeRequest))
 
 
 def _text_asked(request: TokenizeRequest, field: str, terms: Terms, ignored: tuple[str, ...]) -> TextAsked:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
 from worker.protocol.constraints import MAX_BYTES, MAX_DEPTH
+from worker.protocol.unread import unread
 from worker.wire.messages import Conversation
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -56,12 +57,12 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message of a conversation. Other keys are ignored."""
+    """One message of a conversation. Other keys are ignored; at `/v1` a header names them."""
 
     role: Annotated[str, doc("Who speaks.", enum=list(ROLES))]
     content: Annotated[
         str | list[Part] | UnsetType | None,
-        doc("A text, or its parts. Only an assistant's message may be without, beside calls or reasoning."),
+        doc("A text, or its parts. Only an assistant's message may be without."),
     ] = UNSET
     name: str | None = None
     reasoning_content: Annotated[str | None, doc("What an assistant thought before it answered.")] = None
@@ -69,6 +70,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_calls: Annotated[list[ToolCall] | None, doc("An assistant's.")] = None
     function_call: Annotated[Called | None, doc("What tool_calls was called when there was one.")] = None
     tool_call_id: Annotated[str | None, doc("Which call a tool's message answers.")] = None
+    prefix: Annotated[bool | None, doc("Of the last message, an assistant's: the answer goes on with its text.")] = None
 
 
 def conversation(
@@ -76,11 +78,12 @@ def conversation(
     *,
     tools: object = None,
     template_kwargs: object = None,
-    add_generation_prompt: bool = True,
+    add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
     max_chars: int,
 ) -> Conversation:
-    """The conversation that these values make; they are what msgspec.json.decode gives.
+    """The conversation that these values make; they are what msgspec.json.decode gives. None for add_generation_prompt
+    means true unless the final message goes on.
 
     `max_chars` counts Unicode scalar values: of the texts of all messages together, and of the JSON of `tools`.
     Raises: FieldsRefused with the broken rules, at most MAX_ERRORS; no text is quoted in them.
@@ -88,18 +91,28 @@ def conversation(
     errors: list[FieldError] = []
     read = _messages(messages, max_chars, errors)
     kwargs = {} if template_kwargs is None else template_kwargs
+    goes_on = "continue_final_message" if continue_final_message else _prefix_field(messages)
+    is_open = goes_on is None if add_generation_prompt is None else add_generation_prompt
     made = Conversation(
         messages=_json(read),
         tools=None if tools is None else _limited("tools", tools, list[dict[str, Any]], max_chars, errors),
         template_kwargs=_limited("chat_template_kwargs", kwargs, dict[str, Any], MAX_BYTES, errors),
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
+        add_generation_prompt=is_open,
+        continue_final_message=goes_on is not None,
     )
-    if continue_final_message:
-        errors += _continuation_errors(read, add_generation_prompt=add_generation_prompt)
+    if goes_on is not None:
+        errors += _continuation_errors(goes_on, read, add_generation_prompt=is_open)
     if errors:
         raise FieldsRefused(errors[:MAX_ERRORS])
     return made
+
+
+def unread_members(messages: object) -> Iterator[str]:
+    """Yield the places of members that are not null and change nothing, as `unread` spells them."""
+    yield from unread("messages", messages, Message)
+    match messages:
+        case [*before, _] if any(isinstance(one, dict) and one.get("prefix") for one in before):
+            yield "messages.prefix"
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────
@@ -139,8 +152,8 @@ def _message_errors(place: str, message: Message) -> Iterator[FieldError]:
         yield _error(f"{place}.role", "role", f"{place}.role must be one of {', '.join(ROLES)}")
     if isinstance(message.content, list):
         yield from _part_errors(f"{place}.content", message.content)
-    elif not isinstance(message.content, str) and not _is_without_content(message):
-        text = f"{place}.content is missing; send a text, or tool_calls in an assistant's message"
+    elif not isinstance(message.content, str) and message.role != "assistant":
+        text = f"{place}.content is missing; send a text, which may be empty"
         yield _error(f"{place}.content", "required", text)
     for field in ("tool_calls", "function_call"):
         if getattr(message, field) and message.role != "assistant":
@@ -174,8 +187,17 @@ def _part_errors(place: str, parts: list[Part]) -> Iterator[FieldError]:
             yield _error(f"{where}.text", "required", f"{where}.text is missing; send a text, which may be empty")
 
 
-def _continuation_errors(read: list[Message], *, add_generation_prompt: bool) -> Iterator[FieldError]:
-    field = "continue_final_message"
+def _prefix_field(messages: object) -> str | None:
+    """The field by which a last message says that the answer goes on with it."""
+    match messages:
+        case [*before, {"prefix": True}]:
+            return f"messages[{len(before)}].prefix"
+        case _:
+            return None
+
+
+def _continuation_errors(field: str, read: list[Message], *, add_generation_prompt: bool) -> Iterator[FieldError]:
+    """Yield why the answer cannot go on from the last message, which `field` asks for."""
     if add_generation_prompt:
         text = f"{field} cannot go with add_generation_prompt; send one of them"
         yield _error(field, "exclusive(add_generation_prompt)", text)
@@ -189,11 +211,6 @@ def _calls(message: Message) -> list[ToolCall]:
     if message.function_call:
         return [ToolCall(function=message.function_call)]
     return message.tool_calls or []
-
-
-def _is_without_content(message: Message) -> bool:
-    """Whether the message says something else than a content."""
-    return message.role == "assistant" and bool(_calls(message) or _reasoning(message))
 
 
 def _reasoning(message: Message) -> str | None:
@@ -213,18 +230,22 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _as_templates_expect(message: Message) -> Message:
-    """The message with one text as its content, or null, and with what a call is called with as an object."""
+    """The message with one text as its content, or null beside calls, and with what a call is called with as an
+    object."""
     content = message.content
+    calls = [replace(call, function=_with_object(call.function)) for call in _calls(message)]
     if isinstance(content, list):
         content = _BETWEEN_PARTS.join(part.text for part in content if isinstance(part.text, str))
-    calls = [replace(call, function=_with_object(call.function)) for call in _calls(message)]
+    if content is UNSET or content is None:
+        content = None if calls else ""
     return replace(
         message,
-        content=None if content is UNSET else content,
+        content=content,
         reasoning_content=_reasoning(message),
         reasoning=None,
         tool_calls=calls or None,
         function_call=None,
+        prefix=None,
     )
 
 

@@ -81,14 +81,10 @@ _SERVER_SENT_EVENT: Json = {
 """This is how OpenAPI 3.2 describes the items of a stream of them; before it, `schema` stands for one item too."""
 
 _CALLS = {"tool_calls": {"type": "array", "minItems": 1}, "function_call": {"type": "object"}}
-_SOME_TEXT = {"type": "string", "minLength": 1}
 _MESSAGE_RULES: Json = {
     "anyOf": [
         {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-        *(
-            {"required": [name], "properties": {"role": {"const": "assistant"}, name: given}}
-            for name, given in (_CALLS | dict.fromkeys(("reasoning_content", "reasoning"), _SOME_TEXT)).items()
-        ),
+        {"properties": {"role": {"const": "assistant"}}},
     ],
     "allOf": [
         {"not": {"required": list(_CALLS), "properties": _CALLS}},

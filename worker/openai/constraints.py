@@ -1,0 +1,225 @@
+"""The constraint on an answer, in the spellings of OpenAI, vLLM and llama-server.
+
+Owns: the fields that say it, and which of `/execute`'s constraints each of them is. Refuses to know: the limits of
+constraints (protocol/constraints.py), whether one can be kept (the engine). Pure; runs on the front's event loop, or on
+a thread for large bodies.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from worker.openai.errors import NotAnObject
+from worker.protocol.bodies import MAX_ERRORS, FieldError, doc
+from worker.protocol.constraints import SchemaText, schema_text
+
+FORMATS = ("text", "json_object", "json_schema")
+_ANY_OBJECT = {"type": "object"}
+
+Field = Literal["grammar", "json_schema", "regex"]
+_OWN: tuple[Field, ...] = ("grammar", "json_schema", "regex")
+_LARK_HEADER = "%llguidance"
+
+
+class NamedSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema that an answer has to satisfy; it is enforced, strict or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: Annotated[dict[str, Any] | None, doc("As in /execute.")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer looks like."""
+
+    type: Annotated[str, doc("Any text, any JSON object, or what a schema allows.", enum=list(FORMATS))]
+    json_schema: Annotated[NamedSchema | None, doc("With `json_schema`.")] = None
+    schema: Annotated[dict[str, Any] | None, doc("With `json_object`, as llama-server has it.")] = None
+
+
+_JSON = dict[str, Any] | str | None
+_CHOICES = doc("The answer is one of these texts.", minItems=1)
+_GRAMMAR = doc("As in /execute; without `::=` it is Lark.")
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's form of a constraint: at most one of the first five, and options of which none is supported."""
+
+    json: Annotated[_JSON, doc("A JSON schema, or its text.")] = None
+    regex: Annotated[str | None, doc("As in /execute.")] = None
+    choice: Annotated[list[str] | None, _CHOICES] = None
+    grammar: Annotated[str | None, _GRAMMAR] = None
+    json_object: Annotated[bool | None, doc("Any JSON object.")] = None
+    structural_tag: Annotated[Any, doc("Not supported.", const=None)] = None
+    whitespace_pattern: Annotated[str | None, doc("Not supported.", const=None)] = None
+    disable_any_whitespace: Annotated[bool | None, doc("Not supported.", enum=[False, None])] = None
+    disable_additional_properties: Annotated[bool | None, doc("Not supported.", enum=[False, None])] = None
+
+
+_OPTIONS = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+
+
+class ConstrainedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that constrain an answer, beside `/execute`'s `grammar` and `regex`. A request has at most one of all
+    these."""
+
+    response_format: ResponseFormat | None = None
+    json_schema: Annotated[dict[str, Any] | bool | None, doc("As in /execute.")] = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[_JSON, doc("structured_outputs.json as older clients of vLLM spell it.")] = None
+    guided_regex: Annotated[str | None, doc("structured_outputs.regex, likewise.")] = None
+    guided_choice: Annotated[list[str] | None, _CHOICES] = None
+    guided_grammar: Annotated[str | None, _GRAMMAR] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The constraint on an answer as fields of `/execute`, and the names that the client has for these."""
+
+    fields: Mapping[str, str | None]
+    names: Mapping[str, str]
+
+
+def constraint_of(request: ConstrainedRequest, own: Mapping[str, Any], errors: list[FieldError]) -> Wanted:
+    """The constraint that is asked for; `own` has those fields of `/execute` that were given. What is wrong is added to
+    the errors.
+
+    Raises: NotAnObject.
+    """
+    errors += _option_errors(request.structured_outputs)
+    asked = list(_asked(request, own))
+    fields: dict[str, str | None] = dict.fromkeys(_OWN)
+    if not asked:
+        return Wanted(fields, {})
+    if len(asked) > 1:
+        *others, last = (one.place for one in asked)
+        text = f"{last} cannot go with {' and '.join(others)}; send one of them"
+        errors.append(FieldError(field=last, constraint=f"exclusive({','.join(others)})", message=text))
+    first = asked[0]
+    fields[first.field] = first.read(first.place, first.value, errors)
+    return Wanted(fields, {first.field: first.place})
+
+
+Read = Callable[[str, Any, list[FieldError]], str | None]
+"""(where a constraint was sent, the constraint, errors) → its text; None where it asks for nothing, or has an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A constraint as it was sent."""
+
+    place: str
+    field: Field
+    """What it is at `/execute`."""
+    read: Read
+    value: Any
+
+
+def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> Iterator[_Asked]:
+    """All constraints of a request, in one order whatever the request's is."""
+    spelled: list[tuple[str, Field, Read, Any]] = [
+        ("response_format", "json_schema", _format, request.response_format),
+        ("grammar", "grammar", _text, own.get("grammar")),
+        ("json_schema", "json_schema", _schema, request.json_schema),
+        ("regex", "regex", _text, own.get("regex")),
+        ("guided_json", "json_schema", _json, request.guided_json),
+        ("guided_regex", "regex", _text, request.guided_regex),
+        ("guided_choice", "regex", _choice, request.guided_choice),
+        ("guided_grammar", "grammar", _grammar, request.guided_grammar),
+    ]
+    if (outputs := request.structured_outputs) is not None:
+        spelled += [
+            ("structured_outputs.json", "json_schema", _json, outputs.json),
+            ("structured_outputs.regex", "regex", _text, outputs.regex),
+            ("structured_outputs.choice", "regex", _choice, outputs.choice),
+            ("structured_outputs.grammar", "grammar", _grammar, outputs.grammar),
+            ("structured_outputs.json_object", "json_schema", _any_object, outputs.json_object or None),
+        ]
+    for place, field, read, value in spelled:
+        asks_for_nothing = isinstance(value, ResponseFormat) and value.type == "text"
+        if value is not None and not asks_for_nothing:
+            yield _Asked(place, field, read, value)
+
+
+def _option_errors(outputs: StructuredOutputs | None) -> Iterator[FieldError]:
+    for name in _OPTIONS:
+        if getattr(outputs, name, None):
+            place = f"structured_outputs.{name}"
+            text = f"{place} is not supported by this worker; leave it out"
+            yield FieldError(field=place, constraint="unsupported", message=text)
+
+
+# ── each spelling ────────────────────────────────────────────────────────────────────────────────
+
+
+def _text(place: str, value: str, errors: list[FieldError]) -> str:  # noqa: ARG001 - a Read
+    return value
+
+
+def _schema(place: str, value: object, errors: list[FieldError]) -> SchemaText:  # noqa: ARG001 - a Read
+    """Raises: NotAnObject for a schema that is nested as deeply as can just be read."""
+    try:
+        return SchemaText(msgspec.json.encode(value).decode())
+    except RecursionError:
+        raise NotAnObject("the body is nested too deeply") from None
+
+
+def _json(place: str, value: dict[str, Any] | str, errors: list[FieldError]) -> SchemaText | None:
+    """A schema, or the text of one."""
+    if not isinstance(value, str):
+        return _schema(place, value, errors)
+    try:
+        msgspec.json.decode(value)
+        schema = schema_text(value.encode())
+        fault = "is the JSON text null; send a schema" if schema is None else ""
+    except msgspec.ValidationError as error:
+        schema, fault = None, f"is a JSON text that is no schema: {error}"
+    except (msgspec.DecodeError, RecursionError):
+        schema, fault = None, "is a text that is not JSON; send a schema, or its JSON text"
+    if fault:
+        errors.append(FieldError(field=place, constraint="json_schema", message=f"{place} {fault}"))
+    return schema
+
+
+def _any_object(place: str, value: bool, errors: list[FieldError]) -> SchemaText:  # noqa: ARG001, FBT001 - a Read
+    return _schema(place, _ANY_OBJECT, errors)
+
+
+def _choice(place: str, value: list[str], errors: list[FieldError]) -> str | None:
+    """Texts of which the answer is one, as a regular expression."""
+    if not value:
+        errors.append(FieldError(field=place, constraint="non_empty", message=f"{place} must not be empty"))
+    for at, text in islice(enumerate(value), MAX_ERRORS):
+        if not text:
+            where = f"{place}[{at}]"
+            errors.append(FieldError(field=where, constraint="non_empty", message=f"{where} must not be empty"))
+    return "|".join(map(re.escape, value)) if value and all(value) else None
+
+
+def _grammar(place: str, value: str, errors: list[FieldError]) -> str:  # noqa: ARG001 - a Read
+    """A grammar in any of the notations that vLLM's clients send: Lark has no `::=` in it, and no header there."""
+    is_lark = "::=" not in value and value.strip() and not value.lstrip().startswith(_LARK_HEADER)
+    return f"{_LARK_HEADER} {{}}\n{value}" if is_lark else value
+
+
+def _format(place: str, value: ResponseFormat, errors: list[FieldError]) -> SchemaText | None:
+    schema: object = None
+    match value.type:
+        case "json_object":
+            schema = value.schema or _ANY_OBJECT
+        case "json_schema":
+            schema = None if value.json_schema is None else value.json_schema.schema
+            if schema is None:
+                field = f"{place}.json_schema.schema"
+                text = f"{field} is missing; send the schema of the answer"
+                errors.append(FieldError(field=field, constraint="required", message=text))
+        case _:
+            field = f"{place}.type"
+            text = f"{field} must be one of {', '.join(FORMATS)}"
+            errors.append(FieldError(field=field, constraint="one_of", message=text))
+    return None if schema is None else _schema(place, schema, errors)
