@@ -55,7 +55,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     choice: Annotated[list[str] | None, _CHOICES] = None
     grammar: Annotated[str | None, _GRAMMAR] = None
     json_object: Annotated[bool | None, doc("Any JSON object.")] = None
-    structural_tag: Annotated[Any, doc("Not supported.", const=None)] = None
+    structural_tag: Annotated[dict[str, Any] | str | None, doc("Not supported.", const=None)] = None
     whitespace_pattern: Annotated[str | None, doc("Not supported.", const=None)] = None
     disable_any_whitespace: Annotated[bool | None, doc("Not supported.", enum=[False, None])] = None
     disable_additional_properties: Annotated[bool | None, doc("Not supported.", enum=[False, None])] = None
@@ -148,7 +148,7 @@ def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> Iterator[_Ask
 
 def _option_errors(outputs: StructuredOutputs | None) -> Iterator[FieldError]:
     for name in _OPTIONS:
-        if getattr(outputs, name, None):
+        if getattr(outputs, name, None) not in (None, False):
             place = f"structured_outputs.{name}"
             text = f"{place} is not supported by this worker; leave it out"
             yield FieldError(field=place, constraint="unsupported", message=text)

@@ -21,7 +21,16 @@ JSON_LINES = ("application/jsonl", "application/x-ndjson")
 VOCABULARY = 49_152
 """The default model's."""
 LONGEST_STOP = 100
-VALID_CONSTRAINTS: Fields = {"grammar": 'root ::= "a"', "json_schema": {"type": "boolean"}, "regex": "a"}
+VALID_CONSTRAINTS: Fields = {
+    "grammar": 'root ::= "a"',
+    "json_schema": {"type": "boolean"},
+    "regex": "a",
+    "guided_json": {"type": "boolean"},
+    "guided_regex": "a",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": 'root ::= "a"',
+    "structured_outputs": {"json_object": True},
+}
 """A request has at most one of them."""
 VALID_MESSAGES = [{"role": "user", "content": "Hello"}]
 FITTING_PROMPT = 100
@@ -62,7 +71,8 @@ def _consistent(request: Fields) -> Fields:
     if request.get("messages") is None:
         request["prompt"] = _of_bytes(request["prompt"], FITTING_PROMPT)
     else:
-        request["messages"] = _short(request["messages"])
+        # Not every message can be gone on with.
+        request["messages"] = [_short(message) | {"prefix": None} for message in request["messages"][:3]]
         request.pop("chat_template_kwargs", None)  # the default model's template has no names for them
     return _made_valid(request)
 
