@@ -111,6 +111,8 @@ class ToyPrompts:
     """A token for each byte; the template is the contents of the messages, one behind the other."""
 
     def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
+        if isinstance(prompt, str) and "unreadable" in prompt:
+            return Violation("prompt", "vocabulary", "the vocabulary lacks a character")
         if isinstance(prompt, str):
             return Read([TokenId(byte % N_VOCAB) for byte in prompt.encode()], prompt)
         if isinstance(prompt, Conversation):

@@ -18,6 +18,7 @@ import pytest
 from tests.clients.v1 import CHAT, COMPLETIONS, ask, pieces_of, streamed, user
 from tests.front.rehearsal import FACTS
 from tests.worker_process import WorkerProcess, serve_default
+from worker.openai.fields import MAX_PREDICTION_CHARS
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -108,6 +109,7 @@ SAMPLING: dict[str, tuple[object, ...]] = {
     "guided_choice": ("x", 5, [], ["x\0"]),
     "guided_grammar": (5, "", "x\0"),
     "structured_outputs": ("x", 5, []),
+    "prediction": (SECRET, 5, []),
 }
 """Fields of chat and of completions alike."""
 
@@ -118,7 +120,6 @@ CHAT_FIELDS: dict[str, tuple[object, ...]] = {
     "stream_options": ("x", 5, []),
     "audio": ({"voice": "a", "format": "wav"},),
     "modalities": (["text", "audio"], "x"),
-    "prediction": ({"type": "content", "content": SECRET},),
     "web_search_options": ({},),
     "functions": ([{"name": "f"}],),
     "function_call": ("auto",),
@@ -229,6 +230,20 @@ CONFLICTS = [
     changed(COMPLETIONS, param="structured_outputs.choice", structured_outputs={"choice": []}),
     changed(CHAT, param="structured_outputs.whitespace_pattern", structured_outputs={"whitespace_pattern": ""}),
     changed(CHAT, param="ignore_eos", ignore_eos=True, guided_choice=["a"]),
+    *(
+        changed(path, param=f"prediction.{name}", prediction={"type": "content", "content": SECRET} | wrong)
+        for path in (CHAT, COMPLETIONS)
+        for name, wrong in (
+            ("type", {"type": "image"}),
+            ("type", {"type": 5}),
+            ("content", {"content": 5}),
+            ("content", {"content": "x" * (MAX_PREDICTION_CHARS + 1)}),
+            ("content[0].type", {"content": [{"type": "image_url"}]}),
+            ("content[0].text", {"content": [{"type": "text"}]}),
+        )
+    ),
+    changed(CHAT, param="prediction.content", prediction={"type": "content"}),
+    changed(CHAT, param="prediction.type", prediction={"content": SECRET}),
     changed(CHAT, param="json_schema", response_format={"type": "json_object"}, json_schema={}),
     changed(COMPLETIONS, param="n", prompt=["a"] * 65, n=2),
     changed(COMPLETIONS, param="prompt_logprobs", prompt_logprobs=1, stream=True),

@@ -37,6 +37,7 @@ class Request:
     """A ToyConstraint's number."""
     has_logprobs: bool = False
     prompt_logprobs: int | None = None
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

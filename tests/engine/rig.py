@@ -146,6 +146,7 @@ class Rig:
             request.stop,
             constraint=constraint,
             prompt_logprobs=request.prompt_logprobs,
+            prediction=[TokenId(token) for token in request.prediction],
         )
         sequence = self.engine.scheduler.find(job)
         assert sequence is not None

@@ -40,6 +40,8 @@ CHEAP_ROWS = ((1, 1.0), (32, 1.1))
 SMALL_HISTORY = 16 * 100
 """Bytes for a few answers."""
 STOPS: tuple[tuple[str, ...], ...] = ((), (), ("bb",), ("cab", "a"), ("dda", "aab"))
+PREDICTIONS = ((), (), (ENDS, *range(UNSCORABLE + 1, N_VOCAB)), (UNSCORABLE + 1, UNSCORABLE + 2) * 20)
+"""Texts that answers are said to repeat, of all tokens that can be computed or of a few."""
 LENGTHS = st.integers(1, 4) | st.integers(1, 3 * max(CHUNKS))
 
 
@@ -62,6 +64,7 @@ def requests(draw: st.DrawFn) -> Request:
         constraint=draw(st.none() | st.integers(0, 5)),
         has_logprobs=draw(st.booleans()),
         prompt_logprobs=draw(st.none() | st.integers(0, 3)),
+        prediction=draw(st.sampled_from(PREDICTIONS)),
     )
 
 

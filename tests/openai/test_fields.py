@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.openai.asking import ASKED, TERMS, body
 from tests.protocol.vectors import OTHER_THAN_DEFAULTS
 from worker.openai.chat import ChatAsked, read_chat
+from worker.openai.completions import read_completion
 from worker.openai.errors import NotAnObject, UnknownModel, error_detail
-from worker.openai.fields import MAX_IGNORED, SHARED
+from worker.openai.fields import MAX_IGNORED, MAX_PREDICTION_CHARS, SHARED
 from worker.protocol.bodies import FieldsRefused
 
 
@@ -131,7 +132,6 @@ def test_a_wrong_value_is_refused_by_its_name(fields: dict[str, Any], param: str
         {"audio": {"voice": "alloy"}},
         {"modalities": ["text", "audio"]},
         {"web_search_options": {}},
-        {"prediction": {"type": "content", "content": "x"}},
         {"store": True},
         {"suffix": "x"},
         {"functions": [{"name": "f"}]},
@@ -277,3 +277,44 @@ def test_the_template_is_told_the_effort_and_what_else_it_asks_for() -> None:
     assert prompt.add_generation_prompt
     goes_on = read(continue_final_message=True, messages=[{"role": "assistant", "content": "So"}]).prompt
     assert (goes_on.add_generation_prompt, goes_on.continue_final_message) == (False, True)
+
+
+# ── predictions ──────────────────────────────────────────────────────────────────────────────────
+
+
+def predicted(content: object) -> dict[str, Any]:
+    return {"prediction": {"type": "content", "content": content}}
+
+
+@given(st.lists(st.text(), max_size=4))
+def test_a_prediction_is_a_text_or_its_parts_and_changes_nothing_else(texts: list[str]) -> None:
+    parts = [{"type": "text", "text": text} for text in texts]
+    asked = read_chat(msgspec.json.encode(ASKED | predicted(parts)), TERMS)
+    assert asked == read_chat(msgspec.json.encode(ASKED | predicted("".join(texts))), TERMS)
+    assert asked.generation.prediction == "".join(texts)
+    assert asked.generation.ignored == ()
+    assert replace(asked, generation=replace(asked.generation, prediction="")) == read()
+
+
+def test_completions_take_a_prediction_too() -> None:
+    asked = read_completion(body({"prompt": "a"} | predicted("b")), TERMS)
+    assert asked.generation.prediction == "b"
+
+
+def test_a_prediction_is_named_where_nothing_is_drafted_from_texts() -> None:
+    terms = replace(TERMS, takes_predictions=False)
+    asked = read_chat(body(ASKED | predicted("b")), terms)
+    assert (asked.generation.prediction, asked.generation.ignored) == ("", ("prediction",))
+    assert read_chat(body(ASKED | predicted("")), terms) == read()
+
+
+def test_what_nobody_reads_of_a_prediction_is_named() -> None:
+    part = {"type": "text", "text": "b", "cache_control": {}}
+    asked = read(prediction={"type": "content", "content": [part], "id": 1})
+    assert asked.generation.ignored == ("prediction.content.cache_control", "prediction.id")
+
+
+@pytest.mark.parametrize("content", ["x" * (MAX_PREDICTION_CHARS + 1), [{"type": "text", "text": "x" * 70_000}] * 2])
+def test_a_prediction_is_bounded(content: object) -> None:
+    (error,) = refused(**predicted(content)).errors
+    assert (error.field, error.constraint) == ("prediction.content", f"length(..={MAX_PREDICTION_CHARS})")

@@ -1,7 +1,9 @@
 """Questions about tokens are answered at once, and prompts of all kinds are read, by the engine process."""
 
 import pytest
+from msgspec.structs import replace
 
+from tests.engine.fake_runner import ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.process.test_main import toy_engine
 from tests.toy_engine import TOY
@@ -16,6 +18,7 @@ from worker.wire.messages import (
     QuestionKey,
     Refused,
     Sampling,
+    SlotId,
     StepDone,
     Submit,
     TokenId,
@@ -84,6 +87,32 @@ def test_a_prompt_that_cannot_be_read_is_refused(prompt: Prompt, why: Violation)
         engine.next(Loaded)
         engine.send(job(prompt))
         assert engine.next(Refused) == Refused(job=JobKey(1), violations=(why,))
+
+
+def test_a_prediction_that_cannot_be_read_is_refused_beside_the_prompt() -> None:
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        engine.send(replace(job("unreadable"), prediction="unreadable"))
+        of_prompt, of_prediction = engine.next(Refused).violations
+        assert (of_prompt.field, of_prediction.field) == ("prompt", "prediction")
+        assert of_prediction.message == "prediction: the vocabulary lacks a character"
+
+
+def test_a_prediction_is_drafted_from_and_changes_no_token() -> None:
+    held = [TokenId(byte % N_VOCAB) for byte in b"hello"]
+    for _ in range(60):
+        held.append(ToyModel().draw(SlotId(0), held, 1).token)
+    plain = replace(job("hello"), max_tokens=60)
+    with toy_engine(TOY) as engine:
+        engine.next(Loaded)
+        ends, texts = [], []
+        for submit in (plain, replace(plain, job=JobKey(2), prediction="".join(map(chr, held[5:])))):
+            engine.send(submit)
+            steps = engine.story()
+            texts.append([delta.text for step in steps for delta in step.deltas])
+            ends.append(steps[-1].finished[0])
+        assert texts[0] == texts[1]
+        assert (ends[0].n_accepted, ends[1].n_accepted) == (0, 29), "the costs of steps are those of two tokens"
 
 
 def test_the_limits_of_a_prompt_hold_for_conversations() -> None:

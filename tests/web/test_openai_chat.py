@@ -138,6 +138,22 @@ def test_a_prefix_is_gone_on_from_and_what_is_not_read_is_named(eloquent: Worker
     assert response.json()["choices"] == ask(eloquent, CHAT, plain)["choices"]
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_prediction_changes_no_token_and_is_counted(eloquent: WorkerProcess, path: str) -> None:
+    asked: Json = {**QUESTION, "prompt": PROMPT} if path == COMPLETIONS else QUESTION
+    asked = {**asked, "logprobs": 0} if path == COMPLETIONS else {**asked, "logprobs": True}
+    plain = ask(eloquent, path, asked)
+    (choice,) = plain["choices"]
+    text = choice["message"]["content"] if path == CHAT else choice["text"]
+    for content in (text, [{"type": "text", "text": text}], "Another answer altogether.", "", text.upper()):
+        response = eloquent.post(path, json={**asked, "n": 2, "prediction": {"type": "content", "content": content}})
+        told = response.json()
+        assert [one | {"index": 0} for one in told["choices"]] == [choice] * 2
+        details = told["usage"]["completion_tokens_details"]
+        assert 0 <= details["accepted_prediction_tokens"] < told["usage"]["completion_tokens"]
+        assert details["rejected_prediction_tokens"] >= 0
+
+
 def test_a_schema_that_cannot_be_enforced_is_refused_by_the_field_that_has_it(eloquent: WorkerProcess) -> None:
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
     response = eloquent.post(CHAT, json={**QUESTION, "response_format": named})

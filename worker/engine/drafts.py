@@ -2,7 +2,7 @@
 
 Owns which jobs have drafts and from which source (`Drafts`), what wider steps cost, and how many draft tokens a step
 takes along: as many as pay, and never so many that a job is held up (`Speculation`). Knows neither how a draft is found
-(`DraftSource`: ngram.py, history.py) nor what a token means. Pure; step thread.
+(`DraftSource`: ngram.py, predicted.py, history.py) nor what a token means. Pure; step thread.
 
 No step ever takes a draft only to find out whether it would be right. A draft model's drafts take time to make; it is
 asked for them where that is expected to pay (`Speculation.asked`).
@@ -83,6 +83,19 @@ class OwnText:
         return sequence.acceptance
 
 
+class PredictedTexts:
+    """Drafts from what clients say that answers will repeat. What they are worth is learned for each job."""
+
+    def propose(self, wanted: Seq[tuple[Sequence, int]]) -> list[Draft]:
+        return [
+            NO_DRAFT if sequence.predicted is None else sequence.predicted.propose(sequence.generated, n_most)
+            for sequence, n_most in wanted
+        ]
+
+    def acceptance(self, sequence: Sequence) -> Acceptance:
+        return sequence.acceptance if sequence.predicted is None else sequence.predicted.acceptance
+
+
 class EarlierAnswers:
     """Drafts from what other jobs have generated. What they are worth is learned from all jobs together, so that a job
     begins with what is known."""
@@ -99,8 +112,9 @@ class EarlierAnswers:
 
 
 class Drafts:
-    """Without `row_costs`, (tokens in a decode step, seconds it takes), there are no drafts; without `history_bytes`
-    there are none from other jobs' answers, without a `model` none that take time to make. `clock` gives seconds.
+    """Without `row_costs`, (tokens in a decode step, seconds it takes), there are no drafts; without `has_own_text`
+    there are none from a job's own text and from predicted ones, without `history_bytes` none from other jobs'
+    answers, without a `model` none that take time to make. `clock` gives seconds.
     """
 
     def __init__(
@@ -115,7 +129,7 @@ class Drafts:
         self._speculation = Speculation(row_costs, MAX_DRAFTS)
         self._is_on = bool(row_costs)
         self._history = History(history_bytes if row_costs else 0)
-        self._sources: list[DraftSource] = [OwnText()] if has_own_text else []
+        self._sources: list[DraftSource] = [OwnText(), PredictedTexts()] if has_own_text else []
         if self._history.n_bytes:
             self._sources.append(EarlierAnswers(self._history))
         self._model = model
@@ -205,8 +219,9 @@ class Drafts:
         found = {slot: [Proposal(each.account, each.acceptance, NO_DRAFT)] for slot, each in sequences.items()}
         for source in self._sources:
             for (slot, sequence), draft in zip(sequences.items(), source.propose(wanted), strict=True):
-                proposal = Proposal(sequence.account, source.acceptance(sequence), _permitted(draft, sequence))
-                found[slot].append(proposal)
+                if draft.tokens:
+                    proposal = Proposal(sequence.account, source.acceptance(sequence), _permitted(draft, sequence))
+                    found[slot].append(proposal)
         return found
 
     def judge(self, step: Step, sampled: Seq[Sampled], running: Running, seconds: float) -> tuple[int, int]:

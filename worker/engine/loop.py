@@ -26,6 +26,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.draft_model import DraftModel
 from worker.engine.drafts import Drafts
 from worker.engine.kv_blocks import BlockJournal
+from worker.engine.predicted import Predicted
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
@@ -163,16 +164,28 @@ class Engine:
         *,
         constraint: Constraint | None = None,
         prompt_logprobs: int | None = None,
+        prediction: Seq[TokenId] = (),
     ) -> None:
         """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length, or ≤ where max_tokens is 0 and nothing is to
         be generated. max_tokens is cut to the room left. `prompt_logprobs`: how many of the most probable tokens are
         told beside each of the prompt's, at most MAX_TOPS; None: the prompt's log-probabilities are not.
+        `prediction`: a text that the answer will probably repeat, which changes no token of it.
 
         The engine owns the constraint from here on.
         """
         room = self._context_length - len(prompt)
         text, is_cut = TextStream(stop), max_tokens > room
-        sequence = Sequence(job, prompt, min(max_tokens, room), sampling, text, constraint, is_cut, prompt_logprobs)
+        sequence = Sequence(
+            job,
+            prompt,
+            min(max_tokens, room),
+            sampling,
+            text,
+            constraint=constraint,
+            is_cut=is_cut,
+            predicted=Predicted(prediction) if prediction else None,
+            n_top=prompt_logprobs,
+        )
         self.scheduler.add(sequence)
 
     def cancel(self, job: JobKey) -> None:

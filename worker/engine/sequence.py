@@ -20,6 +20,7 @@ from worker.engine.acceptance import Acceptance, Account
 from worker.engine.backend import Constraint, Forced, Score, Scoring, Slice
 from worker.engine.history import Match
 from worker.engine.ngram import NgramLookup
+from worker.engine.predicted import Predicted
 from worker.engine.text import TextStream
 from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 
@@ -63,6 +64,8 @@ class Sequence:
     text: TextStream
     constraint: Constraint | None = None
     is_cut: bool = False
+    predicted: Predicted | None = None
+    """The text that its client expects the answer to repeat."""
     n_top: int | None = None
     """How many of the most probable tokens are wanted beside each of the prompt's; None: no log-probabilities of the
     prompt at all."""

@@ -41,6 +41,7 @@ def checked(
     arrived_s: float,
     expires_s: float,
     prompt_logprobs: int | None = None,
+    prediction: str = "",
     answer_id: str | None = None,
     model: str | None = None,
     n_answers: int | None = 1,
@@ -60,6 +61,7 @@ def checked(
         json_schema=request.json_schema,
         regex=request.regex,
         prompt_logprobs=prompt_logprobs,
+        prediction=prediction,
     )
     return CheckedRequest(
         job_id=request.job_id,

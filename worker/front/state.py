@@ -254,6 +254,7 @@ class Front(Observer):
                 arrived_s=arrived_s,
                 expires_s=expires_s,
                 prompt_logprobs=asked.prompt_logprobs,
+                prediction=asked.prediction,
                 answer_id=asked.answer_id,
                 model=asked.model,
                 n_answers=asked.n_answers,

@@ -15,8 +15,8 @@ import msgspec
 
 from worker.openai.constraints import ConstrainedRequest, constraint_of
 from worker.openai.errors import NotAnObject, UnknownModel, respelled
-from worker.protocol.bodies import FieldError, FieldsRefused, doc
-from worker.protocol.conversation import conversation
+from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
+from worker.protocol.conversation import Part, conversation, part_errors
 from worker.protocol.execute import ExecuteRequest, narrow
 from worker.protocol.rules import int_range, sampling_violations
 from worker.protocol.unread import unread
@@ -30,6 +30,9 @@ MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 
+MAX_PREDICTION_CHARS = 131_072
+"""A prediction makes as much work in the engine as a prompt, and is there for speed alone."""
+
 MAX_IGNORED = 32
 """How many fields are named as ignored."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
@@ -42,7 +45,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": (),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
     "store": (False,),
     "suffix": ("",),
     "use_beam_search": (False,),
@@ -74,6 +76,16 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage_stats: Annotated[bool | None, doc("The usage so far in every chunk of a choice.")] = None
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A text that the answer will probably repeat, such as a file that is to be changed. It makes the answer faster and
+    changes no token of it."""
+
+    type: Annotated[str, doc("It has one.", const="content")]
+    content: Annotated[
+        str | list[Part], doc("The text, or parts that follow each other.", maxLength=MAX_PREDICTION_CHARS)
+    ]
+
+
 class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """What chat completions and completions both have, beside `SHARED`."""
 
@@ -86,6 +98,7 @@ class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     stop: Annotated[str | list[str] | None, doc("Texts that end the answer and are not shown, at most 16.")] = None
     stream: Annotated[bool | None, doc("Server-sent events, chunk by chunk.")] = None
     stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +112,8 @@ class Terms:
     max_tokens_out: int
     max_prompt_chars: int
     vocab_size: int
+    takes_predictions: bool = True
+    """Whether drafts are read from texts at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +131,8 @@ class Generation:
     """How the client spells fields that have other names in `/execute`."""
     ignored: tuple[str, ...]
     """Members that change nothing here."""
+    prediction: str = ""
+    """As Submit.prediction."""
 
     def choice(self, index: int, job_id: str) -> ExecuteRequest:
         """The fields of one of n answers to a prompt."""
@@ -232,6 +249,9 @@ def read_generation(
     values = _shared(members, errors) | {"seed": _seed(request.seed, errors), "stop": _stops(request.stop)}
     wanted = constraint_of(request, values, errors)
     spelled = {**names, **wanted.names}
+    prediction = _predicted_text(request.prediction, errors)
+    if prediction and not terms.takes_predictions:
+        prediction, ignored = "", chain(("prediction",), ignored)
     values |= {"job_id": "", "prompt": "", "logprobs": logprobs, **wanted.fields}
     values["max_tokens"] = terms.max_tokens_out if max_tokens is None else max_tokens
     fields = msgspec.structs.replace(_NOTHING, **values)
@@ -252,6 +272,7 @@ def read_generation(
         options=request.stream_options or StreamOptions(),
         names=spelled,
         ignored=ignored_fields(members, type(request), known=SHARED, beside=ignored),
+        prediction=prediction,
     )
 
 
@@ -283,6 +304,32 @@ def _seed(seed: int | None, errors: list[FieldError]) -> int | None:
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def _predicted_text(prediction: Prediction | None, errors: list[FieldError]) -> str:
+    """The text that is predicted; empty where there is none, or where something is wrong with it."""
+    if prediction is None:
+        return ""
+    content = prediction.content
+    found = list(islice(_prediction_errors(prediction), MAX_ERRORS))
+    errors += found
+    if found or isinstance(content, str):
+        return "" if found else str(content)
+    return "".join(part.text for part in content if isinstance(part.text, str))
+
+
+def _prediction_errors(prediction: Prediction) -> Iterator[FieldError]:
+    content = prediction.content
+    if prediction.type != "content":
+        text = "prediction.type must be content, which is all that is predicted"
+        yield FieldError(field="prediction.type", constraint="one_of", message=text)
+    if isinstance(content, list):
+        yield from part_errors("prediction.content", content)
+    texts = (content,) if isinstance(content, str) else (part.text for part in content)
+    n_chars = sum(len(text) for text in texts if isinstance(text, str))
+    if n_chars > MAX_PREDICTION_CHARS:
+        text = f"prediction.content must be at most {MAX_PREDICTION_CHARS} characters (got {n_chars})"
+        yield FieldError(field="prediction.content", constraint=f"length(..={MAX_PREDICTION_CHARS})", message=text)
 
 
 def _stream_errors(request: GeneratingRequest) -> Iterator[FieldError]:

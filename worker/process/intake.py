@@ -43,6 +43,7 @@ class Queued:
     submit: Submit
     prompt: list[TokenId]
     constraint: Constraint | None
+    prediction: list[TokenId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +141,15 @@ class Intake:
         assert self._model is not None
         prompt = self._tokens_of(submit)
         constraint = self._model.constrain(submit)
-        broken = tuple(found for found in (prompt, constraint) if isinstance(found, Violation))
-        if isinstance(prompt, Violation) or isinstance(constraint, Violation):
+        prediction = self._predicted(submit.prediction)
+        broken = tuple(found for found in (prompt, constraint, prediction) if isinstance(found, Violation))
+        if isinstance(prompt, Violation) or isinstance(constraint, Violation) or isinstance(prediction, Violation):
             if constraint is not None and not isinstance(constraint, Violation):
                 constraint.close()
             self._outbox.send(Refused(job=submit.job, violations=broken))
         else:
             self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt)))
-            self.inbox.put(Queued(submit, prompt, constraint))
+            self.inbox.put(Queued(submit, prompt, constraint, prediction))
 
     def _tokens_of(self, submit: Submit) -> list[TokenId] | Violation:
         assert self._model is not None
@@ -161,6 +163,16 @@ class Intake:
             is_answered=submit.max_tokens > 0,
         )
         return too_long or read.tokens
+
+    def _predicted(self, text: str) -> list[TokenId] | Violation:
+        """The tokens of a text that an answer will probably repeat; names of special tokens in it are text."""
+        assert self._model is not None
+        if not text:
+            return []
+        read = self._model.prompts.read(text, add_special=False, parse_special=False)
+        if isinstance(read, Violation):
+            return Violation("prediction", read.constraint, f"prediction: {read.message}")
+        return read.tokens
 
     def _abort_if_nobody_waits(self, job: JobKey) -> None:
         """Stop the running step when each of its jobs is cancelled; a mistake costs one repeated step (loop.py)."""

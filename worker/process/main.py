@@ -170,7 +170,7 @@ def _drain(inbox: "queue.SimpleQueue[Work]", engine: Engine) -> None:
 
 def _apply(message: Work, engine: Engine) -> None:
     match message:
-        case Queued(submit, prompt, constraint):
+        case Queued(submit, prompt, constraint, prediction):
             engine.submit(
                 submit.job,
                 prompt,
@@ -179,6 +179,7 @@ def _apply(message: Work, engine: Engine) -> None:
                 submit.stop,
                 constraint=constraint,
                 prompt_logprobs=submit.prompt_logprobs,
+                prediction=prediction,
             )
         case Cancel(job=job):
             engine.cancel(job)

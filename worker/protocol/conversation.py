@@ -151,7 +151,7 @@ def _message_errors(place: str, message: Message) -> Iterator[FieldError]:
     if message.role not in ROLES:
         yield _error(f"{place}.role", "role", f"{place}.role must be one of {', '.join(ROLES)}")
     if isinstance(message.content, list):
-        yield from _part_errors(f"{place}.content", message.content)
+        yield from part_errors(f"{place}.content", message.content)
     elif not isinstance(message.content, str) and message.role != "assistant":
         text = f"{place}.content is missing; send a text, which may be empty"
         yield _error(f"{place}.content", "required", text)
@@ -176,7 +176,8 @@ def _message_errors(place: str, message: Message) -> Iterator[FieldError]:
         yield from _depth_errors(f"{place}.function_call.arguments", message.function_call.arguments)
 
 
-def _part_errors(place: str, parts: list[Part]) -> Iterator[FieldError]:
+def part_errors(place: str, parts: list[Part]) -> Iterator[FieldError]:
+    """Yield why parts are no texts."""
     for at, part in enumerate(parts):
         where = f"{place}[{at}]"
         if part.type != "text":

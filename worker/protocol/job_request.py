@@ -18,6 +18,8 @@ class JobRequest:
     """What its client is told of it; this job's own."""
     prompt_logprobs: int | None = None
     """As Submit.prompt_logprobs."""
+    prediction: str = ""
+    """As Submit.prediction."""
     answer_id: str | None = None
     """The answer that it is a part of, whose id cancels it too; None where it is the whole."""
     model: str | None = None

@@ -77,6 +77,7 @@ class Door:
             max_tokens_out=settings.max_tokens_out,
             max_prompt_chars=settings.max_prompt_chars,
             vocab_size=self.facts.vocab_size,
+            takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
         )
         return await self._bodies.decoded(request, lambda body: read(body, terms))
 
@@ -109,6 +110,7 @@ class Door:
                     prompt=prompt,
                     dialect=choice,
                     prompt_logprobs=prompt_logprobs,
+                    prediction=generation.prediction,
                     answer_id=heading.id,
                     model=generation.model,
                     n_answers=n if number == 0 else None,

@@ -203,6 +203,8 @@ class Submit(_Frame, frozen=True, kw_only=True):
     regex: str | None = None
     prompt_logprobs: int | None = None
     """As Sampling.logprobs, of the prompt's own tokens."""
+    prediction: str = ""
+    """A text that the answer will probably repeat; empty: there is none."""
 
 
 class Cancel(_Frame, frozen=True, kw_only=True):
@@ -363,7 +365,9 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     """A rule that the request breaks and only the engine can check: context_length(N), max_tokens_in(K), or what a
     constraint says."""
 
-    field: Literal["prompt", "messages", "chat_template_kwargs", "tokens", "grammar", "json_schema", "regex"]
+    field: Literal[
+        "prompt", "messages", "chat_template_kwargs", "tokens", "grammar", "json_schema", "regex", "prediction"
+    ]
     constraint: str
     message: str
 

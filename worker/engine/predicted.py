@@ -1,0 +1,83 @@
+"""Drafts from a text that the client expects its answer to repeat: OpenAI's `prediction`.
+
+Owns the index over one such text, and the place where the answer has come to in it. Knows neither the model nor how
+many draft tokens pay (drafts.py). Pure; step thread.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence as Seq
+
+from worker.engine.acceptance import NO_DRAFT, Acceptance, Draft
+from worker.engine.ngram import NGRAM_SIZES, TRUST_BEHIND_A_CHANGE, n_common
+from worker.wire.messages import TokenId
+
+MAX_TOKENS = 32_768
+"""How many tokens of a text are looked at. The index takes up to 800 bytes for each."""
+N_INDEXED = 512
+"""How many tokens are indexed before a step, at about two microseconds each: other jobs wait meanwhile."""
+BELIEVED = 8
+"""How many tokens the beginning of the text is trusted as if it had agreed for: the client has said so."""
+
+
+class Predicted:
+    """A text that the answer will probably repeat, with changes.
+
+    Its place is the text's beginning at first, and moves on with the answer for as long as both agree. Behind a token
+    that differs it is where the answer's last tokens stand next in the text; where they stand nowhere, behind the token
+    that was expected, which another has replaced.
+    """
+
+    def __init__(self, tokens: Seq[TokenId]) -> None:
+        self.acceptance = Acceptance()
+        """What such drafts are worth to this job."""
+        self._tokens = list(tokens[:MAX_TOKENS])
+        self._places: dict[tuple[TokenId, ...], list[int]] = {}
+        """n-gram → the positions behind it, ascending."""
+        self._n_indexed = 0
+        self._n_seen = 0
+        """How many of the answer's tokens were compared."""
+        self._next = 0
+        """The position of the token that should come next."""
+        self._n_matched = BELIEVED
+        self._reached = 0
+        """The position behind what the answer surely has repeated: it goes on there or later, rather than before."""
+
+    def propose(self, generated: Seq[TokenId], n_most: int) -> Draft:
+        """What follows the place in the text, up to n_most tokens; `NO_DRAFT` at its end. `generated`: the whole answer
+        up to now, which only grows."""
+        self._index(min(len(self._tokens), self._n_indexed + N_INDEXED))
+        while self._n_seen < len(generated):
+            self._n_seen += 1
+            self._follow(generated, self._n_seen)
+        tokens = tuple(self._tokens[self._next : self._next + n_most])
+        return Draft(tokens, self._n_matched) if tokens else NO_DRAFT
+
+    def _index(self, end: int) -> None:
+        tokens = self._tokens
+        for at in range(self._n_indexed + 1, end + 1):
+            for size in NGRAM_SIZES:
+                if size <= at:
+                    self._places.setdefault(tuple(tokens[at - size : at]), []).append(at)
+        self._n_indexed = end
+
+    def _follow(self, generated: Seq[TokenId], end: int) -> None:
+        """Take in the answer's token before position `end`."""
+        if self._tokens[self._next : self._next + 1] == [generated[end - 1]]:
+            self._next += 1
+            self._n_matched += 1
+        else:
+            self._look_for(generated, end)
+        if self._n_matched >= NGRAM_SIZES[0]:
+            self._reached = self._next
+
+    def _look_for(self, generated: Seq[TokenId], end: int) -> None:
+        ngrams = (tuple(generated[end - size : end]) for size in NGRAM_SIZES if size <= end)
+        known = next((ngram for ngram in ngrams if ngram in self._places), ())
+        if len(known) > 1 or (known and not self._n_matched):
+            places = self._places[known]
+            at = bisect_left(places, self._reached)
+            self._next = places[at] if at < len(places) else places[-1]
+            self._n_matched = n_common(self._tokens, self._next, generated, end)
+        else:
+            self._next += 1
+            self._n_matched //= TRUST_BEHIND_A_CHANGE
