@@ -191,7 +191,7 @@ class _Schemas:
         if name := _NAMED.get(shape):
             return _reference("schemas", name)
         (schema,), found = msgspec.json.schema_components([shape], ref_template=_STRUCT)
-        self.components |= found
+        self._add(found)
         if isinstance(shape, type(msgspec.Struct)) and not shape.__struct_config__.omit_defaults:
             # A field with a default need not be read, but is always written.
             found[shape.__name__]["required"] = list(found[shape.__name__]["properties"])
@@ -206,8 +206,12 @@ class _Schemas:
         for name in _TOKEN_LIMITS & properties.keys():
             properties[name]["maximum"] = self._limits.max_tokens_out
         found[shape.__name__] |= rules
-        self.components |= found
+        self._add(found)
         return schema
+
+    def _add(self, found: dict[str, Json]) -> None:
+        """Add components. Requests that have parts, too, know nothing of the rule for these."""
+        self.components |= found | {"Part": self.components["Part"]}
 
 
 def _path_item(route: Route, schemas: _Schemas) -> Json:
