@@ -224,26 +224,41 @@ ENFORCED: dict[str, tuple[Any, list[str], list[str]]] = {
 }
 """A schema, texts of it and texts that break it."""
 
-UNENFORCED = [
-    *(
-        "not",
-        "if",
-        "then",
-        "else",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "propertyNames",
-        "contains",
-    ),
-    *("minContains", "maxContains", "uniqueItems", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef"),
-    *("$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
-]
+UNENFORCED: dict[str, Any] = {
+    "not": {},
+    "if": {"type": "null"},
+    "dependentRequired": {"a": ["b"]},
+    "dependentSchemas": {"a": False},
+    "dependencies": {"a": ["b"]},
+    "propertyNames": {"maxLength": 2},
+    "contains": {},
+    "uniqueItems": True,
+    "unevaluatedItems": False,
+    "unevaluatedProperties": {"type": "null"},
+    "$dynamicRef": "#a",
+    "$recursiveRef": "#",
+}
+TOGETHER: dict[str, tuple[str, Any]] = {
+    "then": ("if", {"minimum": 1}),
+    "else": ("if", False),
+    "minContains": ("contains", 2),
+    "maxContains": ("contains", 2),
+    "$dynamicAnchor": ("$dynamicRef", "a"),
+    "$recursiveAnchor": ("$recursiveRef", True),
+}
+"""A keyword that says something beside another one only, and its value."""
 LONG = "n" * 500
 REFUSED: dict[str, tuple[Any, str]] = {
     **{
-        keyword: ({"properties": {"a": {keyword: {}}}}, f'"{keyword}" cannot be enforced (at #/properties/a)')
-        for keyword in UNENFORCED
+        keyword: (
+            {"properties": {"a": {keyword: value, **({"else": False} if keyword == "if" else {})}}},
+            "cannot be enforced (at #/properties/a)",
+        )
+        for keyword, value in UNENFORCED.items()
+    },
+    **{
+        keyword: ({"items": {keyword: value, other: UNENFORCED[other]}}, f'"{keyword}"')
+        for keyword, (other, value) in TOGETHER.items()
     },
     "format": (array(items=string(format="iri")), 'this "format" is not supported (at #/items)'),
     "oneOf-overlapping": ({"oneOf": [integer(), number()]}, '"oneOf" is supported only where'),
@@ -286,7 +301,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 """A schema, and what its refusal says."""
 
 GAPS: dict[str, tuple[Any, str]] = {
-    "prefixItems-and-additionalItems": (array(prefixItems=[string()], additionalItems=False), "[1]"),
+    "prefixItems-and-a-list-of-items": (array(prefixItems=[string()], items=[integer()]), "[1]"),
     "exact-integer": ({"const": MAX_EXACT + 1}, str(MAX_EXACT)),
     "exact-integer-in-enum": ({"enum": [[2**64 - 1]]}, f"[{18446744073709552000}]"),
     "exact-minimum": (integer(minimum=MAX_EXACT + 1), str(MAX_EXACT)),

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from worker.engine.backend import Forced
 from worker.llama.gbnf import BadGrammar, TokenOf, check_lark, is_lark, lark_of
+from worker.llama.idle_keywords import without_idle_keywords
 from worker.llama.model import Model
 from worker.llama.schema_gaps import gap, has_open_names, plain, readable
 from worker.llama.trial import survives
@@ -143,7 +144,7 @@ def _of_schema(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMat
         schema = json.loads(text)
     except ValueError as error:
         raise Unsupported("it has a number of thousands of digits") from error
-    schema = {} if schema is True else schema
+    schema = {} if schema is True else without_idle_keywords(schema)
     if fault := gap(schema):
         raise Unsupported(fault)
     source_text, options = json.dumps(readable(schema)), json_options(schema)

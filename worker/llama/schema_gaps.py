@@ -31,6 +31,16 @@ _MAX_QUOTED = 1000
 
 _CLASS = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]?", re.DOTALL)
 """An escape, or a set of characters. One that is never closed goes to the end, so that it is read once."""
+_CLASS_OR_DOT = re.compile(rf"{_CLASS.pattern}|\.", re.DOTALL)
+_CLASS_IN_SET = re.compile(r"(?P<before>(?<!\[)(?<!\[\^)-)?\\(?P<name>[sS])(?P<after>-(?!\]))?|\\.", re.DOTALL)
+_SPACE = r"\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+"""ECMA-262's white space and line ends: with U+FEFF, without U+0085."""
+_NO_SPACE = (
+    r"\u0000-\u0008\u000e-\u001f!-\u009f\u00a1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e"
+    r"\u2060-\u2fff\u3001-\ufefe\uff00-\u{10ffff}"
+)
+_IN_SET = {"s": _SPACE, "S": _NO_SPACE}
+_ALONE = {r"\s": f"[{_SPACE}]", r"\S": f"[^{_SPACE}]", ".": r"[^\n\r\u2028\u2029]"}
 _SET_SYNTAX = re.compile(r"\[|&&|--|~~|^$")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """What JSON writes as `\\u` and four digits only, and DEL, which the library counts among them."""
@@ -71,21 +81,50 @@ def readable(schema: Any) -> Any:
     """The same schema in words that the library understands.
 
     It compares the branches of "oneOf" without following references, unless a keyword beside one makes it follow; here
-    that is a "type" that allows everything. And it refuses "uniqueItems" also where that is false.
+    that is a "type" that allows everything. And some words of a pattern mean something else to it.
     """
     if not isinstance(schema, dict):
         return schema
     made: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):
-            made[key] = {name: readable(part) for name, part in value.items()}
+            names = _ecma_names(value) if key == "patternProperties" else {}
+            made[key] = {names.get(name, name): readable(part) for name, part in value.items()}
         elif key in _LISTS and isinstance(value, list):
             made[key] = [readable(part) for part in value]
-        elif key != "uniqueItems" or value is not False:
+        elif key == "pattern" and isinstance(value, str):
+            made[key] = ecma(value)
+        else:
             made[key] = readable(value) if key in _SINGLE else value
     if isinstance(branches := made.get("oneOf"), list):
         made["oneOf"] = [{"type": _TYPES, **part} if _is_reference(part) else part for part in branches]
     return made
+
+
+def ecma(pattern: str) -> str:
+    r"""The pattern with ECMA-262's white space and line ends spelled out; the library has Unicode's. Its own \d and \w
+    are ECMA-262's.
+    """
+    return _CLASS_OR_DOT.sub(
+        lambda found: _set(found[0]) if found[0][0] == "[" else _ALONE.get(found[0], found[0]), pattern
+    )
+
+
+def _set(text: str) -> str:
+    """A set of characters; a hyphen beside a class of them stands for itself, as browsers have it."""
+
+    def spelled(found: re.Match[str]) -> str:
+        if found["name"] is None:
+            return found[0]
+        return (r"\-" if found["before"] else "") + _IN_SET[found["name"]] + (r"\-" if found["after"] else "")
+
+    return _CLASS_IN_SET.sub(spelled, text)
+
+
+def _ecma_names(patterns: Mapping[str, Any]) -> dict[str, str]:
+    """The patterns' other spellings, but where two would become one."""
+    spelled = {pattern: ecma(pattern) for pattern in patterns}
+    return spelled if len({*spelled.values()}) == len(spelled) else {}
 
 
 # ── the parts of a schema ────────────────────────────────────────────────────────────────────────
@@ -138,8 +177,8 @@ def _is_inexact(value: Any) -> bool:
 def _faults(part: Schema, *, is_open: bool) -> Iterator[str]:
     if part.get("format") == "unknown":
         yield 'this "format" is not supported'
-    if "prefixItems" in part and ("additionalItems" in part or isinstance(part.get("items"), list)):
-        yield '"prefixItems" is not supported beside "additionalItems" or a list of "items"'
+    if "prefixItems" in part and isinstance(part.get("items"), list):
+        yield '"prefixItems" is not supported beside a list of "items"'
     if not isinstance(part.get("required", []), list):
         yield '"required" must be a list of names'
     if _as(int, part.get("minProperties")) - len(_as(list, part.get("required"))) > 1:
@@ -244,7 +283,7 @@ def _place(error: str, schema: object) -> str:
         if (
             (keywords and keywords <= part.keys())
             or error.startswith(f"Unknown format: {part.get('format')}")
-            or any(isinstance(pattern, str) and pattern and pattern in error for pattern in patterns)
+            or any(isinstance(pattern, str) and pattern and ecma(pattern) in error for pattern in patterns)
         ):
             return f" (at {place})"
     return ""
