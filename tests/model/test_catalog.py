@@ -64,9 +64,23 @@ def test_built_in_default_is_the_member_of_the_wheel() -> None:
 
 def test_every_built_in_entry_names_a_hub_file_that_is_its_own_file() -> None:
     entries = load_catalog(None).entries
-    assert len(entries) == 10
+    assert len(entries) == 12
     for entry in entries:
         assert all(source.file == entry.file for source in entry.sources if isinstance(source, HfSource))
+
+
+def test_built_in_files_out_of_several_wheels_name_every_part_once_and_in_order() -> None:
+    sources = [source for entry in load_catalog(None).entries for source in entry.sources]
+    in_parts = [source.members for source in sources if isinstance(source, WheelSource) and source.more]
+    assert len(in_parts) == 3
+    for members in in_parts:
+        packages = [re.fullmatch(r"(.+-part)([0-9]+)==(.+)", part.requirement) for part in members]
+        assert [found and int(found[2]) for found in packages] == [*range(1, len(members) + 1)]
+        assert len({found and (found[1], found[3]) for found in packages}) == 1, "one publisher and one version"
+        numbers = [int(re.findall(r"[0-9]+", part.member)[-1]) for part in members]
+        assert numbers == [*range(numbers[0], numbers[0] + len(members))]
+        for part in members:
+            assert part.member.startswith(part.requirement.partition("==")[0].replace("-", "_") + "/")
 
 
 @pytest.mark.model
