@@ -52,14 +52,16 @@ def test_tensor_types_account_for_all_tensors_and_bytes(tmp_path: Path) -> None:
     assert sum(row.share for row in rows) == pytest.approx(1)
 
 
-def test_the_memory_estimate_adds_up_and_does_not_depend_on_this_machine(tmp_path: Path) -> None:
+def test_the_memory_estimate_adds_up_with_the_cells_that_serve_would_have_here(tmp_path: Path) -> None:
     info = read_info(tiny_model().write(tmp_path / "tiny.gguf"))
-    poor, rich = inspection_of(info, 0, nothing_repacked).memory, inspection_of(info, 2**50, nothing_repacked).memory
-    assert poor.total_bytes == rich.total_bytes == poor.weights_bytes + poor.kv_bytes + poor.compute_bytes
-    assert (poor.available_bytes, rich.available_bytes) == (0, 2**50)
-    assert poor.kv_cells == 8 * 512
-    assert poor.prefix_cache_bytes == poor.kv_bytes
-    assert (poor.repacked_bytes, poor.is_mapped) == (0, True)
+    rich = inspection_of(info, 2**50, nothing_repacked).memory
+    assert (rich.available_bytes, rich.kv_cells) == (2**50, 8 * 512)
+    assert (rich.repacked_bytes, rich.is_mapped) == (0, True)
+    poor = inspection_of(info, rich.kv_bytes, nothing_repacked).memory
+    assert (poor.available_bytes, poor.kv_cells) == (rich.kv_bytes, 2 * 512), "a quarter of what is free"
+    for memory in (poor, rich):
+        assert memory.total_bytes == memory.weights_bytes + memory.kv_bytes + memory.compute_bytes
+        assert memory.prefix_cache_bytes == memory.kv_bytes
 
 
 def test_weights_that_are_laid_out_anew_are_told(tmp_path: Path) -> None:

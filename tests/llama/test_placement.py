@@ -30,7 +30,7 @@ from worker.llama.placement import (
 from worker.model.attention import Windows
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
-from worker.model.memory import CELL_STEP, demand_of, plan_of
+from worker.model.memory import CELL_STEP, KV_SHARE, demand_of, plan_of
 from worker.model.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.wire.messages import Configure, SplitMode, SwaFull
 
@@ -219,6 +219,29 @@ def test_a_context_that_nobody_asked_for_gives_way_to_layers_but_not_all_of_it()
     assert (partial.plan.n_cells, partial.is_complete) == (LEAST_AUTO_CELLS, False)
     forced = placed([with_room_for(needs(ctx_size=1024))], ctx_size=0, gpu_layers="all")
     assert (forced.plan.n_cells, forced.is_complete) == (1024, True)
+
+
+@given(
+    free_bytes=FREE_BYTES, main_memory_bytes=st.integers(0, 12 * GIB), n_layers=st.sampled_from(["auto", "all", "0"])
+)
+def test_cells_that_nobody_asked_for_take_a_part_of_what_is_free_where_the_model_goes(
+    free_bytes: int, main_memory_bytes: int, n_layers: str
+) -> None:
+    model, available = replace(MODEL, context_length=131_072), [gpu(free_bytes), CPU]
+    with suppress(InsufficientMemory):
+        found = placed(available, main_memory_bytes, model, ctx_size=0, gpu_layers=n_layers)
+        free = free_bytes if found.group.is_gpu else main_memory_bytes
+        assert found.plan.n_cells <= 131_072
+        assert found.plan.kv_bytes <= free // KV_SHARE or found.plan.n_cells == CELL_STEP
+
+
+def test_a_model_is_not_split_for_cells_that_nobody_asked_for() -> None:
+    """Whole on a card of which a quarter holds less than the least context for which layers would leave it."""
+    heavy = replace(MODEL, key_length=MODEL.key_length * 200, value_length=MODEL.value_length * 200)
+    free_bytes = int(needs(ctx_size=CELL_STEP) * 1.6)
+    found = placed([gpu(free_bytes), CPU], model=heavy, ctx_size=0)
+    assert found.plan.n_cells < LEAST_AUTO_CELLS
+    assert (found.group.is_gpu, found.is_complete) == (True, True)
 
 
 def test_a_small_context_on_the_gpu_is_better_than_none() -> None:

@@ -13,8 +13,9 @@ from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.model.memory import (
     CELL_STEP,
-    DEFAULT_MAX_CELLS,
     DEFAULT_PARALLEL,
+    KV_SHARE,
+    LEAST_WANTED_CELLS,
     Demand,
     Plan,
     kv_layer_bytes,
@@ -85,20 +86,49 @@ def bytes_for(n_cells: int, parallel: int = 0) -> int:
 
 def test_with_memory_to_spare_the_defaults_hold() -> None:
     made = plan(info())
-    assert (made.n_cells, made.parallel, made.context_length) == (DEFAULT_MAX_CELLS, DEFAULT_PARALLEL, 8192)
-    assert made.kv_bytes == DEFAULT_MAX_CELLS * CELL_BYTES
+    assert (made.n_cells, made.parallel, made.context_length) == (LEAST_WANTED_CELLS, DEFAULT_PARALLEL, 8192)
+    assert made.kv_bytes == LEAST_WANTED_CELLS * CELL_BYTES
 
 
 @pytest.mark.parametrize(
     ("trained", "parallel", "n_cells"),
-    [(512, 0, 8 * 512), (512, 2, 1024), (8192, 1, 8192), (1000, 1, 768), (100, 1, CELL_STEP), (131072, 0, 16384)],
+    [
+        *((512, 0, 8 * 512), (512, 2, 1024), (8192, 1, 8192), (1000, 1, 768), (100, 1, CELL_STEP)),
+        *((8192, 2, 16_384), (16_384, 0, 16_384), (32_768, 0, 32_768), (131_072, 0, 131_072), (40_000, 1, 39_936)),
+    ],
 )
-def test_the_default_context_is_at_most_parallel_times_the_trained_length(
+def test_the_default_context_holds_the_trained_length_and_is_at_most_parallel_times_that(
     trained: int, parallel: int, n_cells: int
 ) -> None:
     made = plan(info(trained), parallel=parallel)
     assert made.n_cells == n_cells
     assert made.context_length == min(n_cells, trained)
+
+
+@given(
+    free_bytes=st.integers(0, 4000 * MIB),
+    parallel=st.integers(0, 256),
+    trained=st.integers(1, 200_000),
+    heads_kv=st.sampled_from([(2, 2, 2, 2), (0, 8), (0, 0)]),
+)
+def test_cells_that_nobody_asked_for_take_a_part_of_the_free_memory_and_no_less_than_that(
+    free_bytes: int, parallel: int, trained: int, heads_kv: tuple[int, ...]
+) -> None:
+    model, wish = info(trained, heads_kv), replace(demand(parallel=parallel), free_bytes=free_bytes)
+    most = wanted_cells(model, replace(wish, free_bytes=None))
+    found = wanted_cells(model, wish)
+    assert CELL_STEP <= found <= most
+    assert found == CELL_STEP or plan_of(model, wish, found).kv_bytes <= free_bytes // KV_SHARE
+    assert found == most or plan_of(model, wish, found + CELL_STEP).kv_bytes > free_bytes // KV_SHARE
+    for ctx_size in (1, found, most + 1):
+        assert wanted_cells(model, replace(wish, ctx_size=ctx_size)) == ctx_size, "what is asked for is not cut"
+
+
+def test_few_cells_are_few_slots_also_where_the_part_of_memory_is_what_limits_them() -> None:
+    wish = replace(demand(), free_bytes=KV_SHARE * 1024 * CELL_BYTES)
+    made = plan_memory(info(), wish, lambda _: True, least_cells=4096)
+    assert made is not None, "layers stay where they are: there is room for more cells, and they are not wanted"
+    assert (made.n_cells, made.parallel) == (1024, 4)
 
 
 def test_a_fixed_chunk_has_a_row_of_logits_for_each_token() -> None:
@@ -232,4 +262,4 @@ def test_every_cache_type_setting_has_a_size(name: str) -> None:
 
 def test_a_model_without_attention_needs_no_cells() -> None:
     made = plan(info(heads_kv=(0, 0)))
-    assert (made.n_cells, made.kv_bytes) == (DEFAULT_MAX_CELLS, 0)
+    assert (made.n_cells, made.kv_bytes) == (LEAST_WANTED_CELLS, 0)

@@ -38,7 +38,8 @@ class TypeRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """An estimate for the default settings where memory is no limit. `available_bytes` is this machine's, now."""
+    """An estimate for the default settings in this machine's main memory, of which `available_bytes` are free now: they
+    bound the KV cells that nobody asks for, and nothing else here."""
 
     weights_bytes: int
     repacked_bytes: int
@@ -108,7 +109,7 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
 
 
 def inspection_of(info: ModelInfo, available_bytes: int, repacked_bytes: RepackedBytes) -> Inspection:
-    """All that is shown of a model. `available_bytes` is compared with, it does not shrink the estimate."""
+    """All that is shown of a model. `available_bytes` bounds the cells as in `serve`; that the rest fits is not said."""
     return Inspection(
         path=str(info.path),
         files=len(info.part_paths),
@@ -127,7 +128,7 @@ def inspection_of(info: ModelInfo, available_bytes: int, repacked_bytes: Repacke
         tokenizer=info.tokenizer_kind,
         has_chat_template=info.has_chat_template,
         tensor_types=_tensor_types(info),
-        memory=_memory(info, _default_demand(info), layers_of(info, repacked_bytes), available_bytes),
+        memory=_memory(info, _default_demand(info, available_bytes), layers_of(info, repacked_bytes), available_bytes),
     )
 
 
@@ -139,8 +140,8 @@ def _tensor_types(info: ModelInfo) -> tuple[TypeRow, ...]:
     )
 
 
-def _default_demand(info: ModelInfo) -> Demand:
-    return demand_of(configure(Settings(), info.path), is_on_gpu=False)
+def _default_demand(info: ModelInfo, available_bytes: int) -> Demand:
+    return demand_of(configure(Settings(), info.path), is_on_gpu=False, free_bytes=available_bytes)
 
 
 def _memory(info: ModelInfo, demand: Demand, layers: Layers, available_bytes: int) -> MemoryUse:

@@ -54,8 +54,8 @@ def place_pair(
 ) -> Pair:
     """Places for the served model and its draft model, in the order of their `infos`, so that both fit.
 
-    The draft model has as many cells as the served one or, where memory is scarce, a half, a quarter, ... of them: it
-    drafts for fewer jobs then. Raises: InsufficientMemory, ModelLoadFailed, as `place`.
+    The draft model has as many cells as the served one or, where memory is scarce, at least a half, a quarter, ... of
+    them: it drafts for fewer jobs then. Raises: InsufficientMemory, ModelLoadFailed, as `place`.
     """
     assert config.draft is not None
     served_info, draft_info = infos
@@ -64,6 +64,7 @@ def place_pair(
         asked = asked_of(config, config.draft, n_cells, config.parallel)
         draft = place(asked, draft_info, available, main_memory_bytes, repacked_bytes)
         is_least = n_cells <= CELL_STEP or bool(config.prefill_chunk)
+        n_served = 0
         try:
             rest = left_beside(draft, available)
             left_bytes = left_in_main(draft, main_memory_bytes)
@@ -72,10 +73,11 @@ def place_pair(
             if is_least:
                 raise _with_draft(error, draft) from None
         else:
-            if is_least or served.plan.n_cells >= n_cells:
+            n_served = served.plan.n_cells
+            if is_least or n_served >= n_cells:
                 asked = asked_of(config, config.draft, n_cells, served.plan.parallel)
                 return Pair(served, place(asked, draft_info, available, main_memory_bytes, repacked_bytes))
-        n_cells = max(CELL_STEP, n_cells // 2 // CELL_STEP * CELL_STEP)
+        n_cells = max(CELL_STEP, n_cells // 2 // CELL_STEP * CELL_STEP, n_served)
 
 
 def left_beside(placement: Placement, available: Seq[Device]) -> list[Device]:

@@ -235,7 +235,8 @@ class Trial:
         # llama.cpp prefers buffers that a GPU reads from, where there are such, to those that the CPU computes best in.
         has_host_buffers = any(device.has_host_buffers for device in group.devices)
         self._layers: Layers = layers_of(info, nothing_repacked if has_host_buffers else repacked_bytes)
-        self._demand = demand_of(config, is_on_gpu=group.is_gpu)
+        free_bytes = sum(device.free_bytes for device in group.devices) if group.is_gpu else main_memory_bytes
+        self._demand = demand_of(config, is_on_gpu=group.is_gpu, free_bytes=free_bytes)
         self._main_room = int(main_memory_bytes * HOST_SHARE)
         self._is_checked = bool(config.prefill_chunk)
 

@@ -19,7 +19,11 @@ from worker.model.info import ModelInfo
 from worker.wire.messages import Configure
 
 DEFAULT_PARALLEL = 8
-DEFAULT_MAX_CELLS = 16_384
+LEAST_WANTED_CELLS = 16_384
+"""A model with a shorter trained length has several jobs' worth of cells, where memory allows it."""
+KV_SHARE = 4
+"""Cells that nobody asked for take at most this part of the memory that is free: the default must leave room for what
+else runs there, and for what ended jobs leave behind."""
 CELL_STEP = 256
 """llama.cpp pads its context to a multiple of this (llama-context.cpp)."""
 
@@ -60,10 +64,12 @@ class Demand:
     n_chunk_rows: int = 0
     """Rows of logits that a prompt's chunk needs where its log-probabilities are wanted and it cannot be made smaller;
     0: those that drafts have elsewhere are enough."""
+    free_bytes: int | None = None
+    """The memory that is free where the cells go, of which those that nobody asked for take a part; None: no limit."""
 
 
-def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
-    """What a configuration asks of memory; `--swa-full auto` counts as `on`."""
+def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = None) -> Demand:
+    """What a configuration asks of memory; `--swa-full auto` counts as `on`. `free_bytes`: as Demand has it."""
     return Demand(
         ctx_size=config.ctx_size,
         parallel=config.parallel,
@@ -74,6 +80,7 @@ def demand_of(config: Configure, *, is_on_gpu: bool) -> Demand:
         swa_full=config.swa_full != "off",
         n_padding_cells=MOST_PADDING if config.is_deterministic else 0,
         n_chunk_rows=min(DETERMINISTIC_CHUNK, config.ubatch_size) if config.is_deterministic else 0,
+        free_bytes=free_bytes,
     )
 
 
@@ -132,9 +139,9 @@ Fits = Callable[[Plan], bool]
 def plan_memory(info: ModelInfo, demand: Demand, fits: Fits, *, least_cells: int = CELL_STEP) -> Plan | None:
     """The plan for a model where `fits` says what there is room for; None where there is too little.
 
-    An asked-for context is kept as it is. Otherwise as many cells as fit, in steps of CELL_STEP, up to parallel ×
-    trained length and DEFAULT_MAX_CELLS, and not fewer than `least_cells` of those that are wanted; where memory is
-    what limits them and `parallel` is free, there are fewer slots, so that each can have CELL_STEP cells.
+    An asked-for context is kept as it is. Otherwise as many cells as fit, in steps of CELL_STEP, up to those that are
+    wanted, and not fewer than `least_cells` of them; where memory is what limits them and `parallel` is free, there are
+    fewer slots, so that each can have CELL_STEP cells.
     """
     wanted = wanted_cells(info, demand)
     if demand.ctx_size:
@@ -145,37 +152,58 @@ def plan_memory(info: ModelInfo, demand: Demand, fits: Fits, *, least_cells: int
 
 
 def wanted_cells(info: ModelInfo, demand: Demand) -> int:
-    """How many cells a model is given where memory is no limit."""
-    most = min(_slots(demand) * info.context_length, DEFAULT_MAX_CELLS)
-    return demand.ctx_size or max(CELL_STEP, most // CELL_STEP * CELL_STEP)
+    """How many cells a model is given where the whole plan fits: those that were asked for; else a job's longest
+    context, or LEAST_WANTED_CELLS if that is more, within 1 / KV_SHARE of the free memory.
+    """
+    most = demand.ctx_size or _most_useful_cells(info, demand)
+    if demand.ctx_size or demand.free_bytes is None:
+        return most
+    limit_bytes = demand.free_bytes // KV_SHARE
+    return max(CELL_STEP, _largest(most, lambda n_cells: _cells_of(info, demand, n_cells).kv_bytes <= limit_bytes))
 
 
 def most_cells(info: ModelInfo, demand: Demand, fits: Fits) -> int:
     """The largest multiple of CELL_STEP that fits, at most the wanted cells; 0 where none does."""
-    fitting, failing = 0, wanted_cells(info, demand) // CELL_STEP + 1
-    while failing - fitting > 1:
-        middle = (fitting + failing) // 2
-        if fits(plan_of(info, demand, middle * CELL_STEP)):
-            fitting = middle
-        else:
-            failing = middle
-    return fitting * CELL_STEP
+    return _largest(wanted_cells(info, demand), lambda n_cells: fits(plan_of(info, demand, n_cells)))
 
 
 def plan_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
     """The plan for exactly so many cells."""
+    bare = _cells_of(info, demand, n_cells)
+    return replace(
+        bare,
+        compute_bytes=graph_bytes(info, planned_graph(demand, bare)),
+        output_bytes=logits_bytes(info, _n_outputs(bare)),
+    )
+
+
+def _cells_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
+    """The plan for exactly so many cells, of which only the bytes of these are known."""
     slots = _slots(demand)
-    is_scarce = not demand.ctx_size and n_cells < wanted_cells(info, demand)
+    is_scarce = not demand.ctx_size and n_cells < _most_useful_cells(info, demand)
     parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
     bare = Plan(n_cells, parallel, info.context_length, 0, 0, 0, swa_full=demand.swa_full)
     bare = replace(bare, n_padding_cells=demand.n_padding_cells, n_chunk_rows=demand.n_chunk_rows)
     bare = replace(bare, n_window_cells=_n_window_cells(info, demand, bare), n_seq_ids=_n_seq_ids(info, demand, bare))
-    return replace(
-        bare,
-        kv_bytes=sum(layer_memory_bytes(info, demand, bare)),
-        compute_bytes=graph_bytes(info, planned_graph(demand, bare)),
-        output_bytes=logits_bytes(info, _n_outputs(bare)),
-    )
+    return replace(bare, kv_bytes=sum(layer_memory_bytes(info, demand, bare)))
+
+
+def _most_useful_cells(info: ModelInfo, demand: Demand) -> int:
+    """How many cells a model is given where memory is no limit at all and nobody asked for a number."""
+    most = min(_slots(demand) * info.context_length, max(info.context_length, LEAST_WANTED_CELLS))
+    return max(CELL_STEP, most // CELL_STEP * CELL_STEP)
+
+
+def _largest(most: int, suits: Callable[[int], bool]) -> int:
+    """The largest multiple of CELL_STEP that suits, at most `most`; 0 where none does. What suits, suits if smaller."""
+    fitting, failing = 0, most // CELL_STEP + 1
+    while failing - fitting > 1:
+        middle = (fitting + failing) // 2
+        if suits(middle * CELL_STEP):
+            fitting = middle
+        else:
+            failing = middle
+    return fitting * CELL_STEP
 
 
 def planned_graph(demand: Demand, plan: Plan) -> Graph:
