@@ -75,8 +75,15 @@ def test_only_the_token_breaks_the_naming_rule() -> None:
     assert [one.name for one in options() if one.envvar != f"LLORCH_{one.name.upper()}"] == ["api_key"]
 
 
+def test_limits_that_are_not_given_are_the_protocols_at_execute_and_none_at_v1() -> None:
+    free, given_ = Settings(), Settings(max_tokens_out=7, inference_timeout_sec=2.5)
+    assert (free.max_tokens_out, free.inference_timeout_sec) == (None, None)
+    assert (free.execute_tokens_out, free.execute_timeout_s) == (2048, 300.0)
+    assert (given_.execute_tokens_out, given_.execute_timeout_s) == (7, 2.5)
+
+
 def test_every_number_has_a_range() -> None:
-    numbers = [f.name for f in fields(Settings) if f.type in (int, float, int | None)]
+    numbers = [f.name for f in fields(Settings) if f.type in (int, float, int | None, float | None)]
     assert [option.name for option in RANGED] == numbers
 
 

@@ -64,6 +64,13 @@ def test_it_says_how_many_layers_are_on_which_device() -> None:
     assert line["memory_bytes"] == FACTS.memory_bytes
 
 
+@pytest.mark.parametrize(("max_tokens_in", "most"), [(0, 1023), (1022, 1022), (1023, 1023), (1024, 1023), (9, 9)])
+def test_it_says_how_long_a_prompt_may_be(max_tokens_in: int, most: int) -> None:
+    """An answer needs a token of the context, too."""
+    [line] = lines(Offload(), settings=Settings(model="m.gguf", max_tokens_in=max_tokens_in))
+    assert line["max_prompt_tokens"] == most
+
+
 def test_each_device_that_is_off_its_plan_has_a_warning_with_all_figures() -> None:
     off = (OffPlan("CUDA0 (a card)", 100, 150, 160), OffPlan("CUDA1 (a card)", 100, 80))
     _, *warnings = lines(Offload(off_plan=off))

@@ -14,7 +14,8 @@ from worker.openai.chat import ChatAsked, read_chat
 from worker.openai.completions import read_completion
 from worker.openai.errors import NotAnObject, UnknownModel, error_detail
 from worker.openai.fields import MAX_IGNORED, MAX_PREDICTION_CHARS, SHARED
-from worker.protocol.bodies import FieldsRefused
+from worker.protocol.bodies import FieldError, FieldsRefused
+from worker.wire.messages import Overflow
 
 
 def read(**fields: Any) -> ChatAsked:
@@ -86,8 +87,31 @@ def test_both_names_of_the_limit_may_be_given_if_they_agree() -> None:
     assert read().generation.fields.max_tokens == TERMS.max_tokens_out
 
 
+@given(
+    asked=st.integers(1, 2**63 - 1),
+    min_tokens=st.integers(0, 2**32 - 1),
+    room=st.integers(1, 2 * TERMS.max_tokens_out),
+    name=st.sampled_from(["max_tokens", "max_completion_tokens"]),
+)
+def test_a_larger_limit_than_an_answer_can_have_is_cut_and_told(
+    asked: int, min_tokens: int, room: int, name: str
+) -> None:
+    """What `room` is left beside the prompt is known when the engine has read it."""
+    if min_tokens > asked:
+        assert refused(**{name: asked, "min_tokens": min_tokens}).errors[0].field == "min_tokens"
+        return
+    generation = read(**{name: asked, "min_tokens": min_tokens}).generation
+    most = min(asked, TERMS.max_tokens_out)
+    assert (generation.fields.max_tokens, generation.fields.min_tokens) == (most, min(min_tokens, most))
+    assert generation.cut_to(room) == (min(most, room) if asked > min(most, room) else None)
+
+
+def test_who_asks_for_no_number_is_told_of_no_cut() -> None:
+    assert read().generation.cut_to(1) is None
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-@pytest.mark.parametrize("n_tokens", [0, -1, 65])
+@pytest.mark.parametrize("n_tokens", [0, -1, -(2**40)])
 def test_an_error_names_the_limit_as_the_client_spelled_it(name: str, n_tokens: int) -> None:
     error = refused(**{name: n_tokens}).errors[0]
     assert error.field == name
@@ -318,3 +342,24 @@ def test_what_nobody_reads_of_a_prediction_is_named() -> None:
 def test_a_prediction_is_bounded(content: object) -> None:
     (error,) = refused(**predicted(content)).errors
     assert (error.field, error.constraint) == ("prediction.content", f"length(..={MAX_PREDICTION_CHARS})")
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("field", ["messages", "prompt"])
+@pytest.mark.parametrize("rule", ["context_length", "max_tokens_in"])
+@given(most=st.integers(1, 10**6), n_more=st.integers(0, 10**6))
+def test_an_overflow_has_openais_words_and_both_numbers(field: str, rule: str, most: int, n_more: int) -> None:
+    """Before whatever else is wrong with the request."""
+    n_tokens = most + n_more
+    errors = [
+        FieldError(field=field, constraint=f"{rule}({most})", message="in the words of /execute"),
+        FieldError(field="regex", constraint="regex", message="regex is no regular expression"),
+    ]
+    told = error_detail(FieldsRefused(errors, Overflow(n_tokens, most)))
+    assert (told.code, told.param, told.type) == ("context_length_exceeded", field, "invalid_request_error")
+    words = f"This model's maximum context length is {most} tokens. However, your {field} resulted in {n_tokens} tokens"
+    assert told.message.startswith(words)
+    assert "regex is no" in told.message
+    assert "/execute" not in told.message

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.process.intake import prompt_violation
+from worker.wire.messages import Overflow
 
 LAW = settings(max_examples=200)
 
@@ -54,3 +55,4 @@ def test_a_refusal_names_the_field_and_both_numbers() -> None:
         assert violation.field == "prompt"
         assert limit in violation.message
         assert f"prompt has {n_prompt} tokens" in violation.message
+        assert violation.overflow == Overflow(n_prompt, int(limit)), "for doors with other words"

@@ -109,7 +109,7 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
 
 
 def inspection_of(info: ModelInfo, available_bytes: int, repacked_bytes: RepackedBytes) -> Inspection:
-    """All that is shown of a model. `available_bytes` bounds the cells as in `serve`; that the rest fits is not said."""
+    """All that is shown of a model. `available_bytes` bounds its cells, as in `serve`, and is else compared with."""
     return Inspection(
         path=str(info.path),
         files=len(info.part_paths),

@@ -69,7 +69,7 @@ def check_utf8(what: str, text: str) -> None:
 
 def prompt_of(request: ExecuteRequest, settings: Settings) -> Prompt:
     """What the model is to read. Raises: FieldsRefused as /execute would, before any engine has seen it."""
-    return checked_prompt(request, settings.max_tokens_out, None, max_prompt_chars=settings.max_prompt_chars)
+    return checked_prompt(request, settings.execute_tokens_out, None, max_prompt_chars=settings.max_prompt_chars)
 
 
 class NotAnsweredError(WorkerError):

@@ -41,8 +41,11 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "
 """llama.cpp's KV cache types; the first three are not quantised."""
 _TYPES = ", ".join(CACHE_TYPES)
 
-DEFAULT_PROMPT_CHARS = 32_768
-"""The protocol's limit; what is beyond it was never promised to a client."""
+DEFAULT_PROMPT_CHARS, DEFAULT_TOKENS_OUT, DEFAULT_TIMEOUT_SEC = 32_768, 2048, 300.0
+"""The protocol's limits at `/execute`; what is beyond them was never promised to a client."""
+
+MAX_PROMPT_CHARS = 2**21
+"""The longest prompt that a frame to the engine, and its answer, have room for at any door (wire/frames.py)."""
 
 _LEAST_BODY_BYTES = 2 * 2**20
 """The protocol's limit for a request with the default longest prompt: the rest is for a constraint."""
@@ -178,7 +181,7 @@ class Settings:
         "Total KV cells shared by all jobs, in tokens.",
         "Device and memory",
         IntRange(0, 2**31 - 1),
-        show_default="what memory allows, at most 16384",
+        show_default="the trained length, or 16384 if that is more; a quarter of the free memory at most",
     )
     batch_size: int = setting(
         2048, "Most tokens in one decode call (n_batch).", "Device and memory", IntRange(1, 2**20)
@@ -234,12 +237,18 @@ class Settings:
         0, "Jobs generating at once.", "Jobs", IntRange(0, MAX_SEQ_IDS), show_default="8, fewer if memory demands"
     )
     max_queue: int = setting(256, "Jobs waiting for a slot; beyond it WORKER_BUSY.", "Jobs", IntRange(0, 100_000))
-    max_tokens_out: int = setting(2048, "Largest max_tokens a request may ask for.", "Jobs", IntRange(1, 2**31 - 1))
+    max_tokens_out: int | None = setting(
+        None,
+        "Longest answer, in tokens: /execute refuses a larger max_tokens, /v1 cuts it.",
+        "Jobs",
+        IntRange(1, 2**31 - 1),
+        show_default=f"{DEFAULT_TOKENS_OUT} on /execute, on /v1 what the context has room for",
+    )
     max_prompt_chars: int = setting(
         DEFAULT_PROMPT_CHARS,
-        "Longest prompt, in characters; the largest request body grows with it.",
+        "Longest prompt on /execute, in characters; the largest request body grows with it.",
         "Jobs",
-        IntRange(1, 2**21),
+        IntRange(1, MAX_PROMPT_CHARS),
     )
     max_tokens_in: int = setting(
         0, "Longest prompt, in tokens.", "Jobs", IntRange(0, 2**31 - 1), show_default="what fits the context"
@@ -268,8 +277,12 @@ class Settings:
     deterministic: bool = setting(
         False, "Give each job the answer that it has alone, bit for bit, or do not start; slower.", "Jobs"
     )
-    inference_timeout_sec: float = setting(
-        300.0, "Longest life of a job, from its arrival.", "Jobs", FloatRange(0.001, 86_400 * 7)
+    inference_timeout_sec: float | None = setting(
+        None,
+        "Longest life of a job, from its arrival.",
+        "Jobs",
+        FloatRange(0.001, 86_400 * 7),
+        show_default=f"{DEFAULT_TIMEOUT_SEC:.0f} on /execute, none on /v1",
     )
 
     host: str = setting("127.0.0.1", "Address to bind.", "Network", metavar="ADDRESS")
@@ -376,6 +389,16 @@ class Settings:
     @property
     def device_or_auto(self) -> str:
         return self.device or "auto"
+
+    @property
+    def execute_tokens_out(self) -> int:
+        """The largest max_tokens at `/execute`; `/v1` has the setting itself, which may be None."""
+        return DEFAULT_TOKENS_OUT if self.max_tokens_out is None else self.max_tokens_out
+
+    @property
+    def execute_timeout_s(self) -> float:
+        """The longest life of a job at `/execute`; `/v1` has the setting itself, which may be None."""
+        return DEFAULT_TIMEOUT_SEC if self.inference_timeout_sec is None else self.inference_timeout_sec
 
     @property
     def max_body_bytes(self) -> int:

@@ -25,7 +25,7 @@ from worker.errors import DeadlineExceeded, WorkerError
 from worker.front.checked_request import CheckedRequest
 from worker.front.metrics import Metrics, Outcome
 from worker.front.vllm_metrics import FinishReason
-from worker.protocol.bodies import FieldsRefused, field_error
+from worker.protocol.bodies import refused_by_engine
 from worker.protocol.events import Dialect, EndEvent, ErrorEvent, MetricsEvent, StartedEvent, StreamCode
 from worker.wire.messages import Finished, Logprob, PromptLogprobs, Refused, StopReason
 
@@ -210,7 +210,7 @@ class Job:
 
     def refuse(self, refused: Refused) -> None:
         """The engine cannot take it. When a second engine says so, a 400 comes too late, and the stream fails."""
-        refusal = FieldsRefused([field_error(violation) for violation in refused.violations])
+        refusal = refused_by_engine(refused.violations)
         if self.state is JobState.ARRIVED:
             self.refusal = refusal
             self._end("rejected")

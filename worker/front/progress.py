@@ -57,6 +57,7 @@ def report_loaded(facts: Loaded, settings: Settings) -> None:
         gpu_layers=facts.offload.gpu_layers,
         layers_total=facts.offload.layers_total,
         memory_bytes=facts.memory_bytes,
+        max_prompt_tokens=min(facts.context_length - 1, settings.max_tokens_in or facts.context_length),
     )
     if facts.prefix_cache_off is not None and settings.prefix_cache_bytes:
         log.warning("prefix_cache_off", reason=facts.prefix_cache_off)

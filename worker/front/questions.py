@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from worker.errors import WorkerError
-from worker.protocol.bodies import FieldsRefused, field_error
+from worker.protocol.bodies import refused_by_engine
 from worker.wire.messages import Detokenize, Detokenized, QuestionKey, Tokenize, Tokenized, Untokenized
 
 MAX_QUESTIONS = 64
@@ -41,7 +41,7 @@ class Question:
     def settle(self, message: Tokenized | Untokenized | Detokenized) -> None:
         """The engine has answered, or says why it does not."""
         if isinstance(message, Untokenized):
-            self.fail(FieldsRefused([field_error(violation) for violation in message.violations]))
+            self.fail(refused_by_engine(message.violations))
         elif not self.is_ended:
             self.answer.set_result(message)
 

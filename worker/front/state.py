@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
@@ -221,17 +222,19 @@ class Front(Observer):
         deadline: str | None,
         correlation_id: str,
         *,
+        timeout_s: float | None,
         trace: Mapping[str, str],
         is_crowded: bool,
     ) -> list[Job]:
         """Admit the jobs of one answer, all or none. They wake whoever waits for any of them.
 
-        `trace`: as CheckedRequest.trace. `is_crowded`: only the reserved connections are left.
+        `timeout_s`: their longest life; None: as long as it takes. `trace`: as CheckedRequest.trace. `is_crowded`: only
+        the reserved connections are left.
         Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
         """
         arrived_s = time.monotonic()
         facts = self._check_state()
-        expires_s = arrived_s + self.settings.inference_timeout_sec
+        expires_s = inf if timeout_s is None else arrived_s + timeout_s
         if deadline is not None:
             left_s = parse_deadline(deadline) - time.time()
             if left_s <= 0:
@@ -308,9 +311,9 @@ class Front(Observer):
         job = Job(request, deps, self._on_job_end)
         self.jobs[request.job_id] = job
         self.idle.clear()
-        self._timers[job.key] = asyncio.get_running_loop().call_later(
-            request.expires_s - time.monotonic(), self._time_is_up, job
-        )
+        if request.expires_s < inf:
+            left_s = request.expires_s - time.monotonic()
+            self._timers[job.key] = asyncio.get_running_loop().call_later(left_s, self._time_is_up, job)
         self._job_log.began(job, facts)
         self._client.submit(job)
         return job
@@ -322,7 +325,8 @@ class Front(Observer):
     def _on_job_end(self, job: Job) -> None:
         """The one place where a job leaves, whatever ended it."""
         del self.jobs[job.request.job_id]
-        self._timers.pop(job.key).cancel()
+        if timer := self._timers.pop(job.key, None):
+            timer.cancel()
         assert self._client is not None
         self._client.release(job)
         self._job_log.ended(job, self.facts)
@@ -335,7 +339,7 @@ class Front(Observer):
         """What a prompt becomes. The two switches are a text's.
 
         Raises: WorkerError in the order of `open_jobs`; FieldsRefused where the engine says why not; InferenceFailed
-        when two engines died over it; DeadlineExceeded after --inference-timeout-sec.
+        when two engines died over it; DeadlineExceeded after what `/execute` gives a job.
         """
         answer = await self._ask(
             lambda key: Tokenize(question=key, prompt=prompt, add_special=add_special, parse_special=parse_special)
@@ -359,7 +363,7 @@ class Front(Observer):
         question = Question(ask(QuestionKey(self._n_questions)))
         self._client.ask(question)
         try:
-            async with asyncio.timeout(self.settings.inference_timeout_sec):
+            async with asyncio.timeout(self.settings.execute_timeout_s):
                 return await question.answer
         except TimeoutError as error:
             raise DeadlineExceeded("the question's time is up") from error

@@ -143,7 +143,8 @@ def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
         terms,
         errors,
         logprobs=logprobs,
-        max_tokens=min(DEFAULT_MAX_TOKENS, terms.max_tokens_out) if request.max_tokens is None else request.max_tokens,
+        max_tokens=request.max_tokens,
+        default_tokens=DEFAULT_MAX_TOKENS,
         least_tokens=0 if request.echo else 1,
         names={},
     )

@@ -11,6 +11,7 @@ import msgspec
 from worker.errors import InvalidRequest, Unauthorized, WorkerBusy, WorkerError
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import ErrorEvent, StreamCode
+from worker.wire.messages import Overflow
 
 ErrorType = Literal[
     "invalid_request_error", "authentication_error", "not_found_error", "rate_limit_error", "server_error"
@@ -92,7 +93,10 @@ def error_detail(error: WorkerError) -> ErrorDetail:
         case FieldsRefused(errors=errors):
             first = errors[0]
             code = _CODES.get(first.constraint.partition("(")[0], "invalid_value")
-            return ErrorDetail(message=str(error), type="invalid_request_error", param=first.field, code=code)
+            message = str(error)
+            if error.overflow is not None:
+                message = "; ".join([_overflow(first, error.overflow), *(other.message for other in errors[1:])])
+            return ErrorDetail(message=message, type="invalid_request_error", param=first.field, code=code)
         case UnknownModel():
             return ErrorDetail(message=str(error), type="not_found_error", param="model", code="model_not_found")
         case Unauthorized():
@@ -107,6 +111,20 @@ def error_detail(error: WorkerError) -> ErrorDetail:
 _LEAST_SERVER_STATUS = 500
 
 
+def _overflow(error: FieldError, overflow: Overflow) -> str:
+    """OpenAI's own words: agents find out by them that a conversation has to be made shorter, and by how much."""
+    n_tokens, most = overflow.n_tokens, overflow.most
+    told = (
+        f"This model's maximum context length is {most} tokens. "
+        f"However, your {error.field} resulted in {n_tokens} tokens"
+    )
+    if error.constraint.partition("(")[0] == "max_tokens_in":
+        told += f"; this worker takes no longer prompt (--max-tokens-in {most})"
+    elif n_tokens <= most:
+        told += ", and an answer needs room for one more"
+    return f"{told}. Please reduce the length of the {error.field}."
+
+
 def failure(event: ErrorEvent) -> Failure:
     """What a job that failed is outside a stream."""
     return _GOING if event.code == "CANCELLED" and event.retriable else _FAILURES[event.code]
@@ -118,6 +136,11 @@ def failure_detail(event: ErrorEvent) -> ErrorDetail:
 
 def error_body(detail: ErrorDetail) -> bytes:
     return msgspec.json.encode(ApiErrorBody(error=detail))
+
+
+def refused_as_spelled(refused: FieldsRefused, names: Mapping[str, str]) -> FieldsRefused:
+    """The same refusal about the fields that the client wrote."""
+    return FieldsRefused(respelled(refused.errors, names), refused.overflow)
 
 
 def respelled(errors: Iterable[FieldError], names: Mapping[str, str]) -> list[FieldError]:

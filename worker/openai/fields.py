@@ -90,7 +90,10 @@ class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """What chat completions and completions both have, beside `SHARED`."""
 
     model: Annotated[str | None, doc("Any name is taken, unless `--strict-model`.")] = None
-    max_tokens: Annotated[int | None, doc("Most tokens to generate; at most --max-tokens-out.", minimum=0)] = None
+    max_tokens: Annotated[
+        int | None,
+        doc("Most tokens to generate; cut to --max-tokens-out and to the room that the context has.", minimum=0),
+    ] = None
     n: Annotated[int | None, doc("How many answers to each prompt.", minimum=1, maximum=MAX_CHOICES)] = None
     seed: Annotated[
         int | None, doc("Repeats an answer; a choice's index is added to it.", minimum=-_I64_MAX - 1, maximum=_I64_MAX)
@@ -110,7 +113,9 @@ class Terms:
     is_strict: bool
     """Whether no other name may be asked for."""
     max_tokens_out: int
+    """How long an answer can be whatever its prompt; a larger max_tokens is cut to it."""
     max_prompt_chars: int
+    """What frames to the engine have room for: the context is the limit that clients meet."""
     vocab_size: int
     takes_predictions: bool = True
     """Whether drafts are read from texts at all."""
@@ -133,6 +138,13 @@ class Generation:
     """Members that change nothing here."""
     prediction: str = ""
     """As Submit.prediction."""
+    asked_tokens: int | None
+    """The max_tokens that the client sent, which `fields` has cut to what an answer can have; None without one."""
+
+    def cut_to(self, room: int) -> int | None:
+        """How many tokens an answer can have where `room` is left for it and more were asked for; else None."""
+        most = min(self.fields.max_tokens, room)
+        return most if self.asked_tokens is not None and self.asked_tokens > most else None
 
     def choice(self, index: int, job_id: str) -> ExecuteRequest:
         """The fields of one of n answers to a prompt."""
@@ -235,12 +247,14 @@ def read_generation(
     *,
     logprobs: int | None,
     max_tokens: int | None,
+    default_tokens: int | None = None,
     least_tokens: int = 1,
     names: Mapping[str, str],
     ignored: Iterable[str] = (),
 ) -> Generation:
-    """What is asked for. `max_tokens` and `logprobs` are read already, since their spelling is the route's; `ignored`
-    are names that the route has found beside those of the fields.
+    """What is asked for. `max_tokens` and `logprobs` are read already, since their spelling is the route's; where the
+    first is left out, it is `default_tokens`, or as many as an answer can have. `ignored` are names that the route has
+    found beside those of the fields.
 
     Raises: UnknownModel; FieldsRefused with the errors found so far and here.
     """
@@ -253,19 +267,22 @@ def read_generation(
     if prediction and not terms.takes_predictions:
         prediction, ignored = "", chain(("prediction",), ignored)
     values |= {"job_id": "", "prompt": "", "logprobs": logprobs, **wanted.fields}
-    values["max_tokens"] = terms.max_tokens_out if max_tokens is None else max_tokens
+    n_most = terms.max_tokens_out
+    values["max_tokens"] = (default_tokens or n_most) if max_tokens is None else max_tokens
     fields = msgspec.structs.replace(_NOTHING, **values)
     broken = [
-        *int_range("max_tokens", max_tokens, least_tokens, terms.max_tokens_out),
+        *int_range("max_tokens", max_tokens, least_tokens),
         *int_range("n", request.n, 1, MAX_CHOICES),
-        *sampling_violations(fields, terms.max_tokens_out, terms.vocab_size, max_stops=MAX_STOPS),
+        *sampling_violations(fields, max(n_most, fields.max_tokens), terms.vocab_size, max_stops=MAX_STOPS),
         *_stream_errors(request),
     ]
     errors += respelled(broken, spelled)
     if errors:
         raise FieldsRefused(errors)
     return Generation(
-        fields=fields,
+        fields=msgspec.structs.replace(
+            fields, max_tokens=min(fields.max_tokens, n_most), min_tokens=min(fields.min_tokens, n_most)
+        ),
         model=request.model,
         n=request.n or 1,
         is_stream=bool(request.stream),
@@ -273,6 +290,7 @@ def read_generation(
         names=spelled,
         ignored=ignored_fields(members, type(request), known=SHARED, beside=ignored),
         prediction=prediction,
+        asked_tokens=max_tokens,
     )
 
 

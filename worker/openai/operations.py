@@ -33,6 +33,7 @@ from worker.openai.tokens import (
 from worker.protocol.bodies import FieldError, FieldsRefused, doc
 from worker.protocol.events import SSE_TYPE
 from worker.protocol.operations import JSON, NOT_NOW, TEXT, Answer, Content, Operation, ServerSentChunk
+from worker.wire.messages import Overflow
 
 
 def _api_error(description: str, *errors: WorkerError, headers: tuple[str, ...] = ()) -> Answer:
@@ -71,7 +72,7 @@ _BODY: dict[int, Answer] = {
     400: _api_error(
         "Not a JSON object, or rules are broken; `param` names the first field.",
         NotAnObject("the body is not JSON"),
-        FieldsRefused([_TOO_LONG]),
+        FieldsRefused([_TOO_LONG], Overflow(9000, 8192)),
     ),
     404: _api_error("With `--strict-model`: another model.", UnknownModel("this worker serves another model")),
     413: _details("A body over 2 MiB, or what a larger `--max-prompt-chars` makes of it.", []),

@@ -24,6 +24,7 @@ from worker.wire.messages import (
     Detokenized,
     Inbound,
     JobKey,
+    Overflow,
     Refused,
     Submit,
     TokenId,
@@ -198,11 +199,13 @@ def prompt_violation(
             "prompt",
             f"context_length({context_length})",
             f"prompt has {n_prompt} tokens{room}; the context is {context_length}",
+            Overflow(n_prompt, context_length),
         )
     if max_tokens_in and n_prompt > max_tokens_in:
         return Violation(
             "prompt",
             f"max_tokens_in({max_tokens_in})",
             f"prompt has {n_prompt} tokens; this worker takes at most {max_tokens_in}",
+            Overflow(n_prompt, max_tokens_in),
         )
     return None

@@ -5,12 +5,13 @@ OpenAPI document. Refuses to know: where the figures come from, which rules a re
 front's event loop. A struct becomes bytes with `msgspec.json.encode`.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from worker.errors import InvalidRequest, WorkerError
-from worker.wire.messages import Violation
+from worker.wire.messages import Overflow, Violation
 
 MAX_ERRORS = 64
 """How many errors are reported of one field. A body of 2 MiB has room for 700,000 stops, and an answer about each of
@@ -75,9 +76,11 @@ class FieldsRefused(InvalidRequest):
 
     wording = "{}"
 
-    def __init__(self, errors: list[FieldError]) -> None:
+    def __init__(self, errors: list[FieldError], overflow: Overflow | None = None) -> None:
+        """`overflow`: the numbers of the first error, where a prompt has too many tokens."""
         super().__init__("; ".join(error.message for error in errors))
         self.errors = errors
+        self.overflow = overflow
 
     @property
     def reason(self) -> str:
@@ -95,6 +98,11 @@ class FieldErrors(msgspec.Struct, frozen=True):
 def field_error(violation: Violation) -> FieldError:
     """A rule that only the engine could check: context_length(N), max_tokens_in(K), what a constraint says."""
     return FieldError(field=violation.field, constraint=violation.constraint, message=violation.message)
+
+
+def refused_by_engine(violations: Sequence[Violation]) -> FieldsRefused:
+    """The refusal of a job or a question with all that the engine found, at least one."""
+    return FieldsRefused([field_error(violation) for violation in violations], violations[0].overflow)
 
 
 def encode_violations(errors: list[FieldError]) -> bytes:

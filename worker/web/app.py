@@ -113,6 +113,7 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
                 [asked],
                 request.headers.get("x-deadline"),
                 request.scope["state"]["correlation_id"],
+                timeout_s=front.settings.execute_timeout_s,
                 trace=trace_context(request.scope["headers"]),
                 is_crowded=is_crowded(request.scope),
             )
@@ -126,7 +127,9 @@ def _read_execute(body: bytearray, front: Front, dialect: Dialect) -> JobRequest
     request = parse_execute(body)
     vocab_size = front.facts.vocab_size if front.facts is not None else None
     settings = front.settings
-    prompt = checked_prompt(request, settings.max_tokens_out, vocab_size, max_prompt_chars=settings.max_prompt_chars)
+    prompt = checked_prompt(
+        request, settings.execute_tokens_out, vocab_size, max_prompt_chars=settings.max_prompt_chars
+    )
     return JobRequest(fields=request, prompt=prompt, dialect=dialect)
 
 
@@ -182,7 +185,7 @@ def _document_of(handlers: list[HTTPRouteHandler], settings: Settings) -> bytes:
         for handler in handlers
         for method, path in _places(handler)
     ]
-    limits = Limits(max_prompt_chars=settings.max_prompt_chars, max_tokens_out=settings.max_tokens_out)
+    limits = Limits(max_prompt_chars=settings.max_prompt_chars, max_tokens_out=settings.execute_tokens_out)
     return msgspec.json.encode(openapi_document(__version__, routes, limits, has_token=settings.api_key is not None))
 
 

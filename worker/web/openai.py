@@ -17,14 +17,16 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from worker import __version__
+from worker.config.settings import MAX_PROMPT_CHARS
 from worker.errors import WorkerBusy, WorkerLoading
 from worker.front.health import Phase
+from worker.front.job import Job
 from worker.front.state import LOADING_RETRY_S, Front
 from worker.openai import chat, completions, operations, tokens
 from worker.openai.answers import Choice, Heading, last_chunks, whole
 from worker.openai.chat import ChatAsked, read_chat
 from worker.openai.completions import CompletionAsked, Echo, PlainPrompt, read_completion
-from worker.openai.errors import UnknownModel, respelled
+from worker.openai.errors import UnknownModel, refused_as_spelled
 from worker.openai.fields import Generation, Terms
 from worker.openai.models import ModelList, fingerprint, model_card
 from worker.protocol.bodies import FieldsRefused
@@ -74,8 +76,8 @@ class Door:
         terms = Terms(
             model=self.model_name,
             is_strict=settings.strict_model,
-            max_tokens_out=settings.max_tokens_out,
-            max_prompt_chars=settings.max_prompt_chars,
+            max_tokens_out=min(settings.max_tokens_out or self.facts.context_length, self.facts.context_length),
+            max_prompt_chars=MAX_PROMPT_CHARS,
             vocab_size=self.facts.vocab_size,
             takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
         )
@@ -119,23 +121,31 @@ class Door:
             ],
             request.headers.get("x-deadline"),
             request.scope["state"]["correlation_id"],
+            timeout_s=self.front.settings.inference_timeout_sec,
             trace=trace_context(request.scope["headers"]),
             is_crowded=is_crowded(request.scope),
         )
         headers = {"x-request-id": heading.id} | _ignored(generation.ignored)
         refuse = partial(_refused, generation=generation)
+        told = partial(_cut, generation, jobs, self.facts.context_length)
         if generation.is_stream:
             ending = partial(last_chunks, heading, kind, choices, n, generation.options)
-            return JobStream(self.front, jobs, refuse, headers, ending)
+            return JobStream(self.front, jobs, refuse, headers, ending, told_when_accepted=told)
         body = partial(asked.body, heading, choices)
-        return JobAnswer(self.front, jobs, refuse, headers, partial(whole, choices, body))
+        return JobAnswer(self.front, jobs, refuse, headers, partial(whole, choices, body), told_when_accepted=told)
 
 
 def _refused(error: Exception, generation: Generation) -> Response[bytes]:
     """The engine's refusal, about the fields as the client wrote them."""
     if isinstance(error, FieldsRefused):
-        error = FieldsRefused(respelled(error.errors, generation.names))
+        error = refused_as_spelled(error, generation.names)
     return render_api_error(error)
+
+
+def _cut(generation: Generation, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
+    """Tells who asked for more tokens than an answer can have how many that are, beside the longest of the prompts."""
+    most = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
+    return {} if most is None else {"x-max-tokens-cut": str(most)}
 
 
 def _ignored(names: Sequence[str]) -> dict[str, str]:
@@ -243,7 +253,7 @@ async def _rendered(front: Front, prompt: Prompt, generation: Generation) -> tok
     try:
         return tokens.rendered_body(await front.tokenize(prompt))
     except FieldsRefused as refused:
-        raise FieldsRefused(respelled(refused.errors, generation.names)) from None
+        raise refused_as_spelled(refused, generation.names) from None
 
 
 def _probe_routes(front: Front) -> list[HTTPRouteHandler]:

@@ -77,13 +77,16 @@ class JobResponse(ASGIResponse, ABC):
         jobs: Sequence[Job],
         render_error: Callable[[Exception], Response[bytes]],
         headers: Mapping[str, str],
+        told_when_accepted: Callable[[], Mapping[str, str]],
     ) -> None:
+        """`told_when_accepted`: further headers, which need the prompts' tokens."""
         # The media type as a header: ASGIResponse would add a charset to it.
         super().__init__(headers={"content-type": jobs[0].dialect.media_type, **headers})
         del self.headers["content-length"]
         self._front = front
         self._jobs = jobs
         self._render_error = render_error
+        self._told_when_accepted = told_when_accepted
         self._next_chunk = jobs[0].next_chunk if len(jobs) == 1 else partial(next_chunk_of, jobs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,6 +111,8 @@ class JobResponse(ASGIResponse, ABC):
                 request = Request[Any, Any, Any](scope, receive, send)
                 await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
                 return
+        for name, value in self._told_when_accepted().items():
+            self.headers[name] = value
         await self._answer(scope, send)
 
     @abstractmethod
@@ -124,9 +129,11 @@ class JobStream(JobResponse):
         render_error: Callable[[Exception], Response[bytes]],
         headers: Mapping[str, str] | None = None,
         ending: Callable[[], bytes] = bytes,
+        *,
+        told_when_accepted: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(front, jobs, render_error, unbuffered | dict(headers or {}))
+        super().__init__(front, jobs, render_error, unbuffered | dict(headers or {}), told_when_accepted)
         self._ending = ending
         self._living = () if front.settings.no_keepalive else jobs
 
@@ -160,8 +167,10 @@ class JobAnswer(JobResponse):
         render_error: Callable[[Exception], Response[bytes]],
         headers: Mapping[str, str],
         made: Callable[[], tuple[int, bytes]],
+        *,
+        told_when_accepted: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        super().__init__(front, jobs, render_error, headers)
+        super().__init__(front, jobs, render_error, headers, told_when_accepted)
         self._made = made
 
     async def _answer(self, scope: Scope, send: Send) -> None:

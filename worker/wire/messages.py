@@ -361,6 +361,14 @@ class Accepted(_Frame, frozen=True, kw_only=True):
     prompt_tokens: int
 
 
+class Overflow(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt that has more tokens than it may have."""
+
+    n_tokens: int
+    most: int
+    """The context's length, or what --max-tokens-in says."""
+
+
 class Violation(msgspec.Struct, frozen=True, array_like=True):
     """A rule that the request breaks and only the engine can check: context_length(N), max_tokens_in(K), or what a
     constraint says."""
@@ -370,6 +378,8 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     ]
     constraint: str
     message: str
+    overflow: Overflow | None = None
+    """The numbers, where the rule is context_length(N) or max_tokens_in(K)."""
 
 
 class Refused(_Frame, frozen=True, kw_only=True):
