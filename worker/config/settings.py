@@ -246,7 +246,7 @@ class Settings:
     )
     max_prompt_chars: int = setting(
         DEFAULT_PROMPT_CHARS,
-        "Longest prompt on /execute, in characters; the largest request body grows with it.",
+        "Longest prompt, in characters; on /v1 the context is the limit. The largest request body grows with it.",
         "Jobs",
         IntRange(1, MAX_PROMPT_CHARS),
     )

@@ -44,9 +44,6 @@ _DESCRIPTION = (
 
 _STRUCT = "#/components/schemas/{name}"
 
-_TOKEN_LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens"}
-"""Fields whose upper bound is --max-tokens-out."""
-
 _PARAMETERS: dict[str, Json] = {
     "X-Correlation-ID": {
         "name": "X-Correlation-ID",
@@ -182,7 +179,6 @@ class _Schemas:
         self.components |= msgspec.json.schema_components([Message], ref_template=_STRUCT)[1]
         self.components["Message"] |= _MESSAGE_RULES
         self.components["Part"]["required"] = ["type", "text"]  # who sends none is told what the type should be first
-        self._limits = limits
 
     def of(self, shape: Any) -> Json:
         """The schema of `shape`, which may be a reference to a component."""
@@ -198,13 +194,10 @@ class _Schemas:
         return schema
 
     def of_body(self, shape: type[msgspec.Struct], rules: Mapping[str, Any]) -> Json:
-        """The schema of a request, with the worker's own limits and these rules."""
+        """The schema of a request, with these rules."""
         if name := _NAMED.get(shape):
             return _reference("schemas", name)
         (schema,), found = msgspec.json.schema_components([shape], ref_template=_STRUCT)
-        properties = found[shape.__name__]["properties"]
-        for name in _TOKEN_LIMITS & properties.keys():
-            properties[name]["maximum"] = self._limits.max_tokens_out
         found[shape.__name__] |= rules
         self._add(found)
         return schema
