@@ -52,6 +52,43 @@ def test_it_writes_what_jinja_writes(source: str, text: str) -> None:
     assert render(source) == text
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r", "\n"])
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("a\nb\n\nc", "a\nb\n\nc"),
+        ("a\n", "a"),
+        ("a\n\n", "a\n"),
+        ("{% if true %}\n  a\n  {# \n #}\n{% endif %}\nb\n", "  a\nb"),
+        ("{{ 'a\nb' }}{{ 'c\\r\\nd' }}", "a\nbc\r\nd"),
+        ("{% raw %}a\n{% endraw %}b", "a\nb"),
+    ],
+)
+def test_lines_end_as_in_jinja(source: str, text: str, end: str) -> None:
+    assert render(source.replace("\n", end)) == text
+
+
+def test_carriage_returns_of_a_conversation_stay() -> None:
+    assert render("{{ x }}\r\n{{ x }}", {"x": "a\r\nb\r"}) == "a\r\nb\r\na\r\nb\r"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_a_template_writes_the_same_whatever_ends_its_lines(end: str) -> None:
+    for source in (path.read_text() for path in templates()):
+        for kind in (KINDS["a call and its answer"], KINDS["signs"]):
+            assert rendered(source.replace("\n", end), kind) == rendered(source, kind)
+
+
+def test_lists_in_a_namespace_grow_and_shrink() -> None:
+    """As Kimi's templates write it."""
+    source = (
+        "{%- set ns = namespace(ids=[]) -%}{%- for x in [1, 2, 3] -%}{%- set _ = ns.ids.append(x) -%}{%- endfor -%}"
+        "{%- set first = ns.ids.pop(0) -%} {{ first }} {{ ns.ids }}"
+    )
+    assert render(source) == "1 [2, 3]"
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", KINDS)
 def test_llama_cpps_templates_write_what_they_write_in_transformers(kind: str) -> None:

@@ -1,5 +1,7 @@
 """A conversation becomes the text that the template makes of it, in the forms that the template knows."""
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,21 @@ ONE_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+TURNS = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role == 'system' %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+PICKY = (
+    "{% for m in messages %}{% if 'bad' in m.content %}{{ raise_exception('No bad words') }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+CENSOR = "{% for m in messages %}{% if 'one' not in m.content %}{{ m.content }}{% endif %}{% endfor %}"
+CALLS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "{% if ID %}{{ raise_exception('Bad id') }}{% endif %}"
+    "({{ c.id }}:{{ c.function.name }}:{{ c.function.arguments | tojson }}){% endfor %}"
+    "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
 )
 NAMES = Names(["<|im_start|>", "<|im_end|>", "<s>", "</s>"])
 
@@ -113,8 +130,8 @@ def test_without_names_in_the_conversation_all_names_are_the_templates() -> None
 def test_a_template_that_looks_into_the_text_finds_what_is_there() -> None:
     source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
     assert text(source, says("<think>hm</think>yes")) == "yes"
-    source = "{% for m in messages %}{{ 'less' if '<' in m.content else m.content }}{% endfor %}<|im_end|>"
-    assert text(source, says("a < b")) == "less<|im_end|>"
+    source = "{% for m in messages %}{{ 'less:' if '<' in m.content }}{{ m.content }}{% endfor %}<|im_end|>"
+    assert text(source, says("a < b")) == "less:a < b<|im_end|>"
 
 
 # ── forms ────────────────────────────────────────────────────────────────────────────────────────
@@ -132,10 +149,33 @@ def test_leading_systems_are_one_where_the_template_takes_one_alone() -> None:
     assert text(CHATML, *two, USER).count("<|im_start|>system") == 2
 
 
-def test_what_the_template_refuses_is_told_in_its_words() -> None:
-    found = refusal(NO_SYSTEM, SYSTEM, USER)
+def test_a_system_message_is_a_users_where_the_template_takes_none() -> None:
+    assert text(NO_SYSTEM, SYSTEM, USER) == SYSTEM["content"] + USER["content"]
+    assert text(ONE_SYSTEM, SYSTEM, USER, says("B", "system")).endswith(f"[user]{USER['content']}[user]B")
+
+
+def test_users_and_assistants_take_turns_where_the_template_asks_for_it() -> None:
+    asked = text(TURNS, says("a"), says("b"), says("c", "assistant"), says("d", "assistant"), says("e"))
+    assert asked == "[user]a\n\nb[assistant]c\n\nd[user]e"
+    assert text(TURNS, says("a", "assistant"), says("b")) == "[user][assistant]a[user]b"
+
+
+@given(st.data())
+def test_what_the_template_refuses_is_told_in_its_words_with_the_message(data: st.DataObject) -> None:
+    n_messages = data.draw(st.integers(1, 9))
+    at = data.draw(st.integers(0, n_messages - 1))
+    found = refusal(PICKY, *(says("bad" if n == at else "good") for n in range(n_messages)))
     assert (found.field, found.constraint) == ("messages", "chat_template")
-    assert found.message == "the chat template refuses the conversation: System role not supported"
+    assert found.message == f"messages[{at}]: the chat template refuses the conversation: No bad words"
+
+
+@given(st.data())
+def test_a_message_that_the_template_leaves_out_is_named(data: st.DataObject) -> None:
+    """Also where only this one is, for what it says."""
+    n_messages = data.draw(st.integers(1, 9))
+    at = data.draw(st.integers(0, n_messages - 1))
+    found = refusal(CENSOR, *(says("bad one" if n == at else f"good {n}") for n in range(n_messages)))
+    assert found.message == f"messages[{at}]: the chat template leaves out what it says"
 
 
 def test_a_refusal_holds_nothing_of_the_conversation() -> None:
@@ -143,7 +183,7 @@ def test_a_refusal_holds_nothing_of_the_conversation() -> None:
         "{% for m in messages %}{% if 'no' in m.content %}"
         "{{ raise_exception('Bad text: ' + m.content) }}{% endif %}{{ m.content }}{% endfor %}"
     )
-    assert refusal(source, says("no secret")).message == "the chat template refuses the conversation: Bad text"
+    assert refusal(source, says("no secret")).message.endswith("the conversation: Bad text")
     source = (
         "{% for m in messages %}{{ m.content }}{% if 'no' in m.content %}"
         "{{ m.content | int + [] }}{% endif %}{% endfor %}"
@@ -167,21 +207,113 @@ def test_a_text_is_a_part_where_the_template_takes_parts_alone() -> None:
 def test_arguments_are_an_object_where_the_template_takes_no_text() -> None:
     source = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
-        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{% endfor %}"
+        "{{ c.function.name }} {% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{% endfor %}"
         "{% endfor %}"
     )
     function = {"name": "f", "arguments": '{"a": 1}'}
-    assert text(source, USER, {**says("", "assistant"), "tool_calls": [{"function": function}]}).endswith("a=1")
+    assert text(source, USER, {**says("", "assistant"), "tool_calls": [{"function": function}]}).endswith("f a=1")
 
 
 def test_arguments_are_text_where_the_template_takes_no_object() -> None:
     source = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
-        "{{ 'calls ' + c.function.arguments }}{% endfor %}{% endfor %}"
+        "{{ c.function.name + ' calls ' + c.function.arguments }}{% endfor %}{% endfor %}"
     )
     function = {"name": "f", "arguments": {"a": [1, "é"]}}
     calls = {**says("", "assistant"), "tool_calls": [{"function": function}]}
-    assert text(source, USER, calls).endswith('calls {"a": [1, "é"]}')
+    assert text(source, USER, calls).endswith('f calls {"a": [1, "é"]}')
+
+
+def calling(*calls: Message, content: str | None = None) -> Message:
+    return {**says(content, "assistant"), "tool_calls": list(calls)}
+
+
+def call(name: str, call_id: str | None, arguments: Json = None) -> Message:
+    called = {"type": "function", "function": {"name": name, "arguments": arguments or {"a": "b"}}}
+    return called if call_id is None else {**called, "id": call_id}
+
+
+def result(content: str, call_id: str | None, **more: str) -> Message:
+    return {**says(content, "tool"), **more} | ({} if call_id is None else {"tool_call_id": call_id})
+
+
+def test_calls_and_results_are_text_where_the_template_writes_none() -> None:
+    said = [USER, calling(call("f", "1"), call("g", "2"), content="I look."), result("x", "1"), result("y", "2")]
+    assert text(CHATML, *said).removeprefix(text(CHATML, USER, add_generation_prompt=False)) == (
+        "<|im_start|>assistant\nI look.\n"
+        '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {"a": "b"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nx\n</tool_response>\n<tool_response>\ny\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_text_beside_a_call_stands_before_it_where_the_template_has_no_room_for_it() -> None:
+    source = CALLS.replace("{{ m.content or '' }}", "{% if not m.tool_calls %}{{ m.content or '' }}{% endif %}")
+    found = text(source.replace("ID", "false"), USER, calling(call("f", "1"), content="I look."), result("x", "1"))
+    assert '[assistant]I look.[assistant](1:f:{"a": "b"})[tool]x(1)' in found
+
+
+def test_several_calls_are_several_messages_with_their_results_where_the_template_takes_one() -> None:
+    source = CALLS.replace("ID", "m.tool_calls | length > 1")
+    both = calling(call("f", "1"), call("g", "2"))
+    found = text(source, USER, both, result("y", "2"), result("x", "1"), result("z", "3"))
+    one, other = '[assistant](1:f:{"a": "b"})[tool]x(1)', '[assistant](2:g:{"a": "b"})[tool]y(2)[tool]z(3)'
+    assert found.endswith(one + other)
+
+
+IDS = st.one_of(st.none(), st.sampled_from(["call_1", "call_2", "abcdefghi", "toolu_01x", "é"]))
+
+
+@LAW
+@given(st.lists(IDS, min_size=1, max_size=4, unique_by=lambda one: one or object()))
+def test_a_call_and_its_result_have_one_id_that_the_template_takes(ids: list[str | None]) -> None:
+    source = CALLS.replace("ID", "c.id is not string or c.id | length != 9")
+    rounds = [one for n, sent in enumerate(ids) for one in (calling(call(f"f{n}", sent)), result(f"r{n}", sent))]
+    found = text(source, USER, *rounds)
+    written = [re.search(rf"\((\w+):f{n}:", found) for n in range(len(ids))]
+    known = [one[1] for one in written if one]
+    assert len(set(known)) == len(ids)
+    assert all(f"r{n}({one})" in found for n, one in enumerate(known))
+    assert all(one == sent for one, sent in zip(known, ids, strict=True) if sent == "abcdefghi")
+
+
+def test_ids_have_the_calls_name_where_that_is_all_the_template_shows() -> None:
+    source = CALLS.replace("ID", "false").replace(":{{ c.function.name }}", "")
+    found = text(source, USER, calling(call("f", "x")), result("y", "x"), calling(call("g", "functions.g:7")))
+    assert "(functions.f:0:" in found
+    assert "[tool]y(functions.f:0)" in found
+    assert "(functions.g:7:" in found
+
+
+def test_a_result_is_a_users_text_where_the_template_wants_its_call_and_there_is_none() -> None:
+    source = (
+        "{% set ns = namespace(calls=false) %}{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}{% set ns.calls = true %}{{ c.function.name }}{{ c.function.arguments }}"
+        "{% endfor %}{% if m.role == 'tool' and not ns.calls %}{{ raise_exception('No call') }}{% endif %}{% endfor %}"
+    )
+    assert text(source, USER, result("x", "1")).endswith("[user]<tool_response>\nx\n</tool_response>")
+    assert text(source, USER, calling(call("f", "1")), result("x", "1")).endswith("[tool]x")
+
+
+def test_a_call_with_what_is_no_object_is_text_where_the_template_takes_objects_alone() -> None:
+    source = CALLS.replace("ID", "c.function.arguments is string")
+    found = text(source, USER, calling(call("f", "1", '{"a": "b')), calling(call("g", "2")))
+    assert '[assistant]<tool_call>\n{"name": "f", "arguments": "{\\"a\\": \\"b"}\n</tool_call>' in found
+    assert '[assistant](2:g:{"a": "b"})' in found
+
+
+def test_a_system_message_that_the_template_has_elsewhere_stays_there() -> None:
+    source = "{% for m in messages[1:] %}{{ m.content }}{% endfor %}{{ messages[0].content }}"
+    swapped = "{% if messages[0].role == 'system' %}" + source + "{% else %}" + CHATML + "{% endif %}"
+    assert text(swapped, SYSTEM, USER) == USER["content"] + SYSTEM["content"]
+
+
+def test_what_an_assistant_thought_may_be_left_out() -> None:
+    source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    for thought in ("<think>hm</think>yes", "<think>hm</think>"):
+        assert text(source, USER, says(thought, "assistant")) == USER["content"] + thought.partition("</think>")[2]
+    assert text(CHATML, USER, {**REPLY, "reasoning_content": "hm"}) == text(CHATML, USER, REPLY)
 
 
 def test_an_answer_goes_on_where_its_beginning_ends() -> None:
@@ -191,9 +323,11 @@ def test_an_answer_goes_on_where_its_beginning_ends() -> None:
     assert text(trimming, USER, says("It is ", "assistant"), **more).endswith("<|im_start|>assistant\nIt is")
 
 
-def test_a_message_without_text_cannot_go_on() -> None:
-    found = refusal(CHATML, USER, {**CALL, "content": None}, add_generation_prompt=False, continue_final_message=True)
+@pytest.mark.parametrize("last", [{**CALL, "content": None}, {**CALL, "content": "I look."}, says(None, "assistant")])
+def test_a_message_without_text_or_with_calls_behind_it_cannot_go_on(last: Message) -> None:
+    found = refusal(CHATML, USER, last, add_generation_prompt=False, continue_final_message=True)
     assert (found.field, found.constraint) == ("messages", "chat_template")
+    assert found.message.startswith("messages[1]: the final message")
 
 
 # ── what a template is told ──────────────────────────────────────────────────────────────────────
@@ -241,6 +375,8 @@ def test_tools_that_the_template_leaves_out_are_refused() -> None:
 
 def test_what_a_template_knows_is_found_out() -> None:
     assert templates(CHATML).caps == ("system",)
+    dropping = "{% for m in messages if m.role != 'developer' %}" + CHATML.partition("%}")[2]
+    assert templates(dropping).caps == ("system",)
     knowing = (
         "{% for m in messages %}{{ m.reasoning_content }}{{ m.role }}{{ m.content }}{{ m.tool_calls | tojson }}"
         "{% endfor %}{{ tools | tojson }}{{ day }}{# developer #}"

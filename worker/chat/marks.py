@@ -7,7 +7,7 @@ cutting, joining and JSON change nothing. Pure; knows no template engine and no 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 _FIRST_MARK = 0xF0000
@@ -65,7 +65,8 @@ class Marker:
     def __init__(self, source: str, names: Names) -> None:
         """`source`: the template's, whose own words are left as they are where no name could be made of them."""
         self.names = names
-        self._words = frozenset(_WORD.findall(source))
+        self.words = frozenset(_WORD.findall(source))
+        """The template's own."""
         self._taken = frozenset(source)
         left = sorted(filter(self._is_harmless, frozenset(_SIGNS.findall(source))), key=len, reverse=True)
         edges = "".join(map(re.escape, sorted(names.edges)))
@@ -84,16 +85,20 @@ class Marker:
 
     def marks_for(self, conversation: Json) -> "Marks":
         """Marks that this conversation has not got itself."""
-        taken = self._taken.union(*(text for text in texts(conversation) if not text.isascii()))
-        free = (chr(code) for code in range(_FIRST_MARK, 0x10FFFE) if chr(code) not in taken)
+        free = self.unused_in(conversation)
         return Marks(self, dict(zip(sorted(self._characters), free, strict=False)), next(free))
+
+    def unused_in(self, conversation: Json) -> Iterator[str]:
+        """Characters that stand for nothing: neither this conversation nor the template has them."""
+        taken = self._taken.union(*(text for text in texts(conversation) if not text.isascii()))
+        return (chr(code) for code in range(_FIRST_MARK, 0x10FFFE) if chr(code) not in taken)
 
     def mark_key(self, key: str, marks: dict[str, str]) -> str:
         """The key of an object; those that the template asks for by name are its own words."""
-        return key if key in self._words else self.mark_text(key, marks)
+        return key if key in self.words else self.mark_text(key, marks)
 
     def mark_text(self, text: str, marks: dict[str, str]) -> str:
-        if text.strip() in self.names.cores and text not in self._words:
+        if text.strip() in self.names.cores and text not in self.words:
             core = text.strip()
             return text.replace(core[0], marks[core[0]], 1)
         return self._marked.sub(lambda found: marks.get(found[0], found[0]), text) if self._marked else text

@@ -25,6 +25,10 @@ _MAX_WIDTH = 1_000
 """How far something may be indented, and how many characters a number may be filled up to."""
 
 _WIDTH = re.compile(r"\d+")
+_LINE_END = re.compile(r"\r\n?")
+_APPEND = re.compile(r"\{%([-+]?\s*)set\s+_\s*=\s*(\w+\.\w+)\.append\(([^{}%]*)\)(\s*[-+]?)%\}")
+_POP = re.compile(r"\{%([-+]?\s*)set\s+(\w+)\s*=\s*(\w+\.\w+)\.pop\(0\)(\s*[-+]?)%\}")
+"""What the engine's lists cannot do, as Kimi's templates write it."""
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 
 
@@ -124,7 +128,11 @@ def _on_a_stack_for(n_chars: int, compile_: Callable[[], frozenset[str]]) -> fro
 
 
 def _adapted(source: str) -> str:
-    """The template in the engine's words: the text of a generation block is told apart in training only."""
+    """The template in the engine's words: its lines end as Jinja has them, lists in a namespace grow and shrink, and
+    the text of a generation block is told apart in training only."""
+    source = _LINE_END.sub("\n", source)
+    source = _APPEND.sub(r"{%\1set \2 = \2 + [\3]\4%}", source)
+    source = _POP.sub(r"{%\1set \2 = \3[0]\4%}{%- set \3 = \3[1:] -%}", source)
     return _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
 
 

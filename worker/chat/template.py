@@ -5,26 +5,25 @@ it knows, which is found out by rendering when the template is loaded. Pure but 
 the template engine is sandbox.py's, the model and its tokens are the caller's. One thread at a time.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
 import msgspec
 
+from worker.chat.forms import REASONING, Forms, Message, in_forms
 from worker.chat.marks import Json, Marker, Names, Span, texts
-from worker.chat.sandbox import BrokenTemplate, Runaway, Sandbox, Unrendered
+from worker.chat.probes import contents_known, forms_known
+from worker.chat.sandbox import Runaway, Sandbox, Unrendered
+from worker.chat.witnesses import Found, Witnesses
 from worker.wire.messages import Conversation, Violation
 
-Message = dict[str, Json]
-
 _LEAST_FUEL, _FUEL_PER_CHAR, _MOST_FUEL = 2_000_000, 200, 10_000_000
-"""Instructions of one rendering, of which there may be two: 10 million take 0.3 s."""
+"""Instructions of one rendering: 10 million take 0.3 s. There are two or three of a conversation, up to nine where the
+template does not know it as it is, and eleven more to say which message it refuses."""
 _LEAST_CHARS, _CHARS_PER_CHAR = 1 << 16, 16
 """What a template may write: JSON with indents grows fourfold, and some templates write the tools twice."""
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Fields that reasoning is passed in. Source: transformers, _alias_reasoning_fields."""
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
 """Names that a template is given anyway, or that are functions of its language."""
 _FUNCTIONS = frozenset({"namespace", "range", "dict", "debug", "lipsum", "cycler", "joiner", "loop", "caller", "self"})
@@ -38,24 +37,6 @@ class Rendered:
 
     text: str
     controls: tuple[Span, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Forms:
-    """Which forms of a conversation a template knows."""
-
-    caps: frozenset[str] = frozenset()
-    """Of system, developer, tools, tool_calls, tool_results, reasoning: what shows in the text."""
-    takes_systems: bool = True
-    """Whether several system messages may stand at the beginning."""
-    takes_parts: bool = True
-    takes_text: bool = True
-    """Whether content may be a list of parts, or a text."""
-    takes_null: bool = True
-    """Whether a message that calls tools may have no content."""
-    takes_argument_text: bool = True
-    takes_argument_object: bool = True
-    """Whether a call's arguments may be JSON text, or an object."""
 
 
 class ChatTemplate:
@@ -72,12 +53,13 @@ class ChatTemplate:
         self.keys = self._sandbox.variables - _GIVEN - _FUNCTIONS - self._tokens.keys()
         """What the template may be told beside the conversation."""
         self._told = {key: value for key, value in told.items() if key in self.keys}
-        self._forms = Forms()
-        self._forms = _forms_of(self)
-
-    @property
-    def caps(self) -> frozenset[str]:
-        return self._forms.caps
+        known = contents_known(self)
+        self.caps = known.caps
+        """What shows in the text: of system, developer, tools, tool_calls, tool_results, reasoning."""
+        without = forms_known(self, known, has_tools=False)
+        self._forms = {False: without, True: without}
+        if "tools" in known.caps:
+            self._forms[True] = forms_known(self, known, has_tools=True)
 
     def render(
         self, messages: list[Message], *, tools: Json, told: dict[str, Json], is_open: bool, is_continued: bool
@@ -88,17 +70,75 @@ class ChatTemplate:
         Raises: Unrendered.
         """
         self._time = datetime.now()
-        told = self._told | told
-        marks = self._marker.marks_for([cast(Json, messages), tools, told])
+        given: dict[str, Json] = {"tools": tools, **self._told, **told}
+        best = self._forms[bool(tools)]
+        refusal: Unrendered | None = None
+        moved: Rendered | None = None
+        for forms in dict.fromkeys((best, best.in_text(), best.plainest())):
+            try:
+                found = self._found(messages, forms, given, is_open=is_open)
+                rendered = self._rendered(messages, forms, given, is_open=is_open, is_continued=is_continued)
+            except Runaway:
+                raise
+            except Unrendered as error:
+                refusal = refusal or self._named(error, messages, forms, given, is_open=is_open)
+                continue
+            if found == Found(None, None):
+                return rendered
+            if found.lost is None:
+                moved = moved or rendered
+            else:
+                refusal = refusal or Unrendered(f"messages[{found.lost}]: the chat template leaves out what it says")
+        if moved is not None:
+            return moved
+        assert refusal is not None
+        raise refusal
+
+    def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json) -> str:
+        """See probes.Template."""
+        given = {"tools": tools, **self._told}
+        return self._rendered(messages, forms, given, is_open=True, is_continued=False).text
+
+    def says(self, messages: list[Message], forms: Forms, *, tools: Json) -> bool:
+        """See probes.Template."""
+        return self._found(messages, forms, {"tools": tools, **self._told}, is_open=True) == Found(None, None)
+
+    def _found(self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool) -> Found:
+        """What becomes of the messages. Raises: Unrendered."""
+        unused = self._marker.unused_in([cast(Json, messages), given])
+        witnesses = Witnesses(unused, self._marker.words)
+        chat = _chat(witnesses.put_into(messages), forms)
+        text = self._text({"messages": chat, **given}, is_open=is_open)
+        return witnesses.found_in(text)
+
+    def _named(
+        self, error: Unrendered, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool
+    ) -> Unrendered:
+        """The refusal with a message that the template refuses, and takes the ones before it. Raises: Runaway."""
+        taken, refused = 0, len(messages)
+        while refused - taken > 1:
+            n = (taken + refused) // 2
+            try:
+                self._text({"messages": _chat(messages[:n], forms), **given}, is_open=is_open)
+                taken = n
+            except Runaway:
+                raise
+            except Unrendered:
+                refused = n
+        return Unrendered(f"messages[{taken}]: {error}")
+
+    def _rendered(
+        self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool, is_continued: bool
+    ) -> Rendered:
+        """Raises: Unrendered."""
+        marks = self._marker.marks_for([cast(Json, messages), given])
         if is_continued:
-            _append(messages, marks.cut + " ")
-        chat = [_aliased(message) for message in self._known(messages)]
-        values: dict[str, Json] = {"messages": cast(Json, chat), "tools": tools, **told}
+            messages = _appended(messages, marks.cut + " ")
+        values: dict[str, Json] = {"messages": _chat(messages, forms), **given}
         marked_values = {name: marks.mark(value) for name, value in values.items()}
-        n_chars = sum(map(len, texts(values)))
 
         def text_of(given: Mapping[str, Json]) -> str:
-            text = self._text(given, n_chars, is_open=is_open)
+            text = self._text(given, is_open=is_open)
             return _cut(text, marks.cut) if is_continued else text
 
         if marked_values == values:
@@ -126,95 +166,42 @@ class ChatTemplate:
                 return Rendered(plain)
         return Rendered(text, None if names.spans(text) == controls else tuple(controls))
 
-    def _text(self, values: Mapping[str, Json], n_chars: int, *, is_open: bool) -> str:
+    def _text(self, values: Mapping[str, Json], *, is_open: bool) -> str:
+        n_chars = sum(map(len, texts(dict(values))))
         return self._sandbox.render(
             {"documents": None, **self._tokens, **values, "add_generation_prompt": is_open},
             fuel=min(_LEAST_FUEL + _FUEL_PER_CHAR * n_chars, _MOST_FUEL),
             max_chars=_LEAST_CHARS + _CHARS_PER_CHAR * n_chars,
         )
 
-    def _known(self, messages: list[Message]) -> list[Message]:
-        """The messages in forms that the template knows."""
-        forms = self._forms
-        if "developer" not in forms.caps:
-            messages = [{**one, "role": "system"} if one.get("role") == "developer" else one for one in messages]
-        if not forms.takes_systems:
-            messages = _with_one_system(messages)
-        return [_in_form(message, forms) for message in messages]
+
+# ── texts ────────────────────────────────────────────────────────────────────────────────────────
 
 
-# ── forms ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _with_one_system(messages: list[Message]) -> list[Message]:
-    n_systems = next((i for i, one in enumerate(messages) if one.get("role") != "system"), len(messages))
-    if n_systems < 2:
-        return messages
-    content = "\n\n".join(_joined(message.get("content")) for message in messages[:n_systems])
-    return [{**messages[0], "content": content}, *messages[n_systems:]]
-
-
-def _joined(content: Json) -> str:
-    """The text of a content of any form."""
-    if isinstance(content, list):
-        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
-    return content if isinstance(content, str) else ""
-
-
-def _in_form(message: Message, forms: Forms) -> Message:
-    changed = dict(message)
-    content = message.get("content")
-    if isinstance(content, list) and not forms.takes_parts:
-        changed["content"] = _joined(content)
-    elif isinstance(content, str) and not forms.takes_text:
-        changed["content"] = [{"type": "text", "text": content}]
-    elif content is None and not forms.takes_null:
-        changed["content"] = ""
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        changed["tool_calls"] = [_call_in_form(call, forms) for call in calls]
-    return changed
-
-
-def _call_in_form(call: Json, forms: Forms) -> Json:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict):
-        return call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str) and not forms.takes_argument_text:
-        arguments = _object_of(arguments)
-    elif isinstance(arguments, dict) and not forms.takes_argument_object:
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}} if arguments is not None else call
-
-
-def _object_of(text: str) -> Json:
-    """The object of which this is the JSON text, else the text."""
-    try:
-        return cast(Json, msgspec.json.decode(text, type=dict[str, object]))
-    except msgspec.DecodeError:
-        return text
+def _chat(messages: list[Message], forms: Forms) -> Json:
+    return cast(Json, [_aliased(message) for message in in_forms(messages, forms)])
 
 
 def _aliased(message: Message) -> Message:
     """Source: transformers, _alias_reasoning_fields."""
-    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def _append(chat: list[Message], text: str) -> None:
-    """Put the text behind the last message's own. Raises: Unrendered where it has none."""
-    content = chat[-1].get("content") if chat else None
+def _appended(chat: list[Message], text: str) -> list[Message]:
+    """The messages with the text behind the last one's own. Raises: Unrendered where it has none."""
+    last = chat[-1] if chat else {}
+    content = last.get("content")
+    if last.get("tool_calls"):
+        raise Unrendered("the final message ends with calls, so that its text cannot go on")
     if isinstance(content, str):
-        chat[-1] = {**chat[-1], "content": content + text}
-        return
+        return [*chat[:-1], {**last, "content": content + text}]
     parts = list(content) if isinstance(content, list) else []
     for place in reversed(range(len(parts))):
         part = parts[place]
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             parts[place] = {**part, "text": cast(str, part["text"]) + text}
-            chat[-1] = {**chat[-1], "content": parts}
-            return
+            return [*chat[:-1], {**last, "content": parts}]
     raise Unrendered("the final message has no text to continue")
 
 
@@ -225,103 +212,6 @@ def _cut(text: str, cut: str) -> str:
     if place < 0:
         raise Unrendered("the chat template leaves the final message's text out, so that it cannot be continued")
     return text[:place] if text[place + 1 : place + 2] == " " else text[:place].rstrip()
-
-
-# ── what a template knows ────────────────────────────────────────────────────────────────────────
-
-_USER: Message = {"role": "user", "content": "needle-user"}
-_REPLY: Message = {"role": "assistant", "content": "needle-reply"}
-_ARGUMENTS = '{"place": "needle-argument"}'
-_TOOL: Json = {
-    "type": "function",
-    "function": {
-        "name": "needle_tool",
-        "description": "needle-description",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
-    },
-}
-
-
-_RESULT: Message = {
-    "role": "tool",
-    "tool_call_id": "needle123",
-    "name": "needle_tool",
-    "content": "needle-result",
-}
-
-
-def _calling(arguments: Json, content: Json) -> Message:
-    function: Json = {"name": "needle_tool", "arguments": arguments}
-    return {
-        "role": "assistant",
-        "content": content,
-        # Mistral's templates take no other length.
-        "tool_calls": [{"id": "needle123", "type": "function", "function": function}],
-    }
-
-
-@dataclass
-class _Trial:
-    """What a template makes of conversations in all kinds of forms."""
-
-    template: ChatTemplate
-    refusals: list[str] = field(default_factory=list)
-
-    def text(self, *messages: Message, tools: Json = None) -> str:
-        """Empty where it refuses. Raises: BrokenTemplate."""
-        try:
-            found = self.template.render(list(messages), tools=tools, told={}, is_open=True, is_continued=False)
-        except Runaway as error:
-            raise BrokenTemplate(str(error)) from None
-        except Unrendered as error:
-            self.refusals.append(str(error))
-            return ""
-        return found.text
-
-    def caps(self, arguments: Json) -> frozenset[str]:
-        source = self.template.source
-        developer: Message = {"role": "developer", "content": "needle-developer"}
-        system: Message = {"role": "system", "content": "needle-system"}
-        thinking: Message = {**_REPLY, "reasoning_content": "needle-reasoning"}
-        calling, tools = _calling(arguments, ""), [_TOOL]
-        thinking_call: Message = {**calling, "reasoning_content": "needle-reasoning"}
-        shown = {
-            "system": "needle-system" in self.text(system, _USER),
-            # A template that writes any role at all knows none.
-            "developer": "developer" in source and "needle-developer" in self.text(developer, _USER),
-            "tools": "needle_tool" in self.text(_USER, tools=tools),
-            "tool_calls": "needle-argument" in self.text(_USER, calling, _RESULT, _REPLY, _USER, tools=tools),
-            "tool_results": "tool" in source and "needle-result" in self.text(_USER, calling, _RESULT, tools=tools),
-            "reasoning": "needle-reasoning"
-            in self.text(_USER, thinking) + self.text(_USER, thinking_call, _RESULT, tools=tools),
-        }
-        return frozenset(cap for cap, is_shown in shown.items() if is_shown)
-
-
-def _forms_of(template: ChatTemplate) -> Forms:
-    """Raises: BrokenTemplate."""
-    trial = _Trial(template)
-    parts: Json = [{"type": "text", "text": "needle-user"}]
-    of_text, of_parts = trial.text(_USER), trial.text({**_USER, "content": parts})
-    if "needle-user" not in of_text + of_parts:
-        raise BrokenTemplate(trial.refusals[0] if trial.refusals else "it leaves out what the user says")
-    of_argument_text = trial.text(_USER, _calling(_ARGUMENTS, ""), _RESULT, tools=[_TOOL])
-    of_argument_object = trial.text(_USER, _calling({"place": "needle-argument"}, ""), _RESULT, tools=[_TOOL])
-    takes_argument_text = _ARGUMENTS in of_argument_text
-    arguments: Json = _ARGUMENTS if takes_argument_text else {"place": "needle-argument"}
-    empty = trial.text(_USER, _calling(arguments, ""), tools=[_TOOL])
-    null = trial.text(_USER, _calling(arguments, None), tools=[_TOOL])
-    systems: list[Message] = [{"role": "system", "content": f"needle-{n}"} for n in (1, 2)]
-    of_systems = trial.text(*systems, _USER)
-    return Forms(
-        caps=trial.caps(arguments),
-        takes_systems="needle-1" in of_systems and "needle-2" in of_systems,
-        takes_parts=of_parts == of_text or "needle-user" not in of_text,
-        takes_text="needle-user" in of_text,
-        takes_null=(bool(null) and "None" not in null) or not empty,
-        takes_argument_text=takes_argument_text,
-        takes_argument_object=not takes_argument_text or "needle-argument" in of_argument_object,
-    )
 
 
 # ── the templates of a model ─────────────────────────────────────────────────────────────────────

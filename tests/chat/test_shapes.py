@@ -1,0 +1,45 @@
+"""Nothing of a conversation is lost in a template: it is in the prompt, or the request is refused by name."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.chat.shapes import SHAPES, Verdict, table, verdicts
+from tests.default_model import default_file
+from tests.llama_source import templates
+from worker.model.info import read_info
+
+pytestmark = pytest.mark.model
+
+PAGE = Path(__file__).parents[2] / "docs" / "chat.md"
+WITH_MORE = "fireworks-ai-llama-3-firefunction-v2"
+"""It renders nothing without what only its users know."""
+
+
+@cache
+def default_template() -> str:
+    source = read_info(default_file()).chat_template
+    assert source is not None
+    return source
+
+
+def sources() -> list[str]:
+    return [*(path.read_text() for path in templates()), default_template()]
+
+
+@pytest.mark.parametrize("path", templates(), ids=lambda path: path.stem)
+def test_no_template_loses_a_part_of_any_shape(path: Path) -> None:
+    expected: set[Verdict] = {"refused"} if path.stem == WITH_MORE else {"as it is", "in another way"}
+    found = verdicts(path.read_text())
+    assert {shape: one for shape, one in found.items() if one not in expected} == {}
+
+
+def test_the_default_models_template_loses_none() -> None:
+    found = verdicts(default_template())
+    assert found.keys() == SHAPES.keys()
+    assert set(found.values()) == {"as it is", "in another way"}
+
+
+def test_the_page_has_the_table() -> None:
+    assert table(sources()) in PAGE.read_text(), table(sources())

@@ -1,0 +1,380 @@
+"""Messages in the forms that a template knows.
+
+Owns the forms that docs/chat.md names: what a conversation becomes where its template would refuse a part of it, or
+leave it out. Which forms a template knows is found out by probes.py. Pure; knows no template.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
+from typing import Literal, cast
+
+import msgspec
+
+from worker.chat.marks import Json
+
+Message = dict[str, Json]
+Way = Literal["own", "split", "text"]
+"""The template writes it itself; it does once the message is several; or it is written as text."""
+Ids = Literal["own", "nine", "named"]
+"""Ids of calls: any, nine letters or digits (Mistral), or `functions.NAME:0` (Kimi)."""
+
+_BETWEEN = "\n\n"
+LEADING = ("system", "developer")
+RESULTS = ("tool", "function")
+"""Roles of what a conversation begins with before anybody speaks, and of what calls gave."""
+_NINE = re.compile(r"[a-zA-Z0-9]{9}")
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Fields that reasoning is passed in. Source: transformers, _alias_reasoning_fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """Which forms of a conversation a template knows."""
+
+    caps: frozenset[str] = frozenset({"developer"})
+    """Of system, developer, tools, tool_calls, tool_results, reasoning: what shows in the text."""
+    takes_parts: bool = True
+    takes_text: bool = True
+    """Whether content may be a list of parts, or a text."""
+    takes_null: bool = True
+    takes_blank: bool = True
+    """Whether a message that calls tools may have no content, or an empty one."""
+    takes_argument_text: bool = True
+    takes_argument_object: bool = True
+    """Whether a call's arguments may be JSON text, or an object."""
+
+    takes_system: bool = True
+    """Whether a conversation may begin with a system message."""
+    takes_systems: bool = True
+    """Whether it may begin with several, a developer's among them."""
+    takes_later_system: bool = True
+    takes_users: bool = True
+    takes_replies: bool = True
+    """Whether a system, several user's or several assistant's messages may stand anywhere."""
+    takes_reply_first: bool = True
+    takes_empty_reply: bool = True
+
+    takes_calls: bool = True
+    takes_results: bool = True
+    takes_stray_results: bool = True
+    """Whether a result may answer no call that the conversation has."""
+    takes_no_id: bool = True
+    ids: Ids = "own"
+    beside: Way = "own"
+    """Text beside calls."""
+    several: Way = "own"
+    """Several calls in one message."""
+
+    def in_text(self) -> "Forms":
+        """Calls and results are texts."""
+        return replace(self, takes_calls=False, takes_results=False)
+
+    def plainest(self) -> "Forms":
+        """Besides, there is one system message, at the beginning, and then users and assistants take turns."""
+        return replace(
+            self.in_text(),
+            caps=self.caps - {"developer"},
+            takes_systems=False,
+            takes_later_system=False,
+            takes_users=False,
+            takes_replies=False,
+            takes_reply_first=False,
+            takes_empty_reply=False,
+        )
+
+
+def in_forms(messages: list[Message], forms: Forms) -> list[Message]:
+    """The messages in the forms; none is changed itself."""
+    messages = [_in_known_role(message, forms) for message in messages]
+    messages = [_with_arguments(message, forms) for message in messages]
+    messages = _with_ids(messages, forms)
+    messages = _with_calls(messages, forms)
+    messages = _with_results(messages, forms)
+    messages = _with_systems(messages, forms)
+    messages = _in_turns(messages, forms)
+    return [_with_content(message, forms) for message in messages]
+
+
+def object_of(text: str) -> Json:
+    """The object of which this is the JSON text, else the text."""
+    try:
+        return cast(Json, msgspec.json.decode(text, type=dict[str, object]))
+    except msgspec.DecodeError:
+        return text
+
+
+def calls_of(message: Message) -> list[dict[str, Json]]:
+    """The calls that have a function."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return []
+    return [call for call in calls if isinstance(call, dict) and isinstance(call.get("function"), dict)]
+
+
+def function_of(call: dict[str, Json]) -> dict[str, Json]:
+    return cast(dict[str, Json], call["function"])
+
+
+# ── roles and contents ───────────────────────────────────────────────────────────────────────────
+
+
+def _in_known_role(message: Message, forms: Forms) -> Message:
+    role = message.get("role")
+    if role == "developer" and "developer" not in forms.caps:
+        return {**message, "role": "system"}
+    return {**message, "role": "tool"} if role == "function" else message
+
+
+def _joined(content: Json) -> str:
+    """The text of a content of any form."""
+    if isinstance(content, list):
+        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
+    return content if isinstance(content, str) else ""
+
+
+def _with_content(message: Message, forms: Forms) -> Message:
+    content = message.get("content")
+    if isinstance(content, list) and not forms.takes_parts:
+        return {**message, "content": _joined(content)}
+    if isinstance(content, str) and not forms.takes_text:
+        return {**message, "content": [{"type": "text", "text": content}]}
+    if content is None and not (forms.takes_null and message.get("tool_calls")):
+        return {**message, "content": ""}
+    if content == "" and message.get("tool_calls") and not forms.takes_blank:
+        return {**message, "content": None}
+    return message
+
+
+# ── calls and results ────────────────────────────────────────────────────────────────────────────
+
+
+def _with_arguments(message: Message, forms: Forms) -> Message:
+    if not isinstance(message.get("tool_calls"), list):
+        return message
+    calls = cast(list[Json], message["tool_calls"])
+    return {**message, "tool_calls": [_call_in_form(call, forms) for call in calls]}
+
+
+def _call_in_form(call: Json, forms: Forms) -> Json:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and not forms.takes_argument_text:
+        arguments = object_of(arguments)
+    elif isinstance(arguments, dict) and not forms.takes_argument_object:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}} if arguments is not None else call
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A call that a result may answer."""
+
+    sent: Json
+    name: Json
+    known: str
+    """The id that was sent, and what it is for the template."""
+
+
+def _with_ids(messages: list[Message], forms: Forms) -> list[Message]:
+    """Calls and results with ids that the template takes: those of a call and of its result are the same."""
+    if forms.ids == "own" and (forms.takes_no_id or not any(map(_lacks_id, messages))):
+        return messages
+    asked: list[_Asked] = []
+    given, n_calls = [], 0
+    for message in messages:
+        calls = []
+        for call in calls_of(message):
+            name = function_of(call).get("name")
+            asked.append(_Asked(call.get("id"), name, _known_id(call.get("id"), name, n_calls, forms.ids)))
+            calls.append({**call, "id": asked[-1].known})
+            n_calls += 1
+        if calls:
+            message = {**message, "tool_calls": cast(Json, calls)}  # noqa: PLW2901
+        elif message.get("role") == "tool":
+            message = {**message, "tool_call_id": _answered(message, asked, forms.ids)}  # noqa: PLW2901
+        given.append(message)
+    return given
+
+
+def _lacks_id(message: Message) -> bool:
+    if message.get("role") == "tool":
+        return not message.get("tool_call_id")
+    return any(not call.get("id") for call in calls_of(message))
+
+
+def _known_id(sent: Json, name: Json, n_calls: int, ids: Ids) -> str:
+    if ids == "named":
+        own = f"functions.{name}:"
+        return sent if isinstance(sent, str) and sent.startswith(own) else f"{own}{n_calls}"
+    if not isinstance(sent, str) or not sent:
+        return f"call{n_calls:05}"
+    return sent if ids == "own" or _NINE.fullmatch(sent) else sha256(sent.encode()).hexdigest()[:9]
+
+
+def _answered(result: Message, asked: list[_Asked], ids: Ids) -> str:
+    """The id of the call that the result answers; that call has its answer then. Without an id it is the first call of
+    its name that has none yet, else the first of any name."""
+    sent, name = result.get("tool_call_id"), result.get("name")
+    found = (
+        next((one for one in asked if sent and one.sent == sent), None)
+        or next((one for one in asked if not sent and name and one.name == name), None)
+        or next((one for one in asked if not sent), None)
+    )
+    if found is None:
+        return _known_id(sent, name or "unknown", len(asked), ids)
+    asked.remove(found)
+    return found.known
+
+
+def _with_calls(messages: list[Message], forms: Forms) -> list[Message]:
+    """Each calling message as the template takes it, in several where it takes only that."""
+    made: list[Message] = []
+    waiting = list(messages)
+    while waiting:
+        message = waiting.pop(0)
+        calls = calls_of(message)
+        if not calls:
+            made.append(message)
+        elif _go_as_text(message, calls, forms):
+            made.append(_in_text(message, calls))
+        elif forms.beside == "split" and _joined(message.get("content")).strip():
+            made += [_without(message, "tool_calls"), *_alone({**message, "content": None}, calls, waiting, forms)]
+        else:
+            made += _alone(message, calls, waiting, forms)
+    return made
+
+
+def _go_as_text(message: Message, calls: list[dict[str, Json]], forms: Forms) -> bool:
+    if not forms.takes_calls or (len(calls) > 1 and forms.several == "text"):
+        return True
+    if forms.beside == "text" and _joined(message.get("content")).strip():
+        return True
+    return not forms.takes_argument_text and any(isinstance(function_of(call).get("arguments"), str) for call in calls)
+
+
+def _in_text(message: Message, calls: list[dict[str, Json]]) -> Message:
+    """What models that follow Hermes and Qwen write."""
+    said = _joined(message.get("content"))
+    written = [f"<tool_call>\n{_dumped(function_of(call))}\n</tool_call>" for call in calls]
+    return {**_without(message, "tool_calls"), "content": "\n".join([*([said] if said.strip() else []), *written])}
+
+
+def _dumped(function: dict[str, Json]) -> str:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = object_of(arguments or "{}")
+    return json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
+
+
+def _alone(message: Message, calls: list[dict[str, Json]], waiting: list[Message], forms: Forms) -> Iterator[Message]:
+    """One message for each call, its results behind it, which are taken from those that wait; or the message."""
+    if forms.several != "split" or len(calls) < 2:
+        yield message
+        return
+    n_results = next((n for n, one in enumerate(waiting) if one.get("role") != "tool"), len(waiting))
+    results, waiting[:n_results] = waiting[:n_results], []
+    for n, call in enumerate(calls):
+        one = message if n == 0 else {**_without(message, *REASONING), "content": None}
+        yield {**one, "tool_calls": [call]}
+        is_last = n == len(calls) - 1
+        own = [result for result in results if is_last or result.get("tool_call_id") == call.get("id")]
+        results = [result for result in results if result not in own]
+        yield from own
+
+
+def _without(message: Message, *keys: str) -> Message:
+    return {key: value for key, value in message.items() if key not in keys}
+
+
+def _with_results(messages: list[Message], forms: Forms) -> list[Message]:
+    """Results that the template does not take are a user's text."""
+    if forms.takes_results and forms.takes_stray_results:
+        return messages
+    asked: set[str] = set()
+    is_text = []
+    for message in messages:
+        asked |= {str(call.get("id")) for call in calls_of(message)}
+        is_taken = forms.takes_results and str(message.get("tool_call_id")) in asked
+        is_text.append(message.get("role") == "tool" and not is_taken)
+    made: list[Message] = []
+    for are_texts, run in groupby(zip(messages, is_text, strict=True), key=itemgetter(1)):
+        ran = [message for message, _ in run]
+        made += [_as_response(ran)] if are_texts else ran
+    return made
+
+
+def _as_response(results: list[Message]) -> Message:
+    """What Qwen's templates make of results."""
+    written = [f"<tool_response>\n{_joined(message.get('content'))}\n</tool_response>" for message in results]
+    return {"role": "user", "content": "\n".join(written)}
+
+
+# ── turns ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _with_systems(messages: list[Message], forms: Forms) -> list[Message]:
+    n_leading = next((n for n, one in enumerate(messages) if one.get("role") not in LEADING), len(messages))
+    leading, later = messages[:n_leading], messages[n_leading:]
+    if not forms.takes_system:
+        leading = [_as_a_users(message) for message in leading]
+    elif not forms.takes_systems and len(leading) > 1:
+        leading = [_as_one(leading)]
+    if not forms.takes_later_system:
+        later = [_as_a_users(message) if message.get("role") in LEADING else message for message in later]
+    return [*leading, *later]
+
+
+def _as_a_users(message: Message) -> Message:
+    return {**message, "role": "user"}
+
+
+def _in_turns(messages: list[Message], forms: Forms) -> list[Message]:
+    if not forms.takes_empty_reply:
+        messages = [one for one in messages if not _is_empty_reply(one)]
+    if not forms.takes_reply_first:
+        first = next((n for n, one in enumerate(messages) if one.get("role") not in LEADING), 0)
+        if messages[first : first + 1] and messages[first].get("role") == "assistant":
+            messages = [*messages[:first], {"role": "user", "content": ""}, *messages[first:]]
+    if not forms.takes_users:
+        messages = _merged(messages, lambda message: message.get("role") == "user")
+    if not forms.takes_replies:
+        messages = _merged(messages, _is_reply)
+    return messages
+
+
+def _is_reply(message: Message) -> bool:
+    return message.get("role") == "assistant" and not calls_of(message)
+
+
+def _is_empty_reply(message: Message) -> bool:
+    has_more = any(message.get(name) for name in REASONING)
+    return _is_reply(message) and not has_more and not _joined(message.get("content")).strip()
+
+
+def _merged(messages: list[Message], is_one: Callable[[Message], bool]) -> list[Message]:
+    """Messages of the kind that stand beside each other are one."""
+    made: list[Message] = []
+    for is_kind, run in groupby(messages, is_one):
+        ran = list(run)
+        made += [_as_one(ran)] if is_kind else ran
+    return made
+
+
+def _as_one(messages: list[Message]) -> Message:
+    """The first with the contents of all, and with all that they thought."""
+    if len(messages) == 1:
+        return messages[0]
+    one: Message = {}
+    for message in reversed(messages):
+        one |= message
+    for name in ("content", *REASONING):
+        if said := [text for message in messages if (text := _joined(message.get(name)))]:
+            one[name] = _BETWEEN.join(said)
+    return one

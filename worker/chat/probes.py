@@ -1,0 +1,201 @@
+"""What a template knows, found out by rendering conversations of all shapes when it is loaded.
+
+Owns the conversations that are tried, and the order: each form is tried as it is first, and in another way only where
+the template refuses or leaves out a part of what was said. Pure; the template is the caller's.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from worker.chat.forms import Forms, Message
+from worker.chat.marks import Json
+from worker.chat.sandbox import BrokenTemplate, Runaway, Unrendered
+
+
+class Template(Protocol):
+    """What is found out about."""
+
+    source: str
+
+    def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json) -> str:
+        """Raises: Unrendered."""
+
+    def says(self, messages: list[Message], forms: Forms, *, tools: Json) -> bool:
+        """Whether all of the messages is in the rendering, each behind the one before it. Raises: Unrendered."""
+
+
+_ARGUMENTS = '{"place": "needle-argument"}'
+_OBJECT: Json = {"place": "needle-argument"}
+_NINE = "needle123"
+"""Mistral's templates take no other length."""
+_TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "needle_tool",
+        "description": "needle-description",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
+
+
+def _says(role: str, content: Json) -> Message:
+    return {"role": role, "content": content}
+
+
+_SYSTEM, _RULE = _says("system", "needle-system"), _says("system", "needle-rule")
+_DEVELOPER = _says("developer", "needle-developer")
+_USER, _AGAIN, _MORE = _says("user", "needle-user"), _says("user", "needle-again"), _says("user", "needle-more")
+_REPLY, _THEN = _says("assistant", "needle-reply"), _says("assistant", "needle-then")
+_FIRST, _SECOND = "call_needle0000000000000001", "call_needle0000000000000002"
+
+
+def _call(call_id: str | None, arguments: Json, name: str = "needle_tool") -> Json:
+    function: Json = {"name": name, "arguments": arguments}
+    return {"type": "function", "function": function} | ({} if call_id is None else {"id": call_id})
+
+
+def _calling(*calls: Json, content: Json = None) -> Message:
+    return {"role": "assistant", "content": content, "tool_calls": list(calls)}
+
+
+def _result(call_id: str | None, content: Json = "needle-result") -> Message:
+    name: Message = {"role": "tool", "name": "needle_tool", "content": content}
+    return name if call_id is None else {**name, "tool_call_id": call_id}
+
+
+@dataclass
+class _Trial:
+    """What a template makes of conversations in all kinds of forms."""
+
+    template: Template
+    tools: Json
+    refusals: list[str] = field(default_factory=list)
+
+    def text(self, *messages: Message, tools: Json = None) -> str:
+        """Empty where it refuses. Raises: BrokenTemplate."""
+        try:
+            return self.template.in_forms(list(messages), Forms(), tools=tools)
+        except Runaway as error:
+            raise BrokenTemplate(str(error)) from None
+        except Unrendered as error:
+            self.refusals.append(str(error))
+            return ""
+
+    def says(self, forms: Forms, *conversations: list[Message]) -> bool:
+        """Whether all of each conversation is in its rendering. Raises: BrokenTemplate."""
+        try:
+            return all(self.template.says(told, forms, tools=self.tools) for told in conversations)
+        except Runaway as error:
+            raise BrokenTemplate(str(error)) from None
+        except Unrendered:
+            return False
+
+    def first_that_says(self, forms: Forms, ways: list[dict[str, object]], *conversations: list[Message]) -> Forms:
+        """The forms with the first of these changes that says all of each conversation, else unchanged."""
+        for way in ways:
+            changed = replace(forms, **way)  # type: ignore[arg-type]
+            if self.says(changed, *conversations):
+                return changed
+        return forms
+
+    def caps(self, arguments: Json) -> frozenset[str]:
+        source = self.template.source
+        thinking: Message = {**_REPLY, "reasoning_content": "needle-reasoning"}
+        calling, result, tools = _calling(_call(_NINE, arguments), content=""), _result(_NINE), [_TOOL]
+        thinking_call: Message = {**calling, "reasoning_content": "needle-reasoning"}
+        shown = {
+            "system": "needle-system" in self.text(_SYSTEM, _USER),
+            # A template that writes any role at all knows none.
+            "developer": "developer" in source and "needle-developer" in self.text(_DEVELOPER, _USER),
+            "tools": "needle_tool" in self.text(_USER, tools=tools),
+            "tool_calls": "needle-argument" in self.text(_USER, calling, result, _REPLY, _USER, tools=tools),
+            "tool_results": "tool" in source and "needle-result" in self.text(_USER, calling, result, tools=tools),
+            "reasoning": "needle-reasoning"
+            in self.text(_USER, thinking) + self.text(_USER, thinking_call, result, tools=tools),
+        }
+        return frozenset(cap for cap, is_shown in shown.items() if is_shown)
+
+
+def contents_known(template: Template) -> Forms:
+    """Which forms of contents and arguments the template knows. Raises: BrokenTemplate."""
+    trial = _Trial(template, None)
+    parts: Json = [{"type": "text", "text": "needle-user"}]
+    of_text, of_parts = trial.text(_USER), trial.text({**_USER, "content": parts})
+    if "needle-user" not in of_text + of_parts:
+        raise BrokenTemplate(trial.refusals[0] if trial.refusals else "it leaves out what the user says")
+
+    def calls(arguments: Json, content: Json, *more: Message) -> str:
+        return trial.text(_USER, _calling(_call(_NINE, arguments), content=content), *more, tools=[_TOOL])
+
+    takes_argument_text = _ARGUMENTS in calls(_ARGUMENTS, "", _result(_NINE))
+    arguments: Json = _ARGUMENTS if takes_argument_text else _OBJECT
+    blank, null = calls(arguments, ""), calls(arguments, None)
+    return Forms(
+        caps=trial.caps(arguments),
+        takes_parts=of_parts == of_text or "needle-user" not in of_text,
+        takes_text="needle-user" in of_text,
+        takes_null=(bool(null) and "None" not in null) or not blank,
+        takes_argument_text=takes_argument_text,
+        takes_argument_object=not takes_argument_text or "needle-argument" in calls(_OBJECT, "", _result(_NINE)),
+    )
+
+
+def forms_known(template: Template, known: Forms, *, has_tools: bool) -> Forms:
+    """`known` with all other forms, in conversations with tools or without. Raises: BrokenTemplate."""
+    trial = _Trial(template, [_TOOL] if has_tools else None)
+    return _calls_known(trial, _turns_known(trial, known))
+
+
+def _turns_known(trial: _Trial, forms: Forms) -> Forms:
+    def tried(name: str, *conversations: list[Message]) -> Forms:
+        return trial.first_that_says(forms, [{name: True}, {name: False}], *conversations)
+
+    forms = tried("takes_users", [_USER, _AGAIN], [_USER, _REPLY, _AGAIN, _MORE])
+    forms = tried("takes_replies", [_USER, _REPLY, _THEN, _AGAIN])
+    forms = tried("takes_reply_first", [_REPLY, _USER])
+    forms = tried("takes_empty_reply", [_USER, _says("assistant", ""), _AGAIN])
+    forms = tried("takes_system", [_SYSTEM, _USER])
+    developers = [_DEVELOPER] if "developer" in forms.caps else []
+    forms = tried("takes_systems", [_SYSTEM, _RULE, _USER], *([_SYSTEM, one, _USER] for one in developers))
+    later = [_RULE, *developers]
+    return tried(
+        "takes_later_system",
+        *([_USER, one] for one in later),
+        *([_SYSTEM, _USER, one, _AGAIN] for one in later),
+        *([_USER, _REPLY, one, _AGAIN] for one in later),
+    )
+
+
+def _calls_known(trial: _Trial, forms: Forms) -> Forms:
+    arguments: Json = _ARGUMENTS if forms.takes_argument_text else _OBJECT
+    first = _call(_FIRST, arguments)
+    rounds = [
+        [_USER, _calling(first, content=content), _result(_FIRST), *more]
+        for content in (None, "")
+        for more in ([], [_REPLY, _AGAIN])
+    ]
+    blanks = [{}, {"takes_null": True, "takes_blank": False}, {"takes_null": False, "takes_blank": True}]
+    ways: list[dict[str, object]] = [
+        {"takes_calls": is_own, "takes_results": has_results, "ids": ids, **blank}
+        for is_own, has_results in ((True, True), (True, False), (False, True), (False, False))
+        # A template that writes any role at all knows none.
+        if not has_results or "tool" in trial.template.source
+        for ids in ("own", "nine", "named")
+        for blank in blanks
+        if is_own or (ids == "own" and not blank)
+    ]
+    forms = trial.first_that_says(forms, ways, *rounds)
+    if forms.takes_calls:
+        beside = _calling(first, content="needle-beside")
+        ways = [{"beside": "own"}, {"beside": "split"}, {"beside": "text"}]
+        forms = trial.first_that_says(forms, ways, [_USER, beside, _result(_FIRST), _REPLY, _AGAIN])
+        both = _calling(first, _call(_SECOND, arguments))
+        results = [_result(_FIRST), _result(_SECOND, "needle-second")]
+        ways = [{"several": "own"}, {"several": "split"}, {"several": "text"}]
+        forms = trial.first_that_says(forms, ways, [_USER, both, *results, _REPLY, _AGAIN])
+    stray = [[_USER, _result(_FIRST)], [_USER, _REPLY, _result(_FIRST), _AGAIN]]
+    stray.append([_USER, _calling(first), _result(_SECOND)])
+    ways = [{"takes_stray_results": True}, {"takes_stray_results": False}]
+    forms = trial.first_that_says(forms, ways, *stray)
+    unnamed = [_USER, _calling(_call(None, arguments)), _result(None)]
+    return trial.first_that_says(forms, [{"takes_no_id": True}, {"takes_no_id": False}], unnamed)

@@ -1,0 +1,153 @@
+"""Whether all that a conversation says is in what a template makes of it.
+
+Owns the witnesses: one character more in each text, of a private use area, which no template knows and which goes where
+the text goes, through trimming, cutting and JSON. What becomes of them in a rendering tells what becomes of the texts.
+Pure; knows no template engine.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import dropwhile
+from typing import cast
+
+from worker.chat.forms import LEADING, RESULTS, Message, calls_of, function_of, object_of
+from worker.chat.marks import Json
+
+_WORD = re.compile(r"\w+")
+_THOUGHT = re.compile(r"</[\w:]*think[\w:]*>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>", re.IGNORECASE)
+"""The end of what an assistant thought, written in the content: templates leave that out of earlier turns."""
+
+_ESCAPED = re.compile(r"\\U([0-9a-f]{8})|\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
+"""A witness where a template writes an object as Python does, or JSON in ASCII."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Which message is the first that is not in a rendering, and which is the first that does not stand behind the one
+    before it; None where none is."""
+
+    lost: int | None
+    moved: int | None
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The witnesses of one message."""
+
+    at: int
+    role: Json
+    said: list[str] = field(default_factory=list)
+    """In its content."""
+    called: list[str] = field(default_factory=list)
+    """In its calls."""
+
+    @property
+    def all(self) -> list[str]:
+        return self.said + self.called
+
+
+@dataclass(slots=True)
+class Witnesses:
+    """The messages with witnesses in their contents, in names of functions, and in what these are called with. What an
+    assistant thought has none: templates leave it out on purpose."""
+
+    characters: Iterator[str]
+    """That neither the conversation nor the template has."""
+    words: frozenset[str]
+    """The template's, which it may look for in a text."""
+    _turns: list[_Turn] = field(default_factory=list)
+
+    def put_into(self, messages: list[Message]) -> list[Message]:
+        """Copies of the messages."""
+        made = []
+        for at, message in enumerate(messages):
+            turn = _Turn(at, message.get("role"))
+            self._turns.append(turn)
+            made.append(self._message(message, turn))
+        return made
+
+    def found_in(self, text: str) -> Found:
+        """What became of the messages in the rendering."""
+        text = _ESCAPED.sub(_unescaped, text)
+        lost = next((turn.at for turn in self._turns if not all(witness in text for witness in turn.all)), None)
+        return Found(lost, self._moved(text) if lost is None else lost)
+
+    def _moved(self, text: str) -> int | None:
+        """A template may have the system messages of the beginning anywhere, and may order results by their calls, or
+        calls by their results."""
+        end = end_of_calls = start_of_results = 0
+        for turn in dropwhile(lambda turn: turn.role in LEADING, self._turns):
+            is_result = turn.role in RESULTS
+            if not is_result:
+                end = max(end, end_of_calls)
+                start_of_results = end
+            start = start_of_results if is_result else end
+            said, called = ([text.find(witness, start) for witness in own] for own in (turn.said, turn.called))
+            if -1 in said + called:
+                return turn.at
+            end, end_of_calls = max([end, *said]), max([end_of_calls, *called])
+            if not is_result:
+                start_of_results = end
+        return None
+
+    def _message(self, message: Message, turn: _Turn) -> Message:
+        made = dict(message)
+        content = message.get("content")
+        if isinstance(content, str):
+            made["content"] = self._text(content, turn.said, is_thought=turn.role == "assistant")
+        elif isinstance(content, list):
+            made["content"] = [self._part(part, turn.said) for part in content]
+        if calls := calls_of(message):
+            made["tool_calls"] = [{**call, "function": self._called(function_of(call), turn.called)} for call in calls]
+        return made
+
+    def _part(self, part: Json, into: list[str]) -> Json:
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            return part
+        return {**part, "text": self._text(str(part["text"]), into)}
+
+    def _called(self, function: dict[str, Json], into: list[str]) -> Json:
+        name, arguments = function.get("name"), function.get("arguments")
+        called = object_of(arguments) if isinstance(arguments, str) else arguments
+        witnessed = self._inside(called, into)
+        if isinstance(arguments, str) and isinstance(called, dict):
+            witnessed = json.dumps(witnessed, ensure_ascii=False)
+        return {**function, "name": self._inside(name, into), "arguments": witnessed}
+
+    def _inside(self, value: Json, into: list[str]) -> Json:
+        """The value with a witness in the last text that is in it."""
+        if isinstance(value, str):
+            return self._text(value, into)
+        entries = list(
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        )
+        for key, inner in reversed(entries):
+            if (made := self._inside(inner, into)) != inner:
+                if isinstance(value, dict):
+                    return value | {str(key): made}
+                return [made if at == key else item for at, item in enumerate(cast(list[Json], value))]
+        return value
+
+    def _text(self, text: str, into: list[str], *, is_thought: bool = False) -> str:
+        """The text with a witness behind a letter of its last word that the template does not look for, else behind
+        its last sign. Without one where all is space."""
+        start = max((found.end() for found in _THOUGHT.finditer(text)), default=0) if is_thought else 0
+        words = [word for word in _WORD.finditer(text, start) if word[0] not in self.words]
+        at = words[-1].start() + 1 if words else len(text.rstrip())
+        if at <= start:
+            return text
+        if not (witness := next(self.characters, "")):
+            # More texts than characters: the others tell what the template does to such a conversation.
+            return text
+        into.append(witness)
+        return text[:at] + witness + text[at:]
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    code, high, low = found.groups()
+    if high:
+        return bytes.fromhex(high + low).decode("utf-16-be")
+    return chr(int(code, 16)) if int(code, 16) <= sys.maxunicode else found[0]
