@@ -6,6 +6,7 @@ The table in docs/chat.md is `table()` of llama.cpp's templates and the default 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -114,6 +115,7 @@ def has_calls(messages: Iterable[Message]) -> bool:
     return any(one.get("tool_calls") or one["role"] in ("tool", "function") for one in messages)
 
 
+@cache
 def loaded(source: str) -> ChatTemplates | None:
     try:
         return ChatTemplates(source, None, names=Names(["<|im_start|>", "<|im_end|>"]), tokens=TOKENS, told={})
@@ -136,8 +138,8 @@ def _tools_for(chat: ChatTemplates, messages: list[Message]) -> list[list[Messag
     return [None, TOOLS] if has_calls(messages) and "tools" in chat.caps else [None]
 
 
-def verdict(chat: ChatTemplates, messages: list[Message], tools: list[Message] | None) -> Verdict:
-    read = conversation(messages, tools=tools, max_chars=10_000)
+def verdict(chat: ChatTemplates, messages: list[Message], tools: list[Message] | None = None, **more: bool) -> Verdict:
+    read = conversation(messages, tools=tools, max_chars=10_000, **more)
     found = chat.read(read)
     if not isinstance(found, Rendered):
         assert re.match(r"messages\[\d+\]: ", found.message), found

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.chat.conversations import CALL, REPLY, RESULT, SYSTEM, USER, WEATHER, Message
+from tests.chat.conversations import CALL, REPLY, RESULT, SYSTEM, TIME, USER, WEATHER, Message
 from worker.chat.marks import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates, Rendered
@@ -167,6 +167,12 @@ def test_what_the_template_refuses_is_told_in_its_words_with_the_message(data: s
     found = refusal(PICKY, *(says("bad" if n == at else "good") for n in range(n_messages)))
     assert (found.field, found.constraint) == ("messages", "chat_template")
     assert found.message == f"messages[{at}]: the chat template refuses the conversation: No bad words"
+
+
+def test_tools_that_the_template_refuses_are_named() -> None:
+    source = "{% set all = tools | tojson %}{{ all }}{% if 'get_time' in all %}{{ raise_exception('No') }}{% endif %}"
+    chat, said = templates(source + CHATML), "tools: the chat template refuses the conversation: No"
+    assert chat.read(conversation(USER, tools=[TIME])) == Violation("messages", "chat_template", said)
 
 
 @given(st.data())

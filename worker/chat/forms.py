@@ -6,6 +6,7 @@ leave it out. Which forms a template knows is found out by probes.py. Pure; know
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -24,6 +25,9 @@ Ids = Literal["own", "nine", "named"]
 """Ids of calls: any, nine letters or digits (Mistral), or `functions.NAME:0` (Kimi)."""
 
 _BETWEEN = "\n\n"
+END_OF_THOUGHT = re.compile(r"</[\w:]{0,20}think[\w:]{0,20}>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>", re.IGNORECASE)
+"""Where what an assistant thought ends in its content: templates leave that out of earlier turns, on purpose."""
+_SLASH = re.compile(r"</(?=[\w:]{0,20}think)", re.IGNORECASE)
 LEADING = ("system", "developer")
 RESULTS = ("tool", "function")
 """Roles of what a conversation begins with before anybody speaks, and of what calls gave."""
@@ -58,6 +62,8 @@ class Forms:
     """Whether a system, several user's or several assistant's messages may stand anywhere."""
     takes_reply_first: bool = True
     takes_empty_reply: bool = True
+    takes_thoughts: bool = True
+    """Whether an assistant's content may hold what it thought."""
 
     takes_calls: bool = True
     takes_results: bool = True
@@ -70,14 +76,12 @@ class Forms:
     several: Way = "own"
     """Several calls in one message."""
 
-    def in_text(self) -> "Forms":
-        """Calls and results are texts."""
-        return replace(self, takes_calls=False, takes_results=False)
-
-    def plainest(self) -> "Forms":
-        """Besides, there is one system message, at the beginning, and then users and assistants take turns."""
-        return replace(
-            self.in_text(),
+    def plainer(self) -> "tuple[Forms, ...]":
+        """Forms for a conversation that these are not enough for: calls and results are text; also, a system message
+        is at the beginning alone, and then users and assistants take turns; also, there is no system message."""
+        in_text = replace(self, takes_calls=False, takes_results=False)
+        in_turns = replace(
+            in_text,
             caps=self.caps - {"developer"},
             takes_systems=False,
             takes_later_system=False,
@@ -85,12 +89,16 @@ class Forms:
             takes_replies=False,
             takes_reply_first=False,
             takes_empty_reply=False,
+            takes_thoughts=False,
         )
+        return in_text, in_turns, replace(in_turns, takes_system=False)
 
 
 def in_forms(messages: list[Message], forms: Forms) -> list[Message]:
     """The messages in the forms; none is changed itself."""
     messages = [_in_known_role(message, forms) for message in messages]
+    if not forms.takes_thoughts:
+        messages = [_without_thoughts(message) for message in messages]
     messages = [_with_arguments(message, forms) for message in messages]
     messages = _with_ids(messages, forms)
     messages = _with_calls(messages, forms)
@@ -128,6 +136,13 @@ def _in_known_role(message: Message, forms: Forms) -> Message:
     if role == "developer" and "developer" not in forms.caps:
         return {**message, "role": "system"}
     return {**message, "role": "tool"} if role == "function" else message
+
+
+def _without_thoughts(message: Message) -> Message:
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str):
+        return message
+    return {**message, "content": END_OF_THOUGHT.split(content)[-1]}
 
 
 def _joined(content: Json) -> str:
@@ -172,35 +187,49 @@ def _call_in_form(call: Json, forms: Forms) -> Json:
     return {**call, "function": {**function, "arguments": arguments}} if arguments is not None else call
 
 
-@dataclass(slots=True)
 class _Asked:
-    """A call that a result may answer."""
+    """The calls that results may answer, each once: found by id, by name, or as the first."""
 
-    sent: Json
-    name: Json
-    known: str
-    """The id that was sent, and what it is for the template."""
+    def __init__(self) -> None:
+        self.n_calls = 0
+        self._waiting: dict[tuple[str, Json], deque[tuple[int, str]]] = {}
+        self._answered: set[int] = set()
+
+    def add(self, sent: Json, name: Json, known: str) -> None:
+        """`sent`: the id that came with the call; `known`: the one that the template is given."""
+        for key in (("id", str(sent)), ("name", str(name)), ("any", None)):
+            self._waiting.setdefault(key, deque()).append((self.n_calls, known))
+        self.n_calls += 1
+
+    def answered(self, by: str, value: Json = None) -> str | None:
+        """The id that the template is given of the first call so found that has no answer; it has one then."""
+        waiting = self._waiting.get((by, value), deque())
+        while waiting:
+            n, known = waiting.popleft()
+            if n not in self._answered:
+                self._answered.add(n)
+                return known
+        return None
 
 
 def _with_ids(messages: list[Message], forms: Forms) -> list[Message]:
     """Calls and results with ids that the template takes: those of a call and of its result are the same."""
     if forms.ids == "own" and (forms.takes_no_id or not any(map(_lacks_id, messages))):
         return messages
-    asked: list[_Asked] = []
-    given, n_calls = [], 0
-    for message in messages:
-        calls = []
-        for call in calls_of(message):
-            name = function_of(call).get("name")
-            asked.append(_Asked(call.get("id"), name, _known_id(call.get("id"), name, n_calls, forms.ids)))
-            calls.append({**call, "id": asked[-1].known})
-            n_calls += 1
-        if calls:
-            message = {**message, "tool_calls": cast(Json, calls)}  # noqa: PLW2901
-        elif message.get("role") == "tool":
-            message = {**message, "tool_call_id": _answered(message, asked, forms.ids)}  # noqa: PLW2901
-        given.append(message)
-    return given
+    asked = _Asked()
+    return [_with_id(message, asked, forms.ids) for message in messages]
+
+
+def _with_id(message: Message, asked: _Asked, ids: Ids) -> Message:
+    if message.get("role") == "tool":
+        return {**message, "tool_call_id": _answered(message, asked, ids)}
+    calls: list[Json] = []
+    for call in calls_of(message):
+        name = function_of(call).get("name")
+        known = _known_id(call.get("id"), name, asked.n_calls, ids)
+        asked.add(call.get("id"), name, known)
+        calls.append({**call, "id": known})
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _lacks_id(message: Message) -> bool:
@@ -218,19 +247,14 @@ def _known_id(sent: Json, name: Json, n_calls: int, ids: Ids) -> str:
     return sent if ids == "own" or _NINE.fullmatch(sent) else sha256(sent.encode()).hexdigest()[:9]
 
 
-def _answered(result: Message, asked: list[_Asked], ids: Ids) -> str:
-    """The id of the call that the result answers; that call has its answer then. Without an id it is the first call of
-    its name that has none yet, else the first of any name."""
+def _answered(result: Message, asked: _Asked, ids: Ids) -> str:
+    """The id of the call that the result answers: without an id the first of its name, else the first."""
     sent, name = result.get("tool_call_id"), result.get("name")
-    found = (
-        next((one for one in asked if sent and one.sent == sent), None)
-        or next((one for one in asked if not sent and name and one.name == name), None)
-        or next((one for one in asked if not sent), None)
-    )
-    if found is None:
-        return _known_id(sent, name or "unknown", len(asked), ids)
-    asked.remove(found)
-    return found.known
+    if sent:
+        found = asked.answered("id", str(sent))
+    else:
+        found = (asked.answered("name", str(name)) if name else None) or asked.answered("any")
+    return found or _known_id(sent, name or "unknown", asked.n_calls, ids)
 
 
 def _with_calls(messages: list[Message], forms: Forms) -> list[Message]:
@@ -270,7 +294,9 @@ def _dumped(function: dict[str, Json]) -> str:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = object_of(arguments or "{}")
-    return json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
+    text = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
+    # The same JSON, which no template takes for a thought's end.
+    return _SLASH.sub(r"<\/", text)
 
 
 def _alone(message: Message, calls: list[dict[str, Json]], waiting: list[Message], forms: Forms) -> Iterator[Message]:

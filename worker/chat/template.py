@@ -20,8 +20,8 @@ from worker.chat.witnesses import Found, Witnesses
 from worker.wire.messages import Conversation, Violation
 
 _LEAST_FUEL, _FUEL_PER_CHAR, _MOST_FUEL = 2_000_000, 200, 10_000_000
-"""Instructions of one rendering: 10 million take 0.3 s. There are two or three of a conversation, up to nine where the
-template does not know it as it is, and eleven more to say which message it refuses."""
+"""Instructions of one rendering: 10 million take 0.3 s. There are two or three of a conversation, up to twelve where
+the template does not know it as it is, and as many again to say what it refuses."""
 _LEAST_CHARS, _CHARS_PER_CHAR = 1 << 16, 16
 """What a template may write: JSON with indents grows fourfold, and some templates write the tools twice."""
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
@@ -74,7 +74,7 @@ class ChatTemplate:
         best = self._forms[bool(tools)]
         refusal: Unrendered | None = None
         moved: Rendered | None = None
-        for forms in dict.fromkeys((best, best.in_text(), best.plainest())):
+        for forms in dict.fromkeys((best, *best.plainer())):
             try:
                 found = self._found(messages, forms, given, is_open=is_open)
                 rendered = self._rendered(messages, forms, given, is_open=is_open, is_continued=is_continued)
@@ -114,17 +114,26 @@ class ChatTemplate:
     def _named(
         self, error: Unrendered, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool
     ) -> Unrendered:
-        """The refusal with a message that the template refuses, and takes the ones before it. Raises: Runaway."""
-        taken, refused = 0, len(messages)
-        while refused - taken > 1:
-            n = (taken + refused) // 2
+        """The refusal with what the template refuses: the tools, or a message, where it takes the messages before it.
+
+        Raises: Runaway.
+        """
+
+        def takes(messages: list[Message], given: dict[str, Json]) -> bool:
             try:
-                self._text({"messages": _chat(messages[:n], forms), **given}, is_open=is_open)
-                taken = n
+                self._text({"messages": _chat(messages, forms), **given}, is_open=is_open)
             except Runaway:
                 raise
             except Unrendered:
-                refused = n
+                return False
+            return True
+
+        if given["tools"] and takes(messages, {**given, "tools": None}):
+            return Unrendered(f"tools: {error}")
+        taken, refused = 0, len(messages)
+        while refused - taken > 1:
+            n = (taken + refused) // 2
+            taken, refused = (n, refused) if takes(messages[:n], given) else (taken, n)
         return Unrendered(f"messages[{taken}]: {error}")
 
     def _rendered(

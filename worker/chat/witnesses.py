@@ -8,18 +8,18 @@ Pure; knows no template engine.
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import cast
 
-from worker.chat.forms import LEADING, RESULTS, Message, calls_of, function_of, object_of
+from worker.chat.forms import END_OF_THOUGHT, LEADING, RESULTS, Message, calls_of, function_of, object_of
 from worker.chat.marks import Json
 
+_PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
+_TAIL_CHARS = 200
+"""How far from a text's end a word is looked for."""
 _WORD = re.compile(r"\w+")
-_THOUGHT = re.compile(r"</[\w:]*think[\w:]*>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>", re.IGNORECASE)
-"""The end of what an assistant thought, written in the content: templates leave that out of earlier turns."""
-
 _ESCAPED = re.compile(r"\\U([0-9a-f]{8})|\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
 """A witness where a template writes an object as Python does, or JSON in ASCII."""
 
@@ -44,10 +44,6 @@ class _Turn:
     called: list[str] = field(default_factory=list)
     """In its calls."""
 
-    @property
-    def all(self) -> list[str]:
-        return self.said + self.called
-
 
 @dataclass(slots=True)
 class Witnesses:
@@ -71,21 +67,27 @@ class Witnesses:
 
     def found_in(self, text: str) -> Found:
         """What became of the messages in the rendering."""
-        text = _ESCAPED.sub(_unescaped, text)
-        lost = next((turn.at for turn in self._turns if not all(witness in text for witness in turn.all)), None)
-        return Found(lost, self._moved(text) if lost is None else lost)
+        places: dict[str, list[int]] = {}
+        for found in _PRIVATE.finditer(_ESCAPED.sub(_unescaped, text)):
+            places.setdefault(found[0], []).append(found.start())
+        lost = next((turn.at for turn in self._turns if not places.keys() >= {*turn.said, *turn.called}), None)
+        return Found(lost, self._moved(places) if lost is None else lost)
 
-    def _moved(self, text: str) -> int | None:
+    def _moved(self, places: Mapping[str, list[int]]) -> int | None:
         """A template may have the system messages of the beginning anywhere, and may order results by their calls, or
         calls by their results."""
+
+        def behind(start: int, witnesses: list[str]) -> list[int]:
+            """Where each stands first; -1 where none does."""
+            return [next((place for place in places[one] if place >= start), -1) for one in witnesses]
+
         end = end_of_calls = start_of_results = 0
         for turn in dropwhile(lambda turn: turn.role in LEADING, self._turns):
             is_result = turn.role in RESULTS
             if not is_result:
                 end = max(end, end_of_calls)
-                start_of_results = end
             start = start_of_results if is_result else end
-            said, called = ([text.find(witness, start) for witness in own] for own in (turn.said, turn.called))
+            said, called = behind(start, turn.said), behind(start, turn.called)
             if -1 in said + called:
                 return turn.at
             end, end_of_calls = max([end, *said]), max([end_of_calls, *called])
@@ -134,8 +136,11 @@ class Witnesses:
     def _text(self, text: str, into: list[str], *, is_thought: bool = False) -> str:
         """The text with a witness behind a letter of its last word that the template does not look for, else behind
         its last sign. Without one where all is space."""
-        start = max((found.end() for found in _THOUGHT.finditer(text)), default=0) if is_thought else 0
-        words = [word for word in _WORD.finditer(text, start) if word[0] not in self.words]
+        start = 0
+        if is_thought:
+            start = max((found.end() for found in END_OF_THOUGHT.finditer(text)), default=0)
+        tail = max(start, len(text) - _TAIL_CHARS)
+        words = [word for word in _WORD.finditer(text, tail) if word[0] not in self.words]
         at = words[-1].start() + 1 if words else len(text.rstrip())
         if at <= start:
             return text
