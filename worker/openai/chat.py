@@ -35,6 +35,7 @@ from worker.openai.fields import (
     read_object,
     read_struct,
 )
+from worker.openai.listed import ListedTokens
 from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
 from worker.protocol.rules import int_range
@@ -195,7 +196,8 @@ class DrawnLogprob(TokenLogprob, frozen=True, kw_only=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The log-probabilities of a message's tokens; the end token, which has no text, is not among them."""
+    """The log-probabilities of a message's tokens, as far as their text is shown: neither an end token nor what a stop
+    hides is among them."""
 
     content: Annotated[msgspec.Raw, json_array({"type": "object"})]
     refusal: None = None
@@ -236,10 +238,17 @@ class CollectedMessage(CollectedChoice):
     def __init__(self, index: int, allowance: Allowance, *, wants_logprobs: bool) -> None:
         super().__init__(index, allowance)
         self._wants_logprobs = wants_logprobs
+        self._tokens = ListedTokens()
         self._logprobs: list[bytes] = []
+
+    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:
+        super().token(text, index, logprobs, n_sampled)
+        self._list(self._tokens.show(len(text)))
+        return b""
 
     def rewind(self) -> None:
         super().rewind()
+        self._tokens = ListedTokens()
         self._logprobs.clear()
 
     def made(self) -> ChatChoice:
@@ -251,8 +260,16 @@ class CollectedMessage(CollectedChoice):
             finish_reason=self.finish_reason,
         )
 
+    def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
+        super()._ended(logprobs)
+        self._list(self._tokens.finish(is_cut_off=self.finish_reason == "length"))
+        return b""
+
     def _keep(self, logprobs: Sequence[Logprob]) -> None:
-        for item in _encoded(logprobs):
+        self._tokens.add(logprobs)
+
+    def _list(self, shown: Sequence[Logprob]) -> None:
+        for item in _encoded(shown):
             self._logprobs.append(item)
             self._hold(len(item))
 
@@ -267,9 +284,11 @@ class StreamedMessage(StreamedChoice):
     ) -> None:
         super().__init__(index, allowance, heading, options)
         self._wants_logprobs = wants_logprobs
+        self._tokens = ListedTokens()
 
     def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
-        told = self._told(logprobs) if self._wants_logprobs else b"null"
+        self._tokens.add(logprobs)
+        told = self._told(self._tokens.show(len(text))) if self._wants_logprobs else b"null"
         delta = b'"delta":{"content":%b},"logprobs":%b,"finish_reason":null' % (encode(text), told)
         return self._chunk(delta, n_sampled)
 
@@ -278,7 +297,9 @@ class StreamedMessage(StreamedChoice):
         return self._chunk(members, 0)
 
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
-        rest = self._told(logprobs) if self._wants_logprobs and any(entry.token.text for entry in logprobs) else b"null"
+        self._tokens.add(logprobs)
+        shown = self._tokens.finish(is_cut_off=self.finish_reason == "length")
+        rest = self._told(shown) if shown else b"null"
         reason = encode(self.finish_reason)
         return self._chunk(b'"delta":{},"logprobs":%b,"finish_reason":%b' % (rest, reason), self.n_drawn)
 
@@ -287,8 +308,7 @@ class StreamedMessage(StreamedChoice):
 
 
 def _encoded(logprobs: Sequence[Logprob]) -> list[bytes]:
-    """The entries of tokens that have a text."""
-    return [encode(_drawn(entry)) for entry in logprobs if entry.token.text]
+    return [encode(_drawn(entry)) for entry in logprobs]
 
 
 def _drawn(entry: Logprob) -> DrawnLogprob:

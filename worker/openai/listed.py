@@ -1,0 +1,82 @@
+"""Which of a message's tokens are listed with their log-probabilities: those whose text is shown, and no sooner.
+
+Owns the way back from characters that were shown to the tokens that they came from. Pure; runs on the front's loop.
+"""
+
+import codecs
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from worker.wire.messages import Logprob
+
+_SURROGATE_HALF_FROM, _SURROGATE_HALF_BELOW = b"\xed\xa0", b"\xee"
+"""CPython's incremental decoder waits for a third byte after ED A0..BF, though no code point begins so (RFC 3629)."""
+
+
+class ListedTokens:
+    """The tokens of one message. Law: the bytes of all that it gives are those of the text that is shown; where an
+    answer was cut off they may go on with the beginning of a character.
+
+    [ given )[ its text is not shown, or not whole )
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waiting: deque[tuple[int, Logprob]] = deque()
+        """Tokens that are not given yet, each with the place behind its last byte."""
+        self._char_ends: deque[int] = deque()
+        """The places behind the characters that are not shown yet."""
+        self._n_read = self._n_shown = 0
+        """How many bytes the tokens have, and how many of them are shown."""
+
+    def add(self, drawn: Sequence[Logprob]) -> None:
+        """Tokens that were drawn; those without a text are never listed."""
+        for entry in drawn:
+            if entry.token.text:
+                self._char_ends.extend(self._ends_in(entry.token.piece))
+                self._waiting.append((self._n_read, entry))
+
+    def show(self, n_chars: int) -> list[Logprob]:
+        """So many characters more are shown. Returns the tokens of which all is shown now."""
+        for _ in range(min(n_chars, len(self._char_ends))):
+            self._n_shown = self._char_ends.popleft()
+        given = []
+        while self._waiting and self._waiting[0][0] <= self._n_shown:
+            given.append(self._waiting.popleft()[1])
+        return given
+
+    def finish(self, *, is_cut_off: bool) -> list[Logprob]:
+        """The last tokens. A token of which only the beginning is shown is given so far; what is hidden behind it is
+        not listed, but where the answer was cut off in the midst of a character.
+        """
+        rest = [*self._waiting]
+        self._waiting.clear()
+        if is_cut_off:
+            return [entry for _, entry in rest]
+        return [
+            _beginning(entry, len(entry.token.piece) - end + self._n_shown)
+            for end, entry in rest[:1]
+            if end - len(entry.token.piece) < self._n_shown
+        ]
+
+    def _ends_in(self, piece: bytes) -> Iterator[int]:
+        """The places behind the characters that the next bytes complete."""
+        for value in piece:
+            self._n_read += 1
+            text = self._decoder.decode(bytes([value]))
+            pending, _ = self._decoder.getstate()
+            if _SURROGATE_HALF_FROM <= pending < _SURROGATE_HALF_BELOW:
+                text, pending = text + self._decoder.decode(b"", final=True), b""
+            # Of several only the first may have more than one byte: what was begun before, and is no character.
+            end = self._n_read - len(pending)
+            yield from range(end - len(text) + 1, end + 1)
+
+
+def _beginning(entry: Logprob, n_bytes: int) -> Logprob:
+    """The entry of a token of which so many bytes are shown."""
+    piece = entry.token.piece[:n_bytes]
+    text = piece.decode(errors="replace")
+    raw = None if text.encode() == piece else piece
+    return replace(entry, token=replace(entry.token, text=text, raw=raw))
