@@ -42,6 +42,9 @@ class ToyConstraint:
             return None
         return TokenId(FIRST_FORCED + found // 3 % (N_VOCAB - FIRST_FORCED))
 
+    def end_within(self, n_tokens: int) -> None:
+        """It says what it says, however many tokens there are."""
+
     def accept(self, token: TokenId) -> None:
         assert self.n_allowed([token]) == 1, "only what is allowed is drawn"
         self.said.append(token)

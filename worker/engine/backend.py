@@ -47,6 +47,10 @@ class Forced(msgspec.Struct, frozen=True):
 class Constraint(Protocol):
     """A grammar at one point of one job's text. Who holds it closes it; the runner knows what else it can do."""
 
+    def end_within(self, n_tokens: int) -> None:
+        """The text has so many tokens at most. Told once, before the first."""
+        ...
+
     def accept(self, token: TokenId) -> None:
         """Go on by a token that was drawn under this constraint and does not end the job."""
         ...

@@ -186,6 +186,8 @@ class Engine:
             predicted=Predicted(prediction) if prediction else None,
             n_top=prompt_logprobs,
         )
+        if constraint is not None:
+            constraint.end_within(sequence.max_tokens)
         self.scheduler.add(sequence)
 
     def cancel(self, job: JobKey) -> None:

@@ -20,6 +20,7 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.engine.backend import Forced
+from worker.llama.closing import Closing
 from worker.llama.gbnf import BadGrammar, TokenOf, check_lark, is_lark, lark_of
 from worker.llama.idle_keywords import without_idle_keywords
 from worker.llama.model import Model
@@ -107,8 +108,16 @@ class Constraints:
         return None
 
     def _constrain(self, field: Field, text: str) -> "Constraint | Violation":
+        vocabulary = self._vocabulary
         try:
-            return Constraint(compiled(self._tokenizer, field, text, self._vocabulary.token_of), self._vocabulary)
+            matcher = compiled(self._tokenizer, field, text, vocabulary.token_of)
+            is_json = field == "json_schema"
+            closing = (
+                Closing(matcher, vocabulary.piece, vocabulary.token_of_byte, vocabulary.eos_token_id)
+                if is_json
+                else None
+            )
+            return Constraint(matcher, vocabulary, closing)
         except Unsupported as error:
             return Violation(field, "supported", f"{field}: {error}")
         finally:
@@ -200,10 +209,26 @@ class Constraint:
     A matcher that has met a limit stays in error: it allows nothing more, which `allowed` tells.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: "_Vocabulary") -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: "_Vocabulary", closing: Closing | None) -> None:
         self._matcher: llguidance.LLMatcher | None = matcher
         self._vocabulary = vocabulary
+        self._closing = closing
         self._is_run_too_long = False
+
+    def end_within(self, n_tokens: int) -> None:
+        """The text has so many tokens at most; JSON comes to its end before, where that is possible (closing.py)."""
+        if self._closing is not None:
+            self._closing.end_within(n_tokens)
+
+    def settled(self, token: TokenId) -> TokenId:
+        """The token to go on by, where this one was drawn: another one where the text could not end in time."""
+        ends = self._vocabulary.own_ends
+        if self._closing is None or token in ends:
+            return token
+        found = self._closing.settled(token)
+        if found is None:
+            return TokenId(int(ends[0])) if ends.size else token
+        return found
 
     def allowed(self) -> Mask:
         """bool[n_vocab]: whether the text may go on by a token, or end with it where it is an end of the vocabulary's.
@@ -227,6 +252,7 @@ class Constraint:
     def accept(self, token: TokenId) -> None:
         """Go on by a token that is allowed."""
         self._open.consume_token(token)
+        self._went_on([token])
 
     def forced(self) -> list[int]:
         """The tokens that must come next, as the tokenizer spells them; empty where there is a choice, or an end, or
@@ -241,6 +267,7 @@ class Constraint:
         run: list[Forced] = []
         while len(run) < n_enough and (tokens := self.forced()) and self._open.consume_tokens(tokens):
             run += [Forced(TokenId(token), self._vocabulary.piece(token)) for token in tokens]
+            self._went_on(tokens)
         return run
 
     @property
@@ -255,10 +282,16 @@ class Constraint:
     def take_back(self, n_tokens: int) -> None:
         """Undo the last so many tokens."""
         self._open.rollback(n_tokens)
+        if self._closing is not None:
+            self._closing.went_back(n_tokens)
 
     def close(self) -> None:
         """Free the matcher. Idempotent."""
-        self._matcher = None
+        self._matcher = self._closing = None
+
+    def _went_on(self, tokens: Seq[int]) -> None:
+        if self._closing is not None:
+            self._closing.went_on(tokens)
 
     @property
     def _open(self) -> llguidance.LLMatcher:
@@ -284,6 +317,7 @@ class _Vocabulary:
             self.ends = [len(self.tokens)]
             self.tokens.append(_SPECIAL + b"<no end>")
         self.eos_token_id = self.ends[0]
+        self.token_of_byte = {spelled[0]: token for token, spelled in enumerate(self.tokens) if len(spelled) == 1}
         self.bits = np.zeros(-(-len(self.tokens) // 32), np.int32)
         """Where masks are written, on the step thread."""
 

@@ -91,6 +91,7 @@ class Draws:
             else:
                 allowed = None if constraint is None else constraint.allowed()
                 token = sample(logits, sampling, generated, self._model.ends, allowed, estimate=self._estimate)
+                token = token if constraint is None else constraint.settled(token)
             logprob = None if sampling.logprobs is None else self._logprob(logits, token, sampling.logprobs)
         except ValueError as error:
             # Logits that are not numbers are this slot's misfortune; its neighbours' are their own.
