@@ -15,6 +15,8 @@ from worker.wire.messages import TokenId
 
 MAX_WAY = 512
 """How many tokens a way may have: what is further from its end is not steered."""
+_MAX_FORCED_BYTES = 16 * MAX_WAY
+"""More than a way has. A schema may force millions, which take a second to spell."""
 _NEAR = 32
 """So many tokens before a way would be needed, each token is tried before it is taken; more where a whole text is
 longer."""
@@ -51,6 +53,8 @@ class Matcher(Protocol):
     def consume_tokens(self, sampled_tokens: list[int]) -> bool: ...
 
     def validate_tokens(self, tokens: list[int]) -> int: ...
+
+    def compute_ff_bytes(self) -> bytes: ...
 
     def compute_ff_tokens(self) -> list[int]: ...
 
@@ -159,7 +163,10 @@ class Closing:
         while len(way) <= min(n_most, MAX_WAY) and not matcher.is_error():
             if matcher.is_accepting():
                 return way
-            step = matcher.compute_ff_tokens() or self._choice(matcher, ahead)
+            n_forced = len(matcher.compute_ff_bytes())
+            if n_forced > _MAX_FORCED_BYTES:
+                return None
+            step = (matcher.compute_ff_tokens() if n_forced else []) or self._choice(matcher, ahead)
             if not step or not matcher.consume_tokens(step):
                 return None
             way += step
