@@ -241,6 +241,11 @@ CONFLICTS = [
         )
     ),
     changed(CHAT, param="prediction.content", prediction={"type": "content"}),
+    changed(CHAT, param="prediction", prediction={"type": "content", "content": f"unreadable {SECRET}"}),
+    said(f"unreadable {SECRET}", "messages"),
+    changed(COMPLETIONS, param="prompt", prompt=f"unreadable {SECRET}"),
+    changed(TOKENIZE, param="content", content=f"unreadable {SECRET}"),
+    changed(TOKENIZE, param="prompt", content=ABSENT, prompt=f"unreadable {SECRET}"),
     changed(CHAT, param="prediction.type", prediction={"content": SECRET}),
     changed(CHAT, param="json_schema", response_format={"type": "json_object"}, json_schema={}),
     changed(COMPLETIONS, param="n", prompt=["a"] * 65, n=2),

@@ -6,7 +6,7 @@ front's event loop; nothing here waits for anything but the client and, where to
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import TypeVar
@@ -37,7 +37,7 @@ from worker.web.connection import has_too_many, is_crowded
 from worker.web.described import described
 from worker.web.refusals import counted, json_answer, render_api_error, text_answer
 from worker.web.streaming import JobAnswer, JobStream
-from worker.wire.messages import Loaded, Prompt
+from worker.wire.messages import Loaded, Prompt, Tokenized
 
 Asked = TypeVar("Asked")
 Read = Callable[[bytearray, Terms], Asked]
@@ -220,10 +220,9 @@ def _token_routes(door: Door) -> list[HTTPRouteHandler]:
     @post("/tokenize", status_code=200, opt=described(operations.TOKENIZE))
     async def tokenize(request: AnyRequest) -> Response[bytes]:
         asked = await door.read(request, tokens.read_tokenize)
-        answer = await door.front.tokenize(
-            asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special
-        )
-        return _body(tokens.tokens_body(answer, door.facts), asked.ignored)
+        answer = door.front.tokenize(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
+        body = tokens.tokens_body(await _spelled(answer, {"prompt": asked.field}), door.facts)
+        return _body(body, asked.ignored)
 
     @post("/detokenize", status_code=200, opt=described(operations.DETOKENIZE))
     async def detokenize(request: AnyRequest) -> Response[bytes]:
@@ -250,10 +249,15 @@ def _token_routes(door: Door) -> list[HTTPRouteHandler]:
 
 
 async def _rendered(front: Front, prompt: Prompt, generation: Generation) -> tokens.RenderedBody:
+    return tokens.rendered_body(await _spelled(front.tokenize(prompt), generation.names))
+
+
+async def _spelled(answer: Awaitable[Tokenized], names: Mapping[str, str]) -> Tokenized:
+    """The answer. Raises: as it does, about the fields as the client wrote them."""
     try:
-        return tokens.rendered_body(await front.tokenize(prompt))
+        return await answer
     except FieldsRefused as refused:
-        raise refused_as_spelled(refused, generation.names) from None
+        raise refused_as_spelled(refused, names) from None
 
 
 def _probe_routes(front: Front) -> list[HTTPRouteHandler]:
