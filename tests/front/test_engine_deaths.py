@@ -146,6 +146,22 @@ def test_the_job_being_tokenised_is_a_suspect_and_those_behind_it_are_not() -> N
     rehearse(play)
 
 
+def test_no_number_of_prompts_that_cannot_be_read_ends_the_worker() -> None:
+    async def play(stage: Stage) -> None:
+        for _ in range(4 * MAX_DEATHS):
+            unreadable, behind = stage.submit(), stage.submit()
+            await stage.die_and_reload()
+            assert stage.engine.submitted == [unreadable], "alone"
+            await stage.die_and_reload()
+            assert (await stage.events(unreadable))[-1]["code"] == "INFERENCE_FAILED"
+            assert stage.engine.submitted == [behind]
+            stage.jobs[behind].fail("CANCELLED", "enough")
+            stage.accept(behind)
+        assert stage.failure is None
+
+    rehearse(play)
+
+
 def test_jobs_that_end_while_there_is_no_engine_are_not_submitted() -> None:
     async def play(stage: Stage) -> None:
         suspect, bystander = stage.submit(), stage.submit()
@@ -169,6 +185,7 @@ def test_the_fifth_death_without_a_finished_job_ends_every_job_and_the_worker() 
         for _ in range(MAX_DEATHS - 1):
             stage.accept(job)
             await stage.die_and_reload()
+        stage.accept(job)
         await stage.die("the library's last words")
         assert (await stage.events(job))[-1]["code"] == "INFERENCE_FAILED"
         assert stage.failure is not None
@@ -257,6 +274,16 @@ def test_deaths_are_too_many_when_the_last_five_lie_within_ten_minutes(last_s: f
         assert not deaths.are_too_many
     deaths.add(last_s)
     assert deaths.are_too_many is too_many
+
+
+def test_a_death_that_is_withdrawn_does_not_count() -> None:
+    deaths = Deaths()
+    for _ in range(MAX_DEATHS):
+        deaths.add(0.0)
+    deaths.withdraw()
+    assert not deaths.are_too_many
+    deaths.add(0.0)
+    assert deaths.are_too_many
 
 
 def test_a_finished_job_clears_all_deaths_before_it() -> None:

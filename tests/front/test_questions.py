@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.front.rehearsal import Stage, rehearse
+from tests.front.rehearsal import FACTS, Stage, rehearse
 from worker.config.settings import Settings
 from worker.errors import (
     DeadlineExceeded,
@@ -36,6 +36,7 @@ from worker.wire.messages import (
 )
 
 TOKENS = (TokenId(7), TokenId(8))
+N_POISONOUS = 4 * MAX_DEATHS
 
 
 def rehearse_asking(play: Callable[[Stage, Front], Awaitable[None]], **settings: float) -> None:
@@ -220,9 +221,17 @@ def test_a_job_that_the_intake_reads_first_is_the_suspect_and_not_the_question_b
     rehearse_asking(play)
 
 
-def test_the_second_death_of_a_question_is_charged_to_it() -> None:
+@pytest.mark.parametrize("are_running", [False, True])
+def test_no_number_of_poisonous_questions_ends_the_worker(are_running: bool) -> None:
+    """Also where another job runs at the first death of each, and may be to blame until the second."""
+
     async def play(stage: Stage, front: Front) -> None:
-        for n_asked in range(1, MAX_DEATHS):
+        for n_asked in range(1, N_POISONOUS + 1):
+            if are_running:
+                running = stage.submit()
+                stage.accept(running)
+                stage.begin(running)
+                stage.draw(running)
             asking = asyncio.create_task(front.tokenize("poison"))
             await asked(stage, 1)
             await stage.die_and_reload()
@@ -231,6 +240,43 @@ def test_the_second_death_of_a_question_is_charged_to_it() -> None:
             assert isinstance(await failure(asking), InferenceFailed)
             assert len(stage.deaths) == 2 * n_asked
         assert stage.failure is None
+
+    rehearse_asking(play)
+
+
+def test_askers_that_leave_before_the_second_death_do_not_end_the_worker_either() -> None:
+    async def play(stage: Stage, front: Front) -> None:
+        for _ in range(N_POISONOUS):
+            asking = asyncio.create_task(front.tokenize("poison"))
+            await asked(stage, 1)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await stage.die_and_reload()
+            assert await asked(stage, 0) == []
+        assert stage.failure is None
+
+    rehearse_asking(play)
+
+
+def test_deaths_beside_questions_that_are_answered_later_count() -> None:
+    """A question that is answered when it is asked alone was not the cause."""
+
+    async def play(stage: Stage, front: Front) -> None:
+        for n_asked_before in range(MAX_DEATHS):
+            running = stage.submit()
+            stage.accept(running)
+            stage.begin(running)
+            stage.draw(running)
+            asking = asyncio.create_task(front.tokenize("hi"))
+            await asked(stage, 1 + min(n_asked_before, 1))
+            await stage.die()
+            if stage.failure is None:
+                stage.say(FACTS)
+                answer(stage, (await asked(stage, 1))[0])
+                await asking
+        assert stage.failure is not None
+        assert isinstance(await failure(asking), WorkerUnhealthy)
 
     rehearse_asking(play)
 

@@ -24,7 +24,7 @@ import msgspec
 from worker.config.gpu_flags import shares, wants_no_layers
 from worker.config.settings import Settings
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerError, WorkerUnhealthy
-from worker.front.dispatch import Dispatch
+from worker.front.dispatch import Charge, Dispatch
 from worker.front.job import Job
 from worker.front.link import EngineLink, LinkOwner
 from worker.front.questions import Question
@@ -204,6 +204,11 @@ class Deaths:
 
     def add(self, now_s: float) -> None:
         self._times_s.append(now_s)
+
+    def withdraw(self) -> None:
+        """The last one turned out to be a request's doing."""
+        if self._times_s:
+            self._times_s.pop()
 
     def clear(self) -> None:
         """A job has finished, so the engine is able to work."""
@@ -425,9 +430,14 @@ class EngineClient:
             what = "the engine died while loading the model"
             self.on_fatal(self._load_failure or EngineCrashed(what, cause, last_words))
             return
-        if not self._jobs.close_gate():
-            # Prompts that no step is blamed for count too: a worker that only ever dies must not stay in the pool.
-            self._deaths.add(self._clock())
+        match self._jobs.close_gate():
+            case Charge.WORKER:
+                # Deaths that no job is blamed for count too: a worker that only ever dies must not stay in the pool.
+                self._deaths.add(self._clock())
+            case Charge.WORK:
+                pass
+            case Charge.WORK_TWICE:
+                self._deaths.withdraw()
         self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
         if self._deaths.are_too_many:
             what = f"the engine died {MAX_DEATHS} times without finishing a job"

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from worker.errors import InferenceFailed, WorkerError
 from worker.front.job import Job
@@ -32,6 +33,17 @@ DEATHS_OF_A_CULPRIT = 2
 
 Work = Job | Question
 """What the engine's intake reads, one after the other."""
+
+
+class Charge(Enum):
+    """To whom an engine's death is charged."""
+
+    WORKER = auto()
+    """Nobody can be blamed for it, or several can."""
+    WORK = auto()
+    """A job or a question is the cause."""
+    WORK_TWICE = auto()
+    """A job or a question is the cause, and of the death before, which was charged to the worker."""
 
 
 @dataclass(slots=True)
@@ -87,6 +99,8 @@ class Dispatch:
         """What the engine's intake has not answered yet, in the order it takes it; ended work stays until it does."""
         self._has_run: set[Job] = set()
         self._step_jobs: list[Job] = []
+        self._in_doubt: Work | None = None
+        """What was being read at the last death, which was charged to the worker because jobs were running too."""
 
     @property
     def are_in_flight(self) -> bool:
@@ -183,10 +197,12 @@ class Dispatch:
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
-    def close_gate(self) -> bool:
-        """The engine died. Decide what becomes of all work; true when some was ended as the culprit."""
+    def close_gate(self) -> Charge:
+        """The engine died. Decide what becomes of all work, and to whom the death is charged."""
         self._is_open = False
-        failing: set[Work] = {*self._step_jobs, *list(self._undecided)[:1]}
+        being_read = next(iter(self._undecided), None)
+        are_running = bool(self._has_run)
+        failing: set[Work] = {*self._step_jobs, *([being_read] if being_read is not None else [])}
         not_yet_tried = {work for work in (self._alone, *self._suspects) if work is not None}
         aftermath = judge(
             [*self._questions.values(), *self._in_flight.values()],
@@ -196,7 +212,7 @@ class Dispatch:
         for work in aftermath.interrupted:
             self._end(work, "ENGINE_RESTARTED", "the engine was restarted while this job was generating")
         for work in aftermath.culprits:
-            self._end(work, "INFERENCE_FAILED", "the engine died twice while running this job")
+            self._end(work, "INFERENCE_FAILED", _charge_sheet(work, is_being_read=work is being_read))
         for work in (*aftermath.suspects, *aftermath.bystanders):
             if isinstance(work, Job):
                 work.rewind()
@@ -207,7 +223,18 @@ class Dispatch:
         self._undecided.clear()
         self._has_run.clear()
         self._step_jobs = []
-        return bool(aftermath.culprits)
+        return self._charge(being_read, are_running=are_running, culprits=aftermath.culprits)
+
+    def _charge(self, being_read: Work | None, *, are_running: bool, culprits: list[Work]) -> Charge:
+        """A text that kills whoever reads it says nothing of the machine, so its first death does not count either.
+        Where jobs were running, too, that is known only at the second, when it was read alone."""
+        in_doubt, self._in_doubt = self._in_doubt, None
+        if being_read is not None and being_read is in_doubt and being_read in culprits:
+            return Charge.WORK_TWICE
+        if culprits or (being_read is not None and not are_running):
+            return Charge.WORK
+        self._in_doubt = being_read
+        return Charge.WORKER
 
     def end_all(self, code: StreamCode, message: str) -> None:
         for job in list(self._in_flight.values()):
@@ -268,3 +295,9 @@ class Dispatch:
         else:
             del self._in_flight[work.key]
             work.fail(code, message)
+
+
+def _charge_sheet(work: Work, *, is_being_read: bool) -> str:
+    if isinstance(work, Question):
+        return "the engine died twice while answering this question"
+    return f"the engine died twice while {'reading' if is_being_read else 'running'} this job"
