@@ -72,7 +72,8 @@ def test_twenty_poisonous_questions_are_answered_one_by_one_and_the_worker_still
 
 def test_jobs_whose_prompt_or_schema_kills_end_and_the_worker_still_serves(worker: WorkerProcess) -> None:
     before = n_restarts(worker)
-    for poison in [{"prompt": POISON}, {"prompt": "abc", "json_schema": SCHEMA}] * 3:
+    poisons: list[dict[str, Any]] = [{"prompt": POISON}, {"prompt": "abc", "json_schema": SCHEMA}]
+    for poison in poisons * 3:
         events = worker.run(max_tokens=3, **poison)
         assert (events[-1]["type"], events[-1]["code"]) == ("error", "INFERENCE_FAILED")
         check_that_it_serves(worker)
