@@ -254,7 +254,8 @@ class Service:
                 command=self._engine_command,
                 spawn=partial(EngineLink.spawn, inherited_fds=[arena_fd]),
             )
-            log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(info.path))
+            odd = {"vocabulary": list(info.vocabulary_remarks)} if info.vocabulary_remarks else {}
+            log.info("model_load_start", model_ref=self._settings.reported_model_ref, path=str(info.path), **odd)
             try:
                 try:
                     facts = await self._unless_stopped(front, client.start())

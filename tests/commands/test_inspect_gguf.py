@@ -110,6 +110,14 @@ def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.C
     assert ["weights", "1.3 kB", "mapped from the file"] in rows
 
 
+def test_what_is_wrong_with_the_vocabulary_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny_model({"tokenizer.ggml.eos_token_id": 8}).write(tmp_path / "tiny.gguf")
+    outside, gaps = as_json(path, capsys)["vocabulary_remarks"]
+    assert outside == "tokenizer.ggml.eos_token_id is 8, outside the vocabulary of 8 tokens, and is ignored"
+    assert run(["inspect", str(path)]) == 0
+    assert capsys.readouterr().err.splitlines() == [f"vocabulary: {outside}", f"vocabulary: {gaps}"]
+
+
 def test_a_name_in_the_file_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tiny_model({"general.name": "evil\x1b[2J\n[bold]x\u202e"}).write(tmp_path / "tiny.gguf")
     assert run(["inspect", str(path)]) == 0

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.gguf_files import F16, F32, GgufFile, TensorRow, Typed, Value
@@ -30,14 +30,19 @@ def write_tiny(
     alignment: int = 32,
     characters: str = "",
     chat_template: str | None = None,
+    own_vocabulary: Mapping[str, Value] | None = None,
     **changes: Value,
 ) -> Path:
     """`weight`: what every weight is. With 0 all logits are 0, with NaN none is a number. `token_of_nan`: its logit
     alone is none. `more`: further tensors. `halves`: which are F16; all others are F32. `alignment`: of the
-    tensors in the file, 8 at least. `characters`: each becomes a token, after all others. `changes`: llama.* keys.
+    tensors in the file, 8 at least. `characters`: each becomes a token, after all others. `own_vocabulary`: the
+    tokenizer's keys, instead of these. `changes`: llama.* keys.
 
     Without an end the vocabulary is RWKV's, to which llama.cpp adds no end token of its own, and has no "</s>".
     """
+    tokenizer = own_vocabulary or vocabulary(has_bos=has_bos, has_end=has_end, characters=characters)
+    tokens = tokenizer["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, Sequence)
     metadata: dict[str, Value] = {
         "general.architecture": "llama",
         "general.name": "Tiny",
@@ -47,13 +52,13 @@ def write_tiny(
         "llama.feed_forward_length": N_FF,
         "llama.attention.head_count": N_HEAD,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        **vocabulary(has_bos=has_bos, has_end=has_end, characters=characters),
+        **tokenizer,
         **{f"llama.{key}": value for key, value in changes.items()},
         **({"general.alignment": alignment} if alignment != 32 else {}),
         **({"tokenizer.chat_template": chat_template} if chat_template is not None else {}),
     }
     names = {
-        "token_embd": (N_EMBD, len(TOKENS) + len(characters)),
+        "token_embd": (N_EMBD, len(tokens)),
         "output_norm": (N_EMBD,),
         "blk.0.attn_norm": (N_EMBD,),
         "blk.0.attn_q": (N_EMBD, N_EMBD),

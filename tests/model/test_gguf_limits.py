@@ -147,7 +147,7 @@ def test_a_vocabulary_twice_as_large_as_the_largest_is_read(tmp_path: Path) -> N
 
     model = tiny_model(
         {
-            "tokenizer.ggml.tokens": strings(n_tokens, 8),
+            "tokenizer.ggml.tokens": [f"{token:08}" for token in range(n_tokens)],
             "tokenizer.ggml.scores": Raw(9, struct.pack("<IQ", 6, n_tokens) + bytes(4 * n_tokens)),
             "tokenizer.ggml.token_type": Raw(9, struct.pack("<IQ", 5, n_tokens) + bytes(4 * n_tokens)),
             "tokenizer.ggml.merges": strings(2 * GEMMA_MERGES, 17),

@@ -81,6 +81,8 @@ class Inspection:
     embedding_length: int
     vocabulary: int
     tokenizer: str
+    vocabulary_remarks: tuple[str, ...]
+    """What is wrong with the vocabulary although it can be served."""
     has_chat_template: bool
     tensor_types: tuple[TypeRow, ...]
     memory: MemoryUse
@@ -103,6 +105,8 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
     if as_json:
         print_json(inspection)
         return
+    for remark in inspection.vocabulary_remarks:
+        click.echo(f"vocabulary: {remark}", err=True)
     print_table(["", ""], _facts(inspection))
     print_table(["tensor type", ">tensors", ">bytes", ">share"], [_type_cells(row) for row in inspection.tensor_types])
     print_table(["estimated memory", ">bytes", ""], _memory_cells(inspection.memory))
@@ -126,6 +130,7 @@ def inspection_of(info: ModelInfo, available_bytes: int, repacked_bytes: Repacke
         embedding_length=info.embedding_length,
         vocabulary=info.vocab_size,
         tokenizer=info.tokenizer_kind,
+        vocabulary_remarks=info.vocabulary_remarks,
         has_chat_template=info.has_chat_template,
         tensor_types=_tensor_types(info),
         memory=_memory(info, _default_demand(info, available_bytes), layers_of(info, repacked_bytes), available_bytes),

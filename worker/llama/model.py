@@ -25,10 +25,14 @@ from worker.errors import ModelLoadFailed
 from worker.llama.buffers import BufferSizes, Watch
 from worker.llama.devices import Device, device_handle, has_amx
 from worker.llama.library import load_failure, open_library
+from worker.llama.spelling import Spelling, Unspellable
+from worker.model.vocabulary import gaps_of
 from worker.wire.messages import SplitMode, TokenId
 
 _PIECE_BYTES = 64
 """Most pieces are shorter; a longer one costs a second call."""
+_NAME_BYTES = 64
+"""Names of tokenizers and pre-tokenizers are shorter."""
 _NEVER_MERGED = b"\n"
 """A byte of its own in vocabularies that put a space before a text."""
 _CONTROL = capi.LLAMA_TOKEN_ATTR_CONTROL | capi.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -177,30 +181,44 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[TokenId]:
         """Raw model input: special tokens in it are parsed; BOS comes first where the metadata says so, never twice.
-        Either can be left out."""
-        tokens = self._tokenize_all(text.encode(), len(text), parse_special=parse_special)
+        Either can be left out. Raises: Unspellable."""
+        tokens = self._tokens_of(text, parse_special=parse_special)
         return self._with_bos(tokens) if add_special else tokens
 
     def tokenize_around(self, text: str, controls: Iterable[tuple[int, int]]) -> list[TokenId]:
         """As `tokenize`, where control tokens are at the places [start, end) in the text alone, in order, each of which
-        is the name of one. What is between them is read as the library reads it there, names of others as letters."""
+        is the name of one. What is between them is read as the library reads it there, names of others as letters.
+        Raises: Unspellable."""
         tokens: list[TokenId] = []
         at = 0
         for start, end in controls:
             token = self.controls[text[start:end]]
             attributes = int(capi.llama_vocab_get_attr(self.vocab, token))
             before = text[at:start]
-            tokens += self._as_letters(
-                before.rstrip(_C_SPACES) if attributes & capi.LLAMA_TOKEN_ATTR_LSTRIP else before
-            )
+            before = before.rstrip(_C_SPACES) if attributes & capi.LLAMA_TOKEN_ATTR_LSTRIP else before
+            tokens += self._tokens_of(before, at, parse_special=False)
             tokens.append(token)
             at = end
             while attributes & capi.LLAMA_TOKEN_ATTR_RSTRIP and text[at : at + 1] and text[at] in _C_SPACES:
                 at += 1
-        return self._with_bos(tokens + self._as_letters(text[at:]))
+        return self._with_bos(tokens + self._tokens_of(text[at:], at, parse_special=False))
 
-    def _as_letters(self, text: str) -> list[TokenId]:
-        return self._tokenize_all(text.encode(), len(text), parse_special=False)
+    def _tokens_of(self, text: str, start: int = 0, *, parse_special: bool) -> list[TokenId]:
+        """All of a text, which begins at `start` in what was sent, or Unspellable."""
+        tokens = self._tokenize_all(text.encode(), len(text), start=start, parse_special=parse_special)
+        if self._spelling is not None:
+            self._spelling.check_nothing_lost(text, functools.partial(self._said_by, tokens), start)
+        if min(tokens, default=0) < 0:
+            place = next((at for at, character in enumerate(text) if self._is_unknown(character)), 0)
+            raise Unspellable(text[place], start + place)
+        return tokens
+
+    def _said_by(self, tokens: Iterable[TokenId]) -> bytes:
+        return b"".join(self._named_piece(token) for token in tokens if token >= 0)
+
+    def _is_unknown(self, character: str) -> bool:
+        """Whether the vocabulary has no token for it, and none that says so."""
+        return min(self._tokenize_all(character.encode(), 1, parse_special=False), default=0) < 0
 
     def _with_bos(self, tokens: list[TokenId]) -> list[TokenId]:
         return [TokenId(self._bos), *tokens] if self._has_bos and tokens[:1] != [self._bos] else tokens
@@ -214,7 +232,38 @@ class Model:
     @functools.cached_property
     def _has_space_before(self) -> bool:
         """Whether the vocabulary puts a space before a text."""
-        return b"".join(map(self.piece, self._as_letters("a"))) == b" a"
+        try:
+            return b"".join(map(self.piece, self._tokens_of("a", parse_special=False))) == b" a"
+        except Unspellable:
+            return False
+
+    @functools.cached_property
+    def _spelling(self) -> Spelling | None:
+        """What stands between a vocabulary with gaps and its texts; None for one without. Asked once, some tens of
+        milliseconds."""
+        texts = self.token_texts()
+        kind, pre = self._metadata("tokenizer.ggml.model"), self._metadata("tokenizer.ggml.pre")
+        gaps = gaps_of(kind, pre, frozenset(texts))
+        if gaps is None:
+            return None
+        attributes = [int(capi.llama_vocab_get_attr(self.vocab, token)) for token in range(self.n_vocab)]
+
+        def named(attribute: int) -> list[str]:
+            found = (text for text, has in zip(texts, attributes, strict=True) if has & attribute)
+            return [text.decode(errors="surrogateescape") for text in found]
+
+        return Spelling(
+            gaps,
+            controls=named(_CONTROL),
+            user_defined=named(capi.LLAMA_TOKEN_ATTR_USER_DEFINED),
+            puts_space_before=self._metadata("tokenizer.ggml.add_space_prefix") != "false",
+        )
+
+    def _metadata(self, key: str) -> str:
+        """What the file says, as text; empty where it is silent."""
+        buffer = ctypes.create_string_buffer(_NAME_BYTES)
+        n = int(capi.llama_model_meta_val_str(self.handle, key.encode(), buffer, _NAME_BYTES))
+        return buffer.value.decode(errors="replace") if n >= 0 else ""
 
     @functools.cached_property
     def controls(self) -> dict[str, TokenId]:
@@ -265,7 +314,10 @@ class Model:
         space that some vocabularies put before a text is left out. Empty where there is no such spelling.
         """
         for before in (b"", _NEVER_MERGED):
-            tokens = self._tokenize_all(before + text, len(text), parse_special=False)
+            try:
+                tokens = self._tokenize_all(before + text, len(text), parse_special=False)
+            except Unspellable:
+                continue
             # -1: the vocabulary has no token there.
             pieces = [self.piece(token) if token >= 0 else b"" for token in tokens]
             n_left = len(before) + len(text)
@@ -277,8 +329,11 @@ class Model:
                 return tokens[first:]
         return []
 
-    def _tokenize_all(self, data: bytes, n_chars: int, *, parse_special: bool = True) -> list[TokenId]:
-        """A long text on a stack that is deep enough for it; its pages are touched only where they are needed."""
+    def _tokenize_all(self, data: bytes, n_chars: int, *, start: int = 0, parse_special: bool = True) -> list[TokenId]:
+        """A long text on a stack that is deep enough for it; its pages are touched only where they are needed. Raises:
+        Unspellable, where the library would not survive the text; what it leaves out is not looked for."""
+        if self._spelling is not None:
+            self._spelling.check(data.decode(errors="surrogateescape"), start, parse_special=parse_special)
         if n_chars <= SHALLOW_CHARS:
             return self._tokenize(data, len(data) + 1, parse_special=parse_special)
         found: list[list[TokenId]] = []
@@ -348,7 +403,10 @@ class Model:
 
     def token_of(self, text: str) -> TokenId | None:
         """The one token a text is, special tokens included; None where it is none or several."""
-        tokens = self._tokenize_all(text.encode(), len(text))
+        try:
+            tokens = self._tokenize_all(text.encode(), len(text))
+        except Unspellable:
+            return None
         return tokens[0] if len(tokens) == 1 else None
 
     def _check(self, token: int) -> None:

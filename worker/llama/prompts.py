@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from worker.chat.template import ChatTemplates
 from worker.engine.backend import Read
 from worker.llama.model import Model
+from worker.llama.spelling import Unspellable
 from worker.wire.messages import Conversation, Prompt, TokenId, Violation
 
 
@@ -22,6 +23,14 @@ class Prompts:
         self._chat = chat
 
     def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
+        try:
+            return self._read(prompt, add_special=add_special, parse_special=parse_special)
+        except Unspellable as error:
+            is_rendered = isinstance(prompt, Conversation)
+            message = f"{error} of the rendered conversation" if is_rendered else str(error)
+            return Violation("messages" if is_rendered else "prompt", "vocabulary", message)
+
+    def _read(self, prompt: Prompt, *, add_special: bool, parse_special: bool) -> Read | Violation:
         if isinstance(prompt, Conversation):
             return self._read_conversation(prompt)
         if isinstance(prompt, str):

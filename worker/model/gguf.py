@@ -24,6 +24,9 @@ MAX_KEYS = 8_192
 MAX_ARRAY_STRINGS = 3_000_000
 """Strings in all arrays of a model. Each takes 0.1 µs, because where one begins is known only when the one before has
 been read. The largest vocabulary with its merges, 262,144 and 514,906, is a quarter of it."""
+MAX_WHOLE_ELEMENTS = 1 << 19
+MAX_WHOLE_BYTES = 16 << 20
+"""Of an array that is read to its last element: twice the largest vocabulary, and five times its bytes."""
 MAX_HEADER_BYTES = 64 << 20
 """Metadata and tensor tables of a model; what was read of a mapped file counts as this process's memory. The largest
 vocabularies with scores and types take 17 MB."""
@@ -71,11 +74,13 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """`numbers` is empty for strings, and where there are more numbers than a per-layer array has."""
+    """`numbers` is empty for strings, and where there are more numbers than a per-layer array has; `strings` is empty
+    unless the reader has asked for the whole array."""
 
     kind: str
     length: int
     numbers: tuple[float, ...] = ()
+    strings: tuple[bytes, ...] = ()
 
 
 MetadataValue = Scalar | Array
@@ -159,6 +164,30 @@ class Metadata:
             raise self.error(f"metadata key {key!r} must be an array of strings")
         return entry.length
 
+    def has(self, key: str) -> bool:
+        return key in self._entries
+
+    def n_numbers(self, key: str, kinds: tuple[str, ...]) -> int | None:
+        """The length of an array of numbers; None where it is missing."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if not isinstance(entry, Array) or entry.kind not in kinds:
+            found = f"an array of {entry.kind}" if isinstance(entry, Array) else entry.kind
+            raise self.error(f"metadata key {key!r} has type {found}, must be an array of {' or '.join(kinds)}")
+        return entry.length
+
+    def strings(self, key: str) -> tuple[bytes, ...]:
+        """A required array of strings, which the reader was asked to read whole."""
+        self.n_strings(key)
+        entry = self._entries[key]
+        return entry.strings if isinstance(entry, Array) else ()
+
+    def whole_numbers(self, key: str) -> tuple[float, ...]:
+        """An array of numbers, which the reader was asked to read whole; empty where it is missing."""
+        entry = self._entries.get(key)
+        return entry.numbers if isinstance(entry, Array) else ()
+
     def _entry(self, key: str, kind: str) -> Scalar | None:
         entry = self._entries.get(key)
         if entry is None:
@@ -199,9 +228,11 @@ class Allowance:
     n_kept_bytes: int = MAX_KEPT_BYTES
 
 
-def read_header(data: Bytes, path: Path, allowance: Allowance | None = None) -> Header:
+def read_header(
+    data: Bytes, path: Path, allowance: Allowance | None = None, *, whole: frozenset[str] = frozenset()
+) -> Header:
     """Walk the header of the file whose bytes are `data`; `path` is for messages. A model's parts share an `allowance`,
-    of which this takes what it needs.
+    of which this takes what it needs. `whole`: the arrays that are read to their last element.
 
     Raises: BadModelFile: the bytes are no GGUF that llama.cpp could load.
     """
@@ -213,7 +244,7 @@ def read_header(data: Bytes, path: Path, allowance: Allowance | None = None) -> 
     entries: dict[str, MetadataValue] = {}
     for index in range(n_keys):
         cursor.inside = f"metadata key {index + 1} of {n_keys}"
-        _read_entry(cursor, entries)
+        _read_entry(cursor, entries, whole)
     alignment = _alignment(cursor, entries.get("general.alignment"))
     tensors = _read_tensors(cursor, n_tensors, alignment)
     allowance.n_header_bytes -= cursor.at
@@ -288,7 +319,7 @@ class _Cursor:
             raise self.error(f"{n_items} elements from byte {self.at} on do not fit a file of {self.size} bytes")
 
     def skip_strings(self, n_strings: int) -> None:
-        """Step over strings without making them, because a vocabulary has 10⁵ and nobody here reads one."""
+        """Step over strings without making them, because merges have 10⁵ and nobody here reads one."""
         self.allowance.n_strings -= n_strings
         if self.allowance.n_strings < 0:
             raise self.error(f"the arrays up to it hold more than {MAX_ARRAY_STRINGS} strings")
@@ -302,6 +333,20 @@ class _Cursor:
             at += 8 + length
         self.at = at
         self.step(0)
+
+    def strings(self, n_strings: int) -> tuple[bytes, ...]:
+        """As `skip_strings`, and what they are."""
+        start = self.at
+        self.skip_strings(n_strings)
+        if self.at - start > MAX_WHOLE_BYTES:
+            raise self.error(f"it takes {self.at - start} bytes; at most {MAX_WHOLE_BYTES} are accepted")
+        data, at, unpack = self._data[start : self.at], 0, _U64.unpack_from
+        found = []
+        for _ in range(n_strings):
+            (length,) = unpack(data, at)
+            found.append(data[at + 8 : at + 8 + length])
+            at += 8 + length
+        return tuple(found)
 
     def _beyond(self, end: int) -> BadModelFile:
         if end > self.size:
@@ -332,7 +377,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
     return version, n_tensors, n_keys
 
 
-def _read_entry(cursor: _Cursor, entries: dict[str, MetadataValue]) -> None:
+def _read_entry(cursor: _Cursor, entries: dict[str, MetadataValue], whole: frozenset[str]) -> None:
     key = cursor.name()
     cursor.inside = f"metadata key {key[:MAX_NAME_BYTES]!r}"
     if key in entries:
@@ -341,25 +386,35 @@ def _read_entry(cursor: _Cursor, entries: dict[str, MetadataValue]) -> None:
     if kind == _STRING:
         entries[key] = Scalar("string", cursor.string().decode(errors="replace"))
     elif kind == _ARRAY:
-        entries[key] = _read_array(cursor)
+        entries[key] = _read_array(cursor, is_whole=key in whole)
     else:
         name, form = _number_form(cursor, kind)
         entries[key] = Scalar(name, cursor.number(form))
 
 
-def _read_array(cursor: _Cursor) -> Array:
+def _read_array(cursor: _Cursor, *, is_whole: bool) -> Array:
     kind, length = cursor.integer(_U32), cursor.integer(_U64)
+    if is_whole and length > MAX_WHOLE_ELEMENTS:
+        raise cursor.error(f"{length} elements; at most {MAX_WHOLE_ELEMENTS} are accepted")
     if kind == _STRING:
         cursor.check_room(length, _U64.size)
+        if is_whole:
+            return Array("string", length, strings=cursor.strings(length))
         cursor.skip_strings(length)
         return Array("string", length)
     name, form = _number_form(cursor, kind)
     cursor.check_room(length, form.size)
+    if is_whole:
+        return Array(name, length, _numbers(form, cursor.raw(length * form.size)))
     if length > MAX_KEPT_NUMBERS:
         cursor.step(length * form.size)
         return Array(name, length)
     cursor.keep(8 * length)
-    return Array(name, length, tuple(value for (value,) in form.iter_unpack(cursor.raw(length * form.size))))
+    return Array(name, length, _numbers(form, cursor.raw(length * form.size)))
+
+
+def _numbers(form: struct.Struct, raw: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(raw) // form.size}{form.format[-1]}", raw)
 
 
 def _number_form(cursor: _Cursor, kind: int) -> tuple[str, struct.Struct]:

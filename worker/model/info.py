@@ -1,8 +1,8 @@
 """The checked facts of one GGUF model, and what a file must satisfy before llama.cpp sees it (docs/protocol.md 7).
 
 Owns the meaning of the metadata and the rule for split files; the byte format is gguf.py's. Loads no library
-and allocates no weights: the header is walked in the mapped file, in about 10 ms. Both processes use it, the front
-to refuse a bad file before the engine starts.
+and allocates no weights: the header is walked in the mapped file, in some tens of milliseconds. Both processes use it,
+the front to refuse a bad file before the engine starts.
 """
 
 import mmap
@@ -18,7 +18,6 @@ from worker.model.computable import MAX_EXPERTS, check_computable
 from worker.model.ggml_types import FILE_TYPES
 from worker.model.gguf import (
     DEFAULT_ALIGNMENT,
-    MAX_ARRAY_STRINGS,
     MAX_TENSORS,
     Allowance,
     Header,
@@ -26,6 +25,7 @@ from worker.model.gguf import (
     Tensor,
     read_header,
 )
+from worker.model.vocabulary import WHOLE_ARRAYS, check_vocabulary
 
 MAX_BLOCKS = 1_000
 MAX_CONTEXT = 2**31 - 1
@@ -97,6 +97,8 @@ class ModelInfo:
     windows: Windows | None = None
     n_layers_with_cells: int = MAX_BLOCKS
     """The layers behind these use the KV cells of earlier ones."""
+    vocabulary_remarks: tuple[str, ...] = ()
+    """What is wrong with the vocabulary although it can be served, a sentence each."""
 
     @property
     def tokenizer_kind(self) -> str:
@@ -161,7 +163,7 @@ def _read_file(path: Path, allowance: Allowance) -> tuple[Header, int]:
             if file.seek(0, 2) == 0:
                 raise BadModelFile(f"{path}: the file is empty")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return read_header(data, path, allowance), len(data)
+                return read_header(data, path, allowance, whole=WHOLE_ARRAYS), len(data)
     except (FileNotFoundError, NotADirectoryError):
         raise ModelNotFound(f"{path}: no such file") from None
     except OSError as error:
@@ -260,6 +262,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
             value_length=value_length,
         ),
         n_layers_with_cells=n_layers_with_cells(metadata, architecture, block_count),
+        vocabulary_remarks=check_vocabulary(metadata),
     )
 
 
@@ -276,10 +279,8 @@ def _architecture(metadata: Metadata) -> str:
 def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_length: int, vocab_size: int) -> None:
     if not tensors:
         raise metadata.error("it has no tensors: a vocabulary alone cannot be served")
-    if not 1 <= vocab_size <= MAX_ARRAY_STRINGS:
-        raise metadata.error(
-            f"metadata key 'tokenizer.ggml.tokens' has {vocab_size} tokens, must be in 1..{MAX_ARRAY_STRINGS}"
-        )
+    if vocab_size == 0:
+        raise metadata.error("metadata key 'tokenizer.ggml.tokens' has 0 tokens, must have one at least")
     for tensor in tensors:
         if tensor.name == "token_embd.weight":
             if tensor.dims != (embedding_length, vocab_size):
