@@ -3,8 +3,8 @@
 Owns the file format (github.com/ggml-org/ggml, docs/gguf.md), the rule that a value has the type that is asked for, and
 the rule that each tensor lies inside the file, as strictly as llama.cpp's own reader. Does not know what the keys mean
 (info.py does). Runs in either process, on the thread that calls, and reads the header's bytes only. Whatever a file
-claims or holds, it is accepted or refused within a second of processor time and 100 MB of memory: everything that
-takes either has a limit, which `Allowance` counts.
+claims or holds, it is accepted or refused within a second of processor time and 100 MB of memory, and 50 MB more for
+arrays that are read whole: everything that takes either has a limit.
 """
 
 import mmap
@@ -336,16 +336,15 @@ class _Cursor:
 
     def strings(self, n_strings: int) -> tuple[bytes, ...]:
         """As `skip_strings`, and what they are."""
-        start = self.at
+        at = self.at
         self.skip_strings(n_strings)
-        if self.at - start > MAX_WHOLE_BYTES:
-            raise self.error(f"it takes {self.at - start} bytes; at most {MAX_WHOLE_BYTES} are accepted")
-        data, at, unpack = self._data[start : self.at], 0, _U64.unpack_from
-        found = []
+        if self.at - at > MAX_WHOLE_BYTES:
+            raise self.error(f"it takes {self.at - at} bytes; at most {MAX_WHOLE_BYTES} are accepted")
+        data, unpack, found = self._data, _U64.unpack_from, []
         for _ in range(n_strings):
             (length,) = unpack(data, at)
-            found.append(data[at + 8 : at + 8 + length])
             at += 8 + length
+            found.append(data[at - length : at])
         return tuple(found)
 
     def _beyond(self, end: int) -> BadModelFile:
