@@ -21,6 +21,7 @@ from pathlib import Path
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.llama.spelling import Unspellable
+from worker.model.info import read_info
 
 def read(text, parse_special):
     try:
@@ -30,7 +31,7 @@ def read(text, parse_special):
     return [tokens, model.detokenize(tokens).decode(errors="replace")]
 
 with Model.load(Path(sys.argv[1]), device=choose_device("cpu", devices()), n_gpu_layers=0,
-                on_progress=lambda _: None) as model:
+                on_progress=lambda _: None, gaps=read_info(Path(sys.argv[1])).gaps) as model:
     for line in sys.stdin:
         text = json.loads(line)
         spelled = [token for token in model.spell(text.encode()) if token >= 0]

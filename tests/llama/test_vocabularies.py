@@ -25,6 +25,8 @@ from worker.llama.buffers import Watch
 from worker.llama.devices import choose_device, devices
 from worker.llama.library import open_library
 from worker.llama.model import Model
+from worker.model.gguf import read_header
+from worker.model.vocabulary import WHOLE_ARRAYS, check_vocabulary
 from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model
@@ -102,14 +104,16 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
 
 
 def load_vocabulary(vocabulary: Vocabulary) -> Model:
-    """As Model.load, but these files have no weights."""
+    """As Model.load, but these files have no weights; the check of the vocabulary finds nothing to refuse."""
     path, cpu = vocabulary.path, choose_device("cpu", devices())
     open_library()
     params = capi.llama_model_default_params()
     params.vocab_only = True
     handle = capi.llama_model_load_from_file(os.fsencode(path), params)
     assert handle, f"llama.cpp does not read {path}"
-    return Model(handle, (cpu,), Watch())
+    header = read_header(path.read_bytes(), path, whole=WHOLE_ARRAYS)
+    _, gaps = check_vocabulary(header.metadata)
+    return Model(handle, (cpu,), Watch(), gaps)
 
 
 def any_tokens(loaded: Loaded) -> st.SearchStrategy[list[TokenId]]:

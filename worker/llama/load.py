@@ -193,6 +193,7 @@ def load_weights(config: Configure, info: ModelInfo, placement: Placement, on_pr
         split=_split(config, placement),
         is_mapped=placement.weights_in_main.is_mapped,
         may_repack=placement.weights_in_main.repacked > 0,
+        gaps=info.gaps,
     )
 
 

@@ -26,13 +26,11 @@ from worker.llama.buffers import BufferSizes, Watch
 from worker.llama.devices import Device, device_handle, has_amx
 from worker.llama.library import load_failure, open_library
 from worker.llama.spelling import Spelling, Unspellable
-from worker.model.vocabulary import gaps_of
+from worker.model.vocabulary import Gaps
 from worker.wire.messages import SplitMode, TokenId
 
 _PIECE_BYTES = 64
 """Most pieces are shorter; a longer one costs a second call."""
-_NAME_BYTES = 64
-"""Names of tokenizers and pre-tokenizers are shorter."""
 _NEVER_MERGED = b"\n"
 """A byte of its own in vocabularies that put a space before a text."""
 _CONTROL = capi.LLAMA_TOKEN_ATTR_CONTROL | capi.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -70,7 +68,7 @@ class Split:
 class Model:
     """Made by `Model.load`. After `close` every method raises ValueError."""
 
-    def __init__(self, handle: int, devices: tuple[Device, ...], watch: Watch) -> None:
+    def __init__(self, handle: int, devices: tuple[Device, ...], watch: Watch, gaps: Gaps | None = None) -> None:
         self._handle: int | None = handle
         self._closing = ExitStack()
         self._closing.callback(self._free)
@@ -82,6 +80,7 @@ class Model:
         """How many layers the model has, as Watch has it: 0 where the build has no GPU backend."""
         self.n_vocab = int(capi.llama_vocab_n_tokens(self._vocab))
         self._bos = int(capi.llama_vocab_bos(self._vocab))
+        self._spelling = None if gaps is None else Spelling(gaps, self._dividers)
         self._has_bos = bool(capi.llama_vocab_get_add_bos(self._vocab)) and self._bos >= 0
 
     @classmethod
@@ -95,12 +94,14 @@ class Model:
         split: Split | None = None,
         is_mapped: bool = True,
         may_repack: bool = True,
+        gaps: Gaps | None = None,
     ) -> Self:
         """Take the weights from the file and put `n_gpu_layers` of them (output layer included; negative: all) on
         `device`, or on all the GPUs of a `split`, whose first is `device`.
 
         `is_mapped`: leave in the file what is computed with as it lies there, where the device can; else all is read.
         `may_repack`: whether the CPU may lay weights out anew.
+        `gaps`: what the check of the file found missing in the vocabulary; without it llama.cpp meets every text.
         `on_progress` gets whole percents, rising, each at most once, ending in 100; it must not raise.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_model_load_from_file.
         """
@@ -125,7 +126,7 @@ class Model:
             handle = capi.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise load_failure(f"{path}: cannot be loaded", watch, device.free_bytes)
-        model = cls(handle, split.devices if split else (device,), watch)
+        model = cls(handle, split.devices if split else (device,), watch, gaps)
         if not model.has_text:
             model.close()
             raise ModelLoadFailed(f"{path}: only models that read and write text without an encoder can be served")
@@ -237,33 +238,14 @@ class Model:
         except Unspellable:
             return False
 
-    @functools.cached_property
-    def _spelling(self) -> Spelling | None:
-        """What stands between a vocabulary with gaps and its texts; None for one without. Asked once, some tens of
-        milliseconds."""
-        texts = self.token_texts()
-        kind, pre = self._metadata("tokenizer.ggml.model"), self._metadata("tokenizer.ggml.pre")
-        gaps = gaps_of(kind, pre, frozenset(texts))
-        if gaps is None:
-            return None
-        attributes = [int(capi.llama_vocab_get_attr(self.vocab, token)) for token in range(self.n_vocab)]
-
-        def named(attribute: int) -> list[str]:
-            found = (text for text, has in zip(texts, attributes, strict=True) if has & attribute)
-            return [text.decode(errors="surrogateescape") for text in found]
-
-        return Spelling(
-            gaps,
-            controls=named(_CONTROL),
-            user_defined=named(capi.LLAMA_TOKEN_ATTR_USER_DEFINED),
-            puts_space_before=self._metadata("tokenizer.ggml.add_space_prefix") != "false",
-        )
-
-    def _metadata(self, key: str) -> str:
-        """What the file says, as text; empty where it is silent."""
-        buffer = ctypes.create_string_buffer(_NAME_BYTES)
-        n = int(capi.llama_model_meta_val_str(self.handle, key.encode(), buffer, _NAME_BYTES))
-        return buffer.value.decode(errors="replace") if n >= 0 else ""
+    def _dividers(self, parse_special: bool) -> list[str]:  # noqa: FBT001 - a question with two answers
+        """The texts of the tokens that are found in a text before it is read."""
+        vocab, wanted = self.vocab, capi.LLAMA_TOKEN_ATTR_USER_DEFINED | (_CONTROL if parse_special else 0)
+        return [
+            text.decode(errors="surrogateescape")
+            for token, text in enumerate(self.token_texts())
+            if capi.llama_vocab_get_attr(vocab, token) & wanted
+        ]
 
     @functools.cached_property
     def controls(self) -> dict[str, TokenId]:

@@ -4,8 +4,7 @@ Owns what becomes of the gaps that model/vocabulary.py finds. Knows nothing of h
 loaded. Safe on any thread.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable
 
 from worker.model.vocabulary import Gaps, fragments, is_invisible
 
@@ -19,15 +18,14 @@ class Unspellable(ValueError):
 
 
 class Spelling:
-    """What one vocabulary lacks. `controls` and `user_defined`: the texts of those tokens, by which a text is divided
-    first, as llama.cpp does it."""
+    """What one vocabulary lacks. `dividers`: the texts of the tokens by which llama.cpp divides a text first, where the
+    names of special tokens are parsed and where they are not."""
 
-    def __init__(
-        self, gaps: Gaps, *, controls: Sequence[str], user_defined: Sequence[str], puts_space_before: bool
-    ) -> None:
+    def __init__(self, gaps: Gaps, dividers: Callable[[bool], Iterable[str]]) -> None:
         self._gaps = gaps
-        self._dividers = {True: _longest_first(chain(controls, user_defined)), False: _longest_first(user_defined)}
-        self._lacks_space_before = puts_space_before and gaps.is_deadly(" ")
+        # Nothing is divided where nothing is deadly, and asking takes some tens of milliseconds.
+        self._dividers = {parse: _longest_first(dividers(parse)) for parse in (True, False) if gaps.deadly}
+        self._lacks_space_before = gaps.puts_space_before and gaps.is_deadly(" ")
 
     def check(self, text: str, start: int, *, parse_special: bool) -> None:
         """Raises: Unspellable: llama.cpp would not survive the text, which begins at `start` in what was sent."""

@@ -25,7 +25,7 @@ from worker.model.gguf import (
     Tensor,
     read_header,
 )
-from worker.model.vocabulary import WHOLE_ARRAYS, check_vocabulary
+from worker.model.vocabulary import WHOLE_ARRAYS, Gaps, check_vocabulary
 
 MAX_BLOCKS = 1_000
 MAX_CONTEXT = 2**31 - 1
@@ -99,6 +99,8 @@ class ModelInfo:
     """The layers behind these use the KV cells of earlier ones."""
     vocabulary_remarks: tuple[str, ...] = ()
     """What is wrong with the vocabulary although it can be served, a sentence each."""
+    gaps: Gaps | None = None
+    """What the vocabulary lacks."""
 
     @property
     def tokenizer_kind(self) -> str:
@@ -226,6 +228,7 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
     key_length = metadata.number(f"{architecture}.attention.key_length", MAX_HEADS, default=head_length)
     check_computable(metadata, architecture, block_count, key_length, tensors)
     value_length = metadata.number(f"{architecture}.attention.value_length", MAX_HEADS, default=head_length)
+    vocabulary_remarks, gaps = check_vocabulary(metadata)
     n_mtp_blocks = metadata.number(f"{architecture}.nextn_predict_layers", block_count, low=0, default=0)
     return ModelInfo(
         path=metadata.path,
@@ -262,7 +265,8 @@ def _info_of(header: Header, part_paths: tuple[Path, ...], file_bytes: int, tens
             value_length=value_length,
         ),
         n_layers_with_cells=n_layers_with_cells(metadata, architecture, block_count),
-        vocabulary_remarks=check_vocabulary(metadata),
+        vocabulary_remarks=vocabulary_remarks,
+        gaps=gaps,
     )
 
 

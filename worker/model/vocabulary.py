@@ -8,7 +8,7 @@ format (gguf.py). Runs where a file is checked, and, on what the library has loa
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker.model.gguf import Metadata
 
@@ -56,14 +56,14 @@ _SHOWN_CHARS = 40
 # ── the check of a file ──────────────────────────────────────────────────────────────────────────
 
 
-def check_vocabulary(metadata: Metadata) -> tuple[str, ...]:
-    """What is wrong with the vocabulary although it can be served, a sentence each.
+def check_vocabulary(metadata: Metadata) -> "tuple[tuple[str, ...], Gaps | None]":
+    """What is wrong with the vocabulary although it can be served, a sentence each; and what it lacks.
 
     Raises: BadModelFile: llama.cpp could not load it, or would end its process.
     """
     tokenizer, pre = metadata.required_text("tokenizer.ggml.model"), metadata.text("tokenizer.ggml.pre") or ""
     if tokenizer in _WITHOUT_VOCABULARY:
-        return ()
+        return (), None
     texts = tuple(_as_loaded(metadata.strings(TOKENS)))
     remarks = [*_check_lengths(metadata, len(texts)), *_check_ids(metadata, len(texts))]
     for key in _FLAGS:
@@ -76,7 +76,10 @@ def check_vocabulary(metadata: Metadata) -> tuple[str, ...]:
     if n_empty:
         remarks.append(f"{n_empty} of {len(texts)} tokens are empty")
     gaps = gaps_of(tokenizer, pre, texts)
-    return (*remarks, str(gaps)) if gaps else tuple(remarks)
+    if gaps is None:
+        return tuple(remarks), None
+    puts_space_before = metadata.number("tokenizer.ggml.add_space_prefix", 1, low=0, default=1, kind="bool")
+    return (*remarks, str(gaps)), replace(gaps, puts_space_before=bool(puts_space_before))
 
 
 def _as_loaded(texts: Iterable[bytes]) -> Iterable[bytes]:
@@ -179,6 +182,8 @@ class Gaps:
     """Characters that have a token, so that their bytes need none."""
     space: str = " "
     """What a space is in the vocabulary."""
+    puts_space_before: bool = True
+    """Whether SentencePiece puts a space before each text."""
 
     def __str__(self) -> str:
         what = f"{len(self.missing)} of {len(_BYTES)} bytes have no token"
