@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.given import NEEDED, parse
-from worker.config.option import JsonObject, SettingOption, Text, Url, ZmqEndpoint
+from worker.config.option import JsonObject, Origin, SettingOption, Text, Url, ZmqEndpoint
 from worker.config.settings import Settings, flag_name, options
 from worker.errors import UsageError
 
@@ -26,6 +26,8 @@ def values_of(option: SettingOption) -> st.SearchStrategy[Any]:
             return st.sampled_from(choices)
         case Url():
             return st.sampled_from(["http://pool:1/ready", "https://10.0.0.1/x", "http://[::1]:8/"])
+        case Origin():
+            return st.sampled_from(["http://localhost:3000", "https://[::1]", "tauri://localhost"])
         case ZmqEndpoint():
             return st.sampled_from(["tcp://127.0.0.1:0", "tcp://127.0.0.2:5557", "tcp://[::1]:1"])
         case Text(forms=forms, pattern=pattern) if forms:
@@ -70,6 +72,7 @@ def test_the_highest_source_that_speaks_decides(
         )
         expected = next((value for value in (flag, variable, key) if value is not None), None)
         if expected is not None:
+            expected = (expected,) if option.multiple else expected
             assert found == expected
             assert type(found) is type(expected)
         elif name not in {"model", "worker_id"}:

@@ -120,7 +120,6 @@ GOOD: dict[str, list[str]] = {
     "worker_id": ["a", "worker_1.2:3-4", "x" * 256],
     "callback_url": ["http://pool:9200/v2/internal/workers/ready", "https://[::1]:9200/ready?x=1"],
     "advertise_url": ["http://10.0.0.5:65535"],
-    "cors_origin": ["http://localhost:3000", "https://chat.example.org", "http://[::1]:8080"],
     "api_key": ["s3cret+/=~"],
     "model": ["models/日本語　 x.gguf"],
     "kv_events": ["tcp://127.0.0.1:5557", "tcp://127.8.9.10:0", "tcp://[::1]:65534"],
@@ -145,7 +144,36 @@ BAD: dict[str, list[str]] = {
         "http://[::1/ready",
     ],
     "advertise_url": ["http://a b", "http://pool:65536/ready"],
-    "cors_origin": ["*", "https://a.example/", "https://a.example/path", "HTTP://a", "a.example", "null"],
+    "cors_origin": [
+        *(
+            "",
+            "*",
+            "null",
+            "a.example",
+            "https://*.example",
+            "https://a.example/path",
+            "https://a.example?x",
+            "http:///",
+        ),
+        *(
+            "https://a.example//",
+            "https://user@a.example",
+            "http://a:0",
+            "http://a:65536",
+            "http://a:port",
+            "http://[::g]",
+        ),
+        *(
+            "https://münchen.example",
+            "http://-a",
+            "app://",
+            "app://a/b",
+            "app://*",
+            "app:a",
+            "://a",
+            "http://a,http://b",
+        ),
+    ],
     "cache_type_k": ["q2_k"],
     "flash_attn": ["maybe"],
     "log_format": ["xml"],
@@ -174,6 +202,63 @@ def test_bad_values_are_named_with_their_flag_in_one_line(name: str, value: str)
         given(name, value)
     assert flag_name(name) in str(raised.value)
     assert str(raised.value).isprintable()
+
+
+ORIGINS = {
+    "http://localhost:3000": "http://localhost:3000",
+    "http://localhost:3000/": "http://localhost:3000",
+    "https://Chat.Example.org": "https://chat.example.org",
+    "HTTPS://chat.example.org:443": "https://chat.example.org",
+    "https://chat.example.org:0443/": "https://chat.example.org",
+    "https://chat.example.org:80": "https://chat.example.org:80",
+    "http://chat.example.org:80": "http://chat.example.org",
+    "http://my_app:8000": "http://my_app:8000",
+    "http://xn--mnchen-3ya.example": "http://xn--mnchen-3ya.example",
+    "http://[::1]:8080": "http://[::1]:8080",
+    "http://[0:0::0:1]:80": "http://[::1]",
+    "tauri://localhost": "tauri://localhost",
+    "http://tauri.localhost": "http://tauri.localhost",
+    "app://-": "app://-",
+    "app://obsidian.md/": "app://obsidian.md",
+    "capacitor://localhost": "capacitor://localhost",
+    "vscode-webview://1ab2c3": "vscode-webview://1ab2c3",
+    "chrome-extension://abcdefgh": "chrome-extension://abcdefgh",
+    "safari-web-extension://E1B2": "safari-web-extension://E1B2",
+    "file://": "file://",
+}
+"""What may be given, and what the browser sends."""
+
+
+@pytest.mark.parametrize(("typed", "sent"), ORIGINS.items())
+def test_an_origin_is_what_browsers_send_however_it_is_typed(typed: str, sent: str) -> None:
+    assert given("cors_origin", typed) == (sent,)
+
+
+def test_several_origins_may_come_from_each_source(tmp_path: Path) -> None:
+    both, model = ("http://a:81", "tauri://localhost"), ["--model", "m.gguf"]
+    assert parse([*model, "--cors-origin", both[0], "--cors-origin", both[1]], {}).cors_origin == both
+    for between in (" ", ",", ", ", "\n"):
+        assert parse(model, {"LLORCH_CORS_ORIGIN": between.join(both)}).cors_origin == both
+    config = tmp_path / "config.toml"
+    for text, found in ((f"{list(both)}", both), (f"'{both[0]}/'", both[:1]), ("[]", ())):
+        config.write_text(f"cors-origin = {text}")
+        assert parse([*model, "--config", str(config)], {}).cors_origin == found
+    assert parse([*model, "--cors-origin", "app://-"], {"LLORCH_CORS_ORIGIN": both[0]}).cors_origin == ("app://-",)
+    assert parse(model, {}).cors_origin == parse(model, {"LLORCH_CORS_ORIGIN": ""}).cors_origin == ()
+
+
+@pytest.mark.parametrize("text", ["1", "[1]", "['http://a', 1]", "[['http://a']]", "['*']", "true"])
+def test_in_the_file_every_origin_is_a_text(tmp_path: Path, text: str) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f"cors-origin = {text}")
+    with pytest.raises(UsageError, match=r"config\.toml: cors-origin"):
+        parse(["--model", "m.gguf", "--config", str(config)], {})
+
+
+def test_what_is_wrong_with_one_of_several_origins_is_told_of_that_one() -> None:
+    with pytest.raises(UsageError, match=r"^LLORCH_CORS_ORIGIN: 'a\.b' is not valid; allowed is http") as raised:
+        parse(["--model", "m.gguf"], {"LLORCH_CORS_ORIGIN": "http://a, a.b"})
+    assert "http://a," not in str(raised.value)
 
 
 @pytest.mark.parametrize("token", ["", " ", "\n", "tökén-secret", "secret\n", " secret", "sec\x00ret", "sec\ud800ret"])

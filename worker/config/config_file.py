@@ -12,7 +12,7 @@ import rich_click as click
 import tomli
 from click.types import BoolParamType
 
-from worker.config.option import ANY_PATH, SettingOption, Text
+from worker.config.option import ANY_PATH, Origin, SettingOption, Text
 from worker.config.settings import environment, options
 from worker.errors import UsageError
 
@@ -51,11 +51,19 @@ def _settings_of(ctx: click.Context, path: Path) -> Iterator[tuple[str, Any]]:
         if name in seen:
             raise UsageError(f"{place}: the setting is given twice, with `-` and with `_`")
         seen.add(name)
-        types = _toml_types(known[name].type)
-        if type(value) not in types:  # says the type and not the value, which may be the token
-            expected = " or ".join(each.__name__ for each in types)
-            raise UsageError(f"{place}: expected a TOML {expected}, not {type(value).__name__}")
-        yield name, known[name].read(place, ctx, str(value))
+        option = known[name]
+        if option.multiple and type(value) is list:
+            yield name, tuple(one for each in value for one in _read(option, place, ctx, each))
+        else:
+            yield name, _read(option, place, ctx, value)
+
+
+def _read(option: SettingOption, place: str, ctx: click.Context, value: Any) -> Any:
+    types = _toml_types(option.type)
+    if type(value) not in types:  # says the type and not the value, which may be the token
+        expected = " or ".join(each.__name__ for each in (*types, *([list] if option.multiple else [])))
+        raise UsageError(f"{place}: expected a TOML {expected}, not {type(value).__name__}")
+    return option.read(place, ctx, str(value))
 
 
 def _toml_types(kind: click.ParamType[Any]) -> tuple[type, ...]:
@@ -66,7 +74,7 @@ def _toml_types(kind: click.ParamType[Any]) -> tuple[type, ...]:
             return (int,)
         case BoolParamType():
             return (bool,)
-        case Text() if kind.forms:
+        case Text() if kind.forms and not isinstance(kind, Origin):
             return (str, int)  # `gpu-layers = 20`, `device = 0`
         case _:
             return (str,)

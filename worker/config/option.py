@@ -23,6 +23,11 @@ Panel = Literal["Model", "Device and memory", "Jobs", "Network", "Operation"]
 _UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
 """Control characters, and the bytes of an argument that is not UTF-8."""
 
+_WEB_ORIGIN = re.compile(
+    r"(https?)://([a-z0-9_]([a-z0-9._-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?/?", re.IGNORECASE
+)
+_OWN_PORTS = {"http": 80, "https": 443}
+
 
 class Text(click.ParamType[str]):
     """Text that a pattern allows; `forms` says in words what that is."""
@@ -83,13 +88,50 @@ class ZmqEndpoint(Text):
 
 
 class Origin(Text):
-    """An origin as browsers spell it in a header: what follows the host is no part of it."""
+    """An origin, read as the text by which browsers name it in a header.
+
+    They write http and https origins in lower case and without the scheme's own port, and the address of IPv6 in its
+    shortest form. Other schemes are those of desktop apps and browsers' extensions, whose hosts stay as they are;
+    `file://` has none.
+    """
 
     name = "origin"
 
     def __init__(self) -> None:
-        host = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\]"
-        super().__init__(rf"https?://({host})(:[0-9]{{1,5}})?", "http[s]://host[:port] in lower case, without a path")
+        forms = "http[s]://host[:port] or a desktop app's scheme://host, without a path"
+        super().__init__(r"(?!(?i:https?):)[A-Za-z][A-Za-z0-9+.-]*://((?![/?#@,*\\])[!-~])+/?|file://", forms)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if found := _WEB_ORIGIN.fullmatch(value):
+            return self._of_web(found, value, param, ctx)
+        if value == "null":
+            self.fail(
+                f"{value!r} is what browsers send for every page in a sandboxed frame, so that any site could ask: "
+                "serve the page over HTTP and give its origin",
+                param,
+                ctx,
+            )
+        if not value.isascii():
+            self.fail(f"{value!r} is not what browsers send: write the host's name as xn--…", param, ctx)
+        origin = super().convert(value, param, ctx)
+        scheme, _, host = origin.partition("://")
+        return f"{scheme.lower()}://{host.removesuffix('/')}"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return rv.replace(",", " ").split()
+
+    def _of_web(
+        self, found: re.Match[str], value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        scheme, host, port = found[1].lower(), found[2].lower(), int(found[4] or 0)
+        try:
+            if host.startswith("["):
+                host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+            if found[4] is not None and not 0 < port < 2**16:
+                raise ValueError("the port is 1..65535")
+        except ValueError as error:
+            self.fail(f"{value!r} is no origin: {error}", param, ctx)
+        return f"{scheme}://{host}" + (f":{port}" if port and port != _OWN_PORTS[scheme] else "")
 
 
 class Token(Text):
@@ -155,12 +197,14 @@ class SettingOption(click.RichOption):
 
     def read(self, place: str, ctx: click.Context, value: Any) -> Any:
         """The value as the setting's type. Raises: UsageError with the place, the value and what is allowed."""
+        if self.multiple and not isinstance(value, str):
+            return tuple(one for each in value or () for one in self.read(place, ctx, each))
         is_secret = isinstance(self.type, Token)
         others = [other for other in ctx.command.params if isinstance(other, click.Option)]
         if not is_secret and any(value in other.opts for other in others):
             raise UsageError(f"{place}: a value is missing before {value}")
         try:
-            found = super().type_cast_value(ctx, value)
+            found = super().type_cast_value(ctx, (value,) if self.multiple else value)
         except click.BadParameter as error:
             before, value_in_it, after = error.message.partition(repr(value))
             quoted = shown(value) if value_in_it else ""

@@ -309,12 +309,14 @@ class Settings:
         envvar="LLORCH_API_TOKEN",
         show_default="none: open",
     )
-    cors_origin: str | None = setting(
-        None,
-        "An origin whose pages may ask this worker.",
+    cors_origin: tuple[str, ...] = setting(
+        (),
+        "Let web pages of this origin ask from a browser (CORS). Give the flag once for each; in the environment "
+        "they have spaces or commas between them.",
         "Network",
         Origin(),
-        metavar="URL",
+        metavar="ORIGIN",
+        multiple=True,
         show_default="none",
     )
     legacy_callback_body: bool = setting(False, "Send the ready callback's three legacy fields only.", "Network")

@@ -1,4 +1,4 @@
-"""Which web pages may ask this worker from a browser: none, or those of one origin (--cors-origin).
+"""Which web pages may ask this worker from a browser: none, or those of some origins (--cors-origin).
 
 Owns: the headers by which a browser knows. Without an origin nothing is said, and OPTIONS is a method like any other.
 Runs on the front's event loop.
@@ -16,23 +16,24 @@ _EXPOSED = b"x-request-id, x-ignored-fields, x-max-tokens-cut, x-correlation-id,
 
 
 class Cors:
-    def __init__(self, origin: str | None) -> None:
-        self._origin = None if origin is None else origin.encode()
+    def __init__(self, origins: Iterable[str]) -> None:
+        """The origins as browsers send them, but for the case of letters (config/option.py)."""
+        self._origins = frozenset(origin.lower().encode() for origin in origins)
 
     def headers(self, request: Iterable[tuple[bytes, bytes]]) -> Headers:
         """What an answer to such a request says. Caches must tell origins apart, also where this one may not ask."""
-        if self._origin is None:
+        if not self._origins:
             return []
         vary = (b"vary", b"origin")
-        if _value(request, b"origin") != self._origin:
+        if (origin := self._allowed(request)) is None:
             return [vary]
-        return [vary, (b"access-control-allow-origin", self._origin), (b"access-control-expose-headers", _EXPOSED)]
+        return [vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED)]
 
     def preflight(self, method: str, request: Iterable[tuple[bytes, bytes]]) -> Headers | None:
         """What answers a browser that asks before it asks, without the token; None where this is no such question."""
         asked = _value(request, b"access-control-request-headers") or b""
         is_asked = method == "OPTIONS" and _value(request, b"access-control-request-method") is not None
-        if not is_asked or self._origin is None or _value(request, b"origin") != self._origin:
+        if not is_asked or self._allowed(request) is None:
             return None
         return [
             (b"access-control-allow-methods", b"GET, HEAD, POST"),
@@ -40,6 +41,11 @@ class Cors:
             (b"access-control-allow-headers", asked),
             (b"access-control-max-age", str(_MAX_AGE_S).encode()),
         ]
+
+    def _allowed(self, request: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """The request's own origin, as it stands there, if it is one of ours: browsers compare bytes."""
+        origin = _value(request, b"origin")
+        return origin if origin is not None and origin.lower() in self._origins else None
 
 
 def _value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
