@@ -172,6 +172,18 @@ def test_275_every_kind_of_address_is_bound_and_a_free_port_reported(
         assert worker.exit_code() == 0
 
 
+@pytest.mark.parametrize("host", ["::", "0:0::0"])
+def test_every_address_of_ipv6_is_every_address_of_ipv4_too(host: str, gate: Path, tiny: Path) -> None:
+    if not (has_ipv6_loopback() and socket.has_dualstack_ipv6()):
+        pytest.skip("this machine has no sockets for both")
+    with WorkerProcess("--model", str(tiny), "--host", host, "--port", "0", command=front_command(gate)) as worker:
+        listening = worker.wait_for("listening")
+        port = listening["port"]
+        assert (listening["host"], listening["url"]) == ("::", f"http://[::]:{port}")
+        for reached_at in ("127.0.0.1", "[::1]"):
+            assert httpx2.get(f"http://{reached_at}:{port}/livez", trust_env=False).status_code == 200
+
+
 def has_ipv6_loopback() -> bool:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

@@ -1,5 +1,6 @@
 """The listening socket and uvicorn on it, each for as long as a `with` lasts. Signals and exit codes are serve.py's."""
 
+import ipaddress
 import os
 import resource
 import socket
@@ -26,10 +27,13 @@ LEAST_OPEN_FILES = 64
 
 @contextmanager
 def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket; requests wait in its backlog until uvicorn takes them. Raises: BindFailed."""
+    """A listening socket; requests wait in its backlog until uvicorn takes them. `::` is every address, those of IPv4
+    too where the system can. Raises: BindFailed."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        sock = socket.create_server(address[:2], family=family, backlog=2048)
+        is_every = family == socket.AF_INET6 and ipaddress.ip_address(address[0]).is_unspecified
+        is_dual = is_every and socket.has_dualstack_ipv6()
+        sock = socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=is_dual)
     except (OSError, UnicodeError) as error:
         raise BindFailed(f"Failed to bind to {_authority(host, port)}: {_reason(error)}") from error
     with sock:
