@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.errors import InvalidRequest
-from worker.protocol.headers import correlation_id, is_json_content_type, parse_deadline
+from worker.protocol.headers import correlation_id, foreign_codings, is_json_content_type, parse_deadline, request_id
 
 ID = "550e8400-e29b-41d4-a716-446655440000"
 
@@ -123,3 +123,29 @@ def test_both_spellings_of_a_moment_mean_the_same(moment: datetime) -> None:
 )
 def test_json_content_types(value: str | None, is_json: bool) -> None:
     assert is_json_content_type(value) is is_json
+
+
+@given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=256))
+def test_a_request_id_of_visible_ascii_is_kept(value: str) -> None:
+    assert request_id(value) == value
+
+
+@given(st.text(), st.sampled_from([" ", "\t", "\r\n", "\x00", "\x7f", "é", "\u2028", "x" * 257]), st.text())
+def test_any_other_request_id_is_none(before: str, between: str, behind: str) -> None:
+    assert request_id(before + between + behind) is None
+    assert request_id("") is request_id(None) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([], ""),
+        (["identity"], ""),
+        ([" Identity ,, IDENTITY", ""], ""),
+        (["gzip"], "gzip"),
+        (["identity, gzip", "br"], "gzip, br"),
+        (["identityx"], "identityx"),
+    ],
+)
+def test_every_coding_but_identity_is_foreign(values: list[str], found: str) -> None:
+    assert foreign_codings(values) == found

@@ -1,11 +1,13 @@
 """What the tests of the HTTP side share: one worker, one that has something to say, a client that keeps nothing."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from tests.gguf_files import tiny_model
 from tests.worker_process import WorkerProcess, serve_default
 
 FLAGS = ("--parallel", "4", "--ctx-size", "4096")
@@ -22,6 +24,15 @@ def worker(any_model: Path) -> Iterator[WorkerProcess]:
 def eloquent(default_model: Path) -> Iterator[WorkerProcess]:
     """The default model's, for tests that read what it says, or need it to take its time."""
     with serve_default(default_model, *FLAGS) as worker:
+        yield worker.ready()
+
+
+@pytest.fixture(scope="package")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker whose engine has no model: for what the front does by itself."""
+    model = tiny_model().write(tmp_path_factory.mktemp("toy") / "tiny.gguf")
+    command = (sys.executable, "-m", "tests.fronted_by", "tests.toy_engine")
+    with WorkerProcess("--model", str(model), "--port", "0", "--access-log", command=command) as worker:
         yield worker.ready()
 
 

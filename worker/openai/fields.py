@@ -18,6 +18,7 @@ from worker.openai.errors import NotAnObject, UnknownModel, respelled
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import Part, conversation, part_errors
 from worker.protocol.execute import ExecuteRequest, narrow
+from worker.protocol.json_bytes import fault_of, without_mark
 from worker.protocol.rules import int_range, sampling_violations
 from worker.protocol.unread import unread
 from worker.wire.messages import Conversation
@@ -157,10 +158,13 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 def read_object(body: bytes | bytearray) -> Members:
     """The members of a JSON object; of those given twice the last. Raises: NotAnObject."""
+    body = without_mark(body)
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise NotAnObject("the body is not JSON") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NotAnObject(f"the body is not JSON: {fault_of(body, error)}") from None
+    except RecursionError:
+        raise NotAnObject("the body is nested too deeply") from None
     if not isinstance(value, dict):
         raise NotAnObject("the body must be a JSON object")
     return value

@@ -16,6 +16,7 @@ from worker.errors import WorkerError
 from worker.protocol.bodies import U64_MAX, doc
 from worker.protocol.constraints import SchemaText, schema_text
 from worker.protocol.conversation import MAX_MESSAGES, conversation
+from worker.protocol.json_bytes import fault_of, without_mark
 from worker.wire.messages import Conversation
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -284,6 +285,7 @@ _object = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=_as_name)
 
 def _members(body: bytes | bytearray) -> dict[_Name, msgspec.Raw]:
     """The undecoded values of a JSON object, in order, after the whole body has proved to be JSON."""
+    body = without_mark(body)
     try:
         body.decode()  # msgspec does not look into the strings it skips
         _document.decode(body)
@@ -291,6 +293,6 @@ def _members(body: bytes | bytearray) -> dict[_Name, msgspec.Raw]:
     except msgspec.ValidationError as error:
         raise WrongShape(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedJson(str(error)) from error
+        raise MalformedJson(fault_of(body, error)) from error
     except RecursionError as error:
         raise MalformedJson("nested too deeply") from error

@@ -14,6 +14,9 @@ from worker.errors import UnreadableDeadline
 _UUID_FORM = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 """A UUID of any version: all that matters is that it can be logged and echoed as it stands."""
 
+_REQUEST_ID = re.compile(r"[!-~]{1,256}")
+"""Visible ASCII, which cannot break a header or a log line."""
+
 _EPOCH_MS = re.compile(r"[0-9]{1,15}")
 """Fifteen digits end in the year 33658; more is a mistake, nanoseconds for instance."""
 
@@ -28,6 +31,11 @@ def correlation_id(value: str | None) -> str:
     """The X-Correlation-ID of a request: the client's when it has the form of a UUID, else a fresh UUIDv4."""
     kept = (value or "").strip()
     return kept if _UUID_FORM.fullmatch(kept) else str(uuid.uuid4())
+
+
+def request_id(value: str | None) -> str | None:
+    """The X-Request-Id of a request, or any text as one; None where it could not be given back as it is."""
+    return value if value is not None and _REQUEST_ID.fullmatch(value) else None
 
 
 def parse_deadline(value: str) -> float:
@@ -57,6 +65,12 @@ def trace_context(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
             name, text = key.decode(), value.decode("latin-1")
             found[name] = f"{found[name]},{text}" if name in found else text
     return found
+
+
+def foreign_codings(values: Iterable[str]) -> str:
+    """What Content-Encoding says was done to the body, but for `identity`; "" for nothing."""
+    codings = [coding.strip() for value in values for coding in value.split(",")]
+    return ", ".join(coding for coding in codings if coding and coding.lower() != "identity")
 
 
 def is_json_content_type(value: str | None) -> bool:

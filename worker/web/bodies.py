@@ -14,7 +14,7 @@ from litestar import Request
 from litestar.exceptions import HTTPException
 
 from worker.errors import WorkerBusy
-from worker.protocol.headers import is_json_content_type
+from worker.protocol.headers import foreign_codings, is_json_content_type
 from worker.web.connection import connection_of
 
 LARGE_BODY_BYTES = 32 * 1024
@@ -30,6 +30,20 @@ RETRY_AFTER_S = 1
 
 AnyRequest = Request[Any, Any, Any]
 Decoded = TypeVar("Decoded")
+
+
+_MAX_SHOWN_CHARACTERS = 40
+
+
+class EncodedBody(HTTPException):
+    """The body was compressed, or otherwise encoded as a whole."""
+
+    def __init__(self, codings: str) -> None:
+        super().__init__(
+            status_code=415,
+            detail=f"Content-Encoding {codings[:_MAX_SHOWN_CHARACTERS]!r} is not read: send the body as it is",
+            headers={"accept-encoding": "identity"},  # RFC 9110 15.5.16
+        )
 
 
 class Room:
@@ -96,6 +110,8 @@ class Bodies:
         """
         if not is_json_content_type(request.headers.get("content-type")):
             raise HTTPException(status_code=415, detail="Expected request with `Content-Type: application/json`")
+        if codings := foreign_codings(request.headers.getall("content-encoding", [])):
+            raise EncodedBody(codings)
         async with self.received(request) as body:
             return await self.decode(read, body)
 

@@ -4,13 +4,14 @@ Owns: which path speaks which of the two, and that the front is told. Refuses to
 the front's event loop.
 """
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
 from litestar import Response
-from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
+from litestar.exceptions import HTTPException, MethodNotAllowedException
 
 from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
 from worker.front.state import Front
@@ -19,21 +20,20 @@ from worker.openai.errors import ErrorDetail, ErrorType, error_body, error_detai
 from worker.protocol.bodies import FieldsRefused, encode_error, encode_violations
 from worker.protocol.execute import BodyRejected
 from worker.protocol.headers import trace_context
-from worker.web.bodies import AnyRequest
+from worker.web.bodies import AnyRequest, EncodedBody
 
 log = get_logger()
 
 _TEXT = "text/plain"
 _JSON = "application/json"
 
-API_PATHS = frozenset(
-    {
-        *("/v1/models", "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/tokenizer_info"),
-        *("/v1/chat/completions/render", "/v1/completions/render"),
-    }
+_API = "/v1/"
+_OTHER_API_PATHS = frozenset({"/v1", "/tokenize", "/detokenize", "/tokenizer_info"})
+
+_POOL_MANAGER_PATHS = re.compile(
+    "/v1/(health|ready|shutdown|admin/shutdown|(inference|infer|jobs|loading/progress)(/.*)?)/*", re.DOTALL
 )
-_MODEL_PATHS = "/v1/models/"
-"""What begins so names a model."""
+"""What docs/protocol.md 3 says of paths under `/v1`: the old ones that are spoken, and those that are not."""
 
 _HTTP_ERRORS = {
     404: ("unknown_url", "this worker has no such route: /docs shows those that it has"),
@@ -59,17 +59,14 @@ def counted(front: Front, request: AnyRequest, operation: str | None = None) -> 
 
 
 def is_api_path(path: str) -> bool:
-    """Whether OpenAI's clients and their like ask for it."""
-    return path.rstrip("/") in API_PATHS or path.startswith(_MODEL_PATHS)
+    """Whether OpenAI's clients and their like ask for it, or would if it existed."""
+    is_api = path.startswith(_API) or path.rstrip("/") in _OTHER_API_PATHS
+    return is_api and not _POOL_MANAGER_PATHS.fullmatch(path)
 
 
 def refusal_of(request: AnyRequest, error: Exception, route_list: str = "") -> Response[bytes]:
     """The answer that says no; `route_list` is what an unknown path is told."""
-    path = request.scope["path"]
-    # OpenAI's clients ask for JSON by its name, and show people what is wrong with a route that is none.
-    is_for_client = path.startswith("/v1/") and _JSON in request.headers.get("accept", "")
-    is_unknown = isinstance(error, NotFoundException)
-    is_api = is_api_path(path) or (is_unknown and is_for_client)
+    is_api = is_api_path(request.scope["path"])
     if isinstance(error, HTTPException):
         return _api_http_error(error) if is_api else _http_error(error, route_list)
     return render_api_error(error) if is_api else render_error(error)
@@ -104,6 +101,8 @@ def _http_error(error: HTTPException, route_list: str) -> Response[bytes]:
             return text_answer("Failed to buffer the request body: length limit exceeded", 413)
         case HTTPException(status_code=404):
             return text_answer(route_list, 404)
+        case EncodedBody():
+            return Response(error.detail.encode(), status_code=415, media_type=_TEXT, headers=error.headers)
         case _:
             return text_answer(error.detail, error.status_code)
 
@@ -120,9 +119,14 @@ def render_api_error(error: Exception) -> Response[bytes]:
 def _api_http_error(error: HTTPException) -> Response[bytes]:
     status = error.status_code
     code, message = _HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
+    headers = None
+    match error:
+        case MethodNotAllowedException():
+            headers = _allow(error)
+        case EncodedBody():
+            message, headers = error.detail, error.headers
     kind: ErrorType = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
     detail = ErrorDetail(message=message, type=kind, code=code)
-    headers = _allow(error) if isinstance(error, MethodNotAllowedException) else None
     return json_answer(error_body(detail), status, headers)
 
 
