@@ -25,6 +25,7 @@ ASKED = {
     "/metrics": "text/plain; version=0.0.4; charset=utf-8",
     "/openapi/openapi.json": "application/vnd.oai.openapi+json",
     "/openapi": "application/vnd.oai.openapi+json",
+    "/openapi.json": "application/vnd.oai.openapi+json",
     "/docs": "text/html; charset=utf-8",
     "/docs/page.js": "text/javascript; charset=utf-8",
     "/docs/redoc.standalone.js": "text/javascript; charset=utf-8",
@@ -88,7 +89,7 @@ def test_what_is_ordered_is_posted(client: httpx2.Client, path: str, method: str
     "path",
     [
         *("/v1/inference", "/v1/inference/x", "/v1/infer", "/v1/jobs", "/v1/jobs/x", "/v1/loading/progress", "/info"),
-        *("/nope", "/page", "/v1/execute", "/execute/x", "/cancel/a/b", "/healthz", "/schema", "/openapi/swagger"),
+        *("/nope", "/page", "/execute/x", "/cancel/a/b", "/healthz", "/schema", "/openapi/swagger"),
     ],
 )
 def test_what_is_not_spoken_is_404_and_told_what_is(client: httpx2.Client, path: str, method: str) -> None:

@@ -96,11 +96,45 @@ def test_what_is_read_is_refused_in_one_shape(client: httpx2.Client, path: str) 
     assert refusal(response)["code"] == "method_not_allowed"
 
 
-def test_a_route_that_is_none_is_told_in_the_shape_that_clients_show(client: httpx2.Client) -> None:
-    """Who does not ask for JSON gets the list of routes, as for any other path."""
-    response = client.post("/v1/embeddings", json={"input": "x"}, headers={"accept": "application/json"})
-    assert (response.status_code, refusal(response)["type"]) == (404, "not_found_error")
-    assert client.post("/v1/embeddings", json={}).text.startswith("There is no such route.")
+ACCEPTED = ("application/json", "*/*", "text/event-stream", "text/html")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS", "PATCH"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1", "/v1/", "/v1/embeddings", "/v1/files/x/content", "/v1/execute", "/v1/cancel/x", "/v1/healthz"),
+        *("/v1/jobsite", "/v1/v1/models", "/v1/chat", "/v1/chat/completions/x"),
+    ],
+)
+def test_a_route_that_is_none_is_told_in_the_shape_that_clients_show(
+    client: httpx2.Client, path: str, method: str
+) -> None:
+    for accept in ACCEPTED:
+        response = client.request(method, path, headers={"accept": accept})
+        error = refusal(response)
+        assert (response.status_code, error["type"], error["code"]) == (404, "not_found_error", "unknown_url")
+
+
+POOL_MANAGERS = (
+    "/v1/inference",
+    "/v1/infer/x",
+    "/v1/jobs",
+    "/v1/jobs/x",
+    "/v1/loading/progress",
+    "/v1/loading/progress/",
+)
+"""Paths under `/v1` that are none of OpenAI's, as docs/protocol.md 3 has them; those of routes follow."""
+
+
+@pytest.mark.parametrize("accept", ACCEPTED)
+@pytest.mark.parametrize("path", [*POOL_MANAGERS, "/v1/health", "/v1/ready", "/v1/shutdown", "/v1/admin/shutdown"])
+def test_the_pool_managers_paths_keep_their_refusals(client: httpx2.Client, path: str, accept: str) -> None:
+    response = client.request("DELETE", path, headers={"accept": accept})
+    if path in POOL_MANAGERS:
+        assert (response.status_code, response.text.partition(".")[0]) == (404, "There is no such route")
+    else:
+        assert (response.status_code, response.content) == (405, b"")
 
 
 @pytest.mark.parametrize("path", [*POSTED, *READ])

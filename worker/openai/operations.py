@@ -154,7 +154,7 @@ _QUESTION = {
 }
 _TO_COMPLETE = {"model": "any", "prompt": "The capital of France is", "max_tokens": 2, "temperature": 0}
 
-_ANSWER_HEADERS = ("X-Request-Id", "X-Ignored-Fields")
+_ANSWER_HEADERS = ("X-Ignored-Fields",)
 
 
 def _generating(summary: str, description: str, body: Any, example: Mapping[str, Any], shape: Any) -> Operation:

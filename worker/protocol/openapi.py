@@ -51,6 +51,12 @@ _PARAMETERS: dict[str, Json] = {
         "description": "Names the request in answers and logs. Kept in the form of a UUID, else replaced.",
         "schema": {"type": "string"},
     },
+    "X-Request-Id": {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "The client's name for the request, given back if it is 1 to 256 characters of visible ASCII.",
+        "schema": {"type": "string"},
+    },
     "X-Deadline": {
         "name": "X-Deadline",
         "in": "header",
@@ -208,7 +214,7 @@ class _Schemas:
 
 
 def _path_item(route: Route, schemas: _Schemas) -> Json:
-    parameters = [_reference("parameters", "X-Correlation-ID")]
+    parameters = [_reference("parameters", name) for name in ("X-Correlation-ID", "X-Request-Id")]
     parameters += [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)]
     return {"parameters": parameters, route.method.lower(): _operation(route, schemas)}
 
@@ -245,7 +251,7 @@ def _operation(route: Route, schemas: _Schemas) -> Json:
 
 
 def _answer(answer: Answer, schemas: _Schemas) -> Json:
-    names = ("X-Correlation-ID", *answer.headers)
+    names = ("X-Correlation-ID", "X-Request-Id", *answer.headers)
     described: Json = {
         "description": answer.description,
         "headers": {name: _reference("headers", name) for name in names},

@@ -72,7 +72,8 @@ HEADERS: dict[str, dict[str, Any]] = {
     "Allow": {"required": True, "schema": {"type": "string", "enum": ["GET,HEAD", "POST"]}},
     "Cache-Control": {"required": True, "schema": {"type": "string", "const": "no-cache"}},
     "X-Request-Id": {
-        "description": "The answer's id, which `POST /cancel` takes.",
+        "description": "The request's where it had one; else the job's id, which `POST /cancel` takes; else the "
+        "X-Correlation-ID.",
         "required": True,
         "schema": {"type": "string"},
     },
@@ -86,7 +87,7 @@ HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "const": "no"},
     },
 }
-"""The headers of answers, by name; X-Correlation-ID is on every answer."""
+"""The headers of answers, by name; the two ids are on every answer."""
 
 
 @dataclass(frozen=True, slots=True)

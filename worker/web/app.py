@@ -23,7 +23,7 @@ from worker.protocol import operations
 from worker.protocol.bodies import CancelBody, shutdown_body
 from worker.protocol.events import Dialect, choose_dialect
 from worker.protocol.execute import parse_cancel, parse_execute
-from worker.protocol.headers import trace_context
+from worker.protocol.headers import request_id, trace_context
 from worker.protocol.job_request import JobRequest
 from worker.protocol.openapi import MEDIA_TYPE, Limits, Route, openapi_document
 from worker.protocol.rules import checked_prompt
@@ -117,7 +117,8 @@ def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
                 trace=trace_context(request.scope["headers"]),
                 is_crowded=is_crowded(request.scope),
             )
-        return JobStream(front, jobs, render_error)
+        job_id = request_id(jobs[0].request.job_id)
+        return JobStream(front, jobs, render_error, {} if job_id is None else {"x-request-id": job_id})
 
     return execute
 
@@ -192,7 +193,7 @@ def _document_of(handlers: list[HTTPRouteHandler], settings: Settings) -> bytes:
 def _document_routes(document: bytes) -> list[HTTPRouteHandler]:
     """The document as it is, the page, and the page's scripts."""
 
-    @get(["/openapi/openapi.json", "/openapi"], sync_to_thread=False)
+    @get(["/openapi/openapi.json", "/openapi", "/openapi.json"], sync_to_thread=False)
     def openapi() -> Response[bytes]:
         return Response(document, headers={"content-type": MEDIA_TYPE})
 

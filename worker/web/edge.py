@@ -1,4 +1,4 @@
-"""What surrounds every route: the correlation id on each response, the bearer token before anything is read, and what
+"""What surrounds every route: the ids on each response, the bearer token before anything is read, and what
 the log and the counters are told of each exchange: what it asked for, how it ended, why it was refused.
 
 Owns: the labels, which are closed sets whatever a client sends, and the `refused` and `access` lines.
@@ -28,7 +28,7 @@ from worker.errors import InternalError, Unauthorized, WorkerError
 from worker.front.metrics import Metrics
 from worker.logs.lines import get_logger
 from worker.logs.redaction import Secrets
-from worker.protocol.headers import correlation_id
+from worker.protocol.headers import correlation_id, request_id
 from worker.web.chat_page import PAGE_PATHS
 from worker.web.cors import Cors, send_preflight
 from worker.web.refusals import unauthorized_body
@@ -36,6 +36,7 @@ from worker.web.refusals import unauthorized_body
 log = get_logger()
 
 CORRELATION_HEADER = b"x-correlation-id"
+REQUEST_ID_HEADER = b"x-request-id"
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz", "/ping"})
 """Everything else needs the token, unknown paths included, but the page at `/` and its files where there is one."""
@@ -78,16 +79,20 @@ class Edge:
         assert scope["type"] == ScopeType.HTTP
         correlation = correlation_id(_header(scope["headers"], CORRELATION_HEADER))
         scope["state"]["correlation_id"] = correlation
+        own_id = request_id(_header(scope["headers"], REQUEST_ID_HEADER))
         exchange = self._exchange_log.begin(scope)
         cors_headers = self._cors.headers(scope["headers"])
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableScopeHeaders(message)["X-Correlation-ID"] = correlation
+                headers = MutableScopeHeaders(message)
+                headers["X-Correlation-ID"] = correlation
+                headers["X-Request-Id"] = own_id or headers.get("X-Request-Id") or correlation
                 message["headers"] = [*message["headers"], *cors_headers]
             exchange.sent(message)
             await send(message)
 
+        named = {} if own_id is None else {"request_id": own_id}
         with structlog.contextvars.bound_contextvars(correlation_id=correlation):
             try:
                 if (preflight := self._cors.preflight(scope["method"], scope["headers"])) is not None:
@@ -97,7 +102,8 @@ class Edge:
                 else:
                     await _send_unauthorized(scope, send_with_id)
             finally:
-                exchange.end()
+                with structlog.contextvars.bound_contextvars(**named):
+                    exchange.end()
 
     def malformed(self, correlation: str, n_bytes: int) -> None:
         """Bytes that are not HTTP were answered, with `n_bytes`, before there was anything to route."""
