@@ -9,7 +9,14 @@ from worker.openai.fields import Terms
 from worker.protocol.events import EndEvent, ErrorEvent, StartedEvent
 from worker.wire.messages import Finished, JobKey, Logprob, StopReason, TokenId, TopToken
 
-TERMS = Terms(model="toy", is_strict=False, max_tokens_out=64, max_prompt_chars=1000, vocab_size=100)
+TERMS = Terms(
+    model="toy",
+    is_strict=False,
+    max_tokens_out=64,
+    max_prompt_chars=1000,
+    vocab_size=100,
+    template_keys=frozenset({"reasoning_effort", "enable_thinking"}),
+)
 HEADING = Heading(id="x-1", created=7, model="toy", system_fingerprint="fp_0")
 ASKED = {"messages": [{"role": "user", "content": "Hello"}]}
 

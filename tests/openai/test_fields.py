@@ -295,6 +295,18 @@ def test_another_model_is_refused_only_where_the_name_matters() -> None:
     read_chat(body(ASKED | {"model": "toy"}), strict)
 
 
+@given(st.text(max_size=9), st.none() | st.just({"enable_thinking": True}))
+def test_an_effort_that_the_template_does_not_read_is_named_and_changes_nothing(
+    effort: str, told: dict[str, Any] | None
+) -> None:
+    terms = replace(TERMS, template_keys=TERMS.template_keys - {"reasoning_effort"})
+    fields = ASKED | {"chat_template_kwargs": told}
+    asked = read_chat(body(fields | {"reasoning_effort": effort}), terms)
+    assert asked.generation.ignored == ("reasoning_effort",)
+    assert asked.prompt == read_chat(body(fields), terms).prompt
+    assert read_chat(body(fields | {"reasoning_effort": effort}), TERMS).generation.ignored == ()
+
+
 def test_the_template_is_told_the_effort_and_what_else_it_asks_for() -> None:
     prompt = read(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}).prompt
     assert msgspec.json.decode(prompt.template_kwargs) == {"reasoning_effort": "low", "enable_thinking": False}

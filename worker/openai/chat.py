@@ -43,6 +43,7 @@ from worker.wire.messages import Conversation, Logprob
 
 OBJECT = "chat.completion"
 CHUNK_OBJECT = "chat.completion.chunk"
+_EFFORT = "reasoning_effort"
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -107,7 +108,6 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
     errors += _contradictions(request)
     prompt = _prompt(request, terms, errors)
     tokens_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    told_field = "reasoning_effort" if request.chat_template_kwargs is None else "chat_template_kwargs"
     generation = read_generation(
         members,
         request,
@@ -119,9 +119,8 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
             "prompt": "messages",
             "logprobs": "top_logprobs",
             "max_tokens": tokens_field,
-            "chat_template_kwargs": told_field,
         },
-        ignored=unread_members(request.messages),
+        ignored=_ignored(request, terms),
     )
     assert prompt is not None  # or there were errors
     return ChatAsked(prompt, generation, bool(request.logprobs))
@@ -135,7 +134,7 @@ def _prompt(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Con
     try:
         return conversation_of(
             request.messages,
-            _template_kwargs(request),
+            _template_kwargs(request, terms),
             terms,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
@@ -145,11 +144,18 @@ def _prompt(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Con
         return None
 
 
-def _template_kwargs(request: ChatRequest) -> Mapping[str, Any] | None:
+def _template_kwargs(request: ChatRequest, terms: Terms) -> Mapping[str, Any] | None:
     """What the template is told; what is said under chat_template_kwargs goes before reasoning_effort."""
-    if request.reasoning_effort is None:
+    if request.reasoning_effort is None or _EFFORT not in terms.template_keys:
         return request.chat_template_kwargs
-    return {"reasoning_effort": request.reasoning_effort} | (request.chat_template_kwargs or {})
+    return {_EFFORT: request.reasoning_effort} | (request.chat_template_kwargs or {})
+
+
+def _ignored(request: ChatRequest, terms: Terms) -> Iterator[str]:
+    """Yield what changes nothing: agents send reasoning_effort to every model, and few templates read it."""
+    yield from unread_members(request.messages)
+    if request.reasoning_effort is not None and _EFFORT not in terms.template_keys:
+        yield _EFFORT
 
 
 def _contradictions(request: ChatRequest) -> Iterator[FieldError]:

@@ -118,6 +118,8 @@ class Terms:
     max_prompt_chars: int
     """What frames to the engine have room for: the context is the limit that clients meet."""
     vocab_size: int
+    template_keys: frozenset[str]
+    """What the model's chat template can be told beside the messages."""
     takes_predictions: bool = True
     """Whether drafts are read from texts at all."""
 

@@ -79,6 +79,7 @@ class Door:
             max_tokens_out=min(settings.max_tokens_out or self.facts.context_length, self.facts.context_length),
             max_prompt_chars=MAX_PROMPT_CHARS,
             vocab_size=self.facts.vocab_size,
+            template_keys=self.facts.model.template_keys,
             takes_predictions=bool(self.facts.row_costs) and settings.prompt_lookup != "off",
         )
         return await self._bodies.decoded(request, lambda body: read(body, terms))

@@ -274,6 +274,9 @@ class Offload(msgspec.Struct, frozen=True, array_like=True):
     off_plan: tuple[OffPlan, ...] = ()
 
 
+_KEY = "kwargs."
+
+
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a model file says of itself that clients ask for."""
 
@@ -287,7 +290,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     """The Jinja template in force; None: conversations cannot be answered."""
     chat_template_caps: tuple[str, ...] = ()
-    """What the template understands: system, tools, …"""
+    """What the template understands: system, tools, …, and `kwargs.NAME` for what it can be told."""
+
+    @property
+    def template_keys(self) -> frozenset[str]:
+        """What the template can be told beside the messages."""
+        return frozenset(cap.removeprefix(_KEY) for cap in self.chat_template_caps if cap.startswith(_KEY))
 
 
 class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
