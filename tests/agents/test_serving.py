@@ -1,0 +1,55 @@
+"""Agents' requests over real sockets, at default settings, where a conversation has room for 8,192 tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agents.judging import check_overflow, has_room
+from tests.agents.shapes import SHAPES, Json, Shape
+from tests.web.openai_client import CHAT, frames
+from tests.worker_process import WorkerProcess, serve_default
+
+pytestmark = [pytest.mark.model, pytest.mark.process]
+
+CONTEXT = 8192
+STOPS = {"stop": [".", "!", "\n", " "]}
+"""Beside each shape, so that a model which has nothing to say to texts that say nothing does not talk for minutes."""
+
+
+@pytest.fixture(scope="module")
+def worker(shallow_model: Path) -> Iterator[WorkerProcess]:
+    """With the default model's vocabulary, template and context, and every setting at its default."""
+    with serve_default(shallow_model) as worker:
+        yield worker.ready()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_it_is_answered_to_its_end_or_told_that_the_context_is_full(worker: WorkerProcess, shape: Shape) -> None:
+    with worker.client() as client, client.stream("POST", CHAT, json=shape.body | STOPS) as response:
+        if not has_room(shape, CONTEXT):
+            check_overflow(response, CONTEXT)
+            return
+        assert response.status_code == 200, response.read().decode()
+        named = response.headers.get("x-ignored-fields", "")
+        assert {*named.split(", ")} - {""} == shape.ignored
+        n_prompt = check_stream(list(frames(response)))
+        room = CONTEXT - n_prompt
+        asked = shape.body.get("max_tokens") or shape.body["max_completion_tokens"]
+        assert response.headers.get("x-max-tokens-cut") == (str(room) if asked > room else None)
+
+
+def check_stream(chunks: list[Json | str]) -> int:
+    """A role, texts, one reason for the end, the usage, `[DONE]`: how many tokens the prompt has."""
+    *told, usage, done = chunks
+    assert done == "[DONE]"
+    assert isinstance(usage, dict)
+    assert usage["choices"] == []
+    assert usage["usage"]["total_tokens"] <= CONTEXT
+    choices = [chunk["choices"][0] for chunk in told if isinstance(chunk, dict)]
+    assert choices[0]["delta"]["role"] == "assistant"
+    *before, last = (choice["finish_reason"] for choice in choices)
+    assert last in {"stop", "length"}
+    assert not any(before)
+    n_prompt: int = usage["usage"]["prompt_tokens"]
+    return n_prompt
