@@ -80,7 +80,7 @@ def keeping() -> LoadedModel:
         ToyPrompts(),
         lambda _: None,
         FACTS,
-        retained_slot=SlotId(FACTS.parallel),
+        retained_slots=(SlotId(FACTS.parallel),),
         find=lambda tell: tell(Found((), 3, "they were broken")),
         flush=flush,
     )

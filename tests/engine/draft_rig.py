@@ -80,7 +80,7 @@ class DraftRig:
             chunk=64,
             widest_step=512,
             itl_target_s=ITL_TARGET_S,
-            retained_slot=SlotId(n_slots),
+            retained_slots=(SlotId(n_slots),),
             row_costs=costs,
             has_own_drafts=False,
             prefix_cache_bytes=1 << 20,

@@ -4,7 +4,7 @@ It keeps the cells each slot was given, shared ones once. The next token is a fu
 lost, doubled or leaked from a neighbour changes everything after it; and it asserts what llama.cpp would not forgive.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from zlib import crc32
@@ -212,13 +212,19 @@ class FakeKv:
         assert 0 < n_tokens <= len(self.cells[source])
         self.cells[target] = self.cells[source][:n_tokens]
 
-    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = ()) -> Copy:
+    def n_cells_of(self, slots: Collection[SlotId]) -> int:
+        others = {id(cell) for slot, cells in enumerate(self.cells) if slot not in slots for cell in cells}
+        return len({id(cell) for slot in slots for cell in self.cells[slot]} - others)
+
+    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> Copy:
         assert self._can_share
-        assert 0 <= start < len(self.cells[slot]), "there is something to save"
-        assert not tokens or list(tokens) == [cell.token for cell in self.cells[slot]], "whose cells they are"
+        cells = self.cells[slot][:end]
+        assert end is None or end == len(cells), "no more than there are"
+        assert 0 <= start < len(cells), "there is something to save"
+        assert not tokens or list(tokens) == [cell.token for cell in cells], "whose cells they are"
         self._need_host_memory()
-        self.n_saved += len(self.cells[slot]) - start
-        return Copy(tuple((cell.token, cell.position) for cell in self.cells[slot][start:]))
+        self.n_saved += len(cells) - start
+        return Copy(tuple((cell.token, cell.position) for cell in cells[start:]))
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
         assert self._can_share

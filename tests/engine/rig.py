@@ -72,20 +72,22 @@ class Rig:
         row_costs: tuple[tuple[int, float], ...] = (),
         history_bytes: int = 0,
         is_deterministic: bool = False,
-        has_retained_slot: bool = True,
+        n_retained: int = 1,
+        most_dead_cells: int = 0,
         scheduling: Scheduling = "fair",
         tells_blocks: bool = False,
     ) -> None:
         self.model = model or ToyModel()
         self.runner = FakeRunner(
             self.model,
-            n_slots=n_slots + has_retained_slot,
+            n_slots=n_slots + n_retained,
             n_cells=n_cells,
             chunk=chunk,
             widest_step=widest_step,
             can_share=can_share,
         )
         self.n_slots = n_slots
+        self.most_dead_cells = most_dead_cells
         self.runner.before_run = self._at_run
         self.context_length = context_length
         config = EngineConfig(
@@ -95,7 +97,8 @@ class Rig:
             chunk=chunk,
             widest_step=widest_step,
             prefix_cache_bytes=prefix_cache_bytes,
-            retained_slot=SlotId(n_slots) if has_retained_slot else None,
+            retained_slots=tuple(SlotId(n_slots + i) for i in range(n_retained)),
+            most_dead_cells=most_dead_cells,
             row_costs=row_costs,
             history_bytes=history_bytes,
             is_deterministic=is_deterministic,
@@ -116,7 +119,8 @@ class Rig:
         """One for each step that ran, however often it was split."""
         self.started: list[JobKey] = []
         self.next_misfortune: Misfortune | None = None
-        self.policy = config.policy(can_keep=can_share and prefix_cache_bytes > 0)
+        self.is_on_device = most_dead_cells > 0
+        self.policy = config.policy(can_keep=can_share and (prefix_cache_bytes > 0 or self.is_on_device))
         self.n_preempted = self.n_yielded = 0
         self.n_cached: dict[JobKey, int] = {}
         """Tokens that a job found computed when it began."""
@@ -161,7 +165,9 @@ class Rig:
 
     def step(self) -> None:
         self._is_first_run_of_step = True
+        n_saved = self.runner.kv.n_saved
         self.engine.step()
+        assert not self.is_on_device or self.runner.kv.n_saved == n_saved, "a device copies nothing out for a step"
         assert self.engine.step_jobs == frozenset()
         self.check()
 
@@ -171,8 +177,9 @@ class Rig:
                 break
             self.step()
         assert self.engine.is_idle, "nothing may be left waiting"
-        n_retained = len(self.engine.prefix_cache.retained)
-        assert self.runner.kv.n_cells_used == n_retained, "an idle engine holds its last job's cells at most"
+        lengths = [len(tokens) for tokens in self.engine.prefix_cache.retained]
+        assert self.is_on_device or len(lengths) < 2, "an idle engine holds its last job's cells at most"
+        assert max(lengths, default=0) <= self.runner.kv.n_cells_used <= sum(lengths)
 
     def outcome(self, job: JobKey) -> Outcome:
         return alone(self.model, self.requests[job], self.context_length)
@@ -278,10 +285,13 @@ class Rig:
         scheduler = self.engine.scheduler
         running = scheduler.running
         assert sorted([*scheduler.free_slots, *running]) == list(range(self.n_slots))
-        n_used = self.runner.kv.n_cells_used if running else 0
+        n_used = self.runner.kv.n_cells_used - self.engine.prefix_cache.n_dead_cells if running else 0
         assert self.n_cells_told == n_used, "the front knows how full the cache is"
         is_computing = any(one.state in (State.PREFILL, State.DECODE) for one in running.values())
-        assert not (is_computing and self.engine.prefix_cache.retained), "nothing is retained in the way of others"
+        is_in_the_way = is_computing and self.engine.prefix_cache.retained
+        assert self.is_on_device or not is_in_the_way, "nothing is retained in the way of others"
+        if self.is_on_device:
+            assert self.engine.prefix_cache.n_dead_cells <= self.most_dead_cells, "no more than the budget"
         for slot in scheduler.free_slots:
             assert not self.runner.kv.held[slot], "a free slot holds nothing"
         for sequence in running.values():

@@ -55,7 +55,7 @@ class Run:
             chunk=32,
             widest_step=128,
             prefix_cache_bytes=setup.n_kept * CELL_BYTES,
-            retained_slot=SlotId(n_slots),
+            retained_slots=(SlotId(n_slots),),
             scheduling=setup.scheduling,
         )
         self._runner = runner

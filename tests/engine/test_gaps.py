@@ -59,7 +59,7 @@ def engine_for(
         chunk=chunk,
         widest_step=4 * chunk,
         itl_target_s=TARGET_S,
-        retained_slot=SlotId(n_streams + 1),
+        retained_slots=(SlotId(n_streams + 1),),
     )
     return Engine(runner, config, emit=emit, clock=clock), runner
 

@@ -131,7 +131,7 @@ def run_all(rig: Rig) -> Mirror:
 def test_what_jobs_have_computed_is_told_wherever_it_lies() -> None:
     rig = Rig(tells_blocks=True, context_length=80, prefix_cache_bytes=10**6)
     mirror = run_all(rig)
-    assert mirror.blocks("GPU") == blocks_of(rig.engine.prefix_cache.retained)
+    assert mirror.blocks("GPU") == blocks_of(rig.engine.prefix_cache.retained[-1])
     assert len(mirror.blocks("GPU")) == 4
     rig.engine.put_away()
     rig.check()
@@ -172,7 +172,9 @@ class AnyBlocks(Anything):
         chunk=st.sampled_from(CHUNKS),
         widest_step=st.sampled_from((0, 32)),
         n_kept=st.sampled_from((0, 150, 2000)),
-        how=st.sampled_from(("as ever", "no retained slot", "repetitive", "alike", "deterministic", "uncut")),
+        how=st.sampled_from(
+            ("as ever", "no retained slot", "on a device", "repetitive", "alike", "deterministic", "uncut")
+        ),
     )
     def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
         self.rig = Rig(
@@ -187,7 +189,8 @@ class AnyBlocks(Anything):
             row_costs=CHEAP_ROWS if how in ("repetitive", "alike") else (),
             history_bytes=SMALL_HISTORY if how == "alike" else 0,
             is_deterministic=how == "deterministic",
-            has_retained_slot=how != "no retained slot",
+            n_retained={"no retained slot": 0, "on a device": 3}.get(how, 1),
+            most_dead_cells=60 if how == "on a device" else 0,
             tells_blocks=True,
         )
 

@@ -56,7 +56,7 @@ def test_cells_that_somebody_counts_otherwise_end_an_idle_engine_with_both_numbe
     for job in range(n_jobs):
         rig.submit(request(job, n_prompt=20))
     rig.run_until_idle()
-    cells, n_retained = rig.runner.kv.cells[slot], len(rig.engine.prefix_cache.retained)
+    cells, n_retained = rig.runner.kv.cells[slot], sum(map(len, rig.engine.prefix_cache.retained))
     n_before = len(cells)
     assert n_before == (n_retained if slot == 8 else 0)
     cells += [Cell(TokenId(0), n_before + i) for i in range(n_more)]
@@ -408,7 +408,7 @@ def test_what_is_put_away_may_push_out_what_was_about_to_be_loaded() -> None:
 
 
 def test_without_host_memory_nothing_is_kept_and_nobody_notices() -> None:
-    rig = Rig(n_slots=2, prefix_cache_bytes=1000 * CELL_BYTES, has_retained_slot=False)
+    rig = Rig(n_slots=2, prefix_cache_bytes=1000 * CELL_BYTES, n_retained=0)
     for has_memory in (True, False, False):
         rig.runner.kv.has_host_memory = has_memory
         for n in (40, 48):
@@ -419,7 +419,7 @@ def test_without_host_memory_nothing_is_kept_and_nobody_notices() -> None:
 
 
 def test_a_copy_that_the_cache_could_not_hold_is_not_made() -> None:
-    rig = Rig(n_slots=2, prefix_cache_bytes=30 * CELL_BYTES, has_retained_slot=False)
+    rig = Rig(n_slots=2, prefix_cache_bytes=30 * CELL_BYTES, n_retained=0)
     for n in (20, 40, 41, 42):
         rig.submit(Request((*COMMON[:n], 1), max_tokens=1, seed=n))
         rig.run_until_idle()

@@ -79,7 +79,9 @@ class Anything(RuleBasedStateMachine):
         chunk=st.sampled_from(CHUNKS),
         widest_step=st.sampled_from((0, 32)),
         n_kept=st.sampled_from((0, 50, 500)),
-        how=st.sampled_from(("as ever", "no retained slot", "repetitive", "alike", "deterministic", "uncut")),
+        how=st.sampled_from(
+            ("as ever", "no retained slot", "on a device", "repetitive", "alike", "deterministic", "uncut")
+        ),
     )
     def load(self, *, n_slots: int, n_spare_cells: int, chunk: int, widest_step: int, n_kept: int, how: str) -> None:
         self.rig = Rig(
@@ -94,7 +96,8 @@ class Anything(RuleBasedStateMachine):
             row_costs=CHEAP_ROWS if how in ("repetitive", "alike") else (),
             history_bytes=SMALL_HISTORY if how == "alike" else 0,
             is_deterministic=how == "deterministic",
-            has_retained_slot=how != "no retained slot",
+            n_retained={"no retained slot": 0, "on a device": 3}.get(how, 1),
+            most_dead_cells=60 if how == "on a device" else 0,
         )
 
     @rule(wanted=st.lists(requests(), min_size=1, max_size=4))

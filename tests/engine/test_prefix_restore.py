@@ -37,10 +37,10 @@ def answer(engine: Rig, prompt: tuple[int, ...]) -> int:
 
 def parts_after(engine: Rig, prompts: list[tuple[int, ...]]) -> list[Part]:
     """What the index has after these jobs, each part once, beginnings first."""
-    sequences = []
+    sequences: list[list[TokenId]] = []
     for prompt in prompts:
         answer(engine, prompt)
-        sequences.append(list(engine.engine.prefix_cache.retained))
+        sequences += map(list, engine.engine.prefix_cache.retained)
     engine.engine.put_away()
     index, parts = engine.engine.prefix_cache.index, dict[int, Part]()
     for tokens in sequences:
@@ -95,11 +95,11 @@ def test_the_last_jobs_cells_are_copied_out_and_stay_where_they_are() -> None:
     engine = rig()
     prompt = tuple(range(1, LEAST_KEPT + 9))
     answer(engine, prompt)
-    n_retained = len(engine.engine.prefix_cache.retained)
+    n_retained = sum(map(len, engine.engine.prefix_cache.retained))
     engine.engine.back_up()
     told = engine.frames[-1]
     assert isinstance(told, StepDone)
-    assert (told.prefix_tokens, len(engine.engine.prefix_cache.retained)) == (n_retained, n_retained)
+    assert (told.prefix_tokens, sum(map(len, engine.engine.prefix_cache.retained))) == (n_retained, n_retained)
     n_frames, n_saved = len(engine.frames), engine.runner.kv.n_saved
     engine.engine.back_up()
     assert (len(engine.frames), engine.runner.kv.n_saved) == (n_frames, n_saved), "once"

@@ -174,7 +174,7 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
     assert facts.swa_full is is_full
     assert (facts.prefix_cache_off or "").startswith(reason or "")
     assert (facts.prefix_cache_off is None) is (reason is None) is (facts.prefix_cache_bytes > 0)
-    assert (loaded.retained_slot is None) is (reason is not None)
+    assert (not loaded.retained_slots) is (reason is not None)
     assert bool(facts.row_costs) is (reason is None), "guesses are cut off again"
     if swa_full == "auto":
         memory = inspection_of(read_info(path), 0, nothing_repacked).memory

@@ -43,7 +43,7 @@ class Served:
             context_length=N_CELLS,
             chunk=chunk,
             prefix_cache_bytes=2**27,
-            retained_slot=SlotId(4),
+            retained_slots=(SlotId(4),),
             is_deterministic=is_deterministic,
         )
         self.engine = Engine(runner, config, emit=self._hear, clock=lambda: 0.0)

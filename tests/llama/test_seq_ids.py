@@ -7,12 +7,16 @@ import pytest
 
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.llama.model import Model
-from worker.llama.seq_ids import can_retain, padded_seq_ids_for, seq_ids_for
+from worker.llama.seq_ids import n_retained_for, padded_seq_ids_for, seq_ids_for
 
 
 @dataclass(frozen=True)
 class Device:
     backend: str
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.backend != "cpu"
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,13 @@ def model(backend: str = "cpu", *, can_rewind: bool = True, n_swa: int = 0) -> M
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "metal", "vulkan"])
 @pytest.mark.parametrize("n_swa", [0, 128])
 def test_on_every_device_cells_may_linger_where_the_memory_can_be_cut(backend: str, n_swa: int) -> None:
-    assert can_retain(model(backend, n_swa=n_swa), 8, swa_full=True)
+    n_retained = n_retained_for(model(backend, n_swa=n_swa), 8, swa_full=True)
+    assert n_retained == (1 if backend == "cpu" else 16)
 
 
 def test_nothing_lingers_in_a_memory_that_cannot_be_cut() -> None:
-    assert not can_retain(model(can_rewind=False), 8, swa_full=True)
-    assert not can_retain(model(n_swa=128), 8, swa_full=False)
+    assert not n_retained_for(model(can_rewind=False), 8, swa_full=True)
+    assert not n_retained_for(model(n_swa=128), 8, swa_full=False)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
@@ -46,7 +51,8 @@ def test_no_more_are_used_than_the_library_has_and_a_slot_more_takes_no_spare(ba
     for n_slots in range(1, MAX_SEQ_IDS + 1):
         own = seq_ids_for(asked, n_slots, swa_full=True)
         assert own.n_all <= MAX_SEQ_IDS
-        if can_retain(asked, n_slots, swa_full=True):
-            assert seq_ids_for(asked, n_slots + 1, swa_full=True).n_spare == own.n_spare
+        n_retained = n_retained_for(asked, n_slots, swa_full=True)
+        with_retained = seq_ids_for(asked, n_slots + n_retained, swa_full=True)
+        assert (with_retained.n_all <= MAX_SEQ_IDS, with_retained.n_spare) == (True, own.n_spare)
         padded = padded_seq_ids_for(asked, n_slots, swa_full=True)
         assert (padded.n_all <= MAX_SEQ_IDS, padded.n_spare) == (True, own.n_spare)

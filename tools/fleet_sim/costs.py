@@ -78,7 +78,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             widest_step=self.widest_step,
             itl_target_s=self.itl_target_ms / 1000,
             prefix_cache_bytes=self.prefix_cache_tokens,
-            retained_slot=SlotId(self.parallel),
+            retained_slots=(SlotId(self.parallel),),
         )
 
 

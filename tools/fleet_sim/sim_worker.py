@@ -4,6 +4,7 @@ Owns one worker's clock. `SimKv` and `SimRunner` are backend.py's Kv and Runner.
 """
 
 from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -90,8 +91,14 @@ class SimKv:
         self._spans[target] = shared
         self._n_tokens[target] = n_tokens
 
-    def save(self, slot: SlotId, start: int, _: Seq[TokenId] = ()) -> Copy:
-        n_tokens = self._n_tokens[slot] - start
+    def n_cells_of(self, slots: Collection[SlotId]) -> int:
+        own = {id(span): span for slot in slots for span in self._spans[slot]}
+        return sum(
+            span.n_cells for span in own.values() if span.n_holders == sum(span in self._spans[slot] for slot in slots)
+        )
+
+    def save(self, slot: SlotId, start: int, _: Seq[TokenId] = (), *, end: int | None = None) -> Copy:
+        n_tokens = (self._n_tokens[slot] if end is None else end) - start
         self._clock.now_s += self._costs.save_ms_per_1000 * n_tokens / 1e6
         return Copy(n_tokens)
 
@@ -203,7 +210,7 @@ class SimWorker:
         tokens = list(prompt)
         cache = self.engine.prefix_cache
         running = [one.tokens[: one.n_computed] for one in self.engine.scheduler.running.values()]
-        return max(cache.index.match(tokens), *(n_common(tokens, held) for held in (cache.retained, *running)))
+        return max(cache.index.match(tokens), *(n_common(tokens, held) for held in ([], *cache.retained, *running)))
 
     def _hear(self, frame: Outbound) -> None:
         if not isinstance(frame, StepDone):

@@ -4,7 +4,7 @@ Owns the step vocabulary and the `Runner` seam. Knows nothing of frames' bytes, 
 llama/runner.py and the tests' readable fake.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NewType, Protocol
@@ -177,9 +177,13 @@ class Kv(Protocol):
         """Give the empty slot `target` the first n_tokens cells of `source`; they take no room."""
         ...
 
-    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = ()) -> Saved:
-        """A copy of the slot's cells from position `start` on; there are some. `tokens`: what all of the slot's cells
-        are of, where the copy is to outlive this process.
+    def n_cells_of(self, slots: Collection[SlotId]) -> int:
+        """Cells that these slots hold and no other does; one that several of them share counts once."""
+        ...
+
+    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> Saved:
+        """A copy of the slot's cells [start, end), of which there are some; without `end` to its last. `tokens`: what
+        the cells [0, end) are of, where the copy is to outlive this process.
         """
         ...
 
@@ -307,8 +311,10 @@ class LoadedModel:
     facts: Loaded
     widest_step: int = 0
     """How many tokens a prefill step has while nobody generates; 0 means the chunk."""
-    retained_slot: SlotId | None = None
-    """A slot beyond those for jobs, where the last job's cells stay while nothing runs; None: there is none."""
+    retained_slots: tuple[SlotId, ...] = ()
+    """Slots beyond those for jobs, where ended jobs' cells stay: on a CPU one, while nothing runs."""
+    most_dead_cells: int = 0
+    """How many cells these may hold alone while jobs run; 0 on a CPU."""
     self_test: SelfTest | None = None
     """Runs on the step thread while no slot holds a cell. Each `next` runs a part and gives None, the last one the
     result. Closed early or not, it leaves the memory as new."""

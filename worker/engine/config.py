@@ -27,8 +27,10 @@ class EngineConfig:
     """Prompts are cut at multiples of the chunk whatever else runs, known prefixes are too, and there are no drafts."""
     prefix_cache_bytes: int = 0
     """How many bytes of ended sequences' cells host memory keeps at most."""
-    retained_slot: SlotId | None = None
-    """The slot that keeps the last sequence's cells while nothing runs; None: they are copied out at once."""
+    retained_slots: tuple[SlotId, ...] = ()
+    """As LoadedModel's. Without any, ended sequences' cells are copied out at once."""
+    most_dead_cells: int = 0
+    """As LoadedModel's."""
     row_costs: RowCosts = ()
     """As Loaded.row_costs."""
     scheduling: Scheduling = "fair"
@@ -54,7 +56,8 @@ class EngineConfig:
             itl_target_s=asked.itl_target_s,
             is_deterministic=asked.is_deterministic,
             prefix_cache_bytes=facts.prefix_cache_bytes,
-            retained_slot=model.retained_slot,
+            retained_slots=model.retained_slots,
+            most_dead_cells=model.most_dead_cells,
             row_costs=facts.row_costs,
             scheduling=asked.scheduling,
             has_own_drafts=asked.prompt_lookup != "off",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from worker.engine.backend import (
+    MAX_DRAFTS,
     Aborted,
     BadBatch,
     Constraint,
@@ -110,6 +111,8 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._context_length = config.context_length
+        self._n_headroom = max(config.chunk, config.widest_step) + MAX_DRAFTS
+        """So many cells are kept free of retained ones for the next step."""
         self._emit = emit
         self._clock = clock
         self._n_unpromised_cells = runner.kv.n_free_cells - config.n_cells
@@ -120,7 +123,8 @@ class Engine:
             limit_bytes=config.prefix_cache_bytes,
             grain=config.chunk if config.is_deterministic else 1,
             worthwhile=config.chunk,
-            retained_slot=config.retained_slot,
+            retained_slots=config.retained_slots,
+            most_dead_cells=config.most_dead_cells,
             journal=self._journal,
         )
         self.scheduler = Scheduler(
@@ -147,12 +151,17 @@ class Engine:
 
     @property
     def n_cells_used(self) -> int:
-        """Cells that running jobs hold. The retained slot's do not count, because they give way to any job."""
-        return self.scheduler.n_cells - self._n_free_cells if self.scheduler.running else 0
+        """Cells that running jobs hold. What is retained does not count, because it gives way to any job."""
+        return self.scheduler.n_cells - self._n_spare_cells if self.scheduler.running else 0
 
     @property
     def _n_free_cells(self) -> int:
         return self._runner.kv.n_free_cells - self._n_unpromised_cells
+
+    @property
+    def _n_spare_cells(self) -> int:
+        """Cells that no job holds."""
+        return self._n_free_cells + self.prefix_cache.n_dead_cells
 
     def submit(
         self,
@@ -200,18 +209,20 @@ class Engine:
             self._tell_blocks()
 
     def put_away(self) -> None:
-        """Empty the retained slot; what no running job goes on from is copied out first."""
+        """Empty the retained slots; what no running job goes on from is copied out first."""
         if self.prefix_cache.put_away(self.scheduler.running.values()):
             self._report(None)
             self._tell_blocks()
 
-    def back_up(self) -> None:
-        """Copy out what the retained slot has, so that it outlives this process; it stays there, too."""
-        n_before = self.prefix_cache.index.n_tokens
-        self.prefix_cache.back_up()
-        if self.prefix_cache.index.n_tokens != n_before:
+    def back_up(self) -> bool:
+        """Copy out what one retained slot has, so that it outlives this process; it stays there, too. False where all
+        is copied.
+        """
+        is_copied = self.prefix_cache.back_up()
+        if is_copied:
             self._report(None)
             self._tell_blocks()
+        return is_copied
 
     def restore(self, found: Found) -> None:
         """Take over what engines before this one have kept."""
@@ -244,9 +255,13 @@ class Engine:
         self._apply(step, self._run(step))
         self._report(step.kind)
         # Only now: a copy takes milliseconds, and a first token may have waited for them.
-        if self.scheduler.running:
-            self.put_away()
+        self._tidy()
         self._drafts.learn(is_idle=self.is_idle)
+
+    def _tidy(self) -> None:
+        if self.prefix_cache.tidy(self.scheduler.running.values(), self._n_headroom):
+            self._report(None)
+            self._tell_blocks()
 
     def _tell_blocks(self) -> None:
         if self._journal is not None:
@@ -257,7 +272,7 @@ class Engine:
     def _check_memory(self) -> None:
         """Compare all counts of what is in the memory, now that the last job has left and its end was told.
 
-        No slot holds a token but the one that retains the last job's. Raises: KvMismatch, with both numbers.
+        No slot holds a token but those that retain ended jobs'. Raises: KvMismatch, with both numbers.
         """
         for slot, n_tokens in enumerate(self._runner.kv.count_tokens()):
             n_known = self.prefix_cache.n_retained(SlotId(slot))
@@ -265,9 +280,13 @@ class Engine:
                 raise KvMismatch(
                     f"slot {slot} holds {n_tokens} tokens while nothing runs; the engine knows of {n_known}"
                 )
-        n_used, n_known = self.scheduler.n_cells - self._n_free_cells, len(self.prefix_cache.retained)
-        if n_used != n_known:
-            raise KvMismatch(f"{n_used} cells are in use while nothing runs; the engine knows of {n_known}")
+        n_used, lengths = (
+            self.scheduler.n_cells - self._n_free_cells,
+            [len(each) for each in self.prefix_cache.retained],
+        )
+        # Retained sequences may share their beginnings.
+        if not max(lengths, default=0) <= n_used <= sum(lengths):
+            raise KvMismatch(f"{n_used} cells are in use while nothing runs; the engine knows of {sum(lengths)}")
 
     # ── admit ────────────────────────────────────────────────────────────────────────────────────
 
@@ -296,12 +315,12 @@ class Engine:
         def n_shared(sequence: Sequence) -> int:
             return self.prefix_cache.n_shared(sequence, running)
 
-        self.scheduler.admit(self._n_free_cells, n_shared)
-        while giving_way := self.scheduler.give_way(self._n_free_cells, n_shared):
+        self.scheduler.admit(self._n_spare_cells, n_shared)
+        while giving_way := self.scheduler.give_way(self._n_spare_cells, n_shared):
             for sequence in giving_way:
                 self._pause(sequence)
                 self._step_report.n_yielded += sequence.is_begun
-            self.scheduler.admit(self._n_free_cells, n_shared)
+            self.scheduler.admit(self._n_spare_cells, n_shared)
 
     def _tell_found(self) -> None:
         """Tell the log-probabilities that sequences have found with their beginning, MOST_TOLD of all with a step."""
@@ -331,7 +350,7 @@ class Engine:
     def _choose(self) -> Step | None:
         """The next step, with drafts where they pay. Sequences are paused until it has room."""
         while (step := self.scheduler.next_step()) is not None and step.n_tokens > self._n_free_cells:
-            if self.prefix_cache.put_away(self.scheduler.running.values()):
+            if self.prefix_cache.give_up(self.scheduler.running.values()):
                 continue
             victim = self.scheduler.victim()
             if victim is None:
@@ -407,6 +426,8 @@ class Engine:
         victim = self.scheduler.victim()
         if victim is not None:
             self._preempt(victim)
+            while self.prefix_cache.give_up(self.scheduler.running.values()):
+                pass
             return
         (alone,) = self.scheduler.running.values()
         self._fail(alone, "VRAM_OOM", "the KV cache has no room left for this job")

@@ -2,9 +2,15 @@
 
 Owns the choice of a source and what is kept for later. Refuses to know steps and events. Step thread.
 
-The KV memory holds running sequences; a prefix that two of them have in common lies there once. What an ended or paused
-sequence computed is copied out into the prefix index, because attention looks at every cell in use, dead ones too. Only
-while nothing runs may the last sequence's cells stay in the KV memory, in the retained slot.
+The KV memory holds running sequences; a prefix that two of them have in common lies there once. Cells that an ended or
+paused sequence leaves are kept in one of two ways:
+
+- On a CPU they are copied out into the prefix index, because attention looks at every cell in use, dead ones too. Only
+  while nothing runs may the last sequence's cells stay in the KV memory, in the retained slot.
+- On a GPU they stay in the KV memory, in retained slots, and give way to running sequences, the longest unused first. A
+  copy to main memory is thousands of small blocking reads there, and everybody would wait for it. Only while nothing
+  runs are prompts copied out, which lie in one piece.
+
 A sequence whose beginning another one is computing right now follows that one until it is computed.
 
 The log-probabilities of prompts (scores) go along with the cells: a sequence takes over those of the beginning it
@@ -15,7 +21,7 @@ computed again.
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from worker.engine.backend import Kv, Saved, Score
@@ -36,12 +42,25 @@ class _Source:
 
     slot: SlotId
     scores: list[Score]
+    is_retained: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Retained:
+    """Cells of a sequence that has lost its slot, in a slot of their own."""
+
+    slot: SlotId
+    tokens: list[TokenId]
+    scores: list[Score]
+    n_prompt: int
+    """How many of the tokens are the prompt's; only these lie in one piece on a GPU."""
 
 
 class PrefixCache:
     """`grain`: found prefixes are cut to a multiple of so many tokens, 1 for no cut; `worthwhile`: how many tokens of a
-    prefix are worth waiting for until another sequence has computed them; `retained_slot`: the slot where the last
-    sequence's cells stay while nothing runs; `journal` is told what the index keeps.
+    prefix are worth waiting for until another sequence has computed them; `retained_slots`: the slots where cells of
+    sequences that have lost theirs may stay; `most_dead_cells`: how many cells these may hold alone while others run,
+    0 for none (a CPU's way); `journal` is told what the index keeps.
     """
 
     def __init__(
@@ -51,30 +70,42 @@ class PrefixCache:
         limit_bytes: int,
         grain: int,
         worthwhile: int,
-        retained_slot: SlotId | None,
+        retained_slots: Collection[SlotId],
+        most_dead_cells: int = 0,
         journal: BlockJournal | None = None,
     ) -> None:
         self._kv = kv
         self._grain = grain
         self._worthwhile = worthwhile
-        self._retained_slot = retained_slot
+        self._free_slots = list(retained_slots)
+        self._most_dead_cells = most_dead_cells
         self._token_bytes = 0.0
         """How many bytes of a copy each token takes; 0 before the first copy."""
-        self.is_keeping = kv.can_share and limit_bytes > 0
+        self._is_on_device = bool(self._free_slots) and most_dead_cells > 0
+        self.is_keeping = kv.can_share and (limit_bytes > 0 or self._is_on_device)
         """Whether anything is kept of sequences that lose their slot."""
         self.index = PrefixIndex(limit_bytes, journal)
-        self.retained: list[TokenId] = []
-        """The tokens whose cells are in the retained slot. A conversation that goes on finds them there, without a
-        copy."""
-        self._retained_scores: list[Score] = []
+        self._retained: dict[SlotId, _Retained] = {}
+        """The longest unused first. A conversation that goes on finds its cells there, without a copy."""
+
+    @property
+    def retained(self) -> list[list[TokenId]]:
+        """The tokens whose cells are in retained slots, the longest unused first."""
+        return [each.tokens for each in self._retained.values()]
+
+    @property
+    def n_dead_cells(self) -> int:
+        """How many cells retained slots hold alone; they give way to any job."""
+        return self._kv.n_cells_of(self._retained) if self._retained else 0
 
     def n_retained(self, slot: SlotId) -> int:
         """How many tokens the slot holds while nothing runs."""
-        return len(self.retained) if slot == self._retained_slot else 0
+        return len(self._retained[slot].tokens) if slot in self._retained else 0
 
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
-        """How many of its first tokens lie in the KV memory."""
-        _, n_shared = self._nearest(sequence, running)
+        """How many of its first tokens running sequences hold. What is retained is not counted: its cells count as free
+        (`n_dead_cells`)."""
+        _, n_shared = self._longest(sequence, self._held_by(sequence, running))
         return n_shared
 
     def in_memory(self, running: Iterable[Sequence]) -> Iterator[Held]:
@@ -84,8 +115,8 @@ class PrefixCache:
         for one in running:
             if one.slot is not None:
                 yield one.slot, one.tokens, self._n_worth(one)
-        if self._retained_slot is not None:
-            yield self._retained_slot, self.retained, len(self.retained)
+        for each in self._retained.values():
+            yield each.slot, each.tokens, len(each.tokens)
 
     def settle(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
         """Give a sequence in FOLLOW what is kept of its beginning. False: it waits, as another is computing more."""
@@ -102,41 +133,84 @@ class PrefixCache:
         return True
 
     def keep(self, sequence: Sequence, *, is_last: bool = False) -> None:
-        """Keep what a sequence that is about to lose its slot has computed: in the retained slot if it is the last that
-        runs, else by copying out what the index does not have.
+        """Keep what a sequence that is about to lose its slot has computed. On a CPU it stays in the retained slot if
+        the sequence is the last that runs; else what the index does not have of it is copied out.
         """
         if sequence.slot is None or not self.is_keeping or sequence.n_computed < LEAST_KEPT:
             return
         tokens = sequence.tokens[: self._n_worth(sequence)]
-        if is_last and self._retained_slot is not None:
+        kept = _Retained(sequence.slot, tokens, sequence.scores[: len(tokens)], len(sequence.prompt))
+        if self._is_on_device:
+            self._retain(kept)
+        elif is_last and (self._free_slots or self._retained):
             self.put_away([sequence])
-            self._kv.share(sequence.slot, self._retained_slot, len(tokens))
-            self.retained, self._retained_scores = tokens, sequence.scores[: len(tokens)]
+            self._retain(kept)
         else:
             # Draft tokens may lie behind them.
             self._kv.trim(sequence.slot, len(tokens))
-            self._copy_out(sequence.slot, tokens, sequence.scores[: len(tokens)])
+            self._copy_out(kept)
+
+    def give_up(self, running: Iterable[Sequence]) -> bool:
+        """Free retained cells because running sequences need room: on a CPU all of them, copied out first; on a GPU
+        those of the longest unused slot. False where there are none.
+        """
+        if self._is_on_device and self._retained:
+            self._drop(next(iter(self._retained)))
+            return True
+        return self.put_away(running)
+
+    def tidy(self, running: Collection[Sequence], n_headroom: int) -> bool:
+        """What is to be done after the front was told of a step: False where that is nothing.
+
+        On a CPU retained cells are put away, because others run. On a GPU they are kept within the budget of dead
+        cells, with so many cells free for the next step.
+        """
+        if not self._is_on_device:
+            return bool(running) and self.put_away(running)
+        n_before = len(self._retained)
+        while self._retained and (self._kv.n_free_cells < n_headroom or self.n_dead_cells > self._most_dead_cells):
+            self._drop(next(iter(self._retained)))
+        return len(self._retained) < n_before
 
     def put_away(self, running: Iterable[Sequence] = ()) -> bool:
-        """Empty the retained slot, because others run now. Its cells are copied out first where all the running
-        sequences have left enough of them unused. False where the slot was empty.
+        """Empty the retained slots. Their cells are copied out first where all the running sequences have left enough
+        of them unused. False where the slots were empty.
         """
-        if not self.retained:
-            return False
-        assert self._retained_slot is not None
-        tokens, self.retained = self.retained, []
-        scores, self._retained_scores = self._retained_scores, []
-        n_alive = max((min(n_common(tokens, one.tokens), one.n_computed) for one in running), default=0)
-        if len(tokens) - n_alive >= LEAST_KEPT:
-            self._copy_out(self._retained_slot, tokens, scores)
-        self._kv.trim(self._retained_slot, 0)
-        return True
+        was_retaining = bool(self._retained)
+        for each in list(self._retained.values()):
+            n_alive = max((min(n_common(each.tokens, one.tokens), one.n_computed) for one in running), default=0)
+            if len(each.tokens) - n_alive >= LEAST_KEPT:
+                self._copy_out(each)
+            self._drop(each.slot)
+        return was_retaining
 
-    def back_up(self) -> None:
-        """Copy out what the retained slot has, and leave it there too."""
-        if self.retained:
-            assert self._retained_slot is not None
-            self._copy_out(self._retained_slot, self.retained, self._retained_scores)
+    def back_up(self) -> bool:
+        """Copy out what one of the retained slots has and the index has not, and leave it there too. False where there
+        was nothing to copy.
+        """
+        n_before = self.index.n_tokens
+        for each in reversed(self._retained.values()):
+            self._copy_out(each)
+            if self.index.n_tokens != n_before:
+                return True
+        return False
+
+    def _retain(self, kept: _Retained) -> None:
+        """Give the cells of a slot to a retained one. Others whose tokens these begin with are not needed any more."""
+        for other in list(self._retained.values()):
+            is_beginning = len(other.tokens) == n_common(other.tokens, kept.tokens)
+            if is_beginning and len(other.scores) <= len(kept.scores):
+                self._drop(other.slot)
+        if not self._free_slots:
+            self._drop(next(iter(self._retained)))
+        slot = self._free_slots.pop()
+        self._kv.share(kept.slot, slot, len(kept.tokens))
+        self._retained[slot] = replace(kept, slot=slot)
+
+    def _drop(self, slot: SlotId) -> None:
+        del self._retained[slot]
+        self._free_slots.append(slot)
+        self._kv.trim(slot, 0)
 
     def restore(self, tokens: list[TokenId], saved: Saved) -> bool:
         """Keep cells that an engine before this one has left, of the last of `tokens`. False where their beginning is
@@ -148,18 +222,20 @@ class PrefixCache:
         self.index.insert(tokens, n_known, saved if n_known == start else saved.split(n_known - start)[1])
         return True
 
-    def _copy_out(self, slot: SlotId, tokens: list[TokenId], scores: list[Score]) -> None:
-        """Put the slot's cells and their scores into the index. What there is no memory for is not even copied; it can
-        be computed again.
+    def _copy_out(self, kept: _Retained) -> None:
+        """Put a slot's cells and their scores into the index. What there is no memory for is not even copied; it can be
+        computed again.
         """
+        tokens = kept.tokens[: kept.n_prompt] if self._is_on_device else kept.tokens
         n_known = self.index.match(tokens)
-        if len(tokens) - n_known >= LEAST_KEPT and len(tokens) * self._token_bytes <= self.index.limit_bytes:
+        n_bytes, limit_bytes = len(tokens) * self._token_bytes, self.index.limit_bytes
+        if len(tokens) - n_known >= LEAST_KEPT and n_bytes <= limit_bytes and limit_bytes:
             with suppress(MemoryError):
-                saved = self._kv.save(slot, n_known, tokens)
+                saved = self._kv.save(kept.slot, n_known, tokens, end=len(tokens))
                 self._token_bytes = saved.n_bytes / saved.n_tokens
                 self.index.insert(tokens, n_known, saved)
-        if scores:
-            self.index.add_scores(tokens, scores)
+        if kept.scores:
+            self.index.add_scores(tokens, kept.scores)
 
     def _n_kept(self, sequence: Sequence) -> int:
         """How many of its first tokens the index has, if they are worth a copy; else 0."""
@@ -173,8 +249,7 @@ class PrefixCache:
         """Fill the sequence's empty slot from the index or, where that has no more tokens or no room, from `source`."""
         assert sequence.slot is not None
         if n_kept > max(n_shared, self._kv.n_free_cells):
-            self.put_away()
-            source = None if source is not None and source.slot == self._retained_slot else source
+            source = self._make_room(n_kept, source)
             # What was copied out may have taken its place in the index.
             n_kept = self._n_kept(sequence)
         if n_shared < n_kept <= self._kv.n_free_cells and self._load(sequence, n_kept):
@@ -182,6 +257,15 @@ class PrefixCache:
         elif source is not None:
             self._kv.share(source.slot, sequence.slot, n_shared)
             sequence.begin_at(n_shared, source.scores)
+            if source.slot in self._retained:
+                self._retained[source.slot] = self._retained.pop(source.slot)
+
+    def _make_room(self, n_cells: int, source: _Source | None) -> _Source | None:
+        """Give up retained cells for so many that are to be loaded; the source, if it is still there."""
+        while self._kv.n_free_cells < n_cells and self.give_up(()):
+            pass
+        is_gone = source is not None and source.is_retained and source.slot not in self._retained
+        return None if is_gone else source
 
     def _load(self, sequence: Sequence, n_tokens: int) -> bool:
         assert sequence.slot is not None
@@ -193,16 +277,23 @@ class PrefixCache:
 
     def _nearest(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[_Source | None, int]:
         """The slot that has computed most of this one's beginning, and how much; (None, 0) where none has any."""
-        sources = [
+        retained = (
+            (
+                _Source(each.slot, each.scores, is_retained=True),
+                each.tokens,
+                _n_usable(sequence, len(each.tokens), len(each.scores)),
+            )
+            for each in self._retained.values()
+        )
+        return self._longest(sequence, [*self._held_by(sequence, running), *retained])
+
+    def _held_by(self, sequence: Sequence, running: Iterable[Sequence]) -> list[tuple[_Source, list[TokenId], int]]:
+        """What other running sequences have computed, as `_longest` wants it."""
+        return [
             (_Source(one.slot, one.scores), one.tokens, _n_usable(sequence, self._n_worth(one), len(one.scores)))
             for one in running
             if one is not sequence and one.slot is not None
         ]
-        if self._retained_slot is not None:
-            retained = _Source(self._retained_slot, self._retained_scores)
-            n_usable = _n_usable(sequence, len(self.retained), len(self._retained_scores))
-            sources.append((retained, self.retained, n_usable))
-        return self._longest(sequence, sources)
 
     def _on_its_way(self, sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence | None, int]:
         """The sequence that is computing most of this one's beginning, and how much; (None, 0) where none is."""

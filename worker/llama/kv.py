@@ -94,6 +94,10 @@ class Kv:
         """Cells that no slot holds; a decode of so many tokens has room."""
         return self._n_ctx - self._spans.n_cells
 
+    def n_cells_of(self, slots: Collection[SlotId]) -> int:
+        """Cells that these slots hold and no other does; one that several of them share counts once."""
+        return self._spans.n_cells_of(slots)
+
     def n_cells(self, slot: SlotId) -> int:
         """Positions [0, n_cells) of the slot are computed."""
         self._check_slot(slot)
@@ -265,16 +269,17 @@ class Kv:
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = ()) -> SavedCells:
-        """A copy of the slot's cells from position `start` on. `tokens`: what all of the slot's cells are of; with them
-        the keeper gets the copy too.
+    def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> SavedCells:
+        """A copy of the slot's cells [start, end), to its last without `end`. `tokens`: what the cells [0, end) are of;
+        with them the keeper gets the copy too.
 
         Raises: ValueError for arguments out of range, and where the memory cannot be shared.
         """
         self._check_can_share()
-        if not 0 <= start < self.n_cells(slot):
-            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; none can be saved from {start} on")
-        parts = list(self._window_parts(start, self.n_cells(slot)))
+        stop = self.n_cells(slot) if end is None else end
+        if not 0 <= start < stop <= self.n_cells(slot):
+            raise ValueError(f"slot {slot} has {self.n_cells(slot)} cells; [{start}, {stop}) cannot be saved")
+        parts = list(self._window_parts(start, stop))
         allocate = lasting if len(parts) == 1 else passing
         copies = [self._copy(slot, begin, end, allocate) for begin, end in parts]
         if self.keeper is None or not tokens:
@@ -448,6 +453,11 @@ class Spans:
         still_held = [span for span in left if span.slots]
         if still_held:
             self._join(still_held[-1])
+
+    def n_cells_of(self, slots: Collection[SlotId]) -> int:
+        """How many cells only these slots have."""
+        own = {span for slot in slots for span in self._of[slot] if span.slots <= set(slots)}
+        return sum(span.end - span.start for span in own)
 
     def in_order(self) -> Iterator[Span]:
         """Yield each span once, after those that lie before it in its sequences."""

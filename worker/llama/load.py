@@ -37,7 +37,7 @@ from worker.llama.repack import repacked_bytes
 from worker.llama.residency import Holding, is_resident, off_plan, residency_on
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Serving, self_test
-from worker.llama.seq_ids import can_retain
+from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
 from worker.model.info import ModelInfo, read_info
@@ -55,6 +55,9 @@ from worker.wire.messages import (
     SlotId,
     Violation,
 )
+
+DEAD_SHARE = 2
+"""On a GPU ended jobs may hold one half of the KV cells while others run, because attention reads all that are used."""
 
 FALSE_ALARM = "possible training context overflow"
 """What the library says of more cells than the model was trained on: jobs share them, and none uses more than that."""
@@ -97,7 +100,8 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         Constraints(loaded.model).constrain,
         msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat)),
         widest_step=loaded.widest_step,
-        retained_slot=SlotId(loaded.facts.parallel) if runner.context.n_slots > loaded.facts.parallel else None,
+        retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
+        most_dead_cells=loaded.facts.n_cells // DEAD_SHARE if loaded.model.device.is_gpu else 0,
         self_test=partial(self_test, runner, serving, most_s=math.inf if config.is_deterministic else MOST_S),
         draft=None if loaded.draft is None else LoadedDraft(loaded.draft, loaded.draft_row_costs),
         residency=residency_on(on_gpus, is_resident=loaded.facts.resident) if on_gpus else None,
@@ -388,13 +392,13 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
     n_threads = config.threads or cpu_quota()
     # Where a result depends on how rows are shared out, their number must stay.
     may_yield = n_threads > 1 and not config.is_deterministic and not model.device.is_gpu
-    has_retained_slot = can_retain(model, plan.parallel, swa_full=plan.swa_full)
+    n_retained = n_retained_for(model, plan.parallel, swa_full=plan.swa_full)
     return Context(
         model,
         n_ctx=plan.n_cells + plan.n_padding_cells,
         n_batch=config.batch_size,
         n_ubatch=config.ubatch_size,
-        n_seq_max=plan.parallel + has_retained_slot,
+        n_seq_max=plan.parallel + n_retained,
         n_threads=n_threads,
         n_threads_batch=config.threads_batch or n_threads,
         type_k=k_type(config.cache_type_k, is_on_gpu=model.device.is_gpu, flash_attn=config.flash_attn),

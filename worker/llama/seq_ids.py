@@ -11,7 +11,7 @@ from typing import Self
 
 from worker.engine.backend import MAX_SEQ_IDS
 from worker.llama.model import Model
-from worker.model.memory import CELLS_SEQ_IDS
+from worker.model.memory import CELLS_SEQ_IDS, retained_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,13 @@ def has_room_for_a_slot(model: Model, n_slots: int, *, swa_full: bool) -> bool:
     return wider.n_all <= MAX_SEQ_IDS and wider.n_spare == own.n_spare
 
 
-def can_retain(model: Model, n_slots: int, *, swa_full: bool) -> bool:
-    """Whether an ended job's cells can stay in a slot of their own, from which the next job shares them."""
+def n_retained_for(model: Model, n_slots: int, *, swa_full: bool) -> int:
+    """How many slots ended jobs' cells can stay in, from which later jobs share them; they take no spare's place."""
     n_spare = seq_ids_for(model, n_slots, swa_full=swa_full).n_spare
-    return n_spare > 0 and has_room_for_a_slot(model, n_slots, swa_full=swa_full)
+    if not n_spare:
+        return 0
+    n_left = MAX_SEQ_IDS // (1 + (model.n_swa > 0)) - n_slots - n_spare
+    return min(retained_slots(is_on_gpu=model.device.is_gpu), n_left)
 
 
 def padded_seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:

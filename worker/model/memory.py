@@ -29,8 +29,14 @@ CELL_STEP = 256
 
 CELLS_SEQ_IDS = 2
 """The sequence ids for cells that are being copied and for forgotten ones (llama/kv.py)."""
-SPARE_SEQ_IDS = 1 + CELLS_SEQ_IDS
-"""Sequence ids beyond those of slots: one for a retained slot (llama/load.py), and these."""
+RETAINED_ON_GPU = 16
+"""How many ended jobs keep their cells in a GPU's memory. On a CPU one does, while nothing runs
+(engine/prefix_cache.py)."""
+
+
+def retained_slots(*, is_on_gpu: bool) -> int:
+    """How many sequence ids there are for cells of ended jobs."""
+    return RETAINED_ON_GPU if is_on_gpu else 1
 
 
 MOST_PADDING = 3
@@ -66,6 +72,8 @@ class Demand:
     0: those that drafts have elsewhere are enough."""
     free_bytes: int | None = None
     """The memory that is free where the cells go, of which those that nobody asked for take a part; None: no limit."""
+    n_retained: int = 1
+    """Sequence ids for cells of ended jobs."""
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = None) -> Demand:
@@ -81,6 +89,7 @@ def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = No
         n_padding_cells=MOST_PADDING if config.is_deterministic else 0,
         n_chunk_rows=min(DETERMINISTIC_CHUNK, config.ubatch_size) if config.is_deterministic else 0,
         free_bytes=free_bytes,
+        n_retained=retained_slots(is_on_gpu=is_on_gpu),
     )
 
 
@@ -106,6 +115,7 @@ class Plan:
     """As the demand has it."""
     n_padding_cells: int = 0
     n_chunk_rows: int = 0
+    n_retained: int = 1
 
     @property
     def context_length(self) -> int:
@@ -183,7 +193,12 @@ def _cells_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
     is_scarce = not demand.ctx_size and n_cells < _most_useful_cells(info, demand)
     parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
     bare = Plan(n_cells, parallel, info.context_length, 0, 0, 0, swa_full=demand.swa_full)
-    bare = replace(bare, n_padding_cells=demand.n_padding_cells, n_chunk_rows=demand.n_chunk_rows)
+    bare = replace(
+        bare,
+        n_padding_cells=demand.n_padding_cells,
+        n_chunk_rows=demand.n_chunk_rows,
+        n_retained=demand.n_retained,
+    )
     bare = replace(bare, n_window_cells=_n_window_cells(info, demand, bare), n_seq_ids=_n_seq_ids(info, demand, bare))
     return replace(bare, kv_bytes=sum(layer_memory_bytes(info, demand, bare)))
 
@@ -227,7 +242,7 @@ def _slots(demand: Demand) -> int:
 
 
 def _n_outputs(plan: Plan) -> int:
-    return max(plan.parallel + 1 + MAX_DRAFTS, plan.n_seq_ids, plan.n_chunk_rows)
+    return max(plan.parallel + plan.n_retained + MAX_DRAFTS, plan.n_seq_ids, plan.n_chunk_rows)
 
 
 def _n_window_cells(info: ModelInfo, demand: Demand, plan: Plan) -> int:
@@ -240,7 +255,7 @@ def _n_window_cells(info: ModelInfo, demand: Demand, plan: Plan) -> int:
 
 def _n_seq_ids(info: ModelInfo, demand: Demand, plan: Plan) -> int:
     """How many sequence ids llama/seq_ids.py gives out."""
-    n_own = plan.parallel + SPARE_SEQ_IDS + (plan.n_padding_cells > 0)
+    n_own = plan.parallel + plan.n_retained + CELLS_SEQ_IDS + (plan.n_padding_cells > 0)
     if info.windows is None:
         return min(n_own, MAX_SEQ_IDS)
     return min(2 * n_own, MAX_SEQ_IDS) if demand.swa_full else plan.parallel

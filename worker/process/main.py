@@ -92,7 +92,8 @@ def _rest(
     message = _next(inbox, timeout_s=SETTLED_S) if is_kept else None
     if message is None:
         if is_kept:
-            engine.back_up()
+            while engine.back_up() and inbox.empty():
+                pass
         message = _next(inbox, timeout_s=None if self_test is None else CALM_S)
     if message is not None:
         _apply(message, engine)
@@ -186,7 +187,8 @@ def _apply(message: Work, engine: Engine) -> None:
         case Found():
             engine.restore(message)
         case Leaving(is_put_away=is_put_away):
-            engine.back_up()
+            while engine.back_up():
+                pass
             is_put_away.set()
 
 
