@@ -27,11 +27,14 @@ def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
     return worst
 
 
-def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches: list[int]) -> float:
+def worst_case(
+    costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches: list[int], *, switch_s: float = 0.0
+) -> float:
     """How far the worst stretch went. `fates`: how many tokens are right of a job's next drafts, draft by draft.
     `matches`: of each source's drafts. The last source's are judged over all jobs together, as others' answers are.
+    `switch_s`: what each step with drafts costs beyond its width.
     """
-    speculation = Speculation(costs, n_most)
+    speculation = Speculation(costs, n_most, switch_s)
     accounts, shared = [Account() for _ in range(n_jobs)], Acceptance()
     sources = [[*(Acceptance() for _ in matches[1:]), shared] for _ in range(n_jobs)]
     drafts = [draft_of(n_most, n_matched) for n_matched in matches]
@@ -53,7 +56,7 @@ def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches
             for proposal in of_job:
                 proposal.acceptance.saw(proposal.draft, drawn)
             n_drawn += len(drawn)
-        spent_s.append(cost(costs, n_jobs + sum(counts)))
+        spent_s.append(cost(costs, n_jobs + sum(counts)) + (switch_s if any(counts) else 0.0))
         plain_s.append(n_drawn * cost(costs, n_jobs) / n_jobs)
     return worst_stretch_s(spent_s, plain_s)
 
@@ -61,19 +64,21 @@ def worst_case(costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches
 @pytest.mark.long
 @LAW
 @given(
-    row_costs() | st.sampled_from((CPU, GPU)),
-    st.integers(1, 4),
-    st.integers(1, N_MOST),
-    st.lists(st.integers(0, N_MOST), min_size=1, max_size=12),
-    st.lists(MATCHES, min_size=1, max_size=3),
+    costs=row_costs() | st.sampled_from((CPU, GPU)),
+    n_jobs=st.integers(1, 4),
+    n_most=st.integers(1, N_MOST),
+    fates=st.lists(st.integers(0, N_MOST), min_size=1, max_size=12),
+    matches=st.lists(MATCHES, min_size=1, max_size=3),
+    switch=st.sampled_from((0.0, 0.1, 0.6, 3.0)),
 )
 def test_no_stretch_of_a_run_is_slowed_whatever_is_accepted(
-    costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches: list[int]
+    costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches: list[int], *, switch: float
 ) -> None:
     """Even where the draws are chosen to mislead, it costs (1 + MOST_LOST) times as much and one widest step a job,
-    from however many sources the drafts come."""
-    allowed_s = n_jobs * cost(costs, min(1 + n_most, costs[-1][0]))
-    assert worst_case(costs, n_jobs, n_most, fates, matches) <= allowed_s * (1 + 1e-9)
+    from however many sources the drafts come. `switch`: what a change of width costs, in steps of one token."""
+    switch_s = switch * costs[0][1]
+    allowed_s = n_jobs * (cost(costs, min(1 + n_most, costs[-1][0])) + switch_s)
+    assert worst_case(costs, n_jobs, n_most, fates, matches, switch_s=switch_s) <= allowed_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("n_right", range(N_MOST))

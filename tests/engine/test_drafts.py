@@ -124,6 +124,26 @@ def test_there_are_no_drafts_without_costs() -> None:
     assert speculation.plan([proposal(TRUSTED, N_MOST)]) == [0]
 
 
+@pytest.mark.parametrize(("switch_s", "n_drafts"), [(0.0, N_MOST), (2e-3, N_MOST), (100e-3, 0)])
+def test_drafts_must_win_what_a_change_of_width_costs(switch_s: float, n_drafts: int) -> None:
+    assert Speculation(GPU, N_MOST, switch_s).plan([proposal(TRUSTED, N_MOST)]) == [n_drafts]
+
+
+def test_what_is_seldom_right_has_no_drafts_where_widths_are_dear() -> None:
+    """Two of ten drafts are right: worth a row that costs a hundredth of a step, but no change that costs a third."""
+    seldom = [True, False, False, False, False] * 8
+    assert any(Speculation(GPU, N_MOST).plan([proposal(seldom, N_MOST)]))
+    assert not any(Speculation(GPU, N_MOST, 1.7e-3).plan([proposal(seldom, N_MOST)]))
+
+
+def test_the_time_of_a_change_is_not_put_down_to_rows() -> None:
+    speculation = Speculation(GPU, N_MOST, 2e-3)
+    for _ in range(N_TIMED):
+        speculation.took(32, 6e-3 + 1e-3, has_drafts=True)
+        speculation.took(1, 5e-3 + 1e-3, has_drafts=False)
+    assert speculation.costs.of(32) == pytest.approx(6e-3)
+
+
 def net(costs: Costs, proposals: list[Proposal], counts: tuple[int, ...]) -> float:
     """Sum of the logarithms of the sequences' speeds, less what it is without drafts: the brute way."""
     gained = 0.0

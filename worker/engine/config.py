@@ -33,6 +33,8 @@ class EngineConfig:
     """As LoadedModel's."""
     row_costs: RowCosts = ()
     """As Loaded.row_costs."""
+    switch_s: float = 0.0
+    """As Loaded.switch_s."""
     scheduling: Scheduling = "fair"
     """With fixed steps, or where nothing of what a job computed can be kept, it is first-come in any case."""
     has_own_drafts: bool = True
@@ -59,6 +61,7 @@ class EngineConfig:
             retained_slots=model.retained_slots,
             most_dead_cells=model.most_dead_cells,
             row_costs=facts.row_costs,
+            switch_s=facts.switch_s,
             scheduling=asked.scheduling,
             has_own_drafts=asked.prompt_lookup != "off",
             history_bytes=HISTORY_BYTES if asked.prompt_lookup == "on" else 0,

@@ -114,7 +114,7 @@ class EarlierAnswers:
 class Drafts:
     """Without `row_costs`, (tokens in a decode step, seconds it takes), there are no drafts; without `has_own_text`
     there are none from a job's own text and from predicted ones, without `history_bytes` none from other jobs'
-    answers, without a `model` none that take time to make. `clock` gives seconds.
+    answers, without a `model` none that take time to make. `switch_s` is Speculation's. `clock` gives seconds.
     """
 
     def __init__(
@@ -122,11 +122,12 @@ class Drafts:
         row_costs: tuple[tuple[int, float], ...],
         history_bytes: int,
         *,
+        switch_s: float = 0.0,
         has_own_text: bool = True,
         model: DraftModel | None = None,
         clock: Callable[[], float],
     ) -> None:
-        self._speculation = Speculation(row_costs, MAX_DRAFTS)
+        self._speculation = Speculation(row_costs, MAX_DRAFTS, switch_s)
         self._is_on = bool(row_costs)
         self._history = History(history_bytes if row_costs else 0)
         self._sources: list[DraftSource] = [OwnText(), PredictedTexts()] if has_own_text else []
@@ -230,7 +231,7 @@ class Drafts:
         """
         if step.kind != "decode" or not self._is_on:
             return 0, 0
-        self._speculation.costs.took(step.n_tokens, seconds)
+        self._speculation.took(step.n_tokens, seconds, has_drafts=any(each.n_drafts for each in step.slices))
         if not self._proposals:
             return 0, 0
         drawn: dict[SlotId, list[TokenId]] = {}
@@ -282,24 +283,35 @@ class Speculation:
 
     `row_costs` are (tokens in a decode step, seconds it took), ascending from 1 token, and linear between; no step is
     made wider than the widest of them, and without any there are no drafts. `n_most` bounds the draft tokens of a step.
+    `switch_s`: the seconds that a step with drafts costs beyond that, because steps before and behind it are of another
+    width: a GPU's graph is built and captured anew for each change.
 
     A plan maximises the geometric mean of the sequences' expected speeds. For one sequence that is its tokens per
     second; in a batch one sequence's draft must win more than it costs all the others, and then the batch's tokens
     per second rise as well.
 
     Law: whatever is accepted, any stretch of a job costs at most 1 + MOST_LOST times what it costs without drafts, plus
-    one step of a single sequence with n_most draft tokens. A job that has used this up has drafts again when it is
-    forgiven: soon a short one, and what that wins lets it go on. Where drafts take time to make, that time counts too;
-    all jobs together then lose at most the time of N_INVESTED tokens more.
+    one step of a single sequence with n_most draft tokens and one change of width. A job that has used this up has
+    drafts again when it is forgiven: soon a short one, and what that wins lets it go on. Where drafts take time to
+    make, that time counts too; all jobs together then lose at most the time of N_INVESTED tokens more.
     """
 
-    def __init__(self, row_costs: Seq[tuple[int, float]], n_most: int) -> None:
+    def __init__(self, row_costs: Seq[tuple[int, float]], n_most: int, switch_s: float = 0.0) -> None:
         self.costs = StepCosts(row_costs)
         self._n_most = n_most
+        self._switch_s = switch_s
+        self._had_drafts = False
         self._most_spare_s = N_INVESTED * self.costs.of(1) if row_costs else 0.0
         self.spare_s = self._most_spare_s
         """How many seconds may be spent on what pays later or never: what jobs have won, and the share of their time
         that wrong drafts did not cost."""
+
+    def took(self, n_tokens: int, seconds: float, *, has_drafts: bool) -> None:
+        """Learn from a decode step's time, without what it took to come to another width."""
+        if has_drafts != self._had_drafts:
+            seconds -= self._switch_s / 2
+        self._had_drafts = has_drafts
+        self.costs.took(n_tokens, seconds)
 
     def most_drafts(self, n_rows: int) -> int:
         """How many draft tokens would pay with n_rows ≥ 1 sequences if all were right; 0: no need to look for any."""
@@ -335,6 +347,9 @@ class Speculation:
         for n_before, (i, _) in enumerate(best[:n_taken], n_rows):
             counts[i] += 1
             proposals[i].account.lost_s += self.costs.of_one_more(n_before)
+        takers = [proposal.account for proposal, count in zip(proposals, counts, strict=True) if count]
+        for account in takers:
+            account.lost_s += self._switch_s / len(takers)
         return counts
 
     # ── drafts that take time to make ────────────────────────────────────────────────────────────
@@ -378,7 +393,7 @@ class Speculation:
                 chances[i] *= hope.rate(depth - 1)
                 gained += log(1 + chances[i] / expected[i])
                 expected[i] += chances[i]
-            taken_s = self.costs.of(n_rows + depth * n_asked) + depth * each_s
+            taken_s = self._with_drafts_s(n_rows + depth * n_asked) + depth * each_s
             net = gained - n_rows * log(taken_s / cost_s)
             if net > best:
                 best, n_best = net, depth
@@ -389,7 +404,7 @@ class Speculation:
     def _best(self, proposals: Seq[Proposal]) -> list[tuple[int, float]]:
         """The n_most best draft tokens that their jobs can pay, as (index of the proposal, gain), best first."""
         prospects = [_gains(proposal) for proposal in proposals]
-        room_s = [self._most_lost_s - proposal.account.lost_s for proposal in proposals]
+        room_s = [self._most_lost_s - self._switch_s - proposal.account.lost_s for proposal in proposals]
         heap = [(-gain, i) for i, gains in enumerate(prospects) for gain in islice(gains, 1)]
         heapify(heap)
         best: list[tuple[int, float]] = []
@@ -421,14 +436,17 @@ class Speculation:
         cost_s, gained = self.costs.of(n_rows) + made_s, 0.0
         for n_drafts, gain in enumerate(islice(gains, n_most), 1):
             gained += gain
-            net = gained - n_rows * log((self.costs.of(n_rows + n_drafts) + made_s) / cost_s)
+            net = gained - n_rows * log((self._with_drafts_s(n_rows + n_drafts) + made_s) / cost_s)
             if net > best:
                 n_best, best = n_drafts, net
         return n_best, best
 
+    def _with_drafts_s(self, n_tokens: int) -> float:
+        return self.costs.of(n_tokens) + self._switch_s
+
     @property
     def _most_lost_s(self) -> float:
-        return self.costs.of(min(1 + self._n_most, self.costs.widest))
+        return self._with_drafts_s(min(1 + self._n_most, self.costs.widest))
 
 
 def _gains(proposal: Proposal) -> Iterator[float]:

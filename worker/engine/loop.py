@@ -136,6 +136,7 @@ class Engine:
         self._drafts = Drafts(
             config.row_costs,
             config.history_bytes,
+            switch_s=config.switch_s,
             has_own_text=config.has_own_drafts,
             model=_draft_model(draft, config, clock, warn),
             clock=clock,

@@ -405,6 +405,7 @@ class EngineClient:
             parallel=facts.parallel,
             prefill_chunk=facts.prefill_chunk,
             row_costs=facts.row_costs,
+            switch_s=facts.switch_s,
             prefix_cache_bytes=facts.prefix_cache_bytes,
             swa_full="off" if facts.swa_full is False else "on",
             device=f"{facts.backend}:{facts.device_index}",

@@ -24,11 +24,18 @@ nor than the chunk: who waits for one waits no longer than for a part of a promp
 _FAR_TOO_SLOW = 2.0
 """A chunk that took so many targets is not tried again. A faster one that was too slow is, because another process's
 moment must not shape all our steps."""
-_N_DECODES = 3
+_N_TIMES = 3
 """How often each decode step is taken at most. The shortest time counts: whatever else the machine does only adds to
-it, and a GPU's first step of a width runs without a graph, the second captures one."""
+it, and a GPU's first step of a width runs without a graph, the second captures one. There each prefill step is taken as
+often, because the first of a size also loads its kernels."""
 _ALIKE = 0.05
 """On a CPU two times are enough that differ by at most this share."""
+
+_SWITCHED_WIDTHS = (2, 8)
+"""Widths that a step of one token is changed for, to find what a change costs."""
+_N_SETTLING = 4
+"""How many steps of one token there are behind a wider one: on a GPU the first is enqueued kernel by kernel, the second
+captures a graph, the third replays it."""
 
 _ROW_COSTS_S = 1.0
 """After so many seconds no wider step is tried: where steps take that long nobody is to wait for more of them."""
@@ -46,6 +53,8 @@ class Shapes:
     """How many seconds such a step took."""
     row_costs: RowCosts
     """Ascending; empty where no drafts are to be tried."""
+    switch_s: float = 0.0
+    """How many seconds more it takes when a step has another width than those before and behind it."""
 
 
 def warm_up(
@@ -56,16 +65,22 @@ def warm_up(
     wants_drafts: bool,
     chunk: int = 0,
     row_costs: RowCosts = (),
+    switch_s: float = 0.0,
 ) -> Shapes:
-    """Choose the shapes; a `chunk` other than 0 is kept, and so are `row_costs` where there are some. Wrong drafts need
-    a memory that can be cut anywhere."""
+    """Choose the shapes; a `chunk` other than 0 is kept, and so are `row_costs` with `switch_s` where there are some.
+    Wrong drafts need a memory that can be cut anywhere."""
     _time_step(runner, "prefill", LEAST_CHUNK)
     fixed = chunk or (min(DETERMINISTIC_CHUNK, runner.context.n_ubatch) if is_deterministic else 0)
-    prefill_s = partial(_time_step, runner, "prefill")
+    prefill_s = partial(_prefill_s, runner)
     n_most = min(_MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx)
     chosen, chunk_s = (fixed, prefill_s(fixed)) if fixed else chunk_within(target_s, n_most, prefill_s)
     may_draft = wants_drafts and runner.kv.can_share and not is_deterministic
-    return Shapes(chosen, chunk_s, (row_costs or row_costs_of(runner, chosen)) if may_draft else ())
+    if not may_draft:
+        return Shapes(chosen, chunk_s, ())
+    if row_costs:
+        return Shapes(chosen, chunk_s, row_costs, switch_s)
+    costs = row_costs_of(runner, chosen)
+    return Shapes(chosen, chunk_s, costs, _switch_s(runner, costs))
 
 
 def chunk_within(target_s: float, n_most: int, step_s: Callable[[int], float]) -> tuple[int, float]:
@@ -111,11 +126,30 @@ def row_costs_of(runner: LlamaRunner, n_most: int = WIDTHS[-1]) -> RowCosts:
 
 def _decode_s(runner: LlamaRunner, width: int) -> float:
     times: list[float] = []
-    while len(times) < _N_DECODES:
+    while len(times) < _N_TIMES:
         times.append(_time_step(runner, "decode", width))
         if len(times) > 1 and runner.model.device.kind == "cpu" and max(times) <= (1 + _ALIKE) * min(times):
             break
     return min(times)
+
+
+def _prefill_s(runner: LlamaRunner, n_tokens: int) -> float:
+    n_times = _N_TIMES if runner.model.device.is_gpu else 1
+    return min(_time_step(runner, "prefill", n_tokens) for _ in range(n_times))
+
+
+def _switch_s(runner: LlamaRunner, row_costs: RowCosts) -> float:
+    """What a wider step costs among steps of one token, beyond what all of them cost; nothing on a CPU."""
+    if not runner.model.device.is_gpu:
+        return 0.0
+    costs = dict(row_costs)
+
+    def surplus_s(width: int) -> float:
+        widths = (width, *(1,) * _N_SETTLING)
+        taken_s = min(sum(_time_step(runner, "decode", each) for each in widths) for _ in range(_N_TIMES))
+        return taken_s - sum(costs[each] for each in widths)
+
+    return max(0.0, *(surplus_s(width) for width in _SWITCHED_WIDTHS if width in costs))
 
 
 def _time_step(runner: LlamaRunner, kind: StepKind, n_tokens: int) -> float:

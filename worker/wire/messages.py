@@ -153,6 +153,8 @@ class Configure(_Frame, frozen=True, kw_only=True):
     same shapes."""
     row_costs: RowCosts = ()
     """As Loaded.row_costs, of a predecessor; empty: they are measured at warm-up."""
+    switch_s: float = 0.0
+    """As Loaded.switch_s, of the same predecessor."""
     itl_target_ms: int = 150
     """How long a prefill step may hold up the jobs that are generating; 0 means as long as it takes."""
     is_deterministic: bool = False
@@ -333,6 +335,8 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     prefill_chunk: int
     row_costs: RowCosts = ()
     """What decode steps took at warm-up, ascending; empty: not measured, and there are no drafts."""
+    switch_s: float = 0.0
+    """How many seconds it costs to take a step of another width than those before and behind it; 0 on a CPU."""
     batch_size: int = 0
     """How many tokens one decode call takes at most: more than was asked for where the slots need more; 0 where the
     engine does not say."""
