@@ -162,11 +162,13 @@ class PrefixCache:
     def tidy(self, running: Collection[Sequence], n_headroom: int) -> bool:
         """What is to be done after the front was told of a step: False where that is nothing.
 
-        On a CPU retained cells are put away, because others run. On a GPU they are kept within the budget of dead
-        cells, with so many cells free for the next step.
+        While others run, retained cells are put away on a CPU. On a GPU they are kept within the budget of dead cells,
+        with so many cells free for the next step.
         """
+        if not running:
+            return False
         if not self._is_on_device:
-            return bool(running) and self.put_away(running)
+            return self.put_away(running)
         n_before = len(self._retained)
         while self._retained and (self._kv.n_free_cells < n_headroom or self.n_dead_cells > self._most_dead_cells):
             self._drop(next(iter(self._retained)))

@@ -56,8 +56,10 @@ from worker.wire.messages import (
     Violation,
 )
 
-DEAD_SHARE = 2
-"""On a GPU ended jobs may hold one half of the KV cells while others run, because attention reads all that are used."""
+COPYING_IS_SLOW = (
+    "on this device a prefix is computed again sooner than a copy of it is loaded from main memory; ended jobs' "
+    "prefixes stay in the device's memory as far as there is room"
+)
 
 FALSE_ALARM = "possible training context overflow"
 """What the library says of more cells than the model was trained on: jobs share them, and none uses more than that."""
@@ -101,7 +103,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat)),
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
-        most_dead_cells=loaded.facts.n_cells // DEAD_SHARE if loaded.model.device.is_gpu else 0,
+        most_dead_cells=0 if shapes.retention is None else shapes.retention.most_dead_cells,
         self_test=partial(self_test, runner, serving, most_s=math.inf if config.is_deterministic else MOST_S),
         draft=None if loaded.draft is None else LoadedDraft(loaded.draft, loaded.draft_row_costs),
         residency=residency_on(on_gpus, is_resident=loaded.facts.resident) if on_gpus else None,
@@ -170,6 +172,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         draft = _load_draft(beside, runner, on_progress) if beside is not None else None
         undo.pop_all()
     kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.kv.can_share)
+    if shapes.retention is not None and not shapes.retention.is_copying_worthwhile and kept.limit_bytes:
+        kept = Kept(0, COPYING_IS_SLOW)
     widest_step = shapes.chunk if config.is_deterministic else widest_step_of(shapes.chunk, runner.context.n_ubatch)
     is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
