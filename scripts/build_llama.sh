@@ -7,6 +7,8 @@
 #            --portable: for processors other than this one; the images are built so
 #        build_llama.sh --flags cpu|cuda|metal|vulkan [--portable]
 #            print the flags, build nothing
+#        build_llama.sh --check-runtime FILE…
+#            fail unless each library takes the C++ runtime of the system
 # Needs a C++ compiler and Python (PYTHON says which); cuda: nvcc and cuBLAS, but neither a GPU nor its driver where
 # LLORCH_CUDA_ARCHITECTURES names the GPUs; vulkan: libvulkan-dev 1.3.272 or newer (Debian 13's, Ubuntu 24.04's), glslc and
 # spirv-headers; metal: Xcode's tools.
@@ -16,6 +18,27 @@ usage() {
     echo "usage: build_llama.sh [--flags] cpu|cuda|metal|vulkan [--portable]" >&2
     exit 2
 }
+
+fail() {
+    echo "build_llama: $1" >&2
+    exit 1
+}
+
+# A library with a C++ runtime of its own crashes in a process where another library has brought one, as numpy does: the
+# two share some objects (STB_GNU_UNIQUE) and not the code that made them.
+check_runtime() {
+    command -v readelf >/dev/null || return 0
+    for library; do
+        readelf -d "$library" | grep -q 'NEEDED.*\[lib\(std\)\{0,1\}c++\.so' ||
+            fail "$library has a C++ runtime of its own and would crash beside numpy: build it with a compiler that links libstdc++ dynamically (CXX=/usr/bin/g++)"
+    done
+}
+if [ "${1:-}" = --check-runtime ]; then
+    shift
+    [ $# -gt 0 ] || usage
+    check_runtime "$@"
+    exit
+fi
 
 only_flags=
 portable=
@@ -100,11 +123,6 @@ if [ -n "$only_flags" ]; then
 fi
 
 # ── what must be there: without it the build fails too, but later and in other words ─────────────
-fail() {
-    echo "build_llama: $1" >&2
-    exit 1
-}
-
 defines() { echo "#include <$1>" | "${CXX:-c++}" -x c++ -E -dM - 2>/dev/null | grep -q "$2"; }
 
 check_tools() {
@@ -153,6 +171,10 @@ if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
         echo "build_llama: it failed; all of it is in $wheels/build.log" >&2
         exit 1
     }
+    "$python" -m zipfile -e "$new"/*.whl "$new/inside"
+    for library in "$new"/inside/llama_cpp/lib/libllama.so; do
+        [ ! -e "$library" ] || check_runtime "$library"
+    done
     mv "$new"/*.whl "$wheels/"
 fi
 ls "$wheels"/*.whl

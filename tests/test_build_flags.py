@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,33 @@ def test_make_keeps_the_installed_backend_until_another_is_asked_for(tmp_path: P
     assert "build_llama.sh cpu" in make()
     (tmp_path / ".llorch-test.toml").write_text("[build]\nbuild_cpu = true\nbuild_vulkan = true\n")
     assert "build_llama.sh vulkan" in make()
+
+
+# ── the C++ runtime ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="about ELF")
+@pytest.mark.parametrize(("link", "is_refused"), [((), False), (("-static-libstdc++",), True)])
+def test_a_library_with_a_private_c_plus_plus_runtime_is_refused(
+    tmp_path: Path, link: tuple[str, ...], *, is_refused: bool
+) -> None:
+    source, library = tmp_path / "regex.cpp", tmp_path / "libregex.so"
+    source.write_text('#include <regex>\nbool f(const char* s) { return std::regex_match(s, std::regex("a+")); }\n')
+    compiler = shutil.which("g++")
+    assert compiler is not None
+    subprocess.run([compiler, "-shared", "-fPIC", *link, str(source), "-o", str(library)], check=True, timeout=60)
+    run = build_llama("--check-runtime", str(library))
+    assert (run.returncode == 1) is is_refused
+    assert ("build it with a compiler that links libstdc++ dynamically" in run.stderr) is is_refused
+
+
+@pytest.mark.parametrize("module", ["worker.parity.compare", "worker.commands.parity", "tools.cuda_check.same_numbers"])
+def test_llama_cpp_is_loaded_before_numpy_wherever_both_are(module: str) -> None:
+    """With a private runtime in each library, the first one loaded is the one whose objects all use."""
+    told = "import sys, importlib; importlib.import_module(sys.argv[1]); print([*sys.modules])"
+    run = subprocess.run(
+        [sys.executable, "-c", told, module], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    names = run.stdout
+    if "'numpy'" in names:
+        assert names.index("'llama_cpp.llama_cpp'") < names.index("'numpy'")

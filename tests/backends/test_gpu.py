@@ -15,6 +15,7 @@ from tests.worker_process import WorkerProcess, check_order, text_of
 from worker.llama.devices import Device, devices
 from worker.llama.load import LoadedRunner
 from worker.llama.residency import DRIVERS_OWN_BYTES
+from worker.model.info import read_info
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.evidence import Window
@@ -108,6 +109,7 @@ def test_its_logits_are_the_cpus_within_the_bound_of_a_backend(
     gpu: Device, model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The bound is that of `parity run`, in its table of sources."""
+    kind = read_info(model_path).quant_kind
     with opened(model_path) as model:
         windows = [Window("short", tuple(model.tokenize(corpus.text())[:N_COMPARED]))]
     on_cpu = compute(model_path, as_served(cpu()), windows, folder=tmp_path / "cpu", n_threads=2)
@@ -115,7 +117,8 @@ def test_its_logits_are_the_cpus_within_the_bound_of_a_backend(
     found = on_gpu.against(on_cpu.logits)
     with capsys.disabled():
         sys.stdout.write(f"\n{gpu.flag}: KL {found.kl_mean.text()}, largest error {found.max_error:.2g}\n")
-    check = Bounds.load().check("mean KL", found.kl_mean.value, "sources.step.backend.other.kl_mean")
+    keys = (f"sources.step.backend.{name}.kl_mean" for name in (f"{gpu.backend}.{kind}", "other"))
+    check = Bounds.load().check("mean KL", found.kl_mean.value, *keys)
     assert check.holds, check
 
 

@@ -105,7 +105,6 @@ class Context:
         self._row_of: dict[int, int] = {}
         """The batch indexes of the last decode → rows of its logits."""
         self._rows, self._logits_address = _NO_ROWS, 0
-        self._is_asynchronous = model.device.is_gpu
         self._abort_flag = AbortFlag()
         if model.device.backend in ("cpu", "metal") and model.can_rewind:
             self._abort_flag.watched_by(self._handle)
@@ -148,7 +147,7 @@ class Context:
         indexes = self._batch.fill(slices)
         began_s = time.perf_counter()
         code = self._decode_padded(n_padding) if n_padding else int(capi.llama_decode(handle, self._batch.struct))
-        if self._is_asynchronous:
+        if self._model.device.is_gpu:
             # Else the time would be that of handing the step over, and the next step that waits would be charged.
             capi.llama_synchronize(handle)
         elapsed_s = time.perf_counter() - began_s
