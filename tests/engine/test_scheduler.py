@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.backend import Slice, Step
+from worker.engine.channels import ChannelText
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.scheduler import PASSES, Scheduler
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import FirstCome
-from worker.engine.text import TextStream
 from worker.wire.messages import JobKey, Sampling, SlotId, StepKind, TokenId
 
 LAW = settings(max_examples=300)
@@ -20,7 +20,7 @@ STEP_S: dict[StepKind, float] = {"prefill": TARGET_S, "decode": TARGET_S / 9}
 
 def waiting(job: int, n_prompt: int = 4, max_tokens: int = 4) -> Sequence:
     prompt = [TokenId(token) for token in range(n_prompt)]
-    return Sequence(JobKey(job), prompt, max_tokens, Sampling(seed=0), TextStream(()))
+    return Sequence(JobKey(job), prompt, max_tokens, Sampling(seed=0), ChannelText(()))
 
 
 def scheduler_of(

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.backend import Slice
+from worker.engine.channels import ChannelText
 from worker.engine.sequence import LEGAL_MOVES, Sequence, State
-from worker.engine.text import TextStream
 from worker.wire.messages import JobKey, Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=200)
@@ -35,7 +35,7 @@ DRAWN = {
 
 def sequence(n_prompt: int, max_tokens: int = 4, slot: int | None = 0) -> Sequence:
     prompt = [TokenId(100 + i) for i in range(n_prompt)]
-    made = Sequence(JobKey(1), prompt, max_tokens, SAMPLING, TextStream(()))
+    made = Sequence(JobKey(1), prompt, max_tokens, SAMPLING, ChannelText(()))
     made.slot = None if slot is None else SlotId(slot)
     return made
 

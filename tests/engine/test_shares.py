@@ -1,5 +1,6 @@
 """Who comes first and who gives way, decision by decision; test_fair_shares.py has what follows from them."""
 
+from worker.engine.channels import ChannelText
 from worker.engine.sequence import Sequence
 from worker.engine.shares import (
     CELLS_PER_ROW,
@@ -10,7 +11,6 @@ from worker.engine.shares import (
     FairShares,
     FirstCome,
 )
-from worker.engine.text import TextStream
 from worker.wire.messages import JobKey, Sampling, TokenId
 
 FAIR = FairShares()
@@ -19,7 +19,7 @@ MUCH = 100 * QUANTUM
 
 def sequence(job: int, n_prompt: int = 10, max_tokens: int = 20, *, n_served: int = 0, n_pauses: int = 0) -> Sequence:
     """One that had all its service in its slot."""
-    made = Sequence(JobKey(job), [TokenId(1)] * n_prompt, max_tokens, Sampling(seed=0), TextStream(()))
+    made = Sequence(JobKey(job), [TokenId(1)] * n_prompt, max_tokens, Sampling(seed=0), ChannelText(()))
     made.n_served = made.n_turn = n_served
     made.n_pauses = n_pauses
     return made

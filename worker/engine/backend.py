@@ -11,6 +11,7 @@ from typing import NewType, Protocol
 
 import msgspec
 
+from worker.engine.channels import NO_MARKS, Marks
 from worker.wire.messages import (
     Configure,
     Loaded,
@@ -309,6 +310,8 @@ class LoadedModel:
     constrain: Callable[[Submit], Constraint | Violation | None]
     """A fresh constraint for a job that asks for one, or why there is none. Called on the intake thread."""
     facts: Loaded
+    marks: Marks = NO_MARKS
+    """The vocabulary's control tokens."""
     widest_step: int = 0
     """How many tokens a prefill step has while nobody generates; 0 means the chunk."""
     retained_slots: tuple[SlotId, ...] = ()

@@ -23,6 +23,7 @@ from worker.engine.backend import (
     Sampled,
     Step,
 )
+from worker.engine.channels import NO_MARKS, Channel, ChannelText, Marks
 from worker.engine.config import EngineConfig
 from worker.engine.draft_model import DraftModel
 from worker.engine.drafts import Drafts
@@ -31,7 +32,6 @@ from worker.engine.predicted import Predicted
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
-from worker.engine.text import TextStream
 from worker.wire.messages import (
     BlocksChanged,
     Delta,
@@ -40,6 +40,7 @@ from worker.wire.messages import (
     Finished,
     JobKey,
     Logprob,
+    MarkUse,
     Outbound,
     PrefixCacheFound,
     PromptLogprobs,
@@ -107,6 +108,7 @@ class Engine:
         emit: Callable[[Outbound], None],
         clock: Callable[[], float],
         draft: LoadedDraft | None = None,
+        marks: Marks = NO_MARKS,
         warn: Callable[[str], None] = _keep_quiet,
     ) -> None:
         self._runner = runner
@@ -115,6 +117,7 @@ class Engine:
         """So many cells are kept free of retained ones for the next step."""
         self._emit = emit
         self._clock = clock
+        self._marks = marks
         self._n_unpromised_cells = runner.kv.n_free_cells - config.n_cells
         """The library rounds a context up; these cells are nobody's."""
         self._journal = BlockJournal() if config.tells_blocks else None
@@ -175,6 +178,7 @@ class Engine:
         constraint: Constraint | None = None,
         prompt_logprobs: int | None = None,
         prediction: Seq[TokenId] = (),
+        marks: MarkUse = "hidden",
     ) -> None:
         """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length, or ≤ where max_tokens is 0 and nothing is to
         be generated. max_tokens is cut to the room left. `prompt_logprobs`: how many of the most probable tokens are
@@ -184,7 +188,8 @@ class Engine:
         The engine owns the constraint from here on.
         """
         room = self._context_length - len(prompt)
-        text, is_cut = TextStream(stop), max_tokens > room
+        channel = self._marks.channel_after(prompt) if marks == "split" else Channel.CONTENT
+        text, is_cut = ChannelText(stop, self._marks, marks, channel), max_tokens > room
         sequence = Sequence(
             job,
             prompt,
@@ -488,11 +493,11 @@ class Engine:
     ) -> None:
         sequence.append(each.token)
         is_stop_token = each.token in sequence.sampling.stop_token_ids
-        text = "" if is_end or is_stop_token else sequence.text.push(each.piece)
+        text = "" if is_end or is_stop_token else sequence.text.push(each.token, each.piece)
         reason = sequence.stop_reason(is_end=is_end, is_stop_token=is_stop_token, is_over=is_over)
         if reason is not None:
             text += sequence.text.flush()
-        sequence.untold.append(Delta(sequence.job, text, logprob))
+        sequence.untold.append(Delta(sequence.job, text, logprob, sequence.text.is_reasoning))
         if reason is not None or sequence.state is State.DECODE:
             self._step_report.deltas += sequence.untold
             sequence.untold.clear()
@@ -502,7 +507,15 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: StopReason) -> None:
         is_full = reason == "MAX_TOKENS" and sequence.is_cut
         self._step_report.finished.append(
-            Finished(sequence.job, reason, sequence.text.matched, is_full, sequence.n_drafted, sequence.n_accepted)
+            Finished(
+                sequence.job,
+                reason,
+                sequence.text.matched,
+                is_full,
+                sequence.n_drafted,
+                sequence.n_accepted,
+                sequence.text.n_reasoning,
+            )
         )
         self._leave(sequence)
 

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from worker.engine.acceptance import Acceptance, Account
 from worker.engine.backend import Constraint, Forced, Score, Scoring, Slice
+from worker.engine.channels import ChannelText
 from worker.engine.history import Match
 from worker.engine.ngram import NgramLookup
 from worker.engine.predicted import Predicted
-from worker.engine.text import TextStream
 from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 
 NO_SCORE = Score(b"")
@@ -61,7 +61,7 @@ class Sequence:
     prompt: list[TokenId]
     max_tokens: int
     sampling: Sampling
-    text: TextStream
+    text: ChannelText
     constraint: Constraint | None = None
     is_cut: bool = False
     predicted: Predicted | None = None

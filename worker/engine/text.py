@@ -47,6 +47,13 @@ class TextStream:
                 return self._cut_before_stop(text[:n_read], self.matched)
         return self._hold_back(text)
 
+    def part(self) -> str:
+        """The held text, at a place that no stop spans; the text goes on behind it. An unfinished code point is
+        dropped."""
+        for watch in self._watches:
+            watch.n_matched = 0
+        return self.flush()
+
     def flush(self) -> str:
         """End of generation: the held text, which turned out not to be a stop. An unfinished code point is dropped.
 

@@ -18,6 +18,7 @@ from worker.chat.marks import Json, Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
 from worker.engine.backend import LoadedDraft, LoadedModel
+from worker.engine.channels import Marks
 from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
@@ -101,6 +102,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         Prompts(loaded.model, chat),
         Constraints(loaded.model).constrain,
         msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat)),
+        marks=Marks.of(loaded.model.controls),
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
         most_dead_cells=0 if shapes.retention is None else shapes.retention.most_dead_cells,

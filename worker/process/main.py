@@ -59,6 +59,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         emit=outbox.send,
         clock=time.monotonic,
         draft=model.draft,
+        marks=model.marks,
         warn=_warn,
     )
     intake.serve(config, model, engine)
@@ -181,6 +182,7 @@ def _apply(message: Work, engine: Engine) -> None:
                 constraint=constraint,
                 prompt_logprobs=submit.prompt_logprobs,
                 prediction=prediction,
+                marks=submit.marks,
             )
         case Cancel(job=job):
             engine.cancel(job)

@@ -103,6 +103,10 @@ Prompt = str | tuple[TokenId, ...] | Conversation
 """Text in which special tokens are parsed; tokens as they are; or a conversation, in which only the template's own
 special tokens are."""
 
+MarkUse = Literal["hidden", "shown", "split"]
+"""What becomes of control tokens in a job's text: they have none, or their names, or they have none and divide
+reasoning from content."""
+
 RowCosts = tuple[tuple[int, float], ...]
 """(tokens in a decode step, seconds it takes)."""
 
@@ -207,6 +211,7 @@ class Submit(_Frame, frozen=True, kw_only=True):
     """As Sampling.logprobs, of the prompt's own tokens."""
     prediction: str = ""
     """A text that the answer will probably repeat; empty: there is none."""
+    marks: MarkUse = "hidden"
 
 
 class Cancel(_Frame, frozen=True, kw_only=True):
@@ -495,6 +500,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     job: JobKey
     text: str
     logprob: Logprob | None = None
+    is_reasoning: bool = False
+    """Whether the text is not the answer's; only of jobs whose control tokens divide it."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -519,6 +526,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     """How many draft tokens were computed for it."""
     n_accepted: int = 0
     """How many of these were drawn."""
+    n_reasoning: int = 0
+    """How many tokens were drawn that are not the answer's, those that divide it included."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,174 @@
+"""What a model thinks is divided from what it answers by control tokens, however its text is cut into tokens."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.engine.channels import FAMILIES, NO_MARKS, Channel, ChannelText, Marks, Turn
+from worker.engine.text import TextStream
+from worker.wire.messages import TokenId
+
+CONTROLS = {
+    name: TokenId(1000 + number)
+    for number, name in enumerate(dict.fromkeys([*(name for family in FAMILIES for name in family), "<|other|>"]))
+}
+MARKS = Marks.of(CONTROLS)
+LETTERS = TokenId(1)
+"""Any token that is no control token."""
+
+Drawn = tuple[TokenId, bytes]
+Told = list[tuple[bool, str]]
+"""(whether it is reasoning, text), in order."""
+
+TEXTS = st.text("abé🙂 <|\n", max_size=12)
+
+
+def letters(text: str, cuts: Sequence[int] = ()) -> list[Drawn]:
+    """A text as tokens of any bytes."""
+    data = text.encode()
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [(LETTERS, data[a:b]) for a, b in pairwise(edges)]
+
+
+def mark(name: str) -> list[Drawn]:
+    return [(CONTROLS[name], b"")]
+
+
+def harmony(channel: str, text: str, cuts: Sequence[int] = ()) -> list[Drawn]:
+    head = [*mark("<|channel|>"), *letters(channel, cuts), *mark("<|message|>")]
+    return [*head, *letters(text, cuts), *mark("<|end|>"), *mark("<|start|>"), *letters("assistant", cuts)]
+
+
+def told(drawn: Sequence[Drawn], text: ChannelText | None = None, stops: Sequence[str] = ()) -> Told:
+    text = text or ChannelText(stops, MARKS, "split")
+    parts = [(text.push(token, piece), text.is_reasoning) for token, piece in drawn]
+    parts.append((text.flush(), text.is_reasoning))
+    return [(is_reasoning, part) for part, is_reasoning in parts if part]
+
+
+def content(parts: Told) -> str:
+    return "".join(part for is_reasoning, part in parts if not is_reasoning)
+
+
+def reasoning(parts: Told) -> str:
+    return "".join(part for is_reasoning, part in parts if is_reasoning)
+
+
+def test_a_message_in_the_form_of_gpt_oss_reads_as_its_final_channel() -> None:
+    drawn = [*harmony("analysis", "The user greets."), *harmony("final", "Hello!")[:-3]]
+    parts = told(drawn)
+    assert (reasoning(parts), content(parts)) == ("The user greets.", "Hello!")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(("analysis", "commentary", "final", "final json")), TEXTS), max_size=5),
+    st.lists(st.integers(0, 50), max_size=4),
+)
+def test_what_is_in_no_final_channel_is_reasoning_in_any_order_and_cut(
+    messages: list[tuple[str, str]], cuts: list[int]
+) -> None:
+    parts = told([each for channel, text in messages for each in harmony(channel, text, cuts)])
+    finals = [text for channel, text in messages if channel.startswith("final")]
+    others = [text for channel, text in messages if not channel.startswith("final")]
+    assert (reasoning(parts), content(parts)) == ("".join(others), "".join(finals))
+
+
+PAIRS = [family for family in FAMILIES if Turn.THINK in family.values()]
+
+
+@pytest.mark.parametrize("family", PAIRS, ids=lambda family: next(iter(family)))
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=3), st.lists(st.integers(0, 50), max_size=4))
+def test_what_is_between_a_pair_is_reasoning(
+    family: dict[str, Turn], turns: list[tuple[str, str]], cuts: list[int]
+) -> None:
+    opening, closing = list(family)[:2]
+    parts = told(
+        [
+            each
+            for thought, answer in turns
+            for each in (*mark(opening), *letters(thought, cuts), *mark(closing), *letters(answer, cuts))
+        ]
+    )
+    assert reasoning(parts) == "".join(thought for thought, _ in turns)
+    assert content(parts) == "".join(answer for _, answer in turns)
+
+
+def test_a_header_may_end_with_its_line() -> None:
+    drawn = [*mark("<|channel>"), *letters("thought\nHm.", [3, 9]), *mark("<channel|>"), *letters("Yes.")]
+    parts = told(drawn)
+    assert (reasoning(parts), content(parts)) == ("Hm.", "Yes.")
+
+
+def test_a_role_and_a_message_without_a_channel_are_no_reasoning() -> None:
+    drawn = [*mark("<|start|>"), *letters("assistant"), *mark("<|message|>"), *letters("Hello")]
+    assert told(drawn) == [(False, "Hello")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "channel"),
+    [
+        (["<|message|>", "<|end|>", "<|start|>"], Channel.ROLE),
+        (["[THINK]", "[/THINK]", "[THINK]"], Channel.REASONING),
+        (["[THINK]", "[/THINK]", "<|other|>"], Channel.CONTENT),
+        (["<|channel|>"], Channel.HEADER),
+        ([], Channel.CONTENT),
+    ],
+)
+def test_a_prompt_says_where_the_answer_begins(prompt: list[str], channel: Channel) -> None:
+    tokens = [token for name in prompt for token in (CONTROLS[name], LETTERS)]
+    assert MARKS.channel_after(tokens) is channel
+
+
+def test_an_answer_that_begins_inside_the_reasoning_is_reasoning_until_it_ends() -> None:
+    text = ChannelText((), MARKS, "split", Channel.REASONING)
+    assert told([*letters("Hm."), *mark("[/THINK]"), *letters("Yes.")], text) == [(True, "Hm."), (False, "Yes.")]
+
+
+@given(TEXTS, TEXTS, st.lists(st.integers(0, 50), max_size=4))
+def test_no_stop_spans_two_channels_and_what_was_held_back_stays_in_its_own(
+    thought: str, answer: str, cuts: list[int]
+) -> None:
+    drawn = [*mark("[THINK]"), *letters(thought + "ST", cuts), *mark("[/THINK]"), *letters("OP" + answer, cuts)]
+    parts = told(drawn, stops=["STOP"])
+    assert reasoning(parts) == thought + "ST"
+    assert content(parts) == "OP" + answer
+
+
+def test_a_stop_within_a_channel_ends_the_text() -> None:
+    text = ChannelText(["b"], MARKS, "split")
+    assert told([*mark("[THINK]"), *letters("abc"), *mark("[/THINK]"), *letters("d")], text) == [(True, "a")]
+    assert text.matched == "b"
+
+
+@given(st.lists(st.sampled_from(["<|channel|>", "[THINK]", "<|other|>", "text", "é"]), max_size=8))
+def test_marks_are_shown_by_their_names_or_not_at_all(names: list[str]) -> None:
+    drawn = [each for name in names for each in (mark(name) if name in CONTROLS else letters(name, [1]))]
+    hidden = ChannelText((), MARKS)
+    assert content(told(drawn, ChannelText((), MARKS, "shown"))) == "".join(names)
+    assert content(told(drawn, hidden)) == "".join(name for name in names if name not in CONTROLS)
+    assert hidden.n_reasoning == 0
+
+
+def test_names_that_are_ordinary_tokens_divide_nothing() -> None:
+    marks = Marks.of({"[THINK]": TokenId(5), "<|channel|>": TokenId(6)})
+    assert not marks.turns
+    text = ChannelText((), marks, "split")
+    assert told([(TokenId(5), b""), (LETTERS, b"[/THINK]x")], text) == [(False, "[/THINK]x")]
+
+
+def test_all_tokens_that_are_not_the_answers_are_counted() -> None:
+    text = ChannelText((), MARKS, "split")
+    drawn = [*harmony("analysis", "ab", [1]), *mark("<|channel|>"), *letters("final"), *mark("<|message|>")]
+    told([*drawn, *letters("cd", [1])], text)
+    assert text.n_reasoning == len(drawn)
+
+
+@given(TEXTS, st.lists(st.integers(0, 50), max_size=4), st.lists(st.sampled_from(["a", "b<", "🙂"]), max_size=2))
+def test_without_marks_a_text_is_what_it_is_alone(text: str, cuts: list[int], stops: list[str]) -> None:
+    stream = TextStream(stops)
+    alone = "".join(stream.push(piece) for _, piece in letters(text, cuts)) + stream.flush()
+    for use in ("hidden", "split", "shown"):
+        assert content(told(letters(text, cuts), ChannelText(stops, NO_MARKS, use))) == alone
