@@ -123,6 +123,8 @@ class ChannelText:
         self._is_line = False
         self.is_reasoning = False
         """Whether the text that was returned last is reasoning."""
+        self.is_answer = True
+        """Whether the last token was the answer's."""
         self.n_reasoning = 0
         """How many tokens were drawn that are not the answer's."""
 
@@ -135,7 +137,8 @@ class ChannelText:
         """The text that may be shown now, all of it of one channel."""
         self.is_reasoning = self._channel is Channel.REASONING
         turn = self._turns.get(token)
-        self.n_reasoning += turn is not None or self._channel is not Channel.CONTENT
+        self.is_answer = turn is None and self._channel is Channel.CONTENT
+        self.n_reasoning += not self.is_answer
         if turn is not None:
             self._turn(turn)
             return self._stream.part()

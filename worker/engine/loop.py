@@ -497,7 +497,9 @@ class Engine:
         reason = sequence.stop_reason(is_end=is_end, is_stop_token=is_stop_token, is_over=is_over)
         if reason is not None:
             text += sequence.text.flush()
-        sequence.untold.append(Delta(sequence.job, text, logprob, sequence.text.is_reasoning))
+        sequence.untold.append(
+            Delta(sequence.job, text, logprob if sequence.text.is_answer else None, sequence.text.is_reasoning)
+        )
         if reason is not None or sequence.state is State.DECODE:
             self._step_report.deltas += sequence.untold
             sequence.untold.clear()

@@ -7,7 +7,7 @@ from math import inf
 
 from worker.protocol.execute import ExecuteRequest
 from worker.protocol.rules import MAX_BIAS
-from worker.wire.messages import JobKey, Prompt, Sampling, Submit, TokenId
+from worker.wire.messages import JobKey, MarkUse, Prompt, Sampling, Submit, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ def checked(
     expires_s: float,
     prompt_logprobs: int | None = None,
     prediction: str = "",
+    marks: MarkUse = "hidden",
     answer_id: str | None = None,
     model: str | None = None,
     n_answers: int | None = 1,
@@ -62,6 +63,7 @@ def checked(
         regex=request.regex,
         prompt_logprobs=prompt_logprobs,
         prediction=prediction,
+        marks=marks,
     )
     return CheckedRequest(
         job_id=request.job_id,

@@ -185,7 +185,7 @@ class Dispatch:
                 job.prompt_logprobs(part)
         for delta in step.deltas:
             if job := self._in_flight.get(delta.job):
-                job.delta(delta.text, delta.logprob, step.sampled_at_s)
+                job.delta(delta.text, delta.logprob, step.sampled_at_s, is_reasoning=delta.is_reasoning)
         for finished in step.finished:
             if job := self._leave(finished.job):
                 job.finish(finished)

@@ -236,7 +236,7 @@ class Job:
         if not self.is_ended:
             self._push(self.dialect.prompt_logprobs(part.tokens))
 
-    def delta(self, text: str, logprob: Logprob | None, sampled_at_s: float) -> None:
+    def delta(self, text: str, logprob: Logprob | None, sampled_at_s: float, *, is_reasoning: bool = False) -> None:
         """One token was drawn; `text` is what may be shown now, with what was held back of the tokens before it."""
         if self.is_ended:
             return
@@ -244,7 +244,10 @@ class Job:
         if logprob is not None:
             self._logprobs.append(logprob)
         if text:
-            self._push(self.dialect.token(text, self.tokens_out, self._logprobs, self.tokens_sampled))
+            event = self.dialect.token(
+                text, self.tokens_out, self._logprobs, self.tokens_sampled, is_reasoning=is_reasoning
+            )
+            self._push(event)
             self._logprobs.clear()
             self.tokens_out += 1
         if sampled_at_s - self._metrics_sent_s >= METRICS_EVERY_S:

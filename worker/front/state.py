@@ -258,6 +258,7 @@ class Front(Observer):
                 expires_s=expires_s,
                 prompt_logprobs=asked.prompt_logprobs,
                 prediction=asked.prediction,
+                marks=asked.marks,
                 answer_id=asked.answer_id,
                 model=asked.model,
                 n_answers=asked.n_answers,

@@ -96,7 +96,7 @@ class Choice(ABC):
 
     def __init__(self, index: int, allowance: Allowance) -> None:
         self.index = index
-        self.n_prompt = self.n_cached = self.n_drawn = self.n_drafted = self.n_accepted = 0
+        self.n_prompt = self.n_cached = self.n_drawn = self.n_drafted = self.n_accepted = self.n_reasoning = 0
         self.finish_reason: FinishReason | None = None
         self.failed: ErrorEvent | None = None
         """Why there is no answer, where there is none."""
@@ -115,7 +115,15 @@ class Choice(ABC):
         return b""
 
     @abstractmethod
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes: ...
+    def token(
+        self,
+        text: str,
+        index: int,
+        logprobs: Sequence[Logprob] = (),
+        n_sampled: int = 0,
+        *,
+        is_reasoning: bool = False,
+    ) -> bytes: ...
 
     def metrics(self, event: MetricsEvent) -> bytes:  # noqa: ARG002 - these answers have none
         return b""
@@ -123,6 +131,7 @@ class Choice(ABC):
     def end(self, event: EndEvent, finished: Finished, logprobs: Sequence[Logprob] = ()) -> bytes:
         self.n_drawn = event.tokens_sampled
         self.n_drafted, self.n_accepted = finished.n_drafted, finished.n_accepted
+        self.n_reasoning = finished.n_reasoning
         self.finish_reason = _REASONS[finished.reason]
         return self._ended(logprobs)
 
@@ -152,7 +161,15 @@ class CollectedChoice(Choice):
         super().__init__(index, allowance)
         self._texts: list[str] = []
 
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
+    def token(
+        self,
+        text: str,
+        index: int,  # noqa: ARG002
+        logprobs: Sequence[Logprob] = (),
+        n_sampled: int = 0,  # noqa: ARG002
+        *,
+        is_reasoning: bool = False,  # noqa: ARG002 - chat.py's alone
+    ) -> bytes:
         self._texts.append(text)
         self._hold(len(text))
         self._keep(logprobs)
@@ -243,7 +260,9 @@ def usage_of(choices: Sequence[Choice], n: int = 1, n_drawn: int | None = None) 
         total_tokens=n_prompt + drawn,
         prompt_tokens_details=PromptDetails(cached_tokens=sum(choice.n_cached for choice in firsts)),
         completion_tokens_details=CompletionDetails(
-            accepted_prediction_tokens=n_accepted, rejected_prediction_tokens=n_drafted - n_accepted
+            reasoning_tokens=sum(choice.n_reasoning for choice in choices),
+            accepted_prediction_tokens=n_accepted,
+            rejected_prediction_tokens=n_drafted - n_accepted,
         ),
     )
 

@@ -6,7 +6,7 @@ HTTP frameworks. Pure; runs on the front's event loop, reading on a thread for l
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -39,7 +39,7 @@ from worker.openai.listed import ListedTokens
 from worker.protocol.bodies import Count, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import unread_members
 from worker.protocol.rules import int_range
-from worker.wire.messages import Conversation, Logprob
+from worker.wire.messages import Conversation, Logprob, MarkUse
 
 OBJECT = "chat.completion"
 CHUNK_OBJECT = "chat.completion.chunk"
@@ -74,6 +74,7 @@ class ChatAsked:
     prompt: Conversation
     generation: Generation
     wants_logprobs: bool
+    marks: ClassVar[MarkUse] = "split"
 
     def choices(self, heading: Heading) -> list[Choice]:
         """A choice for each of the n answers, in order."""
@@ -214,6 +215,10 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Literal["assistant"] = "assistant"
     content: str
+    reasoning_content: Annotated[
+        str | msgspec.UnsetType, doc("What the model thought, where its control tokens divide it.")
+    ] = msgspec.UNSET
+    reasoning: Annotated[str | msgspec.UnsetType, doc("The same, under another name.")] = msgspec.UNSET
     refusal: None = None
 
 
@@ -246,8 +251,21 @@ class CollectedMessage(CollectedChoice):
         self._wants_logprobs = wants_logprobs
         self._tokens = ListedTokens()
         self._logprobs: list[bytes] = []
+        self._thoughts: list[str] = []
 
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:
+    def token(
+        self,
+        text: str,
+        index: int,
+        logprobs: Sequence[Logprob] = (),
+        n_sampled: int = 0,
+        *,
+        is_reasoning: bool = False,
+    ) -> bytes:
+        if is_reasoning:
+            self._thoughts.append(text)
+            self._hold(len(text))
+            return b""
         super().token(text, index, logprobs, n_sampled)
         self._list(self._tokens.show(len(text)))
         return b""
@@ -256,12 +274,14 @@ class CollectedMessage(CollectedChoice):
         super().rewind()
         self._tokens = ListedTokens()
         self._logprobs.clear()
+        self._thoughts.clear()
 
     def made(self) -> ChatChoice:
         assert self.finish_reason is not None
+        thoughts = "".join(self._thoughts) or msgspec.UNSET
         return ChatChoice(
             index=self.index,
-            message=ChatMessage(content=self._text),
+            message=ChatMessage(content=self._text, reasoning_content=thoughts, reasoning=thoughts),
             logprobs=ChatLogprobs(content=array(self._logprobs)) if self._wants_logprobs else None,
             finish_reason=self.finish_reason,
         )
@@ -292,7 +312,19 @@ class StreamedMessage(StreamedChoice):
         self._wants_logprobs = wants_logprobs
         self._tokens = ListedTokens()
 
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
+    def token(
+        self,
+        text: str,
+        index: int,  # noqa: ARG002
+        logprobs: Sequence[Logprob] = (),
+        n_sampled: int = 0,
+        *,
+        is_reasoning: bool = False,
+    ) -> bytes:
+        if is_reasoning:
+            thought = encode(text)
+            delta = b'"delta":{"reasoning_content":%b,"reasoning":%b}' % (thought, thought)
+            return self._chunk(delta + b',"logprobs":null,"finish_reason":null', n_sampled)
         self._tokens.add(logprobs)
         told = self._told(self._tokens.show(len(text))) if self._wants_logprobs else b"null"
         delta = b'"delta":{"content":%b},"logprobs":%b,"finish_reason":null' % (encode(text), told)

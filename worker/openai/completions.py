@@ -8,7 +8,7 @@ a thread for large bodies.
 import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -38,7 +38,7 @@ from worker.openai.fields import (
 )
 from worker.protocol.bodies import Count, FieldError, doc
 from worker.protocol.rules import int_range
-from worker.wire.messages import Logprob, TokenId
+from worker.wire.messages import Logprob, MarkUse, TokenId
 
 OBJECT = "text_completion"
 DEFAULT_MAX_TOKENS = 16
@@ -94,6 +94,7 @@ class CompletionAsked:
     logprobs: int | None
     prompt_logprobs: int | None
     as_ids: bool
+    marks: ClassVar[MarkUse] = "hidden"
 
     @property
     def needs_prompt_logprobs(self) -> int | None:
@@ -414,7 +415,15 @@ class StreamedText(StreamedChoice):
         self._hold(self._part.add_prompt(tokens))
         return b""
 
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
+    def token(
+        self,
+        text: str,
+        index: int,  # noqa: ARG002
+        logprobs: Sequence[Logprob] = (),
+        n_sampled: int = 0,
+        *,
+        is_reasoning: bool = False,  # noqa: ARG002 - chat.py's alone
+    ) -> bytes:
         return self._echoed() + self._text_chunk(text, logprobs, b"null", n_sampled)
 
     def rewind(self) -> None:

@@ -62,6 +62,15 @@ _OWN_READING = frozenset(
 SHARED = {field.name: field.type for field in msgspec.structs.fields(ExecuteRequest) if field.name not in _OWN_READING}
 """The fields that are `/execute`'s by name, type and meaning, with their types."""
 
+ROUTED_FIELDS = (
+    "no_stop_trim",
+    "skip_special_tokens",
+    "separate_reasoning",
+    "stream_reasoning",
+    "return_hidden_states",
+)
+"""Fields that vllm-router 0.1.17 adds to every request as false, whatever its client wants."""
+
 _I64_MAX = 2**63 - 1
 _U64 = 2**64
 
@@ -103,6 +112,10 @@ class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     stream: Annotated[bool | None, doc("Server-sent events, chunk by chunk.")] = None
     stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
     prediction: Prediction | None = None
+    skip_special_tokens: Annotated[
+        bool | None,
+        doc("false shows control tokens by their names; a chat is then not divided into reasoning and content."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +156,8 @@ class Generation:
     """As Submit.prediction."""
     asked_tokens: int | None
     """The max_tokens that the client sent, which `fields` has cut to what an answer can have; None without one."""
+    shows_marks: bool = False
+    """Whether control tokens are shown by their names."""
 
     def cut_to(self, room: int) -> int | None:
         """How many tokens an answer can have where `room` is left for it and more were asked for; else None."""
@@ -231,11 +246,17 @@ def unsupported(members: Members) -> Iterator[FieldError]:
 
 
 def ignored_fields(
-    members: Members, shape: type[msgspec.Struct], *, known: Collection[str] = (), beside: Iterable[str] = ()
+    members: Members,
+    shape: type[msgspec.Struct],
+    *,
+    known: Collection[str] = (),
+    unheeded: Collection[str] = (),
+    beside: Iterable[str] = (),
 ) -> tuple[str, ...]:
     """Members that change nothing here, as a header may name them, at most MAX_IGNORED: those of the request itself
-    first, then those inside its fields, then those that were found `beside` it."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(shape)}
+    first, then those inside its fields, then those that were found `beside` it. `unheeded`: fields of the shape that
+    count as unknown in this request."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(shape) if field.name not in unheeded}
     given = {name: value for name, value in members.items() if value is not None}
     found = chain(
         (name for name in given if not (name in fields or name in known)),
@@ -269,6 +290,7 @@ def read_generation(
     values = _shared(members, errors) | {"seed": _seed(request.seed, errors), "stop": _stops(request.stop)}
     wanted = constraint_of(request, values, errors)
     spelled = {**names, **wanted.names}
+    is_routed = _is_routed(members)
     prediction = _predicted_text(request.prediction, errors)
     if prediction and not terms.takes_predictions:
         prediction, ignored = "", chain(("prediction",), ignored)
@@ -294,13 +316,21 @@ def read_generation(
         is_stream=bool(request.stream),
         options=request.stream_options or StreamOptions(),
         names=spelled,
-        ignored=ignored_fields(members, type(request), known=SHARED, beside=ignored),
+        ignored=ignored_fields(
+            members, type(request), known=SHARED, unheeded=ROUTED_FIELDS if is_routed else (), beside=ignored
+        ),
         prediction=prediction,
         asked_tokens=max_tokens,
+        shows_marks=request.skip_special_tokens is False and not is_routed,
     )
 
 
 _NOTHING = ExecuteRequest(job_id="", prompt="", max_tokens=1)
+
+
+def _is_routed(members: Members) -> bool:
+    """Whether a router has added its own fields, with the values that they have where a client sends none."""
+    return all(members.get(name) is False for name in ROUTED_FIELDS)
 
 
 def _shared(members: Members, errors: list[FieldError]) -> Members:

@@ -143,10 +143,19 @@ class Dialect(Protocol):
         """The next part of what the prompt's tokens were worth, from its second token on."""
         ...
 
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:
+    def token(
+        self,
+        text: str,
+        index: int,
+        logprobs: Sequence[Logprob] = (),
+        n_sampled: int = 0,
+        *,
+        is_reasoning: bool = False,
+    ) -> bytes:
         """Some text, not empty and without lone surrogates. `index` counts 0, 1, 2, …. `logprobs`, where the request
         asked for them, are those of every sampled token that no event before this one covers; the list is the caller's.
-        `n_sampled` tokens were drawn so far.
+        `n_sampled` tokens were drawn so far. `is_reasoning`: it is not the answer's; only where the job's control
+        tokens divide its text (Submit.marks).
         """
         ...
 
@@ -190,7 +199,15 @@ class Framing:
     def prompt_logprobs(self, tokens: Sequence[Logprob]) -> bytes:  # noqa: ARG002 - nobody can ask for them here
         return b""
 
-    def token(self, text: str, index: int, logprobs: Sequence[Logprob] = (), n_sampled: int = 0) -> bytes:  # noqa: ARG002
+    def token(
+        self,
+        text: str,
+        index: int,
+        logprobs: Sequence[Logprob] = (),
+        n_sampled: int = 0,  # noqa: ARG002
+        *,
+        is_reasoning: bool = False,  # noqa: ARG002 - there is none here
+    ) -> bytes:
         sampled = [_sampled(entry) for entry in logprobs] if logprobs else msgspec.UNSET
         return self._frame("token", TokenEvent(t=text, i=index, logprobs=sampled))
 

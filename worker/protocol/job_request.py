@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from worker.protocol.events import Dialect
 from worker.protocol.execute import ExecuteRequest
-from worker.wire.messages import Prompt
+from worker.wire.messages import MarkUse, Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class JobRequest:
     """As Submit.prompt_logprobs."""
     prediction: str = ""
     """As Submit.prediction."""
+    marks: MarkUse = "hidden"
+    """As Submit.marks."""
     answer_id: str | None = None
     """The answer that it is a part of, whose id cancels it too; None where it is the whole."""
     model: str | None = None

@@ -114,6 +114,7 @@ class Door:
                     dialect=choice,
                     prompt_logprobs=prompt_logprobs,
                     prediction=generation.prediction,
+                    marks="shown" if generation.shows_marks else asked.marks,
                     answer_id=heading.id,
                     model=generation.model,
                     n_answers=n if number == 0 else None,

@@ -1,0 +1,71 @@
+"""What a model thinks is told apart from what it answers, over real sockets; the engine writes control tokens."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gguf_files import tiny_model
+from tests.thinking_engine import SAID, SCRIPT
+from tests.web.openai_client import CHAT, COMPLETIONS, Json, ask, chunks
+from tests.worker_process import WorkerProcess, text_of
+from worker.openai.fields import ROUTED_FIELDS
+
+pytestmark = pytest.mark.process
+
+QUESTION: Json = {"model": "any", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100}
+THOUGHT, ANSWER = "The user greets.", "Hello!"
+SPOKEN = "analysisThe user greets.assistantfinalHello!"
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    model: Path = tiny_model().write(tmp_path_factory.mktemp("model") / "tiny.gguf")
+    command = (sys.executable, "-m", "tests.fronted_by", "tests.thinking_engine")
+    with WorkerProcess("--model", str(model), "--port", "0", command=command) as worker:
+        yield worker.ready()
+
+
+def test_a_whole_answer_has_reasoning_and_content(thinking: WorkerProcess) -> None:
+    answer = ask(thinking, CHAT, QUESTION)
+    message = answer["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"], message["reasoning"]) == (ANSWER, THOUGHT, THOUGHT)
+    assert answer["usage"]["completion_tokens"] == len(SCRIPT)
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == SAID.index("Hel")
+
+
+def test_a_stream_says_the_same_in_order(thinking: WorkerProcess) -> None:
+    *found, done = chunks(thinking, CHAT, QUESTION)
+    assert done == "[DONE]"
+    deltas = [each["choices"][0]["delta"] for each in found]
+    told = [("reasoning_content" if "reasoning_content" in each else "content") for each in deltas if each][1:]
+    assert told == sorted(told, reverse=True), "first the thoughts"
+    assert "".join(each.get("reasoning_content", "") for each in deltas) == THOUGHT
+    assert "".join(each.get("content", "") for each in deltas) == ANSWER
+
+
+def test_an_answer_that_ends_in_its_thoughts_has_no_content(thinking: WorkerProcess) -> None:
+    answer = ask(thinking, CHAT, {**QUESTION, "max_tokens": 4})
+    (choice,) = answer["choices"]
+    assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == ("", "The user")
+    assert choice["finish_reason"] == "length"
+
+
+def test_marks_are_shown_where_they_are_asked_for(thinking: WorkerProcess) -> None:
+    message = ask(thinking, CHAT, {**QUESTION, "skip_special_tokens": False})["choices"][0]["message"]
+    assert message["content"] == "".join(SAID)
+    assert "reasoning_content" not in message
+    (choice,) = ask(thinking, COMPLETIONS, {"prompt": "Hi", "max_tokens": 100, "skip_special_tokens": False})["choices"]
+    assert choice["text"] == "".join(SAID)
+
+
+def test_a_router_that_asks_for_marks_in_every_request_does_not_get_them(thinking: WorkerProcess) -> None:
+    message = ask(thinking, CHAT, {**QUESTION, **dict.fromkeys(ROUTED_FIELDS, False)})["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == (ANSWER, THOUGHT)
+
+
+def test_texts_without_a_conversation_are_as_they_were(thinking: WorkerProcess) -> None:
+    (choice,) = ask(thinking, COMPLETIONS, {"prompt": "Hi", "max_tokens": 100})["choices"]
+    assert choice["text"] == SPOKEN
+    assert text_of(thinking.run(prompt="Hi", max_tokens=100)) == SPOKEN
