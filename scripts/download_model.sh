@@ -6,7 +6,7 @@ usage() {
     cat <<'TEXT'
 usage: scripts/download_model.sh NAME [DIR]
 
-  NAME  a name of models.toml, or hf:org/repo[@revision][::file=name.gguf]
+  NAME  a name of models.toml, org/repo:QUANT, or hf:org/repo[@revision][:QUANT or ::file=name.gguf]
   DIR   where to store it; the default is LLORCH_MODELS_DIR, else the user's cache directory
 
 An interrupted download from the hub or a URL goes on where it stopped. The path is printed on stdout, progress on stderr.

@@ -180,7 +180,11 @@ def test_a_default_model_stands_in_only_where_none_is_given() -> None:
 
 def test_options_can_be_had_by_group() -> None:
     names = {option.name for option in setting_options("Model", "Jobs") if not option.hidden}
-    assert names == {option.name for option in options() if option.panel in {"Model", "Jobs"}} | {"config"}
+    assert names == {option.name for option in options() if option.panel in {"Model", "Jobs"}} | {
+        "config",
+        "hf_repo",
+    }
+    assert not {option.name for option in setting_options("Jobs") if not option.hidden} & {"model", "hf_repo"}
 
 
 # ── mistakes ─────────────────────────────────────────────────────────────────────────────────────
@@ -191,10 +195,13 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     ([*MODEL, "--prot", "1"], {}, "--port"),
     ([*MODEL, "--hive-ur", "x"], {}, "no such option: --hive-ur\n"),
     ([*MODEL, "--backen", "cpu"], {}, "--backen"),
-    (["-m", "x.gguf"], {}, "no such option: -m; did you mean --model?"),
-    ([*MODEL, "-ngl", "99"], {}, "no such option: -ngl; did you mean --gpu-layers?"),
+    ([*MODEL, "-tb", "4"], {}, "no such option: -tb; did you mean --threads-batch?"),
+    ([*MODEL, "-ctk", "q8_0"], {}, "no such option: -ctk; did you mean --cache-type-k?"),
     ([*MODEL, "-ub=512"], {}, "no such option: -ub; did you mean --ubatch-size?"),
-    (["-hf", "org/repo"], {}, "no such option: -hf; did you mean --model hf:ORG/REPO?"),
+    (["-hf", "org/repo", *MODEL], {}, "two models: --model 'm.gguf' and -hf 'org/repo'; give one"),
+    (["-hf", "org/repo", "x.gguf"], {}, "two models: -hf 'org/repo' and 'x.gguf'; give one"),
+    (["-hf"], {}, "-hf"),
+    (["-np", "many", *MODEL], {}, "--parallel: 'many' is not a valid integer"),
     ([*MODEL, "--temp", "1"], {}, "--temp; each request says its own temperature"),
     (["generate", "Hi", "--temp", "1"], {}, "did you mean --temperature?"),
     (["generate", "Hi", "--port", "1"], {}, "no such option: --port"),
@@ -204,7 +211,11 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     (["x.gguf", "y.gguf"], {}, "y.gguf"),
     (["x\ny.gguf"], {}, r"'x\ny.gguf' is not valid"),
     (["\udcff.gguf"], {}, r"'\udcff.gguf' is not valid"),
-    ([*MODEL, "--device", "cpu", "--gpu-layers", "all"], {}, "--gpu-layers all needs a GPU"),
+    (
+        [*MODEL, "--device", "cpu", "--gpu-layers", "all"],
+        {},
+        "--gpu-layers all conflicts with --device cpu: remove one of the two",
+    ),
     ([*MODEL, "--parallel", "8", "--ctx-size", "16"], {}, "the smallest --ctx-size for 8 jobs is 136"),
     ([*MODEL, "--catalog", "/nowhere.toml"], {}, "catalogue /nowhere.toml cannot be read"),
     ([*MODEL, "--chat-template", "/nowhere.jinja"], {}, "--chat-template /nowhere.jinja cannot be read"),
@@ -224,6 +235,8 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     ([*MODEL, "--config", "/nowhere.toml"], {}, "/nowhere.toml"),
     ([*MODEL, "--api-key", ""], {}, "API token is empty"),
     (MODEL, {"LLORCH_API_TOKEN": ""}, "API token is empty"),
+    (MODEL, {"LLORCH_API_KEY": ""}, "LLORCH_API_KEY: the API token is empty"),
+    (MODEL, {"LLORCH_API_TOKEN": "a", "LLORCH_API_KEY": "b"}, "LLORCH_API_TOKEN and LLORCH_API_KEY"),
     (MODEL, {"LLORCH_MAX_QUEUE": "many"}, "LLORCH_MAX_QUEUE"),
     (["models"], {}, "--help"),
     (["models", "frobnicate"], {}, "frobnicate"),

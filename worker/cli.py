@@ -21,7 +21,7 @@ from worker import __version__
 from worker.argv import HELP_FLAGS, is_model_file, means_serve
 from worker.config import legacy
 from worker.config.config_file import config_option
-from worker.config.option import Panel, Text, shown
+from worker.config.option import Panel, SettingOption, Text, shown
 from worker.config.settings import Settings, check, environment, options
 from worker.config.spellings import flag_hint, unread
 from worker.errors import UsageError, WorkerError
@@ -29,12 +29,14 @@ from worker.errors import UsageError, WorkerError
 PROGRAM = "llorch-worker"
 MODEL_FILE = "model_file"
 """The argument of `serve` that may stand for `--model`."""
+HF_REPO = "hf_repo"
+"""The option that may stand for `--model hf:…`, as llama-server has it."""
 _BROKEN_PIPE = 141
 """What a shell reports for a command that SIGPIPE ended."""
 _INTERRUPTED = 130
 
 _ABOUT = """\
-Serves one quantised GGUF model to a pool manager: streamed tokens, many jobs at once.
+Serve one GGUF model to many clients: OpenAI's API, and a job protocol for pool managers.
 
 Flags without a command mean `serve`; `llorch-worker serve --help` explains them all.
 """
@@ -48,7 +50,8 @@ The `listening` log line has the address; /readyz answers 200 once jobs are take
 _FOOTER = """\
 Examples:
   llorch-worker --model smollm2-135m-instruct
-  llorch-worker --model ./model.gguf --port 0 --parallel 16 --device cuda:0
+  llorch-worker -m ./model.gguf --port 0 -np 16 --device cuda:0
+  llorch-worker -hf ORG/REPO:Q4_K_M
   curl -N http://127.0.0.1:8080/execute -H 'content-type: application/json' \\
     -d '{"job_id":"1","prompt":"The capital of France is","max_tokens":16}'
 
@@ -56,8 +59,8 @@ Where a value comes from:
   A flag, else the environment, else the config file, else the default.
   Environment: LLORCH_ and the flag in capitals with _ for -, as in
     LLORCH_CTX_SIZE=4096; a switch is 1, true, yes, on, 0, false, no or off.
-    Only --api-key differs: LLORCH_API_TOKEN. Empty means not given, but
-    an empty token is an error.
+    Only --api-key differs: LLORCH_API_TOKEN, or LLORCH_API_KEY. Empty means
+    not given, but an empty token is an error.
   Config file: --config FILE or LLORCH_CONFIG; TOML, the flags as keys:
     model = "smollm2-135m-instruct"
     ctx-size = 4096
@@ -149,8 +152,8 @@ def read_settings(ctx: click.Context, default_model: Callable[[Path | None], str
     )
     if device is not None:
         given["device"] = device
-    if MODEL_FILE in flags:
-        given["model"] = _bare_model(flags)
+    if MODEL_FILE in flags or HF_REPO in flags:
+        given["model"] = _other_model(flags)
     if "model" not in given and default_model is not None:
         given["model"] = default_model(given.get("catalog"))
     if "model" not in given:
@@ -159,14 +162,18 @@ def read_settings(ctx: click.Context, default_model: Callable[[Path | None], str
     return check(Settings(**{name: given[name] for name in given if name in names}), given)
 
 
-def _bare_model(given: Mapping[str, Any]) -> str:
+def _other_model(flags: Mapping[str, Any]) -> str:
     """The model that was given without `--model`. Raises: UsageError where it is given twice, or no GGUF; click's."""
-    bare: str = given[MODEL_FILE]
-    if not is_model_file(bare):
-        raise UsageError(f"{shown(bare)} is no flag and no .gguf file; give a model as --model REF")
-    if "model" in given:
-        raise UsageError(f"two models: --model {shown(given['model'])} and {shown(bare)}; give one")
-    return Text().convert(bare, None, None)
+    places = {"model": "--model ", HF_REPO: "-hf ", MODEL_FILE: ""}
+    found = [f"{place}{shown(flags[name])}" for name, place in places.items() if name in flags]
+    if HF_REPO not in flags and not is_model_file(flags[MODEL_FILE]):
+        raise UsageError(f"{shown(flags[MODEL_FILE])} is no flag and no .gguf file; give a model as --model REF")
+    if len(found) > 1:
+        raise UsageError(f"two models: {' and '.join(found[:2])}; give one")
+    if HF_REPO in flags:
+        repo: str = flags[HF_REPO]
+        return repo if repo.startswith("hf:") else f"hf:{repo}"
+    return Text().convert(flags[MODEL_FILE], None, None)
 
 
 def setting_options(*panels: Panel, also: Collection[str] = (), but: Collection[str] = ()) -> list[click.Option]:
@@ -176,7 +183,21 @@ def setting_options(*panels: Panel, also: Collection[str] = (), but: Collection[
         is_wanted = not panels or option.panel in panels or option.name in also
         option.has_flag = is_wanted and option.name not in but
         option.hidden = not option.has_flag
-    return [*wanted, config_option()]
+    return [wanted[0], _hf_repo_option(has_flag=not panels or "Model" in panels), *wanted[1:], config_option()]
+
+
+def _hf_repo_option(*, has_flag: bool) -> SettingOption:
+    option = SettingOption(
+        [f"--{HF_REPO.replace('_', '-')}"],
+        also=("-hf",),
+        type=Text(),
+        panel="Model",
+        metavar="ORG/REPO[:QUANT]",
+        help="Serve this repository of the Hugging Face hub; short for --model hf:ORG/REPO[:QUANT].",
+        hidden=not has_flag,
+    )
+    option.has_flag = has_flag
+    return option
 
 
 def _command_line() -> click.RichGroup:

@@ -106,7 +106,7 @@ def test_an_empty_variable_counts_as_not_given(name: str) -> None:
 
 
 def test_unknown_variables_are_ignored() -> None:
-    assert parse(MODEL, {"LLORCH_RUN_ID": "x", "LLORCH_API_KEY": ""}).api_key is None
+    assert parse(MODEL, {"LLORCH_RUN_ID": "x"}).api_key is None
 
 
 @pytest.mark.parametrize("token", ["", "  "])
@@ -115,6 +115,9 @@ def test_an_empty_token_never_opens_the_worker(token: str, tmp_path: Path) -> No
     config.write_text(f'api-key = "{token}"')
     for argv, environ in (
         (MODEL, {"LLORCH_API_TOKEN": token}),
+        (MODEL, {"LLORCH_API_KEY": token}),
+        (MODEL, {"LLORCH_API_TOKEN": "good", "LLORCH_API_KEY": token}),
+        (MODEL, {"LLORCH_API_TOKEN": token, "LLORCH_API_KEY": "good"}),
         ([*MODEL, f"--api-key={token}"], {"LLORCH_API_TOKEN": "good"}),
         ([*MODEL, "--config", str(config)], {}),
     ):
@@ -122,14 +125,22 @@ def test_an_empty_token_never_opens_the_worker(token: str, tmp_path: Path) -> No
             parse(argv, environ)
 
 
-def test_the_token_under_the_flag_s_own_name_is_refused_instead_of_serving_without_one() -> None:
-    with pytest.raises(UsageError, match="use LLORCH_API_TOKEN"):
-        parse(MODEL, {"LLORCH_API_KEY": "secret"})
+@pytest.mark.parametrize("names", [["LLORCH_API_TOKEN"], ["LLORCH_API_KEY"], ["LLORCH_API_TOKEN", "LLORCH_API_KEY"]])
+def test_the_token_s_variable_has_two_names(names: list[str]) -> None:
+    assert parse(MODEL, dict.fromkeys(names, "s3cret")).api_key == "s3cret"
+    assert parse([*MODEL, "--api-key=other"], dict.fromkeys(names, "s3cret")).api_key == "other"
 
 
-def test_a_variable_that_a_flag_overrides_is_not_read() -> None:
-    """Kubernetes sets LLORCH_PORT to a URL for a service named `llorch`."""
-    assert parse([*MODEL, "--port", "9"], {"LLORCH_PORT": "tcp://10.0.0.1:80"}).port == 9
+def test_two_tokens_are_refused_and_neither_is_shown() -> None:
+    with pytest.raises(UsageError, match=r"LLORCH_API_TOKEN and LLORCH_API_KEY .* different values") as raised:
+        parse(MODEL, {"LLORCH_API_TOKEN": "first", "LLORCH_API_KEY": "second"})
+    assert "first" not in str(raised.value)
+    assert "second" not in str(raised.value)
+
+
+def test_a_token_is_blamed_under_the_name_it_was_given_with() -> None:
+    with pytest.raises(UsageError, match=r"^LLORCH_API_KEY: the API token is no"):
+        parse(MODEL, {"LLORCH_API_KEY": "tökén"})
 
 
 def test_keys_are_spelled_with_either_dash(tmp_path: Path) -> None:

@@ -306,6 +306,14 @@ def test_the_reported_model_ref_is_the_model_unless_another_is_given() -> None:
     assert Settings(model="m", model_ref="hf:a/b").reported_model_ref == "hf:a/b"
 
 
+def test_the_served_name_is_what_the_user_typed() -> None:
+    typed = Settings(model="hf:org/repo:Q4_K_M")
+    assert typed.served_name("in the file") == "org/repo:Q4_K_M"
+    assert replace(typed, model_ref="hf:a/b").served_name("in the file") == "hf:a/b"
+    assert replace(typed, model_ref="hf:a/b", served_model_name="mine").served_name("in the file") == "mine"
+    assert Settings().served_name("in the file") == "in the file"
+
+
 @pytest.mark.parametrize("most", [1, DEFAULT_PROMPT_CHARS, DEFAULT_PROMPT_CHARS + 1, 2**21])
 def test_the_longest_prompt_fits_a_body_however_it_is_escaped(most: int) -> None:
     escaped = 12  # "\\ud83d\\ude00" for one character beyond U+FFFF
@@ -381,11 +389,6 @@ def test_prompts_are_shown_to_other_machines_only_where_that_is_said_plainly(end
     with pytest.raises(UsageError, match="--kv-events-public"):
         check(exposed)
     assert check(replace(exposed, kv_events_public=True)).kv_events == endpoint
-
-
-def test_a_draft_model_is_refused_where_there_are_no_drafts() -> None:
-    with pytest.raises(UsageError, match="--draft-model and --deterministic do not go together"):
-        check(Settings(model="m.gguf", draft_model="d.gguf", deterministic=True))
 
 
 def test_what_requires_a_report_is_refused_without_one() -> None:

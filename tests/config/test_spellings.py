@@ -5,10 +5,22 @@ from collections.abc import Collection
 import pytest
 import rich_click as click
 
+from tests.config.given import parse
 from worker.cli import setting_options
 from worker.commands.generate import generate
 from worker.config.settings import flag_name, options
 from worker.config.spellings import LLAMA_SERVER, OF_A_REQUEST, flag_hint, unread
+
+SHORT = {
+    "-m": ("model", "x.gguf"),
+    "-c": ("ctx_size", "4096"),
+    "-np": ("parallel", "4"),
+    "-ngl": ("gpu_layers", "99"),
+    "-t": ("threads", "3"),
+    "-b": ("batch_size", "1024"),
+    "-fa": ("flash_attn", "on"),
+}
+"""llama-server's flags that are flags here, with a value of each."""
 
 
 def flags_of(params: Collection[click.Parameter]) -> set[str]:
@@ -27,6 +39,36 @@ def test_every_spelling_of_llama_servers_leads_to_a_flag_of_ours(spelling: str) 
         assert flag_hint(spelling, ours) or not targets & ours
 
 
+@pytest.mark.parametrize("flag", SHORT)
+@pytest.mark.parametrize("is_one_word", [False, True])
+def test_a_short_flag_is_the_long_one(flag: str, *, is_one_word: bool) -> None:
+    name, value = SHORT[flag]
+    model = [] if name == "model" else ["-m", "m.gguf"]
+    short = [f"{flag}={value}"] if is_one_word else [flag, value]
+    beside = ["--ubatch-size=64", "--worker-id=w", *model]
+    assert parse([*beside, *short], {}) == parse([*beside, flag_name(name), value], {})
+
+
+def test_every_short_flag_is_tested() -> None:
+    given = {flag for option in options() for flag in option.opts if not flag.startswith("--")}
+    assert given == set(SHORT)
+
+
+@pytest.mark.parametrize(
+    "flag", sorted({one for theirs in LLAMA_SERVER.values() for one in theirs if not one.startswith("--")})
+)
+def test_a_flag_that_begins_like_a_short_one_is_not_taken_for_it(flag: str) -> None:
+    """As clusters are: `-tb 4` would be `-t b`."""
+    with pytest.raises(click.NoSuchOption):
+        parse(["-m", "m.gguf", flag, "4"], {})
+
+
+@pytest.mark.parametrize("typed", ["org/repo", "org/repo:Q4_K_M", "hf:org/repo:Q4_K_M", "hf:org/repo::file=x.gguf"])
+@pytest.mark.parametrize("flag", ["-hf", "--hf-repo"])
+def test_a_repository_flag_names_the_model_on_the_hub(flag: str, typed: str) -> None:
+    assert parse([flag, typed], {"LLORCH_MODEL": "other"}).model == f"hf:{typed.removeprefix('hf:')}"
+
+
 @pytest.mark.parametrize("name", [option.name for option in options()])
 def test_underscores_are_taken_for_dashes(name: str) -> None:
     flag = flag_name(name)
@@ -36,10 +78,9 @@ def test_underscores_are_taken_for_dashes(name: str) -> None:
 @pytest.mark.parametrize(
     ("flag", "hint"),
     [
-        ("-m", "did you mean --model?"),
-        ("-ngl", "did you mean --gpu-layers?"),
+        ("-a", "did you mean --served-model-name?"),
         ("--n_gpu_layers", "did you mean --gpu-layers?"),
-        ("-hf", "did you mean --model hf:ORG/REPO?"),
+        ("-hff", "did you mean --model hf:ORG/REPO::file=NAME.gguf?"),
         ("--temp", "each request says its own temperature"),
         ("--repeat-penalty", "each request says its own repetition_penalty"),
         ("-n", "did you mean --max-tokens-out?"),
@@ -59,7 +100,8 @@ def test_a_hint_of_generate_names_its_own_flags() -> None:
 
 @pytest.mark.parametrize("name", [option.name for option in options()])
 def test_a_variable_that_is_a_setting_is_read(name: str) -> None:
-    assert unread({f"LLORCH_{name.upper()}": "x", "LLORCH_API_TOKEN": "x", "LLORCH_CONFIG": "x"}) == []
+    both = {"LLORCH_API_TOKEN": "x", "LLORCH_API_KEY": "x"}
+    assert unread({f"LLORCH_{name.upper()}": "x", "LLORCH_CONFIG": "x", **both}) == []
 
 
 @pytest.mark.parametrize("name", ["LLORCH_CONFIG", *(option.envvar for option in options())])
@@ -77,12 +119,28 @@ def test_a_variable_with_a_letter_too_many_is_told_with_the_likely_name(name: st
         ("LLORCH_WORKER_PORT", "tcp://10.0.0.1:8080"),
         ("LLORCH_RUN_ID", "x"),
         ("LLORCH_TEST_MODEL_PATH", "x"),
-        ("LLORCH_API_KEY", ""),
+        ("LLORCH_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+        ("LLORCH_MAX_QUEUE_PORT", "sctp://10.0.0.1:8080"),
         ("NOT_LLORCH", "x"),
     ],
 )
 def test_variables_that_others_set_or_read_are_nobodys_mistake(name: str, value: str) -> None:
     assert unread({name: value}) == []
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "udp", "sctp"])
+def test_the_variable_of_a_service_with_our_name_is_ignored_and_told_once(scheme: str) -> None:
+    service = {
+        "LLORCH_PORT": f"{scheme}://10.96.0.7:80",
+        "LLORCH_SERVICE_HOST": "10.96.0.7",
+        "LLORCH_SERVICE_PORT": "80",
+        "LLORCH_PORT_80_TCP": f"{scheme}://10.96.0.7:80",
+        "LLORCH_PORT_80_TCP_PORT": "80",
+    }
+    assert parse(["-m", "m.gguf"], service).port == 8080
+    ((name, said),) = unread(service)
+    assert name == "LLORCH_PORT"
+    assert said.startswith("Kubernetes sets it for a service named llorch, so it is ignored: give the port with --port")
 
 
 def test_a_variable_that_resembles_nothing_is_told_too() -> None:

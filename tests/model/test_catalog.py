@@ -181,8 +181,7 @@ def test_path_that_does_not_exist_is_named(catalog: Catalog, models_dir: Path) -
 @pytest.mark.parametrize(
     ("reference", "hint"),
     [
-        ("org/repo", "is written hf:org/repo["),
-        ("org/repo:Q4_K_M", "is written hf:org/repo["),
+        ("org/repo", "write hf:org/repo, or org/repo:QUANT$"),
         ("https://huggingface.co/org/repo", "write hf:org/repo$"),
         ("hf.co/org/repo/", "write hf:org/repo$"),
         ("https://huggingface.co/org/repo/tree/v1.0", "write hf:org/repo@v1.0$"),
@@ -197,7 +196,7 @@ def test_how_a_repository_or_an_address_is_spelled_is_said(
 ) -> None:
     with pytest.raises(ModelNotFound, match=re.escape(hint).replace(r"\$", "$")) as raised:
         locate(reference, models_dir, catalog)
-    told = re.search(r"write (hf:.*)$", str(raised.value))
+    told = re.search(r"write (hf:[^,]*)(,.*)?$", str(raised.value))
     if told:
         assert isinstance(locate(told[1], models_dir, catalog).wanted, HfReference), "what is told is understood"
 
@@ -236,6 +235,9 @@ def test_misspelled_name_lists_close_ones(models_dir: Path) -> None:
         ("hf:org/repo::file=x.gguf", HfReference("org/repo", "main", "x.gguf")),
         ("hf:org/repo@v1.0::file=a b/x.gguf", HfReference("org/repo", "v1.0", "a b/x.gguf")),
         ("hf:org/repo@refs/pr/1", HfReference("org/repo", "refs/pr/1", None)),
+        ("hf:org/repo:Q4_K_M", HfReference("org/repo", "main", quant="Q4_K_M")),
+        ("hf:org/repo@v1.0:UD-Q2_K_XL", HfReference("org/repo", "v1.0", quant="UD-Q2_K_XL")),
+        ("org/repo:q8_0", HfReference("org/repo", "main", quant="q8_0")),
     ],
 )
 def test_hf_reference_is_read_into_its_parts(
@@ -260,6 +262,10 @@ def test_hf_reference_is_read_into_its_parts(
         "hf:org/repo::file=a/../../x.gguf",
         "hf:org/repo::file=/x.gguf",
         "hf:org/repo::file=x.bin",
+        "hf:org/repo:",
+        "hf:org/repo:a/b",
+        "hf:org/repo:Q4_K_M@main",
+        "hf:org/repo:Q4_K_M::file=x.gguf",
         "hf:org/repo\n",
     ],
 )
@@ -284,6 +290,28 @@ def test_hf_reference_without_file_is_present_only_when_the_hub_said_it_is_the_o
     (folder / ONLY_GGUF_NOTE).write_text("x.gguf")
     located = locate("hf:org/repo", models_dir, catalog)
     assert (located.path, located.is_present) == (folder / "x.gguf", True)
+
+
+def test_each_quantisation_is_present_once_the_hub_has_said_which_file_it_is(
+    catalog: Catalog, models_dir: Path
+) -> None:
+    folder = HfReference("org/repo", "main").folder(models_dir)
+    folder.mkdir(parents=True)
+    for quant in ("Q8_0", "Q4_K_M"):
+        assert not locate(f"org/repo:{quant}", models_dir, catalog).is_present
+        (folder / f"x-{quant}.gguf").touch()
+        (folder / f"{ONLY_GGUF_NOTE}-{quant}").write_text(f"x-{quant}.gguf")
+    for typed, file in (("Q8_0", "x-Q8_0.gguf"), ("q8_0", "x-Q8_0.gguf"), ("Q4_K_M", "x-Q4_K_M.gguf")):
+        located = locate(f"hf:org/repo:{typed}", models_dir, catalog)
+        assert (located.path, located.is_present) == (folder / file, True)
+    assert not locate("hf:org/repo", models_dir, catalog).is_present
+
+
+def test_a_path_that_exists_goes_before_a_repository_of_that_name(catalog: Catalog, models_dir: Path) -> None:
+    Path("org").mkdir()
+    Path("org/repo:Q4_K_M").touch()
+    assert locate("org/repo:Q4_K_M", models_dir, catalog) == Located(Path("org/repo:Q4_K_M"), is_present=True)
+    assert locate("hf:org/repo:Q4_K_M", models_dir, catalog).wanted == HfReference("org/repo", "main", quant="Q4_K_M")
 
 
 def test_split_file_is_present_when_all_parts_are(catalog: Catalog, models_dir: Path) -> None:

@@ -141,6 +141,32 @@ def test_several_ggufs_are_listed_and_none_is_a_clear_line(hub: HubStandIn, pull
     assert "no .gguf file" in complaint(puller.pull("hf:acme/empty"))
 
 
+def test_a_quantisation_names_its_file_and_is_found_offline_afterwards(hub: HubStandIn, puller: Puller) -> None:
+    for quant in ("Q4_K_M", "Q8_0"):
+        hub.add("acme/sizes-GGUF", f"m-{quant}.gguf", quant.encode())
+    for reference in ("acme/sizes-GGUF:Q8_0", "hf:acme/sizes-GGUF@main:q4_k_m"):
+        quant = reference.rpartition(":")[2].upper()
+        path = pulled(puller.pull(reference))
+        assert (path.name, path.read_bytes()) == (f"m-{quant}.gguf", quant.encode())
+        assert pulled(puller.run("path", reference, HF_HUB_OFFLINE="1")) == path
+
+
+def test_all_parts_of_a_split_quantisation_are_fetched(hub: HubStandIn, puller: Puller) -> None:
+    names = [f"BF16/m-BF16-0000{part}-of-00002.gguf" for part in (1, 2)]
+    for name in [*names, "m-Q8_0.gguf"]:
+        hub.add("acme/large-GGUF", name, name.encode())
+    path = pulled(puller.pull("acme/large-GGUF:BF16"))
+    assert path.name == "m-BF16-00001-of-00002.gguf"
+    assert files_in(path.parent) == {name.removeprefix("BF16/") for name in names}
+
+
+def test_a_quantisation_that_a_repository_lacks_is_told_with_those_it_has(hub: HubStandIn, puller: Puller) -> None:
+    for quant in ("Q4_K_M", "Q8_0"):
+        hub.add("acme/sizes-GGUF", f"m-{quant}.gguf", b"x")
+    assert "no GGUF of the quantisation Q5_K_M; it has Q4_K_M, Q8_0" in complaint(puller.pull("acme/sizes-GGUF:Q5_K_M"))
+    assert "add :QUANT, one of Q4_K_M, Q8_0, or ::file=" in complaint(puller.pull("hf:acme/sizes-GGUF"))
+
+
 def test_all_parts_of_a_split_file_are_fetched(hub: HubStandIn, puller: Puller) -> None:
     names = [f"m-0000{part}-of-00002.gguf" for part in (1, 2)]
     for name in names:

@@ -48,8 +48,11 @@ def test_the_model_is_listed_and_found_by_its_name(owner: httpx2.Client) -> None
     assert (card["max_model_len"], card["meta"]["n_vocab"]) == (health["context_length"], health["vocab_size"])
 
 
-def test_without_a_name_of_its_own_the_model_has_the_files(worker: WorkerProcess) -> None:
-    assert worker.get("/v1/models").json()["data"][0]["id"] == worker.health()["model"]
+def test_without_a_name_of_its_own_the_model_is_called_what_the_user_typed(worker: WorkerProcess) -> None:
+    """A path was typed, of which the directories are nobody's business."""
+    name = Path(worker.health()["model_ref"]).name
+    assert worker.get("/v1/models").json()["data"][0]["id"] == name
+    assert f'model_name="{name}"' in worker.get("/metrics").text
 
 
 def test_another_model_is_not_found(owner: httpx2.Client) -> None:

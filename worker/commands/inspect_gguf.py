@@ -95,7 +95,7 @@ class Inspection:
 def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: bool) -> None:
     """Show what the GGUF of MODEL holds and the memory it needs.
 
-    MODEL is what --model of `serve` takes: a file, a name of the catalogue, hf:org/repo. Nothing is downloaded.
+    MODEL is what --model of `serve` takes: a file, a name of the catalogue, org/repo:QUANT. Nothing is downloaded.
     The file is checked as `serve` checks it: a bad one is one line that says why, and exit 1.
     """
     info = read_info(present(reference, models_dir, catalog))

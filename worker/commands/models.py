@@ -28,8 +28,8 @@ from worker.model.fetch import OnBytes, fetch
 def models() -> None:
     """List, download, find and check models.
 
-    A model is a name of the catalogue (`models list` shows them), hf:org/repo[@revision][::file=name.gguf], a file in
-    the models directory, or a path.
+    A model is a name of the catalogue (`models list` shows them), a file in the models directory, a path, or a
+    repository of the Hugging Face hub: org/repo:QUANT, hf:org/repo[@revision][:QUANT or ::file=name.gguf].
     """
 
 

@@ -23,7 +23,7 @@ from worker.argv import HELP_FLAGS
 from worker.cli import read_settings, setting_options
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
-from worker.config.option import Token
+from worker.config.option import SettingOption, Token
 from worker.config.settings import Settings
 from worker.errors import UsageError, WorkerError
 from worker.front.certificate import REPORT_FILE
@@ -183,10 +183,12 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
 )
 @click.option(
     "--token",
+    cls=SettingOption,
     type=Token(),
     envvar="LLORCH_API_TOKEN",
+    other_envvar="LLORCH_API_KEY",
     metavar="T",
-    help="The bearer token that the server at URL wants; better given as LLORCH_API_TOKEN.",
+    help="Send this bearer token to the server at URL. Better given as LLORCH_API_TOKEN or LLORCH_API_KEY.",
 )
 @_judging_options
 @_of_the_text

@@ -13,10 +13,8 @@ import tomli
 from click.types import BoolParamType
 
 from worker.config.option import ANY_PATH, Origin, SettingOption, Text
-from worker.config.settings import environment, options
+from worker.config.settings import options
 from worker.errors import UsageError
-
-_NOT_THE_TOKEN = "LLORCH_API_KEY"  # noqa: S105 - the name a user would expect of --api-key
 
 
 def config_option() -> SettingOption:
@@ -35,8 +33,6 @@ def config_option() -> SettingOption:
 
 
 def _use_file(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
-    if environment().get(_NOT_THE_TOKEN):
-        raise UsageError(f"{_NOT_THE_TOKEN} is not read, and without a token every route is open: use LLORCH_API_TOKEN")
     if path is not None:
         ctx.default_map = dict(_settings_of(ctx, path))
 

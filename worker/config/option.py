@@ -7,6 +7,7 @@ Owns: how a value is read from text, and how a mistake in it is worded. Refuses 
 import ipaddress
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
@@ -178,22 +179,59 @@ ANY_PATH = HomePath(path_type=Path, readable=False)
 """Whether something is there is found out where it is opened."""
 
 
+def is_service_address(name: str, value: str) -> bool:
+    """Whether Kubernetes has made the variable: a service named `x` gives every container of its namespace X_PORT."""
+    return name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
+
+
 class SettingOption(click.RichOption):
-    """A setting's option. Without `has_flag` the command takes it from the environment and the config file only."""
+    """A setting's option. Without `has_flag` the command takes it from the environment and the config file only.
+
+    `also`: further spellings of the flag. `other_envvar`: a second name of the variable.
+    """
 
     has_flag = True
 
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        if self.has_flag:
-            super().add_to_parser(parser, ctx)
+    def __init__(
+        self, flags: Sequence[str], *, also: Sequence[str] = (), other_envvar: str | None = None, **rest: Any
+    ) -> None:
+        super().__init__([*flags, *also], **rest)
+        self.variables = [str(name) for name in (self.envvar, other_envvar) if name is not None]
 
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """An empty variable is not given, but for the token's: an empty secret must not serve without one."""
-        return os.environ.get(str(self.envvar)) if isinstance(self.type, Token) else super().resolve_envvar_value(ctx)
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        if not self.has_flag:
+            return
+        super().add_to_parser(parser, ctx)
+        # click would read `-tb 4` as `-t b` and `-t=4` as `-t` with the value "=4". A long flag is matched as a whole.
+        for flag in self.opts:
+            if flag in parser._short_opt:
+                parser._long_opt[flag] = parser._short_opt.pop(flag)
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's signature
+        given = self._variable()
+        return None if given is None else given[1]
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        is_variable = ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
-        return self.read(str(self.envvar) if is_variable else self.opts[0], ctx, value)
+        variable = self._variable() if ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT else None
+        return self.read(self.opts[0] if variable is None else variable[0], ctx, value)
+
+    def _variable(self) -> tuple[str, str] | None:
+        """The variable that gives the setting, and its value. An empty one gives nothing, but for the token's: an
+        empty secret must not serve without one. Raises: UsageError for two that differ.
+        """
+        is_secret = isinstance(self.type, Token)
+        given = [
+            (name, value)
+            for name in self.variables
+            if (value := os.environ.get(name)) is not None
+            and (value or is_secret)
+            and not is_service_address(name, value)
+        ]
+        empty = next((one for one in given if not one[1].strip()), None)
+        if empty is None and len({value for _, value in given}) > 1:
+            names = " and ".join(name for name, _ in given)
+            raise UsageError(f"{names} are two names of one setting and have different values: unset one of them")
+        return empty or next(iter(given), None)
 
     def read(self, place: str, ctx: click.Context, value: Any) -> Any:
         """The value as the setting's type. Raises: UsageError with the place, the value and what is allowed."""

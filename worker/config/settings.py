@@ -32,6 +32,7 @@ from worker.config.option import (
     ZmqEndpoint,
     setting,
 )
+from worker.config.typed_name import typed_name
 from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
@@ -73,49 +74,62 @@ class Settings:
 
     model: str | None = setting(
         None,
-        "A .gguf path, a name in models.toml, a file in --models-dir, or hf:org/repo[@rev][::file=name.gguf].",
+        "Serve this model: a .gguf path, a name in models.toml, a file in --models-dir, or a repository of the Hugging "
+        "Face hub as org/repo:QUANT or hf:org/repo[@rev][:QUANT or ::file=name.gguf].",
         "Model",
         metavar="REF",
+        also=("-m",),
     )
     models_dir: Path = setting(
         None,
-        "Where named models are stored and bare file names are looked up.",
+        "Store downloaded models in DIR, and look up bare file names there.",
         "Model",
         ANY_PATH,
         metavar="DIR",
         show_default="user cache directory",
     )
     model_ref: str | None = setting(
-        None, "Reported verbatim as model_ref.", "Model", metavar="REF", show_default="--model"
+        None,
+        "Report this name as model_ref in /health, the metrics, the log and the ready callback.",
+        "Model",
+        metavar="REF",
+        show_default="--model",
     )
     draft_model: str | None = setting(
         None,
-        "A smaller model with the same vocabulary, given as --model is. It guesses tokens, of which the model checks "
-        "several in one step; answers stay the same.",
+        "Let this smaller model with the same vocabulary guess tokens, of which the model checks several in one step; "
+        "given as --model is. It changes the speed, and the answers only as docs/determinism.md says.",
         "Model",
         metavar="REF",
         show_default="none",
     )
     draft_max: int = setting(
         16,
-        "Most tokens that the draft model guesses for one job in one step.",
+        "Let the draft model guess at most N tokens for one job in one step.",
         "Model",
         IntRange(1, MAX_DRAFTS),
     )
     served_model_name: str | None = setting(
         None,
-        "What /v1 calls the model.",
+        "Call the model NAME on /v1 and in the metrics with vLLM's names.",
         "Model",
         metavar="NAME",
-        show_default="--model-ref, else the name in the file",
+        show_default="--model-ref, else --model as typed: of a path the file's name, of hf:REPO what follows hf:",
     )
-    strict_model: bool = setting(False, "Refuse a /v1 request for a model of another name.", "Model")
+    strict_model: bool = setting(
+        False, "Answer 404 to a /v1 request that names another model. Without it any name is accepted.", "Model"
+    )
     catalog: Path | None = setting(
-        None, "Another models.toml.", "Model", ANY_PATH, metavar="FILE", show_default="built in"
+        None,
+        "Use this model catalogue (a models.toml) instead of the built-in one.",
+        "Model",
+        ANY_PATH,
+        metavar="FILE",
+        show_default="built in",
     )
     chat_template: Path | None = setting(
         None,
-        "A Jinja template for conversations.",
+        "Use this Jinja file as the chat template.",
         "Model",
         ANY_PATH,
         metavar="FILE",
@@ -123,7 +137,7 @@ class Settings:
     )
     chat_template_kwargs: str = setting(
         "{}",
-        "What the chat template is told beside each conversation; a request may say otherwise.",
+        "Pass these variables to the chat template, as a JSON object. A request can override them key by key.",
         "Model",
         JsonObject(),
         metavar="JSON",
@@ -131,7 +145,7 @@ class Settings:
 
     device: str | None = setting(
         None,
-        "What computes.",
+        "Run the model on this device; auto is the first one that has room for the model, GPUs before the CPU.",
         "Device and memory",
         DEVICE,
         metavar="DEVICE",
@@ -139,7 +153,7 @@ class Settings:
     )
     draft_device: str | None = setting(
         None,
-        "What computes the draft model, as --device.",
+        "Run the draft model on this device; given as --device is.",
         "Device and memory",
         DEVICE,
         metavar="DEVICE",
@@ -147,20 +161,22 @@ class Settings:
     )
     gpu_layers: str = setting(
         "auto",
-        "Layers on the GPU.",
+        "Put N of the model's layers on the GPU; auto puts as many as fit, 0 puts none.",
         "Device and memory",
         Text(r"all|auto|[0-9]{1,4}", "all, auto or 0..9999"),
         metavar="N|all|auto",
+        also=("-ngl",),
     )
     split_mode: str = setting(
         "none",
-        "Several GPUs for one model: none, layer, or row where the backend can. All of the device's backend take part.",
+        "Split the model over all GPUs of the device's backend: by layer, or by row where the backend can. none uses "
+        "one GPU; others stay idle.",
         "Device and memory",
         Choice(get_args(SplitMode)),
     )
     tensor_split: str | None = setting(
         None,
-        "Each GPU's share with --split-mode layer or row.",
+        "Give each GPU this share with --split-mode layer or row.",
         "Device and memory",
         Text(SHARES_PATTERN, "up to 64 numbers from 0 to 999999 with commas between them, such as 3,1"),
         metavar="A,B,…",
@@ -168,34 +184,51 @@ class Settings:
     )
     main_gpu: int | None = setting(
         None,
-        "The GPU for all of the model with --split-mode none, counted among those of the device's backend.",
+        "Put all of the model on GPU N with --split-mode none, counted among those of the device's backend.",
         "Device and memory",
         IntRange(0, 999),
         show_default="the one that --device chooses",
     )
     require_full_offload: bool = setting(
-        False, "Refuse to start when a layer would stay off the device.", "Device and memory"
+        False, "Refuse to start if a layer would stay off the device.", "Device and memory"
     )
     ctx_size: int = setting(
         0,
-        "Total KV cells shared by all jobs, in tokens.",
+        "Share N tokens of KV cache among all jobs. It is not divided by --parallel: one job may use all of it, up to "
+        "the model's trained length. 0 decides by memory.",
         "Device and memory",
         IntRange(0, 2**31 - 1),
         show_default="the trained length, or 16384 if that is more; a quarter of the free memory at most",
+        also=("-c",),
     )
     batch_size: int = setting(
-        2048, "Most tokens in one decode call (n_batch).", "Device and memory", IntRange(1, 2**20)
+        2048,
+        "Submit at most N tokens in one decode call (n_batch).",
+        "Device and memory",
+        IntRange(1, 2**20),
+        also=("-b",),
     )
-    ubatch_size: int = setting(512, "Most tokens computed at once (n_ubatch).", "Device and memory", IntRange(1, 2**20))
+    ubatch_size: int = setting(
+        512, "Compute at most N tokens at once (n_ubatch).", "Device and memory", IntRange(1, 2**20)
+    )
     threads: int = setting(
-        0, "CPU threads for generating.", "Device and memory", IntRange(0, 512), show_default="the CPU quota"
+        0,
+        "Generate with N CPU threads; 0 takes the CPU quota.",
+        "Device and memory",
+        IntRange(0, 512),
+        show_default="the CPU quota",
+        also=("-t",),
     )
     threads_batch: int = setting(
-        0, "CPU threads for reading prompts.", "Device and memory", IntRange(0, 512), show_default="--threads"
+        0,
+        "Read prompts with N CPU threads; 0 takes --threads.",
+        "Device and memory",
+        IntRange(0, 512),
+        show_default="--threads",
     )
     cache_type_k: str = setting(
         "auto",
-        "Type of the K cache; auto is f16, on a CPU bf16, which makes answers independent of the company. "
+        "Store the K cache as TYPE; auto is f16, on a CPU bf16, which makes answers independent of other jobs. "
         f"[auto, {_TYPES}]",
         "Device and memory",
         Choice(("auto", *CACHE_TYPES)),
@@ -203,22 +236,29 @@ class Settings:
     )
     cache_type_v: str = setting(
         "f16",
-        f"Type of the V cache; a quantised one needs flash attention. [{_TYPES}]",
+        f"Store the V cache as TYPE; a quantised one needs flash attention. [{_TYPES}]",
         "Device and memory",
         Choice(CACHE_TYPES),
         metavar="TYPE",
     )
-    flash_attn: str = setting("auto", "Flash attention.", "Device and memory", Choice(("auto", "on", "off")))
+    flash_attn: str = setting(
+        "auto",
+        "Compute attention with llama.cpp's flash attention; auto uses it if the device can.",
+        "Device and memory",
+        Choice(("auto", "on", "off")),
+        also=("-fa",),
+    )
     swa_full: str = setting(
         "auto",
-        "As many KV cells in layers with a sliding window as in others, so that prompts are not computed again; "
-        "auto: where memory allows it.",
+        "Keep as many KV cells in layers with a sliding window as in others, so that cached prompts can be used again; "
+        "auto does if memory allows it.",
         "Device and memory",
         Choice(get_args(SwaFull)),
     )
     prefix_cache_mb: str = setting(
         "auto",
-        "Main memory, in MiB, for what ended jobs computed of their prompts, so that later ones need not; 0 is none.",
+        "Keep up to N MiB of the KV cache of finished jobs in main memory, so that later prompts with the same prefix "
+        "need not compute it again; 0 keeps none.",
         "Device and memory",
         Text(r"auto|[0-9]{1,7}", "auto or 0..9999999"),
         metavar="N|auto",
@@ -226,7 +266,8 @@ class Settings:
     )
     prefix_cache_dir: Path | None = setting(
         None,
-        "A directory of your own where this is kept over restarts, as many bytes of it as in main memory.",
+        "Keep the prefix cache in DIR across restarts, up to --prefix-cache-mb MiB of files. DIR must belong to the "
+        "worker's user.",
         "Operation",
         ANY_PATH,
         metavar="DIR",
@@ -234,85 +275,110 @@ class Settings:
     )
 
     parallel: int = setting(
-        0, "Jobs generating at once.", "Jobs", IntRange(0, MAX_SEQ_IDS), show_default="8, fewer if memory demands"
+        0,
+        "Generate for at most N jobs at once; 0 decides by memory.",
+        "Jobs",
+        IntRange(0, MAX_SEQ_IDS),
+        show_default="8, fewer if memory demands",
+        also=("-np",),
     )
-    max_queue: int = setting(256, "Jobs waiting for a slot; beyond it WORKER_BUSY.", "Jobs", IntRange(0, 100_000))
+    max_queue: int = setting(
+        256, "Let at most N jobs wait for a slot; further ones get 503 WORKER_BUSY.", "Jobs", IntRange(0, 100_000)
+    )
     max_tokens_out: int | None = setting(
         None,
-        "Longest answer, in tokens: /execute refuses a larger max_tokens, /v1 cuts it.",
+        "Limit an answer to N tokens: /execute refuses a larger max_tokens, /v1 cuts it.",
         "Jobs",
         IntRange(1, 2**31 - 1),
         show_default=f"{DEFAULT_TOKENS_OUT} on /execute, on /v1 what the context has room for",
     )
     max_prompt_chars: int = setting(
         DEFAULT_PROMPT_CHARS,
-        "Longest prompt, in characters; on /v1 the context is the limit. The largest request body grows with it.",
+        "Refuse a prompt of more than N characters; on /v1 the context is the limit. The largest request body grows "
+        "with it.",
         "Jobs",
         IntRange(1, MAX_PROMPT_CHARS),
     )
     max_tokens_in: int = setting(
-        0, "Longest prompt, in tokens.", "Jobs", IntRange(0, 2**31 - 1), show_default="what fits the context"
+        0,
+        "Refuse a prompt of more than N tokens; 0 allows what fits the context.",
+        "Jobs",
+        IntRange(0, 2**31 - 1),
+        show_default="what fits the context",
     )
     itl_target_ms: int = setting(
         150,
-        "How long a prompt may hold up the jobs that are generating, in milliseconds; sets the prefill chunk. 0: as "
-        "long as it takes.",
+        "Aim at N milliseconds between two tokens of running jobs while a prompt is read, by reading prompts in small "
+        "chunks; 0 reads prompts as fast as possible.",
         "Jobs",
         IntRange(0, 10_000),
     )
     prompt_lookup: str = setting(
         "on",
-        "Guess tokens from a job's own text, and from what other jobs were answered, and check several in one step; "
-        "answers stay the same. own: from its own text only.",
+        "Guess tokens from a job's own text and from the answers of other jobs, and check several in one step; own "
+        "guesses from the job's own text only, off not at all. It changes the speed, and the answers only as "
+        "docs/determinism.md says.",
         "Jobs",
         Choice(get_args(PromptLookup)),
     )
     scheduling: str = setting(
         "fair",
-        "Who waits when jobs need more slots or cells than there are: fair, those that have had most of the machine; "
-        "first-come, the youngest.",
+        "Choose which jobs wait when slots or KV cells run out: fair, those that have used the most compute; "
+        "first-come, the newest.",
         "Jobs",
         Choice(get_args(Scheduling)),
     )
     deterministic: bool = setting(
-        False, "Give each job the answer that it has alone, bit for bit, or do not start; slower.", "Jobs"
+        False,
+        "Give each job the answer that it has alone, bit for bit, or refuse to start. Slower: docs/determinism.md has "
+        "the cost.",
+        "Jobs",
     )
     inference_timeout_sec: float | None = setting(
         None,
-        "Longest life of a job, from its arrival.",
+        "End a job this long after its arrival.",
         "Jobs",
         FloatRange(0.001, 86_400 * 7),
         show_default=f"{DEFAULT_TIMEOUT_SEC:.0f} on /execute, none on /v1",
     )
 
-    host: str = setting("127.0.0.1", "Address to bind.", "Network", metavar="ADDRESS")
-    port: int = setting(8080, "Port to bind; 0 picks a free one.", "Network", IntRange(0, 65_535))
+    host: str = setting("127.0.0.1", "Listen on this address.", "Network", metavar="ADDRESS")
+    port: int = setting(8080, "Listen on port N; 0 picks a free one.", "Network", IntRange(0, 65_535))
     callback_url: str | None = setting(
-        None, "Full URL of the pool manager's ready callback.", "Network", Url(), show_default="stand-alone"
+        None,
+        "Announce the ready worker to this full URL, the pool manager's.",
+        "Network",
+        Url(),
+        show_default="stand-alone",
     )
     advertise_url: str | None = setting(
-        None, "The uri to report to the pool manager.", "Network", Url(), show_default="http://localhost:PORT"
+        None,
+        "Report this address of the worker to the pool manager, as uri.",
+        "Network",
+        Url(),
+        show_default="http://localhost:PORT",
     )
     max_connections_per_address: int = setting(
         0,
-        "Connections with requests that one client address may have at once; beyond it WORKER_BUSY. 0 is no limit. "
-        "Behind a proxy all clients have the proxy's address, on a Unix socket none.",
+        "Accept at most N concurrent requests from one client address; further ones get 503 WORKER_BUSY. Behind a "
+        "proxy all clients share its address. 0 sets no limit.",
         "Network",
         IntRange(0, 1024),
         show_default="no limit",
     )
     api_key: str | None = setting(
         None,
-        "Bearer token clients must send; better given as LLORCH_API_TOKEN.",
+        "Require this bearer token from clients. Better given as LLORCH_API_TOKEN or LLORCH_API_KEY.",
         "Network",
         Token(),
         envvar="LLORCH_API_TOKEN",
+        other_envvar="LLORCH_API_KEY",
         show_default="none: open",
     )
     cors_origin: tuple[str, ...] = setting(
         (),
-        "Let web pages of this origin ask from a browser (CORS). Give the flag once for each; in the environment "
-        "they have spaces or commas between them.",
+        "Allow browser requests from web pages of this origin (CORS). May be repeated; in the environment with spaces or "
+        "commas between several.",
         "Network",
         Origin(),
         metavar="ORIGIN",
@@ -327,29 +393,29 @@ class Settings:
     )
     kv_events: str | None = setting(
         None,
-        "Tell routers over ZeroMQ which blocks of prompts are computed here, as vLLM does; what a router has missed it "
-        "asks for at the next port. Port 0 picks free ones.",
+        "Publish over ZeroMQ, as vLLM does, which blocks of prompts are in this worker's KV cache, for routers. The "
+        "next port replays missed events. Port 0 picks free ones.",
         "Network",
         ZmqEndpoint(),
         metavar="tcp://IP:PORT",
-        show_default="nobody is told",
+        show_default="not published",
     )
     kv_events_topic: str | None = setting(
         None,
-        "The topic of these events; llm-d asks for kv@POD@MODEL.",
+        "Publish these events under TOPIC; llm-d asks for kv@POD@MODEL.",
         "Network",
         metavar="TOPIC",
         show_default="empty",
     )
     kv_events_public: bool = setting(
         False,
-        "Let --kv-events listen on an address that other machines reach. Whoever connects there reads all prompts.",
+        "Let --kv-events listen on an address that other machines reach. Anyone who connects there reads all prompts.",
         "Network",
     )
 
     worker_id: str = setting(
         None,
-        "This worker's name, in what it reports, logs and counts.",
+        "Name this worker in reports, log lines and metrics.",
         "Operation",
         Text(r"[A-Za-z0-9_.:-]{1,256}", "1 to 256 of A-Z a-z 0-9 _ . : -"),
         metavar="ID",
@@ -357,30 +423,40 @@ class Settings:
     )
     parity_report: Path | None = setting(
         None,
-        "The report.json of a parity run that passed; /health then shows it, and whether it covers what runs here.",
+        "Show in /health the report.json of a parity run that passed, and whether it covers what runs here.",
         "Operation",
         ANY_PATH,
         metavar="FILE",
     )
     require_parity: bool = setting(
-        False, "Refuse to serve anything but what the parity report covers exactly.", "Operation"
+        False, "Refuse to start if --parity-report does not cover exactly what would run here.", "Operation"
     )
     shutdown_timeout_sec: float = setting(
-        25.0, "How long a drain waits for accepted jobs.", "Operation", FloatRange(0, 86_400)
+        25.0,
+        "Wait this long for accepted jobs when the worker stops; 0 ends them at once.",
+        "Operation",
+        FloatRange(0, 86_400),
     )
     watchdog_sec: float = setting(
-        30.0, "Least silence of a working engine that restarts it.", "Operation", FloatRange(0.1, 86_400)
+        30.0,
+        "Restart the engine if it reports nothing for this long while it works; slow steps get longer.",
+        "Operation",
+        FloatRange(0.1, 86_400),
     )
     log_format: str | None = setting(
-        None, "Log lines on stderr.", "Operation", Choice(("json", "pretty")), show_default="pretty on a terminal"
+        None,
+        "Write log lines on stderr as JSON or readable.",
+        "Operation",
+        Choice(("json", "pretty")),
+        show_default="pretty on a terminal",
     )
     log_level: str = setting(
         "info",
-        "The least important lines to log; debug has every line of the engine's stderr.",
+        "Write log lines of this level and above; debug includes every line of the engine's stderr.",
         "Operation",
         Choice(("debug", "info", "warning", "error")),
     )
-    access_log: bool = setting(False, "Log a line for every HTTP request when it has been answered.", "Operation")
+    access_log: bool = setting(False, "Log a line for every HTTP request once it has been answered.", "Operation")
 
     def __post_init__(self) -> None:
         if self.models_dir is None:
@@ -418,8 +494,8 @@ class Settings:
         return self.model_ref or self.model or ""
 
     def served_name(self, name_in_file: str) -> str:
-        """What `/v1` and the series under vLLM's names call the model."""
-        return self.served_model_name or self.model_ref or name_in_file
+        """The model's name on `/v1` and in the series under vLLM's names: what the user typed, if anything."""
+        return self.served_model_name or self.model_ref or typed_name(self.model or "") or name_in_file
 
     def _own_worker_id(self) -> str:
         """One id per machine, address and model, so that a restarted worker's series go on where they were.
@@ -485,8 +561,8 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
         )
     if "ubatch_size" in given and settings.ubatch_size > settings.batch_size:
         yield (
-            f"--ubatch-size {settings.ubatch_size} is more than --batch-size {settings.batch_size}, of which it is a "
-            "part: lower it, or raise --batch-size"
+            f"--ubatch-size {settings.ubatch_size} is more than --batch-size {settings.batch_size}: lower the first or "
+            "raise the second"
         )
     if settings.cache_type_v not in CACHE_TYPES[:3] and settings.flash_attn == "off":
         yield (
@@ -494,9 +570,9 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
             "use --flash-attn on or auto, or --cache-type-v f16"
         )
     if settings.draft_model is not None and settings.deterministic:
-        yield "--draft-model and --deterministic do not go together, because the latter has no drafts: leave one out"
+        yield "--draft-model conflicts with --deterministic, which drafts nothing: remove one of the two"
     if settings.require_parity and settings.parity_report is None:
-        yield "--require-parity needs a report: give one with --parity-report FILE, or leave it out"
+        yield "--require-parity needs a report: add --parity-report FILE, or remove --require-parity"
     yield from _of_devices(settings)
 
 
@@ -504,20 +580,26 @@ def _of_devices(settings: Settings) -> Iterator[str]:
     device, layers = settings.device_or_auto, settings.gpu_layers
     split, main_gpu = settings.split_mode, settings.main_gpu
     if device == "cpu" and wants_layers(layers):
-        yield f"--gpu-layers {layers} needs a GPU: leave it out, or --device cpu"
+        yield f"--gpu-layers {layers} conflicts with --device cpu: remove one of the two"
     if device != "cpu" and wants_no_layers(layers):
         if split != "none":
-            yield f"--split-mode {split} needs layers on a GPU: leave it out, or --gpu-layers {layers}"
+            yield f"--split-mode {split} conflicts with --gpu-layers {layers}: remove one of the two"
         if settings.require_full_offload:
-            yield f"--require-full-offload needs layers on a GPU: leave it out, or --gpu-layers {layers}"
+            yield f"--require-full-offload conflicts with --gpu-layers {layers}: remove one of the two"
     if split == "none" and settings.tensor_split is not None:
-        yield "--tensor-split needs --split-mode layer or row: with none one GPU has the whole model"
+        yield (
+            f"--tensor-split {settings.tensor_split} has no effect with --split-mode none, which uses one GPU: "
+            "add --split-mode layer or row, or remove --tensor-split"
+        )
     if split == "none" and main_gpu is not None and re.search(r"[0-9]|cpu", device):
-        yield f"--main-gpu {main_gpu} does not go with --device {device}: each chooses a device"
+        yield (
+            f"--main-gpu {main_gpu} conflicts with --device {device}, because each chooses a device: remove one of the "
+            "two"
+        )
     if split != "none" and device == "cpu":
-        yield f"--split-mode {split} needs GPUs: leave it out, or --device cpu"
+        yield f"--split-mode {split} conflicts with --device cpu: remove one of the two"
     if split != "none" and main_gpu is not None:
-        yield f"--main-gpu {main_gpu} needs --split-mode none: otherwise all GPUs have a part"
+        yield (f"--main-gpu {main_gpu} conflicts with --split-mode {split}, which uses all GPUs: remove one of the two")
     yield from _exposed(settings)
 
 
@@ -527,8 +609,8 @@ def _exposed(settings: Settings) -> Iterator[str]:
         return
     if not ipaddress.ip_address(urlsplit(settings.kv_events).hostname or "").is_loopback:
         yield (
-            f"--kv-events {settings.kv_events} can be reached from other machines, and its events have the tokens of "
-            "all prompts: use tcp://127.0.0.1:PORT, or add --kv-events-public if whoever can connect may read them"
+            f"--kv-events {settings.kv_events} can be reached from other machines, and its events hold the tokens of "
+            "all prompts: use tcp://127.0.0.1:PORT, or add --kv-events-public if anyone who can connect may read them"
         )
 
 

@@ -1,35 +1,30 @@
 """What somebody may have meant by a flag or a variable that does not exist here.
 
-These are hints in an error line, not aliases. Refuses to know: how arguments are parsed. Pure.
+These are hints in an error line, not aliases, which settings.py has. Refuses to know: how arguments are parsed. Pure.
 """
 
 import difflib
 from collections.abc import Collection, Mapping
 
+from worker.config.option import is_service_address
 from worker.config.settings import options
 
 LLAMA_SERVER: dict[str, tuple[str, ...]] = {
-    "--model": ("-m",),
     "--model FILE, after a download": ("-mu", "--model-url"),
-    "--model hf:ORG/REPO": ("-hf", "-hfr", "--hf-repo"),
+    "--hf-repo": ("-hfr",),
     "--model hf:ORG/REPO::file=NAME.gguf": ("-hff", "--hf-file"),
-    "--model-ref": ("-a", "--alias"),
+    "--served-model-name": ("-a", "--alias"),
     "--draft-model": ("-md", "--model-draft", "--spec-draft-model"),
     "--draft-max": ("--draft", "--draft-n", "--draft-max", "--spec-draft-n-max"),
     "--draft-device": ("-devd", "--device-draft", "--spec-draft-device"),
     "--chat-template": ("--chat-template-file",),
-    "--ctx-size": ("-c",),
-    "--parallel": ("-np",),
-    "--batch-size": ("-b",),
     "--ubatch-size": ("-ub",),
-    "--threads": ("-t",),
     "--threads-batch": ("-tb",),
-    "--flash-attn": ("-fa",),
     "--cache-type-k": ("-ctk",),
     "--cache-type-v": ("-ctv",),
     "--prefix-cache-mb": ("-cram", "--cache-ram"),
     "--device": ("-dev",),
-    "--gpu-layers": ("-ngl", "--n-gpu-layers"),
+    "--gpu-layers": ("--n-gpu-layers",),
     "--split-mode": ("-sm",),
     "--tensor-split": ("-ts",),
     "--main-gpu": ("-mg",),
@@ -51,8 +46,13 @@ OF_A_REQUEST = frozenset({"--seed", "--temperature", "--top-k", "--top-p", "--mi
 """What `serve` has no flag for, because each request says it."""
 
 PREFIX = "LLORCH_"
-READ_ELSEWHERE = {"LLORCH_API_KEY", "LLORCH_RUN_ID", "LLORCH_PROOF_DIR", "LLORCH_WHEELS", "LLORCH_CUDA_ARCHITECTURES"}
-"""Variables that are no settings: the one that is refused, and those of other commands and of the build."""
+READ_ELSEWHERE = {"LLORCH_RUN_ID", "LLORCH_PROOF_DIR", "LLORCH_WHEELS", "LLORCH_CUDA_ARCHITECTURES"}
+"""Variables that are no settings: those of other commands and of the build."""
+
+_OF_A_SERVICE = (
+    "Kubernetes sets it for a service named llorch, so it is ignored: give the port with --port or in the config file, "
+    "or rename the service"
+)
 
 
 def flag_hint(flag: str, ours: Collection[str]) -> str:
@@ -69,25 +69,29 @@ def flag_hint(flag: str, ours: Collection[str]) -> str:
             return f"did you mean {target}?"
     if meant and meant[0] in OF_A_REQUEST:
         return f"each request says its own {meant[0][2:].replace('-', '_')}"
-    near = difflib.get_close_matches(dashed, ours, n=3)
+    near = difflib.get_close_matches(dashed, ours, n=3, cutoff=0.65)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def unread(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(name, what to say of it) of each variable that looks like one of ours and is none.
+    """(name, what to say of it) of each variable that looks like one of ours and gives no setting.
 
-    Kubernetes puts the addresses of a service named llorch into every container of its namespace; nobody reads those.
+    Kubernetes puts the addresses of a service named llorch into every container of its namespace. Of these only the one
+    that has a setting's name is told.
     """
-    known = ["LLORCH_CONFIG", *(str(option.envvar) for option in options())]
+    known = ["LLORCH_CONFIG", *(name for option in options() for name in option.variables)]
     return [
-        (name, _variable_hint(name, known))
-        for name in sorted(environ)
-        if name.startswith(PREFIX)
-        and not name.startswith(f"{PREFIX}TEST_")
-        and name not in READ_ELSEWHERE.union(known)
-        and "_SERVICE_" not in name
-        and "_PORT_" not in name
-        and not environ[name].startswith(("tcp://", "udp://"))
+        *((name, _OF_A_SERVICE) for name in known if is_service_address(name, environ.get(name, ""))),
+        *(
+            (name, _variable_hint(name, known))
+            for name in sorted(environ)
+            if name.startswith(PREFIX)
+            and not name.startswith(f"{PREFIX}TEST_")
+            and name not in READ_ELSEWHERE.union(known)
+            and "_SERVICE_" not in name
+            and "_PORT_" not in name
+            and not is_service_address(name, environ[name])
+        ),
     ]
 
 

@@ -205,7 +205,7 @@ def engine_environment() -> dict[str, str]:
     kept = {
         name: value
         for name, value in environment().items()
-        if name != "LLORCH_API_TOKEN" and not name.startswith("OTEL_")
+        if name not in {"LLORCH_API_TOKEN", "LLORCH_API_KEY"} and not name.startswith("OTEL_")
     }
     waiting = {} if "OMP_WAIT_POLICY" in kept or "GOMP_SPINCOUNT" in kept else {"GOMP_SPINCOUNT": SPIN_COUNT}
     return {"MALLOC_ARENA_MAX": "1"} | kept | waiting | {"GGML_NO_BACKTRACE": "1"}

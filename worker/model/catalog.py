@@ -21,20 +21,22 @@ from worker.errors import ModelNotFound, UsageError
 
 _BARE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 ONLY_GGUF_NOTE = ".only-gguf"
-"""The name of a note beside a file that the hub said is its repository's only GGUF; it holds the file's name."""
+"""The name of a note beside a file that the hub said is its repository's only GGUF, or with `-QUANT` behind it the only
+one of that quantisation; it holds the file's name."""
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _PATH_PART = r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*"
+_QUANT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HF_REFERENCE = re.compile(
     rf"hf:(?P<repo>{_WORD}/{_WORD})(@(?P<revision>[A-Za-z0-9_][A-Za-z0-9._/-]*))?"
-    rf"(::file=(?P<file>({_PATH_PART}/)*{_PATH_PART}\.gguf))?"
+    rf"(:(?P<quant>{_QUANT})|::file=(?P<file>({_PATH_PART}/)*{_PATH_PART}\.gguf))?"
 )
 _HUB_URL = re.compile(
     rf"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(?P<repo>{_WORD}/{_WORD})/?"
     r"((blob|resolve|raw|tree)/(?P<revision>[^/?#]+)(/(?P<file>[^?#]+\.gguf))?/?)?([?#].*)?"
 )
-_BARE_REPO = re.compile(rf"(?P<repo>(?!hf:){_WORD}/{_WORD})(:[A-Za-z0-9_]+)?")
-"""A repository with the quantisation that llama-server and Ollama put behind it."""
+_BARE_REPO = re.compile(rf"(?P<repo>(?!hf:){_WORD}/{_WORD})(:{_QUANT})?")
+"""A repository, with or without the quantisation that llama-server and Ollama put behind it."""
 _SPLIT_FILE = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<n_parts>\d{5})\.gguf")
 _MAX_PARTS = 1000
 
@@ -117,11 +119,20 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class HfReference:
-    """`hf:org/repo[@revision][::file=name.gguf]`. `file` is None where the repository's only GGUF is meant."""
+    """`hf:org/repo[@revision][:QUANT]` or `…[::file=name.gguf]`.
+
+    Without `file` the repository's only GGUF is meant, with `quant` the only one of that quantisation.
+    """
 
     repo: str
     revision: str
-    file: str | None
+    file: str | None = None
+    quant: str | None = None
+
+    @property
+    def note(self) -> str:
+        """The name of the note that says which file the hub found for it. Quantisations are spelled in any case."""
+        return f"{ONLY_GGUF_NOTE}-{self.quant.upper()}" if self.quant is not None else ONLY_GGUF_NOTE
 
     def folder(self, models_dir: Path) -> Path:
         """Where its files lie. The folder is its own, because file names repeat between repositories."""
@@ -225,7 +236,12 @@ def _locate(reference: str, models_dir: Path, catalog: Catalog) -> Located | Non
         return _locate_hf(reference, models_dir)
     if reference and _exists(given):
         return Located(given, is_present=True)
-    return None
+    names_quant = ":" in reference and _is_bare_repo(reference)
+    return _locate_hf(f"hf:{reference}", models_dir) if names_quant else None
+
+
+def _is_bare_repo(reference: str) -> bool:
+    return _BARE_REPO.fullmatch(reference) is not None and not reference.lower().endswith(".gguf")
 
 
 def _given_path(reference: str) -> Path:
@@ -268,24 +284,26 @@ def _is_bare_name(reference: str) -> bool:
 def _locate_hf(reference: str, models_dir: Path) -> Located:
     match = _HF_REFERENCE.fullmatch(reference)
     if match is None:
-        raise ModelNotFound(f"{reference!r} is not a hub reference: write hf:org/repo[@revision][::file=name.gguf]")
-    wanted = HfReference(match["repo"], match["revision"] or "main", match["file"])
+        raise ModelNotFound(
+            f"{reference!r} is not a hub reference: write hf:org/repo[@revision], and after it :QUANT or "
+            "::file=name.gguf"
+        )
+    wanted = HfReference(match["repo"], match["revision"] or "main", match["file"], match["quant"])
     folder = wanted.folder(models_dir)
-    file = wanted.file or _only_gguf(folder)
+    file = wanted.file or _noted(folder / wanted.note)
     if file is None:
         return Located(folder, is_present=False, wanted=wanted)
     is_present = all((folder / part).is_file() for part in parts(file))
     return Located(folder / file, is_present, wanted)
 
 
-def _only_gguf(folder: Path) -> str | None:
-    note = folder / ONLY_GGUF_NOTE
+def _noted(note: Path) -> str | None:
     return note.read_text(encoding="utf-8") if note.is_file() else None
 
 
 def _nothing_named(reference: str, models_dir: Path, catalog: Catalog) -> str:
     if not reference:
-        return "the model reference is empty: give a .gguf path, a name in models.toml or hf:org/repo"
+        return "the model reference is empty: give a .gguf path, a name in models.toml, org/repo:QUANT or hf:org/repo"
     if hint := _from_the_hub(reference):
         return f"no such file: {reference!r}; {hint}"
     if _looks_like_path(reference):
@@ -303,7 +321,6 @@ def _from_the_hub(reference: str) -> str:
         return f"write hf:{match['repo']}{'' if revision == 'main' else f'@{revision}'}{file}"
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", reference) and not reference.startswith("file:"):
         return "download it, and give the file's path; of web addresses only the Hugging Face hub's are known, as hf:"
-    match = _BARE_REPO.fullmatch(reference)
-    if match and not reference.lower().endswith(".gguf"):
-        return f"a repository of the Hugging Face hub is written hf:{match['repo']}[@revision][::file=name.gguf]"
+    if _is_bare_repo(reference):
+        return f"for the repository of the Hugging Face hub write hf:{reference}, or {reference}:QUANT"
     return ""

@@ -29,7 +29,6 @@ from worker.config.settings import environment
 from worker.errors import DownloadFailed
 from worker.model import hub
 from worker.model.catalog import (
-    ONLY_GGUF_NOTE,
     CatalogEntry,
     FileSource,
     HfReference,
@@ -94,19 +93,19 @@ def fetch(located: Located, models_dir: Path, on_bytes: OnBytes) -> Path:
 
 def _fetch_reference(reference: HfReference, models_dir: Path, on_bytes: OnBytes) -> Path:
     folder = reference.folder(models_dir)
-    file = reference.file or _only_gguf(reference)
+    file = reference.file or _gguf_of(reference)
     for part in parts(file):
         source = HfSource(repo=reference.repo, file=part, revision=reference.revision)
         _fetch(_Target(folder / part, None, None, (source,), on_bytes))
     if reference.file is None:
         with _disk_errors_named(folder / file):
-            (folder / ONLY_GGUF_NOTE).write_text(file, encoding="utf-8")
+            (folder / reference.note).write_text(file, encoding="utf-8")
     return folder / file
 
 
-def _only_gguf(reference: HfReference) -> str:
+def _gguf_of(reference: HfReference) -> str:
     try:
-        return hub.only_gguf(reference)
+        return hub.gguf_of(reference)
     except SourceFailed as error:
         raise DownloadFailed(str(error)) from error
 

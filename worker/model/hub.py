@@ -34,8 +34,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, but its module has no __all__
 
-from worker.errors import ModelNotFound
 from worker.model.catalog import HfReference, HfSource
+from worker.model.repository import the_one_meant
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SAFE_FILE = re.compile(r"([^./\\\x00-\x1f][^/\\\x00-\x1f]*/)*[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.gguf")
@@ -98,8 +98,8 @@ def session() -> httpx2.Client:
     return get_session()
 
 
-def only_gguf(reference: HfReference) -> str:
-    """The path of the repository's one GGUF.
+def gguf_of(reference: HfReference) -> str:
+    """The path of the repository's GGUF that is meant; of several parts the first.
 
     Raises: SourceFailed where the hub cannot be asked, ModelNotFound with the choices where it has none or several.
     """
@@ -110,14 +110,7 @@ def only_gguf(reference: HfReference) -> str:
     except _HUB_ERRORS as error:
         raise SourceFailed(_explained(error, reference.repo, reference.revision, "a .gguf")) from error
     files = [sibling.rfilename for sibling in info.siblings or []]
-    ggufs = [file for file in files if _SAFE_FILE.fullmatch(file)]
-    if not ggufs:
-        raise ModelNotFound(f"hf:{reference.repo} has no .gguf file at {reference.revision}")
-    if len(ggufs) > 1:
-        raise ModelNotFound(
-            f"hf:{reference.repo} has {len(ggufs)} .gguf files: add ::file= and one of {', '.join(sorted(ggufs))}"
-        )
-    return ggufs[0]
+    return the_one_meant(reference, [file for file in files if _SAFE_FILE.fullmatch(file)])
 
 
 def snapshot(repo: str, revision: str, patterns: Sequence[str]) -> Path:
