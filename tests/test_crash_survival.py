@@ -243,7 +243,7 @@ def test_an_engine_that_dies_while_loading_ends_the_worker_with_its_last_words(s
         assert crashing.worker.exit_code() == 1
         (error,) = (line for line in crashing.worker.log if line["event"] == "error")
         assert "SIGABRT" in error["message"]
-        words = error["message"].partition("its last words: ")[2]
+        words = error["message"].partition("last line of its log: ")[2]
         assert words.endswith(LAST_LINE)
         assert len(words.replace(" | ", "\n").encode()) <= LAST_WORDS_BYTES
 

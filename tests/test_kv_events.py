@@ -92,4 +92,4 @@ def test_without_pyzmq_there_is_one_line_that_says_what_to_install() -> None:
         timeout=60,
     )
     assert found.returncode == 2
-    assert "--kv-events needs pyzmq: pip install 'llorch-worker[kv-events]'" in found.stderr
+    assert "--kv-events needs pyzmq: pip install pyzmq, or pip install -e '.[kv-events]' in a checkout" in found.stderr

@@ -198,7 +198,9 @@ def test_272_a_port_in_use_is_one_clear_line_before_the_engine_starts(tiny: Path
         with WorkerProcess("--model", str(tiny), "--port", str(port)) as worker:
             line = worker.failure()
     assert line["code"] == "BIND_FAILED"
-    assert line["message"] == f"Failed to bind to 127.0.0.1:{port}: Address already in use"
+    reason, _, way_out = line["message"].partition("; ")
+    assert reason == f"Failed to bind to 127.0.0.1:{port}: Address already in use"
+    assert "choose another --port" in way_out
     assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
 
 
@@ -208,6 +210,7 @@ def test_an_address_that_is_not_ours_is_one_clear_line(host: str, tiny: Path) ->
         line = worker.failure()
     shown = f"[{host}]" if ":" in host else host
     assert line["message"].startswith(f"Failed to bind to {shown}:0: ")
+    assert "; choose another --host" in line["message"]
     assert [entry["event"] for entry in worker.log] == ["startup", "error", "shutdown"]
 
 

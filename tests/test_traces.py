@@ -231,7 +231,7 @@ def test_traces_that_are_asked_for_without_the_extra_are_one_clear_error() -> No
     without = "import sys; sys.modules['opentelemetry'] = None; from worker.__main__ import main; main()"
     line = refused("-c", without)
     assert "OTEL_EXPORTER_OTLP_ENDPOINT asks for traces" in line
-    assert "pip install 'llorch-worker[otel]'" in line
+    assert "pip install -e '.[otel]'" in line
 
 
 def test_a_protocol_that_is_not_spoken_is_one_clear_error() -> None:

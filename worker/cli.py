@@ -167,7 +167,7 @@ def _other_model(flags: Mapping[str, Any]) -> str:
     places = {"model": "--model ", HF_REPO: "-hf ", MODEL_FILE: ""}
     found = [f"{place}{shown(flags[name])}" for name, place in places.items() if name in flags]
     if HF_REPO not in flags and not is_model_file(flags[MODEL_FILE]):
-        raise UsageError(f"{shown(flags[MODEL_FILE])} is no flag and no .gguf file; give a model as --model REF")
+        raise UsageError(f"{shown(flags[MODEL_FILE])} is neither a flag nor a .gguf file; give a model as --model REF")
     if len(found) > 1:
         raise UsageError(f"two models: {' and '.join(found[:2])}; give one")
     if HF_REPO in flags:

@@ -153,12 +153,12 @@ class CallbackFailed(StartupError):
 
 
 class EngineCrashed(StartupError):
-    """The engine died at a bad moment or too often; the message ends with the library's last words."""
+    """The engine died at a bad moment or too often; the message ends with the library's last line."""
 
     code = "ENGINE_CRASHED"
 
     def __init__(self, what: str, cause: str, last_words: str) -> None:
-        super().__init__(f"{what}: {cause}" + (f"; its last words: {last_words}" if last_words else ""))
+        super().__init__(f"{what}: {cause}" + (f"; last line of its log: {last_words}" if last_words else ""))
 
 
 class InternalFailure(StartupError):

@@ -74,7 +74,7 @@ def run(
     anything is logged.
     """
     if settings.kv_events is not None and find_spec("zmq") is None:
-        raise UsageError("--kv-events needs pyzmq: pip install 'llorch-worker[kv-events]'")
+        raise UsageError("--kv-events needs pyzmq: pip install pyzmq, or pip install -e '.[kv-events]' in a checkout")
     catalog, chat_template = load_catalog(settings.catalog), read_chat_template(settings)
     if settings.prefix_cache_dir is not None:
         cache_dir.prepare(settings.prefix_cache_dir)
@@ -97,7 +97,8 @@ def run(
         except StartupError as error:
             _report(error, settings, None)
         except (OSError, MemoryError) as error:
-            _report(StartupError(f"this machine's limits do not suffice: {str(error) or 'no memory'}"), settings, None)
+            refused = f"the operating system refused a resource: {str(error) or 'no memory'}"
+            _report(StartupError(f"{refused}; check `ulimit -a` and free memory"), settings, None)
         finally:
             if traces is not None:
                 traces.close()
@@ -126,8 +127,8 @@ def _traces(settings: Settings) -> "Traces | None":
         from worker.front.traces import Traces  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
         raise UsageError(
-            f"{asked_by} asks for traces, and what sends them is missing: pip install 'llorch-worker[otel]', or leave "
-            "the variable out"
+            f"{asked_by} asks for traces, and opentelemetry-sdk is not installed: pip install -e '.[otel]' in a "
+            "checkout, or leave the variable out"
         ) from error
     return Traces(settings)
 

@@ -348,7 +348,7 @@ def test_a_template_is_told_what_it_asks_for_and_nothing_else() -> None:
         assert isinstance(found, Rendered)
         assert found.text.endswith("<think>") == is_told
     found = chat.read(conversation(USER, told={"secret": 1}))
-    assert found == Violation("chat_template_kwargs", "known_keys", "the chat template can be told enable_thinking")
+    assert found == Violation("chat_template_kwargs", "known_keys", "the chat template reads enable_thinking")
 
 
 def test_a_template_may_be_of_use_only_with_what_it_is_told() -> None:

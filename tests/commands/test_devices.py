@@ -46,7 +46,7 @@ def test_free_memory_is_the_hosts_for_a_cpu_and_the_devices_for_a_gpu() -> None:
 def test_what_has_no_memory_of_its_own_shows_none() -> None:
     blas = replace(device("BLAS", "accel", "blas", 0), free_bytes=0, total_bytes=0)
     assert device_cells(describe(blas, available_bytes=300))[3:5] == ("-", "-")
-    assert device_cells(describe(device("CPU", "cpu", "cpu", 0), available_bytes=300))[3:5] == ("300 bytes", "1.0 kB")
+    assert device_cells(describe(device("CPU", "cpu", "cpu", 0), available_bytes=300))[3:5] == ("0.3 KiB", "1.0 KiB")
 
 
 def test_json_lists_every_device_and_backend_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:

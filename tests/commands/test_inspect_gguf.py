@@ -106,8 +106,8 @@ def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.C
     ]
     assert ["chat template", "yes"] in rows
     assert ["vocabulary", "8 tokens, gguf-bpe"] in rows
-    assert ["F32", "3", "1.3 kB", "100.0%"] in rows
-    assert ["weights", "1.3 kB", "mapped from the file"] in rows
+    assert ["F32", "3", "1.2 KiB", "100.0%"] in rows
+    assert ["weights", "1.2 KiB", "mapped from the file"] in rows
 
 
 def test_what_is_wrong_with_the_vocabulary_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

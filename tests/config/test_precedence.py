@@ -173,10 +173,10 @@ def test_a_home_directory_is_understood_where_no_shell_has_seen_it(
 @pytest.mark.parametrize(
     ("toml", "wording"),
     [
-        (b"prot = 1", "prot: there is no such setting"),
-        (b"config = 'x'", "config: there is no such setting"),
-        (b"gpu = 0", "gpu: there is no such setting"),
-        (b"[serve]\nport = 1", "serve: there is no such setting"),
+        (b"prot = 1", "prot: no setting has this name"),
+        (b"config = 'x'", "config: no setting has this name"),
+        (b"gpu = 0", "gpu: no setting has this name"),
+        (b"[serve]\nport = 1", "serve: no setting has this name"),
         (b"max-queue = 1\nmax_queue = 1", "given twice"),
         (b"port = '1'", "port: expected a TOML int, not str"),
         (b"port = 1.0", "not float"),

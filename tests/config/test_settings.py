@@ -354,7 +354,7 @@ def test_either_size_alone_is_fine() -> None:
     ("content", "said"),
     [
         (None, "No such file"),
-        (b"{{ 'caf\xe9' }}", "not UTF-8: byte 7"),
+        (b"{{ 'caf\xe9' }}", "not UTF-8 at byte 7"),
         (b" \n", "is empty"),
         (b"x" * (2**20 + 1), "more than 1048576 bytes"),
         ("é".encode() * 2**20, "more than 1048576 bytes"),

@@ -34,6 +34,7 @@ PROTOCOL_SERIES = {
     "worker_requests_running": ("gauge", WORKER),
     "worker_kv_cells_used": ("gauge", WORKER),
     "worker_compute_threads": ("gauge", WORKER),
+    "worker_kv_cells": ("gauge", WORKER),
     "worker_kv_cells_total": ("gauge", WORKER),
     "worker_prefix_tokens_reused_total": ("counter", WORKER),
     "worker_preemptions_total": ("counter", WORKER),
@@ -46,6 +47,7 @@ OWN_SERIES = {
     "worker_resident": ("gauge", WORKER),
     "worker_parity_certified": ("gauge", WORKER),
     "worker_memory_off_plan_bytes": ("gauge", WORKER),
+    "worker_slots": ("gauge", WORKER),
     "worker_slots_total": ("gauge", WORKER),
     "worker_slots_busy": ("gauge", WORKER),
     "worker_refusals_total": ("counter", WORKER | {"code"}),
@@ -105,6 +107,17 @@ def test_every_sample_is_zero_at_the_start_and_has_exactly_its_labels(
     assert {s.labels["worker_id"] for s in own} == {"w-1"}
     expected = {f"{name}_bucket", f"{name}_sum", f"{name}_count"} if kind == "histogram" else {name}
     assert {s.name for s in own} == expected
+
+
+def test_a_gauge_with_a_counters_ending_is_the_legacy_name_of_another(metrics: Metrics) -> None:
+    metrics.loaded(replace(FACTS, n_cells=4096, parallel=9), "hf:org/repo", "toy")
+    rendered = text(metrics)
+    legacy = {name for name, kind in types(rendered).items() if kind == "gauge" and name.endswith("_total")}
+    assert legacy == {"worker_kv_cells_total", "worker_slots_total"}
+    for old in legacy:
+        new = old.removesuffix("_total")
+        assert value(metrics, old) == value(metrics, new) > 0
+        assert f"# HELP {old} Legacy name of {new}." in rendered
 
 
 def test_all_outcomes_exist_at_zero(metrics: Metrics) -> None:

@@ -183,7 +183,7 @@ def test_the_load_says_whether_prefixes_are_kept_and_inspect_agrees(
 
 def test_a_prefix_cache_beyond_memory_is_refused_but_to_a_successor(tmp_path: Path) -> None:
     config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_bytes=2**50)
-    with pytest.raises(InsufficientMemory, match="--prefix-cache-mb 1073741824 is more main memory than"):
+    with pytest.raises(InsufficientMemory, match="--prefix-cache-mb 1073741824 is more than the"):
         load_runner(config, lambda _: None)
     loaded = load_runner(msgspec.structs.replace(config, prefill_chunk=32), lambda _: None)
     assert (loaded.facts.prefill_chunk, loaded.facts.prefix_cache_bytes) == (32, 2**50)

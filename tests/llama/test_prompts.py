@@ -256,7 +256,7 @@ def test_a_template_of_no_use_in_the_model_is_told_once(tmp_path: Path, capfd: p
     path = write_tiny(tmp_path / "tiny.gguf", chat_template="{% for %}")
     loaded = loaded_with(path)
     try:
-        assert capfd.readouterr().err.count("engine warning: the model's chat template is of no use") == 1
+        assert capfd.readouterr().err.count("engine warning: the model's chat template cannot be used") == 1
         refusal = loaded.prompts.read(conversation("a"))
         assert isinstance(refusal, Violation)
         assert "SyntaxError in line 1" in refusal.message
@@ -275,5 +275,5 @@ def test_the_template_is_told_what_the_worker_was_told_or_the_load_ends(tmp_path
         assert found.text == "<s>a</s>Monday"
     finally:
         loaded.runner.close()  # type: ignore[attr-defined]
-    with pytest.raises(ModelLoadFailed, match="--chat-template-kwargs: the chat template can be told day"):
+    with pytest.raises(ModelLoadFailed, match="--chat-template-kwargs: the chat template reads day"):
         loaded_with(path, chat_template=source, chat_template_kwargs='{"night": 1}')

@@ -291,8 +291,12 @@ def test_another_model_is_refused_only_where_the_name_matters() -> None:
     for asked in (other, named):
         assert replace(asked, generation=replace(asked.generation, model=None)) == without
     strict = replace(TERMS, is_strict=True)
-    with pytest.raises(UnknownModel):
+    with pytest.raises(UnknownModel, match=r"^model 'gpt-4' not found; this worker serves 'toy'$"):
         read_chat(body(ASKED | {"model": "gpt-4"}), strict)
+    with pytest.raises(UnknownModel) as raised:
+        read_chat(body(ASKED | {"model": "\n" * 10_000}), strict)
+    assert len(str(raised.value)) < 200
+    assert str(raised.value).isprintable()
     read_chat(body(ASKED | {"model": "toy"}), strict)
 
 

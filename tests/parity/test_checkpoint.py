@@ -120,7 +120,7 @@ def test_missing_library_is_one_line_with_the_remedy(library: str) -> None:
         "    sys.stdout.write(str(error))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == f"a reference needs {library}: pip install 'llorch-worker[parity]'"
+    assert done.stdout == f"a reference needs {library}: pip install -e '.[parity]' in a checkout"
 
 
 def test_tensors_are_read_without_pytorch() -> None:

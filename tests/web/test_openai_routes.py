@@ -90,6 +90,8 @@ def test_what_is_posted_is_refused_in_one_shape(client: httpx2.Client, path: str
         error = refusal(response)
         assert error["type"] == "invalid_request_error"
         assert (response.headers.get("allow") == "POST") == (status == 405)
+        assert error["message"].endswith(f" is not allowed on {path}: use POST") == (status == 405)
+        assert error["message"].startswith("the request body exceeds 2,097,152 bytes: ") == (status == 413)
 
 
 @pytest.mark.parametrize("path", READ)
@@ -97,6 +99,7 @@ def test_what_is_read_is_refused_in_one_shape(client: httpx2.Client, path: str) 
     response = client.post(path)
     assert (response.status_code, response.headers["allow"]) == (405, "GET,HEAD")
     assert refusal(response)["code"] == "method_not_allowed"
+    assert refusal(response)["message"] == f"POST is not allowed on {path}: use GET or HEAD"
 
 
 ACCEPTED = ("application/json", "*/*", "text/event-stream", "text/html")
@@ -117,6 +120,7 @@ def test_a_route_that_is_none_is_told_in_the_shape_that_clients_show(
         response = client.request(method, path, headers={"accept": accept})
         error = refusal(response)
         assert (response.status_code, error["type"], error["code"]) == (404, "not_found_error", "unknown_url")
+        assert error["message"] == f"no route {method} {path}: /docs lists the routes of this worker"
 
 
 POOL_MANAGERS = (

@@ -246,7 +246,7 @@ class ChatTemplates:
 
     @property
     def what_it_can_be_told(self) -> str:
-        return f"the chat template can be told {', '.join(sorted(self.keys)) or 'nothing'}"
+        return f"the chat template reads {', '.join(sorted(self.keys)) or 'no variables'}"
 
     @property
     def caps(self) -> tuple[str, ...]:

@@ -39,17 +39,17 @@ _PROMPT, _MORE = "> ", ". "
 _QUOTES = '"""'
 
 _HELP = """\
-A line is a question. A backslash at its end goes on in the next line, and so does all between two \"\"\".
-  /system TEXT  what the model is told before everything else; without TEXT nothing
+A line is a question. To enter several lines, end a line with a backslash or put the text between two \"\"\".
+  /system TEXT  begin conversations with this system message; without TEXT with none
   /retry        ask the last question again
   /new, /clear  begin a new conversation; the system text stays
-  /help         this
+  /help         show this list
   /quit         leave, as Ctrl-D does
 Ctrl-C stops an answer. On an empty line it leaves."""
 
 
 @click.command("chat")
-@click.option("--system", help="What the model is told before everything else.")
+@click.option("--system", help="Begin the conversation with this system message.")
 @click.pass_context
 def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
     """Talk with a model in the terminal.
@@ -142,7 +142,7 @@ class Terminal:
                 case "/retry":
                     self._retry()
                 case _ if command.startswith("/"):
-                    _tell(f"there is no command {command}; /help lists them. A space before it makes it a question")
+                    _tell(f"unknown command {command}: /help lists the commands; a space before it makes it a question")
                 case _ if typed.strip():
                     self._ask(typed)
 

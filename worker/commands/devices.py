@@ -7,9 +7,8 @@ Runs in a short-lived process of its own, which may load llama.cpp.
 from dataclasses import dataclass
 
 import rich_click as click
-from rich.filesize import decimal
 
-from worker.commands.tables import print_json, print_table
+from worker.commands.tables import mib, print_json, print_table
 from worker.config.settings import environment
 from worker.host import available_memory_bytes
 from worker.llama.devices import CompiledBackend, Device, Kind, backends
@@ -109,7 +108,7 @@ def describe(device: Device, available_bytes: int) -> DeviceRow:
 
 def device_cells(row: DeviceRow) -> tuple[str, ...]:
     """One line of the first table. What helps the CPU has no memory of its own."""
-    sizes = (decimal(row.free_bytes), decimal(row.total_bytes)) if row.total_bytes else ("-", "-")
+    sizes = (mib(row.free_bytes), mib(row.total_bytes)) if row.total_bytes else ("-", "-")
     return row.name, row.type, row.flag or "-", *sizes, row.description
 
 

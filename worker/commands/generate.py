@@ -28,8 +28,8 @@ _MAX_TOKENS = 256
 
 @click.command("generate")
 @click.argument("prompt")
-@click.option("--chat", is_flag=True, help="PROMPT is a question: the model's chat template is applied.")
-@click.option("--system", help="What the model is told before the question, with --chat.")
+@click.option("--chat", is_flag=True, help="Apply the model's chat template to PROMPT, as to a question.")
+@click.option("--system", help="Put this system message before the question, with --chat.")
 @click.pass_context
 def generate(ctx: click.Context, /, prompt: str, *, chat: bool, system: str | None, **options: Any) -> None:
     """Answer PROMPT in the terminal.

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import rich_click as click
-from rich.filesize import decimal
 
 from worker.commands.places import present, where
-from worker.commands.tables import print_json, print_table
+from worker.commands.tables import mib, print_json, print_table
 from worker.config.settings import Settings
 from worker.front.client import configure
 from worker.host import available_memory_bytes
@@ -175,7 +174,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     parts = f" in {inspection.files} files" if inspection.files > 1 else ""
     return [
         ("file", inspection.path),
-        ("size", f"{decimal(inspection.file_bytes)}{parts}, GGUF version {inspection.gguf_version}"),
+        ("size", f"{mib(inspection.file_bytes)}{parts}, GGUF version {inspection.gguf_version}"),
         ("architecture", inspection.architecture),
         ("name", inspection.name),
         ("quantisation", inspection.quantisation),
@@ -194,23 +193,23 @@ def _windows(inspection: Inspection) -> str:
 
 
 def _type_cells(row: TypeRow) -> tuple[str, str, str, str]:
-    return row.type, str(row.tensors), decimal(row.bytes), f"{row.share:.1%}"
+    return row.type, str(row.tensors), mib(row.bytes), f"{row.share:.1%}"
 
 
 def _memory_cells(memory: MemoryUse) -> list[tuple[str, str, str]]:
-    repacked = f"{decimal(memory.repacked_bytes)} repacked for this processor, " if memory.repacked_bytes else ""
+    repacked = f"{mib(memory.repacked_bytes)} repacked for this processor, " if memory.repacked_bytes else ""
     cells = f"{memory.kv_cells} cells"
     if memory.kv_small_windows_bytes is not None:
-        cells += f"; {decimal(memory.kv_small_windows_bytes)} with --swa-full off"
+        cells += f"; {mib(memory.kv_small_windows_bytes)} with --swa-full off"
     return [
         (
             "weights",
-            decimal(memory.weights_bytes),
+            mib(memory.weights_bytes),
             f"{repacked}{'mapped' if memory.is_mapped else 'read'} from the file",
         ),
-        ("KV cache", decimal(memory.kv_bytes), cells),
-        ("compute buffers", decimal(memory.compute_bytes), "about"),
-        ("total", decimal(memory.total_bytes), "with the default settings"),
-        ("prefix cache", decimal(memory.prefix_cache_bytes), memory.prefix_cache_off or "at most, beyond the total"),
-        ("available here", decimal(memory.available_bytes), "main memory, now"),
+        ("KV cache", mib(memory.kv_bytes), cells),
+        ("compute buffers", mib(memory.compute_bytes), "about"),
+        ("total", mib(memory.total_bytes), "with the default settings"),
+        ("prefix cache", mib(memory.prefix_cache_bytes), memory.prefix_cache_off or "at most, beyond the total"),
+        ("available here", mib(memory.available_bytes), "main memory, now"),
     ]

@@ -72,19 +72,21 @@ _of_the_text = _options(
         default=4096,
         show_default=True,
         metavar="N",
-        help="How much of the evaluation text is computed.",
+        help="Compute N tokens of the evaluation text.",
     ),
     click.option(
         "--work-dir",
         type=_FOLDER,
         show_default="the temporary directory",
         metavar="DIR",
-        help="For large intermediate files, which are removed: an F32 copy of the model and the reference's logits.",
+        help="Put large intermediate files in DIR until the end: an F32 copy of the model, the reference's logits.",
     ),
 )
 
 _of_a_model = _options(
-    click.option("--model", metavar="REF", help="The GGUF, as for serve. [default: the catalogue's]"),
+    click.option(
+        "--model", metavar="REF", help="Take this GGUF, given as --model of serve is. [default: the catalogue's]"
+    ),
     where,
     click.option(
         "--threads",
@@ -92,7 +94,7 @@ _of_a_model = _options(
         default=cpu_quota,
         show_default="what this process may use",
         metavar="N",
-        help="Threads of both sides.",
+        help="Compute with N threads on both sides.",
     ),
     _of_the_text,
 )
@@ -100,13 +102,17 @@ _of_a_model = _options(
 _reference_option = click.option(
     "--reference",
     metavar="DIR|ID|FILE",
-    help="A SafeTensors checkpoint, a hub id, or reference logits. [default: what `parity reference` took]",
+    help="Compare with a SafeTensors checkpoint, a hub id or reference logits. [default: what `parity reference` took]",
 )
 
 _judging_options = _options(
     _reference_option,
     click.option(
-        "--bounds", "bounds_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own bounds over ours."
+        "--bounds",
+        "bounds_file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Override the built-in bounds by those in this TOML file.",
     ),
     click.option(
         "--proof-dir",
@@ -115,9 +121,11 @@ _judging_options = _options(
         envvar="LLORCH_PROOF_DIR",
         show_default=True,
         metavar="DIR",
-        help="Where the proof bundle goes: DIR/parity/RUN_ID.",
+        help="Write the proof bundle to DIR/parity/RUN_ID.",
     ),
-    click.option("--run-id", envvar="LLORCH_RUN_ID", metavar="ID", help="[default: date, time and revision]"),
+    click.option(
+        "--run-id", envvar="LLORCH_RUN_ID", metavar="ID", help="Name the run. [default: date, time and revision]"
+    ),
 )
 
 
@@ -129,8 +137,8 @@ class ParityFailed(WorkerError):
 def parity() -> None:
     """Prove what a quantised model computes, against the reference in PyTorch.
 
-    `reference` and `run` need the parity extra (pip install 'llorch-worker[parity]'); `run` with reference logits does
-    not. docs/parity.md explains every level.
+    `reference` and `run` need the parity extra (pip install -e '.[parity]' in a checkout); `run` with reference logits
+    does not. docs/parity.md explains every level.
     """
     # As Ctrl-C, so that intermediate files and a worker that was started go with the command.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -140,10 +148,10 @@ def parity() -> None:
 @click.option(
     "--checkpoint",
     metavar="DIR|ID",
-    help="A SafeTensors checkpoint or hub id. [default: the catalogue's, else made from the GGUF]",
+    help="Take this SafeTensors checkpoint or hub id. [default: the catalogue's, else made from the GGUF]",
 )
 @click.option(
-    "--output", type=_FOLDER, show_default="user cache directory", metavar="DIR", help="Where the reference goes."
+    "--output", type=_FOLDER, show_default="user cache directory", metavar="DIR", help="Write the reference to DIR."
 )
 @_of_a_model
 def reference(checkpoint: str | None, output: Path | None, **options: Any) -> None:
@@ -174,7 +182,7 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
     type=click.Choice(LEVELS),
     multiple=True,
     metavar="NAME",
-    help=f"Only this level; several times for more. One of {', '.join(LEVELS)}.",
+    help=f"Run only this level; may be repeated. One of {', '.join(LEVELS)}.",
 )
 @click.option(
     "--url",
@@ -266,7 +274,7 @@ def quantisation_matrix(**options: Any) -> None:
     type=click.Choice(matrix.FILE_TYPES),
     multiple=True,
     metavar="TYPE",
-    help=f"Only this file type; several times for more. One of {', '.join(matrix.FILE_TYPES)}.",
+    help=f"Measure only this file type; may be repeated. One of {', '.join(matrix.FILE_TYPES)}.",
 )
 @click.option(
     "--cache",
@@ -276,14 +284,14 @@ def quantisation_matrix(**options: Any) -> None:
     metavar="TYPE",
     default=("auto", "q8_0", "q4_0"),
     show_default="auto, q8_0 and q4_0",
-    help=f"Only this cache type; several times for more. One of {', '.join(advice.CACHES)}.",
+    help=f"Measure only this cache type; may be repeated. One of {', '.join(advice.CACHES)}.",
 )
 @click.option(
     "--memory-mb",
     type=click.IntRange(1),
     show_default="what is free",
     metavar="N",
-    help="What may be taken for weights, cells and computing, in MiB.",
+    help="Choose among those that take at most N MiB for weights, KV cache and computing.",
 )
 @click.option(
     "--plot",
@@ -331,8 +339,8 @@ def advise(
     if chosen is None:
         least = min(option.memory_bytes for option in options)
         raise ParityFailed(
-            f"nothing is within {limit_bytes / 1e6:.0f} MB: the least is {least / 1e6:.0f} MB; a smaller --ctx-size or"
-            " --parallel needs less"
+            f"no combination fits in {limit_bytes // 2**20} MiB; the smallest needs {-(-least // 2**20)} MiB: lower "
+            "--ctx-size or --parallel"
         )
     click.echo(f"{chosen.file_type}, cache {chosen.cache}")
 

@@ -26,7 +26,7 @@ def where(command: _Command) -> _Command:
         envvar="LLORCH_MODELS_DIR",
         show_default="user cache directory",
         metavar="DIR",
-        help="Where named models are stored.",
+        help="Look for downloaded models in DIR, and store them there.",
     )
     catalog = click.option(
         "--catalog",
@@ -34,7 +34,7 @@ def where(command: _Command) -> _Command:
         envvar="LLORCH_CATALOG",
         show_default="built in",
         metavar="FILE",
-        help="Another models.toml.",
+        help="Use this model catalogue (a models.toml) instead of the built-in one.",
     )
     return models_dir(catalog(command))
 

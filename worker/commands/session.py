@@ -41,15 +41,43 @@ def sampling_options(max_tokens: int) -> list[click.Option]:
     """The flags of a request. `max_tokens`: how many tokens are generated at most where nobody says otherwise."""
     return [
         click.Option(
-            ["--max-tokens"], type=_U32, default=max_tokens, show_default=True, help="Most tokens to generate."
+            ["--max-tokens"], type=_U32, default=max_tokens, show_default=True, help="Generate at most N tokens."
         ),
-        click.Option(["--temperature"], type=float, default=0.8, show_default=True, help="0 is greedy."),
-        click.Option(["--top-p"], type=float, default=0.95, show_default=True, help="Nucleus; 1 is off."),
-        click.Option(["--top-k"], type=_U32, default=0, show_default=True, help="Most likely tokens kept; 0 is off."),
-        click.Option(["--min-p"], type=float, default=0.0, show_default=True, help="Of the best one's; 0 is off."),
-        click.Option(["--repetition-penalty"], type=float, default=1.0, show_default=True, help="1 is off."),
-        click.Option(["--seed"], type=click.IntRange(0, 2**64 - 1), help="Repeats an answer. [default random]"),
-        click.Option(["--stop"], multiple=True, help="Text that ends the answer; up to four."),
+        click.Option(
+            ["--temperature"],
+            type=float,
+            default=0.8,
+            show_default=True,
+            help="Draw more evenly above 1 and less below; 0 always takes the most probable token.",
+        ),
+        click.Option(
+            ["--top-p"],
+            type=float,
+            default=0.95,
+            show_default=True,
+            help="Keep the most probable tokens that together have this probability; 1 disables.",
+        ),
+        click.Option(
+            ["--top-k"], type=_U32, default=0, show_default=True, help="Keep the N most probable tokens; 0 disables."
+        ),
+        click.Option(
+            ["--min-p"],
+            type=float,
+            default=0.0,
+            show_default=True,
+            help="Drop tokens less probable than this fraction of the most probable one; 0 disables.",
+        ),
+        click.Option(
+            ["--repetition-penalty"],
+            type=float,
+            default=1.0,
+            show_default=True,
+            help="Make tokens that have occurred less probable; 1 disables.",
+        ),
+        click.Option(
+            ["--seed"], type=click.IntRange(0, 2**64 - 1), help="Repeat the answer with this seed. [default random]"
+        ),
+        click.Option(["--stop"], multiple=True, help="End the answer at this text; may be given four times."),
     ]
 
 

@@ -37,5 +37,10 @@ def print_json(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
+def mib(n_bytes: int) -> str:
+    """An amount of memory in the unit of every `--…-mb` flag, 1 MiB of 1,048,576 bytes; less than one in KiB."""
+    return f"{n_bytes / 2**20:,.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:.1f} KiB"
+
+
 def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

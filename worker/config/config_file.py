@@ -43,7 +43,7 @@ def _settings_of(ctx: click.Context, path: Path) -> Iterator[tuple[str, Any]]:
     for key, value in _read_toml(path).items():
         place, name = f"{path}: {key}", key.replace("-", "_")
         if name not in known:
-            raise UsageError(f"{place}: there is no such setting; the keys are the flags of `serve` without `--`")
+            raise UsageError(f"{place}: no setting has this name; the keys are the flags of `serve` without `--`")
         if name in seen:
             raise UsageError(f"{place}: the setting is given twice, with `-` and with `_`")
         seen.add(name)

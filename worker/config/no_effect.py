@@ -34,19 +34,19 @@ def idle_before_load(settings: Settings) -> Idle:
         yield f"--scheduling {settings.scheduling}", "with --deterministic no job is paused, and the oldest comes first"
     if settings.draft_model is None:
         if settings.draft_device is not None:
-            yield f"--draft-device {settings.draft_device}", "without --draft-model there is none"
+            yield f"--draft-device {settings.draft_device}", "it needs --draft-model"
         if settings.draft_max != Settings().draft_max:
-            yield f"--draft-max {settings.draft_max}", "without --draft-model nothing is drafted by one"
+            yield f"--draft-max {settings.draft_max}", "it needs --draft-model"
     if settings.kv_events is None:
         if settings.kv_events_topic is not None:
-            yield f"--kv-events-topic {settings.kv_events_topic}", "without --kv-events there are none"
+            yield f"--kv-events-topic {settings.kv_events_topic}", "it needs --kv-events"
         if settings.kv_events_public:
-            yield "--kv-events-public", "without --kv-events there are none"
+            yield "--kv-events-public", "it needs --kv-events"
     if settings.callback_url is None:
         if settings.advertise_url is not None:
-            yield "--advertise-url", "without --callback-url nobody is told"
+            yield "--advertise-url", "without --callback-url the address is not reported"
         if settings.legacy_callback_body:
-            yield "--legacy-callback-body", "without --callback-url nobody is called"
+            yield "--legacy-callback-body", "without --callback-url no callback is sent"
 
 
 def idle_after_load(settings: Settings, facts: Loaded) -> Idle:

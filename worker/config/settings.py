@@ -624,15 +624,15 @@ def read_chat_template(settings: Settings) -> str | None:
             found = file.read(_MAX_TEMPLATE_BYTES + 1)
         if len(found) > _MAX_TEMPLATE_BYTES:
             raise UsageError(
-                f"--chat-template {path} is no chat template: it has more than {_MAX_TEMPLATE_BYTES} bytes"
+                f"--chat-template {path} has more than {_MAX_TEMPLATE_BYTES} bytes: is it a chat template?"
             )
         text = found.decode()
     except OSError as error:
         raise UsageError(f"--chat-template {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"--chat-template {path} is not UTF-8: byte {error.start} is no character") from error
+        raise UsageError(f"--chat-template {path} is not UTF-8 at byte {error.start}: save it as UTF-8") from error
     if not text.strip():
-        raise UsageError(f"--chat-template {path} is empty: leave it out for the model's own template")
+        raise UsageError(f"--chat-template {path} is empty: remove the flag to use the model's own template")
     return text
 
 

@@ -69,7 +69,10 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str) -> str:
     try:
         sock.bind(endpoint)
     except zmq.ZMQError as error:
-        raise BindFailed(f"Failed to bind --kv-events to {endpoint}: {os.strerror(error.errno or 0)}") from error
+        reason = os.strerror(error.errno or 0)
+        raise BindFailed(
+            f"Failed to bind --kv-events to {endpoint}: {reason}; choose another address or port"
+        ) from error
     return sock.getsockopt_string(zmq.LAST_ENDPOINT)
 
 

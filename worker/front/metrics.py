@@ -57,12 +57,16 @@ class Metrics:
         self._queue_depth = self._gauge("worker_queue_depth", "Accepted jobs that wait for a slot.")
         self._running = self._gauge("worker_requests_running", "Jobs in a slot.")
         self._cells_used = self._gauge("worker_kv_cells_used", "KV cells in use.")
-        self._cells_total = self._gauge("worker_kv_cells_total", "KV cells there are.")
-        self._prefix_bytes = self._gauge("worker_prefix_cache_bytes", "Main memory that holds KV cells of ended jobs.")
+        self._cells = self._gauge("worker_kv_cells", "KV cells there are.")
+        self._cells_total = self._gauge("worker_kv_cells_total", "Legacy name of worker_kv_cells.")
+        self._prefix_bytes = self._gauge(
+            "worker_prefix_cache_bytes", "Main memory that holds KV cells of finished jobs, in bytes."
+        )
         self._prefix_tokens = self._gauge("worker_prefix_cache_tokens", "Tokens whose KV cells it holds.")
         self._threads = self._gauge("worker_compute_threads", "Threads that compute steps; 0 before the first.")
         self._ready = self._gauge("worker_ready", "1 while jobs are taken, as /readyz says, else 0.")
-        self._slots = self._gauge("worker_slots_total", "Jobs that can run at once; 0 until the model is loaded.")
+        self._slots = self._gauge("worker_slots", "Jobs that can run at once; 0 until the model is loaded.")
+        self._slots_total = self._gauge("worker_slots_total", "Legacy name of worker_slots.")
         self._slots_busy = self._gauge("worker_slots_busy", "Slots with a job.")
         started_s = clock()
         self._gauge("worker_uptime_seconds", "Time since start.").set_function(lambda: clock() - started_s)
@@ -88,8 +92,10 @@ class Metrics:
 
     def loaded(self, facts: Loaded, model_ref: str, served_name: str) -> None:
         self._memory_bytes.set(facts.memory_bytes)
-        self._cells_total.set(facts.n_cells)
-        self._slots.set(facts.parallel)
+        for cells in (self._cells, self._cells_total):
+            cells.set(facts.n_cells)
+        for slots in (self._slots, self._slots_total):
+            slots.set(facts.parallel)
         self._off_plan_bytes.set(sum(device.difference_bytes for device in facts.offload.off_plan))
         labels = {
             "model": facts.name,
@@ -210,7 +216,7 @@ class Metrics:
         steps = self._labelled("worker_steps_total", "Decode calls by kind.", "kind")
         self._steps = {kind: steps.labels(self._worker_id, kind) for kind in get_args(StepKind)}
         self._prefix_tokens_reused = self._counter(
-            "worker_prefix_tokens_reused_total", "Prompt tokens that were found computed."
+            "worker_prefix_tokens_reused_total", "Prompt tokens served from the KV cache."
         )
         self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
         self._yields = self._counter("worker_yields_total", "Jobs paused because another had had less.")

@@ -5,6 +5,7 @@ web/ turns its methods into HTTP, serve.py starts and ends it.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -321,7 +322,12 @@ class Front(Observer):
 
     def _time_is_up(self, job: Job) -> None:
         with failures_to(self.on_fatal, "a job's time-out"):
-            job.fail("TIMEOUT", "the job's time is up")
+            limit_s, had_s = self.settings.inference_timeout_sec, job.request.expires_s - job.request.arrived_s
+            is_own = math.isclose(had_s, limit_s, abs_tol=1e-6)
+            job.fail(
+                "TIMEOUT",
+                f"the job exceeded --inference-timeout-sec ({limit_s:g} s)" if is_own else "X-Deadline passed",
+            )
 
     def _on_job_end(self, job: Job) -> None:
         """The one place where a job leaves, whatever ended it."""
@@ -359,7 +365,7 @@ class Front(Observer):
         self._check_state()
         assert self._client is not None
         if self._client.n_questions >= MAX_QUESTIONS:
-            raise WorkerBusy(f"{MAX_QUESTIONS} questions about tokens are open; try again later", retry_after_s=1)
+            raise WorkerBusy(f"{MAX_QUESTIONS} tokenize requests are in progress; try again in 1 s", retry_after_s=1)
         self._n_questions += 1
         question = Question(ask(QuestionKey(self._n_questions)))
         self._client.ask(question)
@@ -367,7 +373,8 @@ class Front(Observer):
             async with asyncio.timeout(self.settings.execute_timeout_s):
                 return await question.answer
         except TimeoutError as error:
-            raise DeadlineExceeded("the question's time is up") from error
+            limit_s = self.settings.inference_timeout_sec
+            raise DeadlineExceeded(f"the request exceeded --inference-timeout-sec ({limit_s:g} s)") from error
         finally:
             self._client.drop(question)
 

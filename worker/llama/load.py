@@ -305,9 +305,9 @@ def _chat(config: Configure, loaded: LoadedRunner) -> ChatTemplates | Violation:
             told=told,
         )
     except BrokenTemplate as error:
-        sys.stderr.write(f"engine warning: the model's chat template is of no use: {error}\n")
+        sys.stderr.write(f"engine warning: the model's chat template cannot be used: {error}\n")
         sys.stderr.flush()
-        return _no_chat(f"the model's chat template is of no use: {error}")
+        return _no_chat(f"the model's chat template cannot be used: {error}")
     if not told.keys() <= chat.keys:
         loaded.runner.close()
         raise ModelLoadFailed(f"--chat-template-kwargs: {chat.what_it_can_be_told}")
@@ -319,7 +319,7 @@ def _told(config: Configure) -> dict[str, Json]:
 
 
 def _no_chat(why: str) -> Violation:
-    return Violation("messages", "no_chat_template", f"{why}; the worker can be given one with --chat-template")
+    return Violation("messages", "no_chat_template", f"{why}; start the worker with --chat-template FILE")
 
 
 def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation) -> ModelFacts:

@@ -272,8 +272,8 @@ def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
         return min(plan.kv_bytes, left_bytes // 2)
     if asked > left_bytes:
         raise InsufficientMemory(
-            f"--prefix-cache-mb {asked // 2**20} is more main memory than the model leaves: "
-            f"give at most {left_bytes // 2**20}, or leave it out",
+            f"--prefix-cache-mb {asked // 2**20} is more than the {left_bytes // 2**20} MiB of main memory that the "
+            f"model leaves: give at most {left_bytes // 2**20}, or leave it out",
             needed_bytes=asked,
             available_bytes=left_bytes,
         )

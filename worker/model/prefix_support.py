@@ -35,7 +35,7 @@ MOST_SLOTS, MOST_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
 def obstacle(info: ModelInfo, *, swa_full: bool, parallel: int) -> str | None:
     """Why every prompt is computed from its beginning; None where what was computed before is used again."""
     if info.architecture in (*ATTENTION_FREE, *HYBRIDS):
-        return f"{info.architecture} has recurrent state, of which no beginning can be kept"
+        return f"{info.architecture} has recurrent state, of which no prefix can be kept"
     if info.architecture in OF_SEVERAL_PARTS:
         return f"{info.architecture} keeps an index beside its KV cells, which cannot be cut"
     if info.windows is None:

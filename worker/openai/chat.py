@@ -60,8 +60,8 @@ class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
     ] = None
     tools: Annotated[list[dict[str, Any]] | None, doc("None can be called yet: only with tool_choice none.")] = None
     tool_choice: Annotated[str | dict[str, Any] | None, doc("none, or auto where there are no tools.")] = None
-    reasoning_effort: Annotated[str | None, doc("What the template is told under this name.")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("What the template is told beside the messages.")] = None
+    reasoning_effort: Annotated[str | None, doc("A variable of this name for the template.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables for the template.")] = None
     add_generation_prompt: Annotated[bool | None, doc("Whether the answer is the assistant's next message.")] = None
     continue_final_message: Annotated[bool | None, doc("Whether it goes on with the last one instead.")] = None
     prompt_logprobs: Annotated[int | None, doc("Of completions only.", const=None)] = None

@@ -215,7 +215,7 @@ def _rules(request: CompletionRequest, n_prompts: int) -> Iterator[FieldError]:
     if n_prompts * n > MAX_CHOICES >= n:
         yield _wrong("n", f"max_count({MAX_CHOICES})", f"times the prompts must be at most {MAX_CHOICES} answers")
     if request.best_of is not None and request.best_of != n:
-        yield _wrong("best_of", "unsupported", "must be n: this worker answers with all that it generates")
+        yield _wrong("best_of", "unsupported", "must equal n: the worker does not rank completions")
     if request.logprobs is True:
         yield _wrong("logprobs", "type", f"must be a number of tokens, 0 to {MAX_TOP_LOGPROBS}")
     yield from int_range("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS)

@@ -22,6 +22,16 @@ CANCELLED_STATUS = 499
 answered with 409 or 5xx, and nobody wants a cancelled answer again."""
 
 
+_MOST_QUOTED = 100
+"""Characters of a name that a message shows."""
+
+
+def _quoted(name: str) -> str:
+    """A name on one line, cut if it is long."""
+    text = repr(name)
+    return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}…"
+
+
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong."""
 
@@ -51,6 +61,9 @@ class UnknownModel(WorkerError):
     """The model that is asked for is not the one that is served."""
 
     code, http_status, retriable = "NOT_FOUND", 404, False
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"model {_quoted(asked)} not found; this worker serves {_quoted(served)}")
 
     @property
     def reason(self) -> str:

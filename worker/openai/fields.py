@@ -233,7 +233,7 @@ def conversation_of(
 def check_model(model: str | None, terms: Terms) -> None:
     """Raises: UnknownModel."""
     if terms.is_strict and model is not None and model != terms.model:
-        raise UnknownModel("this worker serves another model: GET /v1/models names it")
+        raise UnknownModel(model, terms.model)
 
 
 def unsupported(members: Members) -> Iterator[FieldError]:

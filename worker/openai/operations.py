@@ -58,7 +58,13 @@ _EVERYWHERE: dict[int, Answer] = {
     ),
     405: _details(
         "Another method.",
-        [ErrorDetail(message="this route has another method", type="invalid_request_error", code="method_not_allowed")],
+        [
+            ErrorDetail(
+                message="GET is not allowed on /v1/completions: use POST",
+                type="invalid_request_error",
+                code="method_not_allowed",
+            )
+        ],
         ("Allow",),
     ),
     500: _api_error("A fault of the worker's own.", InternalError("the request could not be answered")),
@@ -74,7 +80,7 @@ _BODY: dict[int, Answer] = {
         NotAnObject("the body is not JSON"),
         FieldsRefused([_TOO_LONG], Overflow(9000, 8192)),
     ),
-    404: _api_error("With `--strict-model`: another model.", UnknownModel("this worker serves another model")),
+    404: _api_error("With `--strict-model`: another model.", UnknownModel("gpt-4", "smollm2-135m-instruct")),
     413: _details("A body over 2 MiB, or what a larger `--max-prompt-chars` makes of it.", []),
     415: _details("Not application/json or application/*+json.", []),
 }
@@ -82,7 +88,7 @@ _STATE: dict[int, Answer] = {
     503: _api_error("Not now, by the state of the worker or of its queue.", *NOT_NOW, headers=("Retry-After",)),
 }
 _LATE: dict[int, Answer] = {
-    504: _api_error("X-Deadline, or `--inference-timeout-sec`, passed.", DeadlineExceeded("the job's time is up")),
+    504: _api_error("X-Deadline, or `--inference-timeout-sec`, passed.", DeadlineExceeded("X-Deadline passed")),
 }
 _CANCELLED: dict[int, Answer] = {
     CANCELLED_STATUS: _details(
@@ -234,7 +240,7 @@ MODEL = Operation(
     tag="openai",
     answers={
         200: _json("It.", ModelCard),
-        404: _api_error("Another model.", UnknownModel("this worker serves another model: GET /v1/models names it")),
+        404: _api_error("Another model.", UnknownModel("gpt-4", "smollm2-135m-instruct")),
         **(_EVERYWHERE | _STATE),
     },
 )

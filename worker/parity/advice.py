@@ -26,11 +26,10 @@ from worker.parity.setups import evaluated, served
 CACHES: Final = {"auto": ("auto", "f16"), "f16": ("f16", "f16"), "q8_0": ("q8_0", "q8_0"), "q4_0": ("q4_0", "q4_0")}
 """What is asked for → `--cache-type-k` and `--cache-type-v`. `auto` is what `serve` does without flags."""
 
-COLUMNS = ("", "type", "cache", ">MB", ">memory", ">KL mean", ">top-1", ">tokens/s")
+COLUMNS = ("", "type", "cache", ">file, MiB", ">memory, MiB", ">KL mean", ">top-1", ">tokens/s")
 _NOTE = (
-    "MB: the file. Memory: what serve plans with these settings, in MB. KL in nats, with its 95 % interval. Tokens per "
-    "second: one greedy continuation alone. ◆: nothing that is measured here takes less memory and is as close. "
-    "→: the choice."
+    "Memory: what serve plans with these settings. KL in nats, with its 95 % interval. Tokens per second: one greedy "
+    "continuation alone. ◆: nothing that is measured here takes less memory and is as close. →: the choice."
 )
 
 
@@ -136,8 +135,8 @@ def table(options: Sequence[Option], chosen: Option | None) -> Table:
             ("→" if option == chosen else "") + ("◆" if option in best else ""),
             option.file_type,
             option.cache,
-            f"{option.file_bytes / 1e6:.1f}",
-            f"{option.memory_bytes / 1e6:.1f}",
+            f"{option.file_bytes / 2**20:.1f}",
+            f"{option.memory_bytes / 2**20:.1f}",
             option.kl.text(),
             option.top1.text(".2f", 100.0, " %"),
             f"{option.tokens_per_s:.0f}",

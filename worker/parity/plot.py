@@ -20,7 +20,7 @@ def check(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("a plot needs matplotlib: pip install 'llorch-worker[parity]'")
+        raise UsageError("a plot needs matplotlib: pip install -e '.[parity]' in a checkout")
 
 
 def plot(options: Sequence[Option], chosen: Option | None, limit_bytes: int, path: Path, title: str) -> None:
@@ -37,20 +37,20 @@ def plot(options: Sequence[Option], chosen: Option | None, limit_bytes: int, pat
             [max(0.0, point.kl.value - max(point.kl.low, point.kl.value / 10)) for point in points],
             [point.kl.high - point.kl.value for point in points],
         ]
-        memory, kl = [point.memory_bytes / 1e6 for point in points], [point.kl.value for point in points]
+        memory, kl = [point.memory_bytes / 2**20 for point in points], [point.kl.value for point in points]
         axes.errorbar(memory, kl, yerr=reach, fmt=marker, capsize=3, label=f"cache {cache}")
     for option in options:
-        place = (option.memory_bytes / 1e6, option.kl.value)
+        place = (option.memory_bytes / 2**20, option.kl.value)
         axes.annotate(option.file_type, place, textcoords="offset points", xytext=(6, 4), fontsize=8)
     best = sorted(frontier(options), key=lambda option: option.memory_bytes)
-    axes.plot([each.memory_bytes / 1e6 for each in best], [each.kl.value for each in best], lw=1, color="grey")
+    axes.plot([each.memory_bytes / 2**20 for each in best], [each.kl.value for each in best], lw=1, color="grey")
     if chosen is not None:
-        place = (chosen.memory_bytes / 1e6, chosen.kl.value)
+        place = (chosen.memory_bytes / 2**20, chosen.kl.value)
         axes.plot(*place, "o", ms=16, mfc="none", mec="black", label="the choice")
     most = max(option.memory_bytes for option in options)
     if limit_bytes <= most:
-        axes.axvline(limit_bytes / 1e6, ls="--", color="black", lw=1, label="the limit")
-    axes.set(xlabel="planned memory, MB", ylabel="mean KL to the reference, nats", yscale="log", title=title)
+        axes.axvline(limit_bytes / 2**20, ls="--", color="black", lw=1, label="the limit")
+    axes.set(xlabel="planned memory, MiB", ylabel="mean KL to the reference, nats", yscale="log", title=title)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=_DOTS_PER_INCH)

@@ -193,10 +193,10 @@ class HealthBody(_Body, frozen=True, kw_only=True):
         int | None, doc("Tokens of a prompt that are computed in one step while other jobs generate.")
     ]
     prefix_cache: PrefixCacheBody
-    deterministic: Annotated[bool, doc("By `--deterministic`.")]
+    deterministic: Annotated[bool, doc("Whether the worker runs with `--deterministic`.")]
     determinism: Annotated[
         Literal["untested", "same", "differs"],
-        doc("Whether this engine's self-test found the same logits for the same tokens, bit for bit, in any company."),
+        doc("Whether the self-test found the same logits for a job, bit for bit, alone and beside other jobs."),
     ]
     determinism_differences: Annotated[tuple[str, ...], doc("What gave other bits: `beside 7 others`.")]
     determinism_tried: Annotated[TriedBody | None, doc("What the verdict is about; null before there is one.")]

@@ -163,9 +163,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     chat_template_kwargs: Annotated[
         Any,
-        doc(
-            "What the chat template is told beside the messages, over --chat-template-kwargs.", type=["object", "null"]
-        ),
+        doc("Variables for the chat template; they override --chat-template-kwargs.", type=["object", "null"]),
     ] = None
 
     def conversation(self, *, max_chars: int) -> Conversation:

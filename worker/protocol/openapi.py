@@ -60,8 +60,8 @@ _PARAMETERS: dict[str, Json] = {
     "X-Deadline": {
         "name": "X-Deadline",
         "in": "header",
-        "description": "When the answer is of no more use: epoch milliseconds or ISO-8601, UTC without an offset. "
-        "Already past it is a 504; later it ends the job with TIMEOUT.",
+        "description": "The time after which the client no longer needs the answer: epoch milliseconds or ISO-8601, "
+        "UTC without an offset. Already past it is a 504; later it ends the job with TIMEOUT.",
         "schema": {"type": "string", "anyOf": [{"pattern": "^[0-9]{1,15}$"}, {"format": "date-time"}]},
         "examples": {"milliseconds": {"value": "4102444800000"}, "ISO-8601": {"value": "2100-01-01T00:00:00Z"}},
     },

@@ -337,7 +337,7 @@ _EXECUTE_ERRORS: dict[int, Answer] = {
     503: error_answer("Not now, by the state of the worker or of its queue.", *NOT_NOW, headers=("Retry-After",)),
     504: error_answer(
         "X-Deadline, or `--inference-timeout-sec`, passed before the stream began.",
-        DeadlineExceeded("the job's time is up"),
+        DeadlineExceeded("X-Deadline passed"),
     ),
 }
 

@@ -46,7 +46,7 @@ class Member(Protocol):
 
     @property
     def address(self) -> str | None:
-        """The client's address; None where there is none, as on a Unix socket."""
+        """The client's address; None if the connection has ended before it was asked."""
         ...
 
     def drop(self) -> None:

@@ -169,8 +169,9 @@ def _model_routes(door: Door) -> list[HTTPRouteHandler]:
     @get("/v1/models/{model_id:path}", opt=described(operations.MODEL), sync_to_thread=False)
     def model(request: AnyRequest) -> Response[bytes]:
         """The name may have slashes in it."""
-        if request.scope["path"].removeprefix("/v1/models/").removesuffix("/") != door.model_name:
-            raise UnknownModel("this worker serves another model: GET /v1/models names it")
+        asked = request.scope["path"].removeprefix("/v1/models/").removesuffix("/")
+        if asked != door.model_name:
+            raise UnknownModel(asked, door.model_name)
         return _body(model_card(door.facts, door.model_name, door.created))
 
     return [models, model]

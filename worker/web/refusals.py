@@ -36,12 +36,21 @@ _POOL_MANAGER_PATHS = re.compile(
 """What docs/protocol.md 3 says of paths under `/v1`: the old ones that are spoken, and those that are not."""
 
 _HTTP_ERRORS = {
-    404: ("unknown_url", "this worker has no such route: /docs shows those that it has"),
-    405: ("method_not_allowed", "this route has another method"),
-    413: ("body_too_large", "the body is too large"),
+    404: ("unknown_url", "no route {method} {path}: /docs lists the routes of this worker"),
+    405: ("method_not_allowed", "{method} is not allowed on {path}: use {allow}"),
+    413: (
+        "body_too_large",
+        (
+            "the request body exceeds {most:,} bytes: send a shorter prompt, or start the worker with a larger "
+            "--max-prompt-chars"
+        ),
+    ),
     415: ("unsupported_media_type", "send a JSON body with content-type: application/json"),
 }
 """The codes and words of what Litestar refuses."""
+
+_MOST_OF_A_PATH = 100
+"""Characters that a message shows."""
 
 
 @contextmanager
@@ -68,7 +77,7 @@ def refusal_of(request: AnyRequest, error: Exception, route_list: str = "") -> R
     """The answer that says no; `route_list` is what an unknown path is told."""
     is_api = is_api_path(request.scope["path"])
     if isinstance(error, HTTPException):
-        return _api_http_error(error) if is_api else _http_error(error, route_list)
+        return _api_http_error(request, error) if is_api else _http_error(error, route_list)
     return render_api_error(error) if is_api else render_error(error)
 
 
@@ -116,18 +125,24 @@ def render_api_error(error: Exception) -> Response[bytes]:
     return json_answer(error_body(error_detail(known)), known.http_status, _retry_after(known))
 
 
-def _api_http_error(error: HTTPException) -> Response[bytes]:
+def _api_http_error(request: AnyRequest, error: HTTPException) -> Response[bytes]:
     status = error.status_code
-    code, message = _HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
+    code, words = _HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
     headers = None
     match error:
         case MethodNotAllowedException():
             headers = _allow(error)
         case EncodedBody():
-            message, headers = error.detail, error.headers
+            words, headers = error.detail, error.headers
     kind: ErrorType = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
-    detail = ErrorDetail(message=message, type=kind, code=code)
-    return json_answer(error_body(detail), status, headers)
+    path = ascii(request.scope["path"][:_MOST_OF_A_PATH])[1:-1]
+    message = words.format(
+        method=request.method,
+        path=path,
+        allow=(headers or {}).get("allow", "").replace(",", " or "),
+        most=request.app.request_max_body_size,
+    )
+    return json_answer(error_body(ErrorDetail(message=message, type=kind, code=code)), status, headers)
 
 
 # ── both ─────────────────────────────────────────────────────────────────────────────────────────

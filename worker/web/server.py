@@ -1,5 +1,6 @@
 """The listening socket and uvicorn on it, each for as long as a `with` lasts. Signals and exit codes are serve.py's."""
 
+import errno
 import ipaddress
 import os
 import resource
@@ -35,7 +36,8 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
         is_dual = is_every and socket.has_dualstack_ipv6()
         sock = socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=is_dual)
     except (OSError, UnicodeError) as error:
-        raise BindFailed(f"Failed to bind to {_authority(host, port)}: {_reason(error)}") from error
+        place = _authority(host, port)
+        raise BindFailed(f"Failed to bind to {place}: {_reason(error)}; {_way_out(error)}") from error
     with sock:
         yield sock
 
@@ -108,6 +110,15 @@ def url_of(sock: socket.socket) -> str:
 
 def _authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _way_out(error: OSError | UnicodeError) -> str:
+    match error:
+        case OSError(errno=errno.EADDRINUSE):
+            return "stop the process that listens there, or choose another --port (0 picks a free one)"
+        case OSError(errno=errno.EACCES):
+            return "choose a --port above 1023"
+    return "choose another --host: an address of this machine, or 0.0.0.0 for all of them"
 
 
 def _reason(error: OSError | UnicodeError) -> str:

@@ -17,7 +17,7 @@ try:
     from tokenizers import AddedToken, pre_tokenizers
     from transformers.integrations.gguf import read_gguf_metadata
 except ImportError as error:
-    raise UsageError(f"a reference needs {error.name}: pip install 'llorch-worker[parity]'") from error
+    raise UsageError(f"a reference needs {error.name}: pip install -e '.[parity]' in a checkout") from error
 
 __all__ = [
     "UNREADABLE",

@@ -191,7 +191,7 @@ function drawFoot(turn) {
   const actions = [];
   if (turn.role === "user") actions.push(button("Edit", () => edit(turn)));
   else if (!(isLast && page.answering)) actions.push(copyButton(() => turn.content));
-  if (turn.role === "assistant" && isLast && !page.answering) actions.push(button("Again", again));
+  if (turn.role === "assistant" && isLast && !page.answering) actions.push(button("Regenerate", again));
   foot.replaceChildren(make("span", { class: "usage" }, usage(turn)), make("span", { class: "actions" }, ...actions));
   if (turn.failure) foot.prepend(make("p", { class: "failure", role: "alert" }, `The answer was cut off. ${turn.failure}`));
 }
@@ -201,10 +201,10 @@ function usage(turn) {
   const { completion_tokens: n, prompt_tokens: read, prompt_tokens_details: details, total_tokens: total } = turn.usage;
   const parts = [counted(n, "token")];
   if (n > 1 && turn.lastS > turn.firstS) parts.push(`${((n - 1) / (turn.lastS - turn.firstS)).toFixed(1)} tokens/s`);
-  parts.push(`first after ${turn.firstS < 1 ? `${Math.round(1000 * turn.firstS)} ms` : `${turn.firstS.toFixed(1)} s`}`);
+  parts.push(`first token ${turn.firstS < 1 ? `${Math.round(1000 * turn.firstS)} ms` : `${turn.firstS.toFixed(1)} s`}`);
   parts.push(`${details?.cached_tokens ?? 0} of ${counted(read, "prompt token")} cached`);
   if (page.contextLength > 0) parts.push(`context ${Math.ceil((100 * total) / page.contextLength)} % full`);
-  if (turn.finish === "length") parts.push("cut at its limit");
+  if (turn.finish === "length") parts.push("stopped at max tokens");
   if (turn.finish === "stopped") parts.push("stopped");
   return parts.join(" · ");
 }
@@ -238,7 +238,7 @@ function notice(message = "", waitS = 0) {
 
 const BANNERS = {
   starting: "The model is being loaded. It answers as soon as it is there.",
-  restarting: "The engine has ended, and another one is being started. Answers that had not begun will come.",
+  restarting: "The model engine stopped unexpectedly and is restarting. Requests without output yet are retried automatically.",
   draining: "The worker is shutting down and takes no more messages.",
   failed: "The worker has failed and is about to exit. Its log has the cause.",
   unreachable: "The worker cannot be reached. Trying again.",
@@ -250,7 +250,7 @@ function tellState(seen) {
   byId("banner").hidden = words === "";
   const isRefused = seen.state === "unauthorized";
   byId("token-form").hidden = !isRefused;
-  write("token-wrong", isRefused && page.token !== "" ? "That is not its token." : "");
+  write("token-wrong", isRefused && page.token !== "" ? "Wrong token." : "");
   if (seen.state !== page.state) changeState(seen.state);
   if (seen.health?.context_length) page.contextLength = seen.health.context_length;
   paint(seen);
