@@ -19,7 +19,7 @@ COMMANDS = {name: name for name in ("chat", "devices", "generate", "models", "pa
 
 _VERBS = """
 Accept Aim Allow Announce Answer Apply Begin Call Choose Compare Compute Draw Drop End Generate Give
-Guess Judge Keep Leave Let Listen Log Look Make Measure Name Open Override Pass Print Publish Put
+Guess Judge Keep Leave Let Limit Listen Log Look Make Measure Name Open Override Pass Print Publish Put
 Read Refuse Repeat Report Require Restart Run Send Serve Share Show Split Store Submit Take Use Wait
 Write
 """

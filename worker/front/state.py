@@ -5,11 +5,10 @@ web/ turns its methods into HTTP, serve.py starts and ends it.
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import inf
+from math import inf, isclose
 from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
@@ -322,8 +321,8 @@ class Front(Observer):
 
     def _time_is_up(self, job: Job) -> None:
         with failures_to(self.on_fatal, "a job's time-out"):
-            limit_s, had_s = self.settings.inference_timeout_sec, job.request.expires_s - job.request.arrived_s
-            is_own = math.isclose(had_s, limit_s, abs_tol=1e-6)
+            limit_s, had_s = self.settings.execute_timeout_s, job.request.expires_s - job.request.arrived_s
+            is_own = isclose(had_s, limit_s, abs_tol=1e-6)
             job.fail(
                 "TIMEOUT",
                 f"the job exceeded --inference-timeout-sec ({limit_s:g} s)" if is_own else "X-Deadline passed",
@@ -373,7 +372,7 @@ class Front(Observer):
             async with asyncio.timeout(self.settings.execute_timeout_s):
                 return await question.answer
         except TimeoutError as error:
-            limit_s = self.settings.inference_timeout_sec
+            limit_s = self.settings.execute_timeout_s
             raise DeadlineExceeded(f"the request exceeded --inference-timeout-sec ({limit_s:g} s)") from error
         finally:
             self._client.drop(question)
