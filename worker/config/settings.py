@@ -377,8 +377,8 @@ class Settings:
     )
     cors_origin: tuple[str, ...] = setting(
         (),
-        "Allow browser requests from web pages of this origin (CORS). May be repeated; in the environment with spaces or "
-        "commas between several.",
+        "Allow browser requests from web pages of this origin (CORS). May be repeated; in the environment with spaces "
+        "or commas between several.",
         "Network",
         Origin(),
         metavar="ORIGIN",

@@ -128,20 +128,16 @@ def render_api_error(error: Exception) -> Response[bytes]:
 def _api_http_error(request: AnyRequest, error: HTTPException) -> Response[bytes]:
     status = error.status_code
     code, words = _HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
-    headers = None
-    match error:
-        case MethodNotAllowedException():
-            headers = _allow(error)
-        case EncodedBody():
-            words, headers = error.detail, error.headers
-    kind: ErrorType = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
-    path = ascii(request.scope["path"][:_MOST_OF_A_PATH])[1:-1]
+    headers = _allow(error) if isinstance(error, MethodNotAllowedException) else None
     message = words.format(
         method=request.method,
-        path=path,
+        path=ascii(request.scope["path"][:_MOST_OF_A_PATH])[1:-1],
         allow=(headers or {}).get("allow", "").replace(",", " or "),
         most=request.app.request_max_body_size,
     )
+    if isinstance(error, EncodedBody):
+        message, headers = error.detail, error.headers
+    kind: ErrorType = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
     return json_answer(error_body(ErrorDetail(message=message, type=kind, code=code)), status, headers)
 
 
