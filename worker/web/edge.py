@@ -128,6 +128,7 @@ class Edge:
 def _as_routed(scope: Scope) -> Scope:
     assert scope["type"] == ScopeType.HTTP
     routed = scope.copy()
+    scope["state"]["method"] = scope["method"]  # for a refusal's words
     routed["method"] = _ROUTED_AS.get(scope["method"], scope["method"])
     return routed
 

@@ -130,7 +130,7 @@ def _api_http_error(request: AnyRequest, error: HTTPException) -> Response[bytes
     code, words = _HTTP_ERRORS.get(status, ("invalid_request", HTTPStatus(status).phrase.lower()))
     headers = _allow(error) if isinstance(error, MethodNotAllowedException) else None
     message = words.format(
-        method=request.method,
+        method=request.scope["state"]["method"],
         path=ascii(request.scope["path"][:_MOST_OF_A_PATH])[1:-1],
         allow=(headers or {}).get("allow", "").replace(",", " or "),
         most=request.app.request_max_body_size,
