@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from worker.config.settings import Settings
@@ -59,6 +59,15 @@ def test_the_choice_is_within_the_limit_and_nothing_there_is_surely_closer(found
 
 
 @given(options(), st.integers(0, 21), st.integers(0, 21))
+@example(
+    [
+        option("Q4_0", "auto", 1, 0.5),
+        option("Q8_0", "auto", 2, 0.45, reach=0.2),  # closest, but hardly known
+        option("Q5_0", "auto", 2, 0.6, rate=100.0),
+    ],
+    1,
+    2,
+)
 def test_more_memory_is_never_a_choice_that_is_surely_worse(found: list[Option], one: int, other: int) -> None:
     less, more = (choose(found, limit) for limit in sorted((one, other)))
     if less is not None:

@@ -106,13 +106,13 @@ def _planned(placement: Placement) -> int:
 
 
 def choose(options: Sequence[Option], limit_bytes: int) -> Option | None:
-    """Of those within the limit the one that is closest to the reference; where several cannot be told apart from it,
-    because their intervals overlap, the fastest of these. None where nothing is within it."""
+    """Of those within the limit the one that is closest to the reference; where several cannot be told apart, because
+    none is surely closer than they are, the fastest of these. None where nothing is within it."""
     within = [option for option in options if option.memory_bytes <= limit_bytes]
     if not within:
         return None
-    closest = min(within, key=lambda option: option.kl.value)
-    as_close = [option for option in within if option.kl.low <= closest.kl.high]
+    surely = min(option.kl.high for option in within)
+    as_close = [option for option in within if option.kl.low <= surely]
     return max(as_close, key=lambda option: option.tokens_per_s)
 
 
