@@ -144,7 +144,7 @@ def test_a_library_with_a_private_c_plus_plus_runtime_is_refused(
 
 @pytest.mark.parametrize("module", ["worker.parity.compare", "worker.commands.parity", "tools.cuda_check.same_numbers"])
 def test_llama_cpp_is_loaded_before_numpy_wherever_both_are(module: str) -> None:
-    """With a private runtime in each library, the first one loaded is the one whose objects all use."""
+    """If each library has a runtime of its own, all of them use the objects of the one that was loaded first."""
     told = "import sys, importlib; importlib.import_module(sys.argv[1]); print([*sys.modules])"
     run = subprocess.run(
         [sys.executable, "-c", told, module], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

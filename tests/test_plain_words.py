@@ -1,4 +1,4 @@
-"""What users read, by kind: help that says what an option does, memory in MiB, and no package that is not there."""
+"""The texts that users read: help says what an option does, memory is in MiB, and every package named exists."""
 
 import ast
 import importlib
@@ -24,7 +24,7 @@ Read Refuse Repeat Report Require Restart Run Send Serve Share Show Split Store 
 Write
 """
 VERBS = frozenset(_VERBS.split())
-"""What the help of an option may begin with; another verb is a new word here."""
+"""The verbs that an option's help may begin with. Add another verb here when a help text needs it."""
 
 SAYS_MEGABYTES = {"worker.model.fetch", "worker.parity.matrix"}
 """Sizes of files on disks and servers, which count in millions there."""
@@ -95,6 +95,6 @@ def test_nothing_is_installed_from_an_index_under_our_name() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_no_page_claims_that_drafts_leave_every_answer_the_same(page: Path) -> None:
-    """Only where wide steps have the same bits (docs/determinism.md), which K-quants and F16 have not."""
+    """They do only if wide steps have the same bits (docs/determinism.md), and K-quants and F16 do not."""
     text = page.read_text(encoding="utf-8")
     assert not re.findall(r"changes the speed only|never the answer|never silently left out|work unchanged", text)

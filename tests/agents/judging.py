@@ -1,4 +1,4 @@
-"""What an agent's request may be answered: a stream, or the words by which agents know that the context is full."""
+"""The answers that an agent's request may get: a stream, or the words that tell agents that the context is full."""
 
 import re
 
@@ -8,14 +8,14 @@ from tests.agents.shapes import Shape
 from tests.web.openai_client import refusal
 
 A_TOKEN = 4
-"""How many characters of the texts make a token, about: between 3.9 and 4.5, as the vocabularies have it."""
+"""The number of characters in a token of the texts, rounded: 3.9 to 4.5, depending on the vocabulary."""
 OVERFLOW = re.compile(
     r"This model's maximum context length is (\d+) tokens\. However, your messages resulted in (\d+) tokens"
 )
 
 
 def has_room(shape: Shape, context: int) -> bool:
-    """Whether the messages are fewer tokens than that. No shape is near the limit of a model that is tried."""
+    """True if the messages fit in the context. No shape is near the limit of a model that is tried."""
     return shape.n_characters < A_TOKEN * context
 
 

@@ -37,11 +37,11 @@ class Shape:
     name: str
     body: Json
     ignored: frozenset[str] = frozenset()
-    """What of it changes nothing where a template can be told nothing, as `x-ignored-fields` names it."""
+    """The fields that have no effect if the template takes no variables, as `x-ignored-fields` names them."""
 
     @property
     def n_characters(self) -> int:
-        """Those of all messages."""
+        """The characters of all messages together."""
         return sum(len(text_of(message)) for message in self.body["messages"])
 
 

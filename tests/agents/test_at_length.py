@@ -16,9 +16,9 @@ from tests.worker_process import WorkerProcess
 pytestmark = [pytest.mark.models, pytest.mark.model, pytest.mark.process, pytest.mark.timeout(1800)]
 
 MODELS = {"smollm2-135m-instruct": 8192, "qwen2.5-coder-0.5b-instruct": 32_768}
-"""And how many tokens they were trained on."""
+"""Each model, and the context length it was trained on."""
 N_TOLD = 3
-"""How many chunks are read before the client goes away: the role, and some text or the reason for the end."""
+"""The number of chunks that the client reads before it disconnects: the role, and some text or the finish reason."""
 
 
 @pytest.fixture(scope="module", params=MODELS)

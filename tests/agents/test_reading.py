@@ -17,7 +17,7 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.n
 
 
 def default_terms() -> Terms:
-    """What a worker allows that is given nothing but a model."""
+    """The terms of a worker that is started with a model and no other option."""
     settings = parse(["--model", "any"])
     return Terms(
         model="any",

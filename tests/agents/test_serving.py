@@ -14,12 +14,12 @@ pytestmark = [pytest.mark.model, pytest.mark.process]
 
 CONTEXT = 8192
 STOPS = {"stop": [".", "!", "\n", " "]}
-"""Beside each shape, so that a model which has nothing to say to texts that say nothing does not talk for minutes."""
+"""Each request has these stop texts, because a small model can go on for minutes after a text without meaning."""
 
 
 @pytest.fixture(scope="module")
 def worker(shallow_model: Path) -> Iterator[WorkerProcess]:
-    """With the default model's vocabulary, template and context, and every setting at its default."""
+    """The worker has the default model's vocabulary, template and context, and every setting at its default."""
     with serve_default(shallow_model) as worker:
         yield worker.ready()
 

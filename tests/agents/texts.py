@@ -70,7 +70,7 @@ def tagged(rng: random.Random) -> Iterator[str]:
 
 
 def text(n_characters: int, lines: Lines, *more: Lines) -> str:
-    """So many characters, the kinds of lines in turn; the same ones in every run."""
+    """A text of this many characters: the kinds of lines in turn, and the same ones in every run."""
     rng = random.Random(n_characters)
     kinds = (lines, *more)
     made, turn = "", 0

@@ -34,7 +34,7 @@ TOOLS: list[Message] = [
     }
 ]
 _WORD = re.compile(r"zq[a-z]+")
-"""What the words look like; nothing else does."""
+"""The form of the words, which nothing else in a rendering has."""
 _FIRST, _SECOND = "call_Yc5Nd0HqJX3bTgkAzRwe1VmP", "call_Kf8sLm2QpZ7uWvTn4BxD6GhE"
 
 
@@ -124,7 +124,7 @@ def loaded(source: str) -> ChatTemplates | None:
 
 
 def verdicts(source: str) -> dict[str, Verdict]:
-    """What becomes of each shape; of those with calls the worse, with tools and without."""
+    """The template's verdict on each shape; a shape with calls has the worse of its verdicts with and without tools."""
     chat = loaded(source)
     if chat is None:
         return dict.fromkeys(SHAPES, "refused")
@@ -154,7 +154,7 @@ def verdict(chat: ChatTemplates, messages: list[Message], tools: list[Message] |
 
 
 def is_whole(text: str, messages: list[Message]) -> bool:
-    """Whether each word is in the text, and each message's content behind what was said before. A system message that
+    """True if each word is in the text, and each message's content follows the ones before it. A system message that
     the conversation begins with may be anywhere, and a result beside the call that it answers."""
     words = [_WORD.findall(repr(message)) for message in messages]
     if not all(word in text for own in words for word in own):

@@ -81,7 +81,7 @@ def test_a_template_writes_the_same_whatever_ends_its_lines(end: str) -> None:
 
 
 def test_lists_in_a_namespace_grow_and_shrink() -> None:
-    """As Kimi's templates write it."""
+    """Kimi's templates have this loop."""
     source = (
         "{%- set ns = namespace(ids=[]) -%}{%- for x in [1, 2, 3] -%}{%- set _ = ns.ids.append(x) -%}{%- endfor -%}"
         "{%- set first = ns.ids.pop(0) -%} {{ first }} {{ ns.ids }}"

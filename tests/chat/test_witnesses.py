@@ -1,4 +1,4 @@
-"""What becomes of a conversation in a text is known, whatever the conversation says."""
+"""Witnesses show whether a rendering has all of a conversation, whatever the conversation says."""
 
 import json
 from collections.abc import Iterator

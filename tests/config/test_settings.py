@@ -226,7 +226,7 @@ ORIGINS = {
     "safari-web-extension://E1B2": "safari-web-extension://E1B2",
     "file://": "file://",
 }
-"""What may be given, and what the browser sends."""
+"""Each accepted spelling of an origin, and the spelling that a browser sends."""
 
 
 @pytest.mark.parametrize(("typed", "sent"), ORIGINS.items())

@@ -58,7 +58,7 @@ def test_every_short_flag_is_tested() -> None:
     "flag", sorted({one for theirs in LLAMA_SERVER.values() for one in theirs if not one.startswith("--")})
 )
 def test_a_flag_that_begins_like_a_short_one_is_not_taken_for_it(flag: str) -> None:
-    """As clusters are: `-tb 4` would be `-t b`."""
+    """A cluster of short flags would be: `-tb 4` would mean `-t b`."""
     with pytest.raises(click.NoSuchOption):
         parse(["-m", "m.gguf", flag, "4"], {})
 

@@ -1,4 +1,4 @@
-"""What a model is called that nobody has named: a path is its file, all else is as it was typed."""
+"""The default served name: the file name of a path, and any other reference as it was typed."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a model thinks is divided from what it answers by control tokens, however its text is cut into tokens."""
+"""Control tokens divide reasoning from content, however the text is cut into tokens."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -122,7 +122,7 @@ def test_without_costs_of_rows_there_are_no_drafts() -> None:
 
 
 def followed(text: list[TokenId], answer: list[TokenId], n_most: int = 8) -> list[int]:
-    """How many tokens of the draft before each of the answer's tokens come true."""
+    """The number of draft tokens that the answer accepts, before each of the answer's tokens."""
     lookup, rights = Predicted(text), []
     for at in range(len(answer)):
         draft = lookup.propose(answer[:at], n_most).tokens

@@ -68,7 +68,7 @@ ENDLESS: dict[str, Any] = {
 
 
 def least(constraints: Constraints, schema: Any, model: Model) -> int:
-    """How many tokens are enough for a text, and so more of them must be, too."""
+    """The least number of tokens that is enough for a text; any larger number must be enough, too."""
     return next(
         n for n in range(1, 300) if all(answer(constraints, schema, n, seed, model)[2] for seed in range(10, 14))
     )

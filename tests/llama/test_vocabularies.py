@@ -104,7 +104,7 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
 
 
 def load_vocabulary(vocabulary: Vocabulary) -> Model:
-    """As Model.load, but these files have no weights; the check of the vocabulary finds nothing to refuse."""
+    """Load a file without weights, as Model.load would; the check of the vocabulary refuses nothing."""
     path, cpu = vocabulary.path, choose_device("cpu", devices())
     open_library()
     params = capi.llama_model_default_params()

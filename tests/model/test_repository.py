@@ -1,4 +1,4 @@
-"""Which file of a hub repository a quantisation means: the names that quantisers give, in all their spellings."""
+"""A quantisation names one file of a hub repository, in all the spellings that quantisers use."""
 
 import pytest
 

@@ -96,7 +96,7 @@ def test_both_names_of_the_limit_may_be_given_if_they_agree() -> None:
 def test_a_larger_limit_than_an_answer_can_have_is_cut_and_told(
     asked: int, min_tokens: int, room: int, name: str
 ) -> None:
-    """What `room` is left beside the prompt is known when the engine has read it."""
+    """The `room` beside the prompt is known only after the engine has tokenized the prompt."""
     if min_tokens > asked:
         assert refused(**{name: asked, "min_tokens": min_tokens}).errors[0].field == "min_tokens"
         return
@@ -368,7 +368,7 @@ def test_a_prediction_is_bounded(content: object) -> None:
 @pytest.mark.parametrize("rule", ["context_length", "max_tokens_in"])
 @given(most=st.integers(1, 10**6), n_more=st.integers(0, 10**6))
 def test_an_overflow_has_openais_words_and_both_numbers(field: str, rule: str, most: int, n_more: int) -> None:
-    """Before whatever else is wrong with the request."""
+    """This error comes before any other fault of the request."""
     n_tokens = most + n_more
     errors = [
         FieldError(field=field, constraint=f"{rule}({most})", message="in the words of /execute"),

@@ -37,7 +37,7 @@ def entry(number: int, piece: bytes) -> Logprob:
 
 
 class Told:
-    """What one answer says of a job whose tokens are these, as the front tells its dialect (front/job.py)."""
+    """The log-probabilities and text of one answer with these tokens, as the front reports them (front/job.py)."""
 
     def __init__(self, pieces: list[bytes], stops: list[str], end: StopReason, **fields: Any) -> None:
         request = read_chat(body(ASKED | {"logprobs": True} | fields), TERMS)

@@ -23,7 +23,7 @@ whole = st.text(st.characters(codec="utf-8"), max_size=5).map(lambda text: json.
 
 
 def refusals_of(body: bytes) -> list[str]:
-    """What both readers of bodies say."""
+    """The errors of both readers of bodies."""
     said = []
     for read in (parse_cancel, read_object):
         with pytest.raises((MalformedJson, NotAnObject)) as raised:
@@ -65,7 +65,7 @@ def test_half_a_surrogate_pair_is_named_with_its_place(before: str, half: str, b
 
 @given(whole, st.integers(0xD800, 0xDFFF), whole)
 def test_half_a_surrogate_pair_in_bytes_is_named(before: str, unit: int, behind: str) -> None:
-    """As what writes UTF-16's halves in UTF-8's way sends it."""
+    """Some encoders write each half of a UTF-16 pair as three bytes (CESU-8)."""
     body = f'{{"job_id":"{before}{chr(unit)}{behind}"}}'.encode("utf-8", "surrogatepass")
     assert all(HALF in said for said in refusals_of(body))
 

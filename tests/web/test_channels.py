@@ -1,4 +1,4 @@
-"""What a model thinks is told apart from what it answers, over real sockets; the engine writes control tokens."""
+"""Reasoning and content are reported apart, over real sockets; the engine writes control tokens."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which origin may ask: exactly those that were given, in whatever case a browser sends them."""
+"""Only the origins that were given may ask, in whatever case a browser sends them."""
 
 import pytest
 from hypothesis import given

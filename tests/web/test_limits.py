@@ -23,7 +23,7 @@ MAX_TOKENS_OUT = 5
 KNOWN_WORDS = re.compile(
     r"This model's maximum context length is (\d+) tokens\. However, your (messages|prompt) resulted in (\d+) tokens"
 )
-"""What agents look for; OpenAI's own server says messages."""
+"""The words that agents search for; OpenAI's own server says `messages`."""
 
 LENGTH = ("max_tokens", "max_completion_tokens")
 

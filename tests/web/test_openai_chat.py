@@ -82,7 +82,7 @@ def test_the_answer_has_the_form_that_is_asked_for(eloquent: WorkerProcess) -> N
 
 
 LARK = "?start: capital\ncapital: NAME\nNAME: /[A-Z][a-z]+/"
-"""As vLLM's clients send it."""
+"""A Lark grammar, as vLLM's clients send it."""
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

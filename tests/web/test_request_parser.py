@@ -68,7 +68,7 @@ FRAMED = {
     BODY * 2: b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n%x;x=y\r\n%b\r\n0\r\nT: u\r\n\r\n"
     % (len(BODY), BODY, len(BODY), BODY),
 }
-"""How a body arrives, after the other headers."""
+"""The framings of a body, after the other headers."""
 
 
 @st.composite

@@ -192,7 +192,7 @@ def asked(worker: WorkerProcess, request: bytes) -> socket.socket:
 
 
 def said_on(sock: socket.socket) -> bytes:
-    """What has arrived and is not read yet."""
+    """The bytes that have arrived and were not read yet."""
     sock.setblocking(False)
     try:
         return sock.recv(65536, socket.MSG_PEEK)
@@ -203,7 +203,7 @@ def said_on(sock: socket.socket) -> bytes:
 
 
 def wait_for_silence(stream: Stream, n_signs: int = 10) -> None:
-    """Until so many signs have come one after the other: a second without an event."""
+    """Wait until this many signs have come one after the other: a second without an event."""
     n_found = 0
     while n_found < n_signs:
         line = next(stream._lines)
@@ -251,8 +251,7 @@ def test_a_long_prompt_shows_life_while_it_is_read(lively: WorkerProcess) -> Non
 @pytest.mark.process
 @pytest.mark.model
 def test_nothing_is_said_before_the_headers_and_in_json_lines(lively: WorkerProcess) -> None:
-    """While the engine stands still nobody knows whether the last two prompts fit: the first does and the second does
-    not."""
+    """While the engine is stopped, nobody knows whether the last two prompts fit: the first does, the second not."""
     lines = post_json("/execute", request_of("lines"), accept="application/jsonl")
     too_long = post_json("/execute", request_of("too long", prompt=" hello" * 5000))
     with Stream(lively.url, RUNS) as running, asked(lively, lines) as of_lines:

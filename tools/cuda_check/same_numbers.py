@@ -88,7 +88,7 @@ def _beside(summary: Summary, kind: str, backend: str) -> Iterator[Figure]:
 
 
 def _beyond(summary: Summary, kind: str, backend: str) -> Iterator[Figure]:
-    """Against the reference: the bounds that the CPU is held to, and what is allowed the backend beside them."""
+    """The backend is compared with the reference: the CPU's bounds apply, and the backend's allowance on top."""
     kl, top1 = (
         Bounds.load().check(
             what,

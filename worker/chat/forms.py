@@ -26,7 +26,7 @@ Ids = Literal["own", "nine", "named"]
 
 _BETWEEN = "\n\n"
 END_OF_THOUGHT = re.compile(r"</[\w:]{0,20}think[\w:]{0,20}>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>", re.IGNORECASE)
-"""Where what an assistant thought ends in its content: templates leave that out of earlier turns, on purpose."""
+"""The end of the reasoning in an assistant's content. Templates leave reasoning out of earlier turns, on purpose."""
 _SLASH = re.compile(r"</(?=[\w:]{0,20}think)", re.IGNORECASE)
 LEADING = ("system", "developer")
 RESULTS = ("tool", "function")
@@ -38,37 +38,37 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """Which forms of a conversation a template knows."""
+    """The forms of a conversation that a template knows."""
 
     caps: frozenset[str] = frozenset({"developer"})
-    """Of system, developer, tools, tool_calls, tool_results, reasoning: what shows in the text."""
+    """The parts that show in the text: system, developer, tools, tool_calls, tool_results, reasoning."""
     takes_parts: bool = True
     takes_text: bool = True
-    """Whether content may be a list of parts, or a text."""
+    """True if content may be a list of parts; a text."""
     takes_null: bool = True
     takes_blank: bool = True
-    """Whether a message that calls tools may have no content, or an empty one."""
+    """True if a message that calls tools may have no content; an empty one."""
     takes_argument_text: bool = True
     takes_argument_object: bool = True
-    """Whether a call's arguments may be JSON text, or an object."""
+    """True if a call's arguments may be JSON text; an object."""
 
     takes_system: bool = True
-    """Whether a conversation may begin with a system message."""
+    """True if a conversation may begin with a system message."""
     takes_systems: bool = True
-    """Whether it may begin with several, a developer's among them."""
+    """True if a conversation may begin with several system messages, a developer's among them."""
     takes_later_system: bool = True
     takes_users: bool = True
     takes_replies: bool = True
-    """Whether a system, several user's or several assistant's messages may stand anywhere."""
+    """True if a system message may be anywhere; several user's messages in a row; several assistant's."""
     takes_reply_first: bool = True
     takes_empty_reply: bool = True
     takes_thoughts: bool = True
-    """Whether an assistant's content may hold what it thought."""
+    """True if an assistant's content may contain its reasoning."""
 
     takes_calls: bool = True
     takes_results: bool = True
     takes_stray_results: bool = True
-    """Whether a result may answer no call that the conversation has."""
+    """True if a result may answer a call that the conversation does not have."""
     takes_no_id: bool = True
     ids: Ids = "own"
     beside: Way = "own"
@@ -284,7 +284,7 @@ def _go_as_text(message: Message, calls: list[dict[str, Json]], forms: Forms) ->
 
 
 def _in_text(message: Message, calls: list[dict[str, Json]]) -> Message:
-    """What models that follow Hermes and Qwen write."""
+    """The message with its calls as text, in the form of Hermes and Qwen models."""
     said = _joined(message.get("content"))
     written = [f"<tool_call>\n{_dumped(function_of(call))}\n</tool_call>" for call in calls]
     return {**_without(message, "tool_calls"), "content": "\n".join([*([said] if said.strip() else []), *written])}
@@ -337,7 +337,7 @@ def _with_results(messages: list[Message], forms: Forms) -> list[Message]:
 
 
 def _as_response(results: list[Message]) -> Message:
-    """What Qwen's templates make of results."""
+    """The results as one user's message, in the form of Qwen's templates."""
     written = [f"<tool_response>\n{_joined(message.get('content'))}\n</tool_response>" for message in results]
     return {"role": "user", "content": "\n".join(written)}
 

@@ -1,7 +1,7 @@
-"""What a template knows, found out by rendering conversations of all shapes when it is loaded.
+"""Probes of a chat template: it renders conversations of all shapes when it is loaded.
 
-Owns the conversations that are tried, and the order: each form is tried as it is first, and in another way only where
-the template refuses or leaves out a part of what was said. Pure; the template is the caller's.
+Owns the conversations that are tried, and the order: each form is tried as it is first, and in another way only if
+the template refuses it or leaves a part out. Pure; the template is the caller's.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from worker.chat.sandbox import BrokenTemplate, Runaway, Unrendered
 
 
 class Template(Protocol):
-    """What is found out about."""
+    """The template that is probed."""
 
     source: str
 
@@ -21,7 +21,7 @@ class Template(Protocol):
         """Raises: Unrendered."""
 
     def says(self, messages: list[Message], forms: Forms, *, tools: Json) -> bool:
-        """Whether all of the messages is in the rendering, each behind the one before it. Raises: Unrendered."""
+        """True if the rendering contains all of the messages, in their order. Raises: Unrendered."""
 
 
 _ARGUMENTS = '{"place": "needle-argument"}'
@@ -65,7 +65,7 @@ def _result(call_id: str | None, content: Json = "needle-result") -> Message:
 
 @dataclass
 class _Trial:
-    """What a template makes of conversations in all kinds of forms."""
+    """The renderings of conversations in all kinds of forms."""
 
     template: Template
     tools: Json
@@ -82,7 +82,7 @@ class _Trial:
             return ""
 
     def says(self, forms: Forms, *conversations: list[Message]) -> bool:
-        """Whether all of each conversation is in its rendering. Raises: BrokenTemplate."""
+        """True if each conversation's rendering contains all of it. Raises: BrokenTemplate."""
         try:
             return all(self.template.says(told, forms, tools=self.tools) for told in conversations)
         except Runaway as error:
@@ -117,7 +117,7 @@ class _Trial:
 
 
 def contents_known(template: Template) -> Forms:
-    """Which forms of contents and arguments the template knows. Raises: BrokenTemplate."""
+    """The forms of contents and arguments that the template knows. Raises: BrokenTemplate."""
     trial = _Trial(template, None)
     parts: Json = [{"type": "text", "text": "needle-user"}]
     of_text, of_parts = trial.text(_USER), trial.text({**_USER, "content": parts})

@@ -28,7 +28,7 @@ _WIDTH = re.compile(r"\d+")
 _LINE_END = re.compile(r"\r\n?")
 _APPEND = re.compile(r"\{%([-+]?\s*)set\s+_\s*=\s*(\w+\.\w+)\.append\(([^{}%]*)\)(\s*[-+]?)%\}")
 _POP = re.compile(r"\{%([-+]?\s*)set\s+(\w+)\s*=\s*(\w+\.\w+)\.pop\(0\)(\s*[-+]?)%\}")
-"""What the engine's lists cannot do, as Kimi's templates write it."""
+"""A `pop` from a list, as Kimi's templates write it; the template engine's lists have none."""
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 
 

@@ -55,7 +55,7 @@ class ChatTemplate:
         self._told = {key: value for key, value in told.items() if key in self.keys}
         known = contents_known(self)
         self.caps = known.caps
-        """What shows in the text: of system, developer, tools, tool_calls, tool_results, reasoning."""
+        """The parts that show in the text: system, developer, tools, tool_calls, tool_results, reasoning."""
         without = forms_known(self, known, has_tools=False)
         self._forms = {False: without, True: without}
         if "tools" in known.caps:
@@ -104,7 +104,7 @@ class ChatTemplate:
         return self._found(messages, forms, {"tools": tools, **self._told}, is_open=True) == Found(None, None)
 
     def _found(self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool) -> Found:
-        """What becomes of the messages. Raises: Unrendered."""
+        """The messages that the rendering lost or moved. Raises: Unrendered."""
         unused = self._marker.unused_in([cast(Json, messages), given])
         witnesses = Witnesses(unused, self._marker.words)
         chat = _chat(witnesses.put_into(messages), forms)

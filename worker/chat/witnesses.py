@@ -1,7 +1,7 @@
-"""Whether all that a conversation says is in what a template makes of it.
+"""Check that a rendering contains all of a conversation.
 
 Owns the witnesses: one character more in each text, of a private use area, which no template knows and which goes where
-the text goes, through trimming, cutting and JSON. What becomes of them in a rendering tells what becomes of the texts.
+the text goes, through trimming, cutting and JSON. A text is in a rendering if and where its witness is.
 Pure; knows no template engine.
 """
 
@@ -18,7 +18,7 @@ from worker.chat.marks import Json
 
 _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 _TAIL_CHARS = 200
-"""How far from a text's end a word is looked for."""
+"""The number of characters at a text's end in which a word is looked for."""
 _WORD = re.compile(r"\w+")
 _ESCAPED = re.compile(r"\\U([0-9a-f]{8})|\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
 """A witness where a template writes an object as Python does, or JSON in ASCII."""
@@ -26,8 +26,8 @@ _ESCAPED = re.compile(r"\\U([0-9a-f]{8})|\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Which message is the first that is not in a rendering, and which is the first that does not stand behind the one
-    before it; None where none is."""
+    """The first message that is not in a rendering, and the first that does not follow the one before it; None if there
+    is no such message."""
 
     lost: int | None
     moved: int | None
@@ -40,9 +40,9 @@ class _Turn:
     at: int
     role: Json
     said: list[str] = field(default_factory=list)
-    """In its content."""
+    """The witnesses in its content."""
     called: list[str] = field(default_factory=list)
-    """In its calls."""
+    """The witnesses in its calls."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Witnesses:
     assistant thought has none: templates leave it out on purpose."""
 
     characters: Iterator[str]
-    """That neither the conversation nor the template has."""
+    """Characters that neither the conversation nor the template has."""
     words: frozenset[str]
     """The template's, which it may look for in a text."""
     _turns: list[_Turn] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Witnesses:
         return made
 
     def found_in(self, text: str) -> Found:
-        """What became of the messages in the rendering."""
+        """The messages that the rendering lost or moved."""
         places: dict[str, list[int]] = {}
         for found in _PRIVATE.finditer(_ESCAPED.sub(_unescaped, text)):
             places.setdefault(found[0], []).append(found.start())
@@ -78,7 +78,7 @@ class Witnesses:
         calls by their results."""
 
         def behind(start: int, witnesses: list[str]) -> list[int]:
-            """Where each stands first; -1 where none does."""
+            """The first place of each witness; -1 if it has none."""
             return [next((place for place in places[one] if place >= start), -1) for one in witnesses]
 
         end = end_of_calls = start_of_results = 0

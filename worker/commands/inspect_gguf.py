@@ -81,7 +81,7 @@ class Inspection:
     vocabulary: int
     tokenizer: str
     vocabulary_remarks: tuple[str, ...]
-    """What is wrong with the vocabulary although it can be served."""
+    """Faults of the vocabulary with which it can still be served."""
     has_chat_template: bool
     tensor_types: tuple[TypeRow, ...]
     memory: MemoryUse

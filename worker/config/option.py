@@ -180,7 +180,7 @@ ANY_PATH = HomePath(path_type=Path, readable=False)
 
 
 def is_service_address(name: str, value: str) -> bool:
-    """Whether Kubernetes has made the variable: a service named `x` gives every container of its namespace X_PORT."""
+    """True if Kubernetes has made the variable: a service named `x` gives every container of its namespace X_PORT."""
     return name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
 
 

@@ -46,7 +46,7 @@ DEFAULT_PROMPT_CHARS, DEFAULT_TOKENS_OUT, DEFAULT_TIMEOUT_SEC = 32_768, 2048, 30
 """The protocol's limits at `/execute`; what is beyond them was never promised to a client."""
 
 MAX_PROMPT_CHARS = 2**21
-"""The longest prompt that a frame to the engine, and its answer, have room for at any door (wire/frames.py)."""
+"""The longest prompt that a frame to the engine, and its answer, have room for in any API (wire/frames.py)."""
 
 _LEAST_BODY_BYTES = 2 * 2**20
 """The protocol's limit for a request with the default longest prompt: the rest is for a constraint."""

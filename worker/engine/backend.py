@@ -317,7 +317,7 @@ class LoadedModel:
     retained_slots: tuple[SlotId, ...] = ()
     """Slots beyond those for jobs, where ended jobs' cells stay: on a CPU one, while nothing runs."""
     most_dead_cells: int = 0
-    """How many cells these may hold alone while jobs run; 0 on a CPU."""
+    """The most cells that retained slots alone may hold while jobs run; 0 on a CPU."""
     self_test: SelfTest | None = None
     """Runs on the step thread while no slot holds a cell. Each `next` runs a part and gives None, the last one the
     result. Closed early or not, it leaves the memory as new."""

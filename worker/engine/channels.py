@@ -1,4 +1,4 @@
-"""From drawn tokens to a text in channels: what a model thinks apart from what it answers, divided by control tokens.
+"""Drawn tokens become a text in channels: control tokens divide reasoning from content.
 
 Owns which control tokens divide an answer in which model families, and where each piece of text belongs. Knows nothing
 of templates or of how text may be shown (text.py). Pure; step thread, one ChannelText per job.
@@ -18,7 +18,7 @@ from worker.wire.messages import MarkUse, TokenId
 
 
 class Channel(Enum):
-    """Where text goes. A header names the channel that follows, and is never shown, nor is a role."""
+    """The destination of text. A header names the channel that follows; headers and roles are never shown."""
 
     CONTENT = auto()
     REASONING = auto()
@@ -27,7 +27,7 @@ class Channel(Enum):
 
 
 class Turn(Enum):
-    """What a control token does to the text behind it."""
+    """The effect of a control token on the text behind it."""
 
     THINK = auto()
     ANSWER = auto()
@@ -87,7 +87,7 @@ class Marks:
         return cls({token: name for name, token in controls.items()}, turns)
 
     def channel_after(self, prompt: Seq[TokenId]) -> Channel:
-        """Where the text behind a prompt goes: some templates open the reasoning, and a final message may go on.
+        """The channel of the text behind a prompt: some templates open the reasoning, and a final message may go on.
 
         A prompt that ends in a header names its channel in a text that is not read here, so that its answer counts as
         content.
@@ -122,11 +122,11 @@ class ChannelText:
         self._header = b""
         self._is_line = False
         self.is_reasoning = False
-        """Whether the text that was returned last is reasoning."""
+        """True if the text that was returned last is reasoning."""
         self.is_answer = True
-        """Whether the last token was the answer's."""
+        """True if the last token was part of the answer."""
         self.n_reasoning = 0
-        """How many tokens were drawn that are not the answer's."""
+        """The number of tokens that were drawn outside of the answer."""
 
     @property
     def matched(self) -> str | None:

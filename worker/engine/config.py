@@ -28,13 +28,13 @@ class EngineConfig:
     prefix_cache_bytes: int = 0
     """How many bytes of ended sequences' cells host memory keeps at most."""
     retained_slots: tuple[SlotId, ...] = ()
-    """As LoadedModel's. Without any, ended sequences' cells are copied out at once."""
+    """LoadedModel's. If there are none, ended sequences' cells are copied out at once."""
     most_dead_cells: int = 0
-    """As LoadedModel's."""
+    """LoadedModel's."""
     row_costs: RowCosts = ()
     """As Loaded.row_costs."""
     switch_s: float = 0.0
-    """As Loaded.switch_s."""
+    """Loaded's."""
     scheduling: Scheduling = "fair"
     """With fixed steps, or where nothing of what a job computed can be kept, it is first-come in any case."""
     has_own_drafts: bool = True

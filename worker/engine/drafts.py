@@ -112,9 +112,9 @@ class EarlierAnswers:
 
 
 class Drafts:
-    """Without `row_costs`, (tokens in a decode step, seconds it takes), there are no drafts; without `has_own_text`
-    there are none from a job's own text and from predicted ones, without `history_bytes` none from other jobs'
-    answers, without a `model` none that take time to make. `switch_s` is Speculation's. `clock` gives seconds.
+    """The drafts of all jobs, from each DraftSource that is switched on: `has_own_text` for a job's own text and its
+    predicted text, `history_bytes` for other jobs' answers, `model` for a draft model. If `row_costs` (tokens in a
+    decode step, seconds it takes) is empty, there are no drafts. `switch_s` is Speculation's. `clock` gives seconds.
     """
 
     def __init__(

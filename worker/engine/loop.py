@@ -114,7 +114,7 @@ class Engine:
         self._runner = runner
         self._context_length = config.context_length
         self._n_headroom = max(config.chunk, config.widest_step) + MAX_DRAFTS
-        """So many cells are kept free of retained ones for the next step."""
+        """The number of cells that are kept free for the next step."""
         self._emit = emit
         self._clock = clock
         self._marks = marks

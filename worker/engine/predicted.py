@@ -12,11 +12,11 @@ from worker.engine.ngram import NGRAM_SIZES, TRUST_BEHIND_A_CHANGE, n_common
 from worker.wire.messages import TokenId
 
 MAX_TOKENS = 32_768
-"""How many tokens of a text are looked at. The index takes up to 800 bytes for each."""
+"""The most tokens of a text that are used. The index takes up to 800 bytes for each."""
 N_INDEXED = 512
-"""How many tokens are indexed before a step, at about two microseconds each: other jobs wait meanwhile."""
+"""The most tokens that are indexed before a step, at about two microseconds each: other jobs wait meanwhile."""
 BELIEVED = 8
-"""How many tokens the beginning of the text is trusted as if it had agreed for: the client has said so."""
+"""The number of matching tokens that the start of the text is credited with, because the client predicted it."""
 
 
 class Predicted:
@@ -29,13 +29,13 @@ class Predicted:
 
     def __init__(self, tokens: Seq[TokenId]) -> None:
         self.acceptance = Acceptance()
-        """What such drafts are worth to this job."""
+        """The acceptance of this job's predicted drafts."""
         self._tokens = list(tokens[:MAX_TOKENS])
         self._places: dict[tuple[TokenId, ...], list[int]] = {}
         """n-gram → the positions behind it, ascending."""
         self._n_indexed = 0
         self._n_seen = 0
-        """How many of the answer's tokens were compared."""
+        """The number of the answer's tokens that were compared."""
         self._next = 0
         """The position of the token that should come next."""
         self._n_matched = BELIEVED
@@ -43,8 +43,8 @@ class Predicted:
         """The position behind what the answer surely has repeated: it goes on there or later, rather than before."""
 
     def propose(self, generated: Seq[TokenId], n_most: int) -> Draft:
-        """What follows the place in the text, up to n_most tokens; `NO_DRAFT` at its end. `generated`: the whole answer
-        up to now, which only grows."""
+        """The next tokens of the text, up to n_most; `NO_DRAFT` at its end. `generated` is the whole answer up to now,
+        which only grows."""
         self._index(min(len(self._tokens), self._n_indexed + N_INDEXED))
         while self._n_seen < len(generated):
             self._n_seen += 1

@@ -53,7 +53,7 @@ class _Retained:
     tokens: list[TokenId]
     scores: list[Score]
     n_prompt: int
-    """How many of the tokens are the prompt's; only these lie in one piece on a GPU."""
+    """The number of tokens of the prompt; only these are in one piece on a GPU."""
 
 
 class PrefixCache:
@@ -95,7 +95,7 @@ class PrefixCache:
 
     @property
     def n_dead_cells(self) -> int:
-        """How many cells retained slots hold alone; they give way to any job."""
+        """The number of cells that retained slots alone hold; they give way to any job."""
         return self._kv.n_cells_of(self._retained) if self._retained else 0
 
     def n_retained(self, slot: SlotId) -> int:
@@ -103,8 +103,8 @@ class PrefixCache:
         return len(self._retained[slot].tokens) if slot in self._retained else 0
 
     def n_shared(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
-        """How many of its first tokens running sequences hold. What is retained is not counted: its cells count as free
-        (`n_dead_cells`)."""
+        """The number of its first tokens that running sequences hold. Retained cells are not counted: they count as
+        free (`n_dead_cells`)."""
         _, n_shared = self._longest(sequence, self._held_by(sequence, running))
         return n_shared
 
@@ -160,7 +160,7 @@ class PrefixCache:
         return self.put_away(running)
 
     def tidy(self, running: Collection[Sequence], n_headroom: int) -> bool:
-        """What is to be done after the front was told of a step: False where that is nothing.
+        """Put retained cells away, or drop them, after the front was sent a step's results. False if none had to go.
 
         While others run, retained cells are put away on a CPU. On a GPU they are kept within the budget of dead cells,
         with so many cells free for the next step.
@@ -290,7 +290,7 @@ class PrefixCache:
         return self._longest(sequence, [*self._held_by(sequence, running), *retained])
 
     def _held_by(self, sequence: Sequence, running: Iterable[Sequence]) -> list[tuple[_Source, list[TokenId], int]]:
-        """What other running sequences have computed, as `_longest` wants it."""
+        """The tokens that other running sequences have computed, in `_longest`'s form."""
         return [
             (_Source(one.slot, one.scores), one.tokens, _n_usable(sequence, self._n_worth(one), len(one.scores)))
             for one in running

@@ -29,7 +29,7 @@ class CheckedRequest:
     arrived_s: float
     """time.monotonic() at arrival; all limits count from here."""
     expires_s: float
-    """When the job's time is up: the earlier of its door's time limit and X-Deadline; infinite without either."""
+    """The end of the job's time: the earlier of its API's time limit and X-Deadline; infinite without either."""
 
 
 def checked(

@@ -36,7 +36,7 @@ Work = Job | Question
 
 
 class Charge(Enum):
-    """To whom an engine's death is charged."""
+    """The party to which a crash of the engine is charged."""
 
     WORKER = auto()
     """Nobody can be blamed for it, or several can."""
@@ -100,7 +100,7 @@ class Dispatch:
         self._has_run: set[Job] = set()
         self._step_jobs: list[Job] = []
         self._in_doubt: Work | None = None
-        """What was being read at the last death, which was charged to the worker because jobs were running too."""
+        """The work that was being read at the last crash. Jobs ran too, so the crash was charged to the worker."""
 
     @property
     def are_in_flight(self) -> bool:

@@ -1,4 +1,4 @@
-"""How a JSON text comes to its end before its tokens run out.
+"""The end of a JSON text is reached before its tokens run out.
 
 Owns the count of tokens that are left, the search for a way to the end, and when one is looked for. A way need not be
 the shortest: it closes what is open, and where something must still be said it says little. Knows of the library's
@@ -14,31 +14,31 @@ from typing import Protocol, Self
 from worker.wire.messages import TokenId
 
 MAX_WAY = 512
-"""How many tokens a way may have: what is further from its end is not steered."""
+"""The most tokens of a way; a text that is further from its end is not steered."""
 _MAX_FORCED_BYTES = 16 * MAX_WAY
 """More than a way has. A schema may force millions, which take a second to spell."""
 _NEAR = 32
-"""So many tokens before a way would be needed, each token is tried before it is taken; more where a whole text is
-longer."""
+"""Each token is tried before it is taken from this many tokens before a way would be needed; from more if a whole text
+is longer."""
 _GROWTH = 8
-"""By how many tokens a way is taken to grow with each token of the text, where it is looked for less often."""
+"""The number of tokens by which a way is assumed to grow with each token of the text, while no way is searched for."""
 
 _QUOTE, _BACKSLASH = 0x22, 0x5C
 _LETTERS = bytes(range(0x61, 0x7B)) + bytes(range(0x41, 0x5B))
 _OUTSIDE_IN_ORDER = (b"}],:n", b"0123456789", b'"tf-.eE+', b"[{", b" " + _LETTERS)
-"""First what closes, last what opens. Of each group the least used come first."""
+"""Bytes that close come first, bytes that open last. In each group the least used come first."""
 _INSIDE_IN_ORDER = (b'"', b"@.:-/T0123456789" + _LETTERS + b" _+", bytes(range(0x20, 0x100)))
 """Marks stand between the parts of dates and addresses, and get on there."""
 _CLOSING = b'}],:"'
 _N_COMPARED = 12
-"""Among how many bytes one is looked for behind which something closes."""
+"""The number of bytes that are compared to find one behind which something closes."""
 _N_WAYS = 64
-"""How far back a way is remembered: further than tokens are drafted and forced at once."""
+"""The number of tokens back for which ways are remembered: more than are drafted and forced at once."""
 _N_TAIL = 8
-"""By so many bytes before it two places in a string are taken to be alike."""
+"""Two places in a string are taken to be alike if this many bytes before them are the same."""
 
 _OUTSIDE, _INSIDE, _ESCAPED = range(3)
-"""Where in a JSON text a place is: outside of its strings, in one, or behind a backslash in one."""
+"""The state at a place in a JSON text: outside of its strings, in a string, or behind a backslash in a string."""
 
 
 class Matcher(Protocol):
@@ -74,8 +74,8 @@ class Closing:
         self._n_near: int | None = None
         self._tokens: list[int] = []
         self._places: list[tuple[int, bytes, int]] = []
-        """Behind each token of the text: where it is, its last bytes, and how many tokens are left when the next one is
-        tried."""
+        """The state behind each token of the text: its place, its last bytes, and how many tokens are left when the
+        next one is tried."""
         self._next_tries: dict[int, int] = {}
         """The same of tokens that are not in the text yet, by their place."""
         self._ways: dict[int, list[int]] = {}
@@ -215,11 +215,11 @@ class _Ahead:
         self._tail = tail
         self._depth = 0
         self._uses: Counter[int] = Counter()
-        """Of bytes in this string or number."""
+        """The count of each byte in this string or number."""
         self._open: list[tuple[int, bytes, int]] = []
-        """What was chosen in objects and arrays that are still open: at which depth, behind which text, and what."""
+        """The choices in objects and arrays that are still open: depth, the text before, and the byte chosen."""
         self._leads_back: set[tuple[bytes, int]] = set()
-        """What has led to the same choice again."""
+        """The choices that have led to the same choice again."""
 
     @property
     def is_in_string(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 Kinds = frozenset[str]
-"""What an instance may be. "number" is one that is no integer."""
+"""The kinds that an instance may have. "number" is a number that is no integer."""
 
 ALL_KINDS: Kinds = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _NUMBERS: Kinds = frozenset({"integer", "number"})
@@ -31,7 +31,7 @@ _OF_ANY_KIND = frozenset({"type", "enum", "const", "not", "if", "then", "else", 
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _ANCHORS = frozenset({"$dynamicAnchor", "$recursiveAnchor"})
 _KEEPING_ORDER = frozenset({"properties", "patternProperties", "required", "items", "prefixItems"})
-"""What says more than which instances are valid, the order of names for instance. The library refuses none of them."""
+"""Keywords that say more than which instances are valid, such as the order of names. The library refuses none."""
 _ASSERTIONS = frozenset({*_SPEAKS_OF, *_OF_ANY_KIND, *_REFERENCES, *_ANCHORS})
 _STAYING = frozenset({"type", "enum", "const", "allOf", "anyOf", "oneOf", "additionalProperties"})
 _NAMES_OF_PLACES = frozenset({"$id", "id", "$anchor", "$dynamicAnchor"})
@@ -40,7 +40,7 @@ _WITHIN_REFERENCES = frozenset({"$id", "id", "$anchor", "$schema", "$defs", "def
 ENFORCED_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-"""Those that the library knows; it enforces them beside constants, too."""
+"""The formats that the library knows; it enforces them beside constants, too."""
 
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -68,9 +68,9 @@ class _Judge:
     words: frozenset[str]
     """Every name of a member in the document."""
     is_old: bool
-    """Whether the document is surely of a draft before 2020-12, where tuples were lists of `items`."""
+    """True if the document is surely of a draft before 2020-12, in which tuples were lists of `items`."""
     is_recent: bool
-    """Whether it is surely of 2019-09 or later, which have minContains."""
+    """True if it is surely of 2019-09 or later, which have minContains."""
     _known: dict[tuple[str, int, Kinds], bool] = field(default_factory=dict)
 
     def cleaned(self, part: Any) -> Any:
@@ -90,8 +90,8 @@ class _Judge:
         return made
 
     def _is_idle(self, part: Schema, key: str, kinds: Kinds) -> bool:
-        """Whether the keyword can go. Notes and unknown words can where they stand beside a reference: the library
-        does not follow one that leads back to itself when it takes a word beside it to say something.
+        """True if the keyword can go. Notes and unknown words beside a reference can: if the library takes such a word
+        to mean something, it does not follow a reference that leads back to itself.
         """
         if key in _STAYING or key in _REFERENCES or key in _WITHIN_REFERENCES:
             return False
@@ -102,7 +102,7 @@ class _Judge:
         return self._says_nothing(part, key, kinds)
 
     def _is_a_place(self, key: str, value: Any) -> bool:
-        """Whether a reference may lead into the keyword's value."""
+        """True if a reference may lead into the keyword's value."""
         if not isinstance(value, dict | list):
             return key == "$dynamicAnchor" and f"#{value}" in self.references
         names = {name for name, inside in _members(value) if isinstance(inside, str)}
@@ -111,7 +111,7 @@ class _Judge:
     # ── keywords ─────────────────────────────────────────────────────────────────────────────────
 
     def _says_nothing(self, part: Schema, key: str, kinds: Kinds) -> bool:
-        """Whether every instance of these kinds satisfies the keyword, if it satisfies the others of the part."""
+        """True if every instance of these kinds that satisfies the part's other keywords satisfies this one."""
         if key in _SPEAKS_OF and not _SPEAKS_OF[key] & kinds:
             return True
         return _JUDGEMENTS[key](self, part, key, kinds) if key in _JUDGEMENTS else key not in _ASSERTIONS
@@ -145,7 +145,7 @@ class _Judge:
         return isinstance(value, dict) and all(self._asks_nothing(part, *each) for each in value.items())
 
     def _is_empty(self, part: Schema, key: str, kinds: Kinds) -> bool:
-        """Whether all schemas of the keyword allow everything."""
+        """True if all schemas of the keyword allow everything."""
         value = part[key]
         if key == "prefixItems" and self.is_old:
             return True
@@ -156,7 +156,7 @@ class _Judge:
         return self.always(value, ALL_KINDS)
 
     def _asks_nothing(self, part: Schema, name: str, value: Any) -> bool:
-        """Whether an object with that name in it need have nothing that it has not anyway."""
+        """True if the presence of that name requires nothing that the object does not have anyway."""
         if isinstance(value, list):
             return all(each == name or each in _required(part) for each in value)
         return self.always(value, _OBJECT)
@@ -190,7 +190,7 @@ class _Judge:
     # ── schemas ──────────────────────────────────────────────────────────────────────────────────
 
     def always(self, schema: Any, kinds: Kinds) -> bool:
-        """Whether every instance of these kinds satisfies the schema."""
+        """True if every instance of these kinds satisfies the schema."""
         if not isinstance(schema, dict):
             return schema is True
         return self._once(
@@ -198,7 +198,7 @@ class _Judge:
         )
 
     def never(self, schema: Any, kinds: Kinds) -> bool:
-        """Whether no instance of these kinds does."""
+        """True if no instance of these kinds satisfies the schema."""
         if not isinstance(schema, dict):
             return schema is False
         return self._once("never", schema, kinds, lambda: self._is_unsatisfiable(schema, kinds))
@@ -266,7 +266,7 @@ _JUDGEMENTS: dict[str, Callable[[_Judge, Schema, str, Kinds], bool]] = {
 
 
 def _kinds_of(part: Schema) -> Kinds:
-    """What an instance may be by `type`, `enum` and `const`."""
+    """The kinds that `type`, `enum` and `const` allow."""
     kinds = ALL_KINDS
     if "type" in part:
         kinds &= _named_kinds(part["type"])
@@ -322,7 +322,7 @@ def _required(part: Schema) -> set[str]:
 
 
 def _n_most_properties(part: Schema) -> float:
-    """How many properties an object can have by the names that are declared."""
+    """The most properties that an object can have, from the names that are declared."""
     is_closed = part.get("additionalProperties") is False and not part.get("patternProperties")
     declared = part.get("properties", {})
     return len(declared) if is_closed and isinstance(declared, dict) else float("inf")

@@ -455,7 +455,7 @@ class Spans:
             self._join(still_held[-1])
 
     def n_cells_of(self, slots: Collection[SlotId]) -> int:
-        """How many cells only these slots have."""
+        """The number of cells that only these slots have."""
         own = {span for slot in slots for span in self._of[slot] if span.slots <= set(slots)}
         return sum(span.end - span.start for span in own)
 

@@ -218,7 +218,7 @@ class Model:
         return b"".join(self._named_piece(token) for token in tokens if token >= 0)
 
     def _is_unknown(self, character: str) -> bool:
-        """Whether the vocabulary has no token for it, and none that says so."""
+        """True if the vocabulary has neither a token for it nor one for unknown text."""
         return min(self._tokenize_all(character.encode(), 1, parse_special=False), default=0) < 0
 
     def _with_bos(self, tokens: list[TokenId]) -> list[TokenId]:

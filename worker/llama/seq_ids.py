@@ -75,7 +75,7 @@ def has_room_for_a_slot(model: Model, n_slots: int, *, swa_full: bool) -> bool:
 
 
 def n_retained_for(model: Model, n_slots: int, *, swa_full: bool) -> int:
-    """How many slots ended jobs' cells can stay in, from which later jobs share them; they take no spare's place."""
+    """The number of slots in which ended jobs' cells can stay for later jobs to share; they take no spare's place."""
     n_spare = seq_ids_for(model, n_slots, swa_full=swa_full).n_spare
     if not n_spare:
         return 0

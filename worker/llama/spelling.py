@@ -18,8 +18,8 @@ class Unspellable(ValueError):
 
 
 class Spelling:
-    """What one vocabulary lacks. `dividers`: the texts of the tokens by which llama.cpp divides a text first, where the
-    names of special tokens are parsed and where they are not."""
+    """Texts are checked against the gaps of one vocabulary. `dividers`: the texts of the tokens by which llama.cpp
+    divides a text first, if the names of special tokens are parsed, and if they are not."""
 
     def __init__(self, gaps: Gaps, dividers: Callable[[bool], Iterable[str]]) -> None:
         self._gaps = gaps

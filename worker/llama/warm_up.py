@@ -34,11 +34,11 @@ _ALIKE = 0.05
 _SWITCHED_WIDTHS = (2, 8)
 """Widths that a step of one token is changed for, to find what a change costs."""
 _N_SETTLING = 4
-"""How many steps of one token there are behind a wider one: on a GPU the first is enqueued kernel by kernel, the second
+"""The number of steps of one token behind a wider one: on a GPU the first is enqueued kernel by kernel, the second
 captures a graph, the third replays it."""
 
 _N_DEAD = 1024
-"""How many cells are filled to find what ended jobs' cells cost a step, and what copying them takes."""
+"""The number of cells that are filled to measure what ended jobs' cells cost a step, and how long a copy takes."""
 MOST_DEAD_COST = 0.05
 """Ended jobs' cells in a GPU's memory may cost a step of one token this share of its time: attention reads along all
 cells that are used. An H100 reads those of a 7B model at 0.17 µs each in a step of 3.2 ms, and 16 rows at 0.5 µs in one
@@ -61,19 +61,19 @@ class Shapes:
     row_costs: RowCosts
     """Ascending; empty where no drafts are to be tried."""
     switch_s: float = 0.0
-    """How many seconds more it takes when a step has another width than those before and behind it."""
+    """The extra seconds of a step that has another width than those before and behind it."""
     retention: "Retention | None" = None
     """None on a CPU, where ended jobs' cells stay only while nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What becomes of ended jobs' cells in a GPU's memory."""
+    """The treatment of ended jobs' cells in a GPU's memory."""
 
     most_dead_cells: int
-    """How many may stay while others run."""
+    """The most cells that may stay while others run."""
     is_copying_worthwhile: bool
-    """Whether a copy in main memory is loaded sooner than its tokens are computed again."""
+    """True if a copy in main memory is loaded sooner than its tokens are computed again."""
 
 
 def warm_up(
@@ -163,7 +163,7 @@ def _prefill_s(runner: LlamaRunner, n_tokens: int) -> float:
 
 
 def _switch_s(runner: LlamaRunner, row_costs: RowCosts) -> float:
-    """What a wider step costs among steps of one token, beyond what all of them cost; nothing on a CPU."""
+    """The extra seconds that a wider step costs among steps of one token; 0 on a CPU."""
     if not runner.model.device.is_gpu:
         return 0.0
     costs = dict(row_costs)

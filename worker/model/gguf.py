@@ -26,7 +26,8 @@ MAX_ARRAY_STRINGS = 3_000_000
 been read. The largest vocabulary with its merges, 262,144 and 514,906, is a quarter of it."""
 MAX_WHOLE_ELEMENTS = 1 << 19
 MAX_WHOLE_BYTES = 16 << 20
-"""Of an array that is read to its last element: twice the largest vocabulary, and five times its bytes."""
+"""The most bytes of an array that is read to its last element: twice the largest vocabulary, and five times its
+bytes."""
 MAX_HEADER_BYTES = 64 << 20
 """Metadata and tensor tables of a model; what was read of a mapped file counts as this process's memory. The largest
 vocabularies with scores and types take 17 MB."""
@@ -335,7 +336,7 @@ class _Cursor:
         self.step(0)
 
     def strings(self, n_strings: int) -> tuple[bytes, ...]:
-        """As `skip_strings`, and what they are."""
+        """Read the strings, with the checks of `skip_strings`."""
         at = self.at
         self.skip_strings(n_strings)
         if self.at - at > MAX_WHOLE_BYTES:

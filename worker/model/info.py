@@ -98,9 +98,9 @@ class ModelInfo:
     n_layers_with_cells: int = MAX_BLOCKS
     """The layers behind these use the KV cells of earlier ones."""
     vocabulary_remarks: tuple[str, ...] = ()
-    """What is wrong with the vocabulary although it can be served, a sentence each."""
+    """Faults of the vocabulary with which it can still be served, a sentence each."""
     gaps: Gaps | None = None
-    """What the vocabulary lacks."""
+    """The bytes and characters that the vocabulary lacks."""
 
     @property
     def tokenizer_kind(self) -> str:

@@ -30,12 +30,12 @@ CELL_STEP = 256
 CELLS_SEQ_IDS = 2
 """The sequence ids for cells that are being copied and for forgotten ones (llama/kv.py)."""
 RETAINED_ON_GPU = 16
-"""How many ended jobs keep their cells in a GPU's memory. On a CPU one does, while nothing runs
+"""The number of ended jobs that keep their cells in a GPU's memory. On a CPU one does, while nothing runs
 (engine/prefix_cache.py)."""
 
 
 def retained_slots(*, is_on_gpu: bool) -> int:
-    """How many sequence ids there are for cells of ended jobs."""
+    """The number of sequence ids for cells of ended jobs."""
     return RETAINED_ON_GPU if is_on_gpu else 1
 
 
@@ -77,7 +77,7 @@ class Demand:
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = None) -> Demand:
-    """What a configuration asks of memory; `--swa-full auto` counts as `on`. `free_bytes`: as Demand has it."""
+    """The memory demand of a configuration; `--swa-full auto` counts as `on`. `free_bytes` is Demand's."""
     return Demand(
         ctx_size=config.ctx_size,
         parallel=config.parallel,
@@ -162,7 +162,7 @@ def plan_memory(info: ModelInfo, demand: Demand, fits: Fits, *, least_cells: int
 
 
 def wanted_cells(info: ModelInfo, demand: Demand) -> int:
-    """How many cells a model is given where the whole plan fits: those that were asked for; else a job's longest
+    """The number of cells of a model if the whole plan fits: the number that was asked for; else a job's longest
     context, or LEAST_WANTED_CELLS if that is more, within 1 / KV_SHARE of the free memory.
     """
     most = demand.ctx_size or _most_useful_cells(info, demand)
@@ -204,7 +204,7 @@ def _cells_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
 
 
 def _most_useful_cells(info: ModelInfo, demand: Demand) -> int:
-    """How many cells a model is given where memory is no limit at all and nobody asked for a number."""
+    """The number of cells of a model if memory is no limit and no number was asked for."""
     most = min(_slots(demand) * info.context_length, max(info.context_length, LEAST_WANTED_CELLS))
     return max(CELL_STEP, most // CELL_STEP * CELL_STEP)
 

@@ -1,4 +1,4 @@
-"""Which of a hub repository's GGUF files a reference means: by the quantisation in the files' names. Pure.
+"""The choice of a hub repository's GGUF file, by the quantisation in the files' names. Pure.
 
 Repositories have one file for each quantisation, or a folder for each whose files are parts. Beside them lie files that
 are no model of their own, such as an image projector.
@@ -50,7 +50,7 @@ def quant_of(file: str) -> str:
 
 
 def _of_quant(quant: str, files: list[str]) -> list[str]:
-    """Those of exactly this quantisation; else those of it that have one of the known marks before it."""
+    """The files of exactly this quantisation; if there are none, those with one of the known marks before it."""
     wanted = quant.upper()
     exact = [file for file in files if quant_of(file) == wanted]
     return exact or [file for file in files if quant_of(file).removeprefix("UD-") == wanted]

@@ -18,7 +18,7 @@ MERGES = "tokenizer.ggml.merges"
 SCORES = "tokenizer.ggml.scores"
 CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 WHOLE_ARRAYS = frozenset({TOKENS, TYPES})
-"""What is read of a file to its last element."""
+"""The arrays of a file that are read to their last element."""
 
 BYTE_LEVEL_KINDS = ("gpt2", "gemma4", "hybriddna", "whitespace")
 """Values of tokenizer.ggml.model that llama.cpp reads with its BPE tokenizer."""
@@ -49,7 +49,7 @@ _SPACE = "▁"
 _NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
 _BYTES = tuple(byte for byte in range(256) if byte not in _NEVER_IN_UTF8)
 _LONGEST_CHARACTER = 4
-"""In bytes."""
+"""The most bytes of a character in UTF-8."""
 _SHOWN_CHARS = 40
 
 
@@ -57,7 +57,7 @@ _SHOWN_CHARS = 40
 
 
 def check_vocabulary(metadata: Metadata) -> "tuple[tuple[str, ...], Gaps | None]":
-    """What is wrong with the vocabulary although it can be served, a sentence each; and what it lacks.
+    """Check the vocabulary. Returns faults with which it can still be served, a sentence each, and its gaps.
 
     Raises: BadModelFile: llama.cpp could not load it, or would end its process.
     """
@@ -172,18 +172,18 @@ def _shown(text: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Which bytes have no token of their own, and so which characters of a text may be lost, or end the process."""
+    """The bytes without a token of their own. Characters that need them may be lost, or end the process."""
 
     missing: frozenset[int]
-    """Of the bytes that UTF-8 has."""
+    """The bytes of UTF-8 that have no token of their own."""
     deadly: frozenset[int]
     """llama.cpp ends its process, or never comes back, when it has to spell one of these; others it leaves out."""
     whole: frozenset[str]
     """Characters that have a token, so that their bytes need none."""
     space: str = " "
-    """What a space is in the vocabulary."""
+    """The vocabulary's spelling of a space."""
     puts_space_before: bool = True
-    """Whether SentencePiece puts a space before each text."""
+    """True if SentencePiece puts a space before each text."""
 
     def __str__(self) -> str:
         what = f"{len(self.missing)} of {len(_BYTES)} bytes have no token"
@@ -192,11 +192,11 @@ class Gaps:
         return f"{what}; texts with visible characters that need one are refused, invisible ones are left out"
 
     def is_deadly(self, character: str) -> bool:
-        """Whether llama.cpp must not see it."""
+        """True if llama.cpp must not see it."""
         return self._lacks(character, self.deadly)
 
     def loses(self, character: str) -> bool:
-        """Whether it may be lost, unless a token spells it together with others."""
+        """True if it may be lost, unless a token spells it together with others."""
         return self._lacks(character, self.missing)
 
     def _lacks(self, character: str, lacking: frozenset[int]) -> bool:
@@ -205,12 +205,12 @@ class Gaps:
 
 
 def is_invisible(character: str) -> bool:
-    """Whether a text without it reads the same: a control character, or a code point that is no character."""
+    """True if a text reads the same without it: a control character, or a code point that is no character."""
     return unicodedata.category(character) in ("Cc", "Cn", "Co")
 
 
 def gaps_of(tokenizer: str, pre: str, texts: Collection[bytes]) -> Gaps | None:
-    """What the vocabulary lacks of the bytes; None where it lacks nothing, or has a token for what is unknown."""
+    """The gaps of the vocabulary; None if it lacks no byte, or has a token for unknown text."""
     known = texts if isinstance(texts, set | frozenset) else frozenset(texts)
     if tokenizer == "llama":
         return _gaps_of_escaped(known, is_deadly=True)
@@ -225,7 +225,7 @@ def gaps_of(tokenizer: str, pre: str, texts: Collection[bytes]) -> Gaps | None:
 
 
 def _gaps_of_escaped(known: Collection[bytes], *, is_deadly: bool) -> Gaps | None:
-    """Of SentencePiece, and of BPE like it. Source: llama_vocab::byte_to_token."""
+    """The gaps of SentencePiece, and of BPE that spells bytes in the same way. Source: llama_vocab::byte_to_token."""
     missing = frozenset(
         byte for byte in _BYTES if _byte_token(byte) not in known and not (is_deadly and bytes([byte]) in known)
     )
@@ -270,8 +270,8 @@ _BYTE_LEVEL = _byte_level()
 
 
 def fragments(text: str, names: Iterable[str]) -> list[tuple[int, str]]:
-    """What is left of a text between the special tokens in it, with its place, as llama.cpp finds them: each name in
-    turn, the longest first. Source: tokenizer_st_partition."""
+    """The pieces of a text between its special tokens, each with its place. Special tokens are found as in llama.cpp:
+    each name in turn, the longest first. Source: tokenizer_st_partition."""
     parts = [(0, text)]
     for name in names:
         if name not in text:

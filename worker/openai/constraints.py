@@ -35,7 +35,7 @@ class NamedSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer looks like."""
+    """The form that a client asks of an answer."""
 
     type: Annotated[str, doc("Any text, any JSON object, or what a schema allows.", enum=list(FORMATS))]
     json_schema: Annotated[NamedSchema | None, doc("With `json_schema`.")] = None
@@ -115,7 +115,7 @@ class _Asked:
 
     place: str
     field: Field
-    """What it is at `/execute`."""
+    """The field of `/execute` that has the same effect."""
     read: Read
     value: Any
 

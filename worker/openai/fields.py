@@ -127,14 +127,14 @@ class Terms:
     is_strict: bool
     """Whether no other name may be asked for."""
     max_tokens_out: int
-    """How long an answer can be whatever its prompt; a larger max_tokens is cut to it."""
+    """The longest answer in tokens, whatever its prompt; a larger max_tokens is cut to it."""
     max_prompt_chars: int
-    """What frames to the engine have room for: the context is the limit that clients meet."""
+    """The room in a frame to the engine. The context is the limit that clients meet."""
     vocab_size: int
     template_keys: frozenset[str]
-    """What the model's chat template can be told beside the messages."""
+    """The variables that the model's chat template reads, besides the messages."""
     takes_predictions: bool = True
-    """Whether drafts are read from texts at all."""
+    """True if drafts are read from texts at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,14 +153,14 @@ class Generation:
     ignored: tuple[str, ...]
     """Members that change nothing here."""
     prediction: str = ""
-    """As Submit.prediction."""
+    """Submit's."""
     asked_tokens: int | None
     """The max_tokens that the client sent, which `fields` has cut to what an answer can have; None without one."""
     shows_marks: bool = False
-    """Whether control tokens are shown by their names."""
+    """True if control tokens are shown by their names."""
 
     def cut_to(self, room: int) -> int | None:
-        """How many tokens an answer can have where `room` is left for it and more were asked for; else None."""
+        """The length in tokens to which an answer is cut, if more was asked for than fits in `room`; else None."""
         most = min(self.fields.max_tokens, room)
         return most if self.asked_tokens is not None and self.asked_tokens > most else None
 
@@ -279,9 +279,9 @@ def read_generation(
     names: Mapping[str, str],
     ignored: Iterable[str] = (),
 ) -> Generation:
-    """What is asked for. `max_tokens` and `logprobs` are read already, since their spelling is the route's; where the
-    first is left out, it is `default_tokens`, or as many as an answer can have. `ignored` are names that the route has
-    found beside those of the fields.
+    """Read the fields of a request. The route has read `max_tokens` and `logprobs`, which it spells in its own way. If
+    `max_tokens` is None, it is `default_tokens`, or as many as an answer can have. `ignored` are names that the route
+    has found besides those of the fields.
 
     Raises: UnknownModel; FieldsRefused with the errors found so far and here.
     """
@@ -329,7 +329,7 @@ _NOTHING = ExecuteRequest(job_id="", prompt="", max_tokens=1)
 
 
 def _is_routed(members: Members) -> bool:
-    """Whether a router has added its own fields, with the values that they have where a client sends none."""
+    """True if a router has added its own fields, with the values that they have if a client sends none."""
     return all(members.get(name) is False for name in ROUTED_FIELDS)
 
 

@@ -1,4 +1,4 @@
-"""Which of a message's tokens are listed with their log-probabilities: those whose text is shown, and no sooner.
+"""The tokens of a message that are listed with their log-probabilities: those whose text is shown, and no sooner.
 
 Owns the way back from characters that were shown to the tokens that they came from. Pure; runs on the front's loop.
 """
@@ -29,7 +29,7 @@ class ListedTokens:
         self._char_ends: deque[int] = deque()
         """The places behind the characters that are not shown yet."""
         self._n_read = self._n_shown = 0
-        """How many bytes the tokens have, and how many of them are shown."""
+        """The number of bytes of the tokens, and of those that are shown."""
 
     def add(self, drawn: Sequence[Logprob]) -> None:
         """Tokens that were drawn; those without a text are never listed."""
@@ -39,7 +39,7 @@ class ListedTokens:
                 self._waiting.append((self._n_read, entry))
 
     def show(self, n_chars: int) -> list[Logprob]:
-        """So many characters more are shown. Returns the tokens of which all is shown now."""
+        """Count characters as shown. Returns the tokens that are now shown to their end."""
         for _ in range(min(n_chars, len(self._char_ends))):
             self._n_shown = self._char_ends.popleft()
         given = []
@@ -69,7 +69,7 @@ class ListedTokens:
             pending, _ = self._decoder.getstate()
             if _SURROGATE_HALF_FROM <= pending < _SURROGATE_HALF_BELOW:
                 text, pending = text + self._decoder.decode(b"", final=True), b""
-            # Of several only the first may have more than one byte: what was begun before, and is no character.
+            # If several characters end here, only the first may have more than one byte: begun before, and invalid.
             end = self._n_read - len(pending)
             yield from range(end - len(text) + 1, end + 1)
 

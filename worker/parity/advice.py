@@ -106,8 +106,8 @@ def _planned(placement: Placement) -> int:
 
 
 def choose(options: Sequence[Option], limit_bytes: int) -> Option | None:
-    """Of those within the limit the one that is closest to the reference; where several cannot be told apart, because
-    none is surely closer than they are, the fastest of these. None where nothing is within it."""
+    """The option within the limit that is closest to the reference. If several cannot be told apart, because none is
+    surely closer than they are, it is the fastest of these. None if no option is within the limit."""
     within = [option for option in options if option.memory_bytes <= limit_bytes]
     if not within:
         return None

@@ -122,7 +122,7 @@ class Dialect(Protocol):
 
     @property
     def sign_of_life(self) -> bytes:
-        """What tells the client in a long silence that the job lives, and means nothing else; b"" if nothing can."""
+        """Bytes that tell the client in a long silence that the job lives, and mean nothing else; b"" if none can."""
         ...
 
     @property

@@ -68,7 +68,7 @@ def trace_context(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def foreign_codings(values: Iterable[str]) -> str:
-    """What Content-Encoding says was done to the body, but for `identity`; "" for nothing."""
+    """The codings of the body that Content-Encoding names, except `identity`; "" if there are none."""
     codings = [coding.strip() for value in values for coding in value.split(",")]
     return ", ".join(coding for coding in codings if coding and coding.lower() != "identity")
 

@@ -19,9 +19,9 @@ class JobRequest:
     prompt_logprobs: int | None = None
     """As Submit.prompt_logprobs."""
     prediction: str = ""
-    """As Submit.prediction."""
+    """Submit's."""
     marks: MarkUse = "hidden"
-    """As Submit.marks."""
+    """Submit's."""
     answer_id: str | None = None
     """The answer that it is a part of, whose id cancels it too; None where it is the whole."""
     model: str | None = None

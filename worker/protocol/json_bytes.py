@@ -8,7 +8,7 @@ import re
 _MARK = b"\xef\xbb\xbf"
 
 _WIDE = re.compile(rb"\xff\xfe|\xfe\xff|\x00|[^\x00]\x00")
-"""How UTF-16 and UTF-32 begin: with their marks, or with a zero beside the first character, which is ASCII in JSON."""
+"""The start of UTF-16 and UTF-32: their marks, or a zero beside the first character, which is ASCII in JSON."""
 
 _PAIRED = re.compile(
     rb"(?:[^\\\xed]+|\\[^u]|\\u(?!d[89a-f]).{4}|\\ud[89ab]..\\ud[c-f]..|\xed(?![\xa0-\xbf]))*+",

@@ -1,4 +1,4 @@
-"""Which web pages may ask this worker from a browser: none, or those of some origins (--cors-origin).
+"""Web pages may ask this worker from a browser if their origin is allowed (--cors-origin); by default none is.
 
 Owns: the headers by which a browser knows. Without an origin nothing is said, and OPTIONS is a method like any other.
 Runs on the front's event loop.

@@ -1,5 +1,5 @@
-"""What surrounds every route: the ids on each response, the bearer token before anything is read, and what
-the log and the counters are told of each exchange: what it asked for, how it ended, why it was refused.
+"""The edge of every route: the ids on each response, the check of the bearer token before anything is read, and
+the log lines and counters of each exchange: its request, its end, and the reason of a refusal.
 
 Owns: the labels, which are closed sets whatever a client sends, and the `refused` and `access` lines.
 Refuses to know: what a refusal looks like on the wire. Runs on the front's event loop.

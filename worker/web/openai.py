@@ -145,7 +145,7 @@ def _refused(error: Exception, generation: Generation) -> Response[bytes]:
 
 
 def _cut(generation: Generation, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
-    """Tells who asked for more tokens than an answer can have how many that are, beside the longest of the prompts."""
+    """Report the length to which answers are cut, if a request asked for more tokens than its longest prompt leaves."""
     most = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
     return {} if most is None else {"x-max-tokens-cut": str(most)}
 

@@ -33,7 +33,7 @@ _OTHER_API_PATHS = frozenset({"/v1", "/tokenize", "/detokenize", "/tokenizer_inf
 _POOL_MANAGER_PATHS = re.compile(
     "/v1/(health|ready|shutdown|admin/shutdown|(inference|infer|jobs|loading/progress)(/.*)?)/*", re.DOTALL
 )
-"""What docs/protocol.md 3 says of paths under `/v1`: the old ones that are spoken, and those that are not."""
+"""The pool manager's paths under `/v1` (docs/protocol.md 3): the old ones that are spoken, and those that are not."""
 
 _HTTP_ERRORS = {
     404: ("unknown_url", "no route {method} {path}: /docs lists the routes of this worker"),
@@ -68,7 +68,7 @@ def counted(front: Front, request: AnyRequest, operation: str | None = None) -> 
 
 
 def is_api_path(path: str) -> bool:
-    """Whether OpenAI's clients and their like ask for it, or would if it existed."""
+    """True if OpenAI's clients and their like ask for it, or would if it existed."""
     is_api = path.startswith(_API) or path.rstrip("/") in _OTHER_API_PATHS
     return is_api and not _POOL_MANAGER_PATHS.fullmatch(path)
 

@@ -68,7 +68,7 @@ class RequestParser:
 
     def _fresh(self) -> HttpRequestParser:
         parser = HttpRequestParser(self)
-        # As uvicorn sets it: what is pipelined behind a request that ends the connection is no error.
+        # uvicorn sets it too: a request pipelined behind one that ends the connection is no error.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 

@@ -28,7 +28,7 @@ CHUNKS_PER_TURN = 32
 
 
 class Timers(Protocol):
-    """What of an event loop tells the time: asyncio's, and the tests'."""
+    """The clock of an event loop: asyncio's, or a test's."""
 
     def time(self) -> float: ...
 
@@ -36,7 +36,7 @@ class Timers(Protocol):
 
 
 class SignsOfLife:
-    """Within a `with`, has one of the jobs show that it lives whenever their stream was silent for SILENCE_S.
+    """Inside the `with`, one of the jobs sends a sign of life whenever their stream was silent for SILENCE_S.
 
     One timer serves the stream, and is set anew only when it has run out: a token costs one look at the clock.
     """

@@ -104,8 +104,8 @@ Prompt = str | tuple[TokenId, ...] | Conversation
 special tokens are."""
 
 MarkUse = Literal["hidden", "shown", "split"]
-"""What becomes of control tokens in a job's text: they have none, or their names, or they have none and divide
-reasoning from content."""
+"""The treatment of control tokens in a job's text: they are hidden, shown by their names, or hidden while they
+divide reasoning from content."""
 
 RowCosts = tuple[tuple[int, float], ...]
 """(tokens in a decode step, seconds it takes)."""
@@ -158,7 +158,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
     row_costs: RowCosts = ()
     """As Loaded.row_costs, of a predecessor; empty: they are measured at warm-up."""
     switch_s: float = 0.0
-    """As Loaded.switch_s, of the same predecessor."""
+    """Loaded.switch_s of the same predecessor."""
     itl_target_ms: int = 150
     """How long a prefill step may hold up the jobs that are generating; 0 means as long as it takes."""
     is_deterministic: bool = False
@@ -297,11 +297,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     """The Jinja template in force; None: conversations cannot be answered."""
     chat_template_caps: tuple[str, ...] = ()
-    """What the template understands: system, tools, …, and `kwargs.NAME` for what it can be told."""
+    """The features that the template supports: system, tools, …, and `kwargs.NAME` for each variable that it reads."""
 
     @property
     def template_keys(self) -> frozenset[str]:
-        """What the template can be told beside the messages."""
+        """The variables that the template reads, besides the messages."""
         return frozenset(cap.removeprefix(_KEY) for cap in self.chat_template_caps if cap.startswith(_KEY))
 
 
@@ -341,7 +341,7 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     row_costs: RowCosts = ()
     """What decode steps took at warm-up, ascending; empty: not measured, and there are no drafts."""
     switch_s: float = 0.0
-    """How many seconds it costs to take a step of another width than those before and behind it; 0 on a CPU."""
+    """The extra seconds of a step that has another width than those before and behind it; 0 on a CPU."""
     batch_size: int = 0
     """How many tokens one decode call takes at most: more than was asked for where the slots need more; 0 where the
     engine does not say."""
@@ -501,7 +501,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     text: str
     logprob: Logprob | None = None
     is_reasoning: bool = False
-    """Whether the text is not the answer's; only of jobs whose control tokens divide it."""
+    """True if the text is not part of the answer; only in jobs whose control tokens divide it."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -527,7 +527,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     n_accepted: int = 0
     """How many of these were drawn."""
     n_reasoning: int = 0
-    """How many tokens were drawn that are not the answer's, those that divide it included."""
+    """The number of tokens that were drawn outside of the answer, those that divide it included."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True):
