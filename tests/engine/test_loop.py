@@ -10,11 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.fake_runner import CELL_BYTES, Cell, Request, ToyModel
+from tests.engine.fake_runner import CELL_BYTES, Cell, FakeRunner, Request, ToyModel
 from tests.engine.rig import Rig
+from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
 from worker.engine.backend import KvMismatch, Step
+from worker.engine.channels import Marks, Turn
+from worker.engine.config import EngineConfig
+from worker.engine.loop import Engine
 from worker.engine.prefix_cache import LEAST_KEPT
-from worker.wire.messages import Failed, Finished, JobKey, SlotId, StepBegun, StepDone, TokenId
+from worker.wire.messages import (
+    Delta,
+    Failed,
+    Finished,
+    JobKey,
+    MarkUse,
+    Outbound,
+    Sampling,
+    SlotId,
+    StepBegun,
+    StepDone,
+    TokenId,
+)
 
 UNDRAWABLE, POISON = 2, 3
 POISONOUS = ToyModel(poison=frozenset({POISON}))
@@ -601,3 +617,31 @@ def test_frames_carry_the_clocks_time() -> None:
     rig.run_until_idle()
     times = [(frame.sampled_at_s, i) for i, frame in enumerate(rig.frames) if isinstance(frame, StepDone)]
     assert all(time == i for time, i in times)
+
+
+MARK = TokenId(N_VOCAB)
+"""It is never drawn."""
+
+
+def deltas_behind(turn: Turn, use: MarkUse, *, is_constrained: bool) -> list[Delta]:
+    """What is told of a job whose prompt ends behind a control token that does this."""
+    frames: list[Outbound] = []
+    runner = FakeRunner(ToyModel(), n_slots=1, n_cells=100, chunk=8)
+    config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)
+    marks = Marks({MARK: "<mark>"}, {MARK: turn})
+    engine = Engine(runner, config, emit=frames.append, clock=lambda: 0.0, marks=marks)
+    constraint = ToyConstraint(1) if is_constrained else None
+    engine.submit(JobKey(0), [TokenId(7), MARK, TokenId(8)], 8, Sampling(seed=1), constraint=constraint, marks=use)
+    while not engine.is_idle:
+        engine.step()
+    return [delta for frame in frames if isinstance(frame, StepDone) for delta in frame.deltas]
+
+
+@pytest.mark.parametrize("turn", Turn)
+def test_a_constrained_answer_is_all_content_whatever_its_prompt_has_begun(turn: Turn) -> None:
+    """gpt-oss' prompts end in a role, which is not shown: a constraint lets no control token end it."""
+    divided = deltas_behind(turn, "split", is_constrained=True)
+    assert divided == deltas_behind(turn, "hidden", is_constrained=True)
+    assert "".join(delta.text for delta in divided)
+    shown = [delta.text for delta in deltas_behind(turn, "split", is_constrained=False) if not delta.is_reasoning]
+    assert any(shown) == (turn not in {Turn.THINK, Turn.NAME, Turn.SPEAK})

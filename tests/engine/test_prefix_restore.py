@@ -105,3 +105,27 @@ def test_the_last_jobs_cells_are_copied_out_and_stay_where_they_are() -> None:
     assert (len(engine.frames), engine.runner.kv.n_saved) == (n_frames, n_saved), "once"
     assert answer(engine, (*prompt, 9)) == len(prompt)
     assert engine.runner.kv.n_saved == n_saved, "found where it was, without a copy"
+
+
+@given(
+    lengths=st.lists(st.integers(LEAST_KEPT, 60), min_size=1, max_size=4),
+    n_kept=st.integers(0, 250),
+)
+def test_a_backup_of_several_prompts_comes_to_an_end_with_the_last_used_whatever_there_is_room_for(
+    lengths: list[int], n_kept: int
+) -> None:
+    """On a GPU, where each of them has a slot of its own."""
+    engine = Rig(n_retained=4, most_dead_cells=400, prefix_cache_bytes=n_kept * CELL_BYTES)
+    prompts = [tuple((job * 7 + at) % 50 + 4 for at in range(n)) for job, n in enumerate(lengths)]
+    for prompt in prompts:
+        answer(engine, prompt)
+    n_copies = 0
+    while engine.engine.back_up():
+        n_copies += 1
+        assert n_copies <= len(prompts), "each is copied once"
+    index = engine.engine.prefix_cache.index
+    assert index.n_bytes <= n_kept * CELL_BYTES
+    if sum(lengths) <= n_kept:
+        assert [index.match(list(map(TokenId, prompt))) for prompt in prompts] == lengths
+    elif lengths[-1] <= n_kept:
+        assert index.match(list(map(TokenId, prompts[-1]))) == lengths[-1], "the last used before all others"

@@ -188,7 +188,9 @@ class Engine:
         The engine owns the constraint from here on.
         """
         room = self._context_length - len(prompt)
-        channel = self._marks.channel_after(prompt) if marks == "split" else Channel.CONTENT
+        # A constraint lets no control token end what a prompt has opened: what satisfies it is the answer.
+        is_opened = marks == "split" and constraint is None
+        channel = self._marks.channel_after(prompt) if is_opened else Channel.CONTENT
         text, is_cut = ChannelText(stop, self._marks, marks, channel), max_tokens > room
         sequence = Sequence(
             job,

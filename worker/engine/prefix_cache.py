@@ -87,6 +87,8 @@ class PrefixCache:
         self.index = PrefixIndex(limit_bytes, journal)
         self._retained: dict[SlotId, _Retained] = {}
         """The longest unused first. A conversation that goes on finds its cells there, without a copy."""
+        self._backed_up: set[SlotId] = set()
+        """Retained slots that are done with: once copied, the index may give a copy up for another one."""
 
     @property
     def retained(self) -> list[list[TokenId]]:
@@ -188,13 +190,19 @@ class PrefixCache:
 
     def back_up(self) -> bool:
         """Copy out what one of the retained slots has and the index has not, and leave it there too. False where there
-        was nothing to copy.
+        was nothing to copy. Each is copied once at most, the last used first, as many as the index has room for.
         """
-        n_before = self.index.n_tokens
+        n_before, n_bytes = self.index.n_tokens, 0.0
         for each in reversed(self._retained.values()):
-            self._copy_out(each)
-            if self.index.n_tokens != n_before:
-                return True
+            n_own_bytes = len(self._worth_copying(each)) * self._token_bytes
+            if n_bytes + n_own_bytes > self.index.limit_bytes:
+                continue
+            n_bytes += n_own_bytes
+            if each.slot not in self._backed_up:
+                self._backed_up.add(each.slot)
+                self._copy_out(each)
+                if self.index.n_tokens != n_before:
+                    return True
         return False
 
     def _retain(self, kept: _Retained) -> None:
@@ -211,6 +219,7 @@ class PrefixCache:
 
     def _drop(self, slot: SlotId) -> None:
         del self._retained[slot]
+        self._backed_up.discard(slot)
         self._free_slots.append(slot)
         self._kv.trim(slot, 0)
 
@@ -228,7 +237,7 @@ class PrefixCache:
         """Put a slot's cells and their scores into the index. What there is no memory for is not even copied; it can be
         computed again.
         """
-        tokens = kept.tokens[: kept.n_prompt] if self._is_on_device else kept.tokens
+        tokens = self._worth_copying(kept)
         n_known = self.index.match(tokens)
         n_bytes, limit_bytes = len(tokens) * self._token_bytes, self.index.limit_bytes
         if len(tokens) - n_known >= LEAST_KEPT and n_bytes <= limit_bytes and limit_bytes:
@@ -238,6 +247,10 @@ class PrefixCache:
                 self.index.insert(tokens, n_known, saved)
         if kept.scores:
             self.index.add_scores(tokens, kept.scores)
+
+    def _worth_copying(self, kept: _Retained) -> list[TokenId]:
+        """The tokens whose cells may be copied out: on a GPU only those that lie in one piece."""
+        return kept.tokens[: kept.n_prompt] if self._is_on_device else kept.tokens
 
     def _n_kept(self, sequence: Sequence) -> int:
         """How many of its first tokens the index has, if they are worth a copy; else 0."""
