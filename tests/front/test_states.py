@@ -100,7 +100,7 @@ def test_a_job_can_be_failed_in_every_state_and_ends_once(state: JobState) -> No
     async def play(stage: Stage) -> None:
         found = stage.jobs[stage.submit()]
         prepared(found, state)
-        found.fail("INFERENCE_FAILED", "the engine died twice while running this job")
+        found.fail("INFERENCE_FAILED", "the engine crashed twice while running this job")
         assert (found.state, found.decided.is_set()) == (JobState.ENDED, True)
         assert stage.ended == [found.key]
         assert [event["type"] for event in await stage.events(found.key)].count("error") == 1

@@ -299,5 +299,5 @@ class Dispatch:
 
 def _charge_sheet(work: Work, *, is_being_read: bool) -> str:
     if isinstance(work, Question):
-        return "the engine died twice while answering this question"
-    return f"the engine died twice while {'reading' if is_being_read else 'running'} this job"
+        return "the engine crashed twice while answering this question"
+    return f"the engine crashed twice while {'reading' if is_being_read else 'running'} this job"

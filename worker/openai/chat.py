@@ -216,9 +216,9 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str
     reasoning_content: Annotated[
-        str | msgspec.UnsetType, doc("What the model thought, where its control tokens divide it.")
+        str | msgspec.UnsetType, doc("The model's reasoning, if control tokens divide it from the answer.")
     ] = msgspec.UNSET
-    reasoning: Annotated[str | msgspec.UnsetType, doc("The same, under another name.")] = msgspec.UNSET
+    reasoning: Annotated[str | msgspec.UnsetType, doc("reasoning_content, under another name.")] = msgspec.UNSET
     refusal: None = None
 
 

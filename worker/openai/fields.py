@@ -90,7 +90,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """A text that the answer will probably repeat, such as a file that is to be changed. It makes the answer faster and
     changes no token of it."""
 
-    type: Annotated[str, doc("It has one.", const="content")]
+    type: Annotated[str, doc("The only type.", const="content")]
     content: Annotated[
         str | list[Part], doc("The text, or parts that follow each other.", maxLength=MAX_PREDICTION_CHARS)
     ]
@@ -102,7 +102,7 @@ class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     model: Annotated[str | None, doc("Any name is taken, unless `--strict-model`.")] = None
     max_tokens: Annotated[
         int | None,
-        doc("Most tokens to generate; cut to --max-tokens-out and to the room that the context has.", minimum=0),
+        doc("Maximum tokens to generate; cut to --max-tokens-out and to the room that the context has.", minimum=0),
     ] = None
     n: Annotated[int | None, doc("How many answers to each prompt.", minimum=1, maximum=MAX_CHOICES)] = None
     seed: Annotated[

@@ -193,10 +193,10 @@ class HealthBody(_Body, frozen=True, kw_only=True):
         int | None, doc("Tokens of a prompt that are computed in one step while other jobs generate.")
     ]
     prefix_cache: PrefixCacheBody
-    deterministic: Annotated[bool, doc("Whether the worker runs with `--deterministic`.")]
+    deterministic: Annotated[bool, doc("True if the worker runs with `--deterministic`.")]
     determinism: Annotated[
         Literal["untested", "same", "differs"],
-        doc("Whether the self-test found the same logits for a job, bit for bit, alone and beside other jobs."),
+        doc("`same` if the self-test found the same logits for a job, bit for bit, alone and in a batch with others."),
     ]
     determinism_differences: Annotated[tuple[str, ...], doc("What gave other bits: `beside 7 others`.")]
     determinism_tried: Annotated[TriedBody | None, doc("What the verdict is about; null before there is one.")]

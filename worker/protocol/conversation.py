@@ -62,7 +62,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Annotated[str, doc("Who speaks.", enum=list(ROLES))]
     content: Annotated[
         str | list[Part] | UnsetType | None,
-        doc("A text, or its parts. Only an assistant's message may be without."),
+        doc("A text, or its parts. Only an assistant's message may omit it."),
     ] = UNSET
     name: str | None = None
     reasoning_content: Annotated[str | None, doc("What an assistant thought before it answered.")] = None
@@ -70,7 +70,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_calls: Annotated[list[ToolCall] | None, doc("An assistant's.")] = None
     function_call: Annotated[Called | None, doc("What tool_calls was called when there was one.")] = None
     tool_call_id: Annotated[str | None, doc("Which call a tool's message answers.")] = None
-    prefix: Annotated[bool | None, doc("Of the last message, an assistant's: the answer goes on with its text.")] = None
+    prefix: Annotated[
+        bool | None, doc("On the last message, if it is an assistant's: the answer continues its text.")
+    ] = None
 
 
 def conversation(

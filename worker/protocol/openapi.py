@@ -61,7 +61,7 @@ _PARAMETERS: dict[str, Json] = {
         "name": "X-Deadline",
         "in": "header",
         "description": "The time after which the client no longer needs the answer: epoch milliseconds or ISO-8601, "
-        "UTC without an offset. Already past it is a 504; later it ends the job with TIMEOUT.",
+        "UTC without an offset. If it has passed, the answer is 504; if it passes later, the job ends with TIMEOUT.",
         "schema": {"type": "string", "anyOf": [{"pattern": "^[0-9]{1,15}$"}, {"format": "date-time"}]},
         "examples": {"milliseconds": {"value": "4102444800000"}, "ISO-8601": {"value": "2100-01-01T00:00:00Z"}},
     },

@@ -72,8 +72,8 @@ HEADERS: dict[str, dict[str, Any]] = {
     "Allow": {"required": True, "schema": {"type": "string", "enum": ["GET,HEAD", "POST"]}},
     "Cache-Control": {"required": True, "schema": {"type": "string", "const": "no-cache"}},
     "X-Request-Id": {
-        "description": "The request's where it had one; else the job's id, which `POST /cancel` takes; else the "
-        "X-Correlation-ID.",
+        "description": "The request's X-Request-Id if it had one; else the job's id, which `POST /cancel` takes; else "
+        "the X-Correlation-ID.",
         "required": True,
         "schema": {"type": "string"},
     },
