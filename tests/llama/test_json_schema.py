@@ -445,6 +445,56 @@ def test_what_the_library_does_not_enforce_is_refused_before_it(row: str) -> Non
     assert isinstance(texts(schema), Refusal)
 
 
+SELF = {"$ref": "#"}
+INSIDE = {"$ref": "#/$defs/a~1b%20c"}
+CHILD = record(properties={"child": SELF}, required=["child"])
+ENDLESS: dict[str, Any] = {
+    "itself": SELF,
+    "itself-and-more": {"allOf": [string(), SELF]},
+    "the-only-choice": {"anyOf": [{"oneOf": [SELF]}]},
+    "a-property": CHILD,
+    "a-property-behind-a-choice": record(properties={"n": integer(), "child": SELF}, required=["n", "child"]),
+    "an-item": array(items=SELF, minItems=1),
+    "an-item-of-many": array(prefixItems=[integer(), SELF], minItems=2),
+    "an-item-behind-others": array(prefixItems=[integer()], items=SELF, minItems=2),
+    "two-that-need-each-other": {
+        "$defs": {"a/b c": array(items=SELF, minItems=1)},
+        **record(properties={"list": INSIDE}, required=["list"]),
+    },
+    "a-property-that-may-be-left-out": {"$defs": {"a": CHILD | {"properties": {"child": {"$ref": "#/$defs/a"}}}}}
+    | record(properties={"x": {"$ref": "#/$defs/a"}}, required=[]),
+}
+ENDING: dict[str, Any] = {
+    "not-required": record(properties={"child": SELF}, required=[]),
+    "a-choice": record(properties={"child": {"anyOf": [SELF, {"type": "null"}]}}, required=["child"]),
+    "no-item": array(items=SELF),
+    "no-item-of-these": array(prefixItems=[integer(), SELF], items=False, minItems=1),
+    "twice-the-same": {
+        "$defs": {"a/b c": integer()},
+        **record(properties={"one": INSIDE, "two": INSIDE}, required=["one", "two"]),
+    },
+}
+
+
+@pytest.mark.parametrize("row", ENDLESS)
+def test_what_never_ends_is_refused_before_it_begins(row: str) -> None:
+    found = texts(ENDLESS[row])
+    assert isinstance(found, Refusal)
+    assert found.message.endswith("leads back to itself is required, so that nothing can satisfy it")
+
+
+@pytest.mark.parametrize("row", ENDING)
+def test_what_can_end_is_enforced_however_deep_it_may_go(row: str) -> None:
+    enforced(ENDING[row])
+
+
+@pytest.mark.parametrize("n", [1, 20_000])
+def test_a_circle_is_found_however_long_it_is(n: int) -> None:
+    defs = {f"d{i}": {"$ref": f"#/$defs/d{(i + 1) % n}"} for i in range(n)}
+    assert "leads back" in (gap({"$defs": defs}) or "")
+    assert gap({"$defs": defs | {f"d{n - 1}": {}}}) is None
+
+
 def test_words_of_the_library_alone_are_refused() -> None:
     """Its own format, which every text has, and its options, which a schema might change."""
     for schema in (string(format="unknown"), {"x-guidance": {"whitespace_pattern": "[x]+"}}):

@@ -75,6 +75,7 @@ def test_a_wrong_value_is_refused_by_its_name(fields: dict[str, Any], param: str
     with pytest.raises(FieldsRefused) as raised:
         asked(**fields)
     assert error_detail(raised.value).param == param
+    assert len({error.message for error in raised.value.errors}) == len(raised.value.errors)
 
 
 def test_sixteen_tokens_are_the_default_and_none_may_be_wanted_with_echo() -> None:

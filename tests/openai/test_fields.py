@@ -161,6 +161,7 @@ def test_a_wrong_value_is_refused_by_its_name(fields: dict[str, Any], param: str
         {"functions": [{"name": "f"}]},
         {"prompt_logprobs": 1},
         {"guided_whitespace_pattern": " ?"},
+        {"structural_tag": {"type": "structural_tag"}},
     ],
 )
 def test_what_is_known_and_cannot_be_done_is_refused(fields: dict[str, Any]) -> None:
@@ -268,11 +269,27 @@ def test_what_a_router_adds_is_named_and_changes_nothing() -> None:
     assert asked.prompt == read().prompt
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a,b", "a%2Cb"),
+        ("é\n", "%C3%A9%0A"),
+        ("100%", "100%25"),
+        ("", '""'),
+        ("x" * 100, "x" * 64),
+        ("messages[0].x", "messages%5B0%5D.x"),
+    ],
+)
+def test_a_name_that_no_header_can_have_is_named_too(name: str, shown: str) -> None:
+    assert read(**{name: 1}).generation.ignored == (shown,)
+
+
 @given(st.lists(st.text(max_size=80).map("~".__add__), max_size=60))
 def test_the_names_of_ignored_fields_fit_into_a_header(names: list[str]) -> None:
     """No field that is known begins like these."""
     ignored = read_chat(msgspec.json.encode(dict.fromkeys(names, 1) | ASKED | {"zzz": 1}), TERMS).generation.ignored
     assert len(ignored) <= MAX_IGNORED
+    assert bool(names) == any(name.startswith("~") for name in ignored)
     header = ", ".join(ignored)
     assert header.isascii()
     assert header.isprintable()

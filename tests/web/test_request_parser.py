@@ -110,3 +110,13 @@ def test_what_is_not_http_behind_an_offer_is_refused(offer: bytes) -> None:
 def test_a_tunnel_is_answered_and_what_is_meant_for_it_is_no_request() -> None:
     heard = heard_of(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\nGET /health HTTP/1.1\r\n\r\n")
     assert [method for method, *_ in heard.whole] == [b"CONNECT"]
+
+
+@given(
+    st.sampled_from([b"", b"a", b"a b", b"a\tb", b"\xff"]),
+    st.text(" \t").map(str.encode),
+    st.text(" \t").map(str.encode),
+)
+def test_spaces_around_a_value_are_no_part_of_it(value: bytes, before: bytes, behind: bytes) -> None:
+    ((_, _, _, headers, _),) = heard_of(b"GET / HTTP/1.1\r\nX: %b%b%b\r\n\r\n" % (before, value, behind)).whole
+    assert headers == ((b"X", value),)

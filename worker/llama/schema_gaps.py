@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from math import inf, lcm
 from typing import Any
+from urllib.parse import unquote
 
 Schema = Mapping[str, Any]
 
@@ -57,6 +58,8 @@ def gap(schema: object) -> str | None:
     for part, place in _parts(schema):
         if fault := next(_faults(part, is_open=is_open), None):
             return f"{fault} (at {place})"
+    if (endless := _endless(schema)) is not None:
+        return f'at {endless} a "$ref" that leads back to itself is required, so that nothing can satisfy it'
     multiples = {Decimal(str(part["multipleOf"])) for part, _ in _parts(schema) if _is_number(part.get("multipleOf"))}
     return (
         None
@@ -169,6 +172,60 @@ def _is_number(value: object) -> bool:
 
 def _is_inexact(value: Any) -> bool:
     return _is_number(value) and abs(value) > MAX_EXACT
+
+
+def _endless(schema: Schema) -> str | None:
+    """A place whose texts must contain a text of the same place, so that none of them ends; None where there is none.
+
+    The library lets such a text begin. Choices are not followed: a way around may be among them. An `$id` further
+    inside changes what references mean, which is not looked into.
+    """
+    places = {id(part): place for part, place in _parts(schema)}
+    if any("$id" in part for part, place in _parts(schema) if place != "#"):
+        return None
+    done: set[int] = set()
+    for start, _ in _parts(schema):
+        open_parts: dict[int, None] = {}
+        waiting = [(start, False)]
+        while waiting:
+            part, is_left = waiting.pop()
+            if is_left:
+                del open_parts[id(part)]
+                done.add(id(part))
+            elif id(part) in open_parts:
+                return places.get(id(part), "#")
+            elif id(part) not in done:
+                open_parts[id(part)] = None
+                waiting.append((part, True))
+                waiting += [(each, False) for each in _musts(part, schema)]
+    return None
+
+
+def _musts(part: Schema, root: Schema) -> Iterator[Schema]:
+    """The schemas that a text of this part cannot do without, as far as this is plain."""
+    musts: list[object] = [_referred(part.get("$ref"), root), *_as(list, part.get("allOf"))]
+    for key in ("anyOf", "oneOf"):
+        musts += choices if len(choices := _as(list, part.get(key))) == 1 else []
+    if part.get("type") in ("object", ["object"]):
+        properties = _as(dict, part.get("properties"))
+        musts += [properties[name] for name in _as(list, part.get("required")) if name in properties]
+    least = part.get("minItems")
+    if part.get("type") in ("array", ["array"]) and isinstance(least, int) and least > 0:
+        first = _as(list, part.get("prefixItems"))
+        musts += first[:least]
+        musts += [part.get("items")] if least > len(first) else []
+    return (each for each in musts if isinstance(each, dict))
+
+
+def _referred(reference: object, root: Schema) -> object:
+    """What a reference inside the document means; None for another one."""
+    if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
+        return None
+    found: Any = root
+    for step in unquote(reference[1:]).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        found = _as(dict, found).get(name)
+    return found
 
 
 # ── gaps ─────────────────────────────────────────────────────────────────────────────────────────

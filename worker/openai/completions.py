@@ -171,7 +171,8 @@ def _prompts(value: Any, terms: Terms, errors: list[FieldError]) -> Iterator[Pla
         return
     if not value:
         errors.append(_wrong("prompt", "non_empty", "must not be empty"))
-    elif not is_one and len(value) > MAX_CHOICES:
+        return
+    if not is_one and len(value) > MAX_CHOICES:
         errors.append(_wrong("prompt", f"max_count({MAX_CHOICES})", f"must be at most {MAX_CHOICES} prompts"))
         return
     for place, one in [("prompt", value)] if is_one else [(f"prompt[{at}]", one) for at, one in enumerate(value)]:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -36,8 +37,9 @@ MAX_PREDICTION_CHARS = 131_072
 
 MAX_IGNORED = 32
 """How many fields are named as ignored."""
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
-"""RFC 9110, 5.6.2: what may stand in a header without quotes; other names are left out."""
+_LONGEST_NAME = 64
+_IN_NAMES = "!#$&'*+.^_`|~-"
+"""What may stand in a header without quotes, beside letters and digits (RFC 9110, 5.6.2), and is not what quotes it."""
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -47,6 +49,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "store": (False,),
+    "structural_tag": (),
     "suffix": ("",),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -263,7 +266,12 @@ def ignored_fields(
         *(unread(name, value, fields[name]) for name, value in given.items() if name in fields),
         beside,
     )
-    return tuple(islice(dict.fromkeys(name for name in found if _TOKEN.fullmatch(name)), MAX_IGNORED))
+    return tuple(islice(dict.fromkeys(map(_shown, found)), MAX_IGNORED))
+
+
+def _shown(name: str) -> str:
+    """The name as a header can have it: other characters as in a URL, and as much of it as there is room for."""
+    return quote(name[:_LONGEST_NAME], safe=_IN_NAMES)[:_LONGEST_NAME] or '""'
 
 
 def read_generation(

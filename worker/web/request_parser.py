@@ -92,6 +92,7 @@ class RequestParser:
         self._listener.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        value = value.rstrip(b" \t")  # not part of the value (RFC 9110, 5.5), as the spaces before it, which are gone
         if name.lower() != b"upgrade":
             self._lines.append(b"%b: %b" % (name, value))
         self._listener.on_header(name, value)
