@@ -127,6 +127,17 @@ def test_an_answer_that_begins_inside_the_reasoning_is_reasoning_until_it_ends()
     assert told([*letters("Hm."), *mark("[/THINK]"), *letters("Yes.")], text) == [(True, "Hm."), (False, "Yes.")]
 
 
+@pytest.mark.parametrize("channel", [Channel.ROLE, Channel.HEADER])
+@given(TEXTS, st.lists(st.integers(0, 50), max_size=4))
+def test_an_answer_without_the_header_that_its_prompt_has_begun_is_content(
+    channel: Channel, answer: str, cuts: list[int]
+) -> None:
+    text = ChannelText((), MARKS, "split", channel)
+    parts = told(letters(answer, cuts), text)
+    assert (reasoning(parts), content(parts)) == ("", answer)
+    assert text.n_reasoning == 0 or not answer
+
+
 @given(TEXTS, TEXTS, st.lists(st.integers(0, 50), max_size=4))
 def test_no_stop_spans_two_channels_and_what_was_held_back_stays_in_its_own(
     thought: str, answer: str, cuts: list[int]

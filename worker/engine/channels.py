@@ -120,6 +120,8 @@ class ChannelText:
         self._turns = marks.turns if use == "split" else {}
         self._channel = channel if use == "split" else Channel.CONTENT
         self._header = b""
+        self._unheaded: bytes | None = b""
+        """All text so far of an answer that has begun in a role or a header; None once a control token has come."""
         self._is_line = False
         self.is_reasoning = False
         """True if the text that was returned last is reasoning."""
@@ -140,8 +142,11 @@ class ChannelText:
         self.is_answer = turn is None and self._channel is Channel.CONTENT
         self.n_reasoning += not self.is_answer
         if turn is not None:
+            self._unheaded = None
             self._turn(turn)
             return self._stream.part()
+        if self._unheaded is not None and not self.is_answer:
+            self._unheaded += piece
         if self._channel is Channel.ROLE:
             return ""
         if self._channel is Channel.HEADER:
@@ -150,7 +155,13 @@ class ChannelText:
         return self._stream.push(piece if name is None else name.encode())
 
     def flush(self) -> str:
-        """End of generation: what was held back, of the channel that the last text had."""
+        """End of generation: what was held back, of the channel that the last text had.
+
+        A model may leave out the header that its prompt has begun. Its text is the answer then, shown as a whole.
+        """
+        if self._unheaded and self._channel in (Channel.ROLE, Channel.HEADER):
+            self.n_reasoning = 0
+            return self._unheaded.decode(errors="replace")
         return self._stream.flush()
 
     def _turn(self, turn: Turn) -> None:
