@@ -111,7 +111,7 @@ def test_a_conversation_at_a_terminal(default_model: Path) -> None:
         terminal.type("\x03")
         terminal.until(r"\[stopped\]\s+> ")
         terminal.type("/nonsense\r")
-        terminal.until("no command /nonsense")
+        terminal.until("unknown command /nonsense")
         terminal.type("/new\r")
         terminal.type("Repeat this word: banana\r")
         plain = terminal.until(SUMMARY)

@@ -171,7 +171,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--level", "nonsense"], (2, "nonsense")),
         (["run", "--tokens", "5"], (2, "512")),
         (["run", "--cache-type-v", "q4_0", "--flash-attn", "off"], (2, "needs flash attention")),
-        (["run", "--device", "cpu", "--gpu-layers", "all"], (2, "--gpu-layers all needs a GPU")),
+        (["run", "--device", "cpu", "--gpu-layers", "all"], (2, "--gpu-layers all conflicts with --device cpu")),
         (["run", "--url", "http://127.0.0.1:9", "--cache-type-k", "q8_0"], (2, "--cache-type-k says how a model is")),
         (["run", "--run-id", "../../x", "--reference", str(GOLDEN)], (2, "run id")),
         (["run", "--reference", str(GOLDEN), "--catalog", "nowhere.toml"], (2, "nowhere.toml")),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import worker.llama.library  # isort: skip  # noqa: F401 - before numpy: see worker/parity/__init__.py
 import msgspec
 import numpy as np
 

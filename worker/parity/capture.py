@@ -4,6 +4,7 @@ Owns which tensor of the llama graph is which point, and their way into the layo
 they are compared with. The library's names of tensors are facts of its pinned version; tests/parity holds them.
 """
 
+import worker.llama  # isort: skip  # noqa: F401 - before numpy, which brings a C++ library that some builds die of
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -6,6 +6,7 @@ the making of a model's checkpoint and logits file. Refuses to know the levels, 
 (references.py).
 """
 
+import worker.llama  # isort: skip  # noqa: F401 - before numpy, which brings a C++ library that some builds die of
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,6 +4,7 @@ Owns the types, the making of a file at a time, and the tables. What a file hold
 know how close a type should come (bounds.toml).
 """
 
+import worker.llama  # isort: skip  # noqa: F401 - before numpy, which brings a C++ library that some builds die of
 import math
 import statistics
 import time

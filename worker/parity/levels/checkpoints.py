@@ -7,6 +7,7 @@ twice the error that a logit may have, either order is right. capture.py looks i
 reference is made.
 """
 
+import worker.llama  # isort: skip  # noqa: F401 - before numpy, which brings a C++ library that some builds die of
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
