@@ -152,7 +152,7 @@ BOTH = sorted(
 @pytest.mark.long
 @pytest.mark.parametrize("module", [*BOTH, "worker.commands.parity"])
 def test_llama_cpp_is_loaded_before_numpy_wherever_both_are(module: str) -> None:
-    """With a private runtime in each library, the first one loaded is the one whose objects all use."""
+    """The first library loaded is the one whose objects all use, if each has a private runtime."""
     told = "import sys, importlib; importlib.import_module(sys.argv[1]); print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", told, module], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

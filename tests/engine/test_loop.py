@@ -624,7 +624,7 @@ MARK = TokenId(N_VOCAB)
 
 
 def deltas_behind(turn: Turn, use: MarkUse, *, is_constrained: bool) -> list[Delta]:
-    """What is told of a job whose prompt ends behind a control token that does this."""
+    """The deltas of a job whose prompt ends behind a control token that does this."""
     frames: list[Outbound] = []
     runner = FakeRunner(ToyModel(), n_slots=1, n_cells=100, chunk=8)
     config = EngineConfig(n_slots=1, n_cells=100, context_length=100, chunk=8)

@@ -1,13 +1,14 @@
 """The warm-up chooses shapes within their limits, in little time, and leaves no trace."""
 
 import math
+from typing import cast
 
 import pytest
 
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.llama.warm_up import WIDTHS, Shapes, chunk_within, warm_up
+from worker.llama.warm_up import WIDTHS, Shapes, chunk_within, switch_s_of, warm_up
 from worker.model.memory import DETERMINISTIC_CHUNK
 
 FAST, SLOW = 1e9, 0.0
@@ -118,3 +119,15 @@ def test_what_a_predecessor_measured_is_kept(tiny: Model) -> None:
 
 def test_logits_that_are_no_numbers_do_not_stop_the_warm_up(model_of_nan: Model) -> None:
     assert warmed(runner_of(model_of_nan)).chunk == 512
+
+
+class SlowGpu:
+    """A runner whose steps are so slow that the warm-up has measured those of one token alone."""
+
+    class model:  # noqa: N801 - an attribute's name
+        class device:  # noqa: N801
+            is_gpu = True
+
+
+def test_a_change_of_width_costs_nothing_where_only_one_width_was_measured() -> None:
+    assert switch_s_of(cast(LlamaRunner, SlowGpu()), ((1, 2.0),)) == 0.0

@@ -218,7 +218,7 @@ def _musts(part: Schema, root: Schema) -> Iterator[Schema]:
 
 
 def _referred(reference: object, root: Schema) -> object:
-    """What a reference inside the document means; None for another one."""
+    """The schema that a reference inside the document names; None for another one."""
     if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
         return None
     found: Any = root

@@ -96,7 +96,7 @@ def warm_up(
     may_draft = wants_drafts and runner.kv.can_share and not is_deterministic
     if may_draft and not row_costs:
         row_costs = row_costs_of(runner, chosen)
-        switch_s = _switch_s(runner, row_costs)
+        switch_s = switch_s_of(runner, row_costs)
     has_retention = runner.model.device.is_gpu and runner.kv.can_share
     return Shapes(
         chosen,
@@ -162,7 +162,7 @@ def _prefill_s(runner: LlamaRunner, n_tokens: int) -> float:
     return min(_time_step(runner, "prefill", n_tokens) for _ in range(n_times))
 
 
-def _switch_s(runner: LlamaRunner, row_costs: RowCosts) -> float:
+def switch_s_of(runner: LlamaRunner, row_costs: RowCosts) -> float:
     """The extra seconds that a wider step costs among steps of one token; 0 on a CPU."""
     if not runner.model.device.is_gpu:
         return 0.0
@@ -173,7 +173,7 @@ def _switch_s(runner: LlamaRunner, row_costs: RowCosts) -> float:
         taken_s = min(sum(_time_step(runner, "decode", each) for each in widths) for _ in range(_N_TIMES))
         return taken_s - sum(costs[each] for each in widths)
 
-    return max(0.0, *(surplus_s(width) for width in _SWITCHED_WIDTHS if width in costs))
+    return max([0.0, *(surplus_s(width) for width in _SWITCHED_WIDTHS if width in costs)])
 
 
 def _retention(runner: LlamaRunner, chunk: int) -> Retention:

@@ -39,7 +39,7 @@ MAX_IGNORED = 32
 """How many fields are named as ignored."""
 _LONGEST_NAME = 64
 _IN_NAMES = "!#$&'*+.^_`|~-"
-"""What may stand in a header without quotes, beside letters and digits (RFC 9110, 5.6.2), and is not what quotes it."""
+"""Characters that a header takes without quotes, beside letters and digits (RFC 9110, 5.6.2), less the quoting one."""
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
