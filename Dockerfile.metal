@@ -46,7 +46,8 @@ RUN apt-get install --yes --no-install-recommends g++ glslc libvulkan-dev spirv-
 WORKDIR /source
 COPY pyproject.toml ./
 COPY scripts/glslc_without_nvidia.sh /usr/local/bin/glslc
-COPY scripts/build_llama.sh scripts/
+COPY patches/ patches/
+COPY scripts/build_llama.sh scripts/apply_patches.py scripts/tile_product.c scripts/
 RUN PYTHON=/tools/bin/python LLORCH_WHEELS=/built scripts/build_llama.sh vulkan --portable \
     && mkdir /wheels && mv /built/*/*.whl /wheels/
 

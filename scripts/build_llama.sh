@@ -7,15 +7,20 @@
 #            --portable: for processors other than this one; the images are built so
 #        build_llama.sh --flags cpu|cuda|metal|vulkan [--portable]
 #            print the flags, build nothing
+#        build_llama.sh --compiler [cpu|cuda|metal|vulkan] [--portable]
+#            print the C and the C++ compiler that would be used, build nothing
 #        build_llama.sh --check-runtime FILE…
 #            fail unless each library takes the C++ runtime of the system
+# CC and CXX say which compilers are used. Without them it is the first of a list that compiles Intel's AMX soundly, where
+# the build would have AMX; where there is none, the build is made without AMX and says so.
+# What patches/*.patch add to llama.cpp is built in; LLORCH_STOCK=1 leaves it out.
 # Needs a C++ compiler and Python (PYTHON says which); cuda: nvcc and cuBLAS, but neither a GPU nor its driver where
 # LLORCH_CUDA_ARCHITECTURES names the GPUs; vulkan: libvulkan-dev 1.3.272 or newer (Debian 13's, Ubuntu 24.04's), glslc and
 # spirv-headers; metal: Xcode's tools.
 set -eu
 
 usage() {
-    echo "usage: build_llama.sh [--flags] cpu|cuda|metal|vulkan [--portable]" >&2
+    echo "usage: build_llama.sh [--flags|--compiler] cpu|cuda|metal|vulkan [--portable]" >&2
     exit 2
 }
 
@@ -40,18 +45,110 @@ if [ "${1:-}" = --check-runtime ]; then
     exit
 fi
 
-only_flags=
+told=
 portable=
 backend=
 for argument; do
     case $argument in
-        --flags) only_flags=1 ;;
+        --flags | --compiler) [ -z "$told" ] || usage; told=${argument#--} ;;
         --portable) portable=1 ;;
         cpu | cuda | metal | vulkan) [ -z "$backend" ] || usage; backend=$argument ;;
         *) usage ;;
     esac
 done
-[ -n "$backend" ] || usage
+[ -n "$backend" ] || [ "$told" = compiler ] || usage
+scripts=$(cd "$(dirname "$0")" && pwd)
+machine=$(uname -m)
+
+# ── the compiler ──────────────────────────────────────────────────────────────────────────────────
+# GCC before 12.4, 13.3 and 14 compiles AMX to a crash (GCC bug 114098): it takes 8 of the 64 bytes that _tile_loadconfig
+# reads for all, and leaves out what wrote the others. Whether a compiler does is tried, not told from its version.
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# Whether the build will have AMX: for this processor if it has it, in a portable build as one of its modules.
+wants_amx() {
+    [ "$machine" = x86_64 ] || return 1
+    [ -n "$portable" ] || has_amx
+}
+has_amx() { grep -q -m 1 '^flags.* amx_int8' /proc/cpuinfo 2>/dev/null; }
+
+# The C++ compiler beside a C compiler: clang++-19 beside clang-19.
+partner() {
+    case ${1##*/} in
+        *clang*) echo "$1" | sed 's/\(.*\)clang/\1clang++/' ;;
+        *gcc*) echo "$1" | sed 's/\(.*\)gcc/\1g++/' ;;
+        *) echo c++ ;;
+    esac
+}
+
+# C compilers, best first.
+candidates() {
+    if [ -n "${CC:-}${CXX:-}" ]; then
+        echo "${CC:-cc}"
+    else
+        echo cc clang-19 clang-18 clang-17 clang-16 clang gcc-14 gcc-13
+    fi
+}
+
+is_there() { command -v "$1" >/dev/null && command -v "$2" >/dev/null; }
+
+# Fails with 2 for a compiler without OpenMP, which clang has in a package of its own, and with 1 for one that is unsound.
+check_amx() {
+    printf '#include <omp.h>\nint main() { return omp_get_max_threads() == 0; }\n' >"$scratch/openmp.cpp"
+    "$2" -fopenmp "$scratch/openmp.cpp" -o "$scratch/openmp" 2>/dev/null || return 2
+    # shellcheck disable=SC2016 # not the shell's $: the assembler's
+    # The code as compiled, but that "ldtilecfg" hands the 64 bytes it would read to a check, which any processor can run.
+    "$1" -O3 -DNDEBUG -mamx-tile -mamx-int8 -DLLORCH_CONFIG -S "$scripts/tile_product.c" -o "$scratch/config.s" 2>/dev/null &&
+        sed 's/^[[:space:]]*ldtilecfg[[:space:]]*\(.*\)$/leaq \1, %rdi; subq $256, %rsp; andq $-64, %rsp; call check_config/' \
+            "$scratch/config.s" >"$scratch/called.s" &&
+        grep -q 'call check_config' "$scratch/called.s" &&
+        "$1" "$scratch/called.s" -o "$scratch/config" 2>/dev/null && "$scratch/config" || return 1
+    has_amx || return 0
+    "$1" -O3 -DNDEBUG -mamx-tile -mamx-int8 "$scripts/tile_product.c" -o "$scratch/product" 2>/dev/null &&
+        "$scratch/product" >/dev/null 2>&1 || return 1
+}
+
+# Sets cc, cxx and has_sound_amx.
+choose_compiler() {
+    cc=
+    cxx=
+    has_sound_amx=
+    without_openmp=
+    for candidate in $(candidates); do
+        beside=${CXX:-$(partner "$candidate")}
+        is_there "$candidate" "$beside" || continue
+        if [ -z "$cc" ]; then
+            cc=$candidate
+            cxx=$beside
+        fi
+        wants_amx || return 0
+        judgement=0
+        check_amx "$candidate" "$beside" || judgement=$?
+        case $judgement in
+            0)
+                cc=$candidate
+                cxx=$beside
+                has_sound_amx=1
+                return 0
+                ;;
+            2) without_openmp="$without_openmp $candidate" ;;
+        esac
+    done
+    # Where none is there, check_tools says so.
+    cc=${cc:-${CC:-cc}}
+    cxx=${cxx:-${CXX:-c++}}
+    ! wants_amx || {
+        echo "build_llama: no compiler here compiles Intel's AMX soundly ($cc does not): llama.cpp is built without it, and"
+        echo "build_llama: computes prompts at a quarter of the speed on a processor with AMX; install clang-19 and libomp-19-dev"
+        [ -z "$without_openmp" ] || echo "build_llama: without OpenMP, so not used:$without_openmp"
+    } >&2
+}
+choose_compiler
+if [ "$told" = compiler ]; then
+    echo "$cc $cxx"
+    exit
+fi
 
 flags=
 flag() { flags="$flags $1"; }
@@ -66,7 +163,6 @@ flag -DGGML_RPC_RDMA=OFF
 flag -DGGML_CUDA_NCCL=OFF
 
 # ── the processor ─────────────────────────────────────────────────────────────────────────────────
-machine=$(uname -m)
 if [ -n "$portable" ]; then
     # Not for the builder's own processor, which a user's may be older than: one module per generation instead, of which
     # ggml loads the best one at run time. The modules must lie beside libllama, where the worker looks for them.
@@ -77,19 +173,19 @@ if [ -n "$portable" ]; then
     flag -DCMAKE_INSTALL_LIBDIR=llama_cpp/lib
     flag -DCMAKE_INSTALL_INCLUDEDIR=llama_cpp/include
 elif [ "$machine" = x86_64 ]; then
-    # Not AMX: its kernels round otherwise for a token alone than for several, so an answer would depend on the company;
-    # and GCC before 12.4, 13.3 and 14 compiles them to a crash (GCC bug 114098).
     # Not AVX-512 FP16: with it ggml's attention adds up 128 numbers at a time, and those of a shorter head, as of 64, one
     # by one. Behind 1,000 cells a token takes up to 2.5 times as long.
-    without=
-    for feature in amx-tile amx-int8 amx-bf16 avx512fp16; do
-        if echo | "${CC:-cc}" "-mno-$feature" -E - >/dev/null 2>&1; then
-            without="$without -mno-$feature"
+    without=avx512fp16
+    [ -n "$has_sound_amx" ] || without="amx-tile amx-int8 amx-bf16 $without"
+    left_out=
+    for feature in $without; do
+        if echo | "$cc" "-mno-$feature" -E - >/dev/null 2>&1; then
+            left_out="$left_out -mno-$feature"
         fi
     done
-    if [ -n "$without" ]; then
-        flag "-DCMAKE_C_FLAGS='${without# }'"
-        flag "-DCMAKE_CXX_FLAGS='${without# }'"
+    if [ -n "$left_out" ]; then
+        flag "-DCMAKE_C_FLAGS='${left_out# }'"
+        flag "-DCMAKE_CXX_FLAGS='${left_out# }'"
     fi
 fi
 
@@ -117,16 +213,16 @@ case $backend in
 esac
 
 flags="${flags# }${CMAKE_ARGS:+ $CMAKE_ARGS}"
-if [ -n "$only_flags" ]; then
+if [ "$told" = flags ]; then
     echo "$flags"
     exit
 fi
 
 # ── what must be there: without it the build fails too, but later and in other words ─────────────
-defines() { echo "#include <$1>" | "${CXX:-c++}" -x c++ -E -dM - 2>/dev/null | grep -q "$2"; }
+defines() { echo "#include <$1>" | "$cxx" -x c++ -E -dM - 2>/dev/null | grep -q "$2"; }
 
 check_tools() {
-    command -v "${CXX:-c++}" >/dev/null || fail "no C++ compiler: install g++"
+    command -v "$cxx" >/dev/null || fail "no C++ compiler: install g++"
     case $backend in
         cuda)
             [ -n "${CUDACXX:-}" ] || command -v nvcc >/dev/null ||
@@ -141,7 +237,7 @@ check_tools() {
     esac
 }
 
-cd "$(dirname "$0")/.."
+cd "$scripts/.."
 python=${PYTHON:-.venv/bin/python}
 version=$(sed -n 's/^ *"llama-cpp-python==\(.*\)",$/\1/p' pyproject.toml)
 if [ -n "$portable" ]; then
@@ -155,26 +251,49 @@ case $flags in
     *ARCHITECTURES=native*) gpu=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true) ;;
     *) gpu= ;;
 esac
-made_of=$({ echo "$flags $processor $machine${gpu:+ $gpu}"; "${CXX:-c++}" --version || true; } 2>&1 | cksum | cut -d ' ' -f 1)
+patches=
+if [ -z "${LLORCH_STOCK:-}" ]; then
+    for patch in patches/*.patch; do
+        [ ! -e "$patch" ] || patches="$patches $patch"
+    done
+fi
+# shellcheck disable=SC2086 # names of patches, split at spaces
+made_of=$({
+    echo "$flags $processor $machine${gpu:+ $gpu} $cc $cxx${has_sound_amx:+ AMX}"
+    "$cxx" --version || true
+    [ -z "$patches" ] || cat $patches
+} 2>&1 | cksum | cut -d ' ' -f 1)
 wheels=${LLORCH_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/wheels}/$version-$backend-$made_of
+
+# llama-cpp-python's source distribution, patched, in $scratch/source.
+unpack() {
+    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+        --dest "$scratch" "llama-cpp-python==$version" && mkdir "$scratch/source" &&
+        tar -xzf "$scratch"/llama_cpp_python-*.tar.gz -C "$scratch/source" --strip-components 1 || return 1
+    # shellcheck disable=SC2086 # names of patches, split at spaces
+    [ -z "$patches" ] || "$python" scripts/apply_patches.py "$version" "$scratch/source/vendor/llama.cpp" $patches || return 1
+    if [ -n "$portable" ] && [ -z "$has_sound_amx" ] && [ "$machine" = x86_64 ]; then
+        # The module with AMX would crash; a processor that has AMX takes the one of the generation before.
+        sed -i.as_it_was '/^ *ggml_add_cpu_backend_variant(sapphirerapids /d' "$scratch/source/vendor/llama.cpp/ggml/src/CMakeLists.txt"
+    fi
+}
 
 if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
     check_tools
-    echo "==> building llama.cpp for $backend, once, which takes minutes" >&2
+    echo "==> building llama.cpp for $backend with $cxx, once, which takes minutes" >&2
     mkdir -p "$wheels"
     new=$(mktemp -d "$wheels/building.XXXXXX")
-    trap 'rm -rf "$new"' EXIT
+    trap 'rm -rf "$new" "$scratch"' EXIT
     # pip's own cache of wheels knows nothing of flags.
-    CMAKE_ARGS=$flags "$python" -m pip wheel --disable-pip-version-check --no-cache-dir --no-deps \
-        --no-binary llama-cpp-python --wheel-dir "$new" "llama-cpp-python==$version" >"$wheels/build.log" 2>&1 || {
+    { unpack && CC=$cc CXX=$cxx CMAKE_ARGS=$flags "$python" -m pip wheel --disable-pip-version-check --no-cache-dir \
+        --no-deps --wheel-dir "$new" "$scratch/source"; } >"$wheels/build.log" 2>&1 || {
         grep -m 5 -E ' error: |Error' "$wheels/build.log" >&2 || tail -n 20 "$wheels/build.log" >&2
         echo "build_llama: it failed; all of it is in $wheels/build.log" >&2
         exit 1
     }
     "$python" -m zipfile -e "$new"/*.whl "$new/inside"
-    for library in "$new"/inside/llama_cpp/lib/libllama.so; do
-        [ ! -e "$library" ] || check_runtime "$library"
-    done
+    library=$new/inside/llama_cpp/lib/libllama.so
+    [ ! -e "$library" ] || check_runtime "$library"
     mv "$new"/*.whl "$wheels/"
 fi
 ls "$wheels"/*.whl

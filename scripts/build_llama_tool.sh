@@ -9,9 +9,10 @@ set -eu
 python=${PYTHON:-.venv/bin/python}
 version=$("$python" -c 'from importlib.metadata import version; print(version("llama-cpp-python"))')
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/llama.cpp-$version
-# With the flags of the worker's own llama.cpp: equal kernels on both sides.
-flags=$("$(dirname "$0")/build_llama.sh" --flags cpu)
-build=$cache/build-$(echo "$flags" | cksum | cut -d ' ' -f 1)
+# With the flags and the compiler of the worker's own llama.cpp: equal kernels on both sides, but for what patches add.
+flags=$("$(dirname "$0")/build_llama.sh" --flags cpu 2>/dev/null)
+compiler=$("$(dirname "$0")/build_llama.sh" --compiler)
+build=$cache/build-$(echo "$flags $compiler" | cksum | cut -d ' ' -f 1)
 
 missing=
 for tool; do
@@ -32,7 +33,7 @@ if [ -n "$missing" ]; then
         mv "$cache/unpacked" "$cache/source"
     fi
     echo "==> building$missing, once" >&2
-    echo "$flags" | xargs cmake -S "$cache/source" -B "$build" \
+    echo "$flags" | CC=${compiler% *} CXX=${compiler#* } xargs cmake -S "$cache/source" -B "$build" \
         -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON \
         -DLLAMA_BUILD_UI=OFF >&2
     # With a number: without one make would start all compilers at once.

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -50,18 +51,6 @@ def test_a_portable_build_has_a_module_for_each_generation_and_nothing_of_this_p
     assert "-DGGML_NATIVE=OFF" not in flags("cpu")
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="about x86-64")
-def test_what_a_compiler_knows_of_this_processor_but_must_not_use_is_left_out(tmp_path: Path) -> None:
-    """AMX and AVX-512 FP16: a compiler that does not know one of them must not be asked to leave it out."""
-    older = tmp_path / "cc"
-    older.write_text('#!/bin/sh\ncase "$*" in *avx512fp16*) exit 1;; esac\n')
-    older.chmod(0o755)
-    left_out = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-    assert f"-DCMAKE_CXX_FLAGS={left_out}" in flags("cpu", CC=str(older))
-    assert f"-DCMAKE_CXX_FLAGS={left_out} -mno-avx512fp16" in flags("cpu", CC="true")
-    assert not any("_FLAGS" in flag for flag in flags("cpu", CC="false"))
-
-
 def test_cuda_is_compiled_for_the_gpus_that_are_named_else_for_this_machines() -> None:
     named = flags("cuda", "--portable", LLORCH_CUDA_ARCHITECTURES="80-real;90-real")
     assert "-DCMAKE_CUDA_ARCHITECTURES=80-real;90-real" in named
@@ -88,7 +77,9 @@ def test_llama_cpp_has_every_option_that_is_set(backend: str) -> None:
     assert {name for name in asked if not name.startswith("CMAKE_")} <= known
 
 
-@pytest.mark.parametrize("arguments", [(), ("rocm",), ("cpu", "cuda"), ("cpu", "--fast")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("rocm",), ("cpu", "cuda"), ("cpu", "--fast"), ("--flags", "--compiler", "cpu")]
+)
 def test_what_it_does_not_know_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     run = build_llama(*arguments)
     assert run.returncode == 2
@@ -122,6 +113,150 @@ def test_make_keeps_the_installed_backend_until_another_is_asked_for(tmp_path: P
     assert "build_llama.sh cpu" in make()
     (tmp_path / ".llorch-test.toml").write_text("[build]\nbuild_cpu = true\nbuild_vulkan = true\n")
     assert "build_llama.sh vulkan" in make()
+
+
+# ── the compiler ─────────────────────────────────────────────────────────────────────────────────
+
+ON_X86 = pytest.mark.skipif(
+    (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="about Linux on x86-64"
+)
+AMX = "flags : fpu sse4_2 avx512f avx512_vnni amx_tile amx_int8 avx_vnni"
+NO_AMX = "flags : fpu sse4_2 avx512f avx512_vnni"
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+
+Judged = Literal["sound", "unsound", "without OpenMP"]
+
+STAND_IN = """#!/bin/sh
+case "$*" in *"{unknown}"*) exit 1;; esac
+output= && while [ $# -gt 0 ]; do [ "$1" != -o ] || output=$2; shift; done
+case $output in
+    */config.s) printf '\\tldtilecfg\\t-72(%%rsp)\\n' >"$output" ;;
+    ?*) printf '#!/bin/sh\\nexit {exit}\\n' >"$output" && chmod +x "$output" ;;
+esac
+"""
+"""A compiler that writes what the check looks at, and no more."""
+
+
+class Machine:
+    """A folder with the script, for a processor that is told, and a PATH with the compilers that are told alone."""
+
+    def __init__(self, folder: Path, cpuinfo: str = NO_AMX) -> None:
+        self.folder, self.bin = folder, folder / "bin"
+        self.bin.mkdir()
+        (folder / "scripts").mkdir()
+        (folder / "cpuinfo").write_text(cpuinfo + "\n")
+        self.script = folder / "scripts" / SCRIPT.name
+        self.script.write_text(SCRIPT.read_text().replace("/proc/cpuinfo", str(folder / "cpuinfo")))
+        self.script.chmod(0o755)
+        shutil.copy(SCRIPT.parent / "tile_product.c", folder / "scripts")
+        for tool in ("uname", "dirname", "mktemp", "rm", "sed", "grep", "sh", "chmod"):
+            found = shutil.which(tool)
+            assert found is not None
+            (self.bin / tool).symlink_to(found)
+
+    def has(self, compiler: str, judged: Judged = "sound", *, unknown: str = "no such flag") -> "Machine":
+        """With a C compiler and the C++ compiler beside it."""
+        exit_code = 1 if judged == "unsound" else 0
+        refused = "-fopenmp" if judged == "without OpenMP" else unknown
+        plus = {"cc": "c++"}.get(compiler, compiler.replace("clang", "clang++").replace("gcc", "g++"))
+        for name in (compiler, plus):
+            (self.bin / name).write_text(STAND_IN.format(unknown=refused, exit=exit_code))
+            (self.bin / name).chmod(0o755)
+        return self
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.script, *arguments],
+            env={"PATH": str(self.bin), **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+
+
+@ON_X86
+@pytest.mark.parametrize(
+    ("here", "chosen"),
+    [
+        ({"cc": "sound", "clang-19": "sound"}, "cc c++"),
+        ({"cc": "unsound", "clang-19": "sound"}, "clang-19 clang++-19"),
+        ({"cc": "unsound", "clang-19": "without OpenMP", "gcc-14": "sound"}, "gcc-14 g++-14"),
+        ({"cc": "unsound", "clang": "sound", "gcc-13": "sound"}, "clang clang++"),
+        ({"cc": "unsound", "clang-18": "unsound", "gcc-13": "unsound"}, "cc c++"),
+        ({"clang-17": "sound"}, "clang-17 clang++-17"),
+        ({}, "cc c++"),
+    ],
+)
+@pytest.mark.parametrize(("processor", "arguments"), [(AMX, ("cpu",)), (AMX, ()), (NO_AMX, ("cpu", "--portable"))])
+def test_the_compiler_is_the_first_that_compiles_amx_soundly(
+    tmp_path: Path, here: dict[str, Judged], chosen: str, processor: str, arguments: tuple[str, ...]
+) -> None:
+    machine = Machine(tmp_path, processor)
+    for compiler, judged in here.items():
+        machine.has(compiler, judged)
+    run = machine.run("--compiler", *arguments)
+    assert run.stdout == chosen + "\n"
+    # One that is not there is told of before the build, as ever; a way out is told where the best one will not do.
+    assert ("install clang-19 and libomp-19-dev" in run.stderr) is ("sound" not in here.values())
+
+
+@ON_X86
+def test_a_clang_without_openmp_is_named(tmp_path: Path) -> None:
+    run = Machine(tmp_path, AMX).has("cc", "unsound").has("clang-19", "without OpenMP").run("--compiler")
+    assert "without OpenMP, so not used: clang-19" in run.stderr
+
+
+@ON_X86
+def test_a_compiler_that_is_asked_for_is_used_and_no_other(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, AMX).has("cc").has("clang-19").has("clang-18", "unsound")
+    assert machine.run("--compiler", CC="clang-19").stdout == "clang-19 clang++-19\n"
+    assert machine.run("--compiler", CXX="clang++-19").stdout == "cc clang++-19\n"
+    run = machine.run("--compiler", CC="clang-18")
+    assert run.stdout == "clang-18 clang++-18\n"
+    assert "(clang-18 does not)" in run.stderr
+
+
+@ON_X86
+def test_amx_is_left_out_where_no_compiler_is_sound_and_avx_512_fp16_always(tmp_path: Path) -> None:
+    """A compiler that does not know one of them must not be asked to leave it out."""
+
+    def left_out(machine: Machine) -> str:
+        found = shlex.split(machine.run("--flags", "cpu").stdout)
+        c = [flag.partition("=")[2] for flag in found if flag.startswith("-DCMAKE_C_FLAGS=")]
+        assert c == [flag.partition("=")[2] for flag in found if flag.startswith("-DCMAKE_CXX_FLAGS=")]
+        return " ".join(c)
+
+    sound, unsound, older = (tmp_path / name for name in ("sound", "unsound", "older"))
+    for folder in (sound, unsound, older):
+        folder.mkdir()
+    assert left_out(Machine(sound, AMX).has("cc")) == "-mno-avx512fp16"
+    assert left_out(Machine(unsound, AMX).has("cc", "unsound")) == f"{WITHOUT_AMX} -mno-avx512fp16"
+    assert left_out(Machine(older, AMX).has("cc", "unsound", unknown="avx512fp16")) == WITHOUT_AMX
+
+
+SOUND = '__asm__ volatile ("ldtilecfg %X0" :: "m" (*(const char (*)[64])(p)))'
+UNSOUND = '__asm__ volatile ("ldtilecfg %X0" :: "m" (*(const char (*)[8])(p)))'
+"""GCC bug 114098: of 64 bytes that are read, the compiler is told of 8."""
+
+
+@ON_X86
+@pytest.mark.parametrize(("intrinsic", "is_sound"), [(SOUND, True), (UNSOUND, False)])
+def test_a_compiler_that_loses_what_configures_the_tiles_is_found_out(
+    tmp_path: Path, intrinsic: str, *, is_sound: bool
+) -> None:
+    """By the machine's own compiler, which is given the intrinsic in both ways: its version says nothing."""
+    machine = Machine(tmp_path, AMX)
+    header, real = tmp_path / "tiles.h", shutil.which("cc")
+    assert real is not None
+    header.write_text(f"#include <immintrin.h>\n#undef _tile_loadconfig\n#define _tile_loadconfig(p) {intrinsic}\n")
+    for name, includes in (("cc", f"-include {header}"), ("c++", "")):
+        path = machine.bin / name
+        includes_it = f'case "$*" in *.c*) set -- {includes} "$@";; esac'
+        path.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]}\n{includes_it}\nexec {real} "$@"\n')
+        path.chmod(0o755)
+    run = machine.run("--compiler")
+    assert (run.stderr == "") is is_sound, run.stderr
 
 
 # ── the C++ runtime ──────────────────────────────────────────────────────────────────────────────
