@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.host import available_memory_bytes, cpu_quota
+from worker.host import available_memory_bytes, cpu_quota, has_amx
 
 GIB = 2**30
 N_CPUS = len(os.sched_getaffinity(0))
@@ -134,3 +134,19 @@ def test_a_vm_stat_that_cannot_be_read_leaves_the_answer_to_sysconf(tmp_path: Pa
 def test_this_machine_has_a_cpu_and_memory() -> None:
     assert 1 <= cpu_quota() <= N_CPUS
     assert available_memory_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "has"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx512_vnni amx_bf16 amx_tile amx_int8\nprocessor\t: 1\n", True),
+        ("processor\t: 0\nflags\t\t: fpu avx512_vnni amx_int80 amx_tile\nbugs\t: amx_int8\n", False),
+        ("Features\t: fp asimd amx_int8\n", False),
+        (None, False),
+    ],
+)
+def test_amx_is_one_of_the_processors_flags(tmp_path: Path, cpuinfo: str | None, *, has: bool) -> None:
+    if cpuinfo is not None:
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc/cpuinfo").write_text(cpuinfo)
+    assert has_amx(tmp_path) is has

@@ -40,6 +40,12 @@ def available_memory_bytes(root: Path = ROOT) -> int:
     return min([_system_room(root), *(room for room in rooms if room is not None)])
 
 
+def has_amx(root: Path = ROOT) -> bool:
+    """Whether this processor has Intel's AMX for bytes, as Linux tells; elsewhere nothing computes with it."""
+    flags = next((line for line in _text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")
+    return "amx_int8" in flags.split()
+
+
 def _affinity() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -13,14 +13,14 @@ from worker.config.settings import Settings
 from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.metrics import Metrics
 from worker.front.state import Front
-from worker.wire.messages import PrefixCacheFound, SelfTested, StepDone
+from worker.wire.messages import Amx, Loaded, PrefixCacheFound, SelfTested, StepDone
 
 STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")
 
 
-def shown(settings: Settings = SETTINGS, **engine: Any) -> dict[str, Any]:
-    body: dict[str, Any] = msgspec.to_builtins(health_body(settings, FACTS, EngineStatus(**engine), STATUS))
+def shown(settings: Settings = SETTINGS, facts: Loaded = FACTS, **engine: Any) -> dict[str, Any]:
+    body: dict[str, Any] = msgspec.to_builtins(health_body(settings, facts, EngineStatus(**engine), STATUS))
     return body
 
 
@@ -39,7 +39,7 @@ def test_the_keys_of_the_protocol_come_first_and_ours_after_them() -> None:
     keys = list(shown())
     assert keys[:3] == ["status", "vram_bytes", "worker_id"]
     ours = ["parity", "prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"]
-    ours += ["determinism_tried", "draft_model"]
+    ours += ["determinism_tried", "draft_model", "amx"]
     assert keys[keys.index("queue_depth") + 1 :] == ours
 
 
@@ -108,3 +108,8 @@ def test_a_successor_has_neither_its_predecessors_prefixes_nor_its_verdict() -> 
         assert front.health().determinism == "differs", "with a fixed chunk it comes before the load is done"
 
     fronted(play)
+
+
+@pytest.mark.parametrize("amx", [Amx(), Amx(processor=True), Amx(processor=True, build=True, tile_bytes=70_000_000)])
+def test_it_says_what_is_made_of_the_processors_tiles(amx: Amx) -> None:
+    assert shown(facts=msgspec.structs.replace(FACTS, amx=amx))["amx"] == msgspec.structs.asdict(amx)

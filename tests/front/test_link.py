@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from worker.errors import InternalFailure, StartupError
-from worker.front.link import EngineLink
+from worker.front.link import EngineLink, engine_environment
 from worker.logs.lines import LAST_WORDS_BYTES
 from worker.wire.messages import Cancel, JobKey, Outbound, Progress
 
@@ -188,6 +188,27 @@ facts = [os.getsid(0) == os.getpid(), sys.stdin.read() == "", os.environ.get("GI
 sock.sendall(b"".join(frame(int(fact)) for fact in facts))
 """
     assert with_engine(program, until_exit, GIVEN="1").percents == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "spins", "milliseconds"),
+    [
+        ({}, "30000", "1"),
+        ({"GOMP_SPINCOUNT": "300"}, "300", "1"),
+        ({"KMP_BLOCKTIME": "0"}, "30000", "0"),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, None, None),
+        ({"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5"}, "5", None),
+    ],
+)
+def test_both_runtimes_of_openmp_are_told_how_threads_wait_unless_somebody_has(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], spins: str | None, milliseconds: str | None
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = engine_environment()
+    assert (found.get("GOMP_SPINCOUNT"), found.get("KMP_BLOCKTIME")) == (spins, milliseconds)
 
 
 def test_closing_lets_the_engine_leave_by_itself() -> None:

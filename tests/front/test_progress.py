@@ -2,6 +2,7 @@
 
 import io
 import sys
+from typing import Literal
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from tests.front.rehearsal import FACTS
 from tests.logs.log_lines import Terminal, logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
 from worker.config.settings import Settings
 from worker.front.progress import LoadProgress, report_loaded
-from worker.wire.messages import Offload, OffPlan
+from worker.wire.messages import Amx, Loaded, Offload, OffPlan
 
 
 def test_the_bar_ends_with_the_first_100_whatever_is_heard_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,12 +41,15 @@ def test_without_a_terminal_each_quarter_is_one_line() -> None:
 
 
 def lines(
-    offload: Offload, prefix_cache_off: str | None = None, settings: Settings | None = None
+    offload: Offload,
+    prefix_cache_off: str | None = None,
+    settings: Settings | None = None,
+    facts: Loaded = FACTS,
 ) -> list[dict[str, object]]:
     stream = io.StringIO()
     to(stream)
     structlog.contextvars.clear_contextvars()
-    facts = msgspec.structs.replace(FACTS, offload=offload, prefix_cache_off=prefix_cache_off)
+    facts = msgspec.structs.replace(facts, offload=offload, prefix_cache_off=prefix_cache_off)
     report_loaded(facts, settings or Settings(model="m.gguf"))
     return [msgspec.json.decode(line, type=dict[str, object]) for line in stream.getvalue().splitlines()]
 
@@ -87,3 +91,17 @@ def test_a_prefix_cache_that_is_off_is_a_warning_with_the_reason_unless_nobody_w
         "mamba has recurrent state",
     )
     assert len(lines(Offload(), "--prefix-cache-mb is 0", Settings(model="m.gguf", prefix_cache_mb="0"))) == 1
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("build", [True, False])
+@pytest.mark.parametrize("processor", [True, False])
+def test_a_build_without_the_processors_amx_is_a_warning_with_the_remedy_where_the_processor_computes(
+    backend: Literal["cpu", "cuda"], *, build: bool, processor: bool
+) -> None:
+    amx = Amx(processor=processor, build=build, tile_bytes=4096 if build and processor else 0)
+    told, *warnings = lines(Offload(), facts=msgspec.structs.replace(FACTS, backend=backend, amx=amx))
+    assert told["tile_bytes"] == amx.tile_bytes
+    is_left_out = processor and not build and backend == "cpu"
+    assert [(line["event"], line["level"]) for line in warnings] == [("amx_left_out", "warning")] * is_left_out
+    assert all("install clang-19 and libomp-19-dev" in str(line["remedy"]) for line in warnings)

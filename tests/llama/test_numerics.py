@@ -6,17 +6,25 @@ from typing import Any
 import pytest
 
 from tests.llama.test_placement import CPU, GIB, MODEL, config, gpu, needs, placed, with_room_for
+from worker.llama.buffers import Buffer, BufferSizes
 from worker.llama.devices import Device
 from worker.llama.numerics import numerics_of
 from worker.wire.numerics import Numerics
 
 L4, ANOTHER_L4 = (replace(gpu(80 * GIB, index), description="NVIDIA L4") for index in (0, 1))
+NO_SIZES = BufferSizes()
 H100 = replace(gpu(40 * GIB, 1), description="NVIDIA H100")
 
 
-def told(available: list[Device], *, is_without_flash: bool = False, **changes: Any) -> Numerics:
+def told(
+    available: list[Device],
+    sizes: BufferSizes = NO_SIZES,
+    *,
+    is_without_flash: bool = False,
+    **changes: Any,
+) -> Numerics:
     asked = config(threads=3, **changes)
-    return numerics_of(asked, MODEL, placed(available, **changes), is_without_flash=is_without_flash)
+    return numerics_of(asked, MODEL, placed(available, **changes), sizes, is_without_flash=is_without_flash)
 
 
 def test_a_cpu_has_no_name_and_a_gpu_has() -> None:
@@ -58,3 +66,9 @@ def test_threads_are_told_where_a_cpu_adds_attention_up_with_them() -> None:
     others = [told([CPU], cache_type_k="auto"), told([CPU], flash_attn="off"), told([L4, CPU])]
     others.append(told([CPU], cache_type_k="q8_0", cache_type_v="q8_0"))
     assert [each.threads for each in others] == [None] * 4
+
+
+def test_tiles_are_told_where_a_part_of_the_weights_lies_in_them() -> None:
+    tiles, ordinary = Buffer("AMX", "model", 1), Buffer("CPU", "model", 1)
+    assert told([CPU], BufferSizes((ordinary, tiles))).tiles
+    assert not told([CPU], BufferSizes((ordinary, Buffer("CPU_REPACK", "model", 1)))).tiles

@@ -98,9 +98,9 @@ def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: 
     The file is checked as `serve` checks it: a bad one is one line that says why, and exit 1.
     """
     info = read_info(present(reference, models_dir, catalog))
-    from worker.llama.repack import repacked_bytes  # noqa: PLC0415 - this loads llama.cpp
+    from worker.llama.repack import repacking_of  # noqa: PLC0415 - this loads llama.cpp
 
-    inspection = inspection_of(info, available_memory_bytes(), repacked_bytes)
+    inspection = inspection_of(info, available_memory_bytes(), repacking_of([info]))
     if as_json:
         print_json(inspection)
         return

@@ -13,8 +13,17 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from worker.config.settings import Settings
-from worker.protocol.bodies import DraftModelBody, HealthBody, ParityBody, PrefixCacheBody, ReadyState, State, TriedBody
-from worker.wire.messages import DraftModelFacts, Loaded, PrefixCacheFound, Residency, SelfTested, StepDone
+from worker.protocol.bodies import (
+    AmxBody,
+    DraftModelBody,
+    HealthBody,
+    ParityBody,
+    PrefixCacheBody,
+    ReadyState,
+    State,
+    TriedBody,
+)
+from worker.wire.messages import Amx, DraftModelFacts, Loaded, PrefixCacheFound, Residency, SelfTested, StepDone
 
 
 class Phase(Enum):
@@ -120,7 +129,12 @@ def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, 
         determinism_tried=_tried(tested) if tested else None,
         parity=front.parity,
         draft_model=_draft_model(facts.draft) if facts and facts.draft else None,
+        amx=_amx(facts.amx) if facts else None,
     )
+
+
+def _amx(amx: Amx) -> AmxBody:
+    return AmxBody(processor=amx.processor, build=amx.build, tile_bytes=amx.tile_bytes)
 
 
 def _draft_model(draft: DraftModelFacts) -> DraftModelBody:

@@ -25,8 +25,9 @@ from worker.wire.messages import Inbound, Outbound
 _CLOSE_TIMEOUT_S = 5.0
 """An engine whose socket is closed exits at once; one that does not is wedged."""
 
-SPIN_COUNT = "30000"
-"""How often libgomp's threads look for work before they sleep; docs/performance.md has what other counts cost."""
+WAITING = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
+"""How long threads look for work before they sleep, said to either runtime in its own words: libgomp's (GCC) counts,
+libomp's (clang) takes milliseconds. Neither reads the other's. docs/performance.md has what other figures cost."""
 
 
 class LinkOwner(Protocol):
@@ -196,16 +197,16 @@ def engine_environment() -> dict[str, str]:
     """The environment an engine may see: ours without the API token and what may be a collector's, with defaults of its
     own.
 
-    ggml must not start a debugger for a backtrace when it aborts. Threads that wait for each other spin for some
-    microseconds and then sleep (libgomp's own count is 300,000): on an idle machine that makes no difference, and other
-    processes need the processor meanwhile. Who has set how threads wait is obeyed. glibc's malloc has one arena, so
-    that the step thread uses what the intake thread has freed (tests/test_hostile_jobs.py grew the engine by 81 MiB
-    with two arenas, by 51 with one).
+    ggml must not start a debugger for a backtrace when it aborts. Threads that wait for each other spin for a
+    millisecond at most and then sleep (libgomp's own count is 300,000, libomp's time 200 ms): on an idle machine that
+    makes no difference, and other processes need the processor meanwhile. Who has set how threads wait is obeyed.
+    glibc's malloc has one arena, so that the step thread uses what the intake thread has freed
+    (tests/test_hostile_jobs.py grew the engine by 81 MiB with two arenas, by 51 with one).
     """
     kept = {
         name: value
         for name, value in environment().items()
         if name not in {"LLORCH_API_TOKEN", "LLORCH_API_KEY"} and not name.startswith("OTEL_")
     }
-    waiting = {} if "OMP_WAIT_POLICY" in kept or "GOMP_SPINCOUNT" in kept else {"GOMP_SPINCOUNT": SPIN_COUNT}
-    return {"MALLOC_ARENA_MAX": "1"} | kept | waiting | {"GGML_NO_BACKTRACE": "1"}
+    waiting = {} if "OMP_WAIT_POLICY" in kept else WAITING
+    return {"MALLOC_ARENA_MAX": "1"} | waiting | kept | {"GGML_NO_BACKTRACE": "1"}

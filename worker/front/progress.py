@@ -14,6 +14,11 @@ log = get_logger()
 
 LOG_EVERY_PERCENT = 25
 
+AMX_REMEDY = (
+    "this processor has AMX and llama.cpp was built without it, so prompts take several times as long: "
+    "install clang-19 and libomp-19-dev, then build it again (scripts/build_llama.sh)"
+)
+
 
 class LoadProgress:
     """Shows whole percents. It starts with the first call of `show` and ends with 100."""
@@ -57,8 +62,11 @@ def report_loaded(facts: Loaded, settings: Settings) -> None:
         gpu_layers=facts.offload.gpu_layers,
         layers_total=facts.offload.layers_total,
         memory_bytes=facts.memory_bytes,
+        tile_bytes=facts.amx.tile_bytes,
         max_prompt_tokens=min(facts.context_length - 1, settings.max_tokens_in or facts.context_length),
     )
+    if facts.backend == "cpu" and facts.amx.processor and not facts.amx.build:
+        log.warning("amx_left_out", remedy=AMX_REMEDY)
     if facts.prefix_cache_off is not None and settings.prefix_cache_bytes:
         log.warning("prefix_cache_off", reason=facts.prefix_cache_off)
     for difference in facts.offload.off_plan:

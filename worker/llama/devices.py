@@ -5,7 +5,6 @@ thread; memory figures are those of the moment.
 """
 
 import ctypes
-import functools
 import itertools
 import os
 import re
@@ -163,12 +162,6 @@ def backend_function(device: Device, name: bytes) -> tuple[ctypes.c_void_p, int 
     registry = ctypes.c_void_p(call_ggml("ggml_backend_dev_backend_reg", ctypes.c_void_p, handle))
     address = call_ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, registry, ctypes.c_char_p(name))
     return registry, address
-
-
-@functools.cache
-def has_amx() -> bool:
-    """Whether the CPU code in use was compiled for Intel's AMX, and would lay the weights out for it."""
-    return any("AMX_INT8" in features(device) for device in devices() if device.kind == "cpu")
 
 
 def choose_device(asked: str, available: Seq[Device]) -> Device:

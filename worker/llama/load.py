@@ -34,7 +34,7 @@ from worker.llama.numerics import numerics_of
 from worker.llama.paging import paging
 from worker.llama.placement import HOST_SHARE, Placement, place
 from worker.llama.prompts import Prompts
-from worker.llama.repack import repacked_bytes
+from worker.llama.repack import amx_of, repacking_of
 from worker.llama.residency import Holding, is_resident, off_plan, residency_on
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Serving, self_test
@@ -44,7 +44,7 @@ from worker.llama.warm_up import Shapes, row_costs_of, warm_up
 from worker.model.info import ModelInfo, read_info
 from worker.model.memory import Plan, k_type, prefix_cache_bytes
 from worker.model.prefix_support import obstacle
-from worker.model.spread import RepackedBytes, nothing_repacked
+from worker.model.spread import RepackedBytes
 from worker.wire.messages import (
     Configure,
     DraftModelFacts,
@@ -180,8 +180,9 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, kept),
+        amx=amx_of(model.sizes),
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
-        numerics=numerics_of(config, info, placement, is_without_flash=is_without_flash)
+        numerics=numerics_of(config, info, placement, model.sizes, is_without_flash=is_without_flash)
         if config.wants_numerics
         else None,
     )
@@ -191,7 +192,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
 
 def placed(config: Configure, info: ModelInfo) -> Placement:
     """Where a model alone goes on this machine now. Raises: ModelLoadFailed, InsufficientMemory."""
-    return place(config, info, devices(), available_memory_bytes(), _repacking(config))
+    return place(config, info, devices(), available_memory_bytes(), _repacking(config, info))
 
 
 def load_weights(config: Configure, info: ModelInfo, placement: Placement, on_progress: Callable[[int], None]) -> Model:
@@ -223,9 +224,9 @@ class _Beside:
 def _places(config: Configure, info: ModelInfo, available_bytes: int) -> tuple[Placement, _Beside | None]:
     """Where the model goes, and the draft model if there is to be one."""
     if config.draft is None:
-        return place(config, info, devices(), available_bytes, _repacking(config)), None
+        return place(config, info, devices(), available_bytes, _repacking(config, info)), None
     draft_info = read_info(Path(config.draft.path))
-    pair = place_pair(config, (info, draft_info), devices(), available_bytes, _repacking(config))
+    pair = place_pair(config, (info, draft_info), devices(), available_bytes, _repacking(config, info, draft_info))
     plan = pair.draft.plan
     asked = asked_of(config, config.draft, plan.n_cells, plan.parallel)
     return pair.served, _Beside(asked, draft_info, pair.draft)
@@ -370,9 +371,9 @@ def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool) -
     return Kept(limit_bytes)
 
 
-def _repacking(config: Configure) -> RepackedBytes:
-    """ggml's kernels for repacked weights compute several rows at once otherwise than one alone."""
-    return nothing_repacked if config.is_deterministic else repacked_bytes
+def _repacking(config: Configure, *models: ModelInfo) -> RepackedBytes:
+    """ggml's kernels for repacked weights compute several rows at once otherwise than one alone; tiles do not."""
+    return repacking_of(models, keeps_bits=config.is_deterministic)
 
 
 def _split(config: Configure, placement: Placement) -> Split | None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import BufferSizes, Watch
-from worker.llama.devices import Device, device_handle, has_amx
+from worker.llama.devices import Device, device_handle
 from worker.llama.library import load_failure, open_library
 from worker.llama.spelling import Spelling, Unspellable
 from worker.model.vocabulary import Gaps
@@ -100,7 +100,7 @@ class Model:
         `device`, or on all the GPUs of a `split`, whose first is `device`.
 
         `is_mapped`: leave in the file what is computed with as it lies there, where the device can; else all is read.
-        `may_repack`: whether the CPU may lay weights out anew.
+        `may_repack`: whether the CPU lays weights out anew, in tiles too; all that it can, so that repack.py decides.
         `gaps`: what the check of the file found missing in the vocabulary; without it llama.cpp meets every text.
         `on_progress` gets whole percents, rising, each at most once, ending in 100; it must not raise.
         Raises: ModelLoadFailed, InsufficientMemory, with the library's last error. Source: llama_model_load_from_file.
@@ -118,9 +118,7 @@ class Model:
         params.tensor_split = shares
         params.n_gpu_layers = n_gpu_layers if gpus else 0
         params.progress_callback = progress
-        # AMX kernels round otherwise for one row than for several, and GCC before 12.4, 13.3 and 14 compiles them to a
-        # crash. ggml's repacked weights go with them: scripts/build_llama.sh leaves AMX alone out, which costs nothing.
-        params.use_extra_bufts = may_repack and not has_amx()
+        params.use_extra_bufts = may_repack
         params.load_mode = LOAD_AUTO if is_mapped else LOAD_NONE
         with library.watch() as watch:
             handle = capi.llama_model_load_from_file(os.fsencode(path), params)

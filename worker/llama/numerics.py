@@ -11,9 +11,11 @@ import hashlib
 import llama_cpp
 
 from worker.host import cpu_quota
+from worker.llama.buffers import BufferSizes
 from worker.llama.devices import devices, features
 from worker.llama.library import LIBRARY_DIR, call_ggml
 from worker.llama.placement import Group, Placement
+from worker.llama.repack import tile_bytes
 from worker.model.info import ModelInfo
 from worker.model.memory import k_type
 from worker.wire.messages import Configure
@@ -24,8 +26,13 @@ _SHARED_OUT = ("f32", "f16")
 type. Source: use_split_kv_path in ggml_compute_forward_flash_attn_ext_f16 (ggml-cpu/ops.cpp)."""
 
 
-def numerics_of(config: Configure, info: ModelInfo, placement: Placement, *, is_without_flash: bool) -> Numerics:
-    """What decides the numbers of the model that was loaded so. `is_without_flash`: the context's, as Watch has it."""
+def numerics_of(
+    config: Configure, info: ModelInfo, placement: Placement, sizes: BufferSizes, *, is_without_flash: bool
+) -> Numerics:
+    """What decides the numbers of the model that was loaded so.
+
+    `sizes`: the model's; `is_without_flash`: the context's, as Watch has it.
+    """
     group = placement.group
     type_k = k_type(config.cache_type_k, is_on_gpu=group.is_gpu, flash_attn=config.flash_attn)
     type_v = config.cache_type_v
@@ -41,6 +48,7 @@ def numerics_of(config: Configure, info: ModelInfo, placement: Placement, *, is_
         flash_attn=flash_attn,
         swa_full=placement.plan.swa_full if info.windows else None,
         repacked=placement.weights_in_main.repacked > 0,
+        tiles=tile_bytes(sizes) > 0,
         threads=config.threads or cpu_quota() if is_shared_out else None,
         cpu_features=_cpu_features(),
         llama_cpp=f"llama-cpp-python {llama_cpp.__version__}, ggml {_text('ggml_version')} ({_text('ggml_commit')})",

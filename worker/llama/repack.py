@@ -1,19 +1,30 @@
 """Which weights the CPU's backend lays out anew when they are loaded, and what they take then.
 
-ggml has matrix kernels that want blocks of several rows interleaved, for some types, on some processors. Which is asked
-of the library, in the way in which it decides itself when it loads (weight_buft_supported in llama-model-loader.cpp):
-the list is different for each instruction set, and grows. Owns nothing; any thread.
+ggml has matrix kernels that want blocks of several rows interleaved, for some types, on some processors, and others
+that want the tiles of Intel's AMX. Which is asked of the library, in the way in which it decides itself when it loads
+(weight_buft_supported in llama-model-loader.cpp): the list is different for each instruction set, and grows. Of a file
+it lays out all matrices that it can or none; this room decides which. Owns nothing; any thread.
 """
 
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from worker.llama.devices import Device, backend_function, device_handle, devices, has_amx
+from worker.host import has_amx
+from worker.llama.buffers import BufferSizes
+from worker.llama.devices import Device, backend_function, device_handle, devices
 from worker.llama.library import call_ggml
 from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor
+from worker.model.info import ModelInfo
+from worker.model.spread import RepackedBytes, layers_of, nothing_repacked
+from worker.wire.messages import Amx
+
+TILES = "AMX"
+"""ggml's name of the buffers in which weights lie in tiles."""
 
 _F32, _I32 = 0, 26
 _TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
@@ -35,31 +46,93 @@ class _TensorHead(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p))
 
 
-def repacked_bytes(matrix: Tensor) -> int:
-    """Bytes that a matrix of the model takes laid out anew in main memory; 0 for one that is computed with as it is."""
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """How a matrix lies in main memory when it is laid out anew."""
+
+    buffers: str
+    """ggml's name of the buffers that it lies in: AMX, CPU_REPACK."""
+    n_bytes: int
+
+
+LayoutOf = Callable[[Tensor], LaidOut | None]
+
+
+def repacking_of(models: Seq[ModelInfo], *, keeps_bits: bool = False) -> RepackedBytes:
+    """What the CPU is to lay out anew of these models, which are alike in it: all that the library can, or nothing.
+
+    `keeps_bits`: only what gives a row the same bits in any company, as tiles do. Other kernels of several rows do not
+    for every type, and there is no way to have the library leave out some matrices.
+    """
+    return decided(models, layout_of, keeps_bits=keeps_bits)
+
+
+def decided(models: Seq[ModelInfo], layout: LayoutOf, *, keeps_bits: bool) -> RepackedBytes:
+    """As `repacking_of`, of a library that lays matrices out so."""
+    multiplied: list[Tensor] = []
+
+    def note(matrix: Tensor) -> int:
+        multiplied.append(matrix)
+        return 0
+
+    for info in models:
+        layers_of(info, note)
+    found = [(matrix, laid_out) for matrix in multiplied if (laid_out := layout(matrix)) is not None]
+    if any(laid_out.buffers == TILES and laid_out.n_bytes < matrix.n_bytes for matrix, laid_out in found):
+        # Of a stack of matrices, as the heads of MLA are, ggml takes room for the first alone, and multiplies with all.
+        return nothing_repacked
+    if keeps_bits and any(laid_out.buffers != TILES for _, laid_out in found):
+        return nothing_repacked
+
+    def n_bytes(matrix: Tensor) -> int:
+        laid_out = layout(matrix)
+        return laid_out.n_bytes if laid_out is not None else 0
+
+    return n_bytes
+
+
+def layout_of(matrix: Tensor) -> LaidOut | None:
+    """How a matrix of a model is laid out anew in main memory; None for one that is computed with as it is."""
     dims = (*matrix.dims, 1, 1, 1)[:4]
     has_experts = "exps." in matrix.name
     if 0 in dims or (has_experts and dims[3] > 1):
         # ggml divides by the one and asserts that there is not the other.
-        return 0
-    return _repacked_bytes(_TYPE_IDS[matrix.type_name], dims, has_experts=has_experts)
+        return None
+    return _layout_of(_TYPE_IDS[matrix.type_name], dims, has_experts=has_experts)
+
+
+def tile_bytes(sizes: BufferSizes) -> int:
+    """How many bytes of a model's weights lie in tiles."""
+    return sizes.of_kind("model", [TILES])
+
+
+def amx_of(sizes: BufferSizes) -> Amx:
+    """What is made of Intel's AMX for a model with these buffers."""
+    is_built_in = any(_name(buffer_type) == TILES for buffer_type in _extra_buffer_types(_cpu()))
+    return Amx(processor=has_amx(), build=is_built_in, tile_bytes=tile_bytes(sizes))
 
 
 @functools.cache
-def _repacked_bytes(type_id: int, dims: tuple[int, int, int, int], *, has_experts: bool) -> int:
+def _layout_of(type_id: int, dims: tuple[int, int, int, int], *, has_experts: bool) -> LaidOut | None:
     """Layers are alike: a model has a dozen kinds of matrices."""
-    cpu = next((device for device in devices() if device.kind == "cpu"), None)
-    # With AMX weights are kept in ordinary buffers: see Model.load.
-    if cpu is None or has_amx():
-        return 0
+    cpu = _cpu()
     with _trial() as context:
         weight = _new_tensor(context, type_id, dims)
         product = _expert_product(context, weight, dims) if has_experts else _product(context, weight, dims)
         for buffer_type in _extra_buffer_types(cpu):
             if _is_computed_in(buffer_type, cpu, weight, product):
                 size = call_ggml("ggml_backend_buft_get_alloc_size", ctypes.c_size_t, buffer_type, weight)
-                return int(size)
-    return 0
+                return LaidOut(_name(buffer_type), int(size))
+    return None
+
+
+def _cpu() -> Device:
+    """Every build computes on the CPU; the library is not opened without one."""
+    return next(device for device in devices() if device.kind == "cpu")
+
+
+def _name(buffer_type: ctypes.c_void_p) -> str:
+    return bytes(call_ggml("ggml_backend_buft_name", ctypes.c_char_p, buffer_type)).decode()
 
 
 @contextmanager

@@ -33,6 +33,7 @@ LogEvent = Literal[
     "model_load_progress",
     "model_load_complete",
     "memory_off_plan",
+    "amx_left_out",
     "prefix_cache_off",
     "prefix_cache_restored",
     "prefix_cache_dropped",

@@ -58,7 +58,7 @@ def served(config: Configure, info: ModelInfo, placement: Placement, *, n_ctx: i
         type_k = k_type(config.cache_type_k, is_on_gpu=placement.group.is_gpu, flash_attn=config.flash_attn)
         setup = Setup(type_k, config.cache_type_v, config.flash_attn, _N_ROWS, placement.plan.swa_full)
         with Scorer(model, setup, n_ctx=n_ctx, n_threads=n_threads) as scorer:
-            numerics = numerics_of(config, info, placement, is_without_flash=scorer.is_without_flash)
+            numerics = numerics_of(config, info, placement, model.sizes, is_without_flash=scorer.is_without_flash)
             yield Served(model, scorer, numerics)
 
 

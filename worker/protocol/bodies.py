@@ -166,6 +166,14 @@ class DraftModelBody(_Body, frozen=True, kw_only=True):
     memory_bytes: Annotated[Count, doc("What is on the model's device is part of the worker's `memory_bytes`, too.")]
 
 
+class AmxBody(_Body, frozen=True, kw_only=True):
+    """Intel's AMX, whose instructions multiply tiles of two matrices."""
+
+    processor: Annotated[bool, doc("The processor has it.")]
+    build: Annotated[bool, doc("llama.cpp was compiled with it, and the system lets it be used.")]
+    tile_bytes: Annotated[Count, doc("Weights that lie in tiles; 0 also where all of them are on a GPU.")]
+
+
 class HealthBody(_Body, frozen=True, kw_only=True):
     """`GET /health`. What is not known before a model is loaded is null until then; memory is in bytes."""
 
@@ -201,6 +209,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     determinism_differences: Annotated[tuple[str, ...], doc("What gave other bits: `beside 7 others`.")]
     determinism_tried: Annotated[TriedBody | None, doc("What the verdict is about; null before there is one.")]
     draft_model: Annotated[DraftModelBody | None, doc("By `--draft-model`; null without one.")]
+    amx: AmxBody | None = None
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):

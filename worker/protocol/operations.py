@@ -23,6 +23,7 @@ from worker.errors import (
     WorkerUnhealthy,
 )
 from worker.protocol.bodies import (
+    AmxBody,
     CancelBody,
     FieldErrors,
     HealthBody,
@@ -244,6 +245,7 @@ _IDLE = msgspec.structs.replace(
         row_multiple=1,
         most_rows=0,
     ),
+    amx=AmxBody(processor=True, build=True, tile_bytes=73_400_320),
 )
 
 HEALTH = Operation(

@@ -318,6 +318,17 @@ class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Weights + KV + compute buffers. Those on the served model's device are part of Loaded.memory_bytes, too."""
 
 
+class Amx(msgspec.Struct, frozen=True, kw_only=True):
+    """What is made of Intel's AMX, whose instructions multiply tiles of two matrices."""
+
+    processor: bool = False
+    """Whether the processor has it."""
+    build: bool = False
+    """Whether llama.cpp was compiled with it and the system lets it be used."""
+    tile_bytes: int = 0
+    """How many bytes of weights lie in tiles."""
+
+
 class Loaded(_Frame, frozen=True, kw_only=True):
     """The model is in memory, warmed up, and steps can run."""
 
@@ -358,6 +369,7 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     draft: DraftModelFacts | None = None
     numerics: Numerics | None = None
     """Where Configure asked for them."""
+    amx: Amx = Amx()
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):

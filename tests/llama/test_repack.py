@@ -1,0 +1,77 @@
+"""What of a file is laid out anew: all that the library can, or nothing, which depends on the whole file."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tests.model.test_memory import info
+from worker.llama.repack import TILES, LaidOut, decided, layout_of
+from worker.model.ggml_types import TENSOR_TYPES
+from worker.model.gguf import Tensor
+from worker.model.info import ModelInfo
+
+LAYOUTS = {"Q4_K": TILES, "Q6_K": TILES, "IQ4_NL": "CPU_REPACK"}
+"""A library that lays these types out so, a tenth larger, and no others."""
+
+
+def matrix(type_name: str, name: str = "blk.0.attn_q.weight", dims: tuple[int, ...] = (256, 32)) -> Tensor:
+    return Tensor(name, dims, type_name, 1000)
+
+
+def layout(tensor: Tensor) -> LaidOut | None:
+    return LaidOut(LAYOUTS[tensor.type_name], 1100) if tensor.type_name in LAYOUTS else None
+
+
+def halved(tensor: Tensor) -> LaidOut | None:
+    """As ggml's AMX code, which takes room for the first matrix of a stack alone."""
+    found = layout(tensor)
+    return replace(found, n_bytes=found.n_bytes // 2) if found and len(tensor.dims) > 2 else found
+
+
+def model(*tensors: Tensor) -> ModelInfo:
+    return replace(info(), tensors=tensors)
+
+
+@pytest.mark.parametrize("types", [kinds for n in range(4) for kinds in itertools.combinations([*LAYOUTS, "Q5_0"], n)])
+def test_bits_are_kept_by_tiles_alone_and_a_file_is_laid_out_as_a_whole(types: tuple[str, ...]) -> None:
+    tensors = [matrix(kind, f"blk.{at}.attn_q.weight") for at, kind in enumerate(types)]
+    anyhow = decided([model(*tensors)], layout, keeps_bits=False)
+    assert [anyhow(tensor) for tensor in tensors] == [1100 if kind in LAYOUTS else 0 for kind in types]
+    keeping = decided([model(*tensors)], layout, keeps_bits=True)
+    is_kept = "IQ4_NL" not in types
+    assert [keeping(tensor) for tensor in tensors] == [is_kept and anyhow(tensor) for tensor in tensors]
+
+
+def test_what_no_row_is_multiplied_with_decides_nothing() -> None:
+    """Rows of the token embedding are looked up, unless it is the output matrix too."""
+    embedding, output = matrix("IQ4_NL", "token_embd.weight"), matrix("Q6_K", "output.weight")
+    norm = matrix("IQ4_NL", "blk.0.attn_norm.weight", (256,))
+    assert decided([model(embedding, norm, output)], layout, keeps_bits=True)(output) == 1100
+    assert decided([model(embedding, norm)], layout, keeps_bits=True)(embedding) == 0
+
+
+def test_models_of_one_process_are_decided_together() -> None:
+    served, draft = model(matrix("Q4_K")), model(matrix("IQ4_NL"))
+    assert decided([served, draft], layout, keeps_bits=True)(matrix("Q4_K")) == 0
+    assert decided([served], layout, keeps_bits=True)(matrix("Q4_K")) == 1100
+
+
+@pytest.mark.parametrize("keeps_bits", [True, False])
+def test_a_file_with_a_stack_that_tiles_would_not_have_room_for_is_left_as_it_is(*, keeps_bits: bool) -> None:
+    stack = matrix("Q4_K", "blk.0.attn_k_b.weight", (256, 32, 4))
+    assert decided([model(stack, matrix("Q6_K"))], halved, keeps_bits=keeps_bits)(matrix("Q6_K")) == 0
+    assert decided([model(stack, matrix("Q6_K"))], layout, keeps_bits=keeps_bits)(matrix("Q6_K")) == 1100
+
+
+IN_TILES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+
+
+def test_the_library_lays_these_types_out_in_tiles_or_none() -> None:
+    """docs/decisions.md has what each gains or loses; one more is to be measured before it is used."""
+    found = set()
+    for kind in TENSOR_TYPES.values():
+        laid_out = layout_of(Tensor("blk.0.attn_q.weight", (2048, 64), kind.name, kind.n_bytes(2048 * 64)))
+        if laid_out is not None and laid_out.buffers == TILES:
+            found.add(kind.name)
+    assert found in (set(), set(IN_TILES))
