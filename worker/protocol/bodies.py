@@ -209,7 +209,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     determinism_differences: Annotated[tuple[str, ...], doc("What gave other bits: `beside 7 others`.")]
     determinism_tried: Annotated[TriedBody | None, doc("What the verdict is about; null before there is one.")]
     draft_model: Annotated[DraftModelBody | None, doc("By `--draft-model`; null without one.")]
-    amx: AmxBody | None = None
+    amx: AmxBody | None
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):

@@ -214,6 +214,7 @@ _LOADING = HealthBody(
     determinism_differences=(),
     determinism_tried=None,
     draft_model=None,
+    amx=None,
 )
 _IDLE = msgspec.structs.replace(
     _LOADING,
