@@ -62,7 +62,8 @@ machine=$(uname -m)
 
 # ── the compiler ──────────────────────────────────────────────────────────────────────────────────
 # GCC before 12.4, 13.3 and 14 compiles AMX to a crash (GCC bug 114098): it takes 8 of the 64 bytes that _tile_loadconfig
-# reads for all, and leaves out what wrote the others. Whether a compiler does is tried, not told from its version.
+# reads for all, and leaves out what wrote the others. clang before 16 compiles it well, but names it otherwise, so that
+# ggml leaves its code out. Whether a compiler does is tried, not told from its version.
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 

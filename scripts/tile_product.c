@@ -4,6 +4,10 @@
 // check_config in its place, so that it runs on every processor.
 // Without: a product of two tiles, which needs a processor with AMX. Exits with 0 if all is right, or if the kernel does
 // not let a process use AMX: nothing can crash then.
+#ifndef __AMX_INT8__
+#error "another name of AMX, as in clang before 16: ggml's code for it would be left out without a word"
+#endif
+
 #include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>
