@@ -1,18 +1,37 @@
 #!/bin/sh
 # Builds llama.cpp's own tools (llama-perplexity, llama-server, llama-bench) from the source distribution of the installed
-# llama-cpp-python, once per version and build flags, in the user's cache, and prints the path of each, one a line.
-# Usage: build_llama_tool.sh NAME… Needs cmake and a C++ compiler; some minutes for the first tool.
+# llama-cpp-python, once per version, build flags, compiler and processor, in the user's cache, and prints the path of each,
+# one a line.
+# Usage: build_llama_tool.sh [--stock] NAME…
+#            with the flags of the worker's own llama.cpp: equal kernels on both sides, but for what patches add
+#            --stock: with llama.cpp's own default flags, as whoever builds it for this machine gets it
+# With the compiler that build_llama.sh chooses either way; where none compiles AMX soundly, a stock build is without it, too,
+# because it would crash. CMAKE_ARGS of the environment come last. Needs cmake and a C++ compiler; some minutes for the first
+# tool.
 set -eu
 
+stock=
+if [ "${1:-}" = --stock ]; then
+    stock=1
+    shift
+fi
 [ $# -gt 0 ] || { echo "build_llama_tool: name a tool, as in: build_llama_tool.sh llama-server llama-bench" >&2; exit 2; }
 
+build_llama=$(dirname "$0")/build_llama.sh
 python=${PYTHON:-.venv/bin/python}
 version=$("$python" -c 'from importlib.metadata import version; print(version("llama-cpp-python"))')
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/llama.cpp-$version
-# With the flags and the compiler of the worker's own llama.cpp: equal kernels on both sides, but for what patches add.
-flags=$("$(dirname "$0")/build_llama.sh" --flags cpu 2>/dev/null)
-compiler=$("$(dirname "$0")/build_llama.sh" --compiler)
-build=$cache/build-$(echo "$flags $compiler" | cksum | cut -d ' ' -f 1)
+compiler=$("$build_llama" --compiler)
+flags=$("$build_llama" --flags cpu 2>/dev/null)
+if [ -n "$stock" ]; then
+    without_amx="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    case $flags in
+        *"$without_amx"*) flags="-DCMAKE_C_FLAGS='$without_amx' -DCMAKE_CXX_FLAGS='$without_amx' ${CMAKE_ARGS:-}" ;;
+        *) flags=${CMAKE_ARGS:-} ;;
+    esac
+fi
+processor=$(grep -m 1 -E '^(flags|Features)' /proc/cpuinfo 2>/dev/null || true)
+build=$cache/build${stock:+-stock}-$(echo "$flags $compiler $processor" | cksum | cut -d ' ' -f 1)
 
 missing=
 for tool; do
@@ -32,7 +51,7 @@ if [ -n "$missing" ]; then
         rm "$cache"/llama_cpp_python-*.tar.gz
         mv "$cache/unpacked" "$cache/source"
     fi
-    echo "==> building$missing, once" >&2
+    echo "==> building$missing${stock:+ (stock)} with ${compiler#* }, once" >&2
     echo "$flags" | CC=${compiler% *} CXX=${compiler#* } xargs cmake -S "$cache/source" -B "$build" \
         -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON \
         -DLLAMA_BUILD_UI=OFF >&2
