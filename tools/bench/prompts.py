@@ -1,12 +1,20 @@
-"""The prompts of a load: random common words, no two with the same beginning; and texts that repeat themselves.
+"""The prompts of a load: random common words or real text, no two with the same beginning; and texts that repeat
+themselves.
 
-Owns the word list (words.txt) and the texts, all written for this project. Knows no tokenizer. Pure: all chance comes
-from the seed.
+Owns the word list (words.txt) and the texts that repeat themselves, all written for this project; real text is
+texts.py's. Knows no tokenizer. All chance comes from the seed.
 """
 
 import random
 from functools import cache
 from importlib.resources import files
+from itertools import cycle
+from typing import Literal
+
+from tools.bench.texts import KINDS
+
+Text = Literal["random words", "code, prose, chats"]
+REAL: Text = "code, prose, chats"
 
 _WORDS_TO_A_COMMA = 3
 """A list of plain words has fewer tokens than a text: with a comma after every third, 64 words are 85 tokens of the
@@ -31,11 +39,14 @@ class Prompts:
         self._first = self._shuffled()
         self._second = self._shuffled()
         self._n_given = 0
+        self._kinds = cycle(KINDS)
 
-    def of(self, n_words: int) -> str:
-        """`n_words` words, at least 2, no space at either end."""
+    def of(self, n_words: int, text: Text = "random words") -> str:
+        """`n_words` words, at least 2, no space at the beginning. The kinds of real text come in turn."""
         assert n_words >= 2, n_words
-        return in_sentences([*self._serial(), *self.words(n_words - 2)])
+        if text == "random words":
+            return in_sentences([*self._serial(), *self.words(n_words - 2)])
+        return f"{' '.join(self._serial())}\n\n{next(self._kinds)(self.chance(), n_words - 2)}"
 
     def words(self, n_words: int) -> list[str]:
         """Words by chance alone: what follows a beginning that is another one already."""

@@ -3,14 +3,16 @@
 Pure: turns to lines, lines to the cells of tables. Refuses to know how it is measured and where it is written.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
 from tools.bench.measures import Bound, Measure, Unit
 from tools.bench.overload import Overload
 from tools.bench.processes import Memory
+from tools.bench.prompts import Text
+from tools.bench.roofs import Roof
 from tools.bench.scenarios import Scenario
 from tools.bench.sides import Side, Turn
 from tools.markdown import Cells
@@ -58,11 +60,15 @@ class Line:
 
     scenario: str
     title: str
+    text: Text
+    has_drafts: bool
     measure: str
     is_own: bool
     """Whether the scenario is there for it; the others are told of every scenario."""
     unit: Unit
     peer: str | None
+    is_beside: bool
+    """The peer is told only: a column."""
     ours: tuple[float, ...]
     """Round by round; of a round in which anything failed there is no number."""
     theirs: tuple[float, ...]
@@ -71,6 +77,19 @@ class Line:
     bound: str
     """Empty where there is none; of the ratio where there is a peer, else of our number."""
     verdict: Verdict
+    ours_per_cpu_s: tuple[float, ...]
+    """Tokens of prompts and answers by processor time, round by round, where it could be told."""
+    theirs_per_cpu_s: tuple[float, ...]
+    roof: float | None
+    """What the machine allows; None where that is not known."""
+
+    @property
+    def share_of_roof(self) -> float | None:
+        """1 is the roof; beyond it is what drafts win."""
+        ours = median(self.ours) if self.ours else 0.0
+        if not self.roof or not ours:
+            return None
+        return self.roof / ours if self.unit == "ms" else ours / self.roof
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +122,8 @@ class Circumstances:
     """Counted ones; a warm-up came before."""
     seed: int
     """Of all prompts."""
+    roof: Roof | None
+    """The limits of this machine with this model; None where they could not be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,22 +141,22 @@ class Report:
 # ── what was found ───────────────────────────────────────────────────────────────────────────────
 
 
-def lines_of(played: Played) -> list[Line]:
+def lines_of(played: Played, roof: Roof | None = None) -> list[Line]:
     """By measure in the scenario's order, then by peer; a measure that no peer has stands alone."""
     _, *peers = played.sides
     found = []
     for measure in played.scenario.measures:
         beside = [peer for peer in peers if any(measure.name in turn.numbers for turn in played.turns[peer.name])]
         if measure.bound and measure.bound.of == "value":
-            found.append(_line(played, measure, None, measure.bound))
+            found.append(_line(played, measure, None, measure.bound, roof))
         elif beside:
-            found += [_line(played, measure, peer, peer.bound(measure)) for peer in beside]
+            found += [_line(played, measure, peer, peer.bound(measure), roof) for peer in beside]
         else:
-            found.append(_line(played, measure, None, None))
+            found.append(_line(played, measure, None, None, roof))
     return found
 
 
-def _line(played: Played, measure: Measure, peer: Side | None, bound: Bound | None) -> Line:
+def _line(played: Played, measure: Measure, peer: Side | None, bound: Bound | None, roof: Roof | None) -> Line:
     our_turns = played.turns[played.sides[0].name]
     their_turns = played.turns[peer.name] if peer else []
     ours, theirs = _numbers(our_turns, measure), _numbers(their_turns, measure)
@@ -144,33 +165,49 @@ def _line(played: Played, measure: Measure, peer: Side | None, bound: Bound | No
         for one, other in zip(our_turns, their_turns, strict=False)
         if measure.name in one.numbers and other.numbers.get(measure.name)
     ]
-    judged = ratios if peer else ours
     has_failed = any(turn.n_failed for turn in our_turns)
     return Line(
         scenario=played.scenario.name,
         title=played.scenario.title,
+        text=played.scenario.text,
+        has_drafts=played.scenario.has_drafts,
         measure=measure.name,
         is_own=measure in played.scenario.own,
         unit=measure.unit,
         peer=peer.name if peer else None,
+        is_beside=peer is not None and peer.part == "beside",
         ours=ours,
         theirs=theirs,
         ratio=Spread.of(ratios) if ratios else None,
         bound=str(bound or ""),
-        verdict=_verdict(bound, median(judged) if judged and not has_failed else None),
+        verdict=_verdict(bound, ours, ratios if peer else ours, has_failed=has_failed),
+        ours_per_cpu_s=_per_cpu_s(our_turns),
+        theirs_per_cpu_s=_per_cpu_s(their_turns),
+        roof=_roof(our_turns, measure, roof),
     )
+
+
+def _per_cpu_s(turns: Iterable[Turn]) -> tuple[float, ...]:
+    return tuple(turn.per_cpu_s for turn in turns if turn.per_cpu_s)
+
+
+def _roof(turns: Iterable[Turn], measure: Measure, roof: Roof | None) -> float | None:
+    if roof is None or measure.roof is None:
+        return None
+    return median(values) if (values := [measure.roof(roof, turn.work) for turn in turns if turn.work]) else None
 
 
 def _numbers(turns: Sequence[Turn], measure: Measure) -> tuple[float, ...]:
     return tuple(turn.numbers[measure.name] for turn in turns if measure.name in turn.numbers)
 
 
-def _verdict(bound: Bound | None, value: float | None) -> Verdict:
+def _verdict(bound: Bound | None, ours: Sequence[float], judged: Sequence[float], *, has_failed: bool) -> Verdict:
+    """`judged` are the ratios, or our own numbers."""
     if bound is None:
         return ""
-    if value is None:
+    if not judged or has_failed:
         return "FAILED"
-    return "holds" if bound.holds(value) else "MISSED"
+    return "holds" if bound.holds(median(judged)) or bound.holds_alone(median(ours)) else "MISSED"
 
 
 def failures_of(played: Played) -> Iterator[str]:
@@ -205,18 +242,17 @@ def _resident(process: str, memory: Memory, limit: int | None) -> Resident:
 
 
 def tables(report: Report) -> Iterator[tuple[Cells, Sequence[Cells]]]:
-    """Columns and rows: what the scenarios are there for, memory, the overload. `>`: aligned to the right."""
+    """Columns and rows: what the scenarios are there for, with a column for each peer that is only told; memory, the
+    overload, the circumstances. `>`: aligned to the right."""
+    own = [line for line in report.lines if line.is_own]
+    beside = list(dict.fromkeys(line.peer for line in own if line.peer and line.is_beside))
     columns = (
-        "scenario (words in / tokens out)",
-        "measure",
-        ">ours",
-        "peer",
-        ">peer's",
-        ">ours / peer's",
-        ">bound",
-        "",
+        *("scenario (words in / tokens out)", "text", "drafts", "measure", ">ours"),
+        *("peer", ">peer's", ">ours / peer's", ">bound", ""),
+        *(f">{peer}: its, ours / its" for peer in beside),
+        *(">roof", ">ours by roof", ">tokens per CPU second, ours", ">peer's"),
     )
-    yield columns, [_cells(line) for line in report.lines if line.is_own]
+    yield columns, [_cells(line, [_beside(own, line, peer) for peer in beside]) for line in _rows(own)]
     if report.resident:
         rows = [
             (one.process, mb(one.memory.resident_bytes), mb(one.limit_bytes), one.verdict) for one in report.resident
@@ -224,14 +260,28 @@ def tables(report: Report) -> Iterator[tuple[Cells, Sequence[Cells]]]:
         yield ("process after warm-up", ">resident", ">at most", ""), rows
     if report.overload:
         yield ("overload", ">"), list(_overload_rows(report.overload))
+    yield ("measured", ""), list(_circumstances_rows(report.circumstances))
+
+
+def _rows(own: Sequence[Line]) -> Iterator[Line]:
+    """A row for each line but those of a peer that is a column of another row."""
+    rows = {(line.scenario, line.measure) for line in own if not line.is_beside}
+    for line in own:
+        if not line.is_beside:
+            yield line
+        elif (line.scenario, line.measure) not in rows:
+            rows.add((line.scenario, line.measure))
+            yield replace(line, peer=None, theirs=(), ratio=None, theirs_per_cpu_s=())
+
+
+def _beside(own: Iterable[Line], row: Line, peer: str) -> Line | None:
+    lines = (line for line in own if line.peer == peer)
+    return next((line for line in lines if (line.scenario, line.measure) == (row.scenario, row.measure)), None)
 
 
 def bad_news(report: Report) -> Iterator[str]:
     """A sentence for each bound that does not hold, and for each request that failed."""
-    for line in report.lines:
-        if line.verdict == "MISSED":
-            value = f"{line.ratio} beside {line.peer}" if line.peer else shown(line.ours, line.unit)
-            yield f"{line.scenario}: {line.measure} is {value}, the bound is {line.bound}"
+    yield from missed(report)
     for resident in report.resident:
         if resident.verdict == "MISSED":
             had = mb(resident.memory.resident_bytes)
@@ -239,9 +289,19 @@ def bad_news(report: Report) -> Iterator[str]:
     yield from report.failures
 
 
-def _cells(line: Line) -> Cells:
+def missed(report: Report) -> Iterator[str]:
+    """A sentence for each measure whose bound does not hold."""
+    for line in report.lines:
+        if line.verdict == "MISSED":
+            value = f"{line.ratio} beside {line.peer}" if line.peer else shown(line.ours, line.unit)
+            yield f"{line.scenario}: {line.measure} is {value}, the bound is {line.bound}"
+
+
+def _cells(line: Line, beside: Iterable[Line | None]) -> Cells:
     return (
         line.title,
+        line.text,
+        "on" if line.has_drafts else "off",
         line.measure,
         shown(line.ours, line.unit),
         line.peer or "",
@@ -249,7 +309,34 @@ def _cells(line: Line) -> Cells:
         str(line.ratio or ""),
         line.bound,
         line.verdict,
+        *(f"{shown(one.theirs, one.unit)}, {_median_of(one.ratio)}" if one else "" for one in beside),
+        *roof_cells(line),
+        *(f"{median(rates):.1f}" if rates else "" for rates in (line.ours_per_cpu_s, line.theirs_per_cpu_s)),
     )
+
+
+def roof_cells(line: Line) -> Cells:
+    """The roof, and our share of it."""
+    share = line.share_of_roof
+    return (shown([line.roof], line.unit) if line.roof else "", "" if share is None else f"{share:.2f}")
+
+
+def _median_of(ratio: Spread | None) -> str:
+    return "-" if ratio is None else f"{ratio.median:.3f}"
+
+
+def _circumstances_rows(found: Circumstances) -> Iterator[Cells]:
+    machine = found.machine
+    yield "model", found.model
+    yield "when", f"{found.created}, {found.n_rounds} rounds, seed {found.seed}"
+    yield "machine", f"{machine.cpu}, {machine.n_usable} of {machine.n_cores} processors, {machine.system}"
+    for name, command in found.commands.items():
+        yield name, " ".join(filter(None, [command, f"({found.versions[name]})" if name in found.versions else ""]))
+    if found.roof:
+        weights, peaks = found.roof.weights, found.roof.peaks
+        yield "weights read in a step", mb(weights.n_bytes)
+        yield f"read again and again by {machine.n_threads} threads", f"{peaks.read_bytes_per_s / 1e9:.1f} GB/s"
+        yield f"8-bit multiply-adds ({peaks.instructions})", f"{peaks.multiply_adds_per_s / 1e9:.0f} G/s"
 
 
 def _overload_rows(found: Overload) -> Iterator[Cells]:

@@ -6,12 +6,14 @@ Pure: all chance comes from the prompts' seed. Refuses to know servers, clocks a
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import exp, log
+from typing import Literal
 
 from tools.bench.answers import Ask
 from tools.bench.measures import (
     USUAL,
     Bound,
     Measure,
+    arriving_rate,
     at_least,
     at_most,
     first_token,
@@ -24,15 +26,18 @@ from tools.bench.measures import (
     stream_rate,
     total_rate,
 )
-from tools.bench.prompts import Prompts, agent_loop, code_edit, in_sentences, quotation
+from tools.bench.prompts import REAL, Prompts, Text, agent_loop, code_edit, in_sentences, quotation
+from worker.config.settings import Settings
 
-ONE_STREAM = "1-stream"
-"""The one whose rate llama-bench has, too."""
 PROMPT = "prompt"
 N_PROMPT_TOKENS = 512
 """The prompt that every size of a model reads. llama-bench reads as many."""
 _WORDS_OF_THE_PROMPT = 384
 """With a comma after every third."""
+
+Role = Literal["judged", "beside", "speculating"]
+"""What a peer is there for: to be kept up with, to be told as a column, or to be kept up with by drafts."""
+USUAL_PEERS, LOOKUP_PEERS = frozenset[Role]({"judged", "beside"}), frozenset[Role]({"judged", "speculating"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,35 +48,82 @@ class Scenario:
     title: str
     """Words in / tokens out."""
     asks: Callable[[Prompts], list[Ask]]
-    """The requests of a round, both sides' the same; sorted by phase."""
+    """The requests of a round, all sides' the same; sorted by phase."""
     own: tuple[Measure, ...]
     """What it is for; the headline first."""
+    text: Text = "random words"
+    """What its prompts are made of."""
+    has_drafts: bool = True
+    """Our worker guesses tokens from earlier text, as it does by default."""
+    peers: frozenset[Role] = USUAL_PEERS
+    has_llama_bench: bool = False
+    """llama-bench has the same number, without HTTP."""
     worker_flags: tuple[str, ...] = ()
     """It runs on a worker of its own with these flags, and on no peer."""
-    is_lookup: bool = False
-    """A peer with its own speculation runs it, too."""
 
     @property
     def measures(self) -> tuple[Measure, ...]:
         named = {measure.name for measure in self.own}
         return (*self.own, *(measure for measure in USUAL if measure.name not in named))
 
-    @property
-    def has_peers(self) -> bool:
-        return not self.worker_flags
 
-
-def _streams(n_streams: int, n_words: int = 64, n_tokens: int = 96) -> Callable[[Prompts], list[Ask]]:
-    return lambda prompts: [Ask(prompt=prompts.of(n_words), n_tokens=n_tokens) for _ in range(n_streams)]
+def _streams(
+    n_streams: int, n_words: int = 64, n_tokens: int = 96, text: Text = "random words"
+) -> Callable[[Prompts], list[Ask]]:
+    return lambda prompts: [Ask(prompt=prompts.of(n_words, text), n_tokens=n_tokens) for _ in range(n_streams)]
 
 
 def _in_turn(asks: list[Ask]) -> list[Ask]:
     return [replace(ask, phase=phase) for phase, ask in enumerate(asks)]
 
 
-def _alone(n_words: int, n_tokens: int, *, n_times: int = 3) -> Callable[[Prompts], list[Ask]]:
+def _alone(
+    n_words: int, n_tokens: int, *, n_times: int = 3, text: Text = "random words"
+) -> Callable[[Prompts], list[Ask]]:
     """One stream after another: a round's number is the median of them."""
-    return lambda prompts: _in_turn([Ask(prompt=prompts.of(n_words), n_tokens=n_tokens) for _ in range(n_times)])
+    return lambda prompts: _in_turn(_streams(n_times, n_words, n_tokens, text)(prompts))
+
+
+def _generating(
+    n_streams: int, text: Text = "random words", *, has_drafts: bool, n_tokens: int = 96, n_times: int = 3
+) -> Scenario:
+    """Streams of 64 words. What drafts gain is told beside the one peer that they are judged by."""
+    is_alone = n_streams == 1
+    least = _LEAST_OF_ONE_STREAM[text, has_drafts] if is_alone else 1.0
+    return Scenario(
+        name="-".join(
+            [
+                f"{n_streams}-stream{'' if is_alone else 's'}",
+                *(["real"] if text == REAL else []),
+                *([] if has_drafts else ["no-drafts"]),
+            ]
+        ),
+        title=f"{n_streams} stream{'' if is_alone else 's'}, 64 / {n_tokens}",
+        asks=_alone(64, n_tokens, n_times=n_times, text=text) if is_alone else _streams(n_streams, 64, n_tokens, text),
+        own=((stream_rate if is_alone else total_rate)(at_least(least)),),
+        text=text,
+        has_drafts=has_drafts,
+        peers=frozenset({"judged"}) if has_drafts else USUAL_PEERS,
+        has_llama_bench=is_alone and not has_drafts,
+    )
+
+
+_LEAST_OF_ONE_STREAM: dict[tuple[Text, bool], float] = {
+    ("random words", True): 1.3,  # a greedy answer to random words repeats itself
+    (REAL, True): 1.0,
+    ("random words", False): 0.98,
+    (REAL, False): 0.98,
+}
+
+
+def _first_token(text: Text = "random words", *, n_times: int = 3) -> Scenario:
+    return Scenario(
+        name="first-token" if text == "random words" else "first-token-real",
+        title="1 stream, 400 / 8",
+        asks=_alone(400, 8, n_times=n_times, text=text),
+        own=(first_token(at_most(1.03)),),
+        text=text,
+    )
 
 
 def _shared_prefix(prompts: Prompts) -> list[Ask]:
@@ -85,25 +137,53 @@ def _again(prompts: Prompts) -> list[Ask]:
     return _in_turn([Ask(prompt=once, n_tokens=8), Ask(prompt=again, n_tokens=8)])
 
 
-def _late_prompt(prompts: Prompts) -> list[Ask]:
-    streams = [Ask(prompt=prompts.of(24), n_tokens=160) for _ in range(3)]
-    return [*streams, Ask(prompt=prompts.of(900), n_tokens=8, is_late=True)]
+_LONGEST_GAP_MS = 1.5 * Settings().itl_target_ms
 
 
-def _sampled(prompts: Prompts) -> list[Ask]:
-    chance = prompts.chance()
-    return [replace(ask, temperature=0.8, top_p=0.95, seed=chance.getrandbits(31)) for ask in _alone(64, 96)(prompts)]
+def _late_prompt(text: Text = "random words") -> Scenario:
+    def asks(prompts: Prompts) -> list[Ask]:
+        late = Ask(prompt=prompts.of(900, text), n_tokens=8, is_late=True)
+        return [*_streams(3, 24, 160, text)(prompts), late]
+
+    return Scenario(
+        name="late-prompt" if text == "random words" else "late-prompt-real",
+        title="3 streams, 24 / 160, a 900-word prompt arrives",
+        asks=asks,
+        own=(
+            last_first_token(at_most(1.1)),
+            longest_gap_beside_the_last(at_most(0.1, or_value=_LONGEST_GAP_MS)),
+        ),
+        text=text,
+    )
+
+
+def _sampled(n_tokens: int = 96, *, n_times: int = 3) -> Scenario:
+    def asks(prompts: Prompts) -> list[Ask]:
+        chance = prompts.chance()
+        alone = _alone(64, n_tokens, n_times=n_times)(prompts)
+        return [replace(ask, temperature=0.8, top_p=0.95, seed=chance.getrandbits(31)) for ask in alone]
+
+    return Scenario(
+        name="sampled",
+        title=f"temperature 0.8, top-p 0.95, top-k 0, 1 stream, 64 / {n_tokens}",
+        asks=asks,
+        own=(stream_rate(at_least(1.25)),),
+    )
 
 
 def _repetitive(make: Callable[[Prompts], str]) -> Callable[[Prompts], list[Ask]]:
     return lambda prompts: _in_turn([Ask(prompt=make(prompts), n_tokens=160) for _ in range(2)])
 
 
-_N_TURNS = 20
-
-
-def _agent_loop(prompts: Prompts) -> list[Ask]:
-    return _in_turn([Ask(prompt=prompt, n_tokens=96) for prompt in agent_loop(prompts, _N_TURNS)])
+def _agent_loop(n_turns: int) -> Scenario:
+    return Scenario(
+        name="agent-loop",
+        title=f"{n_turns} requests of a growing conversation, JSON and code, 96 out each",
+        asks=lambda prompts: _in_turn([Ask(prompt=prompt, n_tokens=96) for prompt in agent_loop(prompts, n_turns)]),
+        own=(total_rate(at_least(1.3), at_least(1.3)),),
+        text=REAL,
+        peers=LOOKUP_PEERS,
+    )
 
 
 N_SLOTS, N_JOBS = 8, 64
@@ -138,6 +218,7 @@ def _small_among_long(name: str, title: str, n_long: int, *more_flags: str) -> S
             share_of_the_late(Bound("at most", 2.0, "value"), n_long=n_long),
             loss_of_the_long(Bound("at most", 1.05, "value"), n_long=n_long),
         ),
+        peers=frozenset(),
         worker_flags=("--parallel", "6", *more_flags),
     )
 
@@ -159,92 +240,105 @@ def _mixture(prompts: Prompts) -> list[Ask]:
     return asks
 
 
+_SHARED_PREFIX = Scenario(
+    name="shared-prefix",
+    title="8 at once, 400 common + 8 own / 16",
+    asks=_shared_prefix,
+    own=(first_token(at_most(0.2)),),
+)
+_AGAIN = Scenario(
+    name="again",
+    title="a 400-word prompt again + 2 words / 8",
+    asks=_again,
+    own=(last_first_token(at_most(1.0)),),
+)
+
+WARM_UP = Scenario(name="warm-up", title="1 stream, 64 / 48", asks=_alone(64, 48, n_times=1), own=(stream_rate(),))
+"""What every server does first, and nobody looks at."""
+
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario(name=ONE_STREAM, title="1 stream, 64 / 96", asks=_alone(64, 96), own=(stream_rate(at_least(1.3)),)),
-    *(
-        Scenario(
-            name=f"{n_streams}-streams",
-            title=f"{n_streams} streams, 64 / 96",
-            asks=_streams(n_streams),
-            own=(total_rate(at_least(1.0)),),
-        )
-        for n_streams in (4, 8, 16)
-    ),
-    Scenario(
-        name="first-token",
-        title="1 stream, 400 / 8",
-        asks=_alone(400, 8),
-        own=(first_token(at_most(1.03)),),
-    ),
-    Scenario(
-        name="shared-prefix",
-        title="8 at once, 400 common + 8 own / 16",
-        asks=_shared_prefix,
-        own=(first_token(at_most(0.2)),),
-    ),
-    Scenario(
-        name="again",
-        title="a 400-word prompt again + 2 words / 8",
-        asks=_again,
-        own=(last_first_token(at_most(0.9)),),
-    ),
-    Scenario(
-        name="late-prompt",
-        title="3 streams, 24 / 160, a 900-word prompt arrives",
-        asks=_late_prompt,
-        own=(longest_gap_beside_the_last(at_most(0.06)), last_first_token(at_most(1.25))),
-    ),
-    Scenario(
-        name="sampled",
-        title="temperature 0.8, top-p 0.95, top-k 0, 1 stream, 64 / 96",
-        asks=_sampled,
-        own=(stream_rate(at_least(1.25)),),
-    ),
+    *(_generating(n_streams, has_drafts=False) for n_streams in (1, 4, 8, 16)),
+    *(_generating(n_streams, has_drafts=True) for n_streams in (1, 4, 8, 16)),
+    *(_generating(n_streams, REAL, has_drafts=has_drafts) for has_drafts in (False, True) for n_streams in (1, 8)),
+    _first_token(),
+    _first_token(REAL),
+    _SHARED_PREFIX,
+    _AGAIN,
+    _late_prompt(),
+    _late_prompt(REAL),
+    _sampled(),
     Scenario(
         name="code-edit",
-        title="a file repeated with an edit, prompt lookup, 1 stream, 160 out",
+        title="a file repeated with an edit, 1 stream, 160 out",
         asks=_repetitive(code_edit),
         own=(stream_rate(at_least(1.6), at_least(1.0)),),
-        is_lookup=True,
+        text=REAL,
+        peers=LOOKUP_PEERS,
     ),
     Scenario(
         name="quoting",
-        title="a passage quoted, prompt lookup, 1 stream, 160 out",
+        title="a passage quoted, 1 stream, 160 out",
         asks=_repetitive(quotation),
         own=(stream_rate(at_least(1.6), at_least(1.0)),),
-        is_lookup=True,
+        text=REAL,
+        peers=LOOKUP_PEERS,
     ),
-    Scenario(
-        name="agent-loop",
-        title=f"{_N_TURNS} requests of a growing conversation, JSON and code, 96 out each",
-        asks=_agent_loop,
-        own=(total_rate(at_least(2.0), at_least(1.3)),),
-        is_lookup=True,
-    ),
+    _agent_loop(20),
     Scenario(
         name="64-jobs",
         title="64 jobs at once into 8 slots, 64 / 96",
         asks=_many_jobs,
         own=(last_end(Bound("at most", 1.1, "value"), n_first=N_SLOTS),),
+        peers=frozenset(),
         worker_flags=("--parallel", str(N_SLOTS)),
     ),
     _small_among_long("5", "a small job among 5 long ones in 6 slots, 16 / 24 among 48 / 320", 5),
     _small_among_long("5-in-512", "the same in 512 cells", 5, "--ctx-size", "512", "--prefix-cache-mb", "64"),
     _small_among_long("8", "a small job among 8 long ones for 6 slots", 8),
     Scenario(
-        name="mixture", title="24 requests of mixed lengths arriving by chance", asks=_mixture, own=(total_rate(),)
+        name="mixture",
+        title="24 requests of mixed lengths arriving by chance",
+        asks=_mixture,
+        own=(arriving_rate(),),
+        peers=frozenset({"judged"}),
     ),
 )
+"""What a small model is asked."""
+
+
+LARGE: tuple[Scenario, ...] = (
+    *(_generating(n_streams, has_drafts=False, n_tokens=48, n_times=1) for n_streams in (1, 4, 8, 16)),
+    *(
+        _generating(n_streams, REAL, has_drafts=has_drafts, n_tokens=48, n_times=1)
+        for has_drafts in (False, True)
+        for n_streams in (1, 8)
+    ),
+    _first_token(n_times=1),
+    _first_token(REAL, n_times=1),
+    replace(_SHARED_PREFIX, peers=frozenset[Role]({"judged"})),
+    _AGAIN,
+    _late_prompt(),
+    _sampled(48, n_times=1),
+    _agent_loop(8),
+)
+"""What a model of half a billion weights or more is asked: the same with fewer tokens, each thing once."""
 
 
 SIZES: tuple[Scenario, ...] = (
-    Scenario(name=ONE_STREAM, title="1 stream, 64 / 64", asks=_alone(64, 64, n_times=1), own=(stream_rate(),)),
-    Scenario(name="8-streams", title="8 streams, 16 / 64", asks=_streams(8, 16, 64), own=(total_rate(),)),
+    Scenario(
+        name="1-stream",
+        title="1 stream, 64 / 64",
+        asks=_alone(64, 64, n_times=1),
+        own=(stream_rate(at_least(0.97)),),
+        has_llama_bench=True,
+    ),
+    Scenario(name="8-streams", title="8 streams, 16 / 64", asks=_streams(8, 16, 64), own=(total_rate(at_least(0.97)),)),
     Scenario(
         name=PROMPT,
         title=f"a prompt of {N_PROMPT_TOKENS} tokens",
         asks=_alone(_WORDS_OF_THE_PROMPT, 8, n_times=1),
-        own=(prompt_rate(),),
+        own=(prompt_rate(at_least(0.97)),),
+        has_llama_bench=True,
     ),
 )
 """What a model of each size is asked: little, because one of 7 billion weights takes a CPU a minute to read a prompt.

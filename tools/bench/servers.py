@@ -26,6 +26,8 @@ from worker.config.settings import environment
 from worker.errors import WorkerError
 
 OURS, LLAMA_SERVER = "llorch-worker", "llama-server"
+IK_SERVER = "ik-llama-server"
+"""The server of ik_llama.cpp, which is asked as llama-server is."""
 HOST = "127.0.0.1"
 _START_S, _END_S = 600.0, 30.0
 _LOOK_EVERY_S = 0.1
@@ -65,6 +67,10 @@ class Plan:
             return "already running"
         return shlex.join([LLAMA_SERVER if isinstance(self.dialect, LlamaServer) else OURS, *self.flags])
 
+    def named(self, name: str) -> "Plan":
+        """The same under another name."""
+        return replace(self, name=name)
+
 
 def our_worker(model: Path, flags: Sequence[str]) -> Plan:
     """This package's worker."""
@@ -80,7 +86,7 @@ def llama_server(name: str, binary: Path, model: Path, flags: Sequence[str]) -> 
 def found(name: str, url: str, token: str | None = None) -> Plan:
     """A running server: llama-server where the name says so, else one that speaks as ours does. Raises: UsageError."""
     Address.of(url)
-    dialect = LlamaServer() if name.startswith(LLAMA_SERVER) else _ours()
+    dialect = LlamaServer() if name.startswith((LLAMA_SERVER, IK_SERVER)) else _ours()
     return Plan(name=name, dialect=dialect, url=url, token=token)
 
 

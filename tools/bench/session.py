@@ -4,7 +4,8 @@ Owns the order: rounds that begin with another side each, with a warm-up before 
 sides at once, never one before all are quiet. Refuses to know options and output (load_command.py). Runs on the load's
 event loop.
 
-All servers are started anew for every round: two processes of the same program differ in speed by up to four per cent
+Scenarios for which peers speculate have servers of their own, so that never all of them are in memory. All servers are
+started anew for every round: two processes of the same program differ in speed by up to four per cent
 for as long as they live, and rounds on the same two would take that for a difference of the programs.
 """
 
@@ -18,9 +19,9 @@ from tools.bench.overload import Overload, overload
 from tools.bench.processes import Memory, memory_of
 from tools.bench.prompts import Prompts
 from tools.bench.report import Circumstances, Played, Report, Resident, failures_of, lines_of, resident_of
-from tools.bench.scenarios import Scenario
+from tools.bench.scenarios import WARM_UP, Scenario
 from tools.bench.servers import Plan, served
-from tools.bench.sides import LlamaBench, ServedSide, Side, Turn, until_quiet
+from tools.bench.sides import LlamaBench, Part, ServedSide, Side, Turn, plays, until_quiet
 
 Tell = Callable[[int, Scenario], None]
 """Is told the round (0 is a warm-up) and the scenario before each."""
@@ -30,10 +31,8 @@ Tell = Callable[[int, Scenario], None]
 class Wanted:
     """What is to be measured, on what."""
 
-    ours: Plan
-    peers: Sequence[Plan]
-    speculating: Plan | None
-    """llama-server with its own speculation."""
+    sides: Sequence[tuple[Part, Plan]]
+    """Ours first. One that plays none of the scenarios is not started."""
     llama_bench: LlamaBench | None
     scenarios: Sequence[Scenario]
     n_refusals: int
@@ -43,6 +42,10 @@ class Wanted:
     logs: Path
     """A folder for the logs of what is started."""
     environment: Mapping[str, str]
+
+    @property
+    def ours(self) -> Plan:
+        return next(plan for part, plan in self.sides if part == "ours")
 
 
 @dataclass(slots=True)
@@ -63,7 +66,7 @@ class Found:
         played = sorted(self.played, key=lambda one: order[one.scenario.name])
         return Report(
             circumstances=circumstances,
-            lines=[line for one in played for line in lines_of(one)],
+            lines=[line for one in played for line in lines_of(one, circumstances.roof)],
             failures=[failure for one in played for failure in failures_of(one)],
             resident=self.resident,
             overload=self.overload,
@@ -74,22 +77,21 @@ async def measure(wanted: Wanted, tell: Tell) -> Found:
     """Everything wanted. Raises: NotReached, NotStarted, NotFull."""
     found = Found(wanted)
     prompts = Prompts(wanted.seed)
-    common = [scenario for scenario in wanted.scenarios if not scenario.worker_flags]
-    if common:
-        rounds = Rounds(common, prompts, tell)
-        for number in range(1, wanted.n_rounds + 1):
+    companies = [Rounds(scenarios, prompts, tell) for scenarios in companies_of(wanted.scenarios)]
+    for number in range(1, wanted.n_rounds + 1):
+        for rounds in companies:
             async with AsyncExitStack() as stack:
-                sides = await _open_sides(stack, found, common)
+                sides = await _open_sides(stack, found, rounds.scenarios)
                 await rounds.warm_up(sides)
                 await rounds.play([number], sides)
-                if number == 1:
-                    # A model's pages are in memory once they have been computed with.
-                    found.resident = resident_of(_memory(sides))
+                # A model's pages are in memory once they have been computed with.
+                found.resident = found.resident or resident_of(_memory(sides))
+    for rounds in companies:
         found.played += rounds.played
     for scenario in wanted.scenarios:
         if scenario.worker_flags:
             async with served(wanted.ours.with_flags(scenario.worker_flags), wanted.logs, wanted.environment) as server:
-                rounds, sides = Rounds([scenario], prompts, tell), [ServedSide(server, is_ours=True)]
+                rounds, sides = Rounds([scenario], prompts, tell), [ServedSide(server, "ours")]
                 await rounds.warm_up(sides)
                 await rounds.play(range(1, wanted.n_rounds + 1), sides)
             found.played += rounds.played
@@ -99,20 +101,28 @@ async def measure(wanted: Wanted, tell: Tell) -> Found:
     return found
 
 
+def companies_of(scenarios: Iterable[Scenario]) -> list[list[Scenario]]:
+    """The scenarios that are played on the same servers; those on a worker of their own are in none."""
+    together = [scenario for scenario in scenarios if not scenario.worker_flags]
+    speculative = [scenario for scenario in together if "speculating" in scenario.peers]
+    usual = [scenario for scenario in together if scenario not in speculative]
+    return [company for company in (usual, speculative) if company]
+
+
 async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[Scenario]) -> list[Side]:
     wanted = found.wanted
     sides: list[Side] = []
-    plans = [wanted.ours, *wanted.peers]
-    if wanted.speculating and any(scenario.is_lookup for scenario in scenarios):
-        plans.append(wanted.speculating)
-    for plan in plans:
-        server = await stack.enter_async_context(served(plan, wanted.logs, wanted.environment))
-        if server.version:
-            found.versions[plan.name] = server.version
-        if plan is wanted.ours:
-            found.allocated_bytes = server.allocated_bytes
-        sides.append(ServedSide(server, is_ours=plan is wanted.ours, is_speculating=plan is wanted.speculating))
-    return [*sides, wanted.llama_bench] if wanted.llama_bench else sides
+    for part, plan in wanted.sides:
+        if any(plays(part, scenario) for scenario in scenarios):
+            server = await stack.enter_async_context(served(plan, wanted.logs, wanted.environment))
+            if server.version:
+                found.versions[plan.name] = server.version
+            if part == "ours":
+                found.allocated_bytes = server.allocated_bytes
+            sides.append(ServedSide(server, part))
+    if wanted.llama_bench and any(wanted.llama_bench.plays(scenario) for scenario in scenarios):
+        sides.append(wanted.llama_bench)
+    return sides
 
 
 def _memory(sides: Sequence[Side]) -> dict[str, dict[str, Memory | None]]:
@@ -127,13 +137,17 @@ class Rounds:
     """The same scenarios again and again; what was played is in `played`, also when a round breaks off."""
 
     def __init__(self, scenarios: Sequence[Scenario], prompts: Prompts, tell: Tell) -> None:
+        self.scenarios = scenarios
         self._prompts = prompts
         self._tell = tell
         self.played = [Played(scenario) for scenario in scenarios]
 
     async def warm_up(self, sides: Sequence[Side]) -> None:
-        """The first scenario once; nothing of it is kept. Raises: NotReached."""
-        await self._turns(0, self.played[0].scenario, sides)
+        """One stream on each side; nothing of it is kept. Raises: NotReached."""
+        self._tell(0, WARM_UP)
+        asks = WARM_UP.asks(self._prompts)
+        for side in sides:
+            await side.turn(WARM_UP, asks)
 
     async def play(self, numbers: Iterable[int], sides: Sequence[Side]) -> None:
         """The rounds of these numbers, from 1 on. `sides` has ours first, and the same names in every call.

@@ -8,22 +8,25 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from tools.bench.answers import Answer, Ask
+from tools.bench.answers import Answer, Ask, per_s
 from tools.bench.load import Server, play
-from tools.bench.measures import Bound, Measure, at_least, numbers_of
+from tools.bench.measures import Bound, Measure, numbers_of
 from tools.bench.processes import cpu_s
-from tools.bench.scenarios import N_PROMPT_TOKENS, ONE_STREAM, PROMPT, Scenario
+from tools.bench.roofs import Work, work_of
+from tools.bench.scenarios import N_PROMPT_TOKENS, PROMPT, Role, Scenario
 
 _QUIET_S, _GIVE_UP_S = 0.1, 10.0
 _QUIET_CPU_S = 0.02
 """The clock of /proc ticks every 10 ms."""
 LLAMA_BENCH = "llama-bench"
 _LLAMA_BENCH_S = 600.0
-_LLAMA_BENCH_BOUND = at_least(0.97)
+
+Part = Literal["ours", "ours without drafts"] | Role
+"""What a side is in a run: our worker with or without its drafts, or a peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,11 @@ class Turn:
     n_failed: int = 0
     error: str = ""
     """The first one."""
+    per_cpu_s: float = 0.0
+    """Tokens of prompts and answers by the processor time of all its processes, until they rest again; 0 where it
+    cannot be told."""
+    work: Work = ()
+    """What was asked; empty where anything failed."""
 
 
 class Side(Protocol):
@@ -43,6 +51,9 @@ class Side(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def part(self) -> Part: ...
 
     @property
     def pids(self) -> Sequence[int]:
@@ -62,9 +73,7 @@ class ServedSide:
     """A server under load."""
 
     server: Server
-    is_ours: bool
-    is_speculating: bool = False
-    """A peer that runs only what its speculation is for, and has bounds of its own."""
+    part: Part
 
     @property
     def name(self) -> str:
@@ -75,17 +84,36 @@ class ServedSide:
         return tuple(self.server.pids.values())
 
     def plays(self, scenario: Scenario) -> bool:
-        return self.is_ours or (scenario.has_peers and (scenario.is_lookup or not self.is_speculating))
+        return plays(self.part, scenario)
 
     def bound(self, measure: Measure) -> Bound | None:
-        return measure.speculating_bound if self.is_speculating else measure.bound
+        return {"judged": measure.bound, "speculating": measure.speculating_bound}.get(self.part)
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
+        before_s = cpu_s(self.pids)
         answers = await play(self.server, asks)
+        await until_quiet(self.pids)
+        spent_s = cpu_s(self.pids) - before_s
         errors = [error for answer, ask in zip(answers, asks, strict=True) if (error := _wrong(answer, ask))]
         if errors:
             return Turn(numbers={}, n_asked=len(asks), n_failed=len(errors), error=errors[0])
-        return Turn(numbers=numbers_of(scenario.measures, answers), n_asked=len(asks))
+        return Turn(
+            numbers=numbers_of(scenario.measures, answers),
+            n_asked=len(asks),
+            per_cpu_s=per_s(sum(answer.n_prompt + answer.n_tokens for answer in answers), spent_s),
+            work=work_of(asks, answers),
+        )
+
+
+def plays(part: Part, scenario: Scenario) -> bool:
+    """Whether a side of that part runs the scenario."""
+    match part:
+        case "ours":
+            return scenario.has_drafts
+        case "ours without drafts":
+            return not scenario.has_drafts
+        case _:
+            return part in scenario.peers
 
 
 def _wrong(answer: Answer, ask: Ask) -> str:
@@ -110,12 +138,13 @@ class LlamaBench:
     n_threads: int
     pids: Sequence[int] = ()
     name: str = LLAMA_BENCH
+    part: Part = "beside"
 
     def plays(self, scenario: Scenario) -> bool:
-        return scenario.name in (ONE_STREAM, PROMPT)
+        return scenario.has_llama_bench
 
-    def bound(self, measure: Measure) -> Bound | None:
-        return _LLAMA_BENCH_BOUND if measure.bound else None
+    def bound(self, measure: Measure) -> Bound | None:  # noqa: ARG002 - a side's
+        return None
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
         if scenario.name == PROMPT:

@@ -18,10 +18,11 @@ import rich_click as click
 import uvloop
 
 from tools import CHECKOUT
-from tools.bench.load_command import Asked, split_flags, tell
+from tools.bench.asked import Asked
+from tools.bench.load_command import split_flags, tell
 from tools.bench.measures import check
 from tools.bench.processes import Memory
-from tools.bench.report import Line, Report, mb, shown
+from tools.bench.report import Line, Report, mb, missed, roof_cells, shown
 from tools.bench.scenarios import SIZES, Scenario
 from tools.bench.servers import LLAMA_SERVER, OURS
 from tools.bench.session import measure
@@ -78,12 +79,14 @@ def sizes(
     """Measure a worker with one model after another: 1 stream, 8 streams, a prompt, memory.
 
     The models are those given, or copies of the default model in other file types and models of random weights, which
-    are made first. With peers the sides take turns, as in `load`. Exit 1 when requests failed; no number is judged.
-    Measure on an idle machine.
+    are made first. With peers the sides take turns, as in `load`. Exit 1 when a file is behind 0.97 of llama-server in
+    any of the three rates, or when requests failed. Measure on an idle machine.
     """
     # As Ctrl-C, so that the servers that were started go with the command.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    source = Asked(model=model, scenarios=(), url=None, api_key=None, peers=(), **options)
+    source = Asked(
+        model=model, scenarios=(), url=None, api_key=None, peers=(), our_flags_binary=None, ik_server=None, **options
+    )
     wanted = names or (() if files else _USUAL)
     paths = [*files, *(_made(made, name, source) for name in wanted)]
     seed = secrets.randbits(32) if seed is None else seed
@@ -95,7 +98,7 @@ def sizes(
             _write(found, out)
     for columns, rows in tables(found):
         print_table(columns, rows)
-    check(f"{one.name}: {failure}" for one in found for failure in one.report.failures)
+    check(f"{one.name}: {news}" for one in found for news in (*missed(one.report), *one.report.failures))
 
 
 def _made(folder: Path, name: str, asked: Asked) -> Path:
@@ -114,13 +117,14 @@ def _measured(path: Path, asked: Asked, seed: int, out: Path | None) -> "Size":
     with tempfile.TemporaryDirectory(prefix="llorch-bench-") as temporary:
         logs = Path(temporary) if out is None else out / "logs" / path.stem
         logs.mkdir(parents=True, exist_ok=True)
-        wanted = replace(asked.wanted(seed, logs), scenarios=SIZES, speculating=None, n_refusals=0)
+        wanted = replace(asked.wanted(seed, logs), scenarios=SIZES, n_refusals=0)
+        roof = asked.roof()
         found = uvloop.run(measure(wanted, tell))
     return Size(
         name=path.stem,
         file_bytes=path.stat().st_size,
         allocated_bytes=found.allocated_bytes,
-        report=found.report(asked.circumstances(wanted, found)),
+        report=found.report(asked.circumstances(wanted, found, roof)),
     )
 
 
@@ -160,7 +164,7 @@ def tables(found: Sequence[Size]) -> Iterator[tuple[Cells, list[Cells]]]:
     """Columns and rows: a table for each scenario, then one of the memory; a row for each file."""
     for scenario in SIZES:
         beside = [cell for peer in (LLAMA_SERVER, LLAMA_BENCH) for cell in (f">{peer}", f">ours / {peer}'s")]
-        yield (scenario.title, ">ours", *beside), [_speeds(size, scenario) for size in found]
+        yield (scenario.title, ">ours", *beside, ">roof", ">ours by roof"), [_speeds(size, scenario) for size in found]
     columns = (
         "memory after the warm-up",
         *(">file", ">allocated", ">ours", f">{LLAMA_SERVER}", f">ours / {LLAMA_SERVER}'s"),
@@ -175,7 +179,7 @@ def _speeds(size: Size, scenario: Scenario) -> Cells:
     for peer in (LLAMA_SERVER, LLAMA_BENCH):
         line = size.line(scenario, peer)
         cells += [shown(line.theirs, line.unit), str(line.ratio or "-")] if line else ["", ""]
-    return tuple(cells)
+    return (*cells, *(roof_cells(ours) if ours else ("", "")))
 
 
 def _memory(size: Size) -> Cells:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from tools.bench.answers import Ask
 from tools.bench.measures import Bound, Measure
+from tools.bench.roofs import Work
 from tools.bench.scenarios import Scenario
-from tools.bench.sides import Turn
+from tools.bench.sides import Part, Turn
 
 
 @dataclass
@@ -18,14 +19,16 @@ class FakeSide:
     book: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     """Side, scenario, prompts: of all sides that share it."""
     only: str | None = None
-    is_judged: bool = True
+    part: Part = "judged"
+    per_cpu_s: float = 0.0
+    work: Work = ()
     pids: Sequence[int] = ()
 
     def plays(self, scenario: Scenario) -> bool:
         return self.only in (None, scenario.name)
 
     def bound(self, measure: Measure) -> Bound | None:
-        return measure.bound if self.is_judged else None
+        return measure.bound if self.part == "judged" else None
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
         n_before = sum(entry[:2] == (self.name, scenario.name) for entry in self.book)
@@ -33,4 +36,5 @@ class FakeSide:
         value = self.values[n_before % len(self.values)]
         if value is None:
             return Turn(numbers={}, n_asked=4, n_failed=1, error="the stream was cut")
-        return Turn(numbers={measure.name: value for measure in scenario.measures}, n_asked=4)
+        numbers = {measure.name: value for measure in scenario.measures}
+        return Turn(numbers=numbers, n_asked=4, per_cpu_s=self.per_cpu_s, work=self.work)

@@ -1,10 +1,13 @@
 """A report with a bit of everything."""
 
 from tools.bench.overload import Overload
+from tools.bench.peaks import Peaks
 from tools.bench.processes import Memory
 from tools.bench.report import Circumstances, Line, Report, Resident, Spread
+from tools.bench.roofs import Roof, Weights
 from worker.parity.provenance import this_machine
 
+ROOF = Roof(Weights(100_000_000, 100_000_000, 20_000_000), Peaks(100_000_000, 40e9, 1e12, "amx"))
 CIRCUMSTANCES = Circumstances(
     created="2026-01-02T03:04:05Z",
     model="tiny.gguf",
@@ -14,6 +17,7 @@ CIRCUMSTANCES = Circumstances(
     openmp={"OMP_WAIT_POLICY": "PASSIVE"},
     n_rounds=3,
     seed=7,
+    roof=ROOF,
 )
 
 
@@ -21,15 +25,21 @@ def line(**changes: object) -> Line:
     fields: dict[str, object] = {
         "scenario": "1-stream",
         "title": "1 stream, 64 / 96",
+        "text": "random words",
+        "has_drafts": True,
         "measure": "decode",
         "is_own": True,
         "unit": "tokens/s",
         "peer": "llama-server",
+        "is_beside": False,
         "ours": (150.0, 152.0, 151.0),
         "theirs": (150.0, 150.0, 149.0),
         "ratio": Spread(1.0, 1.01, 1.02),
         "bound": "≥ 0.98",
         "verdict": "holds",
+        "ours_per_cpu_s": (60.0, 61.0, 62.0),
+        "theirs_per_cpu_s": (50.0,),
+        "roof": 302.0,
         **changes,
     }
     return Line(**fields)  # type: ignore[arg-type] # the fields above are a line's
@@ -55,7 +65,8 @@ def report() -> Report:
         circumstances=CIRCUMSTANCES,
         lines=[
             line(),
-            line(peer="llama-bench", ratio=Spread(0.9, 0.95, 0.96), bound="≥ 0.97", verdict="MISSED"),
+            line(peer="llama-server-ngram", ratio=Spread(0.9, 0.95, 0.96), bound="≥ 0.97", verdict="MISSED"),
+            line(peer="llama-bench", is_beside=True, bound="", verdict="", ratio=Spread(0.8, 0.9, 1.0)),
             line(measure="first token", is_own=False, unit="ms", bound="", verdict=""),
             line(
                 scenario="64-jobs",
@@ -68,6 +79,8 @@ def report() -> Report:
                 ratio=None,
                 bound="≤ 1.3",
                 verdict="MISSED",
+                theirs_per_cpu_s=(),
+                roof=None,
             ),
         ],
         failures=["mixture: 2 of 24 requests failed on llama-server, first: 500 oh"],

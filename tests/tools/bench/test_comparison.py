@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tools.bench.fake_side import FakeSide
+from tests.tools.bench.made_report import ROOF
 from tools.bench.measures import Bound, at_least, at_most, stream_rate, total_rate
 from tools.bench.prompts import Prompts
 from tools.bench.report import Line, Played, Spread, failures_of, lines_of
+from tools.bench.roofs import Phase
 from tools.bench.scenarios import SCENARIOS, Scenario
 from tools.bench.session import Rounds
+from tools.bench.sides import Part
 
 VALUES = st.lists(st.floats(0.1, 1000), min_size=1, max_size=9)
 MISSING = st.lists(st.one_of(st.none(), st.floats(0.1, 1000)), min_size=1, max_size=9)
@@ -31,9 +34,9 @@ def played(one: Scenario, sides: Sequence[FakeSide]) -> Played:
 
 
 def headline(
-    ours: Sequence[float | None], theirs: Sequence[float | None], bound: Bound | None = None, *, is_judged: bool = True
+    ours: Sequence[float | None], theirs: Sequence[float | None], bound: Bound | None = None, part: Part = "judged"
 ) -> Line:
-    sides = [FakeSide("ours", ours), FakeSide("peer", theirs, is_judged=is_judged)]
+    sides = [FakeSide("ours", ours, part="ours"), FakeSide("peer", theirs, part=part)]
     return lines_of(played(scenario(bound), sides))[0]
 
 
@@ -75,6 +78,9 @@ def test_only_rounds_in_which_both_have_a_number_make_a_ratio(
         (at_most(0.5), [5.0, 5.0, 50.0], "holds"),
         (at_most(0.5), [5.1, 5.1, 1.0], "MISSED"),
         (None, [1.0, 1.0, 1.0], ""),
+        (at_most(0.5, or_value=20.0), [20.0, 20.0, 90.0], "holds"),
+        (at_most(0.5, or_value=20.0), [20.1, 20.1, 1.0], "MISSED"),
+        (at_most(3.0, or_value=20.0), [30.0, 30.0, 30.0], "holds"),
         (at_least(0.1), [10.0, None, 10.0], "FAILED"),
         (at_least(0.1), [None, None, None], "FAILED"),
     ],
@@ -88,10 +94,34 @@ def test_a_peer_that_failed_everywhere_proves_nothing() -> None:
     assert (line.peer, line.ratio, line.verdict) == (None, None, "")
 
 
-def test_a_peer_that_is_not_judged_has_a_ratio_and_no_verdict() -> None:
-    line = headline([1.0], [2.0], at_least(1.0), is_judged=False)
+def test_a_peer_that_is_only_told_has_a_ratio_and_no_verdict() -> None:
+    line = headline([1.0], [2.0], at_least(1.0), "beside")
     assert line.ratio == Spread(0.5, 0.5, 0.5)
-    assert (line.bound, line.verdict) == ("", "")
+    assert (line.is_beside, line.bound, line.verdict) == (True, "", "")
+    assert not headline([1.0], [2.0], at_least(1.0)).is_beside
+
+
+def test_what_a_second_of_the_processors_yields_is_told_of_both_sides() -> None:
+    sides = [FakeSide("ours", [1.0, 1.0], per_cpu_s=60.0), FakeSide("peer", [2.0, 2.0], per_cpu_s=50.0)]
+    line, *_ = lines_of(played(scenario(), sides))
+    assert (line.ours_per_cpu_s, line.theirs_per_cpu_s) == ((60.0, 60.0), (50.0, 50.0))
+    sides = [FakeSide("ours", [1.0]), FakeSide("peer", [2.0])]
+    line, *_ = lines_of(played(scenario(), sides))
+    assert (line.ours_per_cpu_s, line.theirs_per_cpu_s) == ((), ())
+
+
+def test_the_roof_is_that_of_our_work_and_our_share_is_1_at_it() -> None:
+    work = (Phase(n_new=(85.0,), n_tokens=(96,)),)
+    step_s = ROOF.step_s(1)
+    sides = [FakeSide("ours", [1 / step_s], part="ours", work=work), FakeSide("peer", [1.0])]
+    line, *others = lines_of(played(scenario(), sides), ROOF)
+    assert line.roof == pytest.approx(1 / step_s)
+    assert line.share_of_roof == pytest.approx(1.0)
+    first = next(other for other in others if other.measure == "first token")
+    assert first.roof == pytest.approx(1000 * ROOF.prompt_s(85))
+    assert first.share_of_roof == pytest.approx(1000 * ROOF.prompt_s(85) * step_s)
+    unknown, *_ = lines_of(played(scenario(), sides))
+    assert (unknown.roof, unknown.share_of_roof) == (None, None)
 
 
 def test_without_a_peer_a_ratio_s_bound_is_not_judged() -> None:
@@ -120,5 +150,5 @@ def test_every_measure_has_a_line_for_each_peer() -> None:
 def test_failures_are_counted_by_side_with_their_first_words() -> None:
     sides = [FakeSide("ours", [1.0, None, None]), FakeSide("peer", [1.0, 1.0, 1.0])]
     assert list(failures_of(played(scenario(), sides))) == [
-        "1-stream: 2 of 12 requests failed on ours, first: the stream was cut"
+        f"{SCENARIOS[0].name}: 2 of 12 requests failed on ours, first: the stream was cut"
     ]

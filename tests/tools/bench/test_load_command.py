@@ -13,6 +13,7 @@ from tests.tools.bench.stand_in import StandIn, stand_in
 from tools.bench.__main__ import run
 from tools.bench.report import Report
 from tools.bench.scenarios import SCENARIOS
+from tools.made_model import SHAPES, made_model
 
 QUICK = ("1-stream", "again", "quoting")
 """Against stand-ins, which answer at once."""
@@ -45,7 +46,7 @@ def test_both_sides_are_asked_the_same_in_every_round(capsys: pytest.CaptureFixt
         run(arguments(ours, theirs, "--seed", "5"))
         prompts = [job["prompt"] for job in ours.heard.jobs]
         assert sorted(prompts) == sorted(job["prompt"] for job in theirs.heard.jobs)
-    assert len(prompts) == len(set(prompts)) == 2 * (3 + 3 + 2 + 2)
+    assert len(prompts) == len(set(prompts)) == 2 * (1 + 3 + 2 + 1 + 2)
     capsys.readouterr()
 
 
@@ -69,8 +70,9 @@ def test_a_pipe_gets_a_line_for_each_measure(capsys: pytest.CaptureFixture[str])
     loaded()
     rows = [row.split("\t") for row in capsys.readouterr().out.splitlines()]
     titles = [scenario.title for scenario in SCENARIOS if scenario.name in QUICK]
-    assert [row[0] for row in rows] == titles
-    assert {row[3] for row in rows} == {"llama-server"}
+    assert [row[0] for row in rows][:3] == titles
+    assert {row[5] for row in rows[:3]} == {"llama-server"}
+    assert "machine" in [row[0] for row in rows[3:]]
 
 
 def test_rounds_are_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +81,13 @@ def test_rounds_are_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert told == [
         f"==> {words}"
         for number in (1, 2)
-        for words in (f"warm-up, {QUICK[0]}", *(f"round {number}, {name}" for name in QUICK))
+        for words in (
+            "warm-up",
+            f"round {number}, 1-stream",
+            f"round {number}, again",
+            "warm-up",
+            f"round {number}, quoting",
+        )
     ]
 
 
@@ -88,7 +96,7 @@ def test_a_folder_gets_the_report_and_its_tables(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "out"
     assert {path.name for path in folder.iterdir()} == {"report.json", "report.md", "logs"}
     assert "circumstances" in json.loads((folder / "report.json").read_text())
-    assert "| 1 stream, 64 / 96 | decode |" in (folder / "report.md").read_text()
+    assert "| 1 stream, 64 / 96 | random words | on | decode |" in (folder / "report.md").read_text()
 
 
 def test_requests_that_fail_are_named_and_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +130,11 @@ def test_the_load_runs_without_llama_cpp_in_its_process() -> None:
         (["--url", "127.0.0.1:1"], 2, "http://HOST:PORT"),
         (["--url", "http://127.0.0.1:1", "--scenario", "64-jobs"], 2, "--scenario 64-jobs needs a worker of its own"),
         (["--url", "http://127.0.0.1:1", "--scenario", "overload"], 2, "--scenario overload needs a worker of its own"),
+        (
+            ["--url", "http://127.0.0.1:1", "--scenario", "1-stream-no-drafts"],
+            2,
+            "--scenario 1-stream-no-drafts needs a worker of its own",
+        ),
         (["--url", "http://127.0.0.1:1", "--peer", "llama-server"], 2, "give it as NAME=URL"),
         (
             ["--url", "http://127.0.0.1:1", "--peer", "llorch-worker=http://a:1"],
@@ -165,7 +178,24 @@ def test_a_worker_is_started_measured_beside_a_peer_and_ended(
     assert report["failures"] == []
     assert [one["process"] for one in report["resident"]] == ["llorch-worker, front", "llorch-worker, engine"]
     assert report["circumstances"]["commands"]["llorch-worker"].startswith("llorch-worker --ctx-size 2048 ")
-    assert len(jobs) == 3 + (3 + 2)  # the warm-up and a round
+    assert len(jobs) == 1 + (3 + 2)  # the warm-up and a round
     assert str(tmp_path) not in (tmp_path / "report.md").read_text()
     (log,) = (tmp_path / "logs").iterdir()
     assert '"event":"shutdown"' in log.read_text().splitlines()[-1]
+
+
+@pytest.mark.process
+def test_several_models_are_measured_one_after_another_each_with_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [made_model(tmp_path / name, SHAPES["tiny"]).rename(tmp_path / f"{name}.gguf") for name in ("one", "two")]
+    given = [part for model in models for part in ("--model", str(model))]
+    sizes = ["--ctx-size", "2048", "--parallel", "4", "--threads", "1", "--rounds", "1", "--scenario", "1-stream"]
+    assert run(["load", *given, *sizes, "--out", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    for model in models:
+        report = json.loads((tmp_path / "out" / model.stem / "report.json").read_text())
+        assert report["circumstances"]["model"] == model.name
+        (line,) = [line for line in report["lines"] if line["is_own"]]
+        assert line["ours_per_cpu_s"][0] > 0
+        assert line["roof"] > line["ours"][0]

@@ -1,13 +1,16 @@
 """The table: what it says is what is asked."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tools.bench.answers import Ask
+from tools.bench.measures import at_least
 from tools.bench.prompts import Prompts
-from tools.bench.scenarios import N_JOBS, N_PROMPT_TOKENS, N_SLOTS, SCENARIOS, SIZES, Scenario
+from tools.bench.scenarios import LARGE, N_JOBS, N_PROMPT_TOKENS, N_SLOTS, SCENARIOS, SIZES, WARM_UP, Scenario
+from tools.bench.texts import n_words_of
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 
@@ -22,7 +25,7 @@ def n_words(ask: Ask) -> int:
     return len(ask.prompt.split())
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, WARM_UP], ids=lambda scenario: scenario.name)
 def test_a_seed_gives_a_scenario_s_requests_in_the_order_of_their_phases(scenario: Scenario) -> None:
     found = scenario.asks(Prompts(9))
     assert found == scenario.asks(Prompts(9))
@@ -31,7 +34,7 @@ def test_a_seed_gives_a_scenario_s_requests_in_the_order_of_their_phases(scenari
     assert all(len(ask.prompt) <= 32_768 for ask in found)
 
 
-@pytest.mark.parametrize("scenario", [*SCENARIOS, *SIZES], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, *SIZES], ids=lambda scenario: scenario.name)
 def test_a_measure_has_one_meaning_in_a_scenario(scenario: Scenario) -> None:
     names = [measure.name for measure in scenario.measures]
     assert len(names) == len(set(names))
@@ -43,11 +46,42 @@ def test_names_are_different_and_words_that_a_shell_takes() -> None:
     assert all(name.replace("-", "").isalnum() for name in BY_NAME)
 
 
+@pytest.mark.parametrize("suffix", ["", "-no-drafts"])
 @pytest.mark.parametrize("n_streams", [4, 8, 16])
-def test_streams_are_of_64_words_and_96_tokens_at_once(n_streams: int) -> None:
-    assert [(n_words(ask), ask.n_tokens, ask.phase) for ask in asks(f"{n_streams}-streams")] == [
-        (64, 96, 0)
-    ] * n_streams
+def test_streams_are_of_64_words_and_96_tokens_at_once(n_streams: int, suffix: str) -> None:
+    found = asks(f"{n_streams}-streams{suffix}")
+    assert [(n_words(ask), ask.n_tokens, ask.phase) for ask in found] == [(64, 96, 0)] * n_streams
+
+
+@pytest.mark.parametrize("scenarios", [SCENARIOS, LARGE], ids=["all", "large"])
+def test_what_drafts_gain_is_told_by_the_same_requests_with_and_without_them(scenarios: Sequence[Scenario]) -> None:
+    by_name = {scenario.name: scenario for scenario in scenarios}
+    pairs = [(by_name.get(name.removesuffix("-no-drafts")), one) for name, one in by_name.items() if not one.has_drafts]
+    assert [one.name for _, one in pairs][:4] == [
+        f"{n}-no-drafts" for n in ("1-stream", "4-streams", "8-streams", "16-streams")
+    ]
+    for with_drafts, without in pairs:
+        if with_drafts is not None:
+            assert with_drafts.has_drafts
+            assert with_drafts.asks(Prompts(1)) == without.asks(Prompts(1))
+            assert (with_drafts.title, with_drafts.text) == (without.title, without.text)
+
+
+def test_real_text_is_told_apart_and_has_as_many_words() -> None:
+    real, random = BY_NAME["8-streams-real"], BY_NAME["8-streams"]
+    assert (real.title, real.text != random.text) == (random.title, True)
+    assert len(real.asks(Prompts(1))) == len(random.asks(Prompts(1)))
+    for ask in real.asks(Prompts(1)):
+        assert n_words_of(ask.prompt) == pytest.approx(64, abs=1)
+
+
+def test_large_models_are_asked_less_of_the_same_and_in_no_more_than_1000_words() -> None:
+    assert {scenario.name for scenario in LARGE} < set(BY_NAME)
+    for scenario in LARGE:
+        fewer, more = scenario.asks(Prompts(1)), BY_NAME[scenario.name].asks(Prompts(1))
+        assert sum(ask.n_tokens for ask in fewer) <= sum(ask.n_tokens for ask in more)
+        assert max(n_words(ask) for ask in fewer) <= 1000
+        assert [measure.bound for measure in scenario.own] == [measure.bound for measure in BY_NAME[scenario.name].own]
 
 
 @pytest.mark.parametrize(("name", "size"), [("1-stream", (64, 96)), ("first-token", (400, 8)), ("sampled", (64, 96))])
@@ -57,10 +91,10 @@ def test_lone_streams_come_one_after_another(name: str, size: tuple[int, int]) -
     assert [ask.phase for ask in found] == list(range(len(found)))
 
 
-def test_sizes_ask_for_one_stream_eight_streams_and_a_prompt_without_a_bound() -> None:
+def test_sizes_ask_for_one_stream_eight_streams_and_a_prompt_that_keep_up() -> None:
     found = {scenario.name: [(n_words(ask), ask.n_tokens) for ask in scenario.asks(Prompts(1))] for scenario in SIZES}
     assert found == {"1-stream": [(64, 64)], "8-streams": [(16, 64)] * 8, "prompt": [(384, 8)]}
-    assert [measure.bound for scenario in SIZES for measure in scenario.own] == [None] * 3
+    assert [measure.bound for scenario in SIZES for measure in scenario.own] == [at_least(0.97)] * 3
 
 
 @pytest.mark.model
@@ -110,7 +144,7 @@ def test_64_jobs_come_at_once_after_the_streams_that_are_their_measure() -> None
     phases = [ask.phase for ask in asks("64-jobs")]
     assert phases == [0] * N_SLOTS + [1] * N_JOBS
     assert BY_NAME["64-jobs"].worker_flags == ("--parallel", "8")
-    assert not BY_NAME["64-jobs"].has_peers
+    assert not BY_NAME["64-jobs"].peers
 
 
 @pytest.mark.parametrize(("name", "n_long"), [("5", 5), ("5-in-512", 5), ("8", 8)])

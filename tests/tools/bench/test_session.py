@@ -12,7 +12,7 @@ from tests.tools.bench.made_report import CIRCUMSTANCES
 from tests.tools.bench.stand_in import DIALECTS, PROGRAM
 from tools.bench.scenarios import SCENARIOS
 from tools.bench.servers import Plan
-from tools.bench.session import Found, Wanted, measure
+from tools.bench.session import Found, Wanted, companies_of, measure
 from tools.bench.sides import LlamaBench
 
 pytestmark = pytest.mark.process
@@ -27,9 +27,13 @@ def wanted(folder: Path, *names: str) -> Wanted:
     tool.write_text(f"#!{sys.executable}\nprint('[{{\"avg_ts\": 151.5}}]')\n")
     tool.chmod(0o755)
     return Wanted(
-        ours=OURS,
-        peers=[PEER],
-        speculating=replace(PEER, name="llama-server-ngram"),
+        sides=[
+            ("ours", OURS),
+            ("ours without drafts", OURS.named("llorch-worker-no-drafts")),
+            ("judged", PEER),
+            ("beside", PEER.named("llama-server-our-flags")),
+            ("speculating", PEER.named("llama-server-ngram")),
+        ],
         llama_bench=LlamaBench(tool, folder / "m.gguf", 2),
         scenarios=[BY_NAME[name] for name in names],
         n_refusals=20,
@@ -43,7 +47,10 @@ def wanted(folder: Path, *names: str) -> Wanted:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return asyncio.run(
-        measure(wanted(tmp_path_factory.mktemp("run"), "1-stream", "64-jobs", "quoting"), lambda *_: None)
+        measure(
+            wanted(tmp_path_factory.mktemp("run"), "1-stream-no-drafts", "1-stream", "64-jobs", "quoting"),
+            lambda *_: None,
+        )
     )
 
 
@@ -51,8 +58,10 @@ def test_each_scenario_has_its_sides_in_the_order_asked_for(found: Found) -> Non
     report = found.report(CIRCUMSTANCES)
     own = [(line.scenario, line.peer) for line in report.lines if line.is_own]
     assert own == [
+        ("1-stream-no-drafts", "llama-server"),
+        ("1-stream-no-drafts", "llama-server-our-flags"),
+        ("1-stream-no-drafts", "llama-bench"),
         ("1-stream", "llama-server"),
-        ("1-stream", "llama-bench"),
         ("64-jobs", None),
         ("quoting", "llama-server"),
         ("quoting", "llama-server-ngram"),
@@ -61,7 +70,9 @@ def test_each_scenario_has_its_sides_in_the_order_asked_for(found: Found) -> Non
 
 
 def test_memory_is_told_of_every_server_that_was_started(found: Found) -> None:
-    assert [one.process for one in found.resident] == ["llorch-worker", "llama-server", "llama-server-ngram"]
+    """Of those of the first scenarios; servers that speculate come later."""
+    names = ["llorch-worker", "llorch-worker-no-drafts", "llama-server", "llama-server-our-flags"]
+    assert [one.process for one in found.resident] == names
     assert all(one.memory.resident_bytes > one.memory.anonymous_bytes > 1_000_000 for one in found.resident)
 
 
@@ -72,16 +83,25 @@ def test_the_overload_has_a_worker_with_few_places(found: Found) -> None:
 
 
 def test_versions_are_the_peers_own_words(found: Found) -> None:
-    assert found.versions == {"llama-server": "b1-stand-in", "llama-server-ngram": "b1-stand-in"}
+    names = ("llama-server", "llama-server-our-flags", "llama-server-ngram")
+    assert found.versions == dict.fromkeys(names, "b1-stand-in")
 
 
-def test_every_round_has_servers_of_its_own(tmp_path: Path) -> None:
+def test_every_round_has_servers_of_its_own_and_none_that_play_nothing(tmp_path: Path) -> None:
     found = asyncio.run(measure(replace(wanted(tmp_path, "1-stream"), n_refusals=0, n_rounds=2), lambda *_: None))
-    assert len(list(tmp_path.glob("*.log"))) == 2 * len([OURS, PEER])
+    logs = [path.name.rsplit("-", 1)[0] for path in tmp_path.glob("*.log")]
+    assert sorted(set(logs)) == ["llama-server", "llorch-worker"]
     (played,) = found.played
-    assert {name: len(turns) for name, turns in played.turns.items()} == dict.fromkeys(
-        ["llorch-worker", "llama-server", "llama-bench"], 2
-    )
+    assert {name: len(turns) for name, turns in played.turns.items()} == {"llorch-worker": 2, "llama-server": 2}
+
+
+def test_scenarios_for_which_peers_speculate_have_servers_of_their_own() -> None:
+    usual, speculative = companies_of(SCENARIOS)
+    assert [scenario.name for scenario in speculative] == ["code-edit", "quoting", "agent-loop"]
+    assert {scenario.name for scenario in (*usual, *speculative)} == {
+        scenario.name for scenario in SCENARIOS if not scenario.worker_flags
+    }
+    assert companies_of(usual) == [usual]
 
 
 def test_without_the_scenarios_of_all_sides_no_peer_is_started(tmp_path: Path) -> None:

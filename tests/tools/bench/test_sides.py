@@ -4,18 +4,18 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tools.bench.stand_in import OURS, stand_in
+from tests.tools.bench.stand_in import stand_in
 from tools.bench.answers import Ask
-from tools.bench.dialects import Dialect, LlamaServer
-from tools.bench.measures import at_least
+from tools.bench.measures import at_least, stream_rate
 from tools.bench.prompts import Prompts
-from tools.bench.scenarios import SCENARIOS, SIZES, Scenario
-from tools.bench.sides import LlamaBench, ServedSide, Turn, until_quiet
+from tools.bench.scenarios import LARGE, SCENARIOS, SIZES, Scenario
+from tools.bench.sides import LlamaBench, Part, ServedSide, Turn, plays, until_quiet
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 ASKS = [Ask(prompt="a b", n_tokens=5, phase=phase) for phase in range(3)]
@@ -23,13 +23,8 @@ ASKS = [Ask(prompt="a b", n_tokens=5, phase=phase) for phase in range(3)]
 
 def turn(manner: dict[str, Any], asks: Sequence[Ask] = ASKS, scenario: Scenario = SCENARIOS[0]) -> Turn:
     with stand_in(**manner) as server:
-        side = ServedSide(server.as_server(), is_ours=True)
+        side = ServedSide(server.as_server(), "ours")
         return asyncio.run(side.turn(scenario, asks))
-
-
-def side(*, is_ours: bool, is_speculating: bool = False, dialect: Dialect = OURS) -> ServedSide:
-    with stand_in() as server:
-        return ServedSide(server.as_server(dialect), is_ours, is_speculating)
 
 
 # ── a server ─────────────────────────────────────────────────────────────────────────────────────
@@ -58,23 +53,51 @@ def test_a_turn_in_which_anything_failed_has_no_number(manner: dict[str, Any], s
     assert said in found.error
 
 
-def test_who_plays_what() -> None:
-    ours, peer = side(is_ours=True), side(is_ours=False)
-    speculating = side(is_ours=False, is_speculating=True, dialect=LlamaServer())
-    plays = {name: [one.plays(scenario) for one in (ours, peer, speculating)] for name, scenario in BY_NAME.items()}
-    for name in ("64-jobs", "small-among-5", "small-among-5-in-512", "small-among-8"):
-        assert plays.pop(name) == [True, False, False]
-    assert plays.pop("code-edit") == plays.pop("quoting") == plays.pop("agent-loop") == [True, True, True]
-    assert set(map(tuple, plays.values())) == {(True, True, False)}
+def test_a_turn_has_what_was_asked_and_what_a_second_of_the_processors_yielded(tmp_path: Path) -> None:
+    """The stand-in counts a prompt's words. It is this process, so that its processor time is not nothing."""
+    with stand_in() as server:
+        known = replace(server.as_server(), pids={"server": os.getpid()})
+        found = asyncio.run(ServedSide(known, "ours").turn(SCENARIOS[0], ASKS * 20))
+    assert [phase.n_tokens for phase in found.work] == [(5,) * 20] * 3
+    assert found.work[0].n_new == (2.0, *[0.0] * 19)
+    assert 10 < found.per_cpu_s < 1_000_000
+    assert turn({}).per_cpu_s == 0.0
 
 
-def test_beside_a_speculating_peer_there_are_other_bounds_or_none() -> None:
-    quoting, sampled, agent_loop = (BY_NAME[name].own[0] for name in ("quoting", "sampled", "agent-loop"))
-    assert side(is_ours=False).bound(quoting) == quoting.bound
-    assert side(is_ours=False, is_speculating=True).bound(quoting) == at_least(1.0)
-    assert side(is_ours=False, is_speculating=True).bound(sampled) is None
-    assert side(is_ours=False).bound(agent_loop) == at_least(2.0)
-    assert side(is_ours=False, is_speculating=True).bound(agent_loop) == at_least(1.3)
+PEERS: tuple[Part, ...] = ("judged", "beside", "speculating")
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        ("judged", {name for name, one in BY_NAME.items() if not one.worker_flags}),
+        ("speculating", {"code-edit", "quoting", "agent-loop"}),
+        ("ours without drafts", {name for name in BY_NAME if name.endswith("-no-drafts")}),
+        ("ours", {name for name in BY_NAME if not name.endswith("-no-drafts")}),
+    ],
+)
+def test_who_plays_what(part: Part, names: set[str]) -> None:
+    assert {name for name, scenario in BY_NAME.items() if plays(part, scenario)} == names
+
+
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *LARGE, *SIZES], ids=lambda scenario: scenario.name)
+def test_a_scenario_is_played_by_one_of_our_workers_and_by_no_peer_but_the_judged_one_without_it(
+    scenario: Scenario,
+) -> None:
+    assert plays("ours", scenario) != plays("ours without drafts", scenario)
+    if any(plays(peer, scenario) for peer in PEERS):
+        assert plays("judged", scenario)
+    if scenario.worker_flags:
+        assert not any(plays(peer, scenario) for peer in PEERS)
+
+
+def test_a_peer_has_the_bound_of_its_part() -> None:
+    both = stream_rate(at_least(1.6), at_least(1.0))
+    bounds = {}
+    for part in ("judged", "speculating", "beside", "ours"):
+        with stand_in() as server:
+            bounds[part] = ServedSide(server.as_server(), part).bound(both)
+    assert bounds == {"judged": at_least(1.6), "speculating": at_least(1.0), "beside": None, "ours": None}
 
 
 # ── llama-bench ──────────────────────────────────────────────────────────────────────────────────
@@ -113,13 +136,12 @@ def test_llama_bench_that_fails_is_a_failed_turn(tmp_path: Path) -> None:
     assert (dict(found.numbers), found.n_failed, found.error) == ({}, 1, "llama-bench ended with 4")
 
 
-def test_llama_bench_plays_one_stream_and_the_prompt_and_has_its_own_bound() -> None:
+def test_llama_bench_plays_one_stream_without_drafts_and_the_prompt_and_is_only_told() -> None:
     bench = LlamaBench(Path("b"), Path("m"), 2)
-    assert [name for name, scenario in BY_NAME.items() if bench.plays(scenario)] == ["1-stream"]
+    for scenarios in (SCENARIOS, LARGE):
+        assert [one.name for one in scenarios if bench.plays(one)] == ["1-stream-no-drafts", "1-stream-real-no-drafts"]
     assert [scenario.name for scenario in SIZES if bench.plays(scenario)] == ["1-stream", "prompt"]
-    bound = bench.bound(SCENARIOS[0].own[0])
-    assert bound is not None
-    assert (bound.sense, bound.limit) == ("at least", 0.97)
+    assert (bench.part, bench.bound(SCENARIOS[0].own[0])) == ("beside", None)
 
 
 # ── quiet ────────────────────────────────────────────────────────────────────────────────────────

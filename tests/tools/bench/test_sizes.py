@@ -59,13 +59,14 @@ def test_a_row_has_our_number_and_each_peer_s_with_the_ratio_s_spread() -> None:
         *("small", "11.0 tokens/s"),
         *("10.0 tokens/s", "1.100 (1.000 to 1.200)"),
         *("8.0 tokens/s", "1.375 (1.250 to 1.500)"),
+        *("302.0 tokens/s", "0.04"),
     )
 
 
 def test_without_peers_our_numbers_stand_alone() -> None:
     (_, [cells]), (_, [missing]), *_, (_, [memory]) = tables([measured([line(peer=None, theirs=(), ratio=None)])])
-    assert cells == ("small", "151.0 tokens/s", "", "", "", "")
-    assert missing == ("small", "-", "", "", "", "")
+    assert cells == ("small", "151.0 tokens/s", *[""] * 4, "302.0 tokens/s", "0.50")
+    assert missing == ("small", "-", *[""] * 6)
     assert memory == ("small", "100 MB", "150 MB", *[""] * 6)
 
 
@@ -100,7 +101,7 @@ def test_a_made_model_is_measured_beside_both_of_llama_cpp_s_tools(
     bench = program(tmp_path / "bench", "echo '[{\"avg_ts\": 151.5}]'")
     tools = ["--peer-binary", str(server), "--llama-bench", str(bench)]
     given = ["--size", "tiny", "--made", str(tmp_path / "made"), "--rounds", "1", "--threads", "1"]
-    assert run(["sizes", *given, *tools, "--seed", "5", "--out", str(tmp_path / "out")]) == 0
+    assert run(["sizes", *given, *tools, "--seed", "5", "--out", str(tmp_path / "out")]) == 1
     (size,) = json.loads((tmp_path / "out" / "sizes.json").read_text())
     assert size["name"] == "random-tiny.Q4_K"
     assert size["file_bytes"] == (tmp_path / "made" / SHAPES["tiny"].file_name).stat().st_size
@@ -114,8 +115,11 @@ def test_a_made_model_is_measured_beside_both_of_llama_cpp_s_tools(
     ]
     assert all(one["ours"][0] > 0 and one["theirs"][0] > 0 for one in size["report"]["lines"] if one["is_own"])
     assert "--prompt-lookup off" in size["report"]["circumstances"]["commands"]["llorch-worker"]
-    rows = [row.split("\t") for row in capsys.readouterr().out.splitlines()]
+    shown = capsys.readouterr()
+    rows = [row.split("\t") for row in shown.out.splitlines()]
     assert [row[0] for row in rows] == [size["name"]] * 4
+    # Nothing keeps up with a peer that computes nothing.
+    assert "random-tiny.Q4_K: prompt: prompt is" in shown.err.splitlines()[-1]
     assert (tmp_path / "out" / "sizes.md").read_text().startswith("| 1 stream, 64 / 64 | ours | llama-server |")
 
 

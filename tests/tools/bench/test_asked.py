@@ -1,0 +1,97 @@
+"""What the options name: which sides are started with which flags, and what is asked of a model of a size."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tools.bench.asked import LARGE_BYTES, NAMES, ROUNDS, ROUNDS_OF_LARGE, Asked
+from tools.bench.dialects import LlamaServer
+from tools.bench.scenarios import LARGE, SCENARIOS
+from worker.errors import UsageError
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Asked:
+    model, binary = tmp_path / "m.gguf", tmp_path / "llama-server"
+    for path in (model, binary):
+        path.write_bytes(b"")
+    return Asked(
+        model=str(model),
+        models_dir=tmp_path,
+        catalog=None,
+        rounds=None,
+        scenarios=(),
+        ctx_size=16_384,
+        parallel=16,
+        threads=2,
+        worker_flags=["--itl-target-ms", "0"],
+        url=None,
+        api_key=None,
+        peers=(),
+        peer_binary=binary,
+        our_flags_binary=binary,
+        ik_server=binary,
+        llama_bench=None,
+    )
+
+
+def large(asked: Asked) -> Asked:
+    with asked.file.open("ab") as file:
+        file.truncate(LARGE_BYTES + 1)  # without taking room on the disk
+    return asked
+
+
+def test_every_side_has_a_name_of_its_own_and_ours_comes_first(asked: Asked) -> None:
+    sides = asked.wanted(1, Path()).sides
+    assert [(part, plan.name) for part, plan in sides] == [
+        ("ours", "llorch-worker"),
+        ("ours without drafts", "llorch-worker-no-drafts"),
+        ("judged", "llama-server"),
+        ("beside", "llama-server-our-flags"),
+        ("beside", "ik-llama-server"),
+        ("speculating", "llama-server-ngram"),
+        ("speculating", "llama-server-ngram-simple"),
+    ]
+    assert all(
+        isinstance(plan.dialect, LlamaServer) == (part not in ("ours", "ours without drafts")) for part, plan in sides
+    )
+
+
+def test_all_sides_have_the_same_threads_and_our_two_workers_differ_by_their_drafts_alone(asked: Asked) -> None:
+    (_, ours), (_, without), *peers = asked.wanted(1, Path()).sides
+    assert without.flags == (*ours.flags, "--prompt-lookup", "off")
+    assert ours.flags[-2:] == ("--itl-target-ms", "0")
+    for _, plan in peers:
+        assert plan.flags[plan.flags.index("-t") + 1] == "2"
+        assert plan.flags[plan.flags.index("-np") + 1] == "16"
+
+
+def test_a_small_model_is_asked_everything_and_a_large_one_less_and_less_often(asked: Asked) -> None:
+    wanted = asked.wanted(1, Path())
+    assert (wanted.scenarios, wanted.n_rounds) == (list(SCENARIOS), ROUNDS)
+    assert wanted.n_refusals > 0
+    wanted = large(asked).wanted(1, Path())
+    assert (wanted.scenarios, wanted.n_rounds, wanted.n_refusals) == (list(LARGE), ROUNDS_OF_LARGE, 0)
+    assert replace(asked, rounds=5).wanted(1, Path()).n_rounds == 5
+
+
+def test_what_is_not_asked_of_a_large_model_is_refused_by_name(asked: Asked) -> None:
+    with pytest.raises(UsageError, match=r"--scenario 64-jobs is not asked of a model as large as m\.gguf"):
+        replace(large(asked), scenarios=("64-jobs",)).check()
+
+
+def test_at_a_url_what_needs_a_worker_of_its_own_is_left_out(asked: Asked) -> None:
+    there = replace(
+        asked, url="http://127.0.0.1:1", worker_flags=[], peer_binary=None, our_flags_binary=None, ik_server=None
+    )
+    wanted = there.wanted(1, Path())
+    assert [part for part, _ in wanted.sides] == ["ours"]
+    assert {scenario.name for scenario in wanted.scenarios} | set(there.left_out) == set(NAMES)
+    assert all(scenario.has_drafts and not scenario.worker_flags for scenario in wanted.scenarios)
+    assert there.roof() is None
+
+
+def test_sides_with_one_name_are_refused(asked: Asked) -> None:
+    with pytest.raises(UsageError, match="two sides are called ik-llama-server"):
+        replace(asked, peers=("ik-llama-server=http://127.0.0.1:1",)).check()

@@ -1,0 +1,183 @@
+"""What the options of `load` name: the servers and their flags, the scenarios, the roof, the circumstances.
+
+Refuses to know how options are spelled (load_command.py) and how anything is measured (session.py).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import worker
+from tools.bench.peaks import peaks
+from tools.bench.report import Circumstances
+from tools.bench.roofs import Roof, Weights
+from tools.bench.scenarios import LARGE, SCENARIOS, Scenario
+from tools.bench.servers import IK_SERVER, LLAMA_SERVER, OURS, Plan, for_children, found, llama_server, our_worker
+from tools.bench.session import Found, Wanted
+from tools.bench.sides import LlamaBench, Part
+from worker.commands.places import present
+from worker.errors import UsageError
+from worker.model.info import read_info
+from worker.parity.provenance import now_rfc3339, this_machine
+
+OVERLOAD = "overload"
+_N_REFUSALS = 10_000
+NAMES = (*(scenario.name for scenario in SCENARIOS), OVERLOAD)
+_ALONE = {OVERLOAD, *(one.name for one in SCENARIOS if one.worker_flags or not one.has_drafts)}
+"""Those that need a worker of their own."""
+LARGE_BYTES = 300_000_000
+"""A file of more is asked less, and less often."""
+ROUNDS, ROUNDS_OF_LARGE = 7, 3
+_NO_DRAFTS = ("--prompt-lookup", "off")
+_IK_CELLS = 2
+_SPECULATIONS: dict[str, tuple[str, ...]] = {
+    "ngram": (
+        *("--spec-type", "ngram-mod,ngram-map-k"),
+        *("--spec-ngram-mod-n-match", "16", "--spec-ngram-mod-n-min", "8", "--spec-ngram-mod-n-max", "32"),
+        *("--spec-ngram-map-k-size-n", "4", "--spec-ngram-map-k-size-m", "12"),
+    ),
+    "ngram-simple": ("--spec-type", "ngram-simple"),
+}
+"""llama-server's counterparts of prompt lookup that need no other model: the flags with the fewest steps, and those
+that its documentation names first. docs/performance.md has others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options as they were given, and what they name: the servers, the scenarios, the circumstances."""
+
+    model: str | None
+    models_dir: Path
+    catalog: Path | None
+    rounds: int | None
+    scenarios: tuple[str, ...]
+    ctx_size: int
+    parallel: int
+    threads: int
+    worker_flags: list[str]
+    url: str | None
+    api_key: str | None
+    peers: tuple[str, ...]
+    peer_binary: Path | None
+    our_flags_binary: Path | None
+    ik_server: Path | None
+    llama_bench: Path | None
+
+    def check(self) -> None:
+        """Raises: UsageError; ModelNotFound where something has to be started."""
+        self.wanted(0, Path())
+
+    @property
+    def file(self) -> Path:
+        """Raises: ModelNotFound, UsageError."""
+        return present(self.model, self.models_dir, self.catalog)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the scenarios. Raises: UsageError for one that is not asked at a URL, or of so large a model."""
+        known = [scenario.name for scenario in self._scenarios] + ([] if self._is_large else [OVERLOAD])
+        if self.url and (refused := _ALONE.intersection(self.scenarios)):
+            raise UsageError(f"--scenario {min(refused)} needs a worker of its own: leave out --url")
+        if unknown := [name for name in self.scenarios if name not in known]:
+            raise UsageError(
+                f"--scenario {unknown[0]} is not asked of a model as large as {self.file.name}: leave it out"
+            )
+        return self.scenarios or tuple(name for name in known if name not in (_ALONE if self.url else ()))
+
+    @property
+    def left_out(self) -> list[str]:
+        """Scenarios that nobody left out by name."""
+        return [name for name in NAMES if self.url and not self.scenarios and name in _ALONE]
+
+    def wanted(self, seed: int, logs: Path) -> Wanted:
+        """Raises: UsageError; ModelNotFound where something has to be started."""
+        return Wanted(
+            sides=self._sides(),
+            llama_bench=LlamaBench(self.llama_bench, self.file, self.threads) if self.llama_bench else None,
+            scenarios=[scenario for scenario in self._scenarios if scenario.name in self.names],
+            n_refusals=_N_REFUSALS if OVERLOAD in self.names else 0,
+            n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
+            seed=seed,
+            logs=logs,
+            environment=for_children(),
+        )
+
+    def roof(self) -> Roof | None:
+        """Measured now; None at a URL, whose machine is unknown, and where the machine has no C compiler."""
+        if self.url:
+            return None
+        weights = Weights.of(read_info(self.file))
+        found = peaks(self.threads, weights.n_bytes)
+        return Roof(weights, found) if found else None
+
+    def circumstances(self, wanted: Wanted, found: Found, roof: Roof | None) -> Circumstances:
+        own = {OURS: worker.__version__, "llama-cpp-python": version("llama-cpp-python")}
+        return Circumstances(
+            created=now_rfc3339(),
+            model=self.file.name if self._needs_model else "",
+            machine=this_machine(self.threads),
+            versions=own | found.versions,
+            commands={plan.name: plan.shown for _, plan in wanted.sides},
+            openmp={name: value for name, value in wanted.environment.items() if name.startswith(("OMP_", "GOMP_"))},
+            n_rounds=wanted.n_rounds,
+            seed=wanted.seed,
+            roof=roof,
+        )
+
+    @property
+    def _needs_model(self) -> bool:
+        return not self.url or any((self.peer_binary, self.our_flags_binary, self.ik_server, self.llama_bench))
+
+    @property
+    def _is_large(self) -> bool:
+        return not self.url and self.file.stat().st_size > LARGE_BYTES
+
+    @property
+    def _scenarios(self) -> Sequence[Scenario]:
+        return LARGE if self._is_large else SCENARIOS
+
+    def _sides(self) -> list[tuple[Part, Plan]]:
+        sides = list(self._all_sides())
+        names = [plan.name for _, plan in sides]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UsageError(f"two sides are called {min(twice)}: give --peer another name")
+        return sides
+
+    def _all_sides(self) -> Iterator[tuple[Part, Plan]]:
+        ours = self._ours()
+        yield "ours", ours
+        if not self.url:
+            yield "ours without drafts", ours.with_flags(_NO_DRAFTS).named(f"{OURS}-no-drafts")
+        if self.peer_binary:
+            yield "judged", self._llama_server(LLAMA_SERVER, self.peer_binary)
+        for peer in self.peers:
+            yield "judged", _named(peer)
+        if self.our_flags_binary:
+            yield "beside", self._llama_server(f"{LLAMA_SERVER}-our-flags", self.our_flags_binary)
+        if self.ik_server:
+            # Its slots have equal parts of the cells: each as many as a slot of the others may have for a long prompt.
+            flags = ["-c", str(self.ctx_size * _IK_CELLS), "-np", str(self.parallel), "-t", str(self.threads)]
+            yield "beside", llama_server(IK_SERVER, self.ik_server, self.file, flags)
+        if self.peer_binary:
+            for name, speculation in _SPECULATIONS.items():
+                yield "speculating", self._llama_server(f"{LLAMA_SERVER}-{name}", self.peer_binary, speculation)
+
+    def _ours(self) -> Plan:
+        if self.url and self.worker_flags:
+            raise UsageError("--worker-flags are for a worker that is started: leave out --url, or them")
+        if self.url:
+            return found(OURS, self.url, self.api_key)
+        flags = ["--ctx-size", str(self.ctx_size), "--parallel", str(self.parallel), "--threads", str(self.threads)]
+        return our_worker(self.file, [*flags, *self.worker_flags])
+
+    def _llama_server(self, name: str, binary: Path, flags: Sequence[str] = ()) -> Plan:
+        own = ["-c", str(self.ctx_size), "-np", str(self.parallel), "-kvu", "-t", str(self.threads)]
+        return llama_server(name, binary, self.file, [*own, *flags])
+
+
+def _named(peer: str) -> Plan:
+    name, equals, url = peer.partition("=")
+    if not name or not equals:
+        raise UsageError(f"--peer {peer}: give it as NAME=URL, as in {LLAMA_SERVER}=http://127.0.0.1:8081")
+    return found(name, url)
