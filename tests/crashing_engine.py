@@ -205,6 +205,10 @@ class CrashingRunner:
     def n_threads(self) -> int:
         return self._runner.n_threads
 
+    @property
+    def can_abort(self) -> bool:
+        return self._runner.can_abort
+
     def run(self, step: Step) -> list[Sampled]:
         if step.kind == "decode":
             if any(slice_.slot in self._stalling for slice_ in step.slices):

@@ -258,7 +258,15 @@ class FakeRunner:
     """
 
     def __init__(
-        self, model: ToyModel, *, n_slots: int, n_cells: int, chunk: int, widest_step: int = 0, can_share: bool = True
+        self,
+        model: ToyModel,
+        *,
+        n_slots: int,
+        n_cells: int,
+        chunk: int,
+        widest_step: int = 0,
+        can_share: bool = True,
+        can_abort: bool = True,
     ) -> None:
         self.model = model
         self.kv = FakeKv(n_slots=n_slots, n_cells=n_cells, can_share=can_share)
@@ -270,6 +278,7 @@ class FakeRunner:
         """Tokens that steps have computed, all together."""
         self.before_run: Callable[[Step], None] = _look_away
         self.n_threads = 1
+        self.can_abort = can_abort
         self.has_room = True
         self.n_kept_at_abort = 0
         self._is_abort_requested = False

@@ -263,7 +263,7 @@ def test_fixed_steps_are_one_prompts_chunk_whatever_else_there_is_to_do() -> Non
     scheduler = Scheduler(n_slots=4, n_cells=1000, budget=budget, policy=FirstCome(is_reserving=True))
     for job, n_prompt in enumerate((20, 3, 3)):
         scheduler.add(waiting(job, n_prompt, max_tokens=1))
-    budget.prefill_took(8, 9.0)
+    budget.took_beside(8, 4.0, 9.0)
     steps = [next_computed(scheduler) for _ in range(5)]
     assert sorted(step.n_tokens for step in steps) == [3, 3, 4, 8, 8]
     assert all(len(step.slices) == 1 for step in steps)

@@ -76,7 +76,7 @@ class Probe:
         step_ms = found["decode", 1]
         request_ms = max(0.0, 1000 * (await self._told(self._new(1), 2)).first_token_s - step_ms)
         found["request", 1] = request_ms
-        widest = widest_step_of(health.prefill_chunk, Settings().ubatch_size)
+        widest = widest_step_of(health.prefill_chunk, Settings().ubatch_size, can_abort=False)
         for rows in _widths(LEAST_CHUNK, widest):
             found["prefill", rows] = 1000 * (await self._told(self._new(rows), 2)).first_token_s - request_ms
         deep = self._new(N_DEEP)

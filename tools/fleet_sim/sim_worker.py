@@ -129,6 +129,8 @@ class SimRunner:
     """Draws what each job says that it is answered (`Ask.sampling`)."""
 
     n_threads = 1
+    can_abort = False
+    """The clock stands still between two steps: nobody comes while one runs."""
 
     def __init__(self, costs: StepCosts, clock: Clock) -> None:
         self.kv = SimKv(costs, clock)

@@ -144,6 +144,12 @@ class Step(msgspec.Struct, frozen=True):
     def n_tokens(self) -> int:
         return sum(len(slice_.tokens) for slice_ in self.slices)
 
+    @property
+    def depth(self) -> float:
+        """How many cells of its own slot a token has before it, on average."""
+        looks = sum(len(slice_.tokens) * (slice_.start + len(slice_.tokens) / 2) for slice_ in self.slices)
+        return looks / self.n_tokens
+
 
 class Sampled(msgspec.Struct, frozen=True):
     """What a slot drew: the token, its raw bytes (control tokens: empty), and whether it ends generation."""
@@ -213,6 +219,11 @@ class Runner(Protocol):
         """How many threads compute now."""
         ...
 
+    @property
+    def can_abort(self) -> bool:
+        """Whether `request_abort` stops a running step."""
+        ...
+
     def run(self, step: Step) -> list[Sampled]:
         """Decode the step and draw for every slice that has `sampling`, in slice order: one token, and one more for
         each draft token that was drawn. All of a slice's tokens are kept, also wrong drafts: `kv.trim` these. A slice
@@ -229,7 +240,7 @@ class Runner(Protocol):
         ...
 
     def request_abort(self) -> None:
-        """Ask a running step to stop early; from any thread. Has no effect on backends that cannot."""
+        """Ask a running step to stop early; from any thread. Has no effect where it cannot."""
         ...
 
     def forget_abort(self) -> None:

@@ -21,6 +21,8 @@ class EngineConfig:
     """How many tokens a prefill step has at first while somebody generates."""
     widest_step: int = 0
     """How many tokens a prefill step has while nobody generates; less than the chunk means the chunk."""
+    chunk_s: float = 0.0
+    """How many seconds a chunk took at warm-up; 0 if that is not known."""
     itl_target_s: float = 0.150
     """How long a job may wait between two tokens while others' prompts are read."""
     is_deterministic: bool = False
@@ -55,6 +57,7 @@ class EngineConfig:
             context_length=facts.context_length,
             chunk=facts.prefill_chunk,
             widest_step=model.widest_step,
+            chunk_s=facts.step_s * facts.prefill_chunk / max(model.widest_step, facts.prefill_chunk),
             itl_target_s=asked.itl_target_s,
             is_deterministic=asked.is_deterministic,
             prefix_cache_bytes=facts.prefix_cache_bytes,
@@ -69,11 +72,15 @@ class EngineConfig:
             tells_blocks=asked.tells_blocks,
         )
 
-    def prefill_budget(self) -> PrefillBudget:
+    def prefill_budget(self, *, can_abort: bool) -> PrefillBudget:
+        """`can_abort`: a step can be stopped while it runs."""
         return PrefillBudget(
             chunk=self.chunk,
             widest_step=self.widest_step,
             itl_target_s=self.itl_target_s,
+            chunk_s=self.chunk_s,
+            row_s=self.row_costs[0][1] if self.row_costs else 0.0,
+            can_abort=can_abort,
             is_fixed=self.is_deterministic,
         )
 

@@ -6,6 +6,7 @@ Finished, Failed or cancelled.
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -97,7 +98,7 @@ class Engine:
     """Continuous batching over one runner, as `config` says.
 
     `emit` takes frames in order and never blocks; `clock` gives the monotonic seconds that frames carry. `warn` is told
-    of what has failed and ends no job.
+    of what has failed and ends no job. `while_running`: entered while a step runs, and nothing here changes.
     """
 
     def __init__(
@@ -110,8 +111,11 @@ class Engine:
         draft: LoadedDraft | None = None,
         marks: Marks = NO_MARKS,
         warn: Callable[[str], None] = _keep_quiet,
+        while_running: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._runner = runner
+        self._while_running = while_running
+        self._itl_target_s = config.itl_target_s
         self._context_length = config.context_length
         self._n_headroom = max(config.chunk, config.widest_step) + MAX_DRAFTS
         """The number of cells that are kept free for the next step."""
@@ -133,7 +137,7 @@ class Engine:
         self.scheduler = Scheduler(
             n_slots=config.n_slots,
             n_cells=config.n_cells,
-            budget=config.prefill_budget(),
+            budget=config.prefill_budget(can_abort=runner.can_abort),
             policy=config.policy(can_keep=self.prefix_cache.is_keeping),
         )
         self._drafts = Drafts(
@@ -146,6 +150,8 @@ class Engine:
         )
         self.step_jobs: frozenset[JobKey] = frozenset()
         """Jobs of the step that runs now; read by the intake thread to decide whether to abort it."""
+        self._run_now: tuple[Step, float] | None = None
+        """The prefill step that runs now and may be stopped for a newcomer, and when it should end."""
         self._announced: tuple[JobKey, ...] = ()
         self._step_report = StepReport()
 
@@ -206,6 +212,19 @@ class Engine:
         if constraint is not None:
             constraint.end_within(sequence.max_tokens)
         self.scheduler.add(sequence)
+
+    def is_in_the_way(self, prompt: list[TokenId]) -> bool:
+        """Whether the step that runs is to be stopped for a job with this prompt, which has just come: its prompt would
+        be read first, and it would wait for longer than a target. Asked on any thread, but only while a step runs.
+        """
+        if self._run_now is None:
+            return False
+        step, ends_s = self._run_now
+        # A step that is long overdue may take as long again.
+        if abs(ends_s - self._clock()) <= self._itl_target_s:
+            return False
+        n_tokens = self.prefix_cache.n_missing(prompt, self.scheduler.running.values())
+        return n_tokens is not None and self.scheduler.is_first(n_tokens, self._n_spare_cells, step)
 
     def cancel(self, job: JobKey) -> None:
         """Forget a job; its slot and cells are free before the next step. Unknown jobs are ignored."""
@@ -398,8 +417,12 @@ class Engine:
     def _attempt(self, step: Step) -> list[Sampled]:
         """What the step drew. Jobs that it cannot go on with are paused or failed, and an aborted step drew nothing."""
         began_s = self._clock()
+        may_lose = self.scheduler.may_lose(step)
+        expected_s = self.scheduler.expected_s(step) if may_lose else 0.0
+        self._run_now = (step, began_s + expected_s) if may_lose else None
         try:
-            sampled = self._runner.run(step)
+            with self._while_running():
+                sampled = self._runner.run(step)
         except BadBatch as error:
             return self._bisect(step, error)
         except NoRoom:
@@ -408,7 +431,11 @@ class Engine:
         except Aborted:
             for slice_ in step.slices:
                 self._runner.kv.trim(slice_.slot, slice_.start)
+            if may_lose:
+                self.scheduler.lose(step, min(1.0, (self._clock() - began_s) / max(expected_s, 1e-6)))
             return []
+        finally:
+            self._run_now = None
         seconds = self._clock() - began_s
         n_drafted, n_accepted = self._drafts.judge(step, sampled, self.scheduler.running, seconds)
         self._step_report.n_drafted += n_drafted

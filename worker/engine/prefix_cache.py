@@ -134,6 +134,20 @@ class PrefixCache:
         sequence.move(State.TELL if sequence.has_untold else State.PREFILL)
         return True
 
+    def n_missing(self, prompt: list[TokenId], running: Iterable[Sequence]) -> int | None:
+        """How many tokens of a prompt would be computed if it came now; None where it would wait until another one has
+        computed its beginning. Nothing changes.
+        """
+        if not self._kv.can_share:
+            return len(prompt)
+        known = [(each.tokens, len(each.tokens)) for each in self._retained.values()]
+        known += [(one.tokens, self._n_worth(one)) for one in running]
+        n_found = max([self.index.match(prompt), *(min(n_common(prompt, tokens), n) for tokens, n in known)])
+        coming = [n_common(prompt, one.tokens) for one in running if one.state is State.PREFILL]
+        if max(coming, default=0) >= n_found + self._worthwhile:
+            return None
+        return max(1, len(prompt) - n_found)
+
     def keep(self, sequence: Sequence, *, is_last: bool = False) -> None:
         """Keep what a sequence that is about to lose its slot has computed. On a CPU it stays in the retained slot if
         the sequence is the last that runs; else what the index does not have of it is copied out.

@@ -16,10 +16,12 @@ next.
 
 from bisect import insort
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from heapq import heapify, heappop, heappush
+from math import ceil
 
 from worker.engine.backend import Slice, Step
-from worker.engine.prefill_budget import PrefillBudget
+from worker.engine.prefill_budget import WIDENING, PrefillBudget
 from worker.engine.sequence import Sequence, State
 from worker.engine.shares import DECODE_MARGIN, Policy
 from worker.wire.messages import JobKey, SlotId, StepKind
@@ -159,15 +161,16 @@ class Scheduler:
         prefilling = [sequence for sequence in self.running.values() if sequence.state is State.PREFILL]
         decoding = [sequence for sequence in self.running.values() if sequence.state is State.DECODE]
         if prefilling and (not decoding or self._last_kind == "decode"):
-            size = self._prefill_budget.size if decoding else self._prefill_budget.widest
-            return Step("prefill", self._prefill(prefilling, size))
+            in_order = self._in_order(prefilling)
+            size = self._size_beside(in_order) if decoding else self._size_alone(in_order)
+            return Step("prefill", self._prefill(in_order, size))
         return Step("decode", self._decode(decoding)) if decoding else None
 
     def begin(self, step: Step) -> None:
         """Count the turn of a step that is run now. A chosen step that found no room was nobody's turn."""
         self._last_kind = step.kind
         if step.kind == "prefill":
-            oldest = min((one for one in self.running.values() if one.state is State.PREFILL), key=_age)
+            oldest = min((one for one in self.running.values() if one.state is State.PREFILL), key=lambda one: one.job)
             has_oldest = any(slice_.slot == oldest.slot for slice_ in step.slices)
             self._n_passes = 0 if has_oldest else self._n_passes + 1
 
@@ -179,7 +182,9 @@ class Scheduler:
         if step.kind == "decode":
             self._prefill_budget.decode_took(seconds)
         elif self.is_generating:
-            self._prefill_budget.prefill_took(step.n_tokens, seconds)
+            self._prefill_budget.took_beside(step.n_tokens, step.depth, seconds)
+        else:
+            self._prefill_budget.took_alone(step.n_tokens, step.depth, seconds)
         for slice_ in step.slices:
             self.running[slice_.slot].advance(len(slice_.tokens) - slice_.n_drafts, slice_.n_drafts)
 
@@ -196,13 +201,36 @@ class Scheduler:
             slices.append(slice_)
         return tuple(slices)
 
-    def _prefill(self, prefilling: list[Sequence], size: int) -> tuple[Slice, ...]:
-        """The next slices of as many prompts as `size` tokens have room for, the shortest rest first; those with
-        log-probabilities share the rows there are for them.
+    # ── prefill steps ────────────────────────────────────────────────────────────────────────────
+
+    def _in_order(self, prefilling: list[Sequence]) -> list[Sequence]:
+        """The shortest rest first, unless the oldest has been passed by too often."""
+        is_oldest_first = self._n_passes == PASSES
+        return sorted(prefilling, key=lambda one: one.job if is_oldest_first else one.n_to_compute)
+
+    def _size_beside(self, prefilling: Seq[Sequence]) -> int:
+        n_whole = sum(one.n_turn + one.n_to_compute for one in prefilling)
+        return self._prefill_budget.size_beside(n_whole, _deepest(prefilling))
+
+    def _size_alone(self, in_order: Seq[Sequence]) -> int:
+        """The size of a step while nobody generates. Where it can be stopped for a newcomer, the first prompt has as
+        much of it as it may lose, and others that fit into a few targets are read to their end along with it.
         """
-        in_order = sorted(prefilling, key=lambda sequence: sequence.n_to_compute)
-        if self._n_passes == PASSES:
-            in_order.sort(key=_age)
+        budget, first, depth = self._prefill_budget, in_order[0], _deepest(in_order)
+        if not budget.can_abort:
+            return budget.widest
+        size = max(budget.size_within(1, depth), min(first.n_to_compute, self._most_lost(first)))
+        n_shared = budget.size_within(WIDENING, depth)
+        for other in in_order[1:]:
+            if size + other.n_to_compute > n_shared or other.n_to_compute > self._most_lost(other):
+                break
+            size += other.n_to_compute
+        return min(size, budget.widest)
+
+    def _prefill(self, in_order: list[Sequence], size: int) -> tuple[Slice, ...]:
+        """The next slices of as many prompts as `size` tokens have room for; those with log-probabilities share the
+        rows there are for them.
+        """
         if self._prefill_budget.is_fixed:
             del in_order[1:]
             size -= in_order[0].n_computed % size
@@ -217,6 +245,36 @@ class Scheduler:
                 n_scored -= len(slice_.tokens) if sequence.is_scoring else 0
         return tuple(slices)
 
+    # ── steps that are stopped ───────────────────────────────────────────────────────────────────
 
-def _age(sequence: Sequence) -> JobKey:
-    return sequence.job
+    def may_lose(self, step: Step) -> bool:
+        """Whether a step may be stopped for a newcomer: nobody generates, and none of its prompts has lost too much."""
+        return (
+            step.kind == "prefill"
+            and self._prefill_budget.can_abort
+            and not self.is_generating
+            and all(len(each.tokens) <= self._most_lost(self.running[each.slot]) for each in step.slices)
+        )
+
+    def lose(self, step: Step, share: float) -> None:
+        """Count what a step had computed when it was stopped: that share of its tokens."""
+        for slice_ in step.slices:
+            self.running[slice_.slot].n_lost += ceil(share * len(slice_.tokens))
+
+    def _most_lost(self, sequence: Sequence) -> int:
+        return self._prefill_budget.most_lost(sequence.n_turn, sequence.n_lost)
+
+    def expected_s(self, step: Step) -> float:
+        """How many seconds a prefill step takes that may be stopped."""
+        return self._prefill_budget.expected_s(step.n_tokens, step.depth)
+
+    def is_first(self, n_tokens: int, n_free_cells: int, step: Step) -> bool:
+        """Whether a job that came now, with so many tokens to compute, would have a slot and cells, and its prompt
+        would be read before what the step reads.
+        """
+        has_room = self.free_slots and not self.waiting and n_tokens + DECODE_MARGIN <= self._n_spare(n_free_cells)
+        return bool(has_room) and n_tokens < min(self.running[each.slot].n_to_compute for each in step.slices)
+
+
+def _deepest(prefilling: Seq[Sequence]) -> int:
+    return max(sequence.n_computed for sequence in prefilling)

@@ -88,6 +88,8 @@ class Sequence:
     """How many rows were computed for it, drafts included."""
     n_turn: int = 0
     """How many of these since it got its slot."""
+    n_lost: int = 0
+    """How many of its tokens were computed in steps that were stopped, as far as is known."""
     n_pauses: int = 0
     """How often it was paused."""
     n_passed: int = 0

@@ -176,7 +176,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     kept = kept_of(info, placement.plan, prefix_bytes, can_share=runner.kv.can_share)
     if shapes.retention is not None and not shapes.retention.is_copying_worthwhile and kept.limit_bytes:
         kept = Kept(0, COPYING_IS_SLOW)
-    widest_step = shapes.chunk if config.is_deterministic else widest_step_of(shapes.chunk, runner.context.n_ubatch)
+    widest_step = _widest_step(config, shapes, runner)
     is_without_flash = runner.context.is_without_flash
     facts = msgspec.structs.replace(
         _facts(info, placement, found, shapes, kept),
@@ -188,6 +188,12 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     )
     loaded = LoadedRunner(runner, model, info, facts, shapes, widest_step)
     return loaded if beside is None or draft is None else _with_draft(loaded, beside, draft)
+
+
+def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:
+    if config.is_deterministic:
+        return shapes.chunk
+    return widest_step_of(shapes.chunk, runner.context.n_ubatch, can_abort=runner.can_abort)
 
 
 def placed(config: Configure, info: ModelInfo) -> Placement:

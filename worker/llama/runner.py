@@ -49,6 +49,10 @@ class LlamaRunner:
         return self.context.n_threads
 
     @property
+    def can_abort(self) -> bool:
+        return self.context.can_abort
+
+    @property
     def sizes(self) -> BufferSizes:
         """The sizes of the model's buffers and the context's."""
         return self.model.sizes + self.context.sizes

@@ -3,12 +3,14 @@
 Owns the socket's reading end and its thread: it has prompts read, compiles constraints, refuses what does not fit, and
 answers questions about tokens.
 Jobs and cancels go on to the step thread through the inbox. Knows nothing of slots and steps, but for one thing: a step
-whose jobs are all cancelled is asked to stop.
+is asked to stop whose jobs are all cancelled, or which is in the way of a job that has just come.
 """
 
 import queue
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from worker.engine.backend import Constraint, Found, LoadedModel
@@ -71,6 +73,8 @@ class Intake:
         self._max_tokens_in = 0
         self._engine: Engine | None = None
         self._cancelled: set[JobKey] = set()
+        self._between_steps = threading.Lock()
+        """The step thread has it, except while a step runs: who takes it meanwhile finds the engine at rest."""
         self.inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="intake", daemon=True).start()
 
@@ -79,6 +83,19 @@ class Intake:
         self._max_tokens_in = config.max_tokens_in
         self._engine = engine
         self._model = model
+
+    def take_turns(self) -> None:
+        """Called by the step thread, once: the engine is its own from now on, except `while_running`."""
+        self._between_steps.acquire()
+
+    @contextmanager
+    def while_running(self) -> Iterator[None]:
+        """The Engine's `while_running`."""
+        self._between_steps.release()
+        try:
+            yield
+        finally:
+            self._between_steps.acquire()
 
     def _read(self) -> None:
         buffer = FrameBuffer()
@@ -98,6 +115,8 @@ class Intake:
         if self._model is not None and self._model.flush is not None:
             leaving = Leaving(threading.Event())
             self.inbox.put(leaving)
+            # Nobody hears any more what a step would give.
+            self._model.runner.request_abort()
             leaving.is_put_away.wait(FAREWELL_S)
             self._model.flush(FAREWELL_S)
 
@@ -151,6 +170,7 @@ class Intake:
         else:
             self._outbox.send(Accepted(job=submit.job, prompt_tokens=len(prompt)))
             self.inbox.put(Queued(submit, prompt, constraint, prediction))
+            self._abort_if_in_the_way(prompt)
 
     def _tokens_of(self, submit: Submit) -> list[TokenId] | Violation:
         assert self._model is not None
@@ -174,6 +194,18 @@ class Intake:
         if isinstance(read, Violation):
             return Violation("prediction", read.constraint, f"prediction: {read.message}")
         return read.tokens
+
+    def _abort_if_in_the_way(self, prompt: list[TokenId]) -> None:
+        """Stop the running step where a job that is in the inbox now should not wait for it."""
+        assert self._engine is not None
+        assert self._model is not None
+        # Where the lock is taken no step runs, and the job is found in a moment.
+        if self._between_steps.acquire(blocking=False):
+            try:
+                if self._engine.is_in_the_way(prompt):
+                    self._model.runner.request_abort()
+            finally:
+                self._between_steps.release()
 
     def _abort_if_nobody_waits(self, job: JobKey) -> None:
         """Stop the running step when each of its jobs is cancelled; a mistake costs one repeated step (loop.py)."""

@@ -61,7 +61,9 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         draft=model.draft,
         marks=model.marks,
         warn=_warn,
+        while_running=intake.while_running,
     )
+    intake.take_turns()
     intake.serve(config, model, engine)
     # What is here now stays: the collector would walk all of it every few hundred steps, for milliseconds.
     gc.freeze()
