@@ -5,10 +5,12 @@
 `Configure.model_path` says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text; BROKEN: its first
 step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG, STARVED: it
 cannot be loaded; DIFFERING: its self-test finds that answers depend on the jobs beside them; UNTESTABLE: its self-test
-finds nothing out; KEEPING: what it keeps outlives it, and it has found something.
+finds nothing out; KEEPING: what it keeps outlives it, and it has found something; SLOW: steps that read a long prompt
+go on until one is stopped.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from itertools import chain, repeat
 
@@ -24,7 +26,7 @@ from worker.process.main import main
 from worker.wire.messages import Configure, Conversation, Prompt, Residency, SelfTested, SlotId, TokenId, Violation
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
-STARVED, DIFFERING, UNTESTABLE, KEEPING = "starved", "differing", "untestable", "keeping"
+STARVED, DIFFERING, UNTESTABLE, KEEPING, SLOW = "starved", "differing", "untestable", "keeping", "slow"
 FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
 
 ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
@@ -43,7 +45,28 @@ class BrokenRunner(FakeRunner):
         raise RuntimeError("llama_decode failed with code -3")
 
 
-RUNNERS = {TOY: FakeRunner, LOUD: LoudRunner, BROKEN: BrokenRunner, LEAVING: FakeRunner, DIFFERING: FakeRunner}
+LONG = 256
+"""How many tokens SLOW reads in one step, without an end if it is not stopped."""
+
+
+class SlowRunner(FakeRunner):
+    def run(self, step: Step) -> list[Sampled]:
+        if step.n_tokens == LONG:
+            assert _stopped.wait(PATIENCE_S), "the step is in somebody's way"
+        return super().run(step)
+
+    def request_abort(self) -> None:
+        super().request_abort()
+        _stopped.set()
+
+
+_stopped = threading.Event()
+PATIENCE_S = 60.0
+
+RUNNERS = {
+    TOY: FakeRunner, LOUD: LoudRunner, BROKEN: BrokenRunner, LEAVING: FakeRunner, DIFFERING: FakeRunner,
+    SLOW: SlowRunner,
+}
 
 
 def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
@@ -56,8 +79,10 @@ def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
         raise ImportError("a page of advice") from OSError("failed to map segment\nfrom shared object")
     on_progress(100)
     runner = RUNNERS.get(config.model_path, FakeRunner)(
-        ToyModel(), n_slots=FACTS.parallel, n_cells=FACTS.n_cells, chunk=FACTS.prefill_chunk
+        ToyModel(), n_slots=FACTS.parallel, n_cells=FACTS.n_cells, chunk=FACTS.prefill_chunk, widest_step=LONG
     )
+    if config.model_path == SLOW:
+        return LoadedModel(runner, ToyPrompts(), lambda _: None, replace(FACTS, step_s=10.0), widest_step=LONG)
     if config.model_path == LEAVING:
         answers = chain([THERE], repeat(GONE))
         return LoadedModel(runner, ToyPrompts(), lambda _: None, ON_A_GPU, residency=lambda: next(answers))

@@ -23,8 +23,10 @@ from tests.toy_engine import (
     GONE,
     KEEPING,
     LEAVING,
+    LONG,
     LOUD,
     LOUD_BYTES,
+    SLOW,
     STARVED,
     THERE,
     TOO_BIG,
@@ -51,6 +53,7 @@ from worker.wire.messages import (
     Sampling,
     SelfTested,
     Started,
+    StepBegun,
     StepDone,
     Submit,
 )
@@ -194,6 +197,17 @@ def test_it_leaves_with_its_front_also_in_the_middle_of_a_job() -> None:
         code, words = engine.end()
         assert code == 0
         assert "Traceback" not in words
+
+
+def test_a_step_that_reads_a_long_prompt_is_stopped_for_a_short_one_that_comes() -> None:
+    """The step would not end by itself."""
+    with toy_engine(SLOW) as engine:
+        engine.next(Loaded)
+        engine.send(job(1, prompt="x" * (LONG + 40)))
+        assert engine.next(StepBegun).jobs == (JobKey(1),)
+        engine.send(job(2, max_tokens=1))
+        assert engine.story()[-1].finished == (Finished(JobKey(2), "MAX_TOKENS"),)
+        assert engine.story()[-1].finished == (Finished(JobKey(1), "MAX_TOKENS"),)
 
 
 def test_cancels_of_jobs_it_does_not_know_are_ignored() -> None:

@@ -106,10 +106,13 @@ class Context:
         """The batch indexes of the last decode → rows of its logits."""
         self._rows, self._logits_address = _NO_ROWS, 0
         self._abort_flag = AbortFlag()
-        self.can_abort = model.device.backend in ("cpu", "metal") and model.can_rewind
-        """Whether `request_abort` has an effect."""
         if self.can_abort:
             self._abort_flag.watched_by(self._handle)
+
+    @property
+    def can_abort(self) -> bool:
+        """Whether `request_abort` has an effect: where the backend asks, and the model can be rewound afterwards."""
+        return self._model.device.backend in ("cpu", "metal") and self._model.can_rewind
 
     @property
     def can_pad(self) -> bool:
@@ -223,7 +226,7 @@ class Context:
     def request_abort(self) -> None:
         """Stop the running decode within a few graph nodes, and every later one until `forget_abort`; any thread.
 
-        Without effect unless `can_abort`: where the backend does not ask, or the model could not be rewound afterwards.
+        Without effect unless `can_abort`.
         """
         self._abort_flag.up()
 

@@ -59,6 +59,10 @@ class Leaving:
 Work = Inbound | Queued | Found | Leaving
 """What the step thread takes between steps."""
 
+_GLANCE_S = 0.1
+"""How long a new job is kept from others that come, until a step runs. Between two steps there are milliseconds; where
+it takes longer, the engine has something else to do and looks into the inbox next."""
+
 FAREWELL_S = 1.5
 """How long the process stays for a step to end, and as long again for files to be written; the front waits for 5 s."""
 
@@ -199,8 +203,8 @@ class Intake:
         """Stop the running step where a job that is in the inbox now should not wait for it."""
         assert self._engine is not None
         assert self._model is not None
-        # Where the lock is taken no step runs, and the job is found in a moment.
-        if self._between_steps.acquire(blocking=False):
+        # The step thread may have taken what is in the inbox just before, and be about to begin a step.
+        if self._between_steps.acquire(timeout=_GLANCE_S):
             try:
                 if self._engine.is_in_the_way(prompt):
                     self._model.runner.request_abort()
