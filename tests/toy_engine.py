@@ -64,7 +64,11 @@ _stopped = threading.Event()
 PATIENCE_S = 60.0
 
 RUNNERS = {
-    TOY: FakeRunner, LOUD: LoudRunner, BROKEN: BrokenRunner, LEAVING: FakeRunner, DIFFERING: FakeRunner,
+    TOY: FakeRunner,
+    LOUD: LoudRunner,
+    BROKEN: BrokenRunner,
+    LEAVING: FakeRunner,
+    DIFFERING: FakeRunner,
     SLOW: SlowRunner,
 }
 

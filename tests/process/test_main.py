@@ -203,7 +203,7 @@ def test_a_step_that_reads_a_long_prompt_is_stopped_for_a_short_one_that_comes()
     """The step would not end by itself."""
     with toy_engine(SLOW) as engine:
         engine.next(Loaded)
-        engine.send(job(1, prompt="x" * (LONG + 40)))
+        engine.send(job(1, max_tokens=1, prompt="x" * (LONG + 40)))
         assert engine.next(StepBegun).jobs == (JobKey(1),)
         engine.send(job(2, max_tokens=1))
         assert engine.story()[-1].finished == (Finished(JobKey(2), "MAX_TOKENS"),)
