@@ -17,9 +17,10 @@ import uvloop
 
 from tools.bench.asked import LARGE_BYTES, NAMES, ROUNDS, ROUNDS_OF_LARGE, Asked
 from tools.bench.measures import check
-from tools.bench.report import Report, bad_news, tables
+from tools.bench.report import Report
 from tools.bench.scenarios import Scenario
 from tools.bench.session import measure
+from tools.bench.tables import bad_news, tables
 from tools.markdown import table
 from worker.commands.places import where
 from worker.commands.tables import print_table

@@ -22,11 +22,12 @@ from tools.bench.asked import Asked
 from tools.bench.load_command import split_flags, tell
 from tools.bench.measures import check
 from tools.bench.processes import Memory
-from tools.bench.report import Line, Report, mb, missed, roof_cells, shown
+from tools.bench.report import Line, Report
 from tools.bench.scenarios import SIZES, Scenario
 from tools.bench.servers import LLAMA_SERVER, OURS
 from tools.bench.session import measure
 from tools.bench.sides import LLAMA_BENCH
+from tools.bench.tables import circumstances, mb, missed, roof_cells, shown
 from tools.made_model import SHAPES, made_model
 from tools.markdown import Cells, table
 from worker.commands.places import present, where
@@ -160,8 +161,9 @@ class Size:
         return Memory(sum(one.resident_bytes for one in parts), sum(one.anonymous_bytes for one in parts))
 
 
-def tables(found: Sequence[Size]) -> Iterator[tuple[Cells, list[Cells]]]:
-    """Columns and rows: a table for each scenario, then one of the memory; a row for each file."""
+def tables(found: Sequence[Size]) -> Iterator[tuple[Cells, Sequence[Cells]]]:
+    """Columns and rows: a table for each scenario, then one of the memory, a row for each file; with what and where the
+    last file was measured."""
     for scenario in SIZES:
         beside = [cell for peer in (LLAMA_SERVER, LLAMA_BENCH) for cell in (f">{peer}", f">ours / {peer}'s")]
         yield (scenario.title, ">ours", *beside, ">roof", ">ours by roof"), [_speeds(size, scenario) for size in found]
@@ -171,6 +173,8 @@ def tables(found: Sequence[Size]) -> Iterator[tuple[Cells, list[Cells]]]:
         *(">ours without mapped files", f">{LLAMA_SERVER}", f">ours / {LLAMA_SERVER}'s"),
     )
     yield columns, [_memory(size) for size in found]
+    for size in found[-1:]:
+        yield circumstances(size.report.circumstances)
 
 
 def _speeds(size: Size, scenario: Scenario) -> Cells:
