@@ -30,7 +30,6 @@ LARGE_BYTES = 300_000_000
 """A file of more is asked less, and less often."""
 ROUNDS, ROUNDS_OF_LARGE = 7, 3
 _NO_DRAFTS = ("--prompt-lookup", "off")
-_IK_CELLS = 2
 _SPECULATIONS: dict[str, tuple[str, ...]] = {
     "ngram": (
         *("--spec-type", "ngram-mod,ngram-map-k"),
@@ -104,7 +103,7 @@ class Asked:
         )
 
     def roof(self) -> Roof | None:
-        """Measured now; None at a URL, whose machine is unknown, and where the machine has no C compiler."""
+        """What the processor allows, measured now; None at a URL, whose machine is unknown, or without a C compiler."""
         if self.url:
             return None
         weights = Weights.of(read_info(self.file))
@@ -122,7 +121,7 @@ class Asked:
             openmp={name: value for name, value in wanted.environment.items() if name.startswith(("OMP_", "GOMP_"))},
             n_rounds=wanted.n_rounds,
             seed=wanted.seed,
-            roof=roof,
+            roof=None if found.is_on_gpu else roof,
         )
 
     @property
@@ -156,8 +155,8 @@ class Asked:
         if self.our_flags_binary:
             yield "beside", self._llama_server(f"{LLAMA_SERVER}-our-flags", self.our_flags_binary)
         if self.ik_server:
-            # Its slots have equal parts of the cells: each as many as a slot of the others may have for a long prompt.
-            flags = ["-c", str(self.ctx_size * _IK_CELLS), "-np", str(self.parallel), "-t", str(self.threads)]
+            # Its slots have equal parts of the cells, and the longest prompt needs more than one of sixteen.
+            flags = ["-c", str(2 * self.ctx_size), "-np", str(self.parallel), "-t", str(self.threads)]
             yield "beside", llama_server(IK_SERVER, self.ik_server, self.file, flags)
         if self.peer_binary:
             for name, speculation in _SPECULATIONS.items():

@@ -28,6 +28,8 @@ class Server:
     """Its processes by what they are; none where it is somebody else's."""
     allocated_bytes: int = 0
     """Memory that it allocated for the model, as a worker of ours says it; 0 of others."""
+    is_on_gpu: bool = False
+    """As a worker of ours says it."""
     silence_s: float = SILENCE_S
     """A stream that says nothing for so long is given up."""
 

@@ -16,6 +16,8 @@ _FLAGS = ("-O3", "-funroll-loops", "-march=native", "-pthread")
 _N_TRIES, _TRY_S = 3, 0.3
 _END_S = 120.0
 _READ = "read"
+_MAX_BYTES = 1_000_000_000
+"""More than the caches of any processor hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,9 @@ class Peaks:
 
 
 def peaks(n_threads: int, n_bytes: int) -> Peaks | None:
-    """None where there is no C compiler for this processor, or none of its instructions is known."""
+    """Of `n_bytes` at most a billion are read. None where there is no C compiler for this processor, or none of its
+    instructions is known."""
+    n_bytes = min(n_bytes, _MAX_BYTES)
     with tempfile.TemporaryDirectory(prefix="llorch-peaks-") as folder:
         program = Path(folder) / "peaks"
         if not _compile(program):

@@ -14,6 +14,7 @@ from typing import Literal
 from tools.bench.texts import KINDS
 
 Text = Literal["random words", "code, prose, chats"]
+WORDS: Text = "random words"
 REAL: Text = "code, prose, chats"
 
 _WORDS_TO_A_COMMA = 3
@@ -41,10 +42,10 @@ class Prompts:
         self._n_given = 0
         self._kinds = cycle(KINDS)
 
-    def of(self, n_words: int, text: Text = "random words") -> str:
+    def of(self, n_words: int, text: Text = WORDS) -> str:
         """`n_words` words, at least 2, no space at the beginning. The kinds of real text come in turn."""
         assert n_words >= 2, n_words
-        if text == "random words":
+        if text == WORDS:
             return in_sentences([*self._serial(), *self.words(n_words - 2)])
         return f"{' '.join(self._serial())}\n\n{next(self._kinds)(self.chance(), n_words - 2)}"
 

@@ -122,7 +122,7 @@ class Circumstances:
     seed: int
     """Of all prompts."""
     roof: Roof | None
-    """The limits of this machine with this model; None where they could not be measured."""
+    """The limits of this machine's processor with this model; None where they were not measured, or on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

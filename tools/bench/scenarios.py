@@ -26,7 +26,7 @@ from tools.bench.measures import (
     stream_rate,
     total_rate,
 )
-from tools.bench.prompts import REAL, Prompts, Text, agent_loop, code_edit, in_sentences, quotation
+from tools.bench.prompts import REAL, WORDS, Prompts, Text, agent_loop, code_edit, in_sentences, quotation
 from worker.config.settings import Settings
 
 PROMPT = "prompt"
@@ -37,7 +37,8 @@ _WORDS_OF_THE_PROMPT = 384
 
 Role = Literal["judged", "beside", "speculating"]
 """What a peer is there for: to be kept up with, to be told as a column, or to be kept up with by drafts."""
-USUAL_PEERS, LOOKUP_PEERS = frozenset[Role]({"judged", "beside"}), frozenset[Role]({"judged", "speculating"})
+_USUAL_PEERS, _LOOKUP_PEERS = frozenset[Role]({"judged", "beside"}), frozenset[Role]({"judged", "speculating"})
+_JUDGED_ALONE = frozenset[Role]({"judged"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +52,11 @@ class Scenario:
     """The requests of a round, all sides' the same; sorted by phase."""
     own: tuple[Measure, ...]
     """What it is for; the headline first."""
-    text: Text = "random words"
+    text: Text = WORDS
     """What its prompts are made of."""
     has_drafts: bool = True
     """Our worker guesses tokens from earlier text, as it does by default."""
-    peers: frozenset[Role] = USUAL_PEERS
+    peers: frozenset[Role] = _USUAL_PEERS
     has_llama_bench: bool = False
     """llama-bench has the same number, without HTTP."""
     worker_flags: tuple[str, ...] = ()
@@ -68,7 +69,7 @@ class Scenario:
 
 
 def _streams(
-    n_streams: int, n_words: int = 64, n_tokens: int = 96, text: Text = "random words"
+    n_streams: int, n_words: int = 64, n_tokens: int = 96, text: Text = WORDS
 ) -> Callable[[Prompts], list[Ask]]:
     return lambda prompts: [Ask(prompt=prompts.of(n_words, text), n_tokens=n_tokens) for _ in range(n_streams)]
 
@@ -77,48 +78,45 @@ def _in_turn(asks: list[Ask]) -> list[Ask]:
     return [replace(ask, phase=phase) for phase, ask in enumerate(asks)]
 
 
-def _alone(
-    n_words: int, n_tokens: int, *, n_times: int = 3, text: Text = "random words"
-) -> Callable[[Prompts], list[Ask]]:
+def _alone(n_words: int, n_tokens: int, *, n_times: int = 3, text: Text = WORDS) -> Callable[[Prompts], list[Ask]]:
     """One stream after another: a round's number is the median of them."""
     return lambda prompts: _in_turn(_streams(n_times, n_words, n_tokens, text)(prompts))
 
 
 def _generating(
-    n_streams: int, text: Text = "random words", *, has_drafts: bool, n_tokens: int = 96, n_times: int = 3
+    n_streams: int, text: Text = WORDS, *, has_drafts: bool, n_tokens: int = 96, n_times: int = 3
 ) -> Scenario:
     """Streams of 64 words. What drafts gain is told beside the one peer that they are judged by."""
     is_alone = n_streams == 1
     least = _LEAST_OF_ONE_STREAM[text, has_drafts] if is_alone else 1.0
     return Scenario(
-        name="-".join(
-            [
-                f"{n_streams}-stream{'' if is_alone else 's'}",
-                *(["real"] if text == REAL else []),
-                *([] if has_drafts else ["no-drafts"]),
-            ]
-        ),
+        name=_named(f"{n_streams}-stream{'' if is_alone else 's'}", text) + ("" if has_drafts else "-no-drafts"),
         title=f"{n_streams} stream{'' if is_alone else 's'}, 64 / {n_tokens}",
         asks=_alone(64, n_tokens, n_times=n_times, text=text) if is_alone else _streams(n_streams, 64, n_tokens, text),
         own=((stream_rate if is_alone else total_rate)(at_least(least)),),
         text=text,
         has_drafts=has_drafts,
-        peers=frozenset({"judged"}) if has_drafts else USUAL_PEERS,
+        peers=_JUDGED_ALONE if has_drafts else _USUAL_PEERS,
         has_llama_bench=is_alone and not has_drafts,
     )
 
 
-_LEAST_OF_ONE_STREAM: dict[tuple[Text, bool], float] = {
-    ("random words", True): 1.3,  # a greedy answer to random words repeats itself
+_LEAST_OF_ONE_STREAM = {
+    (WORDS, True): 1.3,  # a greedy answer to random words repeats itself
     (REAL, True): 1.0,
-    ("random words", False): 0.98,
+    (WORDS, False): 0.98,
     (REAL, False): 0.98,
 }
+"""By text, and whether there are drafts."""
 
 
-def _first_token(text: Text = "random words", *, n_times: int = 3) -> Scenario:
+def _named(name: str, text: Text) -> str:
+    return name if text == WORDS else f"{name}-real"
+
+
+def _first_token(text: Text = WORDS, *, n_times: int = 3) -> Scenario:
     return Scenario(
-        name="first-token" if text == "random words" else "first-token-real",
+        name=_named("first-token", text),
         title="1 stream, 400 / 8",
         asks=_alone(400, 8, n_times=n_times, text=text),
         own=(first_token(at_most(1.03)),),
@@ -140,13 +138,13 @@ def _again(prompts: Prompts) -> list[Ask]:
 _LONGEST_GAP_MS = 1.5 * Settings().itl_target_ms
 
 
-def _late_prompt(text: Text = "random words") -> Scenario:
+def _late_prompt(text: Text = WORDS) -> Scenario:
     def asks(prompts: Prompts) -> list[Ask]:
         late = Ask(prompt=prompts.of(900, text), n_tokens=8, is_late=True)
         return [*_streams(3, 24, 160, text)(prompts), late]
 
     return Scenario(
-        name="late-prompt" if text == "random words" else "late-prompt-real",
+        name=_named("late-prompt", text),
         title="3 streams, 24 / 160, a 900-word prompt arrives",
         asks=asks,
         own=(
@@ -182,7 +180,7 @@ def _agent_loop(n_turns: int) -> Scenario:
         asks=lambda prompts: _in_turn([Ask(prompt=prompt, n_tokens=96) for prompt in agent_loop(prompts, n_turns)]),
         own=(total_rate(at_least(1.3), at_least(1.3)),),
         text=REAL,
-        peers=LOOKUP_PEERS,
+        peers=_LOOKUP_PEERS,
     )
 
 
@@ -273,7 +271,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         asks=_repetitive(code_edit),
         own=(stream_rate(at_least(1.6), at_least(1.0)),),
         text=REAL,
-        peers=LOOKUP_PEERS,
+        peers=_LOOKUP_PEERS,
     ),
     Scenario(
         name="quoting",
@@ -281,7 +279,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         asks=_repetitive(quotation),
         own=(stream_rate(at_least(1.6), at_least(1.0)),),
         text=REAL,
-        peers=LOOKUP_PEERS,
+        peers=_LOOKUP_PEERS,
     ),
     _agent_loop(20),
     Scenario(
@@ -300,7 +298,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         title="24 requests of mixed lengths arriving by chance",
         asks=_mixture,
         own=(arriving_rate(),),
-        peers=frozenset({"judged"}),
+        peers=_JUDGED_ALONE,
     ),
 )
 """What a small model is asked."""
@@ -315,7 +313,7 @@ LARGE: tuple[Scenario, ...] = (
     ),
     _first_token(n_times=1),
     _first_token(REAL, n_times=1),
-    replace(_SHARED_PREFIX, peers=frozenset[Role]({"judged"})),
+    replace(_SHARED_PREFIX, peers=_JUDGED_ALONE),
     _AGAIN,
     _late_prompt(),
     _sampled(48, n_times=1),

@@ -163,6 +163,8 @@ class _Said(msgspec.Struct, frozen=True):
 
     build_info: str = ""
     memory_bytes: int = 0
+    vram_bytes: int = 0
+    """0 on a CPU."""
 
 
 async def _server(plan: Plan, address: Address, pids: Mapping[str, int]) -> Server:
@@ -171,7 +173,15 @@ async def _server(plan: Plan, address: Address, pids: Mapping[str, int]) -> Serv
         said = msgspec.json.decode((await ask_once(address, "GET", path)).body, type=_Said)
     except msgspec.DecodeError:
         said = _Said()
-    return Server(plan.name, address, plan.dialect, said.build_info, pids, allocated_bytes=said.memory_bytes)
+    return Server(
+        name=plan.name,
+        address=address,
+        dialect=plan.dialect,
+        version=said.build_info,
+        pids=pids,
+        allocated_bytes=said.memory_bytes,
+        is_on_gpu=said.vram_bytes > 0,
+    )
 
 
 def _parts(pid: int) -> dict[str, int]:

@@ -57,6 +57,8 @@ class Found:
     resident: Sequence[Resident] = ()
     allocated_bytes: int = 0
     """Memory that our worker allocated for the model, as it says itself."""
+    is_on_gpu: bool = False
+    """Our worker, as it says itself."""
     overload: Overload | None = None
     versions: dict[str, str] = field(default_factory=dict)
     """Of the peers."""
@@ -119,6 +121,7 @@ async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[S
                 found.versions[plan.name] = server.version
             if part == "ours":
                 found.allocated_bytes = server.allocated_bytes
+                found.is_on_gpu = server.is_on_gpu
             sides.append(ServedSide(server, part))
     if wanted.llama_bench and any(wanted.llama_bench.plays(scenario) for scenario in scenarios):
         sides.append(wanted.llama_bench)

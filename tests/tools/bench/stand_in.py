@@ -47,6 +47,7 @@ class Manner:
     has_no_text: bool = False
     is_no_http: bool = False
     is_ready: bool = True
+    vram_bytes: int = 0
     idle_s: float | None = None
     """A connection without a request for so long is closed."""
     hold: threading.Event | None = None
@@ -112,7 +113,8 @@ class _Handler(QuietHandler):
             self.wfile.write(b"SMTP here\r\n\r\n")
             self.close_connection = True
             return
-        said = {"build_info": "b1-stand-in"} if self.path == "/props" else {"memory_bytes": MEMORY_BYTES}
+        health = {"memory_bytes": MEMORY_BYTES, "vram_bytes": self.server.manner.vram_bytes}
+        said = {"build_info": "b1-stand-in"} if self.path == "/props" else health
         self._plain(200 if self.server.manner.is_ready else 503, json.dumps(said).encode())
 
     def do_POST(self) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.bench.made_report import ROOF
 from tools.bench.asked import LARGE_BYTES, NAMES, ROUNDS, ROUNDS_OF_LARGE, Asked
 from tools.bench.dialects import LlamaServer
 from tools.bench.scenarios import LARGE, SCENARIOS
+from tools.bench.session import Found
 from worker.errors import UsageError
 
 
@@ -90,6 +92,13 @@ def test_at_a_url_what_needs_a_worker_of_its_own_is_left_out(asked: Asked) -> No
     assert {scenario.name for scenario in wanted.scenarios} | set(there.left_out) == set(NAMES)
     assert all(scenario.has_drafts and not scenario.worker_flags for scenario in wanted.scenarios)
     assert there.roof() is None
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_a_processor_s_roof_is_none_of_a_gpu(asked: Asked, is_on_gpu: bool) -> None:
+    wanted = asked.wanted(1, Path())
+    found = Found(wanted, is_on_gpu=is_on_gpu)
+    assert asked.circumstances(wanted, found, ROOF).roof == (None if is_on_gpu else ROOF)
 
 
 def test_sides_with_one_name_are_refused(asked: Asked) -> None:

@@ -59,7 +59,8 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dialect"), [("llama-server", LlamaServer), ("llama-server-x", LlamaServer), ("b", Ours)]
+    ("name", "dialect"),
+    [("llama-server", LlamaServer), ("llama-server-x", LlamaServer), ("ik-llama-server", LlamaServer), ("b", Ours)],
 )
 def test_a_running_server_speaks_what_its_name_says(name: str, dialect: type, tmp_path: Path) -> None:
     with stand_in() as running:
@@ -69,6 +70,12 @@ def test_a_running_server_speaks_what_its_name_says(name: str, dialect: type, tm
     assert server.allocated_bytes == (0 if dialect is LlamaServer else MEMORY_BYTES)
     assert dict(server.pids) == {}
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("vram_bytes", [0, 1])
+def test_a_worker_with_device_memory_is_on_a_gpu(vram_bytes: int, tmp_path: Path) -> None:
+    with stand_in(vram_bytes=vram_bytes) as running:
+        assert opened(found("b", str(running.address)), tmp_path).is_on_gpu == (vram_bytes > 0)
 
 
 def test_a_running_server_that_is_not_ready_is_refused(tmp_path: Path) -> None:
