@@ -281,14 +281,19 @@ class Engine:
     def _take_step(self, step: Step) -> None:
         self._apply(step, self._run(step))
         self._report(step.kind)
-        # Only now: a copy takes milliseconds, and a first token may have waited for them.
-        self._tidy()
+        self.tidy()
         self._drafts.learn(is_idle=self.is_idle)
 
-    def _tidy(self) -> None:
-        if self.prefix_cache.tidy(self.scheduler.running.values(), self._n_headroom):
+    def tidy(self) -> bool:
+        """Put away a part of what ended jobs have left in the KV memory. False where all is tidy, or that has to wait.
+
+        Only behind the report, and while nothing runs: a copy takes milliseconds.
+        """
+        is_changed = self.prefix_cache.tidy(self.scheduler.running.values(), self._n_headroom)
+        if is_changed:
             self._report(None)
             self._tell_blocks()
+        return is_changed
 
     def _tell_blocks(self) -> None:
         if self._journal is not None:
@@ -556,7 +561,7 @@ class Engine:
 
     def _leave(self, sequence: Sequence) -> None:
         """End a sequence and keep what it computed for later prompts."""
-        self.prefix_cache.keep(sequence, is_last=len(self.scheduler.running) == 1)
+        self.prefix_cache.keep(sequence)
         self._drafts.remember(sequence)
         self._release(sequence)
 

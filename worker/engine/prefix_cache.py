@@ -5,8 +5,10 @@ Owns the choice of a source and what is kept for later. Refuses to know steps an
 The KV memory holds running sequences; a prefix that two of them have in common lies there once. Cells that an ended or
 paused sequence leaves are kept in one of two ways:
 
-- On a CPU they are copied out into the prefix index, because attention looks at every cell in use, dead ones too. Only
-  while nothing runs may the last sequence's cells stay in the KV memory, in the retained slot.
+- On a CPU they are copied out into the prefix index, because attention looks at every cell in use, dead ones too. They
+  wait for that in retained slots, where later sequences find them without a copy: copies are made behind a step's
+  report, a part at a time, and not while somebody waits for his first token. Only while nothing runs may the last
+  sequence's cells stay.
 - On a GPU they stay in the KV memory, in retained slots, and give way to running sequences, the longest unused first. A
   copy to main memory is thousands of small blocking reads there, and everybody would wait for it. Only while nothing
   runs are prompts copied out, which lie in one piece.
@@ -34,6 +36,13 @@ T = TypeVar("T")
 
 LEAST_KEPT = 16
 """How many tokens are worth the calls of copying them out, or in again."""
+
+PART = 256
+"""Copies are made of so many tokens at a time: 1 to 2 ms, and 15 where the system has to find the memory first."""
+
+MOST_DEAD = 1024
+"""On a CPU retained slots alone may hold so many cells for as long as somebody waits for his first token. Attention
+walks past them; copying them takes 3 ms, or 50."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +157,15 @@ class PrefixCache:
             return None
         return max(1, len(prompt) - n_found)
 
-    def keep(self, sequence: Sequence, *, is_last: bool = False) -> None:
-        """Keep what a sequence that is about to lose its slot has computed. On a CPU it stays in the retained slot if
-        the sequence is the last that runs; else what the index does not have of it is copied out.
+    def keep(self, sequence: Sequence) -> None:
+        """Keep what a sequence that is about to lose its slot has computed, in a retained slot. Where there is none for
+        it, what the index does not have is copied out.
         """
         if sequence.slot is None or not self.is_keeping or sequence.n_computed < LEAST_KEPT:
             return
         tokens = sequence.tokens[: self._n_worth(sequence)]
         kept = _Retained(sequence.slot, tokens, sequence.scores[: len(tokens)], len(sequence.prompt))
-        if self._is_on_device:
-            self._retain(kept)
-        elif is_last and (self._free_slots or self._retained):
-            self.put_away([sequence])
+        if self._free_slots or self._retained:
             self._retain(kept)
         else:
             # Draft tokens may lie behind them.
@@ -178,17 +184,28 @@ class PrefixCache:
     def tidy(self, running: Collection[Sequence], n_headroom: int) -> bool:
         """Put retained cells away, or drop them, after the front was sent a step's results. False if none had to go.
 
-        While others run, retained cells are put away on a CPU. On a GPU they are kept within the budget of dead cells,
-        with so many cells free for the next step.
+        On a CPU a part of them is put away, of the longest unused first, and while nothing runs the last used stay. On
+        a GPU they are kept within the budget of dead cells, with so many cells free for the next step.
         """
-        if not running:
-            return False
         if not self._is_on_device:
-            return self.put_away(running)
+            return self._put_part_away(running)
         n_before = len(self._retained)
-        while self._retained and (self._kv.n_free_cells < n_headroom or self.n_dead_cells > self._most_dead_cells):
+        while running and self._retained and self._is_too_full(n_headroom):
             self._drop(next(iter(self._retained)))
         return len(self._retained) < n_before
+
+    def _is_too_full(self, n_headroom: int) -> bool:
+        return self._kv.n_free_cells < n_headroom or self.n_dead_cells > self._most_dead_cells
+
+    def _put_part_away(self, running: Collection[Sequence]) -> bool:
+        if len(self._retained) <= (0 if running else 1):
+            return False
+        if any(map(_awaits_first_token, running)) and self.n_dead_cells <= MOST_DEAD:
+            return False
+        oldest = next(iter(self._retained.values()))
+        if not self._is_worth_copying(oldest, running) or not self._copy_out(oldest, n_most=PART):
+            self._drop(oldest.slot)
+        return True
 
     def put_away(self, running: Iterable[Sequence] = ()) -> bool:
         """Empty the retained slots. Their cells are copied out first where all the running sequences have left enough
@@ -196,11 +213,15 @@ class PrefixCache:
         """
         was_retaining = bool(self._retained)
         for each in list(self._retained.values()):
-            n_alive = max((min(n_common(each.tokens, one.tokens), one.n_computed) for one in running), default=0)
-            if len(each.tokens) - n_alive >= LEAST_KEPT:
+            if self._is_worth_copying(each, running):
                 self._copy_out(each)
             self._drop(each.slot)
         return was_retaining
+
+    def _is_worth_copying(self, kept: _Retained, running: Iterable[Sequence]) -> bool:
+        """Whether the running sequences have left enough of it unused."""
+        n_alive = max((min(n_common(kept.tokens, one.tokens), one.n_computed) for one in running), default=0)
+        return len(kept.tokens) - n_alive >= LEAST_KEPT
 
     def back_up(self) -> bool:
         """Copy out what one of the retained slots has and the index has not, and leave it there too. False where there
@@ -226,7 +247,10 @@ class PrefixCache:
             if is_beginning and len(other.scores) <= len(kept.scores):
                 self._drop(other.slot)
         if not self._free_slots:
-            self._drop(next(iter(self._retained)))
+            oldest = next(iter(self._retained.values()))
+            if not self._is_on_device:
+                self._copy_out(oldest)
+            self._drop(oldest.slot)
         slot = self._free_slots.pop()
         self._kv.share(kept.slot, slot, len(kept.tokens))
         self._retained[slot] = replace(kept, slot=slot)
@@ -247,20 +271,24 @@ class PrefixCache:
         self.index.insert(tokens, n_known, saved if n_known == start else saved.split(n_known - start)[1])
         return True
 
-    def _copy_out(self, kept: _Retained) -> None:
-        """Put a slot's cells and their scores into the index. What there is no memory for is not even copied; it can be
-        computed again.
+    def _copy_out(self, kept: _Retained, n_most: int | None = None) -> bool:
+        """Put a slot's cells and their scores into the index, at most so many cells; whether there are more. What there
+        is no memory for is not even copied; it can be computed again.
         """
         tokens = self._worth_copying(kept)
         n_known = self.index.match(tokens)
+        end = len(tokens) if n_most is None else min(n_known + n_most, len(tokens))
         n_bytes, limit_bytes = len(tokens) * self._token_bytes, self.index.limit_bytes
         if len(tokens) - n_known >= LEAST_KEPT and n_bytes <= limit_bytes and limit_bytes:
             with suppress(MemoryError):
-                saved = self._kv.save(kept.slot, n_known, tokens, end=len(tokens))
+                saved = self._kv.save(kept.slot, n_known, tokens[:end], end=end)
                 self._token_bytes = saved.n_bytes / saved.n_tokens
-                self.index.insert(tokens, n_known, saved)
+                self.index.insert(tokens[:end], n_known, saved)
+                if end < len(tokens) and self.index.match(tokens) == end:
+                    return True
         if kept.scores:
             self.index.add_scores(tokens, kept.scores)
+        return False
 
     def _worth_copying(self, kept: _Retained) -> list[TokenId]:
         """The tokens whose cells may be copied out: on a GPU only those that lie in one piece."""
@@ -365,6 +393,10 @@ def _n_usable(sequence: Sequence, n_computed: int, n_scored: int) -> int:
     last of them need not be computed.
     """
     return min(n_computed + 1, n_scored) if sequence.is_scoring else n_computed
+
+
+def _awaits_first_token(sequence: Sequence) -> bool:
+    return sequence.state is not State.DECODE and not sequence.generated
 
 
 def _is_awaiting(sequence: Sequence) -> bool:

@@ -30,13 +30,15 @@ CELL_STEP = 256
 CELLS_SEQ_IDS = 2
 """The sequence ids for cells that are being copied and for forgotten ones (llama/kv.py)."""
 RETAINED_ON_GPU = 16
-"""The number of ended jobs that keep their cells in a GPU's memory. On a CPU one does, while nothing runs
+"""The number of ended jobs that keep their cells in a GPU's memory."""
+RETAINED_ON_CPU = 8
+"""The number of ended jobs whose cells wait for being copied out, and of those that end while a prompt is read
 (engine/prefix_cache.py)."""
 
 
 def retained_slots(*, is_on_gpu: bool) -> int:
     """The number of sequence ids for cells of ended jobs."""
-    return RETAINED_ON_GPU if is_on_gpu else 1
+    return RETAINED_ON_GPU if is_on_gpu else RETAINED_ON_CPU
 
 
 MOST_PADDING = 3

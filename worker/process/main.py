@@ -92,6 +92,8 @@ def _rest(
     inbox: "queue.SimpleQueue[Work]", engine: Engine, outbox: Outbox, self_test: SelfTest | None, *, is_kept: bool
 ) -> SelfTest | None:
     """Wait for work, and do meanwhile what nobody waits for. The self-test, if it is still to be run."""
+    while inbox.empty() and engine.tidy():
+        pass
     message = _next(inbox, timeout_s=SETTLED_S) if is_kept else None
     if message is None:
         if is_kept:
