@@ -326,7 +326,7 @@ class LoadedModel:
     widest_step: int = 0
     """How many tokens a prefill step has while nobody generates; 0 means the chunk."""
     retained_slots: tuple[SlotId, ...] = ()
-    """Slots beyond those for jobs, where ended jobs' cells stay: on a CPU one, while nothing runs."""
+    """Slots beyond those for jobs, where ended jobs' cells stay: on a CPU until they are copied out."""
     most_dead_cells: int = 0
     """The most cells that retained slots alone may hold while jobs run; 0 on a CPU."""
     self_test: SelfTest | None = None

@@ -63,7 +63,7 @@ class Shapes:
     switch_s: float = 0.0
     """The extra seconds of a step that has another width than those before and behind it."""
     retention: "Retention | None" = None
-    """None on a CPU, where ended jobs' cells stay only while nothing runs."""
+    """None on a CPU, where ended jobs' cells are copied out soon."""
 
 
 @dataclass(frozen=True, slots=True)
