@@ -94,10 +94,15 @@ candidates() {
 
 is_there() { command -v "$1" >/dev/null && command -v "$2" >/dev/null; }
 
-# Fails with 2 for a compiler without OpenMP, which clang has in a package of its own, and with 1 for one that is unsound.
-check_amx() {
+# Whether a compiler has OpenMP, which clang has in a package of its own; leaves a program in $scratch/openmp.
+check_openmp() {
     printf '#include <omp.h>\nint main() { return omp_get_max_threads() == 0; }\n' >"$scratch/openmp.cpp"
-    "$2" -fopenmp "$scratch/openmp.cpp" -o "$scratch/openmp" 2>/dev/null || return 2
+    "$1" -fopenmp "$scratch/openmp.cpp" -o "$scratch/openmp" 2>/dev/null
+}
+
+# Fails with 2 for a compiler without OpenMP and with 1 for one that is unsound.
+check_amx() {
+    check_openmp "$2" || return 2
     # shellcheck disable=SC2016 # not the shell's $: the assembler's
     # The code as compiled, but that "ldtilecfg" hands the 64 bytes it would read to a check, which any processor can run.
     "$1" -O3 -DNDEBUG -mamx-tile -mamx-int8 -DLLORCH_CONFIG -S "$scripts/tile_product.c" -o "$scratch/config.s" 2>/dev/null &&
@@ -266,6 +271,20 @@ made_of=$({
 } 2>&1 | cksum | cut -d ' ' -f 1)
 wheels=${LLORCH_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/wheels}/$version-$backend-$made_of
 
+# Puts clang's OpenMP runtime beside llama.cpp, which looks there first. GCC's comes with every system; this one would come
+# with all of LLVM.
+bring_openmp() {
+    check_openmp "$cxx" && command -v readelf >/dev/null || return 0
+    runtime=$(readelf -d "$scratch/openmp" | sed -n 's/.*NEEDED.*\[\(libomp\..*\)\].*/\1/p')
+    [ -n "$runtime" ] || return 0
+    cp -L "$("$cxx" -print-file-name="$runtime")" "$scratch/source/$runtime" || return 1
+    brought=$runtime
+    for licence in /usr/share/doc/libomp5*/copyright; do
+        [ ! -e "$licence" ] || { cp "$licence" "$scratch/source/$runtime.LICENSE" && brought="$brought $runtime.LICENSE"; }
+    done
+    echo "install(FILES $brought DESTINATION llama_cpp/lib)" >>"$scratch/source/CMakeLists.txt"
+}
+
 # llama-cpp-python's source distribution, patched, in $scratch/source.
 unpack() {
     "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
@@ -273,6 +292,7 @@ unpack() {
         tar -xzf "$scratch"/llama_cpp_python-*.tar.gz -C "$scratch/source" --strip-components 1 || return 1
     # shellcheck disable=SC2086 # names of patches, split at spaces
     [ -z "$patches" ] || "$python" scripts/apply_patches.py "$version" "$scratch/source/vendor/llama.cpp" $patches || return 1
+    [ -z "$portable" ] || bring_openmp || return 1
     if [ -n "$portable" ] && [ -z "$has_sound_amx" ] && [ "$machine" = x86_64 ]; then
         # The module with AMX would crash; a processor that has AMX takes the one of the generation before.
         sed -i.as_it_was '/^ *ggml_add_cpu_backend_variant(sapphirerapids /d' "$scratch/source/vendor/llama.cpp/ggml/src/CMakeLists.txt"

@@ -35,8 +35,6 @@ cd "$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purel
 # ── llama.cpp ─────────────────────────────────────────────────────────────────────────────────────
 # For compilers and for tools that are not here; a second copy of each library where the build was not portable.
 rm -rf include lib bin llama_cpp/include llama_cpp/lib/cmake llama_cpp/lib/pkgconfig llama_cpp/lib/libllama-common*
-# Not AMX: scripts/build_llama.sh says why. Such a processor takes the module for the generation before it.
-rm -f llama_cpp/lib/libggml-cpu-sapphirerapids.so
 # Of Cannon Lake hardly a processor was sold; it takes Skylake's, too.
 rm -f llama_cpp/lib/libggml-cpu-cannonlake.so
 # A wheel has no links: libx.so and libx.so.0 are copies of libx.so.0.1, and both would be loaded, each with its own state.

@@ -11,7 +11,7 @@ from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 
-LAYOUTS = {"Q4_K": TILES, "Q6_K": TILES, "IQ4_NL": "CPU_REPACK"}
+LAYOUTS = {"Q4_K": TILES, "Q6_K": TILES, "IQ4_NL": "CPU_REPACK", "F16": TILES}
 """A library that lays these types out so, a tenth larger, and no others."""
 
 
@@ -33,7 +33,9 @@ def model(*tensors: Tensor) -> ModelInfo:
     return replace(info(), tensors=tensors)
 
 
-@pytest.mark.parametrize("types", [kinds for n in range(4) for kinds in itertools.combinations([*LAYOUTS, "Q5_0"], n)])
+@pytest.mark.parametrize(
+    "types", [kinds for n in range(4) for kinds in itertools.combinations(["Q4_K", "Q6_K", "IQ4_NL", "Q5_0"], n)]
+)
 def test_bits_are_kept_by_tiles_alone_and_a_file_is_laid_out_as_a_whole(types: tuple[str, ...]) -> None:
     tensors = [matrix(kind, f"blk.{at}.attn_q.weight") for at, kind in enumerate(types)]
     anyhow = decided([model(*tensors)], layout, keeps_bits=False)
@@ -62,6 +64,16 @@ def test_a_file_with_a_stack_that_tiles_would_not_have_room_for_is_left_as_it_is
     stack = matrix("Q4_K", "blk.0.attn_k_b.weight", (256, 32, 4))
     assert decided([model(stack, matrix("Q6_K"))], halved, keeps_bits=keeps_bits)(matrix("Q6_K")) == 0
     assert decided([model(stack, matrix("Q6_K"))], layout, keeps_bits=keeps_bits)(matrix("Q6_K")) == 1100
+
+
+@pytest.mark.parametrize("keeps_bits", [True, False])
+@pytest.mark.parametrize(("n_f16", "n_q4_k"), [(1, 0), (2, 1), (1, 1), (1, 2), (0, 1)])
+def test_types_that_are_slower_in_tiles_stay_in_the_file_where_they_are_most_of_it(
+    n_f16: int, n_q4_k: int, *, keeps_bits: bool
+) -> None:
+    tensors = [matrix(kind, f"blk.{at}.attn_q.weight") for at, kind in enumerate(["F16"] * n_f16 + ["Q4_K"] * n_q4_k)]
+    found = decided([model(*tensors)], layout, keeps_bits=keeps_bits)
+    assert {found(tensor) for tensor in tensors} == {0 if n_f16 > n_q4_k else 1100}
 
 
 IN_TILES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")

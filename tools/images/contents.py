@@ -1,11 +1,12 @@
 """What an image is and holds: user, entry point, labels, size, and what must not be in it."""
 
 import json
+import platform
 from pathlib import Path
 
 from tools.images.building import PIP, Built
 from tools.images.container import once, python
-from tools.images.outcome import Check
+from tools.images.outcome import Check, Skipped
 
 MB = 1000**2
 
@@ -73,14 +74,32 @@ def its_backends_are_there(built: Built) -> str:
     own, cpu = backends[built.image.wheel[0]], backends["cpu"]
     assert own["devices"] or built.image.missing in own["reason"], own
     assert cpu["variant"], f"the build is for one processor: {cpu}"
-    assert (cpu["variant"] in AVX512_VARIANTS) == _has_avx512(), cpu
-    assert "AMX_INT8" not in cpu["features"]
+    assert (cpu["variant"] in AVX512_VARIANTS) == _has("avx512f"), cpu
+    assert (cpu["variant"] == AMX_VARIANT) == ("AMX_INT8" in cpu["features"]) == _has("amx_int8"), cpu
     return f"{own['name']}: {own['reason'] or 'there'}; the CPU's code is {cpu['variant']}"
 
 
-def _has_avx512() -> bool:
+def its_code_for_amx_is_there_and_taken_by_a_processor_that_has_it(built: Built) -> str:
+    """ggml takes the module with the highest score; 0 is none at all."""
+    if platform.machine() != "x86_64":
+        raise Skipped("this image is not for x86-64")
+    score = int(python(built, _SCORE))
+    assert (score > 0) == _has("amx_int8"), f"its score is {score}"
+    return f"{AMX_VARIANT} has a score of {score}"
+
+
+def _has(feature: str) -> bool:
     path = Path("/proc/cpuinfo")
-    return path.is_file() and "avx512f" in path.read_text().split()
+    return path.is_file() and feature in path.read_text().split()
+
+
+AMX_VARIANT = "sapphirerapids"
+
+_SCORE = f"""
+import ctypes, importlib.util, pathlib
+(folder,) = importlib.util.find_spec("llama_cpp").submodule_search_locations
+print(ctypes.CDLL(pathlib.Path(folder, "lib", "libggml-cpu-{AMX_VARIANT}.so")).ggml_backend_score())
+"""
 
 
 AVX512_VARIANTS = ("skylakex", "cannonlake", "cascadelake", "icelake", "cooperlake", "zen4", "sapphirerapids")
@@ -112,4 +131,5 @@ CHECKS: tuple[Check[Built], ...] = (
     its_user_may_write_nowhere,
     every_module_can_be_imported,
     its_backends_are_there,
+    its_code_for_amx_is_there_and_taken_by_a_processor_that_has_it,
 )

@@ -26,6 +26,10 @@ from worker.wire.messages import Amx
 TILES = "AMX"
 """ggml's name of the buffers in which weights lie in tiles."""
 
+SLOWER_IN_TILES = ("F16",)
+"""Types whose matrices ggml lays into AMX's buffers without a kernel for tiles: its AVX-512 one takes 1.1 to 2.2 times
+as long as llamafile's, which computes with them as they are. docs/decisions.md has the figures of all types."""
+
 _F32, _I32 = 0, 26
 _TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
 _N_TENSORS = 8
@@ -80,6 +84,10 @@ def decided(models: Seq[ModelInfo], layout: LayoutOf, *, keeps_bits: bool) -> Re
     found = [(matrix, laid_out) for matrix in multiplied if (laid_out := layout(matrix)) is not None]
     if any(laid_out.buffers == TILES and laid_out.n_bytes < matrix.n_bytes for matrix, laid_out in found):
         # Of a stack of matrices, as the heads of MLA are, ggml takes room for the first alone, and multiplies with all.
+        return nothing_repacked
+    in_tiles = [matrix for matrix, laid_out in found if laid_out.buffers == TILES]
+    n_slower = sum(matrix.n_bytes for matrix in in_tiles if matrix.type_name in SLOWER_IN_TILES)
+    if 2 * n_slower > sum(matrix.n_bytes for matrix in in_tiles):
         return nothing_repacked
     if keeps_bits and any(laid_out.buffers != TILES for _, laid_out in found):
         return nothing_repacked
