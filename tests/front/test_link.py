@@ -12,6 +12,7 @@ import uvloop
 
 from worker.errors import InternalFailure, StartupError
 from worker.front.link import EngineLink, engine_environment
+from worker.host import cpu_quota
 from worker.logs.lines import LAST_WORDS_BYTES
 from worker.wire.messages import Cancel, JobKey, Outbound, Progress
 
@@ -209,6 +210,13 @@ def test_both_runtimes_of_openmp_are_told_how_threads_wait_unless_somebody_has(
         monkeypatch.setenv(name, value)
     found = engine_environment()
     assert (found.get("GOMP_SPINCOUNT"), found.get("KMP_BLOCKTIME")) == (spins, milliseconds)
+
+
+def test_openmp_is_told_how_many_processors_there_are_unless_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert engine_environment()["OMP_NUM_THREADS"] == str(cpu_quota())
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert engine_environment()["OMP_NUM_THREADS"] == "7"
 
 
 def test_closing_lets_the_engine_leave_by_itself() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.engine.backend import Slice
@@ -32,7 +33,15 @@ class Loaded:
 def loaded(model_path: Path) -> Iterator[Loaded]:
     percents: list[int] = []
     cpu = choose_device("cpu", devices())
-    with Model.load(model_path, device=cpu, n_gpu_layers=0, on_progress=percents.append) as model:
+    planned = weights_in_main(model_path)
+    with Model.load(
+        model_path,
+        device=cpu,
+        n_gpu_layers=0,
+        on_progress=percents.append,
+        is_mapped=planned.is_mapped,
+        may_repack=planned.repacked > 0,
+    ) as model:
         yield Loaded(model, percents)
 
 

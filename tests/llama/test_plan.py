@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.llama.conftest import MakeContext
+from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import GEMMA, NAMED_ONLY, RECURRENT, SLIDING, SLIDING_ONLY, Kind, write_random
 from tests.llama.shapes import (
     GEMMA_1B,
@@ -79,7 +80,7 @@ def test_the_plan_is_what_the_library_allocates(
         flash_attn="on",
     )
     sizes = model.sizes + context.sizes
-    weights_bytes = read_info(default_model).weights_bytes
+    weights_bytes = weights_in_main(default_model).total_bytes
     assert weights_bytes == pytest.approx(sizes.of_kind("model"), rel=0.001)
     assert plan.kv_bytes == pytest.approx(sizes.of_kind("KV"), rel=0.002)
     assert plan.compute_bytes == pytest.approx(sizes.of_kind("compute"), rel=TOLERANCE)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.llama.conftest import LoadRandom, MakeContext
+from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from tests.llama.wide_models import QUANTISED, WIDE, write_wide
 from worker.engine.backend import Saved, Slice
@@ -261,7 +262,8 @@ def wide_runner(folder: Path, family: str, name: str, *, is_fixed: bool) -> Iter
     """As load.py makes one with the flag and without it."""
     path = write_wide(folder / "wide.gguf", family, name)
     cpu = choose_device("cpu", devices())
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None, may_repack=not is_fixed) as model:
+    may_repack = weights_in_main(path, keeps_bits=is_fixed).repacked > 0
+    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None, may_repack=may_repack) as model:
         context = Context(
             model,
             n_ctx=1024 + MOST_PADDING,

@@ -160,7 +160,7 @@ def test_shapes_that_ggml_has_no_product_for_are_asked_without_harm(name: str, d
 
 
 def test_what_is_not_laid_out_anew_stays_mapped_in_the_file(tmp_path: Path) -> None:
-    path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q4_1"))
+    path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q5_0"))
     planned = placement_of(path).weights_in_main
     assert (planned.is_mapped, planned.repacked) == (True, 0)
     assert planned.total_bytes == read_info(path).weights_bytes

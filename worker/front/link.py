@@ -18,6 +18,7 @@ from typing import Protocol, cast
 from worker.config.settings import environment
 from worker.errors import StartupError
 from worker.front.supervision import failures_to, supervised
+from worker.host import cpu_quota
 from worker.logs.lines import StderrTail
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.messages import Inbound, Outbound
@@ -199,9 +200,10 @@ def engine_environment() -> dict[str, str]:
 
     ggml must not start a debugger for a backtrace when it aborts. Threads that wait for each other spin for a
     millisecond at most and then sleep (libgomp's own count is 300,000, libomp's time 200 ms): on an idle machine that
-    makes no difference, and other processes need the processor meanwhile. Who has set how threads wait is obeyed.
-    glibc's malloc has one arena, so that the step thread uses what the intake thread has freed
-    (tests/test_hostile_jobs.py grew the engine by 81 MiB with two arenas, by 51 with one).
+    makes no difference, and other processes need the processor meanwhile. Where ggml lets OpenMP choose how many there
+    are, as it lays weights into tiles of AMX, it would be one for each processor, whatever the quota. Who has set how
+    many there are, or how they wait, is obeyed. glibc's malloc has one arena, so that the step thread uses what the
+    intake thread has freed (tests/test_hostile_jobs.py grew the engine by 81 MiB with two arenas, by 51 with one).
     """
     kept = {
         name: value
@@ -209,4 +211,4 @@ def engine_environment() -> dict[str, str]:
         if name not in {"LLORCH_API_TOKEN", "LLORCH_API_KEY"} and not name.startswith("OTEL_")
     }
     waiting = {} if "OMP_WAIT_POLICY" in kept else WAITING
-    return {"MALLOC_ARENA_MAX": "1"} | waiting | kept | {"GGML_NO_BACKTRACE": "1"}
+    return {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": str(cpu_quota())} | waiting | kept | {"GGML_NO_BACKTRACE": "1"}

@@ -1,0 +1,13 @@
+"""How the weights of a file lie in main memory, by the worker's own plan for this machine's build of llama.cpp."""
+
+from pathlib import Path
+
+from worker.llama.repack import repacking_of
+from worker.model.info import read_info
+from worker.model.spread import InMain, layers_of
+
+
+def weights_in_main(path: Path, *, keeps_bits: bool = False) -> InMain:
+    """Where no layer is on a GPU."""
+    info = read_info(path)
+    return layers_of(info, repacking_of([info], keeps_bits=keeps_bits)).weights_in_main(0)
