@@ -1,13 +1,16 @@
-"""scripts/build_llama_tool.sh: llama.cpp's own tools, with our flags or with llama.cpp's own, each built once."""
+"""scripts/build_llama_tool.sh: llama.cpp's own tools, with our flags or with llama.cpp's own, each built once; and
+scripts/bench_peers.sh, which measures beside them."""
 
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "build_llama_tool.sh"
+BENCH = SCRIPT.with_name("bench_peers.sh")
 
 CMAKE = """\
 printf '%s|' "$CC" "$CXX" "$@" >>"$LOG"; echo >>"$LOG"
@@ -30,16 +33,24 @@ class Checkout:
         scripts, programs = folder / "scripts", folder / "bin"
         for path in (scripts, programs, folder / "cache" / "llorch-worker" / "llama.cpp-1.2.3" / "source"):
             path.mkdir(parents=True)
-        shutil.copy(SCRIPT, scripts)
+        for script in (SCRIPT, BENCH):
+            shutil.copy(script, scripts)
         self._program(
             scripts / "build_llama.sh", f'[ "$1" = --compiler ] && echo "clang-1 clang++-1" || echo "{flags}"'
         )
-        self._program(programs / "python", "echo 1.2.3")
+        self._program(programs / "python", '[ "$1" = -c ] && echo 1.2.3 || printf "%s\\n" "$@"')
         self._program(programs / "cmake", CMAKE)
 
     def build(self, *arguments: str, **environment: str) -> list[Path]:
+        return [Path(line) for line in self._run(SCRIPT.name, arguments, environment)]
+
+    def measure(self, *arguments: str) -> list[str]:
+        """The arguments of Python."""
+        return self._run(BENCH.name, arguments, {})
+
+    def _run(self, script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         found = subprocess.run(
-            [self.folder / "scripts" / SCRIPT.name, *arguments],
+            [self.folder / "scripts" / script, *arguments],
             env={
                 "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
                 "PYTHON": "python",
@@ -52,7 +63,7 @@ class Checkout:
             check=True,
             timeout=60,
         )
-        return [Path(line) for line in found.stdout.splitlines()]
+        return found.stdout.splitlines()
 
     def configured(self) -> list[list[str]]:
         """How cmake was called to configure, since this was asked last."""
@@ -117,3 +128,12 @@ def test_without_a_tool_it_says_how_to_name_one(checkout: Checkout, arguments: t
         checkout.build(*arguments)
     assert failed.value.returncode == 2
     assert "name a tool" in failed.value.stderr
+
+
+@pytest.mark.parametrize("command", ["load", "sizes"])
+def test_the_bench_is_beside_stock_tools_and_a_load_beside_our_flags_too(checkout: Checkout, command: str) -> None:
+    measured = checkout.measure(command, "--rounds", "3")
+    (stock,), (ours,) = checkout.build("--stock", "llama-server"), checkout.build("llama-server")
+    assert measured[:4] == ["-m", "tools.bench", command, "--peer-binary"]
+    assert measured[4:9] == [str(stock), "--llama-bench", str(stock.with_name("llama-bench")), "--out", ".bench"]
+    assert measured[9:] == [*(["--our-flags-binary", str(ours)] if command == "load" else []), "--rounds", "3"]
