@@ -12,6 +12,7 @@ import msgspec
 
 from worker.engine.config import EngineConfig
 from worker.errors import UsageError
+from worker.model.memory import retained_slots
 from worker.wire.messages import SlotId, StepKind
 
 RowsMs = tuple[tuple[int, float], ...]
@@ -68,6 +69,11 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return _table(self.prefill_ms, max(self.chunk * 2, self.widest_step))
 
     @property
+    def n_all_slots(self) -> int:
+        """Those for jobs, and those in which ended jobs' cells wait."""
+        return self.parallel + retained_slots(is_on_gpu=False)
+
+    @property
     def engine_config(self) -> EngineConfig:
         """The engine that has these sizes; a token takes one byte of its prefix cache. There are no drafts."""
         return EngineConfig(
@@ -78,7 +84,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             widest_step=self.widest_step,
             itl_target_s=self.itl_target_ms / 1000,
             prefix_cache_bytes=self.prefix_cache_tokens,
-            retained_slots=(SlotId(self.parallel),),
+            retained_slots=tuple(SlotId(slot) for slot in range(self.parallel, self.n_all_slots)),
         )
 
 

@@ -49,7 +49,7 @@ class SimKv:
     def __init__(self, costs: StepCosts, clock: Clock) -> None:
         self._costs = costs
         self._clock = clock
-        self._spans: list[list[_Span]] = [[] for _ in range(costs.parallel + 1)]
+        self._spans: list[list[_Span]] = [[] for _ in range(costs.n_all_slots)]
         self._n_tokens = [0] * len(self._spans)
         self.n_used = 0
 
@@ -204,6 +204,8 @@ class SimWorker:
             self._jobs[job] = served
             self.engine.submit(job, list(served.ask.prompt), served.ask.n_tokens, served.ask.sampling)
         self.engine.step()
+        while self.engine.is_idle and self.engine.tidy():
+            pass
         ended, self._ended = self._ended, []
         return ended
 

@@ -17,7 +17,7 @@ class Both(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.counted = SimKv(COSTS, Clock())
-        self.readable = FakeKv(n_slots=COSTS.parallel + 1, n_cells=COSTS.cells, can_share=True)
+        self.readable = FakeKv(n_slots=COSTS.n_all_slots, n_cells=COSTS.cells, can_share=True)
         self.saved: list[tuple[Copy, ReadableCopy]] = []
 
     def n_tokens(self, slot: SlotId) -> int:
