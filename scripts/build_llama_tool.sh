@@ -52,8 +52,9 @@ if [ -n "$missing" ]; then
         mv "$cache/unpacked" "$cache/source"
     fi
     echo "==> building$missing${stock:+ (stock)} with ${compiler#* }, once" >&2
-    echo "$flags" | CC=${compiler% *} CXX=${compiler#* } xargs cmake -S "$cache/source" -B "$build" \
-        -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON \
+    # Never without a word: some xargs then run nothing.
+    echo "-DCMAKE_BUILD_TYPE=Release $flags" | CC=${compiler% *} CXX=${compiler#* } xargs cmake -S "$cache/source" -B "$build" \
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON \
         -DLLAMA_BUILD_UI=OFF >&2
     # With a number: without one make would start all compilers at once.
     # shellcheck disable=SC2086 # names of tools, split at spaces
