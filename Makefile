@@ -118,7 +118,7 @@ format: .venv/installed-dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-.venv/llama-$(BACKEND): scripts/build_llama.sh pyproject.toml $(wildcard patches/*.patch)
+.venv/llama-$(BACKEND): scripts/build_llama.sh pyproject.toml $(wildcard patches/*.patch patches/ggml-cpu/*)
 	@echo "==> installing into .venv; the first time llama.cpp is built from source, which takes minutes"
 	$(PYTHON) -m venv .venv
 	wheel=$$(scripts/build_llama.sh $(BACKEND)) && $(PIP) --force-reinstall --no-deps "$$wheel"

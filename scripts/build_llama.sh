@@ -13,7 +13,7 @@
 #            fail unless each library takes the C++ runtime of the system
 # CC and CXX say which compilers are used. Without them it is the first of a list that compiles Intel's AMX soundly, where
 # the build would have AMX; where there is none, the build is made without AMX and says so.
-# What patches/*.patch add to llama.cpp is built in; LLORCH_STOCK=1 leaves it out.
+# What patches/ adds to llama.cpp is built in; LLORCH_STOCK=1 leaves it out.
 # Needs a C++ compiler and Python (PYTHON says which); cuda: nvcc and cuBLAS, but neither a GPU nor its driver where
 # LLORCH_CUDA_ARCHITECTURES names the GPUs; vulkan: libvulkan-dev 1.3.272 or newer (Debian 13's, Ubuntu 24.04's), glslc and
 # spirv-headers; metal: Xcode's tools.
@@ -258,16 +258,18 @@ case $flags in
     *) gpu= ;;
 esac
 patches=
+sources=
 if [ -z "${LLORCH_STOCK:-}" ]; then
     for patch in patches/*.patch; do
         [ ! -e "$patch" ] || patches="$patches $patch"
     done
+    sources=$(echo patches/ggml-cpu/*)
 fi
 # shellcheck disable=SC2086 # names of patches, split at spaces
 made_of=$({
     echo "$flags $processor $machine${gpu:+ $gpu} $cc $cxx${has_sound_amx:+ AMX}"
     "$cxx" --version || true
-    [ -z "$patches" ] || cat $patches
+    [ -z "$patches" ] || cat $patches $sources
 } 2>&1 | cksum | cut -d ' ' -f 1)
 wheels=${LLORCH_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/llorch-worker/wheels}/$version-$backend-$made_of
 
@@ -293,6 +295,8 @@ unpack() {
     # shellcheck disable=SC2086 # names of patches, split at spaces
     [ -z "$patches" ] || "$python" scripts/apply_patches.py "$version" "$scratch/source/vendor/llama.cpp" $patches || return 1
     [ -z "$portable" ] || bring_openmp || return 1
+    # shellcheck disable=SC2086 # names of files
+    [ -z "$sources" ] || cp $sources "$scratch/source/vendor/llama.cpp/ggml/src/ggml-cpu/" || return 1
     if [ -n "$portable" ] && [ -z "$has_sound_amx" ] && [ "$machine" = x86_64 ]; then
         # The module with AMX would crash; a processor that has AMX takes the one of the generation before.
         sed -i.as_it_was '/^ *ggml_add_cpu_backend_variant(sapphirerapids /d' "$scratch/source/vendor/llama.cpp/ggml/src/CMakeLists.txt"

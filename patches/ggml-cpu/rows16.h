@@ -1,0 +1,353 @@
+// Products of a quantised matrix A with columns B: sixteen rows of A lie in the sixteen lanes of a register.
+//
+// However many columns there are, an element of C is the same chain of operations over the blocks of its row, so that a
+// column has the same bits in any company. Blocks are unpacked once for all columns.
+#pragma once
+
+#include "ggml-impl.h"
+#include "ggml-cpu-impl.h"
+#include "ggml-quants.h"
+#include "simd-mappings.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__F16C__)
+#define GGML_ROWS16
+
+namespace rows16 {
+
+using Rows = const char * [16];
+
+// Lane r of x[i] becomes four bytes of row r, those that begin `offset` + 4 i bytes behind its beginning.
+inline void words4(const Rows & rows, int64_t offset, __m512i * x) {
+    // Masked broadcasts are loads and blends; inserting would be a shuffle each.
+    const auto four = [&](int r) {
+        const auto load = [&](int row) { return _mm_loadu_si128((const __m128i *)(rows[row] + offset)); };
+        __m512i y = _mm512_castsi128_si512(load(r));
+        y = _mm512_mask_broadcast_i32x4(y, 0x00F0, load(r + 4));
+        y = _mm512_mask_broadcast_i32x4(y, 0x0F00, load(r + 8));
+        return _mm512_mask_broadcast_i32x4(y, 0xF000, load(r + 12));
+    };
+    const __m512i y0 = four(0), y1 = four(1), y2 = four(2), y3 = four(3);
+    const __m512i a = _mm512_unpacklo_epi32(y0, y1), b = _mm512_unpackhi_epi32(y0, y1);
+    const __m512i c = _mm512_unpacklo_epi32(y2, y3), d = _mm512_unpackhi_epi32(y2, y3);
+    x[0] = _mm512_unpacklo_epi64(a, c);
+    x[1] = _mm512_unpackhi_epi64(a, c);
+    x[2] = _mm512_unpacklo_epi64(b, d);
+    x[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+// The float in the low half, or with 16 the high half, of each word.
+inline __m512 half(__m512i words, int shift = 0) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words, shift)));
+}
+
+inline __m512i shifted(__m512i words, int shift, int mask) {
+    return _mm512_and_si512(_mm512_srli_epi32(words, shift), _mm512_set1_epi8(mask));
+}
+
+// Bytes with four bits of `low` and, of those above them, the ones of `high` that are in the mask.
+inline __m512i joined(__m512i low, __m512i high, int mask) {
+    const __m512i either = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high, 0xCA);
+    return _mm512_and_si512(either, _mm512_set1_epi8(mask));
+}
+
+inline __m512i word_of(const void * at) {
+    int32_t word;
+    memcpy(&word, at, sizeof(word));
+    return _mm512_set1_epi32(word);
+}
+
+// Dots: what one type of blocks is unpacked to (Tile), `unpack`, and `dot`, which goes on with N sums.
+template <typename Dots> class Product {
+    using A = typename Dots::A;
+    using B = typename Dots::B;
+
+  public:
+    // k in blocks, lda, ldb and ldc in blocks and floats. The thread pool's chunk is nth, and all threads know.
+    void run(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const A * a, int64_t lda, const B * b,
+             int64_t ldb, float * c, int64_t ldc) {
+        for (int64_t job = params->ith; job < (m + 15) / 16; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            const int64_t i = 16 * job;
+            for (int64_t r = 0; r < 16; ++r) {
+                rows[r] = (const char *)(a + MIN(i + r, m - 1) * lda);
+            }
+            lanes = 0xFFFF >> (16 - MIN(m - i, 16));
+            for (int64_t l = 0; l < k; l += DEPTH) {
+                const int64_t depth = MIN(k - l, DEPTH);
+                for (int64_t d = 0; d < depth; ++d) {
+                    // Fetched meanwhile, as they lie: this thread's next rows.
+                    const char * next = (const char *)(a + (i + 16 * params->nth) * lda) + 16 * sizeof(A) * (l + d);
+                    for (size_t line = 0; line < 16 * sizeof(A); line += 64) {
+                        _mm_prefetch(next + line, _MM_HINT_T0);
+                    }
+                    Dots::unpack(rows, sizeof(A) * (l + d), tile[d]);
+                }
+                int64_t j = 0;
+                for (; j + 8 <= n; j += 8) {
+                    columns<8>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
+                }
+                for (; j + 4 <= n; j += 4) {
+                    columns<4>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
+                }
+                for (; j < n; ++j) {
+                    columns<1>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
+                }
+            }
+        }
+    }
+
+  private:
+    template <int N>
+    __attribute__((noinline)) void columns(const B * b, int64_t ldb, float * c, int64_t ldc, int64_t depth, bool is_first) {
+        __m512 sum[N];
+        for (int j = 0; j < N; ++j) {
+            sum[j] = is_first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes, c + j * ldc);
+        }
+        for (int64_t d = 0; d < depth; ++d) {
+            Dots::template dot<N>(tile[d], b + d, ldb, sum);
+        }
+        for (int j = 0; j < N; ++j) {
+            _mm512_mask_storeu_ps(c + j * ldc, lanes, sum[j]);
+        }
+    }
+
+    static constexpr int64_t DEPTH = 24576 / sizeof(typename Dots::Tile);
+    Rows rows;
+    __mmask16 lanes;
+    typename Dots::Tile tile[DEPTH];
+};
+
+// Blocks of 32 numbers: their scales, their minima where they have them, and what all numbers were raised by.
+struct Tile32 {
+    __m512i q[8];
+    __m512 d, m;
+};
+
+template <typename TA, typename TB, int BIAS> struct Dots32 {
+    using A = TA;
+    using B = TB;
+    using Tile = Tile32;
+
+    static void unpack(const Rows & rows, int64_t at, Tile & tile);
+
+    static float minimum_of(const block_q8_1 & b) { return GGML_CPU_FP16_TO_FP32(b.s); }
+    static float minimum_of(const block_q8_0 &) { return 0.0f; }
+
+    // BIAS times the sum of the block's numbers, in all lanes.
+    static __m512i biased(const B & b) {
+        const auto quarter = [&](int i) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)b.qs + i)); };
+        __m512i s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8((char)BIAS), quarter(0));
+        s = _mm512_dpbusd_epi32(s, _mm512_set1_epi8((char)BIAS), quarter(1));
+        s = _mm512_add_epi32(s, _mm512_shuffle_epi32(s, _MM_PERM_CDAB));
+        return _mm512_add_epi32(s, _mm512_shuffle_epi32(s, _MM_PERM_BADC));
+    }
+
+    template <int N> static void dot(const Tile & tile, const B * b, int64_t ldb, __m512 * sum) {
+        __m512i isum[N] = {};
+        for (int t = 0; t < 8; ++t) {
+            for (int j = 0; j < N; ++j) {
+                isum[j] = _mm512_dpbusd_epi32(isum[j], tile.q[t], word_of(b[j * ldb].qs + 4 * t));
+            }
+        }
+        for (int j = 0; j < N; ++j) {
+            const B & y = b[j * ldb];
+            const __m512 d = _mm512_mul_ps(tile.d, _mm512_set1_ps(GGML_CPU_FP16_TO_FP32(y.d)));
+            isum[j] = BIAS ? _mm512_sub_epi32(isum[j], biased(y)) : isum[j];
+            sum[j] = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(isum[j]), sum[j]);
+            sum[j] = BIAS ? sum[j] : _mm512_fmadd_ps(tile.m, _mm512_set1_ps(minimum_of(y)), sum[j]);
+        }
+    }
+};
+
+using Q4_1 = Dots32<block_q4_1, block_q8_1, 0>;
+using Q4_0 = Dots32<block_q4_0, block_q8_0, 8>;
+using Q8_0 = Dots32<block_q8_0, block_q8_0, 128>;
+using Q5_0 = Dots32<block_q5_0, block_q8_0, 16>;
+using Q5_1 = Dots32<block_q5_1, block_q8_1, 0>;
+
+inline void nibbles(const __m512i * x, __m512i * q) {
+    for (int t = 0; t < 8; ++t) {
+        q[t] = shifted(x[t % 4], t / 4 * 4, 15);
+    }
+}
+
+// Adds to 32 numbers their fifth bits, the bits of a word in the order of the numbers.
+inline void add_fifth_bits(__m512i word, __m512i * q) {
+    const __m512i lane = _mm512_set4_epi32(0x0C0C0C0C, 0x08080808, 0x04040404, 0);
+    for (int t = 0; t < 8; ++t) {
+        const __m512i byte = _mm512_shuffle_epi8(word, _mm512_add_epi8(lane, _mm512_set1_epi8(t / 2)));
+        const __m512i bit = _mm512_set1_epi32(t % 2 ? (int)0x80402010 : 0x08040201);
+        q[t] = _mm512_mask_add_epi8(q[t], _mm512_test_epi8_mask(byte, bit), q[t], _mm512_set1_epi8(16));
+    }
+}
+
+template <> inline void Q4_1::unpack(const Rows & rows, int64_t at, Tile & tile) {
+    __m512i x[4];
+    words4(rows, at, x);
+    tile.d = half(x[0]);
+    tile.m = half(x[0], 16);
+    words4(rows, at + 4, x);
+    nibbles(x, tile.q);
+}
+
+template <> inline void Q4_0::unpack(const Rows & rows, int64_t at, Tile & tile) {
+    __m512i x[4];
+    words4(rows, at, x);
+    tile.d = half(x[0]);
+    words4(rows, at + 2, x);
+    nibbles(x, tile.q);
+}
+
+template <> inline void Q8_0::unpack(const Rows & rows, int64_t at, Tile & tile) {
+    words4(rows, at, tile.q);
+    tile.d = half(tile.q[0]);
+    words4(rows, at + 2, tile.q);
+    words4(rows, at + 18, tile.q + 4);
+    for (__m512i & q : tile.q) {
+        q = _mm512_xor_si512(q, _mm512_set1_epi8((char)128));
+    }
+}
+
+template <> inline void Q5_0::unpack(const Rows & rows, int64_t at, Tile & tile) {
+    __m512i x[4], h[4];
+    words4(rows, at, h);
+    tile.d = half(h[0]);
+    words4(rows, at + 2, h);
+    words4(rows, at + 6, x);
+    nibbles(x, tile.q);
+    add_fifth_bits(h[0], tile.q);
+}
+
+template <> inline void Q5_1::unpack(const Rows & rows, int64_t at, Tile & tile) {
+    __m512i x[4], h[4];
+    words4(rows, at, h);
+    tile.d = half(h[0]);
+    tile.m = half(h[0], 16);
+    words4(rows, at + 8, x);
+    nibbles(x, tile.q);
+    add_fifth_bits(h[1], tile.q);
+}
+
+// Blocks of 256: sixteen or eight scales for the numbers of a block, eight pairs of minima for sums of sixteen.
+template <int SCALES> struct Tile256 {
+    __m512i q[64], scale[SCALES], minimum[8];
+    __m512 d, dmin;
+};
+
+template <typename TA, int SCALES> struct Dots256 {
+    using A = TA;
+    using B = block_q8_K;
+    using Tile = Tile256<SCALES>;
+
+    static void unpack(const Rows & rows, int64_t at, Tile & tile);
+
+    template <int N> static void dot(const Tile & tile, const B * b, int64_t ldb, __m512 * sum) {
+        __m512i total[N] = {}, low[N] = {};
+        for (int s = 0; s < SCALES; ++s) {
+            __m512i isum[N] = {};
+#pragma GCC unroll 8
+            for (int t = 64 / SCALES * s; t < 64 / SCALES * (s + 1); ++t) {
+                for (int j = 0; j < N; ++j) {
+                    isum[j] = _mm512_dpbusd_epi32(isum[j], tile.q[t], word_of(b[j * ldb].qs + 4 * t));
+                }
+            }
+            for (int j = 0; j < N; ++j) {
+                total[j] = _mm512_add_epi32(total[j], _mm512_mullo_epi32(isum[j], tile.scale[s]));
+            }
+        }
+        for (int s = 0; s < 8; ++s) {
+            for (int j = 0; j < N; ++j) {
+                low[j] = _mm512_dpwssd_epi32(low[j], tile.minimum[s], word_of(b[j * ldb].bsums + 2 * s));
+            }
+        }
+        for (int j = 0; j < N; ++j) {
+            const __m512 dy = _mm512_set1_ps(b[j * ldb].d);
+            sum[j] = _mm512_fmadd_ps(_mm512_mul_ps(tile.d, dy), _mm512_cvtepi32_ps(total[j]), sum[j]);
+            sum[j] = _mm512_fnmadd_ps(_mm512_mul_ps(tile.dmin, dy), _mm512_cvtepi32_ps(low[j]), sum[j]);
+        }
+    }
+};
+
+using Q4_K = Dots256<block_q4_K, 8>;
+using Q5_K = Dots256<block_q5_K, 8>;
+using Q6_K = Dots256<block_q6_K, 16>;
+
+// Six bits of a scale and of a minimum for each 32 numbers: x[1] to x[3] (get_scale_min_k4).
+inline void scales_and_minima(const __m512i * x, __m512i * scale, __m512i * minimum) {
+    const auto high = [&](__m512i words) { return _mm512_slli_epi32(shifted(words, 6, 3), 4); };
+    const __m512i s[2] = { shifted(x[1], 0, 63), _mm512_or_si512(shifted(x[3], 0, 15), high(x[1])) };
+    const __m512i m[2] = { shifted(x[2], 0, 63), _mm512_or_si512(shifted(x[3], 4, 15), high(x[2])) };
+    for (int i = 0; i < 8; ++i) {
+        const __m512i byte = _mm512_set1_epi32(255);
+        scale[i] = _mm512_and_si512(_mm512_srli_epi32(s[i / 4], i % 4 * 8), byte);
+        const __m512i one = _mm512_and_si512(_mm512_srli_epi32(m[i / 4], i % 4 * 8), byte);
+        minimum[i] = _mm512_or_si512(one, _mm512_slli_epi32(one, 16));
+    }
+}
+
+template <> inline void Q4_K::unpack(const Rows & rows, int64_t at, Tile & tile) {
+    __m512i x[4];
+    words4(rows, at, x);
+    tile.d = half(x[0]);
+    tile.dmin = half(x[0], 16);
+    scales_and_minima(x, tile.scale, tile.minimum);
+    for (int w = 0; w < 32; w += 4) {
+        words4(rows, at + 16 + 4 * w, x);
+        for (int i = 0; i < 4; ++i) {
+            const int t = (w + i) / 8 * 16 + (w + i) % 8;
+            tile.q[t] = shifted(x[i], 0, 15);
+            tile.q[t + 8] = shifted(x[i], 4, 15);
+        }
+    }
+}
+
+template <> inline void Q5_K::unpack(const Rows & rows, int64_t at, Tile & tile) {
+    __m512i x[4], h[8];
+    words4(rows, at, x);
+    tile.d = half(x[0]);
+    tile.dmin = half(x[0], 16);
+    scales_and_minima(x, tile.scale, tile.minimum);
+    words4(rows, at + 16, h);
+    words4(rows, at + 32, h + 4);
+    for (int w = 0; w < 32; w += 4) {
+        words4(rows, at + 48 + 4 * w, x);
+        for (int i = 0; i < 4; ++i) {
+            const int t = (w + i) / 8 * 16 + (w + i) % 8;
+            for (int nibble = 0; nibble < 2; ++nibble) {
+                const int bit = w / 8 * 2 + nibble;
+                const __m512i fifth = bit < 4 ? _mm512_slli_epi32(h[(w + i) % 8], 4 - bit) : _mm512_srli_epi32(h[(w + i) % 8], bit - 4);
+                tile.q[t + 8 * nibble] = joined(_mm512_srli_epi32(x[i], 4 * nibble), fifth, 31);
+            }
+        }
+    }
+}
+
+// Numbers from 0 to 63 that stand for -32 to 31: the minima are 32 scales.
+template <> inline void Q6_K::unpack(const Rows & rows, int64_t at, Tile & tile) {
+    __m512i x[4], y[4], high[4];
+    words4(rows, at + 192, x);
+    for (int i = 0; i < 16; ++i) {
+        tile.scale[i] = _mm512_srai_epi32(_mm512_slli_epi32(x[i / 4], 24 - i % 4 * 8), 24);
+    }
+    for (int i = 0; i < 8; ++i) {
+        const __m512i low = _mm512_and_si512(_mm512_slli_epi32(tile.scale[2 * i], 5), _mm512_set1_epi32(0xFFFF));
+        tile.minimum[i] = _mm512_or_si512(low, _mm512_slli_epi32(tile.scale[2 * i + 1], 21));
+    }
+    words4(rows, at + 194, x);
+    tile.dmin = tile.d = half(x[3], 16);
+    for (int w = 0; w < 16; w += 4) {
+        const int first = w / 8 * 32 + w % 8;
+        words4(rows, at + w / 8 * 64 + w % 8 * 4, x);
+        words4(rows, at + w / 8 * 64 + w % 8 * 4 + 32, y);
+        words4(rows, at + 128 + 4 * w, high);
+        for (int i = 0; i < 4; ++i) {
+            for (int quarter = 0; quarter < 4; ++quarter) {
+                const __m512i low = _mm512_srli_epi32((quarter % 2 ? y : x)[i], quarter / 2 * 4);
+                const __m512i bits = quarter < 3 ? _mm512_slli_epi32(high[i], 4 - 2 * quarter) : _mm512_srli_epi32(high[i], 2);
+                tile.q[first + i + 8 * quarter] = joined(low, bits, 0x3F);
+            }
+        }
+    }
+}
+
+}  // namespace rows16
+#endif
