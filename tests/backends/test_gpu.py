@@ -19,7 +19,7 @@ from worker.model.info import read_info
 from worker.parity import corpus
 from worker.parity.bounds import Bounds
 from worker.parity.evidence import Window
-from worker.parity.setups import as_served, compute, cpu, opened
+from worker.parity.setups import as_served, compute, opened
 
 SOFTWARE_S = 1800
 """The safety stop: a GPU takes seconds, a driver that computes on a busy processor many minutes."""
@@ -112,8 +112,8 @@ def test_its_logits_are_the_cpus_within_the_bound_of_a_backend(
     kind = read_info(model_path).quant_kind
     with opened(model_path) as model:
         windows = [Window("short", tuple(model.tokenize(corpus.text())[:N_COMPARED]))]
-    on_cpu = compute(model_path, as_served(cpu()), windows, folder=tmp_path / "cpu", n_threads=2)
-    on_gpu = compute(model_path, as_served(gpu), windows, folder=tmp_path / "gpu", n_threads=2, device=gpu)
+    on_cpu = compute(model_path, as_served(), windows, folder=tmp_path / "cpu", n_threads=2)
+    on_gpu = compute(model_path, as_served(), windows, folder=tmp_path / "gpu", n_threads=2, device=gpu)
     found = on_gpu.against(on_cpu.logits)
     with capsys.disabled():
         sys.stdout.write(f"\n{gpu.flag}: KL {found.kl_mean.text()}, largest error {found.max_error:.2g}\n")

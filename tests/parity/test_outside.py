@@ -34,7 +34,7 @@ from worker.parity.logits_file import LogitsFile, write_logits_file
 from worker.parity.outside import CONVERSATIONS, Outside
 from worker.parity.report import Level, Report, from_json
 from worker.parity.servers import opened
-from worker.parity.setups import as_served, cpu
+from worker.parity.setups import as_served
 from worker.parity.setups import opened as opened_file
 from worker.wire.messages import TokenId
 
@@ -141,7 +141,7 @@ def test_a_worker_that_computes_otherwise_fails_at_the_logits(
 def shallow_logits(shallow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Reference logits as llama.cpp computes them from this very file."""
     folder = tmp_path_factory.mktemp("shallow-logits")
-    with opened_file(shallow_model) as model, Scorer(model, as_served(cpu()), n_ctx=128, n_threads=1) as scorer:
+    with opened_file(shallow_model) as model, Scorer(model, as_served(), n_ctx=128, n_threads=1) as scorer:
         text, prompt = model.tokenize(TEXT)[:64], model.tokenize("Once upon a time")
         continuation = Window("continuation", (*prompt, *scorer.greedy(prompt, 12)), len(prompt))
         full = FullLogits.make(folder, [Window("short", tuple(text)), continuation], rows_of(scorer))
@@ -293,7 +293,7 @@ def test_nonsense_for_an_answer_fails_the_level_with_one_line(
 def rows_and_pieces(shallow_model: Path, shallow_logits: Path) -> tuple[Rows, list[bytes], int]:
     """What the model computes after every beginning of the reference's windows, its tokens' bytes, and one of them."""
     rows: dict[tuple[int, ...], NDArray[np.float32]] = {}
-    with opened_file(shallow_model) as model, Scorer(model, as_served(cpu()), n_ctx=128, n_threads=1) as scorer:
+    with opened_file(shallow_model) as model, Scorer(model, as_served(), n_ctx=128, n_threads=1) as scorer:
         for window in LogitsFile.open(shallow_logits).windows:
             for at, row in enumerate(scorer.logits(window.tokens), start=1):
                 rows[window.tokens[:at]] = row

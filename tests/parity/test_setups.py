@@ -13,7 +13,7 @@ from worker.front.client import configure
 from worker.llama.load import load_runner, placed
 from worker.model.info import read_info
 from worker.parity.evidence import Window
-from worker.parity.setups import EXACT, as_served, compute, cpu, evaluated, served
+from worker.parity.setups import EXACT, as_served, compute, evaluated, served
 
 
 def test_the_longest_windows_are_taken_until_there_are_enough_tokens(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_reference_without_text_is_refused(tmp_path: Path) -> None:
 def test_rows_of_the_served_file_are_the_same_bits_in_any_chunks(default_model: Path, tmp_path: Path) -> None:
     """Rows of Q4_1 are computed one by one; another K cache is another set-up and gives other rows."""
     windows = [Window("short", tuple(range(1, 41)))]
-    setups = {"chunks": as_served(cpu()), "single": as_served(cpu(), n_rows=1), "exact": EXACT}
+    setups = {"chunks": as_served(), "single": as_served(n_rows=1), "exact": EXACT}
     rows = {
         name: compute(default_model, setup, windows, folder=tmp_path / name, n_threads=1)
         for name, setup in setups.items()

@@ -49,10 +49,10 @@ def compare(model: Path, asked: str, *, n_tokens: int) -> list[Figure]:
     both = _chosen(model, info.vocab_size, n_tokens)
     with TemporaryDirectory(prefix="llorch-check-") as folder:
         on_cpu = compute(
-            model, as_served(cpu()), both.windows, folder=Path(folder) / "cpu", n_threads=cpu_quota(), device=cpu()
+            model, as_served(), both.windows, folder=Path(folder) / "cpu", n_threads=cpu_quota(), device=cpu()
         )
         on_it = compute(
-            model, as_served(device), both.windows, folder=Path(folder) / "it", n_threads=cpu_quota(), device=device
+            model, as_served(), both.windows, folder=Path(folder) / "it", n_threads=cpu_quota(), device=device
         )
         beside = on_it.against(on_cpu.logits)
         beyond = on_it.against(both.reference, both.numbers) if both.reference else None

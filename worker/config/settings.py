@@ -36,7 +36,7 @@ from worker.config.typed_name import typed_name
 from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
 from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
-from worker.wire.messages import PromptLookup, Scheduling, SplitMode, SwaFull
+from worker.wire.messages import BatchInvariant, PromptLookup, Scheduling, SplitMode, SwaFull
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """llama.cpp's KV cache types; the first three are not quantised."""
@@ -334,6 +334,13 @@ class Settings:
         "the cost.",
         "Jobs",
     )
+    batch_invariant: str = setting(
+        "auto",
+        "Compute each job's numbers so that they do not depend on the jobs beside it: on, or refuse to start; off, as "
+        "fast as llama.cpp can; auto, where that costs nothing.",
+        "Jobs",
+        Choice(get_args(BatchInvariant)),
+    )
     inference_timeout_sec: float | None = setting(
         None,
         "End a job this long after its arrival.",
@@ -571,6 +578,8 @@ def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]
         )
     if settings.draft_model is not None and settings.deterministic:
         yield "--draft-model conflicts with --deterministic, which drafts nothing: remove one of the two"
+    if settings.deterministic and settings.batch_invariant == "off":
+        yield "--batch-invariant off conflicts with --deterministic, which needs it: remove one of the two"
     if settings.require_parity and settings.parity_report is None:
         yield "--require-parity needs a report: add --parity-report FILE, or remove --require-parity"
     yield from _of_devices(settings)

@@ -33,6 +33,7 @@ from worker.front.watchdog import Watchdog
 from worker.wire.messages import (
     Accepted,
     AskResidency,
+    BatchInvariant,
     BlocksChanged,
     Cancel,
     Configure,
@@ -173,6 +174,7 @@ def configure(
         max_tokens_in=settings.max_tokens_in,
         itl_target_ms=settings.itl_target_ms,
         is_deterministic=settings.deterministic,
+        batch_invariant=cast(BatchInvariant, settings.batch_invariant),  # check() lets no other pass
         prefix_cache_bytes=settings.prefix_cache_bytes,
         scheduling=cast(Scheduling, settings.scheduling),  # check() lets no other pass
         prompt_lookup=cast(PromptLookup, settings.prompt_lookup),  # check() lets no other pass

@@ -15,6 +15,7 @@ from enum import Enum, auto
 from worker.config.settings import Settings
 from worker.protocol.bodies import (
     AmxBody,
+    BatchInvariantBody,
     DraftModelBody,
     HealthBody,
     ParityBody,
@@ -23,7 +24,16 @@ from worker.protocol.bodies import (
     State,
     TriedBody,
 )
-from worker.wire.messages import Amx, DraftModelFacts, Loaded, PrefixCacheFound, Residency, SelfTested, StepDone
+from worker.wire.messages import (
+    Amx,
+    BatchInvariance,
+    DraftModelFacts,
+    Loaded,
+    PrefixCacheFound,
+    Residency,
+    SelfTested,
+    StepDone,
+)
 
 
 class Phase(Enum):
@@ -130,7 +140,12 @@ def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, 
         parity=front.parity,
         draft_model=_draft_model(facts.draft) if facts and facts.draft else None,
         amx=_amx(facts.amx) if facts else None,
+        batch_invariant=_batch_invariant(facts.batch_invariance) if facts else None,
     )
+
+
+def _batch_invariant(invariance: BatchInvariance) -> BatchInvariantBody:
+    return BatchInvariantBody(kept=invariance.is_kept, why=invariance.why)
 
 
 def _amx(amx: Amx) -> AmxBody:

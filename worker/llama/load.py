@@ -4,6 +4,7 @@ Composition only; every step's knowledge lies in its own module. Runs on the thr
 """
 
 import math
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in_main, place_pair
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, invariance_of, needs_one_order
 from worker.llama.kv_keeper import Keeper, Keeping
 from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import TOKEN_KINDS, Model, Split
@@ -106,7 +108,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
         most_dead_cells=0 if shapes.retention is None else shapes.retention.most_dead_cells,
-        self_test=partial(self_test, runner, serving, most_s=math.inf if config.is_deterministic else MOST_S),
+        self_test=partial(self_test, runner, serving, most_s=math.inf if config.must_be_invariant else MOST_S),
         draft=None if loaded.draft is None else LoadedDraft(loaded.draft, loaded.draft_row_costs),
         residency=residency_on(on_gpus, is_resident=loaded.facts.resident) if on_gpus else None,
         find=None if keeper is None else keeper.find,
@@ -126,7 +128,7 @@ def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
         *(build(), facts.backend, facts.device_name, facts.offload.gpu_layers),
         *(facts.offload.tensor_split, config.split_mode, config.cache_type_k, config.cache_type_v, config.flash_attn),
         *(facts.swa_full, context.n_ctx, context.n_batch, context.n_ubatch, context.n_slots, config.threads),
-        *(config.threads_batch, cpu_quota(), config.is_deterministic, kv.layout),
+        *(config.threads_batch, cpu_quota(), config.is_deterministic, config.must_be_invariant, kv.layout),
     )
     keeping = Keeping(
         arena_fd=config.arena_fd,
@@ -149,6 +151,8 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
 
     Raises: ModelNotFound, BadModelFile, ModelLoadFailed, InsufficientMemory; everything is freed then.
     """
+    if config.must_be_invariant and not config.is_deterministic:
+        os.environ.update(REPEATED_PRODUCTS_OFF)
     open_library(on_log)
     info = read_info(Path(config.model_path))
     available_bytes = available_memory_bytes()
@@ -182,6 +186,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         _facts(info, placement, found, shapes, kept),
         amx=amx_of(model.sizes),
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
+        batch_invariance=invariance_of(config, info, is_on_gpu=model.device.is_gpu, is_without_flash=is_without_flash),
         numerics=numerics_of(config, info, placement, model.sizes, is_without_flash=is_without_flash)
         if config.wants_numerics
         else None,
@@ -379,7 +384,7 @@ def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool) -
 
 def _repacking(config: Configure, *models: ModelInfo) -> RepackedBytes:
     """ggml's kernels for repacked weights compute several rows at once otherwise than one alone; tiles do not."""
-    return repacking_of(models, keeps_bits=config.is_deterministic)
+    return repacking_of(models, keeps_bits=config.must_be_invariant)
 
 
 def _split(config: Configure, placement: Placement) -> Split | None:
@@ -415,7 +420,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         n_seq_max=plan.parallel + n_retained,
         n_threads=n_threads,
         n_threads_batch=config.threads_batch or n_threads,
-        type_k=k_type(config.cache_type_k, is_on_gpu=model.device.is_gpu, flash_attn=config.flash_attn),
+        type_k=k_type(config.cache_type_k, needs_one_order=needs_one_order(config, is_on_gpu=model.device.is_gpu)),
         type_v=config.cache_type_v,
         flash_attn=config.flash_attn,
         swa_full=plan.swa_full,

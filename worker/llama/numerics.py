@@ -13,6 +13,7 @@ import llama_cpp
 from worker.host import cpu_quota
 from worker.llama.buffers import BufferSizes
 from worker.llama.devices import devices, features
+from worker.llama.invariance import has_own_products, needs_one_order
 from worker.llama.library import LIBRARY_DIR, call_ggml
 from worker.llama.placement import Group, Placement
 from worker.llama.repack import tile_bytes
@@ -34,10 +35,11 @@ def numerics_of(
     `sizes`: the model's; `is_without_flash`: the context's, as Watch has it.
     """
     group = placement.group
-    type_k = k_type(config.cache_type_k, is_on_gpu=group.is_gpu, flash_attn=config.flash_attn)
+    type_k = k_type(config.cache_type_k, needs_one_order=needs_one_order(config, is_on_gpu=group.is_gpu))
     type_v = config.cache_type_v
     flash_attn = config.flash_attn != "off" and not is_without_flash
-    is_shared_out = flash_attn and type_k == type_v in _SHARED_OUT and not (group.is_gpu and placement.is_complete)
+    is_on_cpu = not (group.is_gpu and placement.is_complete)
+    is_shared_out = flash_attn and type_k == type_v in _SHARED_OUT and is_on_cpu and not has_own_products()
     return Numerics(
         device=_device(group),
         gpu_layers=placement.n_gpu_layers,

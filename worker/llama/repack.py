@@ -73,15 +73,9 @@ def repacking_of(models: Seq[ModelInfo], *, keeps_bits: bool = False) -> Repacke
 
 def decided(models: Seq[ModelInfo], layout: LayoutOf, *, keeps_bits: bool) -> RepackedBytes:
     """As `repacking_of`, of a library that lays matrices out so."""
-    multiplied: list[Tensor] = []
-
-    def note(matrix: Tensor) -> int:
-        multiplied.append(matrix)
-        return 0
-
-    for info in models:
-        layers_of(info, note)
-    found = [(matrix, laid_out) for matrix in multiplied if (laid_out := layout(matrix)) is not None]
+    found = [
+        (matrix, laid_out) for info in models for matrix in multiplied(info) if (laid_out := layout(matrix)) is not None
+    ]
     if any(laid_out.buffers == TILES and laid_out.n_bytes < matrix.n_bytes for matrix, laid_out in found):
         # Of a stack of matrices, as the heads of MLA are, ggml takes room for the first alone, and multiplies with all.
         return nothing_repacked
@@ -97,6 +91,18 @@ def decided(models: Seq[ModelInfo], layout: LayoutOf, *, keeps_bits: bool) -> Re
         return laid_out.n_bytes if laid_out is not None else 0
 
     return n_bytes
+
+
+def multiplied(info: ModelInfo) -> list[Tensor]:
+    """The matrices that the layers multiply with; not those whose rows are only looked up."""
+    matrices: list[Tensor] = []
+
+    def note(matrix: Tensor) -> int:
+        matrices.append(matrix)
+        return 0
+
+    layers_of(info, note)
+    return matrices
 
 
 def layout_of(matrix: Tensor) -> LaidOut | None:

@@ -83,7 +83,8 @@ def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = No
     return Demand(
         ctx_size=config.ctx_size,
         parallel=config.parallel,
-        cache_type_k=k_type(config.cache_type_k, is_on_gpu=is_on_gpu, flash_attn=config.flash_attn),
+        # f16 and bf16 are of one size.
+        cache_type_k=k_type(config.cache_type_k),
         cache_type_v=config.cache_type_v,
         ubatch_size=config.ubatch_size,
         has_flash_attention=config.flash_attn != "off",
@@ -282,16 +283,17 @@ def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
     return asked
 
 
-def k_type(asked: str, *, is_on_gpu: bool, flash_attn: str) -> str:
-    """The K cache's type for --cache-type-k: `auto` is llama.cpp's own f16, but bf16 on a CPU with flash attention.
+def k_type(asked: str, *, needs_one_order: bool = False) -> str:
+    """The K cache's type for --cache-type-k: `auto` is f16, llama.cpp's own, or bf16 where sums need one order.
 
-    ggml's CPU attention has three ways to sum, chosen by the rows and cells of a whole step; with K and V of two types
-    one of them is left, and a row's result no longer depends on its company. bf16 costs 0 to 5 % of a step, no memory,
-    and on f16 weights a mean KL divergence of 6e-5. Source: ggml_compute_forward_flash_attn_ext_f16 (ggml-cpu/ops.cpp).
+    ggml's own CPU attention has three ways to sum, chosen by the rows and cells of a whole step; with K and V of two
+    types one of them is left, and a row's result no longer depends on its company. bf16 costs a prompt 12 to 26 %, no
+    memory, and on f16 weights a mean KL divergence of 6e-5. Source: ggml_compute_forward_flash_attn_ext_f16
+    (ggml-cpu/ops.cpp).
     """
     if asked != "auto":
         return asked
-    return "f16" if is_on_gpu or flash_attn == "off" else "bf16"
+    return "bf16" if needs_one_order else "f16"
 
 
 def layer_memory_bytes(info: ModelInfo, demand: Demand, plan: Plan) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from worker.parity.evidence import ReferenceLogits
 from worker.parity.llama.quantise import quantise
 from worker.parity.llama.scoring import Scorer
 from worker.parity.report import Check, Level, Series, Table, judged, not_run
-from worker.parity.setups import as_served, cpu, evaluated, opened
+from worker.parity.setups import as_served, evaluated, opened
 
 NAME = "matrix"
 FILE_TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_NL")
@@ -114,7 +114,7 @@ def measure(
         info = read_info(path)
         with (
             opened(path) as model,
-            Scorer(model, as_served(cpu()), n_ctx=n_ctx, n_threads=n_threads) as scorer,
+            Scorer(model, as_served(), n_ctx=n_ctx, n_threads=n_threads) as scorer,
         ):
             summary, tokens_per_s = closeness_and_rate(scorer, reference, numbers)
     return Made(file_type, info.file_bytes, bits_per_weight(info), matrices(info), summary, tokens_per_s)

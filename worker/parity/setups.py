@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from worker.llama.devices import Device, choose_device, devices
+from worker.llama.invariance import needs_one_order
 from worker.llama.load import load_weights
 from worker.llama.model import Model
 from worker.llama.numerics import numerics_of
@@ -34,9 +35,9 @@ _N_ROWS = 32
 """Tokens that are computed at once, as in a prefill chunk of a small machine."""
 
 
-def as_served(device: Device, n_rows: int = _N_ROWS) -> Setup:
-    """What `serve` computes with on that device unless it is told otherwise; chunks of `n_rows` tokens."""
-    return Setup(k_type("auto", is_on_gpu=device.is_gpu, flash_attn="auto"), "f16", "auto", n_rows)
+def as_served(n_rows: int = _N_ROWS) -> Setup:
+    """What `serve` computes with on any device unless it is told otherwise; chunks of `n_rows` tokens."""
+    return Setup(k_type("auto"), "f16", "auto", n_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ def served(config: Configure, info: ModelInfo, placement: Placement, *, n_ctx: i
     Raises: ModelLoadFailed, InsufficientMemory.
     """
     with load_weights(config, info, placement, lambda _: None) as model:
-        type_k = k_type(config.cache_type_k, is_on_gpu=placement.group.is_gpu, flash_attn=config.flash_attn)
+        one_order = needs_one_order(config, is_on_gpu=placement.group.is_gpu)
+        type_k = k_type(config.cache_type_k, needs_one_order=one_order)
         setup = Setup(type_k, config.cache_type_v, config.flash_attn, _N_ROWS, placement.plan.swa_full)
         with Scorer(model, setup, n_ctx=n_ctx, n_threads=n_threads) as scorer:
             numerics = numerics_of(config, info, placement, model.sizes, is_without_flash=scorer.is_without_flash)

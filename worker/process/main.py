@@ -68,13 +68,13 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     # What is here now stays: the collector would walk all of it every few hundred steps, for milliseconds.
     gc.freeze()
     self_test = model.self_test
-    if config.is_deterministic:
+    if config.must_be_invariant:
         found = _test(self_test, outbox, _keep_waiting(outbox))
         if isinstance(found, SelfTested) and not found.is_same:
-            outbox.send(_load_failed(_indeterminate(found)))
+            outbox.send(_load_failed(_indeterminate(_flag(config), found)))
             return
         if self_test is not None and found is None:
-            outbox.send(_load_failed(_untestable(model.facts.context_length)))
+            outbox.send(_load_failed(_untestable(_flag(config), model.facts.context_length)))
             return
         self_test = None
     if model.find is not None:
@@ -142,18 +142,22 @@ def _test(
     return None
 
 
-def _indeterminate(found: SelfTested) -> ModelLoadFailed:
+def _flag(config: Configure) -> str:
+    return "--deterministic" if config.is_deterministic else "--batch-invariant on"
+
+
+def _indeterminate(flag: str, found: SelfTested) -> ModelLoadFailed:
     return ModelLoadFailed(
-        f"--deterministic: an answer would depend on the jobs beside it: logits differ {', '.join(found.differences)}. "
+        f"{flag}: an answer would depend on the jobs beside it: logits differ {', '.join(found.differences)}. "
         "Use --device cpu and the defaults of --cache-type-k, --cache-type-v, --flash-attn, --swa-full and "
-        "--ubatch-size, or another model; or leave --deterministic out"
+        f"--ubatch-size, or another model; or leave {flag} out"
     )
 
 
-def _untestable(context_length: int) -> ModelLoadFailed:
+def _untestable(flag: str, context_length: int) -> ModelLoadFailed:
     return ModelLoadFailed(
-        f"--deterministic: a context of {context_length} tokens is too short to test that answers do not depend on the "
-        "jobs beside them. Use --ctx-size 64 or more; or leave --deterministic out"
+        f"{flag}: a context of {context_length} tokens is too short to test that answers do not depend on the "
+        f"jobs beside them. Use --ctx-size 64 or more; or leave {flag} out"
     )
 
 

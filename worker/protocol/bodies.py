@@ -174,6 +174,13 @@ class AmxBody(_Body, frozen=True, kw_only=True):
     tile_bytes: Annotated[Count, doc("Weights that lie in tiles; 0 also where all of them are on a GPU.")]
 
 
+class BatchInvariantBody(_Body, frozen=True, kw_only=True):
+    """Whether a job's numbers are computed so that they do not depend on the jobs beside it."""
+
+    kept: Annotated[bool, doc("True if they are. `determinism` says what the self-test found of it.")]
+    why: Annotated[str, doc("The flag that asks for it or against it, or what `auto` went by.")]
+
+
 class HealthBody(_Body, frozen=True, kw_only=True):
     """`GET /health`. What is not known before a model is loaded is null until then; memory is in bytes."""
 
@@ -210,6 +217,9 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     determinism_tried: Annotated[TriedBody | None, doc("What the verdict is about; null before there is one.")]
     draft_model: Annotated[DraftModelBody | None, doc("By `--draft-model`; null without one.")]
     amx: AmxBody | None
+    batch_invariant: Annotated[
+        BatchInvariantBody | None, doc("By `--batch-invariant`; null until the model is loaded.")
+    ]
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):

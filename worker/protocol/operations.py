@@ -215,6 +215,7 @@ _LOADING = HealthBody(
     determinism_tried=None,
     draft_model=None,
     amx=None,
+    batch_invariant=None,
 )
 _IDLE = msgspec.structs.replace(
     _LOADING,

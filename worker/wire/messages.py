@@ -33,6 +33,7 @@ Scheduling = Literal["fair", "first-come"]
 SwaFull = Literal["auto", "on", "off"]
 """Whether layers with a sliding window have as many KV cells as others, so that prefixes can be shared and kept."""
 PromptLookup = Literal["on", "own", "off"]
+BatchInvariant = Literal["auto", "on", "off"]
 """What drafts are read from: a job's own text and other jobs' answers, its own text only, or nothing."""
 SplitMode = Literal["none", "layer", "row"]
 """llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
@@ -162,6 +163,8 @@ class Configure(_Frame, frozen=True, kw_only=True):
     itl_target_ms: int = 150
     """How long a prefill step may hold up the jobs that are generating; 0 means as long as it takes."""
     is_deterministic: bool = False
+    batch_invariant: BatchInvariant = "auto"
+    """Whether numbers are to be the same in any company; auto: where that costs nothing."""
     prefix_cache_bytes: int = -1
     """How many bytes of ended jobs' KV cells are kept for later prompts at most; -1 means "decide for me"."""
     scheduling: Scheduling = "fair"
@@ -192,6 +195,11 @@ class Configure(_Frame, frozen=True, kw_only=True):
     def itl_target_s(self) -> float:
         """`itl_target_ms` in seconds, infinite for 0."""
         return self.itl_target_ms / 1000 or math.inf
+
+    @property
+    def must_be_invariant(self) -> bool:
+        """Whether the load fails unless numbers are the same in any company."""
+        return self.is_deterministic or self.batch_invariant == "on"
 
 
 class Submit(_Frame, frozen=True, kw_only=True):
@@ -318,6 +326,13 @@ class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Weights + KV + compute buffers. Those on the served model's device are part of Loaded.memory_bytes, too."""
 
 
+class BatchInvariance(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a job's numbers are computed so that they do not depend on what is computed beside it."""
+
+    is_kept: bool = False
+    why: str = ""
+
+
 class Amx(msgspec.Struct, frozen=True, kw_only=True):
     """What is made of Intel's AMX, whose instructions multiply tiles of two matrices."""
 
@@ -370,6 +385,7 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     numerics: Numerics | None = None
     """Where Configure asked for them."""
     amx: Amx = Amx()
+    batch_invariance: BatchInvariance = BatchInvariance()
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):

@@ -1,0 +1,102 @@
+"""Single operations of ggml's CPU backend, computed from arrays and given back as arrays.
+
+Owns one graph at a time: its tensors, their memory, the backend. Knows nothing of models.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.llama.devices import backend_function, device_handle, devices
+from worker.llama.library import call_ggml, open_library
+from worker.model.ggml_types import TENSOR_TYPES
+
+Floats = NDArray[np.float32]
+TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
+_ROOM = 2**20
+
+
+class _InitParams(ctypes.Structure):
+    """ggml_init_params in ggml.h."""
+
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+def quantised(rows: Floats, type_name: str) -> bytes:
+    """The rows as weights of that type."""
+    n_rows, n_columns = rows.shape
+    type_id = ctypes.c_int(TYPE_IDS[type_name])
+    row_bytes = call_ggml("ggml_row_size", ctypes.c_size_t, type_id, ctypes.c_int64(n_columns))
+    target = ctypes.create_string_buffer(n_rows * row_bytes)
+    source = np.ascontiguousarray(rows).ctypes.data
+    call_ggml(
+        "ggml_quantize_chunk",
+        ctypes.c_size_t,
+        *(type_id, ctypes.c_void_p(source), ctypes.cast(target, ctypes.c_void_p)),
+        *(ctypes.c_int64(0), ctypes.c_int64(n_rows), ctypes.c_int64(n_columns), ctypes.c_void_p(None)),
+    )
+    return target.raw
+
+
+class Graph:
+    """Made by `graph`. Shapes are ggml's: the fastest dimension first."""
+
+    def __init__(self, context: ctypes.c_void_p, backend: ctypes.c_void_p) -> None:
+        self._context, self._backend = context, backend
+        self._data: list[tuple[ctypes.c_void_p, bytes]] = []
+
+    def tensor(self, dims: tuple[int, ...], data: bytes, type_name: str = "F32") -> ctypes.c_void_p:
+        sizes = map(ctypes.c_int64, (*dims, 1, 1, 1)[:4])
+        type_id = ctypes.c_int(TYPE_IDS[type_name])
+        made = ctypes.c_void_p(call_ggml("ggml_new_tensor_4d", ctypes.c_void_p, self._context, type_id, *sizes))
+        self._data.append((made, data))
+        return made
+
+    def floats(self, array: Floats) -> ctypes.c_void_p:
+        return self.tensor(array.shape[::-1], np.ascontiguousarray(array, np.float32).tobytes())
+
+    def halves(self, array: NDArray[Any]) -> ctypes.c_void_p:
+        return self.tensor(array.shape[::-1], np.ascontiguousarray(array, np.float16).tobytes(), "F16")
+
+    def op(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+        return ctypes.c_void_p(call_ggml(name, ctypes.c_void_p, self._context, *arguments))
+
+    def computed(self, result: ctypes.c_void_p, shape: tuple[int, ...]) -> Floats:
+        """The result as an array of that shape, the slowest dimension first."""
+        nodes = ctypes.c_void_p(call_ggml("ggml_new_graph", ctypes.c_void_p, self._context))
+        call_ggml("ggml_build_forward_expand", None, nodes, result)
+        buffer = ctypes.c_void_p(
+            call_ggml("ggml_backend_alloc_ctx_tensors", ctypes.c_void_p, self._context, self._backend)
+        )
+        try:
+            for tensor, data in self._data:
+                source, size = ctypes.c_char_p(data), ctypes.c_size_t(len(data))
+                call_ggml("ggml_backend_tensor_set", None, tensor, source, ctypes.c_size_t(0), size)
+            assert call_ggml("ggml_backend_graph_compute", ctypes.c_int, self._backend, nodes) == 0
+            found = np.empty(shape, np.float32)
+            target, size = ctypes.c_void_p(found.ctypes.data), ctypes.c_size_t(found.nbytes)
+            call_ggml("ggml_backend_tensor_get", None, result, target, ctypes.c_size_t(0), size)
+            return found
+        finally:
+            call_ggml("ggml_backend_buffer_free", None, buffer)
+
+    @classmethod
+    @contextmanager
+    def on_cpu(cls, n_threads: int = 1) -> Iterator[Self]:
+        open_library()
+        cpu = next(device for device in devices() if device.kind == "cpu")
+        handle = ctypes.c_void_p(device_handle(cpu))
+        backend = ctypes.c_void_p(call_ggml("ggml_backend_dev_init", ctypes.c_void_p, handle, ctypes.c_char_p(None)))
+        _, address = backend_function(cpu, b"ggml_backend_set_n_threads")
+        assert address
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(backend, n_threads)
+        context = ctypes.c_void_p(call_ggml("ggml_init", ctypes.c_void_p, _InitParams(_ROOM, None, True)))
+        try:
+            yield cls(context, backend)
+        finally:
+            call_ggml("ggml_free", None, context)
+            call_ggml("ggml_backend_free", None, backend)

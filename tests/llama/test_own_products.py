@@ -1,0 +1,92 @@
+"""Products of quantised matrices in ggml's CPU backend (patches/ggml-cpu/rows16.h): right, and equal in any company."""
+
+from functools import cache
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.llama.graphs import TYPE_IDS, Floats, Graph, quantised
+from worker.llama.invariance import PRODUCT_TYPES, has_own_products
+from worker.llama.library import open_library
+
+TYPES = sorted(PRODUCT_TYPES)
+MOST_COLUMNS = 40
+
+
+@pytest.fixture(autouse=True)
+def _needs_them() -> None:
+    open_library()
+    if not has_own_products():
+        pytest.skip("this build of llama.cpp, or this processor, does not have them")
+
+
+@cache
+def weights(type_name: str, n_rows: int, n_columns: int) -> tuple[bytes, Floats]:
+    """Weights, and what they mean."""
+    chance = np.random.default_rng(n_rows)
+    data = quantised(chance.normal(0.02, 0.1, (n_rows, n_columns)).astype(np.float32), type_name)
+    flat = np.frombuffer(data, np.uint8).reshape(n_rows, -1)
+    return data, gguf.quants.dequantize(flat, gguf.GGMLQuantizationType(TYPE_IDS[type_name]))
+
+
+@cache
+def columns(n_columns: int) -> Floats:
+    chance = np.random.default_rng(7)
+    return chance.normal(0, 1, (MOST_COLUMNS, n_columns)).astype(np.float32)
+
+
+def product(type_name: str, n_rows: int, of: Floats, n_threads: int = 1) -> Floats:
+    data, _ = weights(type_name, n_rows, of.shape[1])
+    with Graph.on_cpu(n_threads) as graph:
+        matrix = graph.tensor((of.shape[1], n_rows), data, type_name)
+        return graph.computed(graph.op("ggml_mul_mat", matrix, graph.floats(of)), (len(of), n_rows))
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("n_rows", [1, 15, 16, 17, 100])
+@pytest.mark.parametrize("n_columns", [256, 2304])
+def test_it_is_the_product_of_what_the_weights_mean(type_name: str, n_rows: int, n_columns: int) -> None:
+    """Up to what quantising the other side to eight bits costs."""
+    _, meant = weights(type_name, n_rows, n_columns)
+    of = columns(n_columns)
+    expected = of.astype(np.float64) @ meant.astype(np.float64).T
+    found = product(type_name, n_rows, of)
+    assert np.linalg.norm(found - expected) <= 0.012 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_rows_need_not_be_of_256(type_name: str) -> None:
+    _, meant = weights(type_name, 33, 96)
+    expected = columns(96) @ meant.T
+    assert np.linalg.norm(product(type_name, 33, columns(96)) - expected) <= 0.012 * np.linalg.norm(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    type_name=st.sampled_from(TYPES),
+    n_rows=st.integers(1, 70),
+    chosen=st.lists(st.integers(0, MOST_COLUMNS - 1), min_size=1, max_size=MOST_COLUMNS),
+    n_threads=st.integers(1, 3),
+)
+def test_a_column_has_the_same_bits_in_any_company(
+    type_name: str, n_rows: int, chosen: list[int], n_threads: int
+) -> None:
+    """Whatever else is multiplied beside it, in whatever order, by however many threads."""
+    of = columns(2304)
+    together = product(type_name, n_rows, of[chosen], n_threads)
+    for place, column in enumerate(chosen):
+        assert np.array_equal(together[place], product(type_name, n_rows, of[[column]])[0])
+
+
+def test_a_product_of_several_matrices_is_left_to_ggml() -> None:
+    """Stacks of matrices, as the heads of some models are."""
+    data, meant = weights("Q8_0", 32, 256)
+    of = columns(256)[:6].reshape(2, 3, 256)
+    with Graph.on_cpu() as graph:
+        matrix = graph.tensor((256, 16, 2), data, "Q8_0")
+        found = graph.computed(graph.op("ggml_mul_mat", matrix, graph.floats(of)), (2, 3, 16))
+    expected = np.einsum("bnk,bmk->bnm", of, meant.reshape(2, 16, 256))
+    assert np.linalg.norm(found - expected) <= 0.012 * np.linalg.norm(expected)

@@ -1,0 +1,69 @@
+"""Whether a job's numbers depend on what is computed beside it: what `--batch-invariant` asks, and what follows of it.
+
+Owns the decision, which is made of the file, the build, the processor and the settings alone, and never of a timing:
+a restart, an engine after a crash and a second worker decide alike. Whether the bits are the same is for self_test.py
+to find out. Any thread, once the library is open.
+
+`auto` keeps the numbers the same where that costs nothing: where ggml's CPU backend has products and attention that
+give a row the same bits in any company (patches/). Elsewhere ggml's fastest kernels are used. There the same bits cost
+a prompt 12 to 26 %, for K in bf16 alone, and where weights would be laid out anew up to half of its speed.
+"""
+
+from worker.llama.devices import devices, features
+from worker.llama.repack import TILES, layout_of, multiplied
+from worker.model.gguf import Tensor
+from worker.model.info import ModelInfo
+from worker.wire.messages import BatchInvariance, Configure
+
+OWN_PRODUCTS = "ROWS16"
+"""What ggml's CPU backend calls products and attention of ours among its features (patches/rows16.patch)."""
+PRODUCT_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+"""The types of weights they are for (ggml_rows16_has in patches/ggml-cpu/rows16.cpp)."""
+REPEATED_PRODUCTS_OFF = {"GGML_CPU_TILED_MM": "0"}
+"""With this in its environment, ggml multiplies eight rows of K-quants and more as it does one."""
+
+
+def has_own_products() -> bool:
+    """Whether the CPU backend that was loaded has them: the build does, and the processor has AVX-512 VNNI."""
+    return any(OWN_PRODUCTS in features(device) for device in devices() if device.kind == "cpu")
+
+
+def needs_one_order(config: Configure, *, is_on_gpu: bool) -> bool:
+    """Whether K is to be of another type than V, which leaves ggml's own CPU attention one of its three ways to sum."""
+    return config.must_be_invariant and not is_on_gpu and config.flash_attn != "off" and not has_own_products()
+
+
+def invariance_of(config: Configure, info: ModelInfo, *, is_on_gpu: bool, is_without_flash: bool) -> BatchInvariance:
+    """What is kept for a model that is loaded so, and why."""
+    if config.is_deterministic:
+        return BatchInvariance(is_kept=True, why="--deterministic")
+    if config.batch_invariant != "auto":
+        return BatchInvariance(
+            is_kept=config.batch_invariant == "on", why=f"--batch-invariant {config.batch_invariant}"
+        )
+    why_not = _why_not(config, info, is_on_gpu=is_on_gpu, is_without_flash=is_without_flash)
+    return BatchInvariance(is_kept=why_not is None, why=why_not or "it costs nothing here")
+
+
+def _why_not(config: Configure, info: ModelInfo, *, is_on_gpu: bool, is_without_flash: bool) -> str | None:
+    obstacles = {
+        "on a GPU rows are summed in ways that depend on their number": is_on_gpu,
+        "on this processor, or in this build of llama.cpp, it would make prompts slower": not has_own_products(),
+        "without flash attention sums depend on the number of cells": config.flash_attn == "off" or is_without_flash,
+        "the KV cache is not of f16": not {config.cache_type_k, config.cache_type_v} <= {"auto", "f16"},
+        "recurrent layers compute several tokens otherwise than one": info.state_length > 0,
+        "small memories of sliding windows have an order of their own": info.windows and config.swa_full == "off",
+    }
+    for obstacle, is_there in obstacles.items():
+        if is_there:
+            return obstacle
+    others = sorted({matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix)})
+    return f"products with {', '.join(others)} depend on the number of rows" if others else None
+
+
+def _is_computed_otherwise(matrix: Tensor) -> bool:
+    """Whether a row of a product with it has other bits beside others. Those of experts are ggml's."""
+    laid_out = layout_of(matrix)
+    if laid_out is not None and laid_out.buffers == TILES:
+        return False
+    return matrix.type_name not in PRODUCT_TYPES or "exps." in matrix.name
