@@ -228,7 +228,7 @@ class Settings:
     )
     cache_type_k: str = setting(
         "auto",
-        "Store the K cache as TYPE; auto is f16, on a CPU bf16, which makes answers independent of other jobs. "
+        "Store the K cache as TYPE; auto is f16, or bf16 where --batch-invariant on or --deterministic needs it. "
         f"[auto, {_TYPES}]",
         "Device and memory",
         Choice(("auto", *CACHE_TYPES)),
