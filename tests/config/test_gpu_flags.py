@@ -46,6 +46,7 @@ def test_good_wishes_pass(changes: dict[str, object]) -> None:
         ({"require_full_offload": True, "gpu_layers": "0"}, "--require-full-offload conflicts with --gpu-layers 0"),
         ({"split_mode": "row", "gpu_layers": "00"}, "--split-mode row conflicts with --gpu-layers 00"),
         ({"draft_model": "d.gguf", "deterministic": True}, "--draft-model conflicts with --deterministic"),
+        ({"batch_invariant": "off", "deterministic": True}, "--batch-invariant off conflicts with --deterministic"),
     ],
 )
 def test_wishes_that_cannot_all_hold_are_refused_with_a_way_out(changes: dict[str, object], said: str) -> None:

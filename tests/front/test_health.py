@@ -13,7 +13,7 @@ from worker.config.settings import Settings
 from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.metrics import Metrics
 from worker.front.state import Front
-from worker.wire.messages import Amx, Loaded, PrefixCacheFound, SelfTested, StepDone
+from worker.wire.messages import Amx, BatchInvariance, Loaded, PrefixCacheFound, SelfTested, StepDone
 
 STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")
@@ -108,6 +108,13 @@ def test_a_successor_has_neither_its_predecessors_prefixes_nor_its_verdict() -> 
         assert front.health().determinism == "differs", "with a fixed chunk it comes before the load is done"
 
     fronted(play)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_it_says_whether_numbers_depend_on_company_and_why(*, is_kept: bool) -> None:
+    invariance = BatchInvariance(is_kept=is_kept, why="for a reason")
+    facts = msgspec.structs.replace(FACTS, batch_invariance=invariance)
+    assert shown(facts=facts)["batch_invariant"] == {"kept": is_kept, "why": "for a reason"}
 
 
 @pytest.mark.parametrize("amx", [Amx(), Amx(processor=True), Amx(processor=True, build=True, tile_bytes=70_000_000)])

@@ -10,7 +10,7 @@ a prompt 12 to 26 %, for K in bf16 alone, and where weights would be laid out an
 """
 
 from worker.llama.devices import devices, features
-from worker.llama.repack import TILES, layout_of, multiplied
+from worker.llama.repack import TILES, LayoutOf, layout_of, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.wire.messages import BatchInvariance, Configure
@@ -33,22 +33,26 @@ def needs_one_order(config: Configure, *, is_on_gpu: bool) -> bool:
     return config.must_be_invariant and not is_on_gpu and config.flash_attn != "off" and not has_own_products()
 
 
-def invariance_of(config: Configure, info: ModelInfo, *, is_on_gpu: bool, is_without_flash: bool) -> BatchInvariance:
-    """What is kept for a model that is loaded so, and why."""
+def invariance_of(
+    config: Configure,
+    info: ModelInfo,
+    *,
+    is_on_gpu: bool,
+    is_without_flash: bool,
+    has_products: bool,
+    layout: LayoutOf = layout_of,
+) -> BatchInvariance:
+    """What is kept for a model that is loaded so, and why. `has_products`: `has_own_products`; `layout`: where the
+    library puts its matrices."""
     if config.is_deterministic:
         return BatchInvariance(is_kept=True, why="--deterministic")
     if config.batch_invariant != "auto":
         return BatchInvariance(
             is_kept=config.batch_invariant == "on", why=f"--batch-invariant {config.batch_invariant}"
         )
-    why_not = _why_not(config, info, is_on_gpu=is_on_gpu, is_without_flash=is_without_flash)
-    return BatchInvariance(is_kept=why_not is None, why=why_not or "it costs nothing here")
-
-
-def _why_not(config: Configure, info: ModelInfo, *, is_on_gpu: bool, is_without_flash: bool) -> str | None:
     obstacles = {
-        "on a GPU rows are summed in ways that depend on their number": is_on_gpu,
-        "on this processor, or in this build of llama.cpp, it would make prompts slower": not has_own_products(),
+        "on a GPU sums depend on the number of rows": is_on_gpu,
+        "on this processor, or in this build of llama.cpp, it would make prompts slower": not has_products,
         "without flash attention sums depend on the number of cells": config.flash_attn == "off" or is_without_flash,
         "the KV cache is not of f16": not {config.cache_type_k, config.cache_type_v} <= {"auto", "f16"},
         "recurrent layers compute several tokens otherwise than one": info.state_length > 0,
@@ -56,14 +60,15 @@ def _why_not(config: Configure, info: ModelInfo, *, is_on_gpu: bool, is_without_
     }
     for obstacle, is_there in obstacles.items():
         if is_there:
-            return obstacle
-    others = sorted({matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix)})
-    return f"products with {', '.join(others)} depend on the number of rows" if others else None
+            return BatchInvariance(is_kept=False, why=obstacle)
+    if others := sorted({matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix, layout)}):
+        return BatchInvariance(is_kept=False, why=f"products with {', '.join(others)} depend on the number of rows")
+    return BatchInvariance(is_kept=True, why="it costs nothing here")
 
 
-def _is_computed_otherwise(matrix: Tensor) -> bool:
+def _is_computed_otherwise(matrix: Tensor, layout: LayoutOf) -> bool:
     """Whether a row of a product with it has other bits beside others. Those of experts are ggml's."""
-    laid_out = layout_of(matrix)
+    laid_out = layout(matrix)
     if laid_out is not None and laid_out.buffers == TILES:
         return False
     return matrix.type_name not in PRODUCT_TYPES or "exps." in matrix.name

@@ -28,7 +28,7 @@ from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in_main, place_pair
-from worker.llama.invariance import REPEATED_PRODUCTS_OFF, invariance_of, needs_one_order
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, has_own_products, invariance_of, needs_one_order
 from worker.llama.kv_keeper import Keeper, Keeping
 from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import TOKEN_KINDS, Model, Split
@@ -186,7 +186,13 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
         _facts(info, placement, found, shapes, kept),
         amx=amx_of(model.sizes),
         step_s=shapes.chunk_s * widest_step / shapes.chunk,
-        batch_invariance=invariance_of(config, info, is_on_gpu=model.device.is_gpu, is_without_flash=is_without_flash),
+        batch_invariance=invariance_of(
+            config,
+            info,
+            is_on_gpu=model.device.is_gpu,
+            is_without_flash=is_without_flash,
+            has_products=has_own_products(),
+        ),
         numerics=numerics_of(config, info, placement, model.sizes, is_without_flash=is_without_flash)
         if config.wants_numerics
         else None,

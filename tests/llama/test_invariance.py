@@ -1,0 +1,98 @@
+"""What `--batch-invariant` makes of a file, a build and the flags: always the same, and only what costs nothing."""
+
+from dataclasses import replace
+
+import pytest
+from msgspec.structs import replace as changed
+
+from tests.llama.test_repack import layout, matrix, model
+from worker.llama.invariance import PRODUCT_TYPES, invariance_of
+from worker.llama.repack import LaidOut
+from worker.model.gguf import Tensor
+from worker.wire.messages import BatchInvariance, Configure
+
+CONFIG = Configure(
+    model_path="m.gguf",
+    device="cpu",
+    gpu_layers="auto",
+    ctx_size=0,
+    batch_size=512,
+    ubatch_size=512,
+    parallel=0,
+    threads=0,
+    threads_batch=0,
+    require_full_offload=False,
+    cache_type_k="auto",
+    cache_type_v="f16",
+    flash_attn="auto",
+    max_tokens_in=0,
+)
+
+
+def as_in_the_file(_: Tensor) -> LaidOut | None:
+    return None
+
+
+def found(
+    *types: str, config: Configure = CONFIG, has_products: bool = True, is_on_gpu: bool = False, name: str = "attn_q"
+) -> BatchInvariance:
+    info = model(*(matrix(kind, f"blk.{at}.{name}.weight") for at, kind in enumerate(types)))
+    return invariance_of(
+        config,
+        replace(info, state_length=0),
+        is_on_gpu=is_on_gpu,
+        is_without_flash=False,
+        has_products=has_products,
+        layout=as_in_the_file,
+    )
+
+
+def test_it_is_kept_where_every_product_is_ours_and_attention_is() -> None:
+    assert found(*sorted(PRODUCT_TYPES)[:4]) == BatchInvariance(is_kept=True, why="it costs nothing here")
+    assert found(*sorted(PRODUCT_TYPES)[4:]).is_kept
+
+
+@pytest.mark.parametrize("odd", ["Q2_K", "IQ4_NL", "F16", "F32"])
+def test_one_matrix_of_another_type_is_enough(odd: str) -> None:
+    told = found("Q4_K", odd, "Q6_K")
+    assert told == BatchInvariance(is_kept=False, why=f"products with {odd} depend on the number of rows")
+
+
+def test_experts_are_multiplied_by_ggml() -> None:
+    assert not found("Q4_K", name="ffn_up_exps").is_kept
+
+
+def test_weights_in_tiles_need_no_products_of_ours() -> None:
+    info = model(matrix("Q4_K"), matrix("Q5_0", "blk.1.attn_q.weight"))
+    flags = {"is_on_gpu": False, "is_without_flash": False, "has_products": True}
+    assert invariance_of(CONFIG, info, **flags, layout=layout).is_kept
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"flash_attn": "off"}, "flash attention"),
+        ({"cache_type_k": "q8_0"}, "KV cache"),
+        ({"cache_type_v": "bf16"}, "KV cache"),
+    ],
+)
+def test_flags_may_stand_against_it(change: dict[str, str], reason: str) -> None:
+    told = found("Q4_K", config=changed(CONFIG, **change))
+    assert not told.is_kept
+    assert reason in told.why
+
+
+def test_a_build_or_a_gpu_may_stand_against_it() -> None:
+    assert "build" in found("Q4_K", has_products=False).why
+    assert "GPU" in found("Q4_K", is_on_gpu=True).why
+
+
+@pytest.mark.parametrize("has_products", [False, True])
+@pytest.mark.parametrize("kind", ["Q4_K", "F16"])
+def test_what_is_asked_for_is_what_is_told(kind: str, *, has_products: bool) -> None:
+    """Whether it holds is the self-test's to find out."""
+    for asked in ("on", "off"):
+        told = found(kind, config=changed(CONFIG, batch_invariant=asked), has_products=has_products)
+        assert told == BatchInvariance(is_kept=asked == "on", why=f"--batch-invariant {asked}")
+    told = found(kind, config=changed(CONFIG, is_deterministic=True), has_products=has_products)
+    assert told == BatchInvariance(is_kept=True, why="--deterministic")
