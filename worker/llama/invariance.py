@@ -19,7 +19,7 @@ OWN_PRODUCTS = "ROWS16"
 """What ggml's CPU backend calls products and attention of ours among its features (patches/rows16.patch)."""
 PRODUCT_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """The types of weights they are for (ggml_rows16_has in patches/ggml-cpu/rows16.cpp)."""
-REPEATED_PRODUCTS_OFF = {"GGML_CPU_TILED_MM": "0"}
+REPEATED_PRODUCTS_OFF = ("GGML_CPU_TILED_MM", "0")
 """With this in its environment, ggml multiplies eight rows of K-quants and more as it does one."""
 
 

@@ -152,7 +152,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     Raises: ModelNotFound, BadModelFile, ModelLoadFailed, InsufficientMemory; everything is freed then.
     """
     if config.must_be_invariant and not config.is_deterministic:
-        os.environ.update(REPEATED_PRODUCTS_OFF)
+        os.putenv(*REPEATED_PRODUCTS_OFF)
     open_library(on_log)
     info = read_info(Path(config.model_path))
     available_bytes = available_memory_bytes()
