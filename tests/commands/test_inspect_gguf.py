@@ -148,4 +148,6 @@ def test_the_default_model_is_described(default_model: Path, capsys: pytest.Capt
     assert found["vocabulary"] == 49152
     assert found["has_chat_template"] is True
     assert [row["type"] for row in found["tensor_types"]] == ["Q4_1", "Q8_0", "F32"]
-    assert found["memory"]["weights_bytes"] < found["file_bytes"] == default_model.stat().st_size
+    assert found["file_bytes"] == default_model.stat().st_size
+    # What is laid out anew may take more than in the file, and an embedding that is the output is there twice.
+    assert found["memory"]["weights_bytes"] - found["memory"]["repacked_bytes"] < found["file_bytes"]
