@@ -26,9 +26,9 @@ from worker.wire.messages import Inbound, Outbound
 _CLOSE_TIMEOUT_S = 5.0
 """An engine whose socket is closed exits at once; one that does not is wedged."""
 
-WAITING = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
-"""How long threads look for work before they sleep, said to either runtime in its own words: libgomp's (GCC) counts,
-libomp's (clang) takes milliseconds. Neither reads the other's. docs/performance.md has what other figures cost."""
+WAITING = {"GOMP_SPINCOUNT": "30000"}
+"""How often libgomp's threads look for work before they sleep; docs/performance.md has what other counts cost. clang's
+libomp reads none of it: its threads give the processor up while they wait, and are best left to it."""
 
 
 class LinkOwner(Protocol):
@@ -198,12 +198,12 @@ def engine_environment() -> dict[str, str]:
     """The environment an engine may see: ours without the API token and what may be a collector's, with defaults of its
     own.
 
-    ggml must not start a debugger for a backtrace when it aborts. Threads that wait for each other spin for a
-    millisecond at most and then sleep (libgomp's own count is 300,000, libomp's time 200 ms): on an idle machine that
-    makes no difference, and other processes need the processor meanwhile. Where ggml lets OpenMP choose how many there
-    are, as it lays weights into tiles of AMX, it would be one for each processor, whatever the quota. Who has set how
-    many there are, or how they wait, is obeyed. glibc's malloc has one arena, so that the step thread uses what the
-    intake thread has freed (tests/test_hostile_jobs.py grew the engine by 81 MiB with two arenas, by 51 with one).
+    ggml must not start a debugger for a backtrace when it aborts. Threads of libgomp that wait for each other spin for
+    some microseconds and then sleep (its own count is 300,000): on an idle machine that makes no difference, and other
+    processes need the processor meanwhile. Where ggml lets OpenMP choose how many there are, as it lays weights into
+    tiles of AMX, it would be one for each processor, whatever the quota. Who has set how many there are, or how they
+    wait, is obeyed. glibc's malloc has one arena, so that the step thread uses what the intake thread has freed
+    (tests/test_hostile_jobs.py grew the engine by 81 MiB with two arenas, by 51 with one).
     """
     kept = {
         name: value
