@@ -263,7 +263,7 @@ if [ -z "${LLORCH_STOCK:-}" ]; then
     for patch in patches/*.patch; do
         [ ! -e "$patch" ] || patches="$patches $patch"
     done
-    sources=$(echo patches/ggml-cpu/*)
+    [ -z "$patches" ] || sources=$(echo patches/ggml-cpu/*)
 fi
 # shellcheck disable=SC2086 # names of patches, split at spaces
 made_of=$({

