@@ -35,7 +35,7 @@ inline bool is_beginning(const ggml_fp16_t * row, const ggml_fp16_t * next, int6
     bool has_ended = false;
     for (int64_t cell = 0; cell < n; cell += 32) {
         const uint32_t a = seen(row, cell, n), b = seen(next, cell, n), more = b & ~a;
-        if ((a & ~b) || (has_ended && a) || (more && a > more)) {
+        if ((a & ~b) || (has_ended && a) || (more && a > (more & -more))) {
             return false;
         }
         has_ended |= more != 0;
@@ -86,19 +86,33 @@ struct Attention {
 
     // The thread pool's chunk is nth, and all threads know.
     void run(const ggml_compute_params * params) const {
-        const int64_t n_rows = BLOCK / n_heads, n_tiles = (q->ne[1] + n_rows - 1) / n_rows;
-        const int64_t n_jobs = n_tiles * k->ne[2] * q->ne[3];
+        int64_t n_rows = BLOCK / n_heads, n_parts = 1;
+        const auto n_jobs_of = [&](int64_t rows, int64_t parts) {
+            return (q->ne[1] + rows - 1) / rows * parts * k->ne[2] * q->ne[3];
+        };
+        // Smaller jobs where there would be too few for all threads; rows have the same bits in any of them.
+        while (n_rows > 1 && n_jobs_of(n_rows, 1) < 2 * params->nth) {
+            n_rows = (n_rows + 1) / 2;
+        }
+        while (n_jobs_of(n_rows, n_parts) < params->nth && n_parts < n_heads) {
+            do {
+                ++n_parts;
+            } while (n_heads % n_parts != 0);
+        }
+        const int64_t n_together = n_heads / n_parts, n_groups = q->ne[2] / n_together;
+        const int64_t n_tiles = (q->ne[1] + n_rows - 1) / n_rows, n_jobs = n_jobs_of(n_rows, n_parts);
         // As large as ggml_graph_plan reserves for its own tiles.
         const int64_t size = BLOCK * (2 * k->ne[0] + 2 * v->ne[0] + 2 * BLOCK) + CACHE_LINE_SIZE_F32;
         float * scratch = (float *)params->wdata + params->ith * size;
         for (int64_t job = params->ith; job < n_jobs; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            const int64_t tile = job % n_tiles, head = job / n_tiles % k->ne[2], batch = job / n_tiles / k->ne[2];
+            const int64_t tile = job % n_tiles, batch = job / n_tiles / n_groups;
+            const int64_t head = job / n_tiles % n_groups * n_together;
             const int64_t end = MIN((tile + 1) * n_rows, q->ne[1]);
             for (int64_t row = tile * n_rows, next; row < end; row = next) {
-                const auto mask_at = [&](int64_t at) { return mask_of(mask, at, head * n_heads, batch); };
+                const auto mask_at = [&](int64_t at) { return mask_of(mask, at, head, batch); };
                 for (next = row + 1; next < end && is_beginning(mask_at(next - 1), mask_at(next), k->ne[1]); ++next) {
                 }
-                compute(row, next, head, batch, scratch);
+                compute(row, next, head, n_together, batch, scratch);
             }
         }
     }
@@ -120,6 +134,7 @@ struct Attention {
         }
         const __m512 none = _mm512_set1_ps(-INFINITY);
         __m512 most = none;
+        __mmask16 odd = 0;
         for (int64_t i = 0; i < BLOCK; i += 16) {
             const __m512 value = _mm512_cvtph_ps(_mm256_load_si256((const __m256i *)(values + i)));
             // Of cells that the row does not see not even what is no number counts.
@@ -127,18 +142,19 @@ struct Attention {
             const __m512 masked = _mm512_mask_mov_ps(none, sees, _mm512_fmadd_ps(_mm512_set1_ps(slope), value, _mm512_loadu_ps(of + i)));
             _mm512_storeu_ps(of + i, masked);
             most = _mm512_max_ps(most, masked);
+            odd |= _mm512_cmp_ps_mask(masked, masked, _CMP_UNORD_Q);
         }
-        return _mm512_reduce_max_ps(most);
+        return odd ? NAN : _mm512_reduce_max_ps(most);
     }
 
-    // Rows [begin, end) of the heads that share the K and V of `kv_head`: line = (row - begin) * n_heads + head.
-    void compute(int64_t begin, int64_t end, int64_t kv_head, int64_t batch, float * scratch) const {
+    // Rows [begin, end) of heads that share K and V: line = (row - begin) * n_together + head - first_head.
+    void compute(int64_t begin, int64_t end, int64_t first_head, int64_t n_together, int64_t batch, float * scratch) const {
         const int64_t dk = k->ne[0], dv = v->ne[0], n = k->ne[1];
         // Lines that nobody reads fill up what is computed four at a time.
-        const int64_t n_lines = (end - begin) * n_heads, n_padded = (n_lines + 3) & -4;
+        const int64_t n_lines = (end - begin) * n_together, n_padded = (n_lines + 3) & -4;
         float * qs = scratch, * ks = qs + BLOCK * dk, * vs = ks + BLOCK * dk, * sum = vs + BLOCK * dv, * p = sum + BLOCK * dv;
         float total[BLOCK], most[BLOCK];
-        const auto line_of = [&](int64_t line) { return std::make_pair(begin + line / n_heads, kv_head * n_heads + line % n_heads); };
+        const auto line_of = [&](int64_t line) { return std::make_pair(begin + line / n_together, first_head + line % n_together); };
         for (int64_t line = 0; line < n_lines; ++line) {
             const auto [row, head] = line_of(line);
             memcpy(qs + line * dk, (const char *)q->data + row * q->nb[1] + head * q->nb[2] + batch * q->nb[3], dk * sizeof(float));
@@ -148,9 +164,10 @@ struct Attention {
         memset(qs + n_lines * dk, 0, (n_padded - n_lines) * dk * sizeof(float));
         memset(sum, 0, n_padded * dv * sizeof(float));
 
+        const int64_t kv_head = first_head / n_heads;
         const char * k_head = (const char *)k->data + kv_head * k->nb[2] + batch / (q->ne[3] / k->ne[3]) * k->nb[3];
         const char * v_head = (const char *)v->data + kv_head * v->nb[2] + batch / (q->ne[3] / v->ne[3]) * v->nb[3];
-        const ggml_fp16_t * last = mask_of(mask, end - 1, kv_head * n_heads, batch);
+        const ggml_fp16_t * last = mask_of(mask, end - 1, first_head, batch);
         int64_t cells[BLOCK + 32], n_cells = 0;
         for (int64_t cell = 0; cell < n || n_cells > 0; cell += 32) {
             for (uint32_t bits = cell < n ? seen(last, cell, n) : 0; bits; bits &= bits - 1) {
@@ -174,10 +191,13 @@ struct Attention {
                 }
                 transpose(at, dk, ks + i);
             }
+            bool is_finite = true;
             for (int64_t i = 0; i < n_now; ++i) {
                 for (int64_t x = 0; x < dv; x += 16) {
                     const char * half = v_head + cells[i] * v->nb[1] + x * sizeof(ggml_fp16_t);
-                    _mm512_storeu_ps(vs + i * dv + x, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)half)));
+                    const __m512 value = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)half));
+                    _mm512_storeu_ps(vs + i * dv + x, value);
+                    is_finite &= _mm512_cmp_ps_mask(_mm512_sub_ps(value, value), _mm512_setzero_ps(), _CMP_NEQ_UQ) == 0;
                 }
             }
             memset(vs + n_now * dv, 0, (BLOCK - n_now) * dv * sizeof(float));
@@ -191,13 +211,17 @@ struct Attention {
             int64_t first = n_lines;  // lines before it see none of these cells
             for (int64_t line = n_lines - 1; line >= 0; --line) {
                 const auto [row, head] = line_of(line);
-                const ggml_fp16_t * seen_by = mask_of(mask, row, kv_head * n_heads, batch);
+                const ggml_fp16_t * seen_by = mask_of(mask, row, first_head, batch);
                 float * of = p + line * BLOCK;
-                const float now = add_mask(of, seen_by, cells, n_now, max_bias > 0.0f ? slope_of(head) : 1.0f);
-                if (now == -INFINITY) {
+                if (seen_by[cells[0]] == 0xFC00) {
                     break;
                 }
                 first = line;
+                const float now = add_mask(of, seen_by, cells, n_now, max_bias > 0.0f ? slope_of(head) : 1.0f);
+                if (now == -INFINITY) {
+                    memset(of, 0, BLOCK * sizeof(float));
+                    continue;
+                }
                 if (now > most[line]) {
                     const float less = expf(most[line] - now);
                     ggml_vec_scale_f32(dv, sum + line * dv, less);
@@ -206,7 +230,18 @@ struct Attention {
                 }
                 total[line] += ggml_vec_soft_max_f32(BLOCK, of, of, most[line]);
             }
-            simd_gemm(sum + first * dv, p + first * BLOCK, vs, n_padded - first, BLOCK, dv);
+            if (is_finite) {
+                simd_gemm(sum + first * dv, p + first * BLOCK, vs, n_padded - first, BLOCK, dv);
+            }
+            for (int64_t line = first; line < n_lines && !is_finite; ++line) {
+                // What a row does not see must not reach it as zero times infinity.
+                const ggml_fp16_t * seen_by = mask_of(mask, line_of(line).first, first_head, batch);
+                int64_t n_seen = 0;
+                while (n_seen < n_now && seen_by[cells[n_seen]] != 0xFC00) {
+                    ++n_seen;
+                }
+                simd_gemm(sum + line * dv, p + line * BLOCK, vs, 1, n_seen, dv);
+            }
             memmove(cells, cells + n_now, (n_cells - n_now) * sizeof(cells[0]));
             n_cells -= n_now;
         }

@@ -10,7 +10,7 @@ void multiply(const ggml_compute_params * params, const ggml_tensor * a, const g
     using B = typename Dots::B;
     const int64_t k = a->ne[0] / ggml_blck_size(a->type);
     rows16::Product<Dots> product;
-    product.run(params, a->ne[1], b->ne[1], k, (const A *)a->data, a->nb[1] / sizeof(A), (const B *)params->wdata, k,
+    product.run(params, a->ne[1], ggml_nrows(b), k, (const A *)a->data, a->nb[1] / sizeof(A), (const B *)params->wdata, k,
                 (float *)c->data, c->nb[1] / sizeof(float));
 }
 
@@ -30,7 +30,7 @@ bool ggml_rows16_has(enum ggml_type type) {
 bool ggml_rows16_can(const struct ggml_compute_params * params, const struct ggml_tensor * dst) {
     const ggml_tensor * a = dst->src[0], * b = dst->src[1];
     return ggml_rows16_has(a->type) && !params->use_ref && b->type == GGML_TYPE_F32 && a->ne[2] * a->ne[3] == 1 &&
-           b->ne[2] * b->ne[3] == 1;
+           dst->nb[2] == dst->nb[1] * dst->ne[1] && dst->nb[3] == dst->nb[2] * dst->ne[2];
 }
 
 void ggml_rows16_multiply(const struct ggml_compute_params * params, struct ggml_tensor * dst) {

@@ -65,37 +65,48 @@ template <typename Dots> class Product {
     // k in blocks, lda, ldb and ldc in blocks and floats. The thread pool's chunk is nth, and all threads know.
     void run(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const A * a, int64_t lda, const B * b,
              int64_t ldb, float * c, int64_t ldc) {
-        for (int64_t job = params->ith; job < (m + 15) / 16; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            const int64_t i = 16 * job;
-            for (int64_t r = 0; r < 16; ++r) {
-                rows[r] = (const char *)(a + MIN(i + r, m - 1) * lda);
-            }
-            lanes = 0xFFFF >> (16 - MIN(m - i, 16));
-            for (int64_t l = 0; l < k; l += DEPTH) {
-                const int64_t depth = MIN(k - l, DEPTH);
-                for (int64_t d = 0; d < depth; ++d) {
-                    // Fetched meanwhile, as they lie: this thread's next rows.
-                    const char * next = (const char *)(a + (i + 16 * params->nth) * lda) + 16 * sizeof(A) * (l + d);
-                    for (size_t line = 0; line < 16 * sizeof(A); line += 64) {
-                        _mm_prefetch(next + line, _MM_HINT_T0);
-                    }
-                    Dots::unpack(rows, sizeof(A) * (l + d), tile[d]);
-                }
-                int64_t j = 0;
-                for (; j + 8 <= n; j += 8) {
-                    columns<8>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
-                }
-                for (; j + 4 <= n; j += 4) {
-                    columns<4>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
-                }
-                for (; j < n; ++j) {
-                    columns<1>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
-                }
+        // Panels of sixteen rows. Several that follow each other make a job, so that a thread knows what it reads next.
+        const int64_t n_panels = (m + 15) / 16;
+        const int64_t n_each = MAX(1, MIN(MOST_PANELS, n_panels / (4 * params->nth)));
+        const int64_t n_jobs = (n_panels + n_each - 1) / n_each;
+        for (int64_t job = params->ith; job < n_jobs; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            const int64_t end = MIN((job + 1) * n_each, n_panels);
+            for (int64_t panel = job * n_each; panel < end; ++panel) {
+                const int64_t next = panel + 1 < end ? panel + 1 : (job + params->nth) * n_each;
+                multiply(16 * panel, (const char *)(a + 16 * next * lda), m, n, k, a, lda, b, ldb, c, ldc);
             }
         }
     }
 
   private:
+    // Rows from i on. What lies at `next`, as many rows, is fetched meanwhile, in the order in which it lies.
+    void multiply(int64_t i, const char * next, int64_t m, int64_t n, int64_t k, const A * a, int64_t lda, const B * b,
+                  int64_t ldb, float * c, int64_t ldc) {
+        for (int64_t r = 0; r < 16; ++r) {
+            rows[r] = (const char *)(a + MIN(i + r, m - 1) * lda);
+        }
+        lanes = 0xFFFF >> (16 - MIN(m - i, 16));
+        for (int64_t l = 0; l < k; l += DEPTH) {
+            const int64_t depth = MIN(k - l, DEPTH);
+            for (int64_t d = 0; d < depth; ++d) {
+                for (size_t line = 0; line < 16 * sizeof(A); line += 64) {
+                    _mm_prefetch(next + 16 * sizeof(A) * (l + d) + line, _MM_HINT_T0);
+                }
+                Dots::unpack(rows, sizeof(A) * (l + d), tile[d]);
+            }
+            int64_t j = 0;
+            for (; j + 8 <= n; j += 8) {
+                columns<8>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
+            }
+            for (; j + 4 <= n; j += 4) {
+                columns<4>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
+            }
+            for (; j < n; ++j) {
+                columns<1>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
+            }
+        }
+    }
+
     template <int N>
     __attribute__((noinline)) void columns(const B * b, int64_t ldb, float * c, int64_t ldc, int64_t depth, bool is_first) {
         __m512 sum[N];
@@ -110,7 +121,8 @@ template <typename Dots> class Product {
         }
     }
 
-    static constexpr int64_t DEPTH = 24576 / sizeof(typename Dots::Tile);
+    static constexpr int64_t MOST_PANELS = 32;
+    static constexpr int64_t DEPTH = Dots::DEPTH;
     Rows rows;
     __mmask16 lanes;
     typename Dots::Tile tile[DEPTH];
@@ -126,6 +138,9 @@ template <typename TA, typename TB, int BIAS> struct Dots32 {
     using A = TA;
     using B = TB;
     using Tile = Tile32;
+
+    // How many blocks are unpacked before they are multiplied: as many as the nearest cache has room for beside columns.
+    static constexpr int64_t DEPTH = 38;
 
     static void unpack(const Rows & rows, int64_t at, Tile & tile);
 
@@ -237,6 +252,8 @@ template <typename TA, int SCALES> struct Dots256 {
     using A = TA;
     using B = block_q8_K;
     using Tile = Tile256<SCALES>;
+
+    static constexpr int64_t DEPTH = 1;
 
     static void unpack(const Rows & rows, int64_t at, Tile & tile);
 

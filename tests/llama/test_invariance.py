@@ -1,6 +1,7 @@
 """What `--batch-invariant` makes of a file, a build and the flags: always the same, and only what costs nothing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace as changed
@@ -34,14 +35,22 @@ def as_in_the_file(_: Tensor) -> LaidOut | None:
 
 
 def found(
-    *types: str, config: Configure = CONFIG, has_products: bool = True, is_on_gpu: bool = False, name: str = "attn_q"
+    *types: str,
+    config: Configure = CONFIG,
+    has_products: bool = True,
+    is_on_gpu: bool = False,
+    is_in_order: bool = True,
+    name: str = "attn_q",
+    dims: tuple[int, ...] = (256, 32),
+    **changes: Any,
 ) -> BatchInvariance:
-    info = model(*(matrix(kind, f"blk.{at}.{name}.weight") for at, kind in enumerate(types)))
+    info = model(*(matrix(kind, f"blk.{at}.{name}.weight", dims) for at, kind in enumerate(types)))
     return invariance_of(
         config,
-        replace(info, state_length=0),
+        replace(info, **{"state_length": 0} | changes),
         is_on_gpu=is_on_gpu,
         is_without_flash=False,
+        is_in_order=is_in_order,
         has_products=has_products,
         layout=as_in_the_file,
     )
@@ -58,14 +67,36 @@ def test_one_matrix_of_another_type_is_enough(odd: str) -> None:
     assert told == BatchInvariance(is_kept=False, why=f"products with {odd} depend on the number of rows")
 
 
-def test_experts_are_multiplied_by_ggml() -> None:
+def test_experts_and_other_stacks_are_multiplied_by_ggml() -> None:
     assert not found("Q4_K", name="ffn_up_exps").is_kept
+    assert not found("Q4_K", name="attn_k_b", dims=(256, 32, 8)).is_kept
+    assert found("Q4_K", name="attn_k_b", dims=(256, 32, 1)).is_kept
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        {"key_length": 100, "value_length": 112},
+        {"key_length": 64, "value_length": 72},
+        {"head_counts": (71,) * 4, "head_counts_kv": (1,) * 4},
+    ],
+    ids=str,
+)
+def test_attention_with_some_heads_is_ggmls_own(heads: dict[str, Any]) -> None:
+    assert found("Q4_K", **heads).why == "attention with such heads is ggml's own"
+
+
+def test_cells_in_another_order_stand_against_it() -> None:
+    assert "order" in found("Q4_K", is_in_order=False).why
+    assert "recurrent" in found("Q4_K", state_length=4096).why
 
 
 def test_weights_in_tiles_need_no_products_of_ours() -> None:
     info = model(matrix("Q4_K"), matrix("Q5_0", "blk.1.attn_q.weight"))
-    flags = {"is_on_gpu": False, "is_without_flash": False, "has_products": True}
+    flags = {"is_on_gpu": False, "is_without_flash": False, "is_in_order": True, "has_products": True}
     assert invariance_of(CONFIG, info, **flags, layout=layout).is_kept
+    in_tiles = model(matrix("IQ4_XS"))
+    assert not invariance_of(CONFIG, in_tiles, **flags, layout=as_in_the_file).is_kept
 
 
 @pytest.mark.parametrize(

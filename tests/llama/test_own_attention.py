@@ -132,6 +132,7 @@ def window(n_rows: int, n_cells: int, length: int) -> NDArray[np.float64]:
     [
         Shape(),
         Shape(n_heads=4, n_heads_kv=4),
+        Shape(n_heads=12, n_heads_kv=1),
         Shape(n_heads=7, n_heads_kv=1, length_k=128, length_v=128),
         Shape(n_heads=64, n_heads_kv=1, length_k=80, length_v=80),
         Shape(length_k=192, length_v=128),
@@ -159,6 +160,40 @@ def test_a_mask_may_add_to_what_a_row_sees() -> None:
 def test_a_window_is_seen_through(length: int) -> None:
     rows = rows_of(Shape(), window(30, 200, length))
     assert np.allclose(attention(Shape(), rows), expected(Shape(), rows), atol=2e-3)
+
+
+@pytest.mark.parametrize("odd", [np.inf, np.nan])
+def test_what_is_no_number_reaches_those_alone_that_see_it(odd: float) -> None:
+    rows = rows_of(Shape(), causal(6, 6))
+    sane = attention(Shape(), rows)
+    rows.v[:, 4] = odd
+    found = attention(Shape(), rows)
+    assert np.array_equal(found[:4], sane[:4])
+    assert not np.isfinite(found[4:]).any()
+
+
+def test_scores_of_no_size_leave_other_rows_and_heads_alone() -> None:
+    """An infinite q makes all that its row sees of one head weigh nothing."""
+    shape = Shape(n_heads=2, n_heads_kv=1)
+    rows = rows_of(shape, causal(2, 2))
+    rows.k[:] = np.abs(rows.k)
+    same = attention(shape, rows)
+    rows.q[1, 1] = -np.inf
+    found = attention(shape, rows)
+    assert np.array_equal(found[0], same[0])
+    assert np.array_equal(found[1, 0], same[1, 0])
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_a_row_that_sees_some_of_what_the_next_one_does_is_computed_alone(n_threads: int) -> None:
+    """The next one sees cells between its own and behind them: what the first one sees is no beginning of that."""
+    mask = np.full((2, 96), -np.inf)
+    mask[:, :32] = 0.0
+    mask[0, 34:53] = 0.0
+    mask[1, 32:58] = 0.0
+    rows = rows_of(Shape(), mask)
+    lone = Rows(rows.q[:, :1], rows.k, rows.v, rows.mask[:1], rows.sinks)
+    assert np.array_equal(attention(Shape(), rows, n_threads)[0], attention(Shape(), lone)[0])
 
 
 def test_a_row_that_sees_nothing_is_zero_and_what_is_no_number_stays_unseen() -> None:

@@ -20,14 +20,14 @@ from worker.parity.f32_copy import rewrite
 from worker.parity.levels import generation, logits, sampling
 from worker.parity.llama.scoring import Scorer, Setup
 from worker.parity.reference.model import Reference
-from worker.parity.setups import opened
+from worker.parity.setups import as_served, opened
 
 pytestmark = [pytest.mark.model, pytest.mark.parity]
 
 N_CTX = 128
 N_PROMPT, N_CONTINUED = 8, 12
 EXACT = Setup()
-SERVED = Setup(type_k="bf16", type_v="f16", flash_attn="on")
+SERVED = as_served()
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,10 @@ from worker.parity.client import (
     unanswered,
 )
 from worker.parity.levels.serving import SEEDS, Expected, Question, Served, judge, run
-from worker.parity.llama.scoring import Scorer, Setup
+from worker.parity.llama.scoring import Scorer
 from worker.parity.neighbours import NeighbourJob
 from worker.parity.report import Level
+from worker.parity.setups import as_served
 from worker.sampling.draw import uniform
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")
@@ -202,7 +203,7 @@ def test_a_first_row_is_compared_with_the_log_softmax_of_the_one_in_process(boun
 
 def expectations(path: Path, texts: Sequence[str]) -> Expected:
     device = choose_device("cpu", devices())
-    setup = Setup(type_k="bf16", type_v="f16", flash_attn="auto", n_rows=128)
+    setup = as_served(128)
     with Model.load(path, device=device, n_gpu_layers=0, on_progress=lambda _: None) as model:
         prompts = [model.tokenize(text) for text in texts]
         with Scorer(model, setup, n_ctx=256, n_threads=1) as scorer:

@@ -9,8 +9,10 @@ give a row the same bits in any company (patches/). Elsewhere ggml's fastest ker
 a prompt 12 to 26 %, for K in bf16 alone, and where weights would be laid out anew up to half of its speed.
 """
 
+import math
+
 from worker.llama.devices import devices, features
-from worker.llama.repack import TILES, LayoutOf, layout_of, multiplied
+from worker.llama.repack import TILES, LayoutOf, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.wire.messages import BatchInvariance, Configure
@@ -19,13 +21,18 @@ OWN_PRODUCTS = "ROWS16"
 """What ggml's CPU backend calls products and attention of ours among its features (patches/rows16.patch)."""
 PRODUCT_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """The types of weights they are for (ggml_rows16_has in patches/ggml-cpu/rows16.cpp)."""
+MOST_SHARING = 64
+"""How many heads may share K and V in that attention."""
 REPEATED_PRODUCTS_OFF = ("GGML_CPU_TILED_MM", "0")
 """With this in its environment, ggml multiplies eight rows of K-quants and more as it does one."""
 
 
 def has_own_products() -> bool:
-    """Whether the CPU backend that was loaded has them: the build does, and the processor has AVX-512 VNNI."""
-    return any(OWN_PRODUCTS in features(device) for device in devices() if device.kind == "cpu")
+    """Whether the CPU backend that was loaded has them, and no other takes products from it, as BLAS would: the build
+    does, and the processor has AVX-512 VNNI."""
+    found = devices()
+    is_alone = all(device.kind != "accel" for device in found)
+    return is_alone and any(OWN_PRODUCTS in features(device) for device in found if device.kind == "cpu")
 
 
 def needs_one_order(config: Configure, *, is_on_gpu: bool) -> bool:
@@ -39,11 +46,12 @@ def invariance_of(
     *,
     is_on_gpu: bool,
     is_without_flash: bool,
+    is_in_order: bool,
     has_products: bool,
-    layout: LayoutOf = layout_of,
+    layout: LayoutOf,
 ) -> BatchInvariance:
-    """What is kept for a model that is loaded so, and why. `has_products`: `has_own_products`; `layout`: where the
-    library puts its matrices."""
+    """What is kept for a model that is loaded so, and why. `is_in_order`: each sequence's cells lie in the order of its
+    positions; `has_products`: `has_own_products`; `layout`: where the library has put the matrices."""
     if config.is_deterministic:
         return BatchInvariance(is_kept=True, why="--deterministic")
     if config.batch_invariant != "auto":
@@ -57,18 +65,33 @@ def invariance_of(
         "the KV cache is not of f16": not {config.cache_type_k, config.cache_type_v} <= {"auto", "f16"},
         "recurrent layers compute several tokens otherwise than one": info.state_length > 0,
         "small memories of sliding windows have an order of their own": info.windows and config.swa_full == "off",
+        "with so many jobs cells are not kept in order": not is_in_order,
+        "attention with such heads is ggml's own": not _has_own_attention(info),
     }
     for obstacle, is_there in obstacles.items():
         if is_there:
             return BatchInvariance(is_kept=False, why=obstacle)
-    if others := sorted({matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix, layout)}):
+    found = {matrix.type_name for matrix in multiplied(info) if _is_computed_otherwise(matrix, layout)}
+    found |= {tensor.type_name for tensor in info.loaded_tensors if tensor.name.endswith((".lora_a", ".lora_b"))}
+    if others := sorted(found):
         return BatchInvariance(is_kept=False, why=f"products with {', '.join(others)} depend on the number of rows")
     return BatchInvariance(is_kept=True, why="it costs nothing here")
 
 
 def _is_computed_otherwise(matrix: Tensor, layout: LayoutOf) -> bool:
-    """Whether a row of a product with it has other bits beside others. Those of experts are ggml's."""
+    """Whether a row of a product with it has other bits beside others. Those of experts and other stacks are ggml's."""
     laid_out = layout(matrix)
     if laid_out is not None and laid_out.buffers == TILES:
         return False
-    return matrix.type_name not in PRODUCT_TYPES or "exps." in matrix.name
+    is_stack = "exps." in matrix.name or math.prod(matrix.dims[2:]) > 1
+    return matrix.type_name not in PRODUCT_TYPES or is_stack
+
+
+def _has_own_attention(info: ModelInfo) -> bool:
+    """Source: Attention::can in patches/ggml-cpu/attention16.h."""
+    lengths = {(info.key_length, info.value_length)}
+    if info.windows:
+        lengths.add((info.windows.key_length, info.windows.value_length))
+    heads = zip(info.head_counts, info.head_counts_kv, strict=True)
+    can_share = all(not n_kv or n // n_kv <= MOST_SHARING for n, n_kv in heads)
+    return can_share and all(k % 8 == 0 and v % 16 == 0 for k, v in lengths)

@@ -36,7 +36,7 @@ from worker.llama.numerics import numerics_of
 from worker.llama.paging import paging
 from worker.llama.placement import HOST_SHARE, Placement, place
 from worker.llama.prompts import Prompts
-from worker.llama.repack import amx_of, repacking_of
+from worker.llama.repack import amx_of, layout_of, repacking_of
 from worker.llama.residency import Holding, is_resident, off_plan, residency_on
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Serving, self_test
@@ -191,7 +191,10 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             info,
             is_on_gpu=model.device.is_gpu,
             is_without_flash=is_without_flash,
+            is_in_order=runner.kv.seq_ids.forgotten_seq_id is not None,
             has_products=has_own_products(),
+            # Of a file all is laid out that can be, or nothing.
+            layout=layout_of if placement.weights_in_main.repacked else lambda _: None,
         ),
         numerics=numerics_of(config, info, placement, model.sizes, is_without_flash=is_without_flash)
         if config.wants_numerics
