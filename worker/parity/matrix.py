@@ -33,7 +33,7 @@ _N_TIMED = 3
 
 NOTE = (
     "Each file is made from the F32 weights of the reference by llama.cpp's quantiser, without an importance matrix, "
-    "and computed as the worker runs it on a CPU: bf16 K and f16 V cache, flash attention, chunks of 32 tokens. In "
+    "and computed as the worker runs it on a CPU: f16 K and V cache, flash attention, chunks of 32 tokens. In "
     "brackets: 95 % intervals. Tokens per second: one greedy continuation alone, the median of three after a warm-up; "
     "what else this machine did meanwhile is in it."
 )
