@@ -1,4 +1,5 @@
-"""With --deterministic an answer has the same bits alone and among others that come and go, whatever the weights' type.
+"""With --deterministic an answer has the same bits alone and among others that come and go, whatever the weights' type;
+and without it where /health tells so.
 
 Over the engine and llama.cpp, as the engine process puts them together, on small models of our own making.
 """
@@ -15,6 +16,7 @@ from tests.front.rehearsal import CONFIG
 from tests.llama.wide_models import write_wide
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
+from worker.llama.invariance import has_own_products
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, SelfTested, StepDone, TokenId
@@ -41,6 +43,7 @@ class Worker:
         *_, found = model.self_test()
         assert found is not None
         self.found: SelfTested = found
+        self.is_kept = model.facts.batch_invariance.is_kept
         self._runner = model.runner
         self._engine = Engine(model.runner, EngineConfig.of(config, model), emit=self._hear, clock=lambda: 0.0)
         self._told: dict[int, list[Logprob]] = {}
@@ -103,6 +106,33 @@ def test_an_answer_is_the_same_alone_and_among_up_to_seven_others_that_come_and_
         for n_jobs in range(2, N_JOBS + 1):
             numbers = chance.sample(range(N_JOBS), n_jobs)
             assert worker.beside(numbers, n_steps_between=n_jobs % 4) == [alone[number] for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("llama", name) for name in ("Q4_0", "Q4_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "F16")),
+        ("gemma3", "Q4_K_M"),
+        ("gemma3", "Q8_0"),
+    ],
+)
+def test_where_invariance_is_told_200_requests_among_others_are_as_alone(
+    tmp_path: Path, family: str, name: str
+) -> None:
+    """Prompts are cut as there is time, tokens are drafted, and nothing was asked for."""
+    with worker_on(tmp_path, family, name, is_deterministic=False) as worker:
+        assert worker.is_kept == (name != "F16" and has_own_products())
+        if not worker.is_kept:
+            return
+        assert worker.found.is_same, worker.found.differences
+        alone = [worker.alone(number) for number in range(N_JOBS)]
+        chance = random.Random(11)
+        n_left = 200
+        while n_left > 0:
+            numbers = chance.sample(range(N_JOBS), chance.randint(2, N_JOBS))
+            found = worker.beside(numbers, n_steps_between=chance.randint(0, 3))
+            assert found == [alone[number] for number in numbers]
+            n_left -= len(numbers)
 
 
 def test_without_the_flag_such_weights_answer_otherwise_beside_others_and_the_self_test_says_so(tmp_path: Path) -> None:
