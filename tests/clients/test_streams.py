@@ -103,10 +103,10 @@ def test_a_stop_never_shows_wherever_it_is_cut_into_tokens(quick: WorkerProcess)
         starts = [chance.randrange(len(whole) - 12) for _ in range(1 + number % 3)]
         stops = [whole[start : start + chance.randrange(1, 12)] for start in starts]
         jobs.append({**asked[number % len(TALES)], "stop": stops})
-        # The stop that is completed first ends the text.
-        ends = [(whole.index(stop) + len(stop), -len(stop)) for stop in stops]
-        first, length = min(ends)
-        expected.append(whole[: first + length])
+        # The stop that is completed first ends the text; of several that one character completes, the first asked for.
+        ends = [(whole.index(stop) + len(stop), order) for order, stop in enumerate(stops)]
+        end, order = min(ends)
+        expected.append(whole[: end - len(stops[order])])
     for job, text, chunks in zip(jobs, expected, all_at_once(jobs, quick), strict=True):
         assert said(chunks) == text, job["stop"]
         assert all(text.startswith(shown) for shown in accumulate(pieces_of(chunks)))

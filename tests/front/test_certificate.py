@@ -350,7 +350,7 @@ def test_a_worker_with_another_cache_than_the_report_s_serves_and_says_so(
     flags = ("--cache-type-k", "q4_0", "--cache-type-v", "q4_0", "--threads", "2")
     with certified(shallow_model, certificate, *flags) as worker:
         parity = worker.ready().health()["parity"]
-        lines = ["cache_type_k: q4_0 here, bf16 in the report", "cache_type_v: q4_0 here, f16 in the report"]
+        lines = ["cache_type_k: q4_0 here, f16 in the report", "cache_type_v: q4_0 here, f16 in the report"]
         assert (parity["covers"], parity["differences"]) == ("differs", lines), "the threads change no number"
         (entry,) = [entry for entry in worker.log if entry["event"] == "parity_differs"]
         assert (entry["level"], entry["differences"]) == ("warning", lines)

@@ -9,7 +9,17 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from tests.web.wire import CANCELLED, COUNT, JSON, LONG_PROMPT, post_json, read_to_end, read_until, request_of
+from tests.web.wire import (
+    CANCELLED,
+    COUNT,
+    JSON,
+    LONG_PROMPT,
+    UNHURRIED,
+    post_json,
+    read_to_end,
+    read_until,
+    request_of,
+)
 from tests.worker_process import PATIENCE_S, Stream, WorkerProcess, check_order, eventually, serve_default, text_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -18,7 +28,8 @@ pytestmark = [pytest.mark.process, pytest.mark.model]
 @pytest.fixture(scope="module")
 def single(any_model: Path) -> Iterator[WorkerProcess]:
     """One slot: the second job waits."""
-    with serve_default(any_model, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096") as worker:
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096", *UNHURRIED)
+    with serve_default(any_model, *flags) as worker:
         yield worker.ready()
 
 

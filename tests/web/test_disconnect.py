@@ -12,7 +12,17 @@ import httpx2
 import pytest
 
 from tests.web import impatient_worker
-from tests.web.wire import LONG_PROMPT, dribble, events_in, head, post_json, read_to_end, read_until, request_of
+from tests.web.wire import (
+    LONG_PROMPT,
+    UNHURRIED,
+    dribble,
+    events_in,
+    head,
+    post_json,
+    read_to_end,
+    read_until,
+    request_of,
+)
 from tests.worker_process import Stream, WorkerProcess, check_order, eventually, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -27,7 +37,8 @@ HUGE_ID = "j" * 1_900_000
 @pytest.fixture(scope="module")
 def single(any_model: Path) -> Iterator[WorkerProcess]:
     """One slot: the second job waits."""
-    with serve_default(any_model, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096") as worker:
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096", *UNHURRIED)
+    with serve_default(any_model, *flags) as worker:
         yield worker.ready()
 
 
@@ -177,7 +188,7 @@ def test_a_client_that_does_not_read_holds_no_more_than_four_mebibytes(single: W
     """Its job ends then; when it reads again it learns why, after what was already on its way."""
     cancelled = counted(single, "cancelled")
     with dribble(single) as sock:
-        sock.sendall(post_json("/execute", request_of(HUGE_ID)))
+        sock.sendall(post_json("/execute", request_of(HUGE_ID, max_tokens=2048)))
         eventually(lambda: counted(single, "cancelled") == cancelled + 1)
         eventually(single.is_idle)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 1024 * 1024)
@@ -190,10 +201,10 @@ def test_a_client_that_does_not_read_holds_no_more_than_four_mebibytes(single: W
 def test_a_send_without_progress_ends_the_job(any_model: Path) -> None:
     """After 30 s; here after 2. The client neither reads nor leaves."""
     command = (sys.executable, impatient_worker.__file__)
-    with serve_default(any_model, "--ctx-size", "2048", command=command) as worker:
+    with serve_default(any_model, "--ctx-size", "4096", *UNHURRIED, command=command) as worker:
         with dribble(worker.ready()) as sock:
             # Too little for the four mebibytes: only the time-out can end it before its last token.
-            sock.sendall(post_json("/execute", request_of("j" * 400_000)))
+            sock.sendall(post_json("/execute", request_of("j" * 400_000, max_tokens=2048)))
             eventually(lambda: counted(worker, "cancelled") == 1)
             eventually(worker.is_idle)
         assert counted(worker, "success") == 0
@@ -206,7 +217,7 @@ def test_a_client_that_reads_slowly_keeps_its_job_and_gets_its_whole_answer(any_
     The pauses here are the subject: a client that is slow.
     """
     command = (sys.executable, impatient_worker.__file__)
-    with serve_default(any_model, "--ctx-size", "2048", command=command) as worker:
+    with serve_default(any_model, "--ctx-size", "2048", *UNHURRIED, command=command) as worker:
         with dribble(worker.ready()) as sock:
             # More than buffers hold and than is read meanwhile, in one event.
             sock.sendall(post_json("/execute", request_of("j" * 400_000, max_tokens=4)))

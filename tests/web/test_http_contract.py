@@ -51,7 +51,7 @@ HEALTH_KEYS = (
     *("vram_bytes_used", "memory_bytes", "tokenizer_kind", "vocab_size", "context_length", "capabilities"),
     *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth", "parity"),
     *("prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"),
-    *("determinism_tried", "draft_model"),
+    *("determinism_tried", "draft_model", "amx", "batch_invariant"),
 )
 
 
@@ -129,7 +129,10 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
     assert 0 <= cache["bytes"] <= cache["limit_bytes"]
     assert health["prefill_chunk"] in {2**n for n in range(4, 10)}
     assert health["determinism"] in {"untested", "same"}
+    assert tuple(health["amx"]) == ("processor", "build", "tile_bytes")
+    assert tuple(health["batch_invariant"]) == ("kept", "why")
     measured = {"prefill_chunk": 0, "prefix_cache": {}, "determinism": "", "determinism_tried": None}
+    measured |= {"amx": {}, "batch_invariant": {}}
     assert health | measured | {"worker_id": "", "model": "", "memory_bytes": 0, "uptime_seconds": 0} == {
         "status": "healthy",
         "vram_bytes": 0,

@@ -11,7 +11,7 @@ import pytest
 from tests.front.rehearsal import Stage, rehearse
 from tests.web import lively_worker
 from tests.web.openai_client import CHAT
-from tests.web.wire import LONG_PROMPT, post_json, read_until, request_of
+from tests.web.wire import LONG_PROMPT, UNHURRIED, post_json, read_until, request_of
 from tests.worker_process import Stream, WorkerProcess, eventually, serve_default
 from worker.front.job import Job
 from worker.protocol.events import SIGN_OF_LIFE, choose_dialect
@@ -280,7 +280,7 @@ def test_nothing_is_said_before_the_headers_and_in_json_lines(lively: WorkerProc
 @pytest.mark.model
 def test_the_flag_turns_them_off(any_model: Path) -> None:
     """Ten times as long as a sign would take, by the `metrics` events of another job."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "2048", "--no-keepalive")
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "2048", "--no-keepalive", *UNHURRIED)
     with serve_default(any_model, *flags, command=LIVELY) as worker, Stream(worker.ready().url, RUNS) as running:
         running.until("token")
         with asked(worker, post_json("/execute", request_of("waits"))) as waiting:

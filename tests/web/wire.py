@@ -94,6 +94,10 @@ def dribble(worker: WorkerProcess, *, segment_bytes: int = 500) -> socket.socket
     return sock
 
 
+UNHURRIED = ("--threads", "1", "--prompt-lookup", "off")
+"""Flags for a worker whose jobs are to last: what such a one repeats is else guessed, several tokens a step."""
+
+
 def request_of(job_id: str, **fields: object) -> Event:
-    """A greedy job that would go on for minutes."""
+    """A greedy job that would go on for many seconds."""
     return {"job_id": job_id, "prompt": COUNT, "max_tokens": 1500, "temperature": 0.0, **fields}
