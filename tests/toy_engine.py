@@ -46,7 +46,7 @@ class BrokenRunner(FakeRunner):
 
 
 LONG = 256
-"""How many tokens SLOW reads in one step, without an end if it is not stopped."""
+"""The number of tokens that SLOW reads in one step, without an end if it is not stopped."""
 
 
 class SlowRunner(FakeRunner):

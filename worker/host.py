@@ -41,7 +41,7 @@ def available_memory_bytes(root: Path = ROOT) -> int:
 
 
 def has_amx(root: Path = ROOT) -> bool:
-    """Whether this processor has Intel's AMX for bytes, as Linux tells; elsewhere nothing computes with it."""
+    """True if this processor has Intel's AMX for bytes, as Linux tells; elsewhere nothing computes with it."""
     flags = next((line for line in _text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")
     return "amx_int8" in flags.split()
 

@@ -37,7 +37,7 @@ class Machine:
         return self.step_s + step.n_tokens * (self.row_s + step.depth * self.cell_s)
 
     def prompt_s(self, n_prompt: int) -> float:
-        """How long a prompt takes that is read in micro-batches, with nothing between them."""
+        """The time of a prompt that is read in micro-batches, with nothing between them."""
         starts = range(0, n_prompt, N_UBATCH)
         return sum(
             self.took_s(Step("prefill", (Slice(SlotId(0), start, [TokenId(0)] * min(N_UBATCH, n_prompt - start)),)))
@@ -76,7 +76,7 @@ def engine_for(
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """What became of a prompt that arrived beside streams."""
+    """A prompt that arrived beside streams, and what became of it."""
 
     wait_s: float
     gaps_s: list[float]

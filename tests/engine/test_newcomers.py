@@ -152,7 +152,7 @@ def test_whoever_comes_the_prompt_proceeds_and_loses_little(
 
 
 def stopped(first: Seq[int], second: Seq[int], *, n_slots: int = 8, can_abort: bool = True) -> int:
-    """How often the first prompt's step was stopped for the second one, which came in its middle."""
+    """The number of times that the first prompt's step was stopped for the second one, which came in its middle."""
     at_s = 0.5 * LARGE.prompt_s(N_UBATCH)
     arrivals = [(0.0, [*map(TokenId, first)]), (at_s, [*map(TokenId, second)])]
     site = Site(LARGE, arrivals, n_slots=n_slots, can_abort=can_abort)

@@ -24,7 +24,7 @@ LAW = settings(max_examples=200)
 TARGET_S = 0.15
 TOKEN_S = st.floats(1e-4, 0.1)
 BASE_S = st.floats(0.0, 1.0)
-"""What a step takes beside its tokens."""
+"""The time of a step beside that of its tokens."""
 WIDEST = 512
 
 

@@ -1,4 +1,4 @@
-"""How the weights of a file lie in main memory, by the worker's own plan for this machine's build of llama.cpp."""
+"""The layout of a file's weights in main memory, by the worker's own plan for this machine's build of llama.cpp."""
 
 from pathlib import Path
 

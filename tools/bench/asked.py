@@ -1,4 +1,4 @@
-"""What the options of `load` name: the servers and their flags, the scenarios, the roof, the circumstances.
+"""The meaning of the options of `load`: the servers and their flags, the scenarios, the roof, the circumstances.
 
 Refuses to know how options are spelled (load_command.py) and how anything is measured (session.py).
 """
@@ -103,7 +103,7 @@ class Asked:
         )
 
     def roof(self) -> Roof | None:
-        """What the processor allows, measured now; None at a URL, whose machine is unknown, or without a C compiler."""
+        """The processor's limits, measured now; None at a URL, whose machine is unknown, or without a C compiler."""
         if self.url:
             return None
         weights = Weights.of(read_info(self.file))

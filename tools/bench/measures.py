@@ -41,7 +41,7 @@ class Bound:
         return self._is_within(value, self.limit)
 
     def holds_alone(self, value: float) -> bool:
-        """Whether our own number is enough."""
+        """True if our own number is enough."""
         return self.or_value is not None and self._is_within(value, self.or_value)
 
     def _is_within(self, value: float, limit: float) -> bool:

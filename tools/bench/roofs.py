@@ -31,7 +31,7 @@ class Phase:
 
 
 Work = tuple[Phase, ...]
-"""What a scenario's requests ask of a machine, phase by phase."""
+"""The work of a scenario's requests, phase by phase."""
 
 
 def work_of(asks: Sequence[Ask], answers: Sequence[Answer]) -> Work:

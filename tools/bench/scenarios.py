@@ -53,7 +53,7 @@ class Scenario:
     own: tuple[Measure, ...]
     """What it is for; the headline first."""
     text: Text = WORDS
-    """What its prompts are made of."""
+    """The kind of text of its prompts."""
     has_drafts: bool = True
     """Our worker guesses tokens from earlier text, as it does by default."""
     peers: frozenset[Role] = _USUAL_PEERS
@@ -301,7 +301,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         peers=_JUDGED_ALONE,
     ),
 )
-"""What a small model is asked."""
+"""The scenarios of a small model."""
 
 
 LARGE: tuple[Scenario, ...] = (

@@ -106,7 +106,7 @@ class ServedSide:
 
 
 def plays(part: Part, scenario: Scenario) -> bool:
-    """Whether a side of that part runs the scenario."""
+    """True if a side of that part runs the scenario."""
     match part:
         case "ours":
             return scenario.has_drafts

@@ -221,7 +221,7 @@ class Runner(Protocol):
 
     @property
     def can_abort(self) -> bool:
-        """Whether `request_abort` stops a running step."""
+        """True if `request_abort` stops a running step."""
         ...
 
     def run(self, step: Step) -> list[Sampled]:

@@ -22,7 +22,7 @@ class EngineConfig:
     widest_step: int = 0
     """How many tokens a prefill step has while nobody generates; less than the chunk means the chunk."""
     chunk_s: float = 0.0
-    """How many seconds a chunk took at warm-up; 0 if that is not known."""
+    """The number of seconds that a chunk took at warm-up; 0 if that is not known."""
     itl_target_s: float = 0.150
     """How long a job may wait between two tokens while others' prompts are read."""
     is_deterministic: bool = False

@@ -214,7 +214,7 @@ class Engine:
         self.scheduler.add(sequence)
 
     def is_in_the_way(self, prompt: list[TokenId]) -> bool:
-        """Whether the step that runs is to be stopped for a job with this prompt, which has just come: its prompt would
+        """True if the step that runs is to be stopped for a job with this prompt, which has just come: its prompt would
         be read first, and it would wait for longer than a target. Asked on any thread, but only while a step runs.
         """
         if self._run_now is None:

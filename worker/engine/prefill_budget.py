@@ -1,4 +1,4 @@
-"""How many tokens of prompts a step takes.
+"""The number of tokens of prompts that a step takes.
 
 - While somebody generates: as many as the gap between two tokens of his has room for.
 - While nobody does, a prompt that is alone is read in steps as wide as they can be, and a newcomer stops the step that
@@ -84,7 +84,7 @@ class PrefillBudget:
         self.grain = chunk if is_fixed else min(GRAIN, chunk)
         """Slices end at multiples of so many tokens, or with their prompt."""
         self.widest = chunk if is_fixed else max(chunk, widest_step)
-        """How many tokens a step has at most."""
+        """The number of tokens that a step has at most."""
         self.most_scored = chunk if is_fixed else MAX_DRAFTS
         """Of how many tokens a step gives log-probabilities: of a fixed chunk all, else as many as there are rows of
         logits for. Scoring a row takes so long beside computing it that wider steps would gain little."""
@@ -114,7 +114,7 @@ class PrefillBudget:
         return self._asked
 
     def size_within(self, n_targets: float, depth: int) -> int:
-        """How many tokens a step has while nobody generates that takes so many targets."""
+        """The number of tokens that a step has while nobody generates that takes so many targets."""
         return self._whole(self._alone.n_within(n_targets * self.target_s, depth), self.widest)
 
     def _whole(self, n_fitting: float, n_most: float) -> int:

@@ -1,4 +1,4 @@
-"""What prefill steps take, learned from those that ran: the weights are read once, and then so much for each token.
+"""The times of prefill steps, learned from those that ran: the weights are read once, and then so much for each token.
 
 A token's attention looks at all cells before it, so that behind a long context it takes several times as long as at the
 beginning of a prompt. Pure; step thread.
@@ -9,7 +9,7 @@ from math import inf, sqrt
 from statistics import fmean, median
 
 _N_SEEN = 32
-"""How many steps are remembered."""
+"""The number of steps that are remembered."""
 _N_LAST = 7
 """How many of the last ones say how fast the machine is now."""
 
@@ -32,7 +32,7 @@ class PrefillTimes:
     def __init__(self, n_tokens: int, seconds: float) -> None:
         """What a step at the beginning of a prompt takes, as far as is known before the first."""
         self.base_s = 0.0
-        """What a step takes beside its tokens, as far as is known: a step of one token takes little more."""
+        """The time of a step beside that of its tokens, as far as is known: a step of one token takes little more."""
         self._seen: deque[tuple[int, float, float]] = deque([(n_tokens, n_tokens / 2, seconds)], maxlen=_N_SEEN)
         """(tokens, how many cells each had before it on average, seconds), the oldest first."""
 
@@ -44,7 +44,7 @@ class PrefillTimes:
         return self.base_s + n_tokens * self._token_s(depth)[0]
 
     def n_within(self, seconds: float, start: int) -> float:
-        """How many tokens a step of one prompt from position `start` on computes in that time."""
+        """The number of tokens that a step of one prompt from position `start` on computes in that time."""
         if seconds == inf:
             return inf
         room_s = max(0.0, seconds - self.base_s)

@@ -219,7 +219,7 @@ class PrefixCache:
         return was_retaining
 
     def _is_worth_copying(self, kept: _Retained, running: Iterable[Sequence]) -> bool:
-        """Whether the running sequences have left enough of it unused."""
+        """True if the running sequences have left enough of it unused."""
         n_alive = max((min(n_common(kept.tokens, one.tokens), one.n_computed) for one in running), default=0)
         return len(kept.tokens) - n_alive >= LEAST_KEPT
 

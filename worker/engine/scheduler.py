@@ -248,7 +248,7 @@ class Scheduler:
     # ── steps that are stopped ───────────────────────────────────────────────────────────────────
 
     def may_lose(self, step: Step) -> bool:
-        """Whether a step may be stopped for a newcomer: nobody generates, and none of its prompts has lost too much."""
+        """True if a step may be stopped for a newcomer: nobody generates, and none of its prompts has lost too much."""
         return (
             step.kind == "prefill"
             and self._prefill_budget.can_abort
@@ -265,11 +265,11 @@ class Scheduler:
         return self._prefill_budget.most_lost(sequence.n_turn, sequence.n_lost)
 
     def expected_s(self, step: Step) -> float:
-        """How many seconds a prefill step takes that may be stopped."""
+        """The seconds of a prefill step that may be stopped."""
         return self._prefill_budget.expected_s(step.n_tokens, step.depth)
 
     def is_first(self, n_tokens: int, n_free_cells: int, step: Step) -> bool:
-        """Whether a job that came now, with so many tokens to compute, would have a slot and cells, and its prompt
+        """True if a job that came now, with so many tokens to compute, would have a slot and cells, and its prompt
         would be read before what the step reads.
         """
         has_room = self.free_slots and not self.waiting and n_tokens + DECODE_MARGIN <= self._n_spare(n_free_cells)

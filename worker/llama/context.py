@@ -111,7 +111,7 @@ class Context:
 
     @property
     def can_abort(self) -> bool:
-        """Whether `request_abort` has an effect: where the backend asks, and the model can be rewound afterwards."""
+        """True if `request_abort` has an effect: where the backend asks, and the model can be rewound afterwards."""
         return self._model.device.backend in ("cpu", "metal") and self._model.can_rewind
 
     @property

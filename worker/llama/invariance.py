@@ -1,4 +1,4 @@
-"""Whether a job's numbers depend on what is computed beside it: what `--batch-invariant` asks, and what follows of it.
+"""The meaning of `--batch-invariant` for a model: if a job's numbers depend on what is computed beside it, and why.
 
 Owns the decision, which is made of the file, the build, the processor and the settings alone, and never of a timing:
 a restart, an engine after a crash and a second worker decide alike. Whether the bits are the same is for self_test.py
@@ -18,17 +18,17 @@ from worker.model.info import ModelInfo
 from worker.wire.messages import BatchInvariance, Configure
 
 OWN_PRODUCTS = "ROWS16"
-"""What ggml's CPU backend calls products and attention of ours among its features (patches/rows16.patch)."""
+"""The name of our products and attention among the features of ggml's CPU backend (patches/rows16.patch)."""
 PRODUCT_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """The types of weights they are for (ggml_rows16_has in patches/ggml-cpu/rows16.cpp)."""
 MOST_SHARING = 64
-"""How many heads may share K and V in that attention."""
+"""The number of heads that may share K and V in that attention."""
 REPEATED_PRODUCTS_OFF = ("GGML_CPU_TILED_MM", "0")
 """With this in its environment, ggml multiplies eight rows of K-quants and more as it does one."""
 
 
 def has_own_products() -> bool:
-    """Whether the CPU backend that was loaded has them, and no other takes products from it, as BLAS would: the build
+    """True if the CPU backend that was loaded has them, and no other takes products from it, as BLAS would: the build
     does, and the processor has AVX-512 VNNI."""
     found = devices()
     is_alone = all(device.kind != "accel" for device in found)
@@ -36,7 +36,7 @@ def has_own_products() -> bool:
 
 
 def needs_one_order(config: Configure, *, is_on_gpu: bool) -> bool:
-    """Whether K is to be of another type than V, which leaves ggml's own CPU attention one of its three ways to sum."""
+    """True if K is to be of another type than V, which leaves ggml's own CPU attention one of its three ways to sum."""
     return config.must_be_invariant and not is_on_gpu and config.flash_attn != "off" and not has_own_products()
 
 
@@ -50,8 +50,11 @@ def invariance_of(
     has_products: bool,
     layout: LayoutOf,
 ) -> BatchInvariance:
-    """What is kept for a model that is loaded so, and why. `is_in_order`: each sequence's cells lie in the order of its
-    positions; `has_products`: `has_own_products`; `layout`: where the library has put the matrices."""
+    """Decide what is kept for a model that is loaded so, and why.
+
+    `is_in_order`: each sequence's cells lie in the order of its positions; `has_products`: `has_own_products`;
+    `layout`: where the library has put the matrices.
+    """
     if config.is_deterministic:
         return BatchInvariance(is_kept=True, why="--deterministic")
     if config.batch_invariant != "auto":
@@ -79,7 +82,7 @@ def invariance_of(
 
 
 def _is_computed_otherwise(matrix: Tensor, layout: LayoutOf) -> bool:
-    """Whether a row of a product with it has other bits beside others. Those of experts and other stacks are ggml's."""
+    """True if a row of a product with it has other bits beside others. Those of experts and other stacks are ggml's."""
     laid_out = layout(matrix)
     if laid_out is not None and laid_out.buffers == TILES:
         return False

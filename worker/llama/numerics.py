@@ -30,7 +30,7 @@ type. Source: use_split_kv_path in ggml_compute_forward_flash_attn_ext_f16 (ggml
 def numerics_of(
     config: Configure, info: ModelInfo, placement: Placement, sizes: BufferSizes, *, is_without_flash: bool
 ) -> Numerics:
-    """What decides the numbers of the model that was loaded so.
+    """The settings that decide the numbers of a model that was loaded so.
 
     `sizes`: the model's; `is_without_flash`: the context's, as Watch has it.
     """

@@ -52,7 +52,7 @@ class _TensorHead(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """How a matrix lies in main memory when it is laid out anew."""
+    """The place of a matrix in main memory when it is laid out anew."""
 
     buffers: str
     """ggml's name of the buffers that it lies in: AMX, CPU_REPACK."""
@@ -106,7 +106,7 @@ def multiplied(info: ModelInfo) -> list[Tensor]:
 
 
 def layout_of(matrix: Tensor) -> LaidOut | None:
-    """How a matrix of a model is laid out anew in main memory; None for one that is computed with as it is."""
+    """The layout of a matrix that main memory has anew; None for one that is computed with as it is."""
     dims = (*matrix.dims, 1, 1, 1)[:4]
     has_experts = "exps." in matrix.name
     if 0 in dims or (has_experts and dims[3] > 1):
@@ -116,12 +116,12 @@ def layout_of(matrix: Tensor) -> LaidOut | None:
 
 
 def tile_bytes(sizes: BufferSizes) -> int:
-    """How many bytes of a model's weights lie in tiles."""
+    """The number of bytes of a model's weights that lie in tiles."""
     return sizes.of_kind("model", [TILES])
 
 
 def amx_of(sizes: BufferSizes) -> Amx:
-    """What is made of Intel's AMX for a model with these buffers."""
+    """The use of Intel's AMX for a model with these buffers."""
     is_built_in = any(_name(buffer_type) == TILES for buffer_type in _extra_buffer_types(_cpu()))
     return Amx(processor=has_amx(), build=is_built_in, tile_bytes=tile_bytes(sizes))
 

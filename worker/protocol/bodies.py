@@ -175,7 +175,7 @@ class AmxBody(_Body, frozen=True, kw_only=True):
 
 
 class BatchInvariantBody(_Body, frozen=True, kw_only=True):
-    """Whether a job's numbers are computed so that they do not depend on the jobs beside it."""
+    """True if a job's numbers are computed so that they do not depend on the jobs beside it."""
 
     kept: Annotated[bool, doc("True if they are. `determinism` says what the self-test found of it.")]
     why: Annotated[str, doc("The flag that asks for it or against it, or what `auto` went by.")]

@@ -164,7 +164,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """How long a prefill step may hold up the jobs that are generating; 0 means as long as it takes."""
     is_deterministic: bool = False
     batch_invariant: BatchInvariant = "auto"
-    """Whether numbers are to be the same in any company; auto: where that costs nothing."""
+    """True if numbers are to be the same in any company; auto: where that costs nothing."""
     prefix_cache_bytes: int = -1
     """How many bytes of ended jobs' KV cells are kept for later prompts at most; -1 means "decide for me"."""
     scheduling: Scheduling = "fair"
@@ -198,7 +198,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
 
     @property
     def must_be_invariant(self) -> bool:
-        """Whether the load fails unless numbers are the same in any company."""
+        """True if the load fails unless numbers are the same in any company."""
         return self.is_deterministic or self.batch_invariant == "on"
 
 
@@ -327,21 +327,21 @@ class DraftModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchInvariance(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a job's numbers are computed so that they do not depend on what is computed beside it."""
+    """True if a job's numbers are computed so that they do not depend on what is computed beside it."""
 
     is_kept: bool = False
     why: str = ""
 
 
 class Amx(msgspec.Struct, frozen=True, kw_only=True):
-    """What is made of Intel's AMX, whose instructions multiply tiles of two matrices."""
+    """The use of Intel's AMX, whose instructions multiply tiles of two matrices."""
 
     processor: bool = False
-    """Whether the processor has it."""
+    """True if the processor has it."""
     build: bool = False
-    """Whether llama.cpp was compiled with it and the system lets it be used."""
+    """True if llama.cpp was compiled with it and the system lets it be used."""
     tile_bytes: int = 0
-    """How many bytes of weights lie in tiles."""
+    """The number of bytes of weights that lie in tiles."""
 
 
 class Loaded(_Frame, frozen=True, kw_only=True):

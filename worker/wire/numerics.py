@@ -31,7 +31,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     repacked: bool
     """Whether the CPU's kernels for weights that were laid out anew compute."""
     tiles: bool = False
-    """Whether some of these weights lie in tiles of Intel's AMX; False, too, in reports that do not tell."""
+    """True if some of these weights lie in tiles of Intel's AMX; False, too, in reports that do not tell."""
     threads: int | None
     """How many CPU threads compute, where attention shares a sum out among them; else None."""
     cpu_features: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the options name: which sides are started with which flags, and what is asked of a model of a size."""
+"""The meaning of the options: which sides are started with which flags, and what is asked of a model of a size."""
 
 from dataclasses import replace
 from pathlib import Path
