@@ -13,7 +13,7 @@ from tests.web.wire import (
     CANCELLED,
     COUNT,
     JSON,
-    LONG_PROMPT,
+    LONGER_PROMPT,
     UNHURRIED,
     post_json,
     read_to_end,
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.process, pytest.mark.model]
 @pytest.fixture(scope="module")
 def single(any_model: Path) -> Iterator[WorkerProcess]:
     """One slot: the second job waits."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096", *UNHURRIED)
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "8192", *UNHURRIED)
     with serve_default(any_model, *flags) as worker:
         yield worker.ready()
 
@@ -63,7 +63,7 @@ def test_a_job_cancelled_in_prefill_never_decodes(single: WorkerProcess) -> None
     """And its cells are free for the next at once."""
     eventually(single.is_idle)
     before = decode_steps(single)
-    with Stream(single.url, request_of("prefills", prompt=LONG_PROMPT)) as stream:
+    with Stream(single.url, request_of("prefills", prompt=LONGER_PROMPT)) as stream:
         stream.until("started")
         eventually(lambda: single.metrics()["worker_kv_cells_used"] > 0)
         cancel(single, "prefills")

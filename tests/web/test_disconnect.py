@@ -13,7 +13,7 @@ import pytest
 
 from tests.web import impatient_worker
 from tests.web.wire import (
-    LONG_PROMPT,
+    LONGER_PROMPT,
     UNHURRIED,
     dribble,
     events_in,
@@ -37,7 +37,7 @@ HUGE_ID = "j" * 1_900_000
 @pytest.fixture(scope="module")
 def single(any_model: Path) -> Iterator[WorkerProcess]:
     """One slot: the second job waits."""
-    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "4096", *UNHURRIED)
+    flags = ("--parallel", "1", "--scheduling", "first-come", "--ctx-size", "8192", *UNHURRIED)
     with serve_default(any_model, *flags) as worker:
         yield worker.ready()
 
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_during_prefill(single: WorkerProcess, leave: Calla
     """The prompt is not computed to its end: no decode step follows."""
     before = decode_steps(single)
     with single.connect() as sock:
-        sock.sendall(post_json("/execute", request_of("prefills", prompt=LONG_PROMPT)))
+        sock.sendall(post_json("/execute", request_of("prefills", prompt=LONGER_PROMPT)))
         read_until(sock, STARTED)
         eventually(lambda: single.metrics()["worker_kv_cells_used"] > 0)
         leave(sock)

@@ -22,6 +22,8 @@ CANCELLED = {
 
 LONG_PROMPT = " hello" * 2000
 """2,000 tokens: more than a hundred prefill steps of the smallest chunk."""
+LONGER_PROMPT = " hello" * 5000
+"""Takes a fast processor's one thread some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
