@@ -6,28 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
+from tests.front.rehearsal import CONFIG as REHEARSED
 from tests.llama.test_repack import layout, matrix, model
 from worker.llama.invariance import PRODUCT_TYPES, invariance_of
 from worker.llama.repack import LaidOut
 from worker.model.gguf import Tensor
 from worker.wire.messages import BatchInvariance, Configure
 
-CONFIG = Configure(
-    model_path="m.gguf",
-    device="cpu",
-    gpu_layers="auto",
-    ctx_size=0,
-    batch_size=512,
-    ubatch_size=512,
-    parallel=0,
-    threads=0,
-    threads_batch=0,
-    require_full_offload=False,
-    cache_type_k="auto",
-    cache_type_v="f16",
-    flash_attn="auto",
-    max_tokens_in=0,
-)
+CONFIG = changed(REHEARSED, cache_type_k="auto", flash_attn="auto", swa_full="auto")
 
 
 def as_in_the_file(_: Tensor) -> LaidOut | None:
