@@ -15,6 +15,7 @@ from worker.llama.devices import devices, features
 from worker.llama.repack import TILES, LayoutOf, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
+from worker.model.memory import k_type
 from worker.wire.messages import BatchInvariance, Configure
 
 OWN_PRODUCTS = "ROWS16"
@@ -35,9 +36,11 @@ def has_own_products() -> bool:
     return is_alone and any(OWN_PRODUCTS in features(device) for device in found if device.kind == "cpu")
 
 
-def needs_one_order(config: Configure, *, is_on_gpu: bool) -> bool:
-    """True if K is to be of another type than V, which leaves ggml's own CPU attention one of its three ways to sum."""
-    return config.must_be_invariant and not is_on_gpu and config.flash_attn != "off" and not has_own_products()
+def type_k_of(config: Configure, *, is_on_gpu: bool) -> str:
+    """The K cache's type. It is another one than V's where numbers must be the same and ggml's own CPU attention
+    computes them, which leaves that one of its three ways to sum."""
+    must_order = config.must_be_invariant and not is_on_gpu and config.flash_attn != "off"
+    return k_type(config.cache_type_k, needs_one_order=must_order and not has_own_products())
 
 
 def invariance_of(

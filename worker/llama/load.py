@@ -28,7 +28,7 @@ from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in_main, place_pair
-from worker.llama.invariance import REPEATED_PRODUCTS_OFF, has_own_products, invariance_of, needs_one_order
+from worker.llama.invariance import REPEATED_PRODUCTS_OFF, has_own_products, invariance_of, type_k_of
 from worker.llama.kv_keeper import Keeper, Keeping
 from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import TOKEN_KINDS, Model, Split
@@ -44,7 +44,7 @@ from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
 from worker.model.info import ModelInfo, read_info
-from worker.model.memory import Plan, k_type, prefix_cache_bytes
+from worker.model.memory import Plan, prefix_cache_bytes
 from worker.model.prefix_support import obstacle
 from worker.model.spread import RepackedBytes
 from worker.wire.messages import (
@@ -429,7 +429,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         n_seq_max=plan.parallel + n_retained,
         n_threads=n_threads,
         n_threads_batch=config.threads_batch or n_threads,
-        type_k=k_type(config.cache_type_k, needs_one_order=needs_one_order(config, is_on_gpu=model.device.is_gpu)),
+        type_k=type_k_of(config, is_on_gpu=model.device.is_gpu),
         type_v=config.cache_type_v,
         flash_attn=config.flash_attn,
         swa_full=plan.swa_full,

@@ -13,12 +13,11 @@ import llama_cpp
 from worker.host import cpu_quota
 from worker.llama.buffers import BufferSizes
 from worker.llama.devices import devices, features
-from worker.llama.invariance import has_own_products, needs_one_order
+from worker.llama.invariance import has_own_products, type_k_of
 from worker.llama.library import LIBRARY_DIR, call_ggml
 from worker.llama.placement import Group, Placement
 from worker.llama.repack import tile_bytes
 from worker.model.info import ModelInfo
-from worker.model.memory import k_type
 from worker.wire.messages import Configure
 from worker.wire.numerics import Numerics
 
@@ -35,7 +34,7 @@ def numerics_of(
     `sizes`: the model's; `is_without_flash`: the context's, as Watch has it.
     """
     group = placement.group
-    type_k = k_type(config.cache_type_k, needs_one_order=needs_one_order(config, is_on_gpu=group.is_gpu))
+    type_k = type_k_of(config, is_on_gpu=group.is_gpu)
     type_v = config.cache_type_v
     flash_attn = config.flash_attn != "off" and not is_without_flash
     is_on_cpu = not (group.is_gpu and placement.is_complete)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from worker.llama.devices import Device, choose_device, devices
-from worker.llama.invariance import needs_one_order
+from worker.llama.invariance import type_k_of
 from worker.llama.load import load_weights
 from worker.llama.model import Model
 from worker.llama.numerics import numerics_of
@@ -56,8 +56,7 @@ def served(config: Configure, info: ModelInfo, placement: Placement, *, n_ctx: i
     Raises: ModelLoadFailed, InsufficientMemory.
     """
     with load_weights(config, info, placement, lambda _: None) as model:
-        one_order = needs_one_order(config, is_on_gpu=placement.group.is_gpu)
-        type_k = k_type(config.cache_type_k, needs_one_order=one_order)
+        type_k = type_k_of(config, is_on_gpu=placement.group.is_gpu)
         setup = Setup(type_k, config.cache_type_v, config.flash_attn, _N_ROWS, placement.plan.swa_full)
         with Scorer(model, setup, n_ctx=n_ctx, n_threads=n_threads) as scorer:
             numerics = numerics_of(config, info, placement, model.sizes, is_without_flash=scorer.is_without_flash)
