@@ -69,6 +69,7 @@ RUN scripts/image_libraries.sh /opt/llorch-worker /wheels/*.whl "$EXTRAS"
 FROM libraries AS worker
 COPY LICENSE README.md models.toml ./
 COPY worker/ worker/
+COPY parity/ parity/
 RUN /tools/bin/python -m pip --python /opt/llorch-worker/bin/python install \
     --no-cache-dir --disable-pip-version-check --no-deps --root /installed .
 

@@ -1,4 +1,4 @@
-"""What the modules of worker/ import and call, read from their source without running it."""
+"""What the modules of worker/ and parity/ import and call, read from their source without running it."""
 
 import ast
 from collections.abc import Iterator
@@ -7,9 +7,10 @@ from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
+import parity
 import worker
 
-ROOT = Path(worker.__file__).parent
+ROOTS = tuple(Path(str(package.__file__)).parent for package in (worker, parity))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,16 +25,16 @@ class Source:
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """Every module of worker/."""
-    return tuple(_read(path) for path in sorted(ROOT.rglob("*.py")))
+    """Every module of worker/ and parity/."""
+    return tuple(_read(path, root.parent) for root in ROOTS for path in sorted(root.rglob("*.py")))
 
 
 def source(text: str, name: str = "worker.example", package: str = "worker") -> Source:
     return Source(name, package, text, ast.parse(text))
 
 
-def _read(path: Path) -> Source:
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+def _read(path: Path, checkout: Path) -> Source:
+    parts = path.relative_to(checkout).with_suffix("").parts
     package = ".".join(parts[:-1])
     name = package if parts[-1] == "__init__" else ".".join(parts)
     return source(path.read_text(encoding="utf-8"), name, package)
@@ -72,7 +73,7 @@ def is_in_any(name: str, rooms: tuple[str, ...]) -> bool:
 
 
 def reachable(*roots: str) -> set[str]:
-    """The roots and everything they import, directly or not. Only modules of worker/ are followed."""
+    """The roots and everything they import, directly or not. Only modules of `sources` are followed."""
     graph = {module.name: imports(module) for module in sources()}
     seen: set[str] = set()
     ahead = list(roots)

@@ -5,7 +5,7 @@ For tests of processes and sockets to which it is all the same what the model sa
 
 from pathlib import Path
 
-from worker.parity.f32_copy import rewrite
+from parity.f32_copy import rewrite
 
 N_LAYERS = 2
 

@@ -279,13 +279,13 @@ def test_a_library_with_a_private_c_plus_plus_runtime_is_refused(
 
 BOTH = sorted(
     str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
-    for room in ("worker/parity", "tools/cuda_check")
+    for room in ("parity", "tools/cuda_check")
     for path in (ROOT / room).rglob("[a-z]*.py")
 )
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("module", [*BOTH, "worker.commands.parity"])
+@pytest.mark.parametrize("module", [*BOTH, "parity.command"])
 def test_llama_cpp_is_loaded_before_numpy_wherever_both_are(module: str) -> None:
     """The first library loaded is the one whose objects all use, if each has a private runtime."""
     told = "import sys, importlib; importlib.import_module(sys.argv[1]); print(*sys.modules)"

@@ -1,6 +1,5 @@
 """The command line as a user meets it: help, one line for every mistake, exit codes, and signals before the rest."""
 
-import importlib
 import json
 import os
 import resource
@@ -15,19 +14,22 @@ from pathlib import Path
 import pytest
 import rich_click as click
 
+from parity.command import parity
 from tests.config.given import parse
 from tests.gguf_files import tiny_model
+from tests.installation import installed
 from tests.worker_process import ended_by
 from worker import __version__
 from worker.argv import means_serve
 from worker.cli import run, setting_options
+from worker.commands.models import models
 from worker.config.legacy import BACKENDS, DEVICE_NUMBERS, IGNORED_SWITCHES, IGNORED_VALUES
 from worker.config.settings import flag_name, options
 
 MODEL = ["--model", "m.gguf"]
 COMMANDS = ["serve", "generate", "chat", "models", "inspect", "devices"]
 COMMANDS_ALL = [*COMMANDS, "parity"]
-GROUPS = {"models", "parity"}
+GROUPS: dict[str, click.Command] = {"models": models, "parity": parity}
 
 
 COLOURS = {"FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH"}
@@ -108,9 +110,32 @@ def every_command() -> Iterator[list[str]]:
     yield []
     for name in COMMANDS_ALL:
         yield [name]
-        command = getattr(importlib.import_module(f"worker.commands.{name}"), name) if name in GROUPS else None
+        command = GROUPS.get(name)
         if isinstance(command, click.Group):
             yield from ([name, below] for below in command.commands)
+
+
+def test_the_command_of_another_package_says_what_to_install_when_it_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with installed(tmp_path, {}):
+        assert run(["parity", "bounds"]) == 2
+    assert capsys.readouterr().err == (
+        "llorch-worker: error: parity is not installed: pip install -e '.[parity]' in a checkout\n"
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("package", ["gguf", "safetensors"])
+def test_the_command_of_another_package_names_the_library_that_is_missing(package: str) -> None:
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; from worker.cli import run; sys.exit(run(['parity', 'bounds']))"
+    )
+    found = python("-c", program)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == (
+        f"llorch-worker: error: parity needs {package}: pip install -e '.[parity]' in a checkout\n"
+    )
 
 
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,8 +24,8 @@ from worker.engine.loop import Engine
 from worker.errors import ModelLoadFailed
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
-from worker.parity.f32_copy import rewrite
-from worker.parity.llama.quantise import quantise
+from parity.f32_copy import rewrite
+from parity.llama.quantise import quantise
 from worker.wire.messages import DraftModelAsked, Finished, JobKey, Outbound, Sampling, StepDone
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]

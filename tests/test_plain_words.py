@@ -14,8 +14,11 @@ from worker.cli import setting_options
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMANDS = {name: name for name in ("chat", "devices", "generate", "models", "parity")} | {"inspect_gguf": "inspect"}
-"""module → attribute"""
+COMMANDS = (
+    *(f"worker.commands.{name}:{name}" for name in ("chat", "devices", "generate", "models")),
+    *("worker.commands.inspect_gguf:inspect", "parity.command:parity"),
+)
+"""module:attribute"""
 
 _VERBS = """
 Accept Aim Allow Announce Answer Apply Begin Call Choose Compare Compute Draw Drop End Generate Give
@@ -26,7 +29,7 @@ Write
 VERBS = frozenset(_VERBS.split())
 """The verbs that an option's help may begin with. Add another verb here when a help text needs it."""
 
-SAYS_MEGABYTES = {"worker.model.fetch", "worker.parity.matrix"}
+SAYS_MEGABYTES = {"worker.model.fetch", "parity.matrix"}
 """Sizes of files on disks and servers, which count in millions there."""
 
 
@@ -41,8 +44,8 @@ def options_of(command: click.Command) -> Iterator[tuple[str, click.Option]]:
 
 def every_option() -> dict[str, click.Option]:
     found = {f"serve {option.opts[0]}": option for option in setting_options()}
-    for module, attribute in COMMANDS.items():
-        found |= dict(options_of(getattr(importlib.import_module(f"worker.commands.{module}"), attribute)))
+    for module, _, attribute in (place.partition(":") for place in COMMANDS):
+        found |= dict(options_of(getattr(importlib.import_module(module), attribute)))
     return found
 
 

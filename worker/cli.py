@@ -1,7 +1,8 @@
 """The command line: argv to a command, and every mistake to one line on stderr.
 
 Owns: the commands, `serve`'s flags (made from settings.py's table), the help, the exit codes of what a user does wrong.
-Refuses to know: what the commands do; each is imported when it is called, so that `--help` stays fast.
+Refuses to know: what the commands do; each is imported when it is called, so that `--help` stays fast. The commands of
+other packages are found by the entry points that an installation declares.
 Runs on the main thread, before any other work.
 """
 
@@ -10,6 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +85,26 @@ _ELSEWHERE = {
     "models": ("worker.commands.models:models", "List, fetch and verify the models known by name."),
     "inspect": ("worker.commands.inspect_gguf:inspect", "Show what a GGUF file holds and the memory it needs."),
     "devices": ("worker.commands.devices:devices", "Show the devices llama.cpp can use, with their memory."),
-    "parity": ("worker.commands.parity:parity", "Prove what a model computes, against its reference in PyTorch."),
 }
 """name → (module:attribute, one line of help)"""
+
+ENTRY_POINTS = "llorch_worker.commands"
+"""The group of entry points that have the commands of other packages."""
+_OF_PACKAGES = {"parity": "Prove what a model computes, against its reference in PyTorch."}
+"""name of an entry point and of the extra that it needs → one line of help"""
 
 
 class CommandElsewhere(click.RichCommand):
     """A command known by name and one line of help; its module is imported when it is called."""
 
-    def __init__(self, name: str, place: str, help: str) -> None:
+    def __init__(self, name: str, load: Callable[[], click.Command], help: str) -> None:
         super().__init__(name=name, help=help)
-        self._module, self._attribute = place.split(":")
+        self._load = load
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        command: click.Command = getattr(importlib.import_module(self._module), self._attribute)
+        command = self._load()
         extra.setdefault("rich_help_config", {"footer_text": None})  # ours is about serve; it would be inherited
         return command.make_context(info_name, args, parent, **extra)
 
@@ -112,6 +119,24 @@ class CommandLine(click.RichGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
+
+
+def _imported(place: str) -> click.Command:
+    module, attribute = place.split(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command
+
+
+def _of_a_package(name: str) -> click.Command:
+    """The command that an installed package declares under this name. Raises: UsageError."""
+    found = tuple(entry_points(group=ENTRY_POINTS, name=name))
+    if not found:
+        raise UsageError(f"{name} is not installed: pip install -e '.[{name}]' in a checkout")
+    try:
+        command: click.Command = found[0].load()
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{name} needs {error.name}: pip install -e '.[{name}]' in a checkout") from error
+    return command
 
 
 def run(argv: Sequence[str]) -> int:
@@ -201,7 +226,8 @@ def _hf_repo_option(*, has_flag: bool) -> SettingOption:
 
 
 def _command_line() -> click.RichGroup:
-    elsewhere = [CommandElsewhere(name, *described) for name, described in _ELSEWHERE.items()]
+    elsewhere = [CommandElsewhere(name, partial(_imported, place), help) for name, (place, help) in _ELSEWHERE.items()]
+    elsewhere += [CommandElsewhere(name, partial(_of_a_package, name), help) for name, help in _OF_PACKAGES.items()]
     group = CommandLine(
         name=PROGRAM,
         commands=[_serve_command(), *elsewhere],

@@ -16,10 +16,10 @@ from worker.llama.devices import Device, devices
 from worker.llama.load import LoadedRunner
 from worker.llama.residency import DRIVERS_OWN_BYTES
 from worker.model.info import read_info
-from worker.parity import corpus
-from worker.parity.bounds import Bounds
-from worker.parity.evidence import Window
-from worker.parity.setups import as_served, compute, opened
+from parity import corpus
+from parity.bounds import Bounds
+from parity.evidence import Window
+from parity.setups import as_served, compute, opened
 
 SOFTWARE_S = 1800
 """The safety stop: a GPU takes seconds, a driver that computes on a busy processor many minutes."""

@@ -27,9 +27,9 @@ from worker.front.state import Front
 from worker.llama.load import placed
 from worker.model.catalog import sha256_of
 from worker.model.info import read_info
-from worker.parity.bundle import proof_of, write
-from worker.parity.report import LEVELS, Report, not_run, to_json
-from worker.parity.setups import served
+from parity.bundle import proof_of, write
+from parity.report import LEVELS, Report, not_run, to_json
+from parity.setups import served
 from worker.wire.messages import Loaded
 from worker.wire.numerics import Numerics
 

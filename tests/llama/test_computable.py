@@ -20,8 +20,8 @@ COMPUTE = """
 import sys
 from pathlib import Path
 import numpy as np
-from worker.parity.llama.scoring import Scorer
-from worker.parity.setups import EXACT, opened
+from parity.llama.scoring import Scorer
+from parity.setups import EXACT, opened
 with opened(Path(sys.argv[1])) as model, Scorer(model, EXACT, n_ctx=64, n_threads=1) as scorer:
     print("finite" if np.isfinite(scorer.logits([1, 5, 6, 7])).all() else "not finite")
 """

@@ -26,7 +26,7 @@ from worker.engine.backend import MAX_DRAFTS
 from worker.llama.model import Model
 from worker.model.info import read_info
 from worker.model.memory import Demand, Plan, logits_bytes, plan_of
-from worker.parity.setups import opened
+from parity.setups import opened
 
 TOLERANCE = 0.1
 """Of what is allocated. The graph is estimated, the rest is exact but for rows of logits that are allocated later."""

@@ -12,7 +12,7 @@ from worker.engine.loop import Engine
 from worker.engine.sequence import NO_SCORE
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.parity.llama.scoring import Scorer, Setup
+from parity.llama.scoring import Scorer, Setup
 from worker.sampling.logprobs import log_probabilities
 from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, SlotId, StepDone, TokenId
 

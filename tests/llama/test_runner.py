@@ -18,7 +18,7 @@ from worker.llama.constraint import Constraint, Constraints
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.parity.setups import opened
+from parity.setups import opened
 from worker.wire.messages import Sampling, SlotId, TokenId, TopToken
 
 CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"

@@ -26,7 +26,7 @@ from worker.llama.repack import TILES, layout_of, repacking_of
 from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor
 from worker.model.info import read_info
-from worker.parity.setups import cpu
+from parity.setups import cpu
 from worker.wire.messages import Configure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is held is read from /proc")

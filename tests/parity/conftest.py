@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from tests.shared_files import made_once, shared_folder
-from worker.parity import corpus
-from worker.parity.bounds import Bounds
-from worker.parity.case import Case, Subject
-from worker.parity.evidence import SHORT, FullLogits, Window
-from worker.parity.f32_copy import write_f32_copy
-from worker.parity.reference.checkpoint import dequantise
-from worker.parity.reference.model import Reference
-from worker.parity.reference.tensors import CheckpointTensors
-from worker.parity.report import ReferenceUsed
+from parity import corpus
+from parity.bounds import Bounds
+from parity.case import Case, Subject
+from parity.evidence import SHORT, FullLogits, Window
+from parity.f32_copy import write_f32_copy
+from parity.reference.checkpoint import dequantise
+from parity.reference.model import Reference
+from parity.reference.tensors import CheckpointTensors
+from parity.report import ReferenceUsed
 
 
 @pytest.fixture(scope="session")

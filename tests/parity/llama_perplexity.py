@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.parity.compare import Summary, compare_full, second_half, summarise
-from worker.parity.llama.scoring import Scorer, Setup
-from worker.parity.setups import opened
+from parity.compare import Summary, compare_full, second_half, summarise
+from parity.llama.scoring import Scorer, Setup
+from parity.setups import opened
 
 LENGTH = 512
 N_THREADS = 2

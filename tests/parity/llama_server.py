@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.loopback import LoopbackServer, QuietHandler
-from worker.parity.compare import logsumexp
+from parity.compare import logsumexp
 
 Rows = Mapping[tuple[int, ...], NDArray[np.float32]]
 """A prompt's tokens → the logits of what follows."""

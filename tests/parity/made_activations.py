@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from worker.parity.levels.checkpoints import N_RUNS, Computed, Expected
-from worker.parity.points import NAMES, ONCE, Activations, Name, Point
+from parity.levels.checkpoints import N_RUNS, Computed, Expected
+from parity.points import NAMES, ONCE, Activations, Name, Point
 
 N_LAYERS, N_TOKENS, N_HEADS, N_VOCAB = 2, 4, 2, 12
 TOKENS = (3, 1, 4, 1)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.parity.evidence import Candidate, FullLogits, Kind, Window
-from worker.parity.logits_file import Provenance
+from parity.evidence import Candidate, FullLogits, Kind, Window
+from parity.logits_file import Provenance
 
 N_VOCAB = 600
 """More than a logits file keeps of a row."""

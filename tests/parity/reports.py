@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.wire.test_numerics import ON_A_CPU
-from worker.parity.provenance import Machine
-from worker.parity.report import (
+from parity.provenance import Machine
+from parity.report import (
     LEVELS,
     BoundsUsed,
     Check,

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from worker.config.settings import Settings
 from worker.errors import UsageError
-from worker.parity import advice, plot
-from worker.parity.advice import CACHES, Option, choose, frontier
-from worker.parity.case import Case
-from worker.parity.estimates import Estimate
-from worker.parity.evidence import SHORT
-from worker.parity.matrix import FILE_TYPES
+from parity import advice, plot
+from parity.advice import CACHES, Option, choose, frontier
+from parity.case import Case
+from parity.estimates import Estimate
+from parity.evidence import SHORT
+from parity.matrix import FILE_TYPES
 
 
 def option(file_type: str, cache: str, memory: int, kl: float, *, reach: float = 0.0, rate: float = 1.0) -> Option:

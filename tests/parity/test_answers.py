@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.parity.made_answers import answer, row
-from worker.parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
-from worker.parity.client import END, Drawn, Failed, Top, answer_of, events
+from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
+from parity.client import END, Drawn, Failed, Top, answer_of, events
 from worker.protocol.events import EndEvent, MetricsEvent, StartedEvent, choose_dialect
 from worker.protocol.execute import narrow
 from worker.sampling.draw import uniform

@@ -15,7 +15,7 @@ import pytest
 
 from tests.parity.reports import report
 from worker.errors import UsageError, WorkerError
-from worker.parity.bundle import (
+from parity.bundle import (
     COMMON,
     MANIFEST,
     BundleType,
@@ -29,7 +29,7 @@ from worker.parity.bundle import (
     run_folder,
     write,
 )
-from worker.parity.provenance import code_revision, new_run_id, this_machine, versions
+from parity.provenance import code_revision, new_run_id, this_machine, versions
 
 PROOF = Proof(
     type="determinism",

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.parity.tiny_llama import BOS, write_tiny_llama
 from worker.errors import UsageError
-from worker.parity.case import gather, plan_windows, windows_of
-from worker.parity.evidence import LONG, SHORT, Window
-from worker.parity.reference.model import Reference
+from parity.case import gather, plan_windows, windows_of
+from parity.evidence import LONG, SHORT, Window
+from parity.reference.model import Reference
 
 pytestmark = pytest.mark.torch
 

@@ -14,10 +14,10 @@ from tests.parity.plain_llama import PlainLlama
 from tests.parity.small_gguf import dequantised, stored
 from worker.errors import UsageError
 from worker.model.info import read_info
-from worker.parity.naming import Naming
-from worker.parity.reference.checkpoint import dequantise
-from worker.parity.reference.model import Reference
-from worker.parity.reference.tensors import CheckpointTensors
+from parity.naming import Naming
+from parity.reference.checkpoint import dequantise
+from parity.reference.model import Reference
+from parity.reference.tensors import CheckpointTensors
 
 pytestmark = pytest.mark.torch
 
@@ -115,7 +115,7 @@ def test_missing_library_is_one_line_with_the_remedy(library: str) -> None:
         f"import sys; sys.modules[{library!r}] = None\n"
         "from worker.errors import UsageError\n"
         "try:\n"
-        "    import worker.parity.reference.model\n"
+        "    import parity.reference.model\n"
         "except UsageError as error:\n"
         "    sys.stdout.write(str(error))\n"
     )
@@ -124,6 +124,6 @@ def test_missing_library_is_one_line_with_the_remedy(library: str) -> None:
 
 
 def test_tensors_are_read_without_pytorch() -> None:
-    script = "import sys, worker.parity.reference.tensors; print('torch' in sys.modules)"
+    script = "import sys, parity.reference.tensors; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"

@@ -12,15 +12,15 @@ from gguf import GGUFReader
 from numpy.typing import ArrayLike, NDArray
 
 from tests.parity.made_activations import layer_points
-from worker.parity.bounds import Bounds
-from worker.parity.capture import capture
-from worker.parity.levels.checkpoints import N_TOKENS, Expected, run
-from worker.parity.llama.scoring import Setup
-from worker.parity.naming import to_checkpoint_order
-from worker.parity.points import Activations
-from worker.parity.reference.model import Reference
-from worker.parity.report import Level
-from worker.parity.setups import opened
+from parity.bounds import Bounds
+from parity.capture import capture
+from parity.levels.checkpoints import N_TOKENS, Expected, run
+from parity.llama.scoring import Setup
+from parity.naming import to_checkpoint_order
+from parity.points import Activations
+from parity.reference.model import Reference
+from parity.report import Level
+from parity.setups import opened
 
 pytestmark = pytest.mark.model
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.parity.made_activations import CONTINUATION, N_LAYERS, all_points, expected, found
-from worker.parity.bounds import Bounds
-from worker.parity.levels.checkpoints import LINES, Computed, Expected, judge
-from worker.parity.points import CHECKPOINT, NAMES, Point
-from worker.parity.report import Level
+from parity.bounds import Bounds
+from parity.levels.checkpoints import LINES, Computed, Expected, judge
+from parity.points import CHECKPOINT, NAMES, Point
+from parity.report import Level
 
 LOGITS = Point.of("logits", N_LAYERS)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.parity.compare import (
+from parity.compare import (
     KnownRow,
     Positions,
     ToldRow,

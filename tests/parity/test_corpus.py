@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.parity import corpus
-from worker.parity.corpus import decode, has_reference
+from parity import corpus
+from parity.corpus import decode, has_reference
 
 TEXTS = {hard.name: hard.data for hard in corpus.hard_texts()}
 SURROGATES = ["invalid.surrogate_high", "invalid.surrogate_low", "invalid.surrogate_pair"]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from worker.parity.levels.checkpoints import deviation, deviations
-from worker.parity.points import Activations, Point
+from parity.levels.checkpoints import deviation, deviations
+from parity.points import Activations, Point
 
 POINT = Point.of("q_proj", 3)
 REFERENCE = np.array([[3.0, -4.0], [0.0, 5.0]])

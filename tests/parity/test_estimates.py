@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from worker.parity import estimates
-from worker.parity.estimates import Estimate
+from parity import estimates
+from parity.estimates import Estimate
 
 Groups = list[NDArray[np.float64]]
 N_TEXTS = 400

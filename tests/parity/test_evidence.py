@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.parity.made_logits import N_VOCAB, MadeModel, made_reference, made_windows
-from worker.parity.evidence import N_FULL_ROWS, FullLogits, Window, spread
+from parity.evidence import N_FULL_ROWS, FullLogits, Window, spread
 
 
 def test_rows_are_those_that_were_made_and_cannot_be_written(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from worker.errors import BadModelFile, ModelNotFound, UsageError, WorkerError
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
-from worker.parity.f32_copy import open_gguf, rewrite, row_blocks, write_f32_copy
-from worker.parity.llama.quantise import FILE_TYPES, quantise
+from parity.f32_copy import open_gguf, rewrite, row_blocks, write_f32_copy
+from parity.llama.quantise import FILE_TYPES, quantise
 from worker.wire.messages import TokenId
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1"])
 def test_a_tensor_read_in_pieces_is_the_whole(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "small.gguf", random_checkpoint(), kind)
-    monkeypatch.setattr("worker.parity.f32_copy._AT_ONCE", 7 * 64)
+    monkeypatch.setattr("parity.f32_copy._AT_ONCE", 7 * 64)
     for tensor in open_gguf(path).tensors:
         whole = dequantised(tensor).reshape(-1, tensor.shape[0])
         for rows, block in row_blocks(tensor):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference
-from worker.parity.bounds import Bounds
-from worker.parity.evidence import Candidate, FullLogits, Window
-from worker.parity.levels import generation
-from worker.parity.logits_file import LogitsFile, write_logits_file
+from parity.bounds import Bounds
+from parity.evidence import Candidate, FullLogits, Window
+from parity.levels import generation
+from parity.logits_file import LogitsFile, write_logits_file
 
 
 @pytest.fixture(scope="module")

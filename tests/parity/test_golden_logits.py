@@ -9,7 +9,7 @@ import pytest
 
 from tests.parity.golden_logits import GOLDEN, without_torch
 from worker.cli import run
-from worker.parity.logits_file import LogitsFile
+from parity.logits_file import LogitsFile
 
 
 @pytest.mark.model

@@ -14,9 +14,9 @@ from tests.llama.tiny import TYPES
 from tests.parity.small_gguf import gguf_name
 from tests.parity.tiny_llama import RMS_NORM_EPS, ROPE_THETA, TOKENS, write_tiny_llama
 from worker.errors import UsageError
-from worker.parity.naming import to_gguf_order
-from worker.parity.reference.model import Dtype, Reference
-from worker.parity.reference.tensors import CheckpointTensors
+from parity.naming import to_gguf_order
+from parity.reference.model import Dtype, Reference
+from parity.reference.tensors import CheckpointTensors
 
 N_HEADS = 8
 """Of the large checkpoint."""
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.torch
 PEAK = """
 import sys, threading
 from pathlib import Path
-from worker.parity.reference.model import Reference
+from parity.reference.model import Reference
 
 def anonymous_bytes():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -80,10 +80,10 @@ Reference.open(folder, n_threads=1, is_layerwise=sys.argv[3] == "layerwise").act
 """
 
 COMPARE = """
-from worker.parity.bounds import Bounds
-from worker.parity.levels import checkpoints, weights
-from worker.parity.reference.tensors import CheckpointTensors
-from worker.parity.f32_copy import write_f32_copy
+from parity.bounds import Bounds
+from parity.levels import checkpoints, weights
+from parity.reference.tensors import CheckpointTensors
+from parity.f32_copy import write_f32_copy
 
 gguf, f32_copy, tokens = Path(sys.argv[3]), Path(sys.argv[3] + ".f32_copy"), [1, 2, 3, 4]
 tensors, bounds = CheckpointTensors.open(folder), Bounds.load()

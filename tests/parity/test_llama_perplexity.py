@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from tests.parity.llama_perplexity import LENGTH, N_THREADS, Rows, Tool, build, ours, rows_of, windows_of
 from worker.llama.invariance import has_own_products
-from worker.parity import corpus
-from worker.parity.llama.quantise import quantise
+from parity import corpus
+from parity.llama.quantise import quantise
 
 pytestmark = [pytest.mark.model, pytest.mark.peer]
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.clients.environments import environment
 from tests.worker_process import Event, serve_default
-from worker.parity.bounds import Bounds
-from worker.parity.reference.model import Reference
+from parity.bounds import Bounds
+from parity.reference.model import Reference
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.torch, pytest.mark.clients, pytest.mark.timeout(1800)]
 

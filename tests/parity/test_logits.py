@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference, noisy
-from worker.parity.bounds import Bounds
-from worker.parity.evidence import FullLogits, Kind
-from worker.parity.levels import logits
-from worker.parity.logits_file import LogitsFile, write_logits_file
-from worker.parity.report import Level
+from parity.bounds import Bounds
+from parity.evidence import FullLogits, Kind
+from parity.levels import logits
+from parity.logits_file import LogitsFile, write_logits_file
+from parity.report import Level
 
 KINDS: list[Kind] = ["short", "short", "long", "continuation", "long"]
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.parity.small_gguf import read_tensor, with_tensor
-from worker.parity import matrix
-from worker.parity.bounds import Bounds
-from worker.parity.case import Case
-from worker.parity.compare import Summary, compare_full, summarise
-from worker.parity.evidence import SHORT
-from worker.parity.matrix import Made, Stored
-from worker.parity.report import Level
+from parity import matrix
+from parity.bounds import Bounds
+from parity.case import Case
+from parity.compare import Summary, compare_full, summarise
+from parity.evidence import SHORT
+from parity.matrix import Made, Stored
+from parity.report import Level
 
 # ── made-up files ────────────────────────────────────────────────────────────────────────────────
 

@@ -18,7 +18,7 @@ from tests.parity.small_gguf import (
     write_gguf,
 )
 from worker.model.info import read_info
-from worker.parity.naming import not_comparable, to_checkpoint_order, to_gguf_order
+from parity.naming import not_comparable, to_checkpoint_order, to_gguf_order
 
 
 @given(n_heads=st.integers(1, 5), n_pairs=st.integers(1, 9), columns=st.integers(1, 3))

@@ -16,12 +16,12 @@ from tests.parity.llama_perplexity import LENGTH, N_THREADS, build, ours, rows_o
 from tools.markdown import table
 from tools.trained_model import Trained, train
 from worker.config.settings import Settings
-from worker.parity import corpus, matrix
-from worker.parity.bounds import Bounds
-from worker.parity.case import Subject, from_checkpoint
-from worker.parity.llama.quantise import quantise
-from worker.parity.report import LEVELS
-from worker.parity.run import Run
+from parity import corpus, matrix
+from parity.bounds import Bounds
+from parity.case import Subject, from_checkpoint
+from parity.llama.quantise import quantise
+from parity.report import LEVELS
+from parity.run import Run
 
 pytestmark = [pytest.mark.model, pytest.mark.torch, pytest.mark.timeout(1800)]
 

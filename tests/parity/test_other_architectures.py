@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from tests.parity.other_architectures import convert, write_gemma2, write_gemma3, write_qwen2, write_qwen3
 from tests.parity.small_gguf import read_tensor
 from worker.llama.model import Model
-from worker.parity import corpus
-from worker.parity.bounds import Bounds
-from worker.parity.case import gather, plan_windows
-from worker.parity.client import ServedWorker
-from worker.parity.corpus import HardText
-from worker.parity.evidence import SHORT, Candidate, FullLogits
-from worker.parity.f32_copy import rewrite
-from worker.parity.levels import generation, logits, serving, tokenizer
-from worker.parity.levels.serving import Expected
-from worker.parity.llama.scoring import Scorer, Setup
-from worker.parity.reference.model import Reference
-from worker.parity.report import Level
-from worker.parity.run import GELU
-from worker.parity.setups import opened
+from parity import corpus
+from parity.bounds import Bounds
+from parity.case import gather, plan_windows
+from parity.client import ServedWorker
+from parity.corpus import HardText
+from parity.evidence import SHORT, Candidate, FullLogits
+from parity.f32_copy import rewrite
+from parity.levels import generation, logits, serving, tokenizer
+from parity.levels.serving import Expected
+from parity.llama.scoring import Scorer, Setup
+from parity.reference.model import Reference
+from parity.report import Level
+from parity.run import GELU
+from parity.setups import opened
 from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model

@@ -22,20 +22,20 @@ from tests.worker_process import WorkerProcess
 from worker.cli import run
 from worker.errors import UsageError, WorkerError
 from worker.front.certificate import read_certificate
-from worker.parity import corpus
-from worker.parity.bounds import Bounds
-from worker.parity.bundle import verify
-from worker.parity.case import Subject
-from worker.parity.evidence import FullLogits, Window
-from worker.parity.f32_copy import rewrite
-from worker.parity.levels.serving import SEEDS
-from worker.parity.llama.scoring import Scorer
-from worker.parity.logits_file import LogitsFile, write_logits_file
-from worker.parity.outside import CONVERSATIONS, Outside
-from worker.parity.report import Level, Report, from_json
-from worker.parity.servers import opened
-from worker.parity.setups import as_served
-from worker.parity.setups import opened as opened_file
+from parity import corpus
+from parity.bounds import Bounds
+from parity.bundle import verify
+from parity.case import Subject
+from parity.evidence import FullLogits, Window
+from parity.f32_copy import rewrite
+from parity.levels.serving import SEEDS
+from parity.llama.scoring import Scorer
+from parity.logits_file import LogitsFile, write_logits_file
+from parity.outside import CONVERSATIONS, Outside
+from parity.report import Level, Report, from_json
+from parity.servers import opened
+from parity.setups import as_served
+from parity.setups import opened as opened_file
 from worker.wire.messages import TokenId
 
 pytestmark = [pytest.mark.model, pytest.mark.process]

@@ -16,11 +16,11 @@ import pytest
 
 from tests.parity.golden_logits import GOLDEN
 from tests.worker_process import PATIENCE_S
-from worker.parity.bounds import Bounds
-from worker.parity.case import Subject
-from worker.parity.outside import Outside
-from worker.parity.report import Level
-from worker.parity.servers import opened
+from parity.bounds import Bounds
+from parity.case import Subject
+from parity.outside import Outside
+from parity.report import Level
+from parity.servers import opened
 
 pytestmark = [pytest.mark.model, pytest.mark.peer]
 

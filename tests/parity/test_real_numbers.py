@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from tests.parity.small_gguf import read_tensor, with_tensor
-from worker.parity import corpus
-from worker.parity.bounds import Bounds
-from worker.parity.case import gather
-from worker.parity.evidence import Candidate, FullLogits, Window
-from worker.parity.f32_copy import rewrite
-from worker.parity.levels import generation, logits, sampling
-from worker.parity.llama.scoring import Scorer, Setup
-from worker.parity.reference.model import Reference
-from worker.parity.setups import as_served, opened
+from parity import corpus
+from parity.bounds import Bounds
+from parity.case import gather
+from parity.evidence import Candidate, FullLogits, Window
+from parity.f32_copy import rewrite
+from parity.levels import generation, logits, sampling
+from parity.llama.scoring import Scorer, Setup
+from parity.reference.model import Reference
+from parity.setups import as_served, opened
 
 pytestmark = [pytest.mark.model, pytest.mark.parity]
 

@@ -23,9 +23,9 @@ from tests.parity.tiny_llama import (
     write_tiny_llama,
 )
 from worker.errors import UsageError
-from worker.parity.points import NAMES, ONCE, Activations, Name, Point
-from worker.parity.reference.model import Reference
-from worker.parity.reference.tensors import CheckpointTensors
+from parity.points import NAMES, ONCE, Activations, Name, Point
+from parity.reference.model import Reference
+from parity.reference.tensors import CheckpointTensors
 
 pytestmark = pytest.mark.torch
 

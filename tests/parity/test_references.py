@@ -16,8 +16,8 @@ from tests.gguf_files import tiny_model
 from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
 from tests.parity.tiny_llama import write_tiny_llama
 from worker.errors import UsageError
-from worker.parity.case import Subject
-from worker.parity.references import (
+from parity.case import Subject
+from parity.references import (
     CHECKPOINT,
     Chosen,
     checkpoint_folder,
@@ -33,7 +33,7 @@ UNWANTED = {"pytorch_model.bin": b"pickle", "modeling_tiny.py": b"raise SystemEx
 SCRIPT = (
     "import sys\n"
     "from worker.errors import WorkerError\n"
-    "from worker.parity.references import checkpoint_folder\n"
+    "from parity.references import checkpoint_folder\n"
     "try:\n"
     "    sys.stdout.write(str(checkpoint_folder(sys.argv[1])))\n"
     "except WorkerError as error:\n"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.parity.reports import ANYTHING, BROKEN, FAILED, HOLDS, NOT_A_NUMBER, level, levels, report
-from worker.parity.markdown import LONGEST_OPEN_TABLE, cell, number, to_markdown
-from worker.parity.report import (
+from parity.markdown import LONGEST_OPEN_TABLE, cell, number, to_markdown
+from parity.report import (
     LEVELS,
     Check,
     Level,

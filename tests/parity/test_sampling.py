@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
-from worker.parity import formula
-from worker.parity.bounds import Bounds
-from worker.parity.evidence import FullLogits
-from worker.parity.levels import sampling
-from worker.parity.levels.sampling import GRID, Distribution, Sampler
-from worker.parity.logits_file import LogitsFile, write_logits_file
-from worker.parity.report import Level
+from parity import formula
+from parity.bounds import Bounds
+from parity.evidence import FullLogits
+from parity.levels import sampling
+from parity.levels.sampling import GRID, Distribution, Sampler
+from parity.logits_file import LogitsFile, write_logits_file
+from parity.report import Level
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
 from worker.wire.messages import Sampling

@@ -12,8 +12,8 @@ from tests.parity.relay import Event, Relay
 from tests.parity.small_gguf import read_tensor, with_tensor
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
-from worker.parity.bounds import Bounds
-from worker.parity.client import (
+from parity.bounds import Bounds
+from parity.client import (
     N_NEIGHBOURS,
     Answer,
     Drawn,
@@ -24,11 +24,11 @@ from worker.parity.client import (
     Top,
     unanswered,
 )
-from worker.parity.levels.serving import SEEDS, Expected, Question, Served, judge, run
-from worker.parity.llama.scoring import Scorer
-from worker.parity.neighbours import NeighbourJob
-from worker.parity.report import Level
-from worker.parity.setups import as_served
+from parity.levels.serving import SEEDS, Expected, Question, Served, judge, run
+from parity.llama.scoring import Scorer
+from parity.neighbours import NeighbourJob
+from parity.report import Level
+from parity.setups import as_served
 from worker.sampling.draw import uniform
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")

@@ -13,8 +13,8 @@ from worker.front.client import configure
 from worker.llama.invariance import has_own_products
 from worker.llama.load import load_runner, placed
 from worker.model.info import read_info
-from worker.parity.evidence import Window
-from worker.parity.setups import EXACT, as_served, compute, evaluated, served
+from parity.evidence import Window
+from parity.setups import EXACT, as_served, compute, evaluated, served
 
 
 def test_the_longest_windows_are_taken_until_there_are_enough_tokens(tmp_path: Path) -> None:

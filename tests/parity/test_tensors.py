@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tests.parity.tiny_llama import write_tiny_llama
 from worker.errors import UsageError
-from worker.parity.reference.tensors import CheckpointTensors
+from parity.reference.tensors import CheckpointTensors
 
 pytestmark = pytest.mark.torch
 

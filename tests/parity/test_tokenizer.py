@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from worker.llama.model import Model
-from worker.parity import corpus
-from worker.parity.bounds import Bounds
-from worker.parity.corpus import HardText, decode
-from worker.parity.f32_copy import open_gguf, rewrite
-from worker.parity.levels import tokenizer
-from worker.parity.reference.model import ReferenceTokenizer
-from worker.parity.report import Level
-from worker.parity.setups import opened
+from parity import corpus
+from parity.bounds import Bounds
+from parity.corpus import HardText, decode
+from parity.f32_copy import open_gguf, rewrite
+from parity.levels import tokenizer
+from parity.reference.model import ReferenceTokenizer
+from parity.report import Level
+from parity.setups import opened
 from worker.wire.messages import TokenId
 
 # ── a tokenizer that one can read ────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import pytest
 
 from tests.parity.reports import BROKEN, FAILED, level, levels, report
 from worker.errors import UsageError
-from worker.parity.bundle import COMMON, MANIFEST, REPORT_TEXT, proof_of, verify, write
+from parity.bundle import COMMON, MANIFEST, REPORT_TEXT, proof_of, verify, write
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.parity import formula
+from parity import formula
 from worker.sampling.arrays import NO_IDS
 from worker.sampling.row import row_of
 from worker.sampling.sample import candidates, sample

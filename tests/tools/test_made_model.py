@@ -14,7 +14,7 @@ from tools.made_model import BLOCK_BYTES, Q4_K, SHAPES, Shape, made_model
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
-from worker.parity.llama.scoring import Scorer, Setup
+from parity.llama.scoring import Scorer, Setup
 
 TINY = SHAPES["tiny"]
 TIED = replace(TINY, name="tied", n_vocab=40_000, is_tied=True)

@@ -19,7 +19,7 @@ from tools.bench.sides import LlamaBench, Part
 from worker.commands.places import present
 from worker.errors import UsageError
 from worker.model.info import read_info
-from worker.parity.provenance import now_rfc3339, this_machine
+from parity.provenance import now_rfc3339, this_machine
 
 OVERLOAD = "overload"
 _N_REFUSALS = 10_000

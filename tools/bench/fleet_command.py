@@ -30,7 +30,7 @@ from tools.markdown import Cells, table
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
 from worker.errors import UsageError
-from worker.parity.provenance import Machine, now_rfc3339, this_machine
+from parity.provenance import Machine, now_rfc3339, this_machine
 
 LEAST_HITS, MOST_FIRST_TOKEN = 2.0, 0.5
 """Of what round robin has."""

@@ -15,7 +15,7 @@ from tools.bench.prompts import Text
 from tools.bench.roofs import Roof
 from tools.bench.scenarios import Scenario
 from tools.bench.sides import Side, Turn
-from worker.parity.provenance import Machine
+from parity.provenance import Machine
 
 MB = 1_000_000
 FRONT_LIMIT_BYTES = 120 * MB

@@ -1,7 +1,7 @@
 """Whether a device computes what the CPU does: the same tokens on both, logits against logits.
 
 Where the model is the default one, the golden reference in float64 judges the device too; any other model is given
-tokens by chance. Owns the choice of tokens. Refuses to know how rows are computed and compared (worker/parity), and
+tokens by chance. Owns the choice of tokens. Refuses to know how rows are computed and compared (parity), and
 what is close enough (bounds.toml).
 """
 
@@ -19,11 +19,11 @@ from worker.host import cpu_quota
 from worker.llama.devices import choose_device, devices
 from worker.model.catalog import sha256_of
 from worker.model.info import read_info
-from worker.parity.bounds import Bounds
-from worker.parity.compare import Summary
-from worker.parity.evidence import LONG, Window
-from worker.parity.logits_file import LogitsFile
-from worker.parity.setups import as_served, compute, cpu, evaluated
+from parity.bounds import Bounds
+from parity.compare import Summary
+from parity.evidence import LONG, Window
+from parity.logits_file import LogitsFile
+from parity.setups import as_served, compute, cpu, evaluated
 
 GOLDEN = CHECKOUT / "tests" / "parity" / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"
 _SEED = 1

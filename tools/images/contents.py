@@ -117,7 +117,7 @@ for folder, folders, files in os.walk("/"):
 _IMPORT_ALL = """
 import importlib, pkgutil, worker
 names = [module.name for module in pkgutil.walk_packages(worker.__path__, "worker.")]
-served = [name for name in names if not name.startswith("worker.parity") and not name.endswith("__main__")]
+served = [name for name in names if not name.endswith("__main__")]
 for name in served:
     importlib.import_module(name)
 print(len(served))

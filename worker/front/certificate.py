@@ -142,7 +142,7 @@ class _Level(msgspec.Struct, frozen=True):
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """The keys of report.json that matter here; worker/parity/report.py has all of them."""
+    """The keys of report.json that matter here; parity/report.py has all of them."""
 
     format: str
     run_id: str

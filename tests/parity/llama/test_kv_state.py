@@ -7,9 +7,9 @@ import pytest
 
 from tests.llama.conftest import Loaded
 from worker.llama.model import Model
-from worker.parity.llama.kv_state import KvState, parse_kv_state
-from worker.parity.llama.scoring import Scorer, Setup
-from worker.parity.llama.tensor_capture import TensorCapture
+from parity.llama.kv_state import KvState, parse_kv_state
+from parity.llama.scoring import Scorer, Setup
+from parity.llama.tensor_capture import TensorCapture
 
 TOKENS = [504, 1761, 3156, 282, 260, 2667]
 

@@ -9,7 +9,7 @@ from worker.errors import ModelLoadFailed, UsageError
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
-from worker.parity.llama.quantise import FILE_TYPES, quantise
+from parity.llama.quantise import FILE_TYPES, quantise
 
 
 @pytest.fixture

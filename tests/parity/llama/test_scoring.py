@@ -6,7 +6,7 @@ import pytest
 from tests.llama.conftest import Loaded, MakeContext, slice_of
 from worker.errors import ModelLoadFailed
 from worker.llama.model import Model
-from worker.parity.llama.scoring import Scorer, Setup
+from parity.llama.scoring import Scorer, Setup
 from worker.wire.messages import TokenId
 
 TOKENS = [504, 1761, 3156, 282, 260, 2667]

@@ -1,0 +1,585 @@
+"""`llorch-worker parity reference|run|matrix|advise|show|verify|bounds`: is the model, as it is run, the reference?
+
+Owns: options, what they name (the model, the reference, the report's circumstances), what is printed, exit codes, where
+references are kept unless --output says otherwise. Refuses to know: how anything is compared (parity).
+Runs in a short-lived process of its own, which may load llama.cpp and PyTorch. Never downloads a GGUF.
+"""
+
+import hashlib
+import signal
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import rich_click as click
+from click.core import ParameterSource
+
+import worker.llama  # noqa: F401 - before numpy, which brings a C++ library that some builds of llama.cpp die of
+from worker.argv import HELP_FLAGS
+from worker.cli import read_settings, setting_options
+from worker.commands.places import present, where
+from worker.commands.tables import print_table
+from worker.config.option import SettingOption, Token
+from worker.config.settings import Settings
+from worker.errors import UsageError, WorkerError
+from worker.front.certificate import REPORT_FILE
+from worker.host import available_memory_bytes, cpu_quota
+from worker.model.catalog import load_catalog
+from parity import advice, bundle, matrix, plot
+from parity.bounds import Bounds, built_in
+from parity.bundle import REPORT_TEXT, proof_of, verify
+from parity.case import (
+    Case,
+    Subject,
+    compared,
+    from_checkpoint,
+    from_logits_file,
+    make_checkpoint,
+    make_logits,
+)
+from parity.levels.serving import SEEDS, Record
+from parity.markdown import facts
+from parity.outside import Outside
+from parity.provenance import new_run_id, now_rfc3339, this_machine, versions
+from parity.references import CHECKPOINT, LOGITS, Chosen, catalogued, folder_for, found, given, remember
+from parity.report import LEVELS, BoundsUsed, Level, ModelFile, Report, from_json, not_run, report_of
+from parity.run import Run, matrix_of
+from parity.servers import opened
+from worker.wire.numerics import Numerics
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+_of_the_text = _options(
+    click.option(
+        "--tokens",
+        type=click.IntRange(512, 1_000_000),
+        default=4096,
+        show_default=True,
+        metavar="N",
+        help="Compute N tokens of the evaluation text.",
+    ),
+    click.option(
+        "--work-dir",
+        type=_FOLDER,
+        show_default="the temporary directory",
+        metavar="DIR",
+        help="Put large intermediate files in DIR until the end: an F32 copy of the model, the reference's logits.",
+    ),
+)
+
+_of_a_model = _options(
+    click.option(
+        "--model", metavar="REF", help="Take this GGUF, given as --model of serve is. [default: the catalogue's]"
+    ),
+    where,
+    click.option(
+        "--threads",
+        type=click.IntRange(1, 512),
+        default=cpu_quota,
+        show_default="what this process may use",
+        metavar="N",
+        help="Compute with N threads on both sides.",
+    ),
+    _of_the_text,
+)
+
+_reference_option = click.option(
+    "--reference",
+    metavar="DIR|ID|FILE",
+    help="Compare with a SafeTensors checkpoint, a hub id or reference logits. [default: what `parity reference` took]",
+)
+
+_judging_options = _options(
+    _reference_option,
+    click.option(
+        "--bounds",
+        "bounds_file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Override the built-in bounds by those in this TOML file.",
+    ),
+    click.option(
+        "--proof-dir",
+        type=_FOLDER,
+        default=bundle.DEFAULT_ROOT,
+        envvar="LLORCH_PROOF_DIR",
+        show_default=True,
+        metavar="DIR",
+        help="Write the proof bundle to DIR/parity/RUN_ID.",
+    ),
+    click.option(
+        "--run-id", envvar="LLORCH_RUN_ID", metavar="ID", help="Name the run. [default: date, time and revision]"
+    ),
+)
+
+
+class ParityFailed(WorkerError):
+    """A level failed, or a bundle is not what it was: one line that says where, exit 1."""
+
+
+@click.group("parity", context_settings={"help_option_names": HELP_FLAGS})
+def parity() -> None:
+    """Prove what a quantised model computes, against the reference in PyTorch.
+
+    `reference` and `run` need the parity extra (pip install -e '.[parity]' in a checkout); `run` with reference logits
+    does not. docs/parity.md explains every level.
+    """
+    # As Ctrl-C, so that intermediate files and a worker that was started go with the command.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@parity.command("reference")
+@click.option(
+    "--checkpoint",
+    metavar="DIR|ID",
+    help="Take this SafeTensors checkpoint or hub id. [default: the catalogue's, else made from the GGUF]",
+)
+@click.option(
+    "--output", type=_FOLDER, show_default="user cache directory", metavar="DIR", help="Write the reference to DIR."
+)
+@_of_a_model
+def reference(checkpoint: str | None, output: Path | None, **options: Any) -> None:
+    """Make the reference of a model, or find the one made before; print its checkpoint and its logits file.
+
+    For a name of the catalogue this is the original checkpoint that it names, from the models directory (ORG/REPO), the
+    hub's cache or the hub. For any other model, and where that cannot be had, the GGUF is de-quantised into a
+    SafeTensors checkpoint with the same weights. `parity run` takes what was chosen last. The logits file lets it do
+    without PyTorch and the checkpoint.
+    """
+    asked = Asked(**options)
+    with asked.subject() as subject:
+        folder = output or folder_for(subject, _store())
+        chosen = given(checkpoint) if checkpoint else asked.original()
+        chosen = chosen or Chosen(make_checkpoint(subject, folder, _say), CHECKPOINT)
+        path, work = chosen.folder, subject.work
+        logits = make_logits(path, folder, n_tokens=asked.tokens, n_threads=asked.threads, work=work, say=_say)
+        if output is None:
+            remember(chosen, folder)
+        click.echo(path.absolute())
+        click.echo(logits.absolute())
+
+
+@parity.command("run")
+@click.option(
+    "--level",
+    "names",
+    type=click.Choice(LEVELS),
+    multiple=True,
+    metavar="NAME",
+    help=f"Run only this level; may be repeated. One of {', '.join(LEVELS)}.",
+)
+@click.option(
+    "--url",
+    metavar="URL",
+    help="Judge the worker or llama-server that runs there, over HTTP. The reference is then a file of logits.",
+)
+@click.option(
+    "--token",
+    cls=SettingOption,
+    type=Token(),
+    envvar="LLORCH_API_TOKEN",
+    other_envvar="LLORCH_API_KEY",
+    metavar="T",
+    help="Send this bearer token to the server at URL. Better given as LLORCH_API_TOKEN or LLORCH_API_KEY.",
+)
+@_judging_options
+@_of_the_text
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    names: tuple[str, ...],
+    *,
+    url: str | None,
+    token: str | None,
+    tokens: int,
+    work_dir: Path | None,
+    **options: Any,
+) -> None:
+    """Compare a model with its reference at every level; write a proof bundle and print where.
+
+    The model is loaded as serve loads it with the same flags, variables and config file. Exit 1 when a level fails,
+    naming the first deviation, and when one named with --level cannot run.
+    """
+    settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
+    if url is not None:
+        _refuse_flags_of_a_load(ctx)
+    judging = _judging(options)
+    bounds = Bounds.load(judging.bounds_file)
+    chosen = names or LEVELS
+    asked = Asked.of(settings, tokens, work_dir)
+    if url is not None and not _is_given(ctx, "model"):
+        # A server that runs somewhere reads no file of ours unless one is named.
+        asked = replace(asked, model=None)
+    if url is not None:
+        with _outside(url, token, judging, asked) as outside:
+            levels = list(outside.levels(chosen, _say))
+            report = judging.report_from_outside(outside, levels, asked.threads)
+        _write(report, judging.proof_dir, names, **_evidence(outside.transcript))
+        return
+    with asked.subject() as subject:
+        run = Run(judging.case(subject, tokens), bounds, settings)
+        levels = list(run.levels(chosen, _say))
+        parameters = {**compared(run.case), "levels": ", ".join(chosen)}
+        report = judging.report(run.case, levels, parameters, run.numerics)
+    _write(report, judging.proof_dir, names, **_evidence(run.transcript))
+
+
+_FILE_OPTIONS = ("model", "models_dir", "catalog")
+_LOADING_OPTIONS = setting_options("Device and memory", also=(*_FILE_OPTIONS, "deterministic"))
+run.params.extend(_LOADING_OPTIONS)
+
+
+@parity.command("matrix")
+@_judging_options
+@_of_a_model
+def quantisation_matrix(**options: Any) -> None:
+    """Quantise the reference to each type; print size, KL, top-1, perplexity ratio and speed.
+
+    Measure on an idle machine.
+    """
+    judging = _judging(options)
+    asked = Asked(**options)
+    bounds = Bounds.load(judging.bounds_file)
+    with asked.subject() as subject:
+        case = judging.case(subject, asked.tokens)
+        levels = [not_run(name, "not asked for") for name in LEVELS]
+        levels.append(matrix_of(case, bounds, asked.tokens, _say))
+        report = judging.report(case, levels, compared(case))
+    for table in levels[-1].tables:
+        print_table(list(table.columns), table.rows)
+    _write(report, judging.proof_dir, [matrix.NAME])
+
+
+@parity.command("advise")
+@click.option(
+    "--type",
+    "file_types",
+    type=click.Choice(matrix.FILE_TYPES),
+    multiple=True,
+    metavar="TYPE",
+    help=f"Measure only this file type; may be repeated. One of {', '.join(matrix.FILE_TYPES)}.",
+)
+@click.option(
+    "--cache",
+    "caches",
+    type=click.Choice(tuple(advice.CACHES)),
+    multiple=True,
+    metavar="TYPE",
+    default=("auto", "q8_0", "q4_0"),
+    show_default="auto, q8_0 and q4_0",
+    help=f"Measure only this cache type; may be repeated. One of {', '.join(advice.CACHES)}.",
+)
+@click.option(
+    "--memory-mb",
+    type=click.IntRange(1),
+    show_default="what is free",
+    metavar="N",
+    help="Choose among those that take at most N MiB for weights, KV cache and computing.",
+)
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw quality against memory there: .svg, .png or .pdf.",
+)
+@_reference_option
+@_of_the_text
+@click.pass_context
+def advise(
+    ctx: click.Context,
+    /,
+    file_types: tuple[str, ...],
+    caches: tuple[str, ...],
+    *,
+    memory_mb: int | None,
+    picture: Path | None,
+    reference: str | None,
+    tokens: int,
+    work_dir: Path | None,
+    **_settings: Any,
+) -> None:
+    """Quantise a model to each type, measure it with each cache type, and choose under a limit of memory.
+
+    The choice is the closest to the reference within the limit; of those that cannot be told apart, the fastest.
+    Memory is what serve plans with the same flags. Measure on an idle machine.
+    """
+    settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
+    if picture is not None:
+        plot.check(picture)
+    asked = Asked.of(settings, tokens, work_dir)
+    limit_bytes = memory_mb * 2**20 if memory_mb else available_memory_bytes()
+    with asked.subject() as subject:
+        case = _case(reference, subject, tokens)
+        measured = advice.measure(case, settings, file_types or matrix.FILE_TYPES, caches, n_tokens=tokens, say=_say)
+        options = list(measured)
+        chosen = advice.choose(options, limit_bytes)
+        table = advice.table(options, chosen)
+        print_table(list(table.columns), table.rows)
+        click.echo(table.note)
+        if picture is not None:
+            plot.plot(options, chosen, limit_bytes, picture, subject.info.name or subject.info.path.name)
+    if chosen is None:
+        least = min(option.memory_bytes for option in options)
+        raise ParityFailed(
+            f"no combination fits in {limit_bytes // 2**20} MiB; the smallest needs {-(-least // 2**20)} MiB: lower "
+            "--ctx-size or --parallel"
+        )
+    click.echo(f"{chosen.file_type}, cache {chosen.cache}")
+
+
+_TRIED_OUT = ("cache_type_k", "cache_type_v")
+advise.params.extend(setting_options("Device and memory", also=(*_FILE_OPTIONS, "parallel"), but=_TRIED_OUT))
+
+
+@parity.command("show")
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+def show(file: Path) -> None:
+    """Print what a report.json, or the one in a proof bundle, says was proved: of what, with what, how far.
+
+    `verify` says whether the bundle is as it was written; /health of a worker, whether it covers what runs there.
+    """
+    try:
+        report = from_json((file / REPORT_FILE if file.is_dir() else file).read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{file} is not the {REPORT_FILE} of a parity run: {error}") from None
+    print_table(["what", "value"], [("verdict", report.verdict), ("created", report.created), *facts(report)])
+    if report.numerics is None:
+        click.echo("It does not say what the model was computed with, so it covers no worker exactly.")
+    _print_levels(report)
+
+
+@parity.command("verify")
+@click.argument("folder", type=_FOLDER, metavar="BUNDLE")
+def verify_bundle(folder: Path) -> None:
+    """Check a proof bundle: every digest, and every verdict against its numbers.
+
+    Exit 1 where something is not as it was.
+    """
+    wrong = verify(folder)
+    if wrong:
+        raise ParityFailed(f"{folder}: {'; '.join(wrong)}")
+    click.echo(f"{folder}: whole and consistent")
+
+
+@parity.command("bounds")
+def print_bounds() -> None:
+    """Print the built-in bounds with their reasons, to edit and give to `parity run --bounds`."""
+    click.echo(built_in().decode(), nl=False)
+
+
+# ── what the options name ────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options that all comparisons share."""
+
+    model: str | None
+    models_dir: Path
+    catalog: Path | None
+    threads: int
+    tokens: int
+    work_dir: Path | None
+
+    @classmethod
+    def of(cls, settings: Settings, tokens: int, work_dir: Path | None) -> "Asked":
+        """Where the options of serve say which model, and how many threads."""
+        return cls(
+            model=settings.model,
+            models_dir=settings.models_dir,
+            catalog=settings.catalog,
+            threads=settings.threads or cpu_quota(),
+            tokens=tokens,
+            work_dir=work_dir,
+        )
+
+    @contextmanager
+    def subject(self) -> Iterator[Subject]:
+        """The model with a work folder that is removed at the end. Raises: ModelNotFound, BadModelFile, UsageError."""
+        path = present(self.model, self.models_dir, self.catalog)
+        if self.work_dir is not None:
+            self.work_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="llorch-parity-", dir=self.work_dir) as work:
+            yield Subject.of(path, n_threads=self.threads, work=Path(work))
+
+    def original(self) -> Chosen | None:
+        """The original checkpoint that the catalogue names for the model; None where it names none, the model is a
+        file, or the checkpoint cannot be had."""
+        catalog = load_catalog(self.catalog)
+        entry = catalog.find(self.model) if self.model else catalog.default
+        return catalogued(entry.reference, self.models_dir, _say) if entry and entry.reference else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """And those of what is judged."""
+
+    reference: str | None
+    bounds_file: Path | None
+    proof_dir: Path
+    run_id: str | None
+
+    def case(self, subject: Subject, n_tokens: int) -> Case:
+        """Gather all that is to be judged. Raises: UsageError, at once where the run has its bundle already."""
+        self._check_run_id()
+        return _case(self.reference, subject, n_tokens)
+
+    def logits(self, subject: Subject | None) -> Path:
+        """The file of reference logits: the one that is named, else the model's. Raises: UsageError, as `case`."""
+        self._check_run_id()
+        if self.reference is not None:
+            path = Path(self.reference)
+        else:
+            assert subject is not None
+            path = folder_for(subject, _store()) / LOGITS
+        if not path.is_file():
+            raise UsageError(
+                f"{self.reference or LOGITS} is no file here: with --url the reference is the file of logits that"
+                " `llorch-worker parity reference` writes and prints"
+            )
+        return path
+
+    def _check_run_id(self) -> None:
+        if self.run_id:
+            bundle.run_folder(self.proof_dir, "parity", self.run_id)
+
+    def report_from_outside(self, outside: Outside, levels: Sequence[Level], n_threads: int) -> Report:
+        return report_of(
+            run_id=self.run_id or new_run_id(),
+            created=now_rfc3339(),
+            model=outside.model,
+            reference=outside.used,
+            bounds=_bounds_used(self.bounds_file),
+            parameters=outside.parameters,
+            versions=versions(),
+            machine=this_machine(n_threads),
+            levels=levels,
+        )
+
+    def report(
+        self, case: Case, levels: Sequence[Level], parameters: dict[str, str], numerics: Numerics | None = None
+    ) -> Report:
+        info = case.subject.info
+        return report_of(
+            run_id=self.run_id or new_run_id(case.subject.sha256),
+            created=now_rfc3339(),
+            model=ModelFile(info.path.name, case.subject.sha256, info.file_bytes, info.quant_kind, info.architecture),
+            reference=case.used,
+            bounds=_bounds_used(self.bounds_file),
+            parameters=parameters,
+            versions=versions(),
+            machine=this_machine(case.subject.n_threads),
+            levels=levels,
+            numerics=numerics,
+        )
+
+
+def _case(reference: str | None, subject: Subject, n_tokens: int) -> Case:
+    """The subject beside the reference that is named, else the one that `parity reference` took. Raises: UsageError."""
+    chosen = given(reference) if reference else found(subject, _store())
+    if chosen.folder.is_file():
+        return from_logits_file(subject, chosen.folder, say=_say)
+    return from_checkpoint(subject, chosen.folder, chosen.name, n_tokens=n_tokens, say=_say)
+
+
+@contextmanager
+def _outside(url: str, token: str | None, judging: Judging, asked: Asked) -> Iterator[Outside]:
+    """The server at `url`, to be judged. The model's file is read where it is named, and where it names the reference.
+
+    Raises: UsageError, NotServed.
+    """
+    with ExitStack() as closing:
+        is_wanted = asked.model is not None or judging.reference is None
+        subject = closing.enter_context(asked.subject()) if is_wanted else None
+        path = judging.logits(subject)
+        server = closing.enter_context(opened(url, token))
+        yield Outside.of(server, path, subject, Bounds.load(judging.bounds_file), n_tokens=asked.tokens)
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _refuse_flags_of_a_load(ctx: click.Context) -> None:
+    """Raises: UsageError. Variables and a config file are meant for a worker on this machine, and pass."""
+    for option in _LOADING_OPTIONS:
+        assert option.name is not None
+        if option.name not in _FILE_OPTIONS and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            flag = option.opts[0]
+            raise UsageError(
+                f"{flag} says how a model is loaded, and the server at --url has loaded its own: leave it out"
+            )
+
+
+def _say(what: str) -> None:
+    """Progress, on stderr."""
+    click.echo(f"==> {what}", err=True)
+
+
+def _judging(options: dict[str, Any]) -> Judging:
+    """Take the options of what is judged out of a command's."""
+    return Judging(**{name: options.pop(name) for name in ("reference", "bounds_file", "proof_dir", "run_id")})
+
+
+def _store() -> Path:
+    """Where references are kept."""
+    return Settings().models_dir.parent / "parity"
+
+
+def _bounds_used(path: Path | None) -> BoundsUsed:
+    data = path.read_bytes() if path else built_in()
+    return BoundsUsed(path.name if path else "built in", hashlib.sha256(data).hexdigest())
+
+
+# ── what is printed and written ──────────────────────────────────────────────────────────────────
+
+
+def _evidence(transcript: Sequence[Record]) -> dict[str, Any]:
+    """What was asked and with which seeds, for the bundle."""
+    return {
+        "seeds": [{"level": "serving", "seed": seed} for seed in SEEDS if transcript],
+        "transcript": [msgspec.to_builtins(record) for record in transcript],
+    }
+
+
+def _write(report: Report, root: Path, asked_for: Collection[str], **evidence: Any) -> None:
+    """The bundle, the levels in a table, where the report is; and an error when something failed, or one of the levels
+    that were asked for by name could not run."""
+    folder = bundle.write(root, proof_of(report, **evidence))
+    _print_levels(report)
+    click.echo(f"{report.verdict}: {folder / REPORT_TEXT}")
+    wrong = [level for level in report.levels if level.verdict == "fail"]
+    wrong += [level for level in report.levels if level.verdict == "not run" and level.name in asked_for]
+    if not wrong and report.verdict != "pass":
+        raise ParityFailed("no level ran: nothing was compared")
+    if wrong:
+        raise ParityFailed("; ".join(f"{level.name}: {_outcome(level)}" for level in wrong))
+
+
+def _print_levels(report: Report) -> None:
+    rows = [(level.name, level.verdict, f"{level.seconds:.1f} s", level.summary) for level in report.levels]
+    print_table(["level", "verdict", ">time", ""], rows)
+
+
+def _outcome(level: Level) -> str:
+    return level.summary if level.verdict == "fail" else f"could not run: {level.summary}"

@@ -1,0 +1,329 @@
+"""What a parity run found, as values and as report.json: written once, read back strictly, judged again by its numbers.
+
+Owns: what a level consists of (checks against bounds, tables for people, series to draw), what a report holds, when the
+whole passes, the JSON. Refuses to know: how levels are run (run.py), how a report looks (markdown.py), where it lies
+(bundle.py). worker/front/certificate.py reads a few of its keys in the front. Pure.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from worker.front.certificate import REPORT_FORMAT
+from parity.provenance import GENERATED_BY, Machine
+from worker.wire.numerics import Numerics
+
+# ── a level ──────────────────────────────────────────────────────────────────────────────────────
+
+Verdict = Literal["pass", "fail", "not run"]
+Relation = Literal["at most", "at least"]
+
+LEVELS = ("tokenizer", "weights", "checkpoints", "logits", "generation", "serving", "sampling")
+"""In the order in which they run and are reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A measured number against its bound. A value that is not finite holds no bound."""
+
+    name: str
+    """What was measured, in words that name the place: `blk.3 attn_norm, relative error`."""
+    value: float
+    relation: Relation
+    bound: float
+    reason: str
+    """Why the bound is where it is; from the bounds file."""
+    note: str = ""
+    """Where the value comes from: the tensor, position or text that is worst."""
+
+    @property
+    def holds(self) -> bool:
+        if not isfinite(self.value):
+            return False
+        return self.value <= self.bound if self.relation == "at most" else self.value >= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Text cells under their columns. A column whose name begins with `>` is aligned to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Numbers to draw: `values` over `labels`, or a histogram of `values` where there are no labels.
+
+    They are in report.json alone; nothing here draws.
+    """
+
+    name: str
+    """Lower case, words joined by `-`."""
+    title: str
+    values: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    is_log: bool = True
+    line: str = ""
+    """Series of the same `name` and another `line` belong into one picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level's outcome. `seconds` and `budget_seconds` are wall time of this machine; a budget is no bound."""
+
+    name: str
+    verdict: Verdict
+    summary: str
+    """One line: what was found, or why nothing was."""
+    checks: tuple[Check, ...] = ()
+    tables: tuple[Table, ...] = ()
+    series: tuple[Series, ...] = ()
+    seconds: float = 0.0
+    budget_seconds: float = 0.0
+
+
+def judged(
+    name: str,
+    summary: str,
+    checks: Sequence[Check],
+    *,
+    tables: Iterable[Table] = (),
+    series: Iterable[Series] = (),
+) -> Level:
+    """A level that ran: it passes when every check holds and there is at least one. `summary` when it passes;
+    otherwise the first broken check is the summary."""
+    broken = next((check for check in checks if not check.holds), None)
+    if not checks:
+        return Level(name, "fail", "nothing was compared", tables=tuple(tables), series=tuple(series))
+    return Level(
+        name,
+        "fail" if broken else "pass",
+        says(broken) if broken else summary,
+        tuple(checks),
+        tuple(tables),
+        tuple(series),
+    )
+
+
+def not_run(name: str, why: str) -> Level:
+    """A level that could not run here; `why` says what it lacks."""
+    return Level(name, "not run", why)
+
+
+def says(check: Check) -> str:
+    """A check as one line: what, how much, and the bound."""
+    where = f" ({check.note})" if check.note else ""
+    return f"{check.name}: {check.value:.3g}, {check.relation} {check.bound:.3g} is allowed{where}"
+
+
+# ── a run ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """The GGUF that was compared."""
+
+    file: str
+    """Name without its folder."""
+    sha256: str
+    size_bytes: int
+    quantisation: str
+    architecture: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceUsed:
+    """What it was compared with."""
+
+    kind: Literal["checkpoint", "logits"]
+    name: str
+    """Of the folder or file, without what lies above it."""
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsUsed:
+    """The file that judged: `built in` or the user's, by name."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Made by `report_of`; the fields are report.json's keys, in this order."""
+
+    format: str = REPORT_FORMAT
+    generated_by: str = GENERATED_BY
+    run_id: str
+    created: str
+    """RFC 3339."""
+    verdict: Verdict
+    model: ModelFile
+    reference: ReferenceUsed
+    bounds: BoundsUsed
+    parameters: Mapping[str, str]
+    """Of the command, without folders."""
+    versions: Mapping[str, str]
+    machine: Machine
+    levels: tuple[Level, ...]
+    """Those of LEVELS in their order, then `matrix` where it was asked for."""
+    numerics: Numerics | None = None
+    """What the model was computed with; None where no level computed with it, and in reports before there was this."""
+
+
+def report_of(
+    *,
+    run_id: str,
+    created: str,
+    model: ModelFile,
+    reference: ReferenceUsed,
+    bounds: BoundsUsed,
+    parameters: Mapping[str, str],
+    versions: Mapping[str, str],
+    machine: Machine,
+    levels: Sequence[Level],
+    numerics: Numerics | None = None,
+) -> Report:
+    """The report of a run, with its verdict.
+
+    Raises: ValueError when the levels are not complete; one that could not run is there as `not_run`.
+    """
+    problem = next(_missing_or_twice([level.name for level in levels]), None)
+    if problem is not None:
+        raise ValueError(problem)
+    return Report(
+        run_id=run_id,
+        created=created,
+        verdict=overall(levels),
+        model=model,
+        reference=reference,
+        bounds=bounds,
+        parameters=dict(parameters),
+        versions=dict(versions),
+        machine=machine,
+        levels=tuple(levels),
+        numerics=numerics,
+    )
+
+
+def overall(levels: Iterable[Level]) -> Verdict:
+    """`pass` only when no level failed and at least one ran."""
+    verdicts = {level.verdict for level in levels}
+    if "fail" in verdicts:
+        return "fail"
+    return "pass" if "pass" in verdicts else "not run"
+
+
+# ── judged again ─────────────────────────────────────────────────────────────────────────────────
+
+
+def contradictions(report: Report) -> list[str]:
+    """Where a recorded verdict is not the one that values and bounds give; a line each, none for an honest report."""
+    found = list(_missing_or_twice([level.name for level in report.levels]))
+    for level in report.levels:
+        expected = _verdict_of(level)
+        if level.verdict != expected:
+            found.append(f"level {level.name} says {level.verdict!r}; its checks give {expected!r}")
+    if report.verdict != overall(report.levels):
+        found.append(f"the report says {report.verdict!r}; its levels give {overall(report.levels)!r}")
+    return found
+
+
+def _verdict_of(level: Level) -> Verdict:
+    """As `judged` and `not_run` make it: a level without checks has compared nothing, which never passes."""
+    if not level.checks:
+        return "fail" if level.verdict == "pass" else level.verdict
+    return "pass" if all(check.holds for check in level.checks) else "fail"
+
+
+def _missing_or_twice(names: Sequence[str]) -> Iterator[str]:
+    for name in LEVELS:
+        if name not in names:
+            yield f"level {name} is missing; one that did not run is listed with its reason"
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"level {name} is there {names.count(name)} times"
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
+
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""How report.json spells the numbers that JSON does not have."""
+_NUMBER_KEYS = ("value", "values")
+"""Where such numbers may be measured: there the words are numbers, elsewhere they are text."""
+
+
+def to_json(report: Report) -> bytes:
+    """report.json."""
+    return json_document(report)
+
+
+def from_json(data: bytes) -> Report:
+    """The report again, value for value.
+
+    Raises: ValueError for anything that `to_json` does not write: also unknown and missing keys, and other formats.
+    """
+    found = msgspec.json.decode(data)
+    report = msgspec.convert(_with_numbers(found), Report)
+    if report.format != REPORT_FORMAT:
+        raise ValueError(f"its format is {report.format[:64]!r}; this version reads {REPORT_FORMAT!r}")
+    if _plain(report) != {"numerics": None, **found}:
+        raise ValueError("it has keys that no report has, or lacks some")
+    return report
+
+
+def json_document(value: object) -> bytes:
+    """Any value of a bundle as UTF-8, indented, with a line end at the end.
+
+    What JSON has no form for becomes text, instead of failing at the end of a long run: NaN, infinities and lone
+    surrogates are spelled out, numpy's numbers are numbers.
+    """
+    return msgspec.json.format(msgspec.json.encode(_plain(value)), indent=1) + b"\n"
+
+
+def json_lines(records: Iterable[object]) -> bytes:
+    """As `json_document`, a record a line."""
+    return b"".join(msgspec.json.encode(_plain(record)) + b"\n" for record in records)
+
+
+def _plain(value: object) -> Any:
+    return _spelled(msgspec.to_builtins(value, enc_hook=_of_numpy))
+
+
+def _of_numpy(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _spelled(node: Any) -> Any:
+    match node:
+        case float() if not isfinite(node):
+            return "NaN" if math.isnan(node) else "Infinity" if node > 0 else "-Infinity"
+        case str():
+            return node.encode(errors="backslashreplace").decode()
+        case dict():
+            return {_spelled(key): _spelled(value) for key, value in node.items()}
+        case list() | tuple():
+            return [_spelled(value) for value in node]
+    return node
+
+
+def _with_numbers(node: Any, key: str = "") -> Any:
+    match node:
+        case str() if key in _NUMBER_KEYS:
+            return _WORDS.get(node, node)
+        case dict():
+            return {name: _with_numbers(value, name) for name, value in node.items()}
+        case list():
+            return [_with_numbers(value, key) for value in node]
+    return node

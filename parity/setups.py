@@ -1,0 +1,119 @@
+"""The set-ups of llama.cpp that everything is measured with, and one model file's rows under any of them.
+
+Owns the opening of a model for its rows, also exactly as `serve` would with the same flags, and the folder where these
+lie. Knows nothing of what they are compared with.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from worker.llama.devices import Device, choose_device, devices
+from worker.llama.invariance import type_k_of
+from worker.llama.load import load_weights
+from worker.llama.model import Model
+from worker.llama.numerics import numerics_of
+from worker.llama.placement import Placement
+from worker.model.info import ModelInfo
+from worker.model.memory import k_type
+from parity.compare import Summary, summarise
+from parity.evidence import FullLogits, ReferenceLogits, Window, longest
+from parity.llama.scoring import Scorer, Setup
+from worker.wire.messages import Configure
+from worker.wire.numerics import Numerics
+
+ALL_LAYERS: Final = -1
+"""llama.h: a negative n_gpu_layers means all."""
+
+EXACT: Final = Setup("f32", "f32", "off")
+"""As exactly as llama.cpp computes."""
+
+
+_N_ROWS = 32
+"""Tokens that are computed at once, as in a prefill chunk of a small machine."""
+
+
+def as_served(n_rows: int = _N_ROWS) -> Setup:
+    """What `serve` computes with on any device unless it is told otherwise; chunks of `n_rows` tokens."""
+    return Setup(k_type("auto"), "f16", "auto", n_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model as `serve` has it. Made by `served`."""
+
+    model: Model
+    scorer: Scorer
+    numerics: Numerics
+
+
+@contextmanager
+def served(config: Configure, info: ModelInfo, placement: Placement, *, n_ctx: int, n_threads: int) -> Iterator[Served]:
+    """The model, loaded by the code and with the settings that the engine loads it with, in a context for its rows.
+
+    Raises: ModelLoadFailed, InsufficientMemory.
+    """
+    with load_weights(config, info, placement, lambda _: None) as model:
+        type_k = type_k_of(config, is_on_gpu=placement.group.is_gpu)
+        setup = Setup(type_k, config.cache_type_v, config.flash_attn, _N_ROWS, placement.plan.swa_full)
+        with Scorer(model, setup, n_ctx=n_ctx, n_threads=n_threads) as scorer:
+            numerics = numerics_of(config, info, placement, model.sizes, is_without_flash=scorer.is_without_flash)
+            yield Served(model, scorer, numerics)
+
+
+def cpu() -> Device:
+    return choose_device("cpu", devices())
+
+
+def opened(path: Path, device: Device | None = None) -> Model:
+    """The model on the CPU, or all of it on `device`. Raises: ModelLoadFailed, InsufficientMemory."""
+    where = device or cpu()
+    return Model.load(path, device=where, n_gpu_layers=ALL_LAYERS if where.is_gpu else 0, on_progress=lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """All logits of some windows under one set-up, on disk."""
+
+    logits: FullLogits
+
+    def against(self, reference: ReferenceLogits, numbers: Sequence[int] | None = None) -> Summary:
+        """These rows as a candidate's. `numbers`: which windows of the reference they are; None: all, in order."""
+        known = range(len(self.logits.windows)) if numbers is None else numbers
+        return summarise([reference.positions(number, self.logits.rows(own)) for own, number in enumerate(known)])
+
+
+def compute(
+    path: Path, setup: Setup, windows: Sequence[Window], *, folder: Path, n_threads: int, device: Device | None = None
+) -> StoredRows:
+    """The rows of `windows`, on the CPU or with all layers on `device`. Makes `folder`, which the caller removes.
+
+    Disk: n_vocab float32 a token. Raises: ModelLoadFailed, InsufficientMemory; ValueError for logits that are not
+    finite.
+    """
+    folder.mkdir()
+    with (
+        opened(path, device) as model,
+        Scorer(model, setup, n_ctx=longest(windows), n_threads=n_threads) as scorer,
+    ):
+        return StoredRows(FullLogits.make(folder, windows, lambda window: scorer.logits(window.tokens)))
+
+
+def evaluated(reference: ReferenceLogits, n_tokens: int) -> tuple[int, ...]:
+    """The numbers of the first windows of the text, long ones where there are any, that hold `n_tokens`; at least one.
+
+    Raises: ValueError where there is none.
+    """
+    kinds = [window.kind for window in reference.windows]
+    kind = "long" if "long" in kinds else "short"
+    chosen: list[int] = []
+    n_held = 0
+    for number, window in enumerate(reference.windows):
+        if window.kind == kind and n_held < n_tokens:
+            chosen.append(number)
+            n_held += len(window.tokens)
+    if not chosen:
+        raise ValueError("the reference has no windows of the text")
+    return tuple(chosen)
