@@ -70,6 +70,7 @@ FROM libraries AS worker
 COPY LICENSE README.md models.toml ./
 COPY worker/ worker/
 COPY parity/ parity/
+COPY client/ client/
 RUN /tools/bin/python -m pip --python /opt/llorch-worker/bin/python install \
     --no-cache-dir --disable-pip-version-check --no-deps --root /installed .
 

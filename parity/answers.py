@@ -2,7 +2,7 @@
 
 Owns the draw of docs/sampling.md from what a stream reports: a request with `top_k` N_DRAWN can draw only the first of
 the reported tokens, so that their log-probabilities, the temperature and the seed give the token. The N_TOP - N_DRAWN
-after them are the runners-up. Refuses to know how a worker is asked (client.py) and how much
+after them are the runners-up. Refuses to know how a worker is asked (client/) and how much
 difference is allowed. Pure.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from math import exp, inf
 
-from parity.client import END, Answer, Drawn
+from client.execute import END, Answer, Drawn
 from worker.sampling.draw import uniform
 
 N_TOP = 20

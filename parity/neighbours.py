@@ -10,19 +10,14 @@ from itertools import count
 from types import TracebackType
 from typing import Literal, Self
 
-from parity.client import (
-    N_NEIGHBOURS,
-    UNANSWERED,
-    Answer,
-    Event,
-    Request,
-    ServedWorker,
-    Token,
-    answer_of,
-    unanswered,
-)
+from client.execute import Answer, Event, Request, Token, answer_of, unanswered
+from client.worker import UNANSWERED, ServedWorker
 
 Ending = Literal["runs to its end", "is cancelled", "is given up"]
+
+N_NEIGHBOURS = 8
+FLAGS = ("--parallel", str(N_NEIGHBOURS + 1))
+"""Flags of a worker that has a slot for one job and for each of its neighbours."""
 
 N_WORDS = (3, 24, 8, 60, 4, 40, 12, 150)
 """Of each neighbour's prompts: some are read in one step, some in many."""

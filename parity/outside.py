@@ -23,7 +23,7 @@ from worker.model.info import ModelInfo
 from parity import corpus
 from parity.bounds import Bounds
 from parity.case import Say, Subject, open_logits
-from parity.client import UNANSWERED
+from client.worker import UNANSWERED
 from parity.compare import compare_told, side_by_side, summarise
 from parity.corpus import HardText
 from parity.evidence import Greedy, keys_of

@@ -15,10 +15,10 @@ from worker.config.settings import Settings, flags_of
 from worker.front.client import configure
 from worker.llama.load import placed
 from worker.llama.placement import Placement
-from parity import corpus, matrix
+from parity import corpus, matrix, neighbours
 from parity.bounds import Bounds
 from parity.case import Case, Say
-from parity.client import ServedWorker
+from client.worker import ServedWorker
 from parity.evidence import Candidate, longest
 from parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
 from parity.llama.scoring import Scorer
@@ -133,7 +133,7 @@ class Run:
         # Where threads share sums out, or matrices take their place, a row's bits depend on its company on a CPU too.
         kind = None if numerics.flash_attn and numerics.threads is None else "other"
         flags = flags_of(self.settings, "Device and memory", also=("deterministic",))
-        with ServedWorker.of(subject.info.path, *flags) as worker:
+        with ServedWorker.of(subject.info.path, *neighbours.FLAGS, *flags) as worker:
             level, self.transcript = serving.run(worker, prompts, expected, self.bounds, kind=kind)
         return level
 

@@ -1,7 +1,7 @@
 """A running server as it is judged from outside: what it tells of tokens, conversations, rows and greedy continuations.
 
 Two servers are known by what they answer: a llorch-worker and a llama-server, whose routes for tokens are the same.
-Owns the fields of these routes. Refuses to know what the answers should be, and `/execute` (client.py).
+Owns the fields of these routes. Refuses to know what the answers should be, and `/execute` (client/).
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, TypeVar
 import httpx2
 import msgspec
 
-from parity.client import NotServed, ServedWorker, connect, decoded
+from client.child import NotServed
+from client.worker import ServedWorker, connect, decoded
 from parity.compare import ToldRow
 
 N_TOP: Final = 20
@@ -68,7 +69,7 @@ class _Rendered(msgspec.Struct, frozen=True):
 
 
 class Server(ABC):
-    """One server; made by `opened`. Every method raises client.UNANSWERED."""
+    """One server; made by `opened`. Every method raises UNANSWERED of client/worker.py."""
 
     facts: Facts
     render_path: str

@@ -1,4 +1,4 @@
-"""What the modules of worker/ and parity/ import and call, read from their source without running it."""
+"""What the modules of worker/, parity/ and client/ import and call, read from their source without running it."""
 
 import ast
 from collections.abc import Iterator
@@ -7,10 +7,11 @@ from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
+import client
 import parity
 import worker
 
-ROOTS = tuple(Path(str(package.__file__)).parent for package in (worker, parity))
+ROOTS = tuple(Path(str(package.__file__)).parent for package in (worker, parity, client))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +26,7 @@ class Source:
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """Every module of worker/ and parity/."""
+    """Every module of worker/, parity/ and client/."""
     return tuple(_read(path, root.parent) for root in ROOTS for path in sorted(root.rglob("*.py")))
 
 

@@ -1,14 +1,10 @@
 """A real worker process for tests: started, watched through its log, talked to over real sockets, always stopped."""
 
 import json
-import os
-import queue
 import re
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +15,8 @@ from typing import Any, Self
 import httpx2
 import psutil
 
+from client.child import COMMAND, Child, Event, without_settings
+from client.sse import data_in
 from tests.backends.choice import chosen
 
 PATIENCE_S = 120.0
@@ -28,36 +26,21 @@ ONE_THREAD = {"LLORCH_THREADS": "1"}
 """What workers are started with, unless a test says otherwise: tests run beside each other, and the two threads of a
 step wait for one another at every barrier when another worker takes a processor."""
 
-Event = dict[str, Any]
-
 
 def own_environment() -> dict[str, str]:
     """This process's, without what sets a worker's settings, and with ONE_THREAD."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("LLORCH_")} | ONE_THREAD
+    return without_settings() | ONE_THREAD
 
 
-class WorkerProcess:
-    """`python -m worker` with JSON logs. Use as a context manager; `ready()` waits until jobs are taken."""
+class WorkerProcess(Child):
+    """A child that is killed at the end, if it has not ended by itself. It leaves no process behind."""
+
+    patience_s = PATIENCE_S
 
     def __init__(
-        self,
-        *arguments: str,
-        command: Sequence[str] = (sys.executable, "-m", "worker"),
-        environment: Mapping[str, str] | None = None,
+        self, *arguments: str, command: Sequence[str] = COMMAND, environment: Mapping[str, str] | None = None
     ) -> None:
-        self._argv = [*command, *arguments, "--log-format", "json"]
-        self._environment = {**own_environment(), **(environment or {})}
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.log: list[Event] = []
-        self.stderr: list[str] = []
-
-    def __enter__(self) -> Self:
-        self.process = subprocess.Popen(
-            self._argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self._environment
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        return self
+        super().__init__(*arguments, command=command, environment={**ONE_THREAD, **(environment or {})})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -66,12 +49,7 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
-        self.process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.process.stdout.close()
-        self.process.stderr.close()
+        super().__exit__(kind, error, trace)
         _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
         assert not alive, f"children outlived the worker: {alive}"
 
@@ -80,44 +58,6 @@ class WorkerProcess:
             return psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for raw in self.process.stderr:
-            self._lines.put(raw.decode())
-        self._lines.put(None)
-
-    # ── the log ──────────────────────────────────────────────────────────────────────────────────
-
-    def wait_for(self, event: str, **fields: object) -> Event:
-        """The next log line of that event, with those fields. Fails when the process ends first."""
-        while True:
-            line = self._lines.get(timeout=PATIENCE_S)
-            if line is None:
-                raise AssertionError(f"the worker ended before {event!r}; it said: {''.join(self.stderr)}")
-            self._note(line)
-            entry = self.log[-1] if self.log else {}
-            if entry.get("event") == event and fields.items() <= entry.items():
-                return entry
-
-    def _note(self, line: str) -> None:
-        self.stderr.append(line)
-        try:
-            self.log.append(json.loads(line))
-        except ValueError:
-            self.log.append({"event": "", "line": line})
-
-    def listening(self) -> Self:
-        self.url: str = self.wait_for("listening")["url"]
-        match = re.fullmatch(r"http://(.+):(\d+)", self.url)
-        assert match is not None
-        self.port = int(match[2])
-        return self
-
-    def ready(self) -> Self:
-        self.listening()
-        self.wait_for("ready")
-        return self
 
     # ── the process ──────────────────────────────────────────────────────────────────────────────
 
@@ -223,7 +163,7 @@ class Stream:
 
     def __enter__(self) -> "Stream":
         self.response = self._exchange.__enter__()
-        self._lines = lines_of(self.response)
+        self._data = data_in(self.response.iter_bytes())
         return self
 
     def __exit__(
@@ -235,9 +175,8 @@ class Stream:
     def __iter__(self) -> Iterator[Event]:
         if self.response.status_code != httpx2.codes.OK:
             raise AssertionError(f"{self.response.status_code}: {self.response.read().decode()}")
-        for line in self._lines:
-            if line.startswith("data: "):
-                yield json.loads(line.removeprefix("data: "))
+        for data in self._data:
+            yield json.loads(data)
 
     def until(self, kind: str) -> list[Event]:
         """Events up to and with the first of that type."""
@@ -266,14 +205,6 @@ def ended_by(send: Callable[[], object], process: subprocess.Popen[bytes]) -> in
         with suppress(subprocess.TimeoutExpired):
             return process.wait(5)
     raise AssertionError("it did not end")
-
-
-def lines_of(response: httpx2.Response) -> Iterator[str]:
-    """httpx2's own also ends a line at U+2028 and its like, which JSON leaves as they are."""
-    rest = b""
-    for data in response.iter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        yield from (line.decode() for line in lines)
 
 
 def text_of(events: Sequence[Event]) -> str:

@@ -1,7 +1,7 @@
 """Level `serving`: the same prompts through a running worker over HTTP, alone and with eight jobs beside them.
 
 Owns what is asked, in its order, what is demanded of the answers, and the transcript. Refuses to know how a worker is
-started or spoken to (client.py), how a seed draws (answers.py), and how the tokens to be expected were made.
+started or spoken to (client/), how a seed draws (answers.py), and how the tokens to be expected were made.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
 from parity.bounds import Bounds
-from parity.client import N_NEIGHBOURS, Answer, Request, ServedWorker
+from client.execute import Answer, Request
+from client.worker import ServedWorker
 from parity.compare import logsumexp
-from parity.neighbours import NeighbourJob, Neighbours
+from parity.neighbours import N_NEIGHBOURS, NeighbourJob, Neighbours
 from parity.report import Check, Level, Table, judged
 from worker.protocol.execute import narrow
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx2
 
-from tests.worker_process import Event, WorkerProcess, lines_of
+from client.openai import DONE
+from client.sse import data_in
+from tests.worker_process import Event, WorkerProcess
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -45,13 +47,9 @@ def streaming(worker: WorkerProcess, path: str = CHAT, **request: Any) -> Iterat
 def chunks_of(response: httpx2.Response) -> Iterator[Event]:
     """The chunks of a stream, which `[DONE]` or an error ends and nothing follows."""
     is_over = False
-    for line in lines_of(response):
-        if not line.startswith("data: "):
-            assert line == "", line
-            continue
-        assert not is_over, line
-        data = line.removeprefix("data: ")
-        if data == "[DONE]":
+    for data in data_in(response.iter_bytes()):
+        assert not is_over, data
+        if data == DONE:
             is_over = True
             continue
         chunk: Event = json.loads(data)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from parity.client import Answer, Drawn, Top
+from client.execute import Answer, Drawn, Top
 
 
 def row(token: int, logprobs: Mapping[int, float] | None = None) -> Drawn:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 
+from client.sse import data_in
 from tests.loopback import LoopbackServer, QuietHandler
 
 PATIENCE_S = 120.0
@@ -52,7 +53,7 @@ class Relay(LoopbackServer):
                     client.stream("POST", f"{url}{self.path}", json=body) as answer,
                 ):
                     self._begin(answer.status_code)
-                    if self.path == "/execute":
+                    if self.path == "/execute" and answer.status_code == httpx2.codes.OK:
                         self._pass_on(answer, asked)
                     else:
                         self.wfile.write(json.dumps(reply(self.path, json.loads(answer.read()))).encode())
@@ -62,13 +63,9 @@ class Relay(LoopbackServer):
                 self.end_headers()
 
             def _pass_on(self, answer: httpx2.Response, asked: Event) -> None:
-                """Frame by frame; a client that has left ends the exchange, and so the job."""
-                rest = b""
-                for chunk in answer.iter_bytes():
-                    *frames, rest = (rest + chunk).split(b"\n\n")
-                    for frame in frames:
-                        event = tell(json.loads(frame.removeprefix(b"data: ")), asked)
-                        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-                self.wfile.write(rest)
+                """Event by event; a client that has left ends the exchange, and so the job."""
+                for data in data_in(answer.iter_bytes()):
+                    event = tell(json.loads(data), asked)
+                    self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
         super().__init__(Handler)

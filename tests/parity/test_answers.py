@@ -1,4 +1,4 @@
-"""What a client makes of a stream, where two answers part, and whether a seed draws what was served."""
+"""Where two answers part, and whether a seed draws what was served."""
 
 import random
 from math import inf
@@ -8,50 +8,13 @@ import pytest
 
 from tests.parity.made_answers import answer, row
 from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
-from parity.client import END, Drawn, Failed, Top, answer_of, events
+from client.execute import END, Drawn, Top
 from worker.protocol.events import EndEvent, MetricsEvent, StartedEvent, choose_dialect
 from worker.protocol.execute import narrow
 from worker.sampling.draw import uniform
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample
 from worker.wire.messages import Finished, JobKey, Logprob, Sampling, TokenId, TopToken
-
-SSE = choose_dialect(None, sse_event_names=False)
-
-
-def stream() -> bytes:
-    logprob = Logprob(TopToken("a", TokenId(5), -0.5), (TopToken("a", TokenId(5), -0.5),))
-    started = SSE.started(StartedEvent(job_id="j", model="m", started_at="", seed=9, prompt_tokens=1, cached_tokens=0))
-    metrics = SSE.metrics(MetricsEvent(tokens_per_sec=1.0, vram_bytes=0, job_id="j", tokens_out=1, decode_time_ms=1))
-    event = EndEvent(
-        tokens_out=2,
-        decode_time_ms=1,
-        stop_reason="EOS",
-        tokens_sampled=3,
-        prompt_tokens=1,
-        time_to_first_token_ms=1,
-    )
-    end = SSE.end(event, Finished(JobKey(1), "EOS"))
-    tokens = SSE.token("a\u2028", 0, [logprob]), SSE.token("é", 1, [logprob, logprob])
-    return b"".join((started, tokens[0], metrics, tokens[1], end))
-
-
-def test_any_cut_of_the_bytes_gives_the_same_answer() -> None:
-    data = stream()
-    whole = answer_of("j", list(events([data])))
-    assert (whole.seed, whole.tokens, whole.text) == (9, (5, 5, 5), "a\u2028é")
-    assert (whole.choices, whole.n_sampled, whole.n_terminal, whole.error) == ((5, 5, 5, END), 3, 1, "")
-    for size in range(1, len(data)):
-        chunks = [data[start : start + size] for start in range(0, len(data), size)]
-        assert answer_of("j", list(events(chunks))) == whole
-
-
-def test_a_stream_without_an_end_and_one_with_two_are_told_apart() -> None:
-    data = stream()
-    assert answer_of("j", list(events([data[: data.index(b'{"type":"end"')]]))).n_terminal == 0
-    twice = answer_of("j", [*events([data]), Failed("CANCELLED", "why")])
-    assert (twice.n_terminal, twice.error) == (2, "CANCELLED: why")
-
 
 def test_answers_part_at_their_first_difference_by_what_either_row_says() -> None:
     one = answer([row(1), row(2, {2: -1.0, 3: -1.25}), row(4)])

@@ -13,20 +13,12 @@ from tests.parity.small_gguf import read_tensor, with_tensor
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from parity.bounds import Bounds
-from parity.client import (
-    N_NEIGHBOURS,
-    Answer,
-    Drawn,
-    Health,
-    NotServed,
-    Request,
-    ServedWorker,
-    Top,
-    unanswered,
-)
+from client.child import NotServed
+from client.execute import Answer, Drawn, Request, Top, unanswered
+from client.worker import Health, ServedWorker
 from parity.levels.serving import SEEDS, Expected, Question, Served, judge, run
 from parity.llama.scoring import Scorer
-from parity.neighbours import NeighbourJob
+from parity.neighbours import FLAGS, N_NEIGHBOURS, NeighbourJob
 from parity.report import Level
 from parity.setups import as_served
 from worker.sampling.draw import uniform
@@ -213,7 +205,7 @@ def expectations(path: Path, texts: Sequence[str]) -> Expected:
 
 
 def serve(path: Path) -> ServedWorker:
-    return ServedWorker.of(path, "--threads", "1", "--ctx-size", "4096", "--device", "cpu")
+    return ServedWorker.of(path, *FLAGS, "--threads", "1", "--ctx-size", "4096", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx2
 
+from client.openai import DONE
+from client.sse import Frames, data_of
 from tests.worker_process import PATIENCE_S, WorkerProcess
 
 COMPLETIONS = "/v1/completions"
@@ -45,16 +47,12 @@ def streamed(worker: WorkerProcess, path: str, fields: Json) -> Iterator[tuple[h
 
 
 def frames(response: httpx2.Response) -> Iterator[Any]:
-    rest = b""
+    found = Frames()
     for data in response.iter_bytes():
-        *whole, rest = (rest + data).split(b"\n\n")
-        for frame in whole:
-            if frame.startswith(b":"):
-                continue
+        for frame in found.feed(data):
             assert frame.startswith(b"data: ")
-            text = frame.removeprefix(b"data: ").decode()
-            yield text if text == "[DONE]" else json.loads(text)
-    assert rest == b""
+            yield "[DONE]" if data_of(frame) == DONE else json.loads(data_of(frame))
+    assert found.rest == b""
 
 
 def chunks(worker: WorkerProcess, path: str, fields: Json) -> list[Any]:

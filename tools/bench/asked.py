@@ -13,7 +13,8 @@ from tools.bench.peaks import peaks
 from tools.bench.report import Circumstances
 from tools.bench.roofs import Roof, Weights
 from tools.bench.scenarios import LARGE, SCENARIOS, Scenario
-from tools.bench.servers import IK_SERVER, LLAMA_SERVER, OURS, Plan, for_children, found, llama_server, our_worker
+from client.child import without_settings
+from tools.bench.servers import IK_SERVER, LLAMA_SERVER, OURS, Plan, found, llama_server, our_worker
 from tools.bench.session import Found, Wanted
 from tools.bench.sides import LlamaBench, Part
 from worker.commands.places import present
@@ -99,7 +100,7 @@ class Asked:
             n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
             seed=seed,
             logs=logs,
-            environment=for_children(),
+            environment=without_settings(),
         )
 
     def roof(self) -> Roof | None:

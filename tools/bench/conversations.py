@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from client.openai import Chunk
 from tools.bench.dialects import OK, sse
 from tools.bench.exchange import Address, Connection, Exchange, NotReached, connect
 from tools.bench.prompts import Prompts, in_sentences
@@ -179,32 +180,6 @@ async def _connected(address: Address) -> AsyncIterator[Connection]:
         connection.close()
 
 
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int = 0
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    prompt_tokens_details: _Details = _Details()
-
-
-class _Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    delta: _Delta = _Delta()
-    finish_reason: str | None = None
-
-
-class _Chunk(msgspec.Struct, frozen=True):
-    """The fields of OpenAI's chunks that are looked at."""
-
-    choices: tuple[_Choice, ...] = ()
-    usage: _Usage | None = None
-    error: msgspec.Raw | None = None
-
-
 @dataclass(slots=True)
 class Read:
     """What a stream said."""
@@ -226,11 +201,11 @@ def read(exchange: Exchange) -> Read:
     found = Read()
     for at_s, data in sse(exchange):
         try:
-            chunk = msgspec.json.decode(data, type=_Chunk)
+            chunk = msgspec.json.decode(data, type=Chunk)
         except msgspec.DecodeError as error:
             return Read(error=f"no chunk: {error}")
         if chunk.error is not None:
-            return Read(error=bytes(chunk.error).decode())
+            return Read(error=chunk.error.message)
         if chunk.usage is not None:
             found.n_prompt = chunk.usage.prompt_tokens
             found.n_cached = chunk.usage.prompt_tokens_details.cached_tokens

@@ -1,6 +1,6 @@
 """How servers are asked and how their streams are read: `/execute` and chats of ours, `/completion` of llama-server.
 
-Owns every field name of both wires. Refuses to know sockets (exchange.py) and when a request is due (load.py). Pure.
+Owns the requests, and every field name of llama-server's wire; client/ has what ours answers. Refuses to know sockets (exchange.py) and when a request is due (load.py). Pure.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,9 @@ from typing import Protocol
 
 import msgspec
 
+from client import execute
+from client.openai import Chunk, Error
+from client.sse import Frames
 from tools.bench.answers import Answer, Ask
 from tools.bench.exchange import Exchange
 
@@ -44,16 +47,6 @@ class Dialect(Protocol):
         """One event of the stream. Raises: msgspec.DecodeError, UnicodeDecodeError."""
 
 
-class _OurEvent(msgspec.Struct, frozen=True):
-    """The fields of all events of ours that are looked at."""
-
-    type: str
-    prompt_tokens: int = 0
-    tokens_sampled: int = 0
-    code: str = ""
-    message: str = ""
-
-
 class Ours:
     """`POST /execute` with server-sent events."""
 
@@ -76,43 +69,17 @@ class Ours:
         return msgspec.json.encode(body)
 
     def event(self, data: bytes) -> Event:
-        event = msgspec.json.decode(data, type=_OurEvent)
-        match event.type:
-            case "started":
-                return Event(n_prompt=event.prompt_tokens)
-            case "token":
+        match execute.decode(data):
+            case execute.Started(prompt_tokens=n_prompt):
+                return Event(n_prompt=n_prompt)
+            case execute.Token():
                 return Event(has_text=True)
-            case "end":
-                return Event(n_tokens=event.tokens_sampled)
-            case "error":
-                return Event(error=f"{event.code}: {event.message}")
-            case _:
+            case execute.End(tokens_sampled=n_tokens):
+                return Event(n_tokens=n_tokens)
+            case execute.Failed(code=code, message=message):
+                return Event(error=f"{code}: {message}")
+            case execute.Metrics():
                 return Event()
-
-
-class _Error(msgspec.Struct, frozen=True):
-    message: str = ""
-
-
-class _Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    delta: _Delta = _Delta()
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class _ChatChunk(msgspec.Struct, frozen=True):
-    """The fields of OpenAI's chunks that are looked at."""
-
-    choices: tuple[_Choice, ...] = ()
-    usage: _Usage | None = None
-    error: _Error | None = None
 
 
 class Chat:
@@ -135,9 +102,9 @@ class Chat:
         return msgspec.json.encode(body)
 
     def event(self, data: bytes) -> Event:
-        chunk = msgspec.json.decode(data, type=_ChatChunk)
+        chunk = msgspec.json.decode(data, type=Chunk)
         if chunk.error is not None:
-            return Event(error=chunk.error.message or "an error without words")
+            return Event(error=chunk.error.message)
         if chunk.usage is not None:
             return Event(n_prompt=chunk.usage.prompt_tokens, n_tokens=chunk.usage.completion_tokens)
         return Event(has_text=any(choice.delta.content for choice in chunk.choices))
@@ -154,7 +121,7 @@ class _Chunk(msgspec.Struct, frozen=True):
     stop: bool = False
     tokens_evaluated: int = 0
     timings: _Timings = _Timings()
-    error: _Error | None = None
+    error: Error | None = None
 
 
 class LlamaServer:
@@ -187,7 +154,7 @@ class LlamaServer:
             has_text=bool(chunk.content),
             n_prompt=chunk.tokens_evaluated,
             n_tokens=chunk.timings.predicted_n if chunk.stop else None,
-            error=chunk.error.message or "an error without words" if chunk.error else "",
+            error=chunk.error.message if chunk.error else "",
         )
 
 
@@ -233,9 +200,9 @@ def _failed(exchange: Exchange, error: str, *, is_refused: bool = False) -> Answ
 
 def sse(exchange: Exchange) -> Iterator[tuple[float, bytes]]:
     """The data of each server-sent event, and when its last byte was there. Comments are no events."""
-    rest = b""
+    frames = Frames()
     for at_s, piece in exchange.pieces:
-        *events, rest = (rest + piece).split(b"\n\n")
-        for event in events:
-            if (place := event.find(b"{")) >= 0 and not event.startswith(b":"):
-                yield at_s, event[place:]
+        for frame in frames.feed(piece):
+            # An error of llama-server's is no `data`.
+            if (place := frame.find(b"{")) >= 0:
+                yield at_s, frame[place:]

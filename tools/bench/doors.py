@@ -21,7 +21,8 @@ from tools.bench.load import Server, play
 from tools.bench.measures import Measure, check, first_token, stream_rate, total_rate
 from tools.bench.prompts import Prompts
 from tools.bench.report import Spread
-from tools.bench.servers import for_children, our_worker, served
+from client.child import without_settings
+from tools.bench.servers import our_worker, served
 from tools.bench.sides import until_quiet
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
@@ -123,7 +124,7 @@ def doors(model: str | None, models_dir: Path, catalog: Path | None, threads: in
 
     async def run() -> list[Found]:
         with tempfile.TemporaryDirectory(prefix="llorch-bench-") as logs:
-            async with served(plan, Path(logs), for_children()) as server:
+            async with served(plan, Path(logs), without_settings()) as server:
                 return await compare(server, rounds)
 
     found = uvloop.run(run())

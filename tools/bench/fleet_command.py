@@ -20,12 +20,12 @@ import msgspec
 import rich_click as click
 import uvloop
 
+from client.child import without_settings
 from tools.bench.answers import per_s, percentile
 from tools.bench.conversations import Shape, Turn, converse
 from tools.bench.fleet import CACHE_AWARE, KV_AWARE, RAY, ROUND_ROBIN, SIDES, Means, fleet
 from tools.bench.load_command import split_flags
 from tools.bench.measures import check
-from tools.bench.servers import for_children
 from tools.markdown import Cells, table
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
@@ -203,7 +203,7 @@ async def _measured(asked: "Asked", seed: int, logs: Path) -> Report:
         vllm_router=asked.vllm_router,
         ray_serve=asked.ray_serve,
         logs=logs,
-        environment=for_children(),
+        environment=without_settings(),
     )
     return Report(
         created=now_rfc3339(),

@@ -18,18 +18,17 @@ from pathlib import Path
 
 import msgspec
 
+from client.child import START_S, end, without_settings
 from tools.bench.dialects import Dialect, LlamaServer, Ours
 from tools.bench.exchange import Address, NotReached, ask_once
 from tools.bench.load import Server
 from tools.bench.processes import children
-from worker.config.settings import environment
 from worker.errors import WorkerError
 
 OURS, LLAMA_SERVER = "llorch-worker", "llama-server"
 IK_SERVER = "ik-llama-server"
 """The server of ik_llama.cpp, which is asked as llama-server is."""
 HOST = "127.0.0.1"
-_START_S, _END_S = 600.0, 30.0
 _LOOK_EVERY_S = 0.1
 _OK = 200
 _KEPT_OF_A_LOG = 400
@@ -90,11 +89,6 @@ def found(name: str, url: str, token: str | None = None) -> Plan:
     return Plan(name=name, dialect=dialect, url=url, token=token)
 
 
-def for_children() -> Mapping[str, str]:
-    """The environment without our own settings: flags alone decide what is measured."""
-    return {name: value for name, value in environment().items() if not name.startswith("LLORCH_")}
-
-
 def _ours() -> Ours:
     return Ours(f"bench-{secrets.token_hex(4)}")
 
@@ -117,7 +111,7 @@ async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> Asyn
         await _until_ready(plan, address, process, log)
         yield await _server(plan, address, _parts(process.pid))
     finally:
-        await asyncio.to_thread(_end, process)
+        await asyncio.to_thread(end, process)
 
 
 def _start(plan: Plan, address: Address, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
@@ -133,12 +127,12 @@ def _start(plan: Plan, address: Address, log: Path, environment: Mapping[str, st
 
 
 async def _until_ready(plan: Plan, address: Address, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    give_up_s = time.monotonic() + _START_S
+    give_up_s = time.monotonic() + START_S
     while not await _is_ready(plan, address):
         if process.poll() is not None:
             raise NotStarted(f"{plan.name} ended with {process.returncode} before it was ready: {_last_words(log)}")
         if time.monotonic() > give_up_s:
-            raise NotStarted(f"{plan.name} was not ready after {_START_S:g} s: {_last_words(log)}")
+            raise NotStarted(f"{plan.name} was not ready after {START_S:g} s: {_last_words(log)}")
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
@@ -195,16 +189,6 @@ def free_port() -> int:
     with socket.create_server((HOST, 0)) as sock:
         port: int = sock.getsockname()[1]
     return port
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait(_END_S)
 
 
 def _last_words(log: Path) -> str:

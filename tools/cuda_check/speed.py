@@ -18,7 +18,8 @@ import uvloop
 from tools.bench.answers import Answer, Ask, per_s, whole_rate
 from tools.bench.load import Server, play
 from tools.bench.prompts import Prompts
-from tools.bench.servers import for_children, our_worker, served
+from client.child import without_settings
+from tools.bench.servers import our_worker, served
 from tools.bench.steps import step_costs
 from tools.cuda_check.report import Figure
 from worker.config.settings import Settings
@@ -94,7 +95,7 @@ async def _measure(model: Path, device: str, load: Load) -> list[Figure]:
 async def _worker(model: Path, device: str) -> AsyncIterator[Server]:
     flags = ["--device", device, "--parallel", str(N_STREAMS), "--ctx-size", str(_CELLS), "--prompt-lookup", "off"]
     with TemporaryDirectory(prefix="llorch-check-") as logs:
-        async with served(our_worker(model, flags), Path(logs), for_children()) as server:
+        async with served(our_worker(model, flags), Path(logs), without_settings()) as server:
             yield server
 
 

@@ -17,7 +17,8 @@ import uvloop
 from tools.bench.exchange import Address
 from tools.bench.load_command import split_flags
 from tools.bench.measures import check as raise_if_missed
-from tools.bench.servers import for_children, our_worker
+from client.child import without_settings
+from tools.bench.servers import our_worker
 from tools.command_line import exit_code
 from tools.fleet_sim.check import BOUND, Checked, Wanted, check
 from tools.fleet_sim.costs import StepCosts, as_json, read_costs
@@ -155,7 +156,7 @@ def check_command(
             load=asked["load"],
             seed=asked["seed"],
             logs=Path(logs),
-            environment=for_children(),
+            environment=without_settings(),
         )
         checked = uvloop.run(check(wanted, lambda what: click.echo(f"==> {what}", err=True)))
     _write(out, checked)

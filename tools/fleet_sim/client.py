@@ -1,12 +1,13 @@
 """A request to a real worker at `/v1/completions`, as prompts of tokens, and the times of its answer.
 
-Owns the fields of that wire. Runs on the check's event loop.
+Owns what is asked. Runs on the check's event loop.
 """
 
 from dataclasses import dataclass
 
 import msgspec
 
+from client.openai import Chunk
 from tools.bench.dialects import OK, sse
 from tools.bench.exchange import Address, Exchange, connect
 from tools.fleet_sim.workloads import Ask
@@ -31,25 +32,6 @@ class Told:
     @property
     def first_token_s(self) -> float:
         return self.arrivals_s[0] - self.sent_s
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    text: str = ""
-
-
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int = 0
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens_details: _Details = _Details()
-
-
-class _Chunk(msgspec.Struct, frozen=True):
-    """The fields of OpenAI's chunks that are looked at."""
-
-    choices: tuple[_Choice, ...] = ()
-    usage: _Usage | None = None
 
 
 async def tell(address: Address, ask: Ask) -> Told:
@@ -77,9 +59,9 @@ def _read(address: Address, ask: Ask, exchange: Exchange) -> Told:
     if exchange.status != OK or exchange.broken:
         text = exchange.body[:_SHOWN_OF_A_BODY].decode("utf-8", "replace")
         raise NoAnswer(f"{address} answered {exchange.status} {exchange.broken} {text}")
-    chunks = [(at_s, msgspec.json.decode(data, type=_Chunk)) for at_s, data in sse(exchange)]
+    chunks = [(at_s, msgspec.json.decode(data, type=Chunk)) for at_s, data in sse(exchange)]
     arrivals = tuple(at_s for at_s, chunk in chunks if any(choice.text for choice in chunk.choices))
-    usage = next((chunk.usage for _, chunk in chunks if chunk.usage is not None), _Usage())
+    n_cached = sum(chunk.usage.prompt_tokens_details.cached_tokens for _, chunk in chunks if chunk.usage is not None)
     if len(arrivals) != ask.n_tokens:
         raise NoAnswer(f"{address} sent {len(arrivals)} tokens, {ask.n_tokens} were asked for")
-    return Told(exchange.sent_s, arrivals, usage.prompt_tokens_details.cached_tokens)
+    return Told(exchange.sent_s, arrivals, n_cached)

@@ -1,0 +1,32 @@
+"""Server-sent events are the same however their bytes were cut."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.sse import Frames, data_in, data_of
+
+STREAM = b': ping\n\ndata: {"a":"b\xe2\x80\xa8c"}\n\nevent: token\ndata: {}\n\n: ping\n\ndata: [DONE]\n\n'
+DATA = [b'{"a":"b\xe2\x80\xa8c"}', b"{}", b"[DONE]"]
+
+
+def cut(edges: list[int]) -> list[bytes]:
+    places = [0, *sorted(edges), len(STREAM)]
+    return [STREAM[start:end] for start, end in pairwise(places)]
+
+
+@given(edges=st.lists(st.integers(0, len(STREAM)), max_size=20))
+def test_a_stream_reads_the_same_however_its_bytes_were_cut(edges: list[int]) -> None:
+    """Also a line separator inside a text, which ends a line for many a reader."""
+    assert list(data_in(cut(edges))) == DATA
+
+
+@given(edges=st.lists(st.integers(0, len(STREAM)), max_size=20))
+def test_an_event_is_there_as_soon_as_its_last_byte_is(edges: list[int]) -> None:
+    frames, seen, found = Frames(), b"", []
+    for chunk in cut(edges):
+        seen += chunk
+        found += map(data_of, frames.feed(chunk))
+        assert len(found) == sum(not frame.startswith(b":") for frame in seen.split(b"\n\n")[:-1])
+        assert frames.rest == seen.rpartition(b"\n\n")[2]
