@@ -80,7 +80,7 @@ parity: .venv/installed-dev model
 
 parity-matrix: .venv/installed-dev model
 	$(BIN)/llorch-worker parity reference --model "$$($(BIN)/llorch-worker models path $(MODEL))"
-	$(BIN)/llorch-worker parity matrix --model $(MODEL)
+	$(BIN)/llorch-worker parity matrix --model $(MODEL) --device cpu --cache auto
 
 parity-peer: .venv/installed-dev model
 	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py tests/parity/test_outside_peer.py

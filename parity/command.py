@@ -1,4 +1,4 @@
-"""`llorch-worker parity reference|run|matrix|advise|show|verify|bounds`: is the model, as it is run, the reference?
+"""`llorch-worker parity reference|run|matrix|show|verify|bounds`: is the model, as it is run, the reference?
 
 Owns: options, what they name (the model, the reference, the report's circumstances), what is printed, exit codes, where
 references are kept unless --output says otherwise. Refuses to know: how anything is compared (parity).
@@ -29,7 +29,7 @@ from worker.errors import UsageError, WorkerError
 from worker.front.certificate import REPORT_FILE
 from worker.host import available_memory_bytes, cpu_quota
 from worker.model.catalog import load_catalog
-from parity import advice, bundle, matrix, plot
+from parity import bundle, matrix, plot
 from parity.bounds import Bounds, built_in
 from parity.bundle import REPORT_TEXT, proof_of, verify
 from parity.case import (
@@ -41,13 +41,14 @@ from parity.case import (
     make_checkpoint,
     make_logits,
 )
+from parity.choice import choose
 from parity.levels.serving import SEEDS, Record
 from parity.markdown import facts
 from parity.outside import Outside
 from parity.provenance import new_run_id, now_rfc3339, this_machine, versions
 from parity.references import CHECKPOINT, LOGITS, Chosen, catalogued, folder_for, found, given, remember
 from parity.report import LEVELS, BoundsUsed, Level, ModelFile, Report, from_json, not_run, report_of
-from parity.run import Run, matrix_of
+from parity.run import Run
 from parity.servers import opened
 from worker.wire.numerics import Numerics
 
@@ -247,27 +248,6 @@ run.params.extend(_LOADING_OPTIONS)
 
 
 @parity.command("matrix")
-@_judging_options
-@_of_a_model
-def quantisation_matrix(**options: Any) -> None:
-    """Quantise the reference to each type; print size, KL, top-1, perplexity ratio and speed.
-
-    Measure on an idle machine.
-    """
-    judging = _judging(options)
-    asked = Asked(**options)
-    bounds = Bounds.load(judging.bounds_file)
-    with asked.subject() as subject:
-        case = judging.case(subject, asked.tokens)
-        levels = [not_run(name, "not asked for") for name in LEVELS]
-        levels.append(matrix_of(case, bounds, asked.tokens, _say))
-        report = judging.report(case, levels, compared(case))
-    for table in levels[-1].tables:
-        print_table(list(table.columns), table.rows)
-    _write(report, judging.proof_dir, [matrix.NAME])
-
-
-@parity.command("advise")
 @click.option(
     "--type",
     "file_types",
@@ -279,12 +259,12 @@ def quantisation_matrix(**options: Any) -> None:
 @click.option(
     "--cache",
     "caches",
-    type=click.Choice(tuple(advice.CACHES)),
+    type=click.Choice(tuple(matrix.CACHES)),
     multiple=True,
     metavar="TYPE",
     default=("auto", "q8_0", "q4_0"),
     show_default="auto, q8_0 and q4_0",
-    help=f"Measure only this cache type; may be repeated. One of {', '.join(advice.CACHES)}.",
+    help=f"Measure only this cache type; may be repeated. One of {', '.join(matrix.CACHES)}.",
 )
 @click.option(
     "--memory-mb",
@@ -300,10 +280,10 @@ def quantisation_matrix(**options: Any) -> None:
     metavar="FILE",
     help="Draw quality against memory there: .svg, .png or .pdf.",
 )
-@_reference_option
+@_judging_options
 @_of_the_text
 @click.pass_context
-def advise(
+def quantisation_matrix(
     ctx: click.Context,
     /,
     file_types: tuple[str, ...],
@@ -311,42 +291,56 @@ def advise(
     *,
     memory_mb: int | None,
     picture: Path | None,
-    reference: str | None,
     tokens: int,
     work_dir: Path | None,
-    **_settings: Any,
+    **options: Any,
 ) -> None:
     """Quantise a model to each type, measure it with each cache type, and choose under a limit of memory.
 
     The choice is the closest to the reference within the limit; of those that cannot be told apart, the fastest.
-    Memory is what serve plans with the same flags. Measure on an idle machine.
+    Memory is what serve plans with the same flags. A proof bundle is written. Measure on an idle machine.
     """
     settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
     if picture is not None:
         plot.check(picture)
+    judging = _judging(options)
+    bounds = Bounds.load(judging.bounds_file)
     asked = Asked.of(settings, tokens, work_dir)
     limit_bytes = memory_mb * 2**20 if memory_mb else available_memory_bytes()
     with asked.subject() as subject:
-        case = _case(reference, subject, tokens)
-        measured = advice.measure(case, settings, file_types or matrix.FILE_TYPES, caches, n_tokens=tokens, say=_say)
-        options = list(measured)
-        chosen = advice.choose(options, limit_bytes)
-        table = advice.table(options, chosen)
+        case = judging.case(subject, tokens)
+        level, made = matrix.run(
+            case,
+            settings,
+            bounds,
+            say=_say,
+            n_tokens=tokens,
+            limit_bytes=limit_bytes,
+            file_types=file_types or matrix.FILE_TYPES,
+            caches=caches,
+        )
+        report = judging.report(case, [*(not_run(name, "not asked for") for name in LEVELS), level], compared(case))
+        chosen = choose(made, limit_bytes)
+        if picture is not None and made:
+            plot.plot(made, chosen, limit_bytes, picture, subject.info.name or subject.info.path.name)
+    for table in level.tables:
         print_table(list(table.columns), table.rows)
         click.echo(table.note)
-        if picture is not None:
-            plot.plot(options, chosen, limit_bytes, picture, subject.info.name or subject.info.path.name)
+    if chosen is not None:
+        click.echo(f"{chosen.file_type}, cache {chosen.cache}")
+    _write(report, judging.proof_dir, [matrix.NAME])
     if chosen is None:
-        least = min(option.memory_bytes for option in options)
+        least = min(each.memory_bytes for each in made)
         raise ParityFailed(
             f"no combination fits in {limit_bytes // 2**20} MiB; the smallest needs {-(-least // 2**20)} MiB: lower "
             "--ctx-size or --parallel"
         )
-    click.echo(f"{chosen.file_type}, cache {chosen.cache}")
 
 
 _TRIED_OUT = ("cache_type_k", "cache_type_v")
-advise.params.extend(setting_options("Device and memory", also=(*_FILE_OPTIONS, "parallel"), but=_TRIED_OUT))
+quantisation_matrix.params.extend(
+    setting_options("Device and memory", also=(*_FILE_OPTIONS, "parallel"), but=_TRIED_OUT)
+)
 
 
 @parity.command("show")
@@ -440,9 +434,15 @@ class Judging:
     run_id: str | None
 
     def case(self, subject: Subject, n_tokens: int) -> Case:
-        """Gather all that is to be judged. Raises: UsageError, at once where the run has its bundle already."""
+        """The subject beside the reference that is named, else the one that `parity reference` took.
+
+        Raises: UsageError, at once where the run has its bundle already.
+        """
         self._check_run_id()
-        return _case(self.reference, subject, n_tokens)
+        chosen = given(self.reference) if self.reference else found(subject, _store())
+        if chosen.folder.is_file():
+            return from_logits_file(subject, chosen.folder, say=_say)
+        return from_checkpoint(subject, chosen.folder, chosen.name, n_tokens=n_tokens, say=_say)
 
     def logits(self, subject: Subject | None) -> Path:
         """The file of reference logits: the one that is named, else the model's. Raises: UsageError, as `case`."""
@@ -492,14 +492,6 @@ class Judging:
             levels=levels,
             numerics=numerics,
         )
-
-
-def _case(reference: str | None, subject: Subject, n_tokens: int) -> Case:
-    """The subject beside the reference that is named, else the one that `parity reference` took. Raises: UsageError."""
-    chosen = given(reference) if reference else found(subject, _store())
-    if chosen.folder.is_file():
-        return from_logits_file(subject, chosen.folder, say=_say)
-    return from_checkpoint(subject, chosen.folder, chosen.name, n_tokens=n_tokens, say=_say)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""The quantisation matrix: what each file type keeps of the reference, what it weighs, and how fast it decodes.
+"""The quantisation matrix: what each file type keeps of the reference with each cache type, its memory and its speed.
 
-Owns the types, the making of a file at a time, and the tables. What a file holds is read from the file. Refuses to
-know how close a type should come (bounds.toml).
+Owns the types, the making of a file at a time, the measuring of a pair as `serve` would have it, and the tables. What a
+file holds is read from the file. Refuses to know how close a type should come (bounds.toml), and which pair to choose
+(choice.py).
 """
 
 import worker.llama  # isort: skip  # noqa: F401 - before numpy, which brings a C++ library that some builds die of
@@ -9,23 +10,32 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
-from worker.model.ggml_types import TYPES_BY_NAME
-from worker.model.gguf import Tensor
-from worker.model.info import ModelInfo, read_info
 from parity.bounds import Bounds
 from parity.case import Case, Say
+from parity.choice import choose, frontier
 from parity.compare import Summary, summarise
+from parity.estimates import Estimate
 from parity.evidence import ReferenceLogits
 from parity.llama.quantise import quantise
 from parity.llama.scoring import Scorer
 from parity.report import Check, Level, Series, Table, judged, not_run
-from parity.setups import as_served, evaluated, opened
+from parity.setups import costs_of, evaluated, served
+from worker.config.settings import Settings
+from worker.front.client import configure
+from worker.llama.load import placed
+from worker.llama.placement import Placement
+from worker.model.ggml_types import TYPES_BY_NAME
+from worker.model.gguf import Tensor
+from worker.model.info import ModelInfo, read_info
 
 NAME = "matrix"
+CACHES: Final = {"auto": ("auto", "f16"), "f16": ("f16", "f16"), "q8_0": ("q8_0", "q8_0"), "q4_0": ("q4_0", "q4_0")}
+"""What is asked for → `--cache-type-k` and `--cache-type-v`. `auto` is what `serve` does without flags."""
 FILE_TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_NL")
 N_DECODED = 48
 """Tokens of one timed continuation."""
@@ -33,14 +43,16 @@ _N_TIMED = 3
 
 NOTE = (
     "Each file is made from the F32 weights of the reference by llama.cpp's quantiser, without an importance matrix, "
-    "and computed as the worker runs it on a CPU: f16 K and V cache, flash attention, chunks of 32 tokens. In "
-    "brackets: 95 % intervals. Tokens per second: one greedy continuation alone, the median of three after a warm-up; "
-    "what else this machine did meanwhile is in it."
+    "and computed as serve has it with the same flags. Memory: what serve plans with these. In brackets: 95 % "
+    "intervals. Tokens per second: one greedy continuation alone, the median of three after a warm-up; what else this "
+    "machine did meanwhile is in it. ◆: nothing that is measured here takes less memory and is as close. →: the choice."
 )
-
-
 _MIXED = (
     "A file type is a mixture: rows that would fit the type and have another were given more bits by the quantiser."
+)
+_NO_WEIGHTS = (
+    "needs weights to quantise: give the checkpoint as --reference, not its logits; of an architecture other than llama "
+    "give an F32 GGUF as --model"
 )
 _ON_A_GRID = (
     "The reference's weights come from a quantised file, so that they lie on its grid already; what a type makes of "
@@ -60,64 +72,115 @@ class Stored:
     """The largest tensor's name, the first of equals."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """One file type, measured."""
+    """A file type and a cache type, measured."""
 
     file_type: str
+    cache: str
+    """A key of CACHES."""
     file_bytes: int
+    memory_bytes: int
+    """Planned for weights, KV cells and compute, on all devices together."""
     bits_per_weight: float
     matrices: tuple[Stored, ...]
     """Most bytes first; vectors, which stay F32, are left out."""
     summary: Summary
     tokens_per_s: float
+    costs: tuple[str, ...] = ()
+    """What else rounds: words of the bounds' allowances."""
+
+    @property
+    def kl(self) -> Estimate:
+        return self.summary.kl_mean
+
+    @property
+    def name(self) -> str:
+        return self.file_type if self.cache == "auto" else f"{self.file_type}, cache {self.cache}"
 
 
-def run(case: Case, bounds: Bounds, *, say: Say, n_tokens: int, file_types: Sequence[str] = FILE_TYPES) -> Level:
-    """Make and measure every type from the case's F32 copy, one file at a time, over `n_tokens` of its text."""
+def run(
+    case: Case,
+    settings: Settings,
+    bounds: Bounds,
+    *,
+    say: Say,
+    n_tokens: int,
+    limit_bytes: int,
+    file_types: Sequence[str] = FILE_TYPES,
+    caches: Sequence[str] = ("auto",),
+) -> tuple[Level, list[Made]]:
+    """Make every type from the case's F32 copy, one file at a time, and measure it with every cache type over
+    `n_tokens` of the text, as `serve` would have it with these settings."""
+    began_s = time.perf_counter()
     if case.f32_copy is None:
-        return not_run(NAME, "needs the reference's weights as a GGUF of the llama architecture")
-    made = []
-    for file_type in file_types:
-        say(f"file type {file_type}")
-        made.append(
-            measure(
-                case.f32_copy,
-                file_type,
-                case.reference,
-                work=case.subject.work,
-                n_threads=case.subject.n_threads,
-                n_tokens=n_tokens,
-            )
-        )
-    return judged(
+        return not_run(NAME, _NO_WEIGHTS), []
+    made = [
+        each
+        for file_type in file_types
+        for each in _of_type(case, case.f32_copy, settings, file_type, caches, say=say, n_tokens=n_tokens)
+    ]
+    level = judged(
         NAME,
-        "mean KL: " + ", ".join(f"{each.file_type} {each.summary.kl_mean.value:.2g}" for each in made),
+        "mean KL: " + ", ".join(f"{each.name} {each.kl.value:.2g}" for each in made),
         list(checks(made, bounds)),
-        tables=[table(made, _ON_A_GRID if case.is_source else ""), contents(made)],
+        tables=[table(made, limit_bytes, _ON_A_GRID if case.is_source else ""), contents(made)],
         series=plotted(made),
     )
+    return replace(level, seconds=time.perf_counter() - began_s), made
 
 
 # ── measuring ────────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(
-    f32_copy: Path, file_type: str, reference: ReferenceLogits, *, work: Path, n_threads: int, n_tokens: int
-) -> Made:
-    """Make a file of that type, look at it, and remove it."""
-    numbers = evaluated(reference, n_tokens)
-    n_ctx = max(N_DECODED + 1, *(len(reference.windows[number].tokens) for number in numbers))
-    with TemporaryDirectory(dir=work, prefix="matrix-") as folder:
+def _of_type(
+    case: Case,
+    f32_copy: Path,
+    settings: Settings,
+    file_type: str,
+    caches: Sequence[str],
+    *,
+    say: Say,
+    n_tokens: int,
+) -> Iterator[Made]:
+    """Make a file of that type, look at it with each cache type, and remove it."""
+    with TemporaryDirectory(dir=case.subject.work, prefix="matrix-") as folder:
         path = Path(folder) / f"{file_type}.gguf"
-        quantise(f32_copy, path, file_type, n_threads=n_threads)
-        info = read_info(path)
-        with (
-            opened(path) as model,
-            Scorer(model, as_served(), n_ctx=n_ctx, n_threads=n_threads) as scorer,
-        ):
-            summary, tokens_per_s = closeness_and_rate(scorer, reference, numbers)
-    return Made(file_type, info.file_bytes, bits_per_weight(info), matrices(info), summary, tokens_per_s)
+        say(f"file type {file_type}")
+        quantise(f32_copy, path, file_type, n_threads=case.subject.n_threads)
+        for cache in caches:
+            if len(caches) > 1:
+                say(f"file type {file_type}, cache {cache}")
+            type_k, type_v = CACHES[cache]
+            pair = replace(settings, cache_type_k=type_k, cache_type_v=type_v)
+            yield _measured(case, pair, path, n_tokens, file_type=file_type, cache=cache)
+
+
+def _measured(case: Case, settings: Settings, path: Path, n_tokens: int, *, file_type: str, cache: str) -> Made:
+    """The file as serve would have it with these settings."""
+    config = configure(settings, path)
+    info = read_info(path)
+    placement = placed(config, info)
+    reference, numbers = case.reference, evaluated(case.reference, n_tokens)
+    n_ctx = max(N_DECODED + 1, *(len(reference.windows[number].tokens) for number in numbers))
+    with served(config, info, placement, n_ctx=n_ctx, n_threads=case.subject.n_threads) as found:
+        summary, rate = closeness_and_rate(found.scorer, reference, numbers)
+        costs = costs_of(found.numerics, info.architecture)
+    return Made(
+        file_type=file_type,
+        cache=cache,
+        file_bytes=info.file_bytes,
+        memory_bytes=_planned(placement),
+        bits_per_weight=bits_per_weight(info),
+        matrices=matrices(info),
+        summary=summary,
+        tokens_per_s=rate,
+        costs=costs,
+    )
+
+
+def _planned(placement: Placement) -> int:
+    return placement.host.total_bytes + sum(part.total_bytes for part in placement.gpus)
 
 
 def closeness_and_rate(scorer: Scorer, reference: ReferenceLogits, numbers: Sequence[int]) -> tuple[Summary, float]:
@@ -162,26 +225,40 @@ def _stored(group: Sequence[Tensor]) -> Stored:
 
 
 def checks(made: Iterable[Made], bounds: Bounds) -> Iterator[Check]:
-    """Three numbers of each type."""
+    """Three numbers of each pair, against what the file type may lose, and its cache and its device beside it."""
     for each in made:
-        summary, key = each.summary, f"matrix.{each.file_type}"
-        ratio = summary.perplexity_ratio
-        kl, top1 = summary.kl_mean, summary.top1
-        yield bounds.check(f"{each.file_type}: mean KL", kl.value, f"{key}.kl_mean", note=kl.text())
-        yield bounds.check(f"{each.file_type}: same most probable token", top1.value, f"{key}.top1", note=top1.text())
-        what = f"{each.file_type}: |ln| of the ratio of perplexities"
-        yield bounds.check(what, summary.perplexity_distance, f"{key}.perplexity", note=ratio.text(".5f"))
+        summary = each.summary
+        for what, value, key, note in (
+            ("mean KL", summary.kl_mean.value, "kl_mean", summary.kl_mean.text()),
+            ("same most probable token", summary.top1.value, "top1", summary.top1.text()),
+            (
+                "|ln| of the ratio of perplexities",
+                summary.perplexity_distance,
+                "perplexity",
+                summary.perplexity_ratio.text(".5f"),
+            ),
+        ):
+            allowances = [f"logits.allowance.{cost}.{key}" for cost in each.costs]
+            name = f"{each.name}: {what}"
+            yield bounds.check(name, value, f"matrix.{each.file_type}.{key}", note=note, allowances=allowances)
 
 
-def table(made: Iterable[Made], remark: str = "") -> Table:
-    """A row for each type; `remark` goes under it."""
-    columns = ("type", ">MB", ">bits/weight", ">KL mean", ">KL 99 %", ">top-1", ">perplexity ratio", ">tokens/s")
+def table(made: Sequence[Made], limit_bytes: int, remark: str = "") -> Table:
+    """A row for each pair, in the order in which they were measured; `remark` goes under it."""
+    columns = (
+        *("", "type", "cache", ">file, MB", ">bits/weight", ">memory, MiB", ">KL mean", ">KL 99 %", ">top-1"),
+        *(">perplexity ratio", ">tokens/s"),
+    )
+    best, chosen = frontier(made), choose(made, limit_bytes)
     rows = tuple(
         (
+            ("→" if each is chosen else "") + ("◆" if each in best else ""),
             each.file_type,
+            each.cache,
             f"{each.file_bytes / 1e6:.1f}",
             f"{each.bits_per_weight:.2f}",
-            each.summary.kl_mean.text(),
+            f"{each.memory_bytes / 2**20:.1f}",
+            each.kl.text(),
             f"{each.summary.kl_p99.value:.3g}",
             each.summary.top1.text(".2f", 100.0, " %"),
             each.summary.perplexity_ratio.text(".4f"),
@@ -194,6 +271,7 @@ def table(made: Iterable[Made], remark: str = "") -> Table:
 
 def contents(made: Sequence[Made]) -> Table:
     """Which type the matrices of every file have, and for which rows the type that was asked for was no choice."""
+    files = list({each.file_type: each for each in made}.values())
     rows = tuple(
         (
             each.file_type,
@@ -204,11 +282,11 @@ def contents(made: Sequence[Made]) -> Table:
             stored.example,
             f"no multiple of {_block(each.file_type)}" if _is_odd(each, stored) else "",
         )
-        for each in made
+        for each in files
         for stored in each.matrices
     )
     columns = ("type", ">row length", ">matrices", "stored as", ">MB", "such as", "")
-    said = filter(None, map(says_fallback, made))
+    said = filter(None, map(says_fallback, files))
     return Table("What the files hold", columns, rows, " ".join((*said, _MIXED)))
 
 
@@ -225,8 +303,8 @@ def says_fallback(made: Made) -> str:
 
 
 def plotted(made: Sequence[Made]) -> list[Series]:
-    """The mean KL of every type."""
-    values, labels = tuple(each.summary.kl_mean.value for each in made), tuple(each.file_type for each in made)
+    """The mean KL of every pair."""
+    values, labels = tuple(each.summary.kl_mean.value for each in made), tuple(each.name for each in made)
     return [Series("matrix-kl", "Mean KL divergence by file type", values, labels, "nats")]
 
 

@@ -6,7 +6,8 @@ from itertools import groupby
 from pathlib import Path
 
 from worker.errors import UsageError
-from parity.advice import Option, frontier
+from parity.choice import frontier
+from parity.matrix import Made
 
 _FORMS = (".svg", ".png", ".pdf")
 _DOTS_PER_INCH = 150
@@ -23,7 +24,7 @@ def check(path: Path) -> None:
         raise UsageError("a plot needs matplotlib: pip install -e '.[parity]' in a checkout")
 
 
-def plot(options: Sequence[Option], chosen: Option | None, limit_bytes: int, path: Path, title: str) -> None:
+def plot(options: Sequence[Made], chosen: Made | None, limit_bytes: int, path: Path, title: str) -> None:
     """Mean KL with its interval over planned memory, one kind of point for each cache type; a line joins those that
     nothing beats."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, and slow to import

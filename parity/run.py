@@ -15,7 +15,7 @@ from worker.config.settings import Settings, flags_of
 from worker.front.client import configure
 from worker.llama.load import placed
 from worker.llama.placement import Placement
-from parity import corpus, matrix, neighbours
+from parity import corpus, neighbours
 from parity.bounds import Bounds
 from parity.case import Case, Say
 from client.worker import ServedWorker
@@ -24,7 +24,7 @@ from parity.levels import checkpoints, generation, logits, sampling, serving, to
 from parity.llama.scoring import Scorer
 from parity.naming import not_comparable
 from parity.report import LEVELS, Level, not_run
-from parity.setups import EXACT, Served, opened, served
+from parity.setups import EXACT, Served, costs_of, costs_of_graph, opened, served
 from worker.wire.messages import Configure, TokenId
 from worker.wire.numerics import Numerics
 
@@ -38,13 +38,6 @@ BUDGET_S: Final = {
     "sampling": 60.0,
 }
 """Wall time on two cores with the default model, of the ten minutes that `make parity` may take."""
-
-
-ROUNDED: Final = {"q8_0": "q8", "q5_0": "q5", "q5_1": "q5", "q4_0": "q4", "q4_1": "q4", "iq4_nl": "q4"}
-"""Quantised cache types → the bounds' word for what they cost."""
-
-GELU: Final = frozenset({"gemma", "gemma2", "gemma3"})
-"""Architectures whose GELU ggml's CPU code looks up in a table of float16."""
 
 
 @dataclass(slots=True)
@@ -154,17 +147,15 @@ class Run:
         kind, n_ctx = case.subject.info.quant_kind, longest(case.reference.windows)
         with ExitStack() as closing:
             found = closing.enter_context(self._served(n_ctx))
-            scorer, numerics = found.scorer, found.numerics
-            rounded = {numerics.cache_type_k, numerics.cache_type_v} & ROUNDED.keys()
-            of_graph = ("gelu",) if case.subject.info.architecture in GELU else ()
-            costs = (*sorted({ROUNDED[each] for each in rounded} | {numerics.device.partition(" ")[0]}), *of_graph)
+            scorer, architecture = found.scorer, case.subject.info.architecture
+            costs = costs_of(found.numerics, architecture)
             file = Candidate(f"{kind} file", kind, scorer.logits, scorer.greedy, case.is_source, costs)
             f32_copy = None
             if case.f32_copy is not None:
                 model = closing.enter_context(opened(case.f32_copy))
                 exact = closing.enter_context(Scorer(model, EXACT, n_ctx=n_ctx, n_threads=case.subject.n_threads))
                 f32_copy = Candidate(
-                    f"F32 copy{self._beside_a_gpu}", "F32", exact.logits, exact.greedy, allowed_for=of_graph
+                    f"F32 copy{self._beside_a_gpu}", "F32", exact.logits, exact.greedy, allowed_for=costs_of_graph(architecture)
                 )
             yield file, f32_copy
 
@@ -192,10 +183,3 @@ class Run:
         with served(self._config, subject.info, self.placement, n_ctx=n_ctx, n_threads=subject.n_threads) as found:
             self.numerics = found.numerics
             yield found
-
-
-def matrix_of(case: Case, bounds: Bounds, n_tokens: int, say: Say) -> Level:
-    """The quantisation matrix of a case, timed."""
-    began_s = time.perf_counter()
-    level = matrix.run(case, bounds, say=say, n_tokens=n_tokens)
-    return replace(level, seconds=time.perf_counter() - began_s)

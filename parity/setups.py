@@ -31,6 +31,12 @@ EXACT: Final = Setup("f32", "f32", "off")
 """As exactly as llama.cpp computes."""
 
 
+ROUNDED: Final = {"q8_0": "q8", "q5_0": "q5", "q5_1": "q5", "q4_0": "q4", "q4_1": "q4", "iq4_nl": "q4"}
+"""Quantised cache types → the bounds' word for what they cost."""
+
+GELU: Final = frozenset({"gemma", "gemma2", "gemma3"})
+"""Architectures whose GELU ggml's CPU code looks up in a table of float16."""
+
 _N_ROWS = 32
 """Tokens that are computed at once, as in a prefill chunk of a small machine."""
 
@@ -47,6 +53,16 @@ class Served:
     model: Model
     scorer: Scorer
     numerics: Numerics
+
+
+def costs_of(numerics: Numerics, architecture: str) -> tuple[str, ...]:
+    """What rounds beside the weights, in the words of the bounds' allowances: cache types, the device, the graph."""
+    rounded = {ROUNDED[each] for each in {numerics.cache_type_k, numerics.cache_type_v} & ROUNDED.keys()}
+    return (*sorted(rounded | {numerics.device.partition(" ")[0]}), *costs_of_graph(architecture))
+
+
+def costs_of_graph(architecture: str) -> tuple[str, ...]:
+    return ("gelu",) if architecture in GELU else ()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 from worker.config.settings import CACHE_TYPES
 from worker.errors import UsageError
 from parity.bounds import Bound, Bounds
-from parity.run import ROUNDED
+from parity.setups import ROUNDED
 
 BOUNDS = Bounds({"a.b": Bound(0.5, "at most", "measured"), "a.other": Bound(2.0, "at least", "counted")})
 

@@ -16,6 +16,7 @@ from tests.parity.llama_perplexity import LENGTH, N_THREADS, build, ours, rows_o
 from tools.markdown import table
 from tools.trained_model import Trained, train
 from worker.config.settings import Settings
+from worker.host import available_memory_bytes
 from parity import corpus, matrix
 from parity.bounds import Bounds
 from parity.case import Subject, from_checkpoint
@@ -77,7 +78,15 @@ def test_the_gguf_is_the_checkpoint_at_every_level(original: Original, run: Run)
 
 def test_what_the_quantiser_makes_is_within_the_bounds_of_its_type(original: Original, run: Run) -> None:
     """The bounds were set by type, on another model."""
-    level = matrix.run(run.case, run.bounds, say=say, n_tokens=original.n_tokens, file_types=FILE_TYPES)
+    level, _ = matrix.run(
+        run.case,
+        run.settings,
+        run.bounds,
+        say=say,
+        n_tokens=original.n_tokens,
+        limit_bytes=available_memory_bytes(),
+        file_types=FILE_TYPES,
+    )
     sys.stdout.write(f"\n{original.shape}: loss {original.made.loss:.2f}\n")
     for found in level.tables:
         sys.stdout.write(f"\n{table(found.columns, found.rows)}\n")

@@ -28,8 +28,7 @@ from parity.levels.serving import Expected
 from parity.llama.scoring import Scorer, Setup
 from parity.reference.model import Reference
 from parity.report import Level
-from parity.run import GELU
-from parity.setups import opened
+from parity.setups import GELU, opened
 from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model
