@@ -22,7 +22,6 @@
 #   make bench         the worker under load beside llama-server, which is built first, with three models (BENCH_MODELS):
 #                      two to three hours, on an idle machine
 #   make bench-sizes   models of the sizes that people run, made first, beside llama-server and llama-bench; over an hour
-#   make bench-doors   what a chat at /v1 costs beyond its prompt at /execute; on an idle machine
 #   make bench-steps   what the engine adds to llama_decode
 #   make bench-sampling  what drawing a token costs, next to llama.cpp's own sampler chains
 
@@ -42,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-doors bench-steps bench-sampling model vocabularies format clean
+.PHONY: run check test images-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -97,9 +96,6 @@ bench: .venv/installed-dev
 
 bench-sizes: .venv/installed-dev model
 	scripts/bench_peers.sh sizes $(ARGS)
-
-bench-doors: .venv/installed-dev model
-	$(BIN)/python -m tools.bench doors $(ARGS)
 
 bench-steps: .venv/installed-dev model
 	$(BIN)/python -m tools.bench steps $(ARGS)

@@ -121,7 +121,8 @@ class CommandLine(click.RichGroup):
         return list(self.commands)
 
 
-def _imported(place: str) -> click.Command:
+def imported(place: str) -> click.Command:
+    """The command at `module:attribute`."""
     module, attribute = place.split(":")
     command: click.Command = getattr(importlib.import_module(module), attribute)
     return command
@@ -226,7 +227,7 @@ def _hf_repo_option(*, has_flag: bool) -> SettingOption:
 
 
 def _command_line() -> click.RichGroup:
-    elsewhere = [CommandElsewhere(name, partial(_imported, place), help) for name, (place, help) in _ELSEWHERE.items()]
+    elsewhere = [CommandElsewhere(name, partial(imported, place), help) for name, (place, help) in _ELSEWHERE.items()]
     elsewhere += [CommandElsewhere(name, partial(_of_a_package, name), help) for name, help in _OF_PACKAGES.items()]
     group = CommandLine(
         name=PROGRAM,

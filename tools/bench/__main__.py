@@ -1,4 +1,4 @@
-"""`python -m tools.bench load|sizes|doors|fleet|steps|account|sampling`: what this machine does with a model.
+"""`python -m tools.bench load|sizes|fleet|steps|sampling`: what this machine does with a model.
 
 Owns the group. A command is imported when it is called: `load` does without
 llama.cpp in its process.
@@ -6,11 +6,12 @@ llama.cpp in its process.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import rich_click as click
 
 from tools.command_line import exit_code
-from worker.cli import CommandElsewhere
+from worker.cli import CommandElsewhere, imported
 
 
 @click.group
@@ -21,13 +22,11 @@ def bench() -> None:
 for _name, _place, _help in (
     ("load", "tools.bench.load_command:load", "Put a worker under load over HTTP, beside a peer if you like."),
     ("sizes", "tools.bench.sizes:sizes", "Measure models of several sizes and file types."),
-    ("doors", "tools.bench.doors:doors", "Compare chats at /v1 with their prompts at /execute."),
     ("fleet", "tools.bench.fleet_command:fleet_command", "Compare a router's policies over two workers."),
     ("steps", "tools.bench.steps:steps", "Time what the engine adds to llama_decode."),
-    ("account", "tools.bench.account:account", "Tell where the time of streams goes that begin together."),
     ("sampling", "tools.bench.sampling:sampling", "Compare the cost of drawing a token with llama.cpp's."),
 ):
-    bench.add_command(CommandElsewhere(_name, _place, _help))
+    bench.add_command(CommandElsewhere(_name, partial(imported, _place), _help))
 
 
 def run(argv: Sequence[str]) -> int:

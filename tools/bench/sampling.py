@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -28,7 +27,6 @@ from worker.commands.places import not_here, where
 from worker.commands.tables import print_table
 from worker.llama.exp_sum import fastest_estimate
 from worker.model.catalog import load_catalog, locate
-from worker.sampling.estimate import Estimate, numpy_estimate
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import candidates, sample
 from worker.wire.messages import Sampling, TokenId
@@ -63,17 +61,6 @@ but exponentiate the row."""
 SYNTHETIC_VOCABULARIES = (49_152, 152_064)
 """The default model's and a large one's."""
 
-STEP_ROWS = (1, 8, 32)
-STEP_MIXES: dict[str, tuple[Sampling, ...]] = {
-    "all worst case": (_WORST_CASE,),
-    "four kinds": (
-        _WORST_CASE,
-        Sampling(seed=0, temperature=0.8, min_p=0.05),
-        Sampling(seed=0, temperature=0.7, top_k=40, top_p=0.9),
-        _GREEDY,
-    ),
-}
-"""What the rows of a step ask for: each the next of these, over and over."""
 _N_PHRASE, _N_BIASED = 250, 16
 """The generated tokens that penalties look back on are a phrase of so many, twice; so many tokens have a bias."""
 
@@ -87,8 +74,7 @@ def sampling(model: str | None, models_dir: Path, catalog: Path | None, rounds: 
 
     Exit 1 when greedy costs more than a tenth of theirs, or the worst case (temperature 0.8, top_p 0.95, top_k off)
     more than a twentieth on synthetic rows, where very many tokens may be drawn, or a quarter on a model's rows. The
-    second table is the cost of each request field switched on alone, the third that of all draws of a step, with and
-    without ggml's kernel. Measure on an idle machine.
+    second table is the cost of each request field switched on alone. Measure on an idle machine.
     """
     path = _model_file(model, models_dir, catalog)
     with ExitStack() as open_models:
@@ -97,19 +83,10 @@ def sampling(model: str | None, models_dir: Path, catalog: Path | None, rounds: 
             rows.insert(0, open_models.enter_context(model_rows(path)))
         found = [compare(each, settings, rounds) for each in rows for settings, at in BOUNDS if at == each.origin]
         fields = field_costs(rows[0], rounds)
-    steps = [
-        step_cost(mix, n_rows, n_vocab, rounds)
-        for n_vocab in SYNTHETIC_VOCABULARIES
-        for mix in STEP_MIXES
-        for n_rows in STEP_ROWS
-    ]
     columns = ["settings", "rows", ">vocabulary", ">kept", ">ours", ">llama.cpp", "its chain", ">ratio", ">bound", ""]
     print_table(columns, [comparison.cells for comparison in found])
     alone = f"one field alone, {found[0].origin} rows of {found[0].n_vocab}"
     print_table([alone, ">per token"], [(field, f"{us:.1f} µs") for field, us in fields.items()])
-    print_table(
-        ["rows of a step", ">rows", ">vocabulary", ">numpy alone", ">engine", ">ratio"], [s.cells for s in steps]
-    )
     check(bad_news(found))
 
 
@@ -258,38 +235,6 @@ def _drawing(peer: Chain, rows: Rows) -> Draw:
     if context is None:
         return lambda row: peer.sample(rows.logits[row])
     return lambda row: peer.sample_output(context, rows.indexes[row])
-
-
-# ── whole steps ──────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """All draws of a step from synthetic rows: medians over the rounds."""
-
-    mix: str
-    n_rows: int
-    n_vocab: int
-    numpy_us: float
-    engine_us: float
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        times = f"{self.numpy_us / 1000:.2f} ms", f"{self.engine_us / 1000:.2f} ms"
-        return self.mix, str(self.n_rows), str(self.n_vocab), *times, f"{self.engine_us / self.numpy_us:.2f}"
-
-
-def step_cost(mix: str, n_rows: int, n_vocab: int, n_rounds: int) -> StepCost:
-    """The draws of a step by numpy alone and as the engine does them, in turns. Every row lies in memory of its own."""
-    synthetic = synthetic_rows(n_vocab).logits
-    rows = [synthetic[row % len(synthetic)].copy() for row in range(n_rows)]
-    asked = [replace(wanted, seed=seed) for seed, wanted in zip(range(n_rows), cycle(STEP_MIXES[mix]), strict=False)]
-
-    def drawing(estimate: Estimate) -> Draw:
-        return lambda _: [sample(row, each, (), estimate=estimate) for row, each in zip(rows, asked, strict=True)]
-
-    ways = [drawing(estimate) for estimate in (numpy_estimate, fastest_estimate())]
-    return StepCost(mix, n_rows, n_vocab, *_medians_us(ways, rows[:1], n_rounds))
 
 
 # ── the clock ────────────────────────────────────────────────────────────────────────────────────
