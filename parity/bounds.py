@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
-import tomli
+import tomllib
 
 from worker.errors import UsageError
 from parity.report import Check, Relation
@@ -35,7 +35,7 @@ class Bounds:
     @classmethod
     def load(cls, path: Path | None = None) -> Self:
         """The built-in bounds, and over them those of `path`. Raises: UsageError naming file, key and remedy."""
-        leaves = dict(_leaves(tomli.loads(built_in().decode()), "bounds.toml"))
+        leaves = dict(_leaves(tomllib.loads(built_in().decode()), "bounds.toml"))
         if path is not None:
             own = dict(_leaves(_read(path), str(path)))
             unknown = sorted(own.keys() - leaves.keys())
@@ -77,8 +77,8 @@ def built_in() -> bytes:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomli.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomli.TOMLDecodeError) as error:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: not a bounds file: {error}") from None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-import tomli
+import tomllib
 
 _FORM = re.compile(
     rb"[\x00-\x7f]|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3}|[\x80-\xff]"
@@ -38,7 +38,7 @@ def text() -> str:
 
 def hard_texts() -> tuple[HardText, ...]:
     """In the order of the file."""
-    sections: dict[str, dict[str, Any]] = tomli.loads(_read("hard_texts.toml"))
+    sections: dict[str, dict[str, Any]] = tomllib.loads(_read("hard_texts.toml"))
     return tuple(
         HardText(f"{section}.{key}", _data(entry))
         for section, texts in sections.items()
@@ -48,7 +48,7 @@ def hard_texts() -> tuple[HardText, ...]:
 
 def prompts() -> tuple[str, ...]:
     """Eight, of different kinds, each of at least 34 tokens."""
-    return tuple(str(prompt) for prompt in tomli.loads(_read("prompts.toml")).values())
+    return tuple(str(prompt) for prompt in tomllib.loads(_read("prompts.toml")).values())
 
 
 def digest() -> str:

@@ -59,9 +59,10 @@ rm -rf huggingface_hub/cli huggingface_hub/inference
 # Colours for languages that nobody prints here.
 find pygments/lexers -name '*.py' ! -name '__init__.py' ! -name '_mapping.py' ! -name 'python.py' ! -name 'special.py' -delete
 # What is never imported, or only by commands that people wait for anyway, need not lie there compiled as well.
-for package in charset_normalizer filelock fsspec gguf httpcore httpx huggingface_hub litestar/testing markdown_it numpy/ma \
+# Some of it only an extra brings.
+for package in charset_normalizer filelock fsspec httpcore httpx huggingface_hub litestar/testing markdown_it numpy/ma \
     numpy/polynomial polyfactory pygments requests tqdm urllib3; do
-    find "$package" -name __pycache__ -prune -exec rm -rf {} +
+    [ ! -d "$package" ] || find "$package" -name __pycache__ -prune -exec rm -rf {} +
 done
 # Not numpy: its libraries were patched after they were linked, and strip breaks such ones.
 find . -name '*.so*' -type f ! -path './numpy*' -exec strip --strip-unneeded {} +

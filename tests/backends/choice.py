@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-import tomli
+import tomllib
 
 ROOT = Path(__file__).parents[2]
 FILE = ".llorch-test.toml"
@@ -102,10 +102,10 @@ def read_choice(path: Path, environ: Mapping[str, str]) -> Choice:
 
 def _tables(path: Path) -> dict[str, Any]:
     try:
-        return tomli.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomli.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise MistakenChoiceError(f"{path.name}: not a TOML file: {error}") from None
 
 

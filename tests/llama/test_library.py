@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tomli
+import tomllib
 
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import LogLine
@@ -17,7 +17,7 @@ from worker.llama.library import LIBRARY_DIR, PINNED_VERSION, STRUCT_SIZES, Libr
 
 
 def test_the_pin_is_the_project_files() -> None:
-    project = tomli.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert f"llama-cpp-python=={PINNED_VERSION}" in project["project"]["dependencies"]
 
 

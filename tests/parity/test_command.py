@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import tomli
+import tomllib
 
 from tests.parity.golden_logits import GOLDEN, without_torch
 from tests.parity.reports import report
@@ -228,4 +228,4 @@ def test_verify_of_nothing_is_one_line(nowhere: Path, capsys: pytest.CaptureFixt
 
 def test_the_printed_bounds_are_a_bounds_file(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["parity", "bounds"]) == 0
-    assert "kl_mean" in str(tomli.loads(capsys.readouterr().out)["logits"])
+    assert "kl_mean" in str(tomllib.loads(capsys.readouterr().out)["logits"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import rich_click as click
-import tomli
+import tomllib
 from click.types import BoolParamType
 
 from worker.config.option import ANY_PATH, Origin, SettingOption, Text
@@ -78,7 +78,7 @@ def _toml_types(kind: click.ParamType[Any]) -> tuple[type, ...]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomli.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: the config file cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from typing import Annotated
 from urllib.parse import quote, unquote
 
 import msgspec
-import tomli
+import tomllib
 from msgspec import Meta
 
 from worker.errors import ModelNotFound, UsageError
@@ -156,7 +156,7 @@ def load_catalog(path: Path | None) -> Catalog:
     """Read a catalogue; None is the built-in one. Raises: UsageError with the file, the key and the reason."""
     path = path or _builtin_path()
     try:
-        document = tomli.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"catalogue {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
