@@ -1,7 +1,7 @@
 """`llorch-worker parity reference|run|matrix|show|verify|bounds`: is the model, as it is run, the reference?
 
 Owns: options, what they name (the model, the reference, the report's circumstances), what is printed, exit codes, where
-references are kept unless --output says otherwise. Refuses to know: how anything is compared (parity).
+references are kept unless --output says otherwise. Refuses to know: how anything is compared.
 Runs in a short-lived process of its own, which may load llama.cpp and PyTorch. Never downloads a GGUF.
 """
 
@@ -138,8 +138,8 @@ class ParityFailed(WorkerError):
 def parity() -> None:
     """Prove what a quantised model computes, against the reference in PyTorch.
 
-    `reference` and `run` need the parity extra (pip install -e '.[parity]' in a checkout); `run` with reference logits
-    does not. docs/parity.md explains every level.
+    The commands need the parity extra (pip install -e '.[parity]' in a checkout), of which `run` with reference logits
+    takes the packages gguf and safetensors only. docs/parity.md explains every level.
     """
     # As Ctrl-C, so that intermediate files and a worker that was started go with the command.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,6 +1,6 @@
-"""A real worker in front of another engine: `python -m tests.fronted_by MODULE --model … [options of serve]`.
+"""A real worker in front of another engine: `python -m tests.fronted_by MODULE[:KIND] --model … [options of serve]`.
 
-MODULE is run as `python -m MODULE FD GENERATION` in the engine's place.
+MODULE is run as `python -m MODULE [KIND] FD GENERATION` in the engine's place.
 """
 
 import sys
@@ -11,7 +11,7 @@ from worker.serve import run
 
 def main() -> None:
     module, *arguments = sys.argv[1:]
-    raise SystemExit(run(parse(arguments), engine_command=(sys.executable, "-m", module)))
+    raise SystemExit(run(parse(arguments), engine_command=(sys.executable, "-m", *module.split(":"))))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """No number of texts that kill whoever reads them ends the worker (docs/protocol.md 6, "Texts that kill the engine").
 
-A real front before tests/fragile_engine.py, which dies in the intake: while it reads a prompt, renders a conversation,
+A real front before a toy engine that dies in the intake: while it reads a prompt, renders a conversation,
 compiles a schema or makes text of tokens.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fragile_engine import POISON, POISON_TOKEN
+from tests.toy_engine import FRAGILE, POISON, POISON_TOKEN
 from tests.gguf_files import tiny_model
 from tests.worker_process import Event, WorkerProcess, check_order
 from worker.front.client import MAX_DEATHS
@@ -33,7 +33,7 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     model = tiny_model().write(tmp_path_factory.mktemp("fragile") / "tiny.gguf")
-    command = (sys.executable, "-m", "tests.fronted_by", "tests.fragile_engine")
+    command = (sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{FRAGILE}")
     with WorkerProcess("--model", str(model), "--port", "0", command=command) as worker:
         yield worker.ready()
 

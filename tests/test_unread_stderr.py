@@ -9,6 +9,7 @@ from types import TracebackType
 import pytest
 
 from tests.gguf_files import tiny_model
+from tests.toy_engine import TALKATIVE
 from tests.worker_process import PATIENCE_S, WorkerProcess, check_order
 
 pytestmark = pytest.mark.process
@@ -21,7 +22,7 @@ class UnreadWorker(WorkerProcess):
     """Its log is read until it is ready, and then when the test says so."""
 
     def __init__(self, *arguments: str) -> None:
-        super().__init__(*arguments, command=(sys.executable, "-m", "tests.fronted_by", "tests.talkative_engine"))
+        super().__init__(*arguments, command=(sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{TALKATIVE}"))
         self._may_read = threading.Event()
 
     def _read(self) -> None:

@@ -1,18 +1,26 @@
 """A real engine process around the readable fake backend: real sockets, threads and signals, no model, loaded at once.
 
-    python -m tests.toy_engine FD GENERATION
+    python -m tests.toy_engine [KIND] FD GENERATION
 
-`Configure.model_path` says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text; BROKEN: its first
+KIND, else `Configure.model_path`, says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text; BROKEN: its first
 step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG, STARVED: it
 cannot be loaded; DIFFERING: its self-test finds that answers depend on the jobs beside them; UNTESTABLE: its self-test
 finds nothing out; KEEPING: what it keeps outlives it, and it has found something; SLOW: steps that read a long prompt
-go on until one is stopped.
+go on until one is stopped; HOSTILE: each job is told ANSWER again and again, a few bytes with each token; TALKATIVE:
+its library has a mebibyte to say at every step, more than anybody reads; THINKING: its model thinks before it answers,
+as gpt-oss does, by SCRIPT; FRAGILE: it dies of POISON in a text that is read or a schema that is compiled, and of
+POISON_TOKEN when that becomes text.
 """
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from itertools import chain, repeat
+from dataclasses import replace as replaced
+from functools import partial
+from itertools import chain, cycle, repeat
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -20,13 +28,26 @@ from msgspec.structs import replace
 from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.front.rehearsal import FACTS
-from worker.engine.backend import Found, Load, LoadedModel, Read, Sampled, Step
+from tests.hostile_texts import TEXTS
+from worker.engine.backend import Constraint, Found, LoadedModel, Read, Sampled, Step
+from worker.engine.channels import Marks
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
-from worker.wire.messages import Configure, Conversation, Prompt, Residency, SelfTested, SlotId, TokenId, Violation
+from worker.wire.messages import (
+    Configure,
+    Conversation,
+    Prompt,
+    Residency,
+    SelfTested,
+    SlotId,
+    Submit,
+    TokenId,
+    Violation,
+)
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
 STARVED, DIFFERING, UNTESTABLE, KEEPING, SLOW = "starved", "differing", "untestable", "keeping", "slow"
+HOSTILE, TALKATIVE, THINKING, FRAGILE = "hostile", "talkative", "thinking", "fragile"
 FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
 
 ON_A_GPU = replace(FACTS, backend="cuda", memory_architecture="vram-only", memory_bytes=1000)
@@ -63,37 +84,92 @@ class SlowRunner(FakeRunner):
 _stopped = threading.Event()
 PATIENCE_S = 60.0
 
+ANSWER = "\n\n".join(TEXTS)
+PIECE_BYTES = 7
+_pieces = cycle(ANSWER.encode()[at : at + PIECE_BYTES] for at in range(0, len(ANSWER.encode()), PIECE_BYTES))
+
+
+class HostileRunner(FakeRunner):
+    def run(self, step: Step) -> list[Sampled]:
+        return [replace(sampled, piece=next(_pieces)) for sampled in super().run(step)]
+
+
+STEP_BYTES = 1024 * 1024
+LINE = "llama.cpp warning: " + "x" * 4000 + "\n"
+
+
+class TalkativeRunner(FakeRunner):
+    def run(self, step: Step) -> list[Sampled]:
+        sys.stderr.write(LINE * (STEP_BYTES // len(LINE)))
+        sys.stderr.flush()
+        return super().run(step)
+
+
+MARKS = Marks.of(
+    {name: TokenId(40 + at) for at, name in enumerate(("<|channel|>", "<|message|>", "<|start|>", "<|end|>"))}
+)
+_IDS = {name: token for token, name in MARKS.names.items()}
+_END = TokenId(63)
+SAID: tuple[str, ...] = ("<|channel|>", "analysis", "<|message|>", "The user", " greets.", "<|end|>")
+SAID += ("<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Hel", "lo!")
+SCRIPT = [*((_IDS.get(said, TokenId(3)), b"" if said in _IDS else said.encode()) for said in SAID), (_END, b"")]
+"""What each job draws, token by token; control tokens have no text, as in the library."""
+
+
+class ThinkingRunner(FakeRunner):
+    def run(self, step: Step) -> list[Sampled]:
+        n_said = {slice_.slot: len(slice_.generated) for slice_ in step.slices}
+        # No draft is ever right: only the first draw of a slot counts.
+        first = {sampled.slot: sampled for sampled in reversed(super().run(step))}
+        return [
+            self._scripted(first[slice_.slot], n_said[slice_.slot]) for slice_ in step.slices if slice_.slot in first
+        ]
+
+    @staticmethod
+    def _scripted(sampled: Sampled, n_said: int) -> Sampled:
+        token, piece = SCRIPT[min(n_said, len(SCRIPT) - 1)]
+        return replace(sampled, token=token, piece=piece, is_end=token == _END)
+
+
 RUNNERS = {
-    TOY: FakeRunner,
     LOUD: LoudRunner,
     BROKEN: BrokenRunner,
-    LEAVING: FakeRunner,
-    DIFFERING: FakeRunner,
     SLOW: SlowRunner,
+    HOSTILE: HostileRunner,
+    TALKATIVE: TalkativeRunner,
+    THINKING: ThinkingRunner,
 }
+"""Of the kinds that do not have a FakeRunner."""
 
 
-def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
+def load(config: Configure, on_progress: Callable[[int], None], kind: str | None = None) -> LoadedModel:
+    kind = kind or config.model_path
     on_progress(0)
-    if config.model_path == UNLOADABLE:
+    if kind == UNLOADABLE:
         raise ModelLoadFailed("the toy is unloadable")
-    if config.model_path == TOO_BIG:
+    if kind == TOO_BIG:
         raise InsufficientMemory("the toy is too big", needed_bytes=8, available_bytes=4)
-    if config.model_path == STARVED:
+    if kind == STARVED:
         raise ImportError("a page of advice") from OSError("failed to map segment\nfrom shared object")
     on_progress(100)
-    runner = RUNNERS.get(config.model_path, FakeRunner)(
+    return keeping() if kind == KEEPING else _loaded(kind)
+
+
+def _loaded(kind: str) -> LoadedModel:
+    runner = RUNNERS.get(kind, FakeRunner)(
         ToyModel(), n_slots=FACTS.parallel, n_cells=FACTS.n_cells, chunk=FACTS.prefill_chunk, widest_step=LONG
     )
-    if config.model_path == SLOW:
-        return LoadedModel(runner, ToyPrompts(), lambda _: None, replace(FACTS, step_s=10.0), widest_step=LONG)
-    if config.model_path == LEAVING:
-        answers = chain([THERE], repeat(GONE))
-        return LoadedModel(runner, ToyPrompts(), lambda _: None, ON_A_GPU, residency=lambda: next(answers))
-    if config.model_path == KEEPING:
-        return keeping()
-    self_test = {DIFFERING: differing, UNTESTABLE: untestable}.get(config.model_path)
-    return LoadedModel(runner, ToyPrompts(), lambda _: None, FACTS, self_test=self_test)
+    toy = LoadedModel(runner, ToyPrompts(), lambda _: None, FACTS)
+    answers = chain([THERE], repeat(GONE))
+    of_kind: dict[str, dict[str, Any]] = {
+        SLOW: {"facts": replace(FACTS, step_s=10.0), "widest_step": LONG},
+        LEAVING: {"facts": ON_A_GPU, "residency": lambda: next(answers)},
+        DIFFERING: {"self_test": differing},
+        UNTESTABLE: {"self_test": untestable},
+        THINKING: {"marks": MARKS},
+        FRAGILE: {"prompts": FragilePrompts(), "constrain": fragile_constrain},
+    }
+    return replaced(toy, **of_kind.get(kind, {}))
 
 
 def keeping() -> LoadedModel:
@@ -113,18 +189,6 @@ def keeping() -> LoadedModel:
         find=lambda tell: tell(Found((), 3, "they were broken")),
         flush=flush,
     )
-
-
-def load_with(kind: type[FakeRunner]) -> Load:
-    """`load`, whose runner is of this kind and has what the toy's has."""
-
-    def load_it(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
-        loaded = load(config, on_progress)
-        assert type(loaded.runner) is FakeRunner
-        loaded.runner.__class__ = kind
-        return loaded
-
-    return load_it
 
 
 def untestable() -> Generator[SelfTested | None, None, None]:
@@ -159,5 +223,33 @@ class ToyPrompts:
         return None if is_inside else Violation("tokens", f"vocabulary({N_VOCAB})", "an id is outside the vocabulary")
 
 
+POISON = "hemlock"
+POISON_TOKEN = TokenId(N_VOCAB - 1)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FragilePrompts(ToyPrompts):
+    def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
+        text = prompt.messages if isinstance(prompt, Conversation) else prompt
+        if isinstance(text, str) and POISON in text:
+            _die()
+        return super().read(prompt, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[TokenId]) -> str | Violation:
+        if POISON_TOKEN in tokens:
+            _die()
+        return super().detokenize(tokens)
+
+
+def fragile_constrain(submit: Submit) -> Constraint | None:
+    if POISON in (submit.json_schema or ""):
+        _die()
+    return None
+
+
 if __name__ == "__main__":
-    main(load)
+    of_kind = sys.argv.pop(1) if len(sys.argv) > 3 else None
+    main(partial(load, kind=of_kind))

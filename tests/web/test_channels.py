@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.gguf_files import tiny_model
-from tests.thinking_engine import SAID, SCRIPT
+from tests.toy_engine import SAID, SCRIPT, THINKING
 from tests.web.openai_client import CHAT, COMPLETIONS, Json, ask, chunks
 from tests.worker_process import WorkerProcess, text_of
 from worker.openai.fields import ROUTED_FIELDS
@@ -22,7 +22,7 @@ SPOKEN = "analysisThe user greets.assistantfinalHello!"
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     model: Path = tiny_model().write(tmp_path_factory.mktemp("model") / "tiny.gguf")
-    command = (sys.executable, "-m", "tests.fronted_by", "tests.thinking_engine")
+    command = (sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{THINKING}")
     with WorkerProcess("--model", str(model), "--port", "0", command=command) as worker:
         yield worker.ready()
 

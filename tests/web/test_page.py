@@ -17,7 +17,7 @@ import pytest
 from tests.chromium import Browser, Tab, chromium
 from tests.gated_engine import front_command
 from tests.gguf_files import tiny_model
-from tests.hostile_engine import ANSWER
+from tests.toy_engine import ANSWER, HOSTILE
 from tests.hostile_texts import PATIENCE, TEXTS
 from tests.path_proxy import below_a_path
 from tests.web.wire import request_of
@@ -301,7 +301,7 @@ def test_a_worker_that_loads_and_one_that_drains_say_so(browser: Browser, any_mo
 def test_no_answer_becomes_more_than_its_letters(browser: Browser, tmp_path: Path, has_policy: bool) -> None:
     """Neither with the policy, which then had nothing to refuse, nor without it."""
     model = tiny_model().write(tmp_path / "tiny.gguf")
-    command = (sys.executable, "-m", "tests.fronted_by", "tests.hostile_engine")
+    command = (sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{HOSTILE}")
     with WorkerProcess("--model", str(model), "--port", "0", command=command) as worker:
         worker.ready()
         with visited(browser, f"{worker.url}/", has_policy=has_policy) as tab:
