@@ -3,14 +3,13 @@
 Pure. Refuses to know how the costs were measured (measure.py).
 """
 
-from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
 from pathlib import Path
 
 import msgspec
 
 from worker.engine.config import EngineConfig
+from worker.engine.step_costs import interpolated
 from worker.errors import UsageError
 from worker.model.memory import retained_slots
 from worker.wire.messages import SlotId, StepKind
@@ -102,14 +101,9 @@ def as_json(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
-def _table(costs: Sequence[tuple[int, float]], n_most: int) -> list[float]:
-    """Milliseconds by the number of rows: linear between two that were measured, and on beyond the last as the last two
-    rise. More rows never cost less: where it was measured so, it was noise.
-    """
-    points = list(zip((n for n, _ in costs), accumulate((ms for _, ms in costs), max), strict=True))
-    table = [0.0, points[0][1]]
-    for (n, n_ms), (m, m_ms) in pairwise(points):
-        table += (n_ms + (m_ms - n_ms) * i / (m - n) for i in range(1, m - n + 1))
-    (n, n_ms), (m, m_ms) = points[-2:] if len(points) > 1 else ((0, 0.0), points[0])
-    table += (m_ms + (m_ms - n_ms) * i / (m - n) for i in range(1, n_most - m + 1))
-    return table
+def _table(costs: RowsMs, n_most: int) -> list[float]:
+    """Milliseconds by the number of rows, as the engine reckons them, and on beyond the last as the last two rise."""
+    table = [0.0, *interpolated(costs)]
+    n_last, n_before = costs[-1][0], costs[-2][0] if len(costs) > 1 else 0
+    rise = (table[n_last] - table[n_before]) / (n_last - n_before)
+    return table + [table[n_last] + rise * i for i in range(1, n_most - n_last + 1)]

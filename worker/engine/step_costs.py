@@ -17,7 +17,7 @@ class StepCosts:
 
     def __init__(self, row_costs: Seq[tuple[int, float]]) -> None:
         assert not row_costs or row_costs[0][0] == 1
-        self._seconds = _interpolated(row_costs)
+        self._seconds = interpolated(row_costs)
         self._surplus_s: deque[float] = deque(maxlen=N_TIMED)
         self._row_surplus_s = 0.0
 
@@ -46,7 +46,7 @@ class StepCosts:
         return self.of(n_rows + 1) - self.of(n_rows)
 
 
-def _interpolated(row_costs: Seq[tuple[int, float]]) -> list[float]:
+def interpolated(row_costs: Seq[tuple[int, float]]) -> list[float]:
     """Seconds of steps of 1, 2, ... rows. More rows never cost less: where it was measured so, it was noise."""
     rising = list(accumulate((seconds for _, seconds in row_costs), max))
     costs = rising[:1]
