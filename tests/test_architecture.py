@@ -21,6 +21,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("worker.web", "worker.serve"),
     "zmq": ("worker.front.kv_event_sockets",),
     "gguf": ("parity",),
+    "safetensors": ("parity",),
     "opentelemetry": ("worker.front.traces",),
     "numpy": ("worker.sampling", "worker.llama", "parity"),
 }

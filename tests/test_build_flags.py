@@ -285,7 +285,7 @@ BOTH = sorted(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("module", [*BOTH, "parity.command"])
+@pytest.mark.parametrize("module", BOTH)
 def test_llama_cpp_is_loaded_before_numpy_wherever_both_are(module: str) -> None:
     """The first library loaded is the one whose objects all use, if each has a private runtime."""
     told = "import sys, importlib; importlib.import_module(sys.argv[1]); print(*sys.modules)"

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +129,8 @@ def imported(place: str) -> click.Command:
 
 def _of_a_package(name: str) -> click.Command:
     """The command that an installed package declares under this name. Raises: UsageError."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow; the other commands do without
+
     found = tuple(entry_points(group=ENTRY_POINTS, name=name))
     if not found:
         raise UsageError(f"{name} is not installed: pip install -e '.[{name}]' in a checkout")
