@@ -5,16 +5,15 @@ A user's file replaces the values it names and may name no others. Refuses to kn
 """
 
 import importlib.resources
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
-import tomllib
-
-from worker.errors import UsageError
 from parity.report import Check, Relation
+from worker.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from parity.markdown import cell, to_markdown
+from parity.provenance import GENERATED_BY
+from parity.report import Report, contradictions, from_json, json_document, json_lines, to_json
 from worker.config.settings import environment
 from worker.errors import UsageError, WorkerError
 from worker.front.certificate import REPORT_FILE
 from worker.model.catalog import Sha256
-from parity.markdown import cell, to_markdown
-from parity.provenance import GENERATED_BY
-from parity.report import Report, contradictions, from_json, json_document, json_lines, to_json
 
 BundleType = Literal["parity", "determinism", "e2e-haiku"]
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.llama.model import Model
 from parity.llama.kv_state import KvState
 from parity.llama.scoring import Scorer, Setup
 from parity.llama.tensor_capture import TensorCapture
 from parity.naming import to_checkpoint_order
 from parity.points import Activations, Name, Point
+from worker.llama.model import Model
 
 Float32s = NDArray[np.float32]
 Taken = dict[str, list[Float32s]]

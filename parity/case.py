@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.errors import UsageError
-from worker.model.catalog import sha256_of
-from worker.model.info import ModelInfo, read_info
 from parity import corpus
 from parity.evidence import LONG, SHORT, FullLogits, Kind, ReferenceLogits, Window
 from parity.f32_copy import Tensors, write_f32_copy
@@ -30,6 +27,9 @@ from parity.naming import not_comparable
 from parity.provenance import now_rfc3339, versions
 from parity.references import CHECKPOINT, LOGITS, checkpoint_digest, is_made_from, made_from
 from parity.report import ReferenceUsed
+from worker.errors import UsageError
+from worker.model.catalog import sha256_of
+from worker.model.info import ModelInfo, read_info
 
 if TYPE_CHECKING:
     from parity.reference.model import Reference

@@ -19,16 +19,6 @@ import rich_click as click
 from click.core import ParameterSource
 
 import worker.llama  # noqa: F401 - before numpy, which brings a C++ library that some builds of llama.cpp die of
-from worker.argv import HELP_FLAGS
-from worker.cli import read_settings, setting_options
-from worker.commands.places import present, where
-from worker.commands.tables import print_table
-from worker.config.option import SettingOption, Token
-from worker.config.settings import Settings
-from worker.errors import UsageError, WorkerError
-from worker.front.certificate import REPORT_FILE
-from worker.host import available_memory_bytes, cpu_quota
-from worker.model.catalog import load_catalog
 from parity import bundle, matrix, plot
 from parity.bounds import Bounds, built_in
 from parity.bundle import REPORT_TEXT, proof_of, verify
@@ -50,6 +40,16 @@ from parity.references import CHECKPOINT, LOGITS, Chosen, catalogued, folder_for
 from parity.report import LEVELS, BoundsUsed, Level, ModelFile, Report, from_json, not_run, report_of
 from parity.run import Run
 from parity.servers import opened
+from worker.argv import HELP_FLAGS
+from worker.cli import read_settings, setting_options
+from worker.commands.places import present, where
+from worker.commands.tables import print_table
+from worker.config.option import SettingOption, Token
+from worker.config.settings import Settings
+from worker.errors import UsageError, WorkerError
+from worker.front.certificate import REPORT_FILE
+from worker.host import available_memory_bytes, cpu_quota
+from worker.model.catalog import load_catalog
 from worker.wire.numerics import Numerics
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

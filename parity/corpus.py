@@ -5,12 +5,11 @@ Owns the data files in corpus/ and how bytes that are no UTF-8 are read by both 
 
 import hashlib
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
-
-import tomllib
 
 _FORM = re.compile(
     rb"[\x00-\x7f]|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3}|[\x80-\xff]"

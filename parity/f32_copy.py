@@ -16,10 +16,10 @@ from gguf.gguf_reader import ReaderField, ReaderTensor
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from worker.errors import BadModelFile, UsageError, WorkerError
-from worker.model.info import read_info
 from parity.gguf_reader import GgufReader
 from parity.naming import NO_COUNTERPART, Naming, not_comparable
+from worker.errors import BadModelFile, UsageError, WorkerError
+from worker.model.info import read_info
 
 _AT_ONCE = 1 << 20
 """How many numbers are de-quantised at once: 4 MB, and the gguf package's own arrays on the way there."""

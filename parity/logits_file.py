@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from worker.errors import UsageError
 from parity.compare import KnownRow, Positions, compare_full, compare_partial, logsumexp
 from parity.evidence import FullLogits, Window, spread
+from worker.errors import UsageError
 from worker.sampling.shortlist import highest_first
 
 FORMAT = "llorch-parity-logits/1"

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
-from worker.logs.lines import escape
 from parity.report import Check, Level, Report, Table
+from worker.logs.lines import escape
 from worker.wire import numerics
 
 LONGEST_OPEN_TABLE = 25

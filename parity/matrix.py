@@ -51,8 +51,8 @@ _MIXED = (
     "A file type is a mixture: rows that would fit the type and have another were given more bits by the quantiser."
 )
 _NO_WEIGHTS = (
-    "needs weights to quantise: give the checkpoint as --reference, not its logits; of an architecture other than llama "
-    "give an F32 GGUF as --model"
+    "needs weights to quantise: give the checkpoint as --reference, not its logits; of an architecture other than "
+    "llama give an F32 GGUF as --model"
 )
 _ON_A_GRID = (
     "The reference's weights come from a quantised file, so that they lie on its grid already; what a type makes of "

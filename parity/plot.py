@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from worker.errors import UsageError
 from parity.choice import frontier
 from parity.matrix import Made
+from worker.errors import UsageError
 
 _FORMS = (".svg", ".png", ".pdf")
 _DOTS_PER_INCH = 150

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from worker.front.certificate import REPORT_FORMAT
 from parity.provenance import GENERATED_BY, Machine
+from worker.front.certificate import REPORT_FORMAT
 from worker.wire.numerics import Numerics
 
 # ── a level ──────────────────────────────────────────────────────────────────────────────────────

@@ -11,20 +11,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from worker.config.settings import Settings, flags_of
-from worker.front.client import configure
-from worker.llama.load import placed
-from worker.llama.placement import Placement
+from client.worker import ServedWorker
 from parity import corpus, neighbours
 from parity.bounds import Bounds
 from parity.case import Case, Say
-from client.worker import ServedWorker
 from parity.evidence import Candidate, longest
 from parity.levels import checkpoints, generation, logits, sampling, serving, tokenizer, weights
 from parity.llama.scoring import Scorer
 from parity.naming import not_comparable
 from parity.report import LEVELS, Level, not_run
 from parity.setups import EXACT, Served, costs_of, costs_of_graph, opened, served
+from worker.config.settings import Settings, flags_of
+from worker.front.client import configure
+from worker.llama.load import placed
+from worker.llama.placement import Placement
 from worker.wire.messages import Configure, TokenId
 from worker.wire.numerics import Numerics
 
@@ -155,7 +155,11 @@ class Run:
                 model = closing.enter_context(opened(case.f32_copy))
                 exact = closing.enter_context(Scorer(model, EXACT, n_ctx=n_ctx, n_threads=case.subject.n_threads))
                 f32_copy = Candidate(
-                    f"F32 copy{self._beside_a_gpu}", "F32", exact.logits, exact.greedy, allowed_for=costs_of_graph(architecture)
+                    f"F32 copy{self._beside_a_gpu}",
+                    "F32",
+                    exact.logits,
+                    exact.greedy,
+                    allowed_for=costs_of_graph(architecture),
                 )
             yield file, f32_copy
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from parity.compare import Summary, summarise
+from parity.evidence import FullLogits, ReferenceLogits, Window, longest
+from parity.llama.scoring import Scorer, Setup
 from worker.llama.devices import Device, choose_device, devices
 from worker.llama.invariance import type_k_of
 from worker.llama.load import load_weights
@@ -18,9 +21,6 @@ from worker.llama.numerics import numerics_of
 from worker.llama.placement import Placement
 from worker.model.info import ModelInfo
 from worker.model.memory import k_type
-from parity.compare import Summary, summarise
-from parity.evidence import FullLogits, ReferenceLogits, Window, longest
-from parity.llama.scoring import Scorer, Setup
 from worker.wire.messages import Configure
 from worker.wire.numerics import Numerics
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.worker_process import Event, WorkerProcess, text_of
-from worker.host import cpu_quota
-from worker.model.catalog import sha256_of
 from parity.bundle import DEFAULT_ROOT, Proof, check_clean, document, lines, markdown, verify, write
 from parity.provenance import new_run_id, now_rfc3339, this_machine, versions
 from parity.report import json_lines
+from tests.worker_process import Event, WorkerProcess, text_of
+from worker.host import cpu_quota
+from worker.model.catalog import sha256_of
 
 CHECKOUT = Path(__file__).parent.parent
 

@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md as tables: who may import what, checked by walking the source of worker/, parity/ and client/.
+"""The rooms of docs/architecture.md as tables: who may import what, checked by walking the source.
 
 A new rule is a new line in a table. tests/imports.py reads the source.
 """

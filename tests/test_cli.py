@@ -133,9 +133,7 @@ def test_the_command_of_another_package_names_the_library_that_is_missing(packag
     )
     found = python("-c", program)
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == (
-        f"llorch-worker: error: parity needs {package}: pip install -e '.[parity]' in a checkout\n"
-    )
+    assert found.stderr == (f"llorch-worker: error: parity needs {package}: pip install -e '.[parity]' in a checkout\n")
 
 
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:

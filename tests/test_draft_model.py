@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from parity.f32_copy import rewrite
+from parity.llama.quantise import quantise
 from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.llama.tiny import write_tiny
 from tests.shared_files import made_once, shared_folder
@@ -24,8 +26,6 @@ from worker.engine.loop import Engine
 from worker.errors import ModelLoadFailed
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
-from parity.f32_copy import rewrite
-from parity.llama.quantise import quantise
 from worker.wire.messages import DraftModelAsked, Finished, JobKey, Outbound, Sampling, StepDone
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]

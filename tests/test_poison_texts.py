@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.toy_engine import FRAGILE, POISON, POISON_TOKEN
 from tests.gguf_files import tiny_model
+from tests.toy_engine import FRAGILE, POISON, POISON_TOKEN
 from tests.worker_process import Event, WorkerProcess, check_order
 from worker.front.client import MAX_DEATHS
 

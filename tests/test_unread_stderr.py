@@ -22,7 +22,9 @@ class UnreadWorker(WorkerProcess):
     """Its log is read until it is ready, and then when the test says so."""
 
     def __init__(self, *arguments: str) -> None:
-        super().__init__(*arguments, command=(sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{TALKATIVE}"))
+        super().__init__(
+            *arguments, command=(sys.executable, "-m", "tests.fronted_by", f"tests.toy_engine:{TALKATIVE}")
+        )
         self._may_read = threading.Event()
 
     def _read(self) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx2
 import psutil
 
-from client.child import COMMAND, Child, Event, without_settings
-from client.sse import data_in
+from client.child import COMMAND, Child, without_settings
+from client.sse import data_of, frames_in
 from tests.backends.choice import chosen
 
 PATIENCE_S = 120.0
@@ -30,6 +30,9 @@ step wait for one another at every barrier when another worker takes a processor
 def own_environment() -> dict[str, str]:
     """This process's, without what sets a worker's settings, and with ONE_THREAD."""
     return without_settings() | ONE_THREAD
+
+
+Event = dict[str, Any]
 
 
 class WorkerProcess(Child):
@@ -163,7 +166,8 @@ class Stream:
 
     def __enter__(self) -> "Stream":
         self.response = self._exchange.__enter__()
-        self._data = data_in(self.response.iter_bytes())
+        self.frames = frames_in(self.response.iter_bytes())
+        """Those that were not read yet, comments among them."""
         return self
 
     def __exit__(
@@ -175,7 +179,7 @@ class Stream:
     def __iter__(self) -> Iterator[Event]:
         if self.response.status_code != httpx2.codes.OK:
             raise AssertionError(f"{self.response.status_code}: {self.response.read().decode()}")
-        for data in self._data:
+        for data in filter(None, map(data_of, self.frames)):
             yield json.loads(data)
 
     def until(self, kind: str) -> list[Event]:

@@ -228,8 +228,8 @@ def _hf_repo_option(*, has_flag: bool) -> SettingOption:
 
 
 def _command_line() -> click.RichGroup:
-    elsewhere = [CommandElsewhere(name, partial(imported, place), help) for name, (place, help) in _ELSEWHERE.items()]
-    elsewhere += [CommandElsewhere(name, partial(_of_a_package, name), help) for name, help in _OF_PACKAGES.items()]
+    elsewhere = [CommandElsewhere(name, partial(imported, place), line) for name, (place, line) in _ELSEWHERE.items()]
+    elsewhere += [CommandElsewhere(name, partial(_of_a_package, name), line) for name, line in _OF_PACKAGES.items()]
     group = CommandLine(
         name=PROGRAM,
         commands=[_serve_command(), *elsewhere],

@@ -16,8 +16,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.llama.model import Model
-from worker.model.info import read_info
 from parity.bounds import Bounds
 from parity.capture import capture
 from parity.llama.scoring import Scorer, Setup
@@ -25,6 +23,8 @@ from parity.naming import not_comparable
 from parity.points import CHECKPOINT, NAMES, Activations, Name, Point
 from parity.report import Check, Level, Series, Table, judged, not_run
 from parity.setups import opened
+from worker.llama.model import Model
+from worker.model.info import read_info
 from worker.sampling.sorted import softmax
 
 NAME = "checkpoints"

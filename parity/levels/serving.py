@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
-from parity.bounds import Bounds
 from client.execute import Answer, Request
 from client.worker import ServedWorker
+from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
+from parity.bounds import Bounds
 from parity.compare import logsumexp
 from parity.neighbours import N_NEIGHBOURS, NeighbourJob, Neighbours
 from parity.report import Check, Level, Table, judged

@@ -14,6 +14,8 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
+from parity.llama.kv_state import KvState, parse_kv_state
+from parity.llama.tensor_capture import TensorCapture
 from worker.engine.backend import Slice
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
@@ -21,8 +23,6 @@ from worker.llama.context import CACHE_TYPES, FLASH_ATTENTION, MAX_THREADS
 from worker.llama.model import Model
 from worker.llama.seq_ids import SeqIds
 from worker.model.memory import CELL_STEP
-from parity.llama.kv_state import KvState, parse_kv_state
-from parity.llama.tensor_capture import TensorCapture
 from worker.wire.messages import SlotId, TokenId
 
 Logits = NDArray[np.float32]

@@ -16,9 +16,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from worker.errors import UsageError
-from worker.model.gguf import read_header
-from worker.model.info import ModelInfo, read_info
 from parity.gguf_reader import used_by_transformers
 from parity.reference.libraries import (
     UNREADABLE,
@@ -31,6 +28,9 @@ from parity.reference.libraries import (
     transformers,
 )
 from parity.references import write_origin
+from worker.errors import UsageError
+from worker.model.gguf import read_header
+from worker.model.info import ModelInfo, read_info
 
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
 """Values of tokenizer.ggml.pre with which llama.cpp makes each digit a word (llama-vocab.cpp). transformers reads them

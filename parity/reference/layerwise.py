@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from worker.errors import UsageError
 from parity.reference.libraries import torch, transformers
 from parity.reference.tensors import CheckpointTensors
+from worker.errors import UsageError
 
 
 def layerwise(config: Any, folder: Path, dtype: Any, attention: str) -> Any:

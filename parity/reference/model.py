@@ -12,14 +12,14 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.errors import UsageError
-from worker.host import available_memory_bytes
 from parity.points import Activations
 from parity.reference.exact import attention_name, made_exact
 from parity.reference.hooks import Recorder
 from parity.reference.layerwise import layerwise
 from parity.reference.libraries import UNREADABLE, failure, quiet, torch, transformers
 from parity.reference.tensors import CheckpointTensors
+from worker.errors import UsageError
+from worker.host import available_memory_bytes
 
 LLAMA_FAMILY = ("llama", "mistral")
 """Values of `model_type` whose modules are llama's, name for name; llama.cpp reads both as `llama`."""

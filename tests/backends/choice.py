@@ -6,12 +6,12 @@ Owns the file's keys, what their absence means, and the words for a mistake. Kno
 
 import functools
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-import tomllib
 
 ROOT = Path(__file__).parents[2]
 FILE = ".llorch-test.toml"

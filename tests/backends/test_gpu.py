@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from parity import corpus
+from parity.bounds import Bounds
+from parity.evidence import Window
+from parity.setups import as_served, compute, opened
 from tests.backends.choice import chosen
 from tests.backends.conftest import LoadOn
 from tests.turns import NEAR, PROMPTS, answers, first_turns
@@ -16,10 +20,6 @@ from worker.llama.devices import Device, devices
 from worker.llama.load import LoadedRunner
 from worker.llama.residency import DRIVERS_OWN_BYTES
 from worker.model.info import read_info
-from parity import corpus
-from parity.bounds import Bounds
-from parity.evidence import Window
-from parity.setups import as_served, compute, opened
 
 SOFTWARE_S = 1800
 """The safety stop: a GPU takes seconds, a driver that computes on a busy processor many minutes."""

@@ -12,6 +12,9 @@ from typing import cast
 import msgspec
 import pytest
 
+from parity.bundle import proof_of, write
+from parity.report import LEVELS, Report, not_run, to_json
+from parity.setups import served
 from tests.front.rehearsal import FACTS, Stage
 from tests.gguf_files import TINY_METADATA, tiny_model, tiny_split
 from tests.parity.reports import BROKEN, SHA256, level, levels, report
@@ -27,9 +30,6 @@ from worker.front.state import Front
 from worker.llama.load import placed
 from worker.model.catalog import sha256_of
 from worker.model.info import read_info
-from parity.bundle import proof_of, write
-from parity.report import LEVELS, Report, not_run, to_json
-from parity.setups import served
 from worker.wire.messages import Loaded
 from worker.wire.numerics import Numerics
 

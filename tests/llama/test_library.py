@@ -5,11 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import LogLine

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from parity.setups import opened
 from tests.llama.conftest import MakeContext
 from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import GEMMA, NAMED_ONLY, RECURRENT, SLIDING, SLIDING_ONLY, Kind, write_random
@@ -26,7 +27,6 @@ from worker.engine.backend import MAX_DRAFTS
 from worker.llama.model import Model
 from worker.model.info import read_info
 from worker.model.memory import Demand, Plan, logits_bytes, plan_of
-from parity.setups import opened
 
 TOLERANCE = 0.1
 """Of what is allocated. The graph is estimated, the rest is exact but for rows of logits that are allocated later."""

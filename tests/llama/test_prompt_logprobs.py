@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 from msgspec.structs import replace as with_changes
 
+from parity.llama.scoring import Scorer, Setup
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from worker.engine.backend import MAX_TOPS, BadBatch, Score, Scoring, Slice, Step
 from worker.engine.config import EngineConfig
@@ -12,7 +13,6 @@ from worker.engine.loop import Engine
 from worker.engine.sequence import NO_SCORE
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from parity.llama.scoring import Scorer, Setup
 from worker.sampling.logprobs import log_probabilities
 from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, SlotId, StepDone, TokenId
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parity.setups import opened
 from tests.llama.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
@@ -18,7 +19,6 @@ from worker.llama.constraint import Constraint, Constraints
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from parity.setups import opened
 from worker.wire.messages import Sampling, SlotId, TokenId, TopToken
 
 CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"

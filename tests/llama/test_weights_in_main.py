@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from parity.setups import cpu
 from tests.llama.shapes import MIXTURE, TINY_LLAMA, Shape, write_shape
 from tests.llama.test_load import configuration
 from tests.llama.tiny import write_tiny
@@ -26,7 +27,6 @@ from worker.llama.repack import TILES, layout_of, repacking_of
 from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor
 from worker.model.info import read_info
-from parity.setups import cpu
 from worker.wire.messages import Configure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is held is read from /proc")

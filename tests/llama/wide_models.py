@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from llama_cpp import llama_cpp as capi
 
+from parity.llama.quantise import FILE_TYPES
 from tests.gguf_files import F32, Value
 from tests.llama.random_models import Shapes, write_tensors
 from tests.llama.tiny import TOKENS, vocabulary
 from worker.llama.library import open_library
-from parity.llama.quantise import FILE_TYPES
 
 QUANTISED = {name: ftype for name, ftype in FILE_TYPES.items() if name != "F32"} | {"Q3_K_M": 12, "Q2_K": 10, "Q5_0": 8}
 """llama_ftype."""

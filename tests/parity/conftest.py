@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.shared_files import made_once, shared_folder
 from parity import corpus
 from parity.bounds import Bounds
 from parity.case import Case, Subject
@@ -14,6 +13,7 @@ from parity.reference.checkpoint import dequantise
 from parity.reference.model import Reference
 from parity.reference.tensors import CheckpointTensors
 from parity.report import ReferenceUsed
+from tests.shared_files import made_once, shared_folder
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.loopback import LoopbackServer, QuietHandler
 from parity.compare import logsumexp
+from tests.loopback import LoopbackServer, QuietHandler
 
 Rows = Mapping[tuple[int, ...], NDArray[np.float32]]
 """A prompt's tokens → the logits of what follows."""

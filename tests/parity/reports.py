@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.wire.test_numerics import ON_A_CPU
 from parity.provenance import Machine
 from parity.report import (
     LEVELS,
@@ -19,6 +18,7 @@ from parity.report import (
     not_run,
     report_of,
 )
+from tests.wire.test_numerics import ON_A_CPU
 from worker.wire.numerics import Numerics
 
 SHA256 = "0123456789abcdef" * 4

@@ -6,15 +6,15 @@ from math import inf
 import numpy as np
 import pytest
 
-from tests.parity.made_answers import answer, row
+from client.execute import Drawn, Top
 from parity.answers import N_DRAWN, N_TOP, Parting, miss_at_parting, parting, parting_from, worst_draw
-from client.execute import END, Drawn, Top
-from worker.protocol.events import EndEvent, MetricsEvent, StartedEvent, choose_dialect
+from tests.parity.made_answers import answer, row
 from worker.protocol.execute import narrow
 from worker.sampling.draw import uniform
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import sample
-from worker.wire.messages import Finished, JobKey, Logprob, Sampling, TokenId, TopToken
+from worker.wire.messages import Sampling
+
 
 def test_answers_part_at_their_first_difference_by_what_either_row_says() -> None:
     one = answer([row(1), row(2, {2: -1.0, 3: -1.25}), row(4)])

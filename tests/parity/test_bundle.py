@@ -13,8 +13,6 @@ from typing import get_args
 
 import pytest
 
-from tests.parity.reports import report
-from worker.errors import UsageError, WorkerError
 from parity.bundle import (
     COMMON,
     MANIFEST,
@@ -30,6 +28,8 @@ from parity.bundle import (
     write,
 )
 from parity.provenance import code_revision, new_run_id, this_machine, versions
+from tests.parity.reports import report
+from worker.errors import UsageError, WorkerError
 
 PROOF = Proof(
     type="determinism",

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.parity.tiny_llama import BOS, write_tiny_llama
-from worker.errors import UsageError
 from parity.case import gather, plan_windows, windows_of
 from parity.evidence import LONG, SHORT, Window
 from parity.reference.model import Reference
+from tests.parity.tiny_llama import BOS, write_tiny_llama
+from worker.errors import UsageError
 
 pytestmark = pytest.mark.torch
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parity.naming import Naming
+from parity.reference.checkpoint import dequantise
+from parity.reference.model import Reference
+from parity.reference.tensors import CheckpointTensors
 from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
 from tests.parity.plain_llama import PlainLlama
 from tests.parity.small_gguf import dequantised, stored
 from worker.errors import UsageError
 from worker.model.info import read_info
-from parity.naming import Naming
-from parity.reference.checkpoint import dequantise
-from parity.reference.model import Reference
-from parity.reference.tensors import CheckpointTensors
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,6 @@ import pytest
 from gguf import GGUFReader
 from numpy.typing import ArrayLike, NDArray
 
-from tests.parity.made_activations import layer_points
 from parity.bounds import Bounds
 from parity.capture import capture
 from parity.levels.checkpoints import N_TOKENS, Expected, run
@@ -21,6 +20,7 @@ from parity.points import Activations
 from parity.reference.model import Reference
 from parity.report import Level
 from parity.setups import opened
+from tests.parity.made_activations import layer_points
 
 pytestmark = pytest.mark.model
 

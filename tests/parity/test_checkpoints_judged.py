@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.parity.made_activations import CONTINUATION, N_LAYERS, all_points, expected, found
 from parity.bounds import Bounds
 from parity.levels.checkpoints import LINES, Computed, Expected, judge
 from parity.points import CHECKPOINT, NAMES, Point
 from parity.report import Level
+from tests.parity.made_activations import CONTINUATION, N_LAYERS, all_points, expected, found
 
 LOGITS = Point.of("logits", N_LAYERS)
 

@@ -1,23 +1,23 @@
 """`parity`: the commands on the real model against committed reference logits, and everything a user can get wrong."""
 
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import tomllib
 
+from parity.bounds import Bounds
+from parity.bundle import verify
+from parity.f32_copy import rewrite
+from parity.report import Report, from_json, to_json
 from tests.parity.golden_logits import GOLDEN, without_torch
 from tests.parity.reports import report
 from tests.worker_process import WorkerProcess
 from worker.cli import run
 from worker.errors import WorkerError
 from worker.front.certificate import read_certificate
-from parity.bounds import Bounds
-from parity.bundle import verify
-from parity.f32_copy import rewrite
-from parity.report import Report, from_json, to_json
 
 SERVED_WITH = ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.parity.made_logits import N_VOCAB, MadeModel, made_reference, made_windows
 from parity.evidence import N_FULL_ROWS, FullLogits, Window, spread
+from tests.parity.made_logits import N_VOCAB, MadeModel, made_reference, made_windows
 
 
 def test_rows_are_those_that_were_made_and_cannot_be_written(tmp_path: Path) -> None:

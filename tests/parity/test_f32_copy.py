@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
+from parity.f32_copy import open_gguf, rewrite, row_blocks, write_f32_copy
+from parity.llama.quantise import FILE_TYPES, quantise
 from tests.gguf_files import F32, TensorRow, Typed, Value, tiny_model, tiny_split
 from tests.llama.tiny import N_EMBD, TOKENS, write_tiny
 from tests.parity.small_gguf import (
@@ -23,8 +25,6 @@ from worker.errors import BadModelFile, ModelNotFound, UsageError, WorkerError
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
-from parity.f32_copy import open_gguf, rewrite, row_blocks, write_f32_copy
-from parity.llama.quantise import FILE_TYPES, quantise
 from worker.wire.messages import TokenId
 
 

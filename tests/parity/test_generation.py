@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference
 from parity.bounds import Bounds
 from parity.evidence import Candidate, FullLogits, Window
 from parity.levels import generation
 from parity.logits_file import LogitsFile, write_logits_file
+from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference
 
 
 @pytest.fixture(scope="module")

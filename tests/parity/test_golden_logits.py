@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parity.logits_file import LogitsFile
 from tests.parity.golden_logits import GOLDEN, without_torch
 from worker.cli import run
-from parity.logits_file import LogitsFile
 
 
 @pytest.mark.model

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from parity.naming import to_gguf_order
+from parity.reference.model import Dtype, Reference
+from parity.reference.tensors import CheckpointTensors
 from tests.llama.tiny import TOKENS as LLAMA_TOKENS
 from tests.llama.tiny import TYPES
 from tests.parity.small_gguf import gguf_name
 from tests.parity.tiny_llama import RMS_NORM_EPS, ROPE_THETA, TOKENS, write_tiny_llama
 from worker.errors import UsageError
-from parity.naming import to_gguf_order
-from parity.reference.model import Dtype, Reference
-from parity.reference.tensors import CheckpointTensors
 
 N_HEADS = 8
 """Of the large checkpoint."""

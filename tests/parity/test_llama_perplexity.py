@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.parity.llama_perplexity import LENGTH, N_THREADS, Rows, Tool, build, ours, rows_of, windows_of
-from worker.llama.invariance import has_own_products
 from parity import corpus
 from parity.llama.quantise import quantise
+from tests.parity.llama_perplexity import LENGTH, N_THREADS, Rows, Tool, build, ours, rows_of, windows_of
+from worker.llama.invariance import has_own_products
 
 pytestmark = [pytest.mark.model, pytest.mark.peer]
 

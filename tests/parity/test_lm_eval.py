@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.environments import environment
-from tests.worker_process import Event, serve_default
 from parity.bounds import Bounds
 from parity.reference.model import Reference
+from tests.clients.environments import environment
+from tests.worker_process import Event, serve_default
 
 pytestmark = [pytest.mark.process, pytest.mark.model, pytest.mark.torch, pytest.mark.clients, pytest.mark.timeout(1800)]
 

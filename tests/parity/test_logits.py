@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference, noisy
 from parity.bounds import Bounds
 from parity.evidence import FullLogits, Kind
 from parity.levels import logits
 from parity.logits_file import LogitsFile, write_logits_file
 from parity.report import Level
+from tests.parity.made_logits import PROVENANCE, MadeModel, Rows, candidate, made_reference, noisy
 
 KINDS: list[Kind] = ["short", "short", "long", "continuation", "long"]
 

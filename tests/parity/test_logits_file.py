@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tests.parity.made_logits import N_VOCAB, PROVENANCE, MadeModel, Rows, made_reference, made_windows, noisy
-from worker.errors import UsageError
 from parity.compare import Positions, summarise
 from parity.evidence import FullLogits, Kind
 from parity.logits_file import N_TOP, LogitsFile, write_logits_file
+from tests.parity.made_logits import N_VOCAB, PROVENANCE, MadeModel, Rows, made_reference, made_windows, noisy
+from worker.errors import UsageError
 
 HARD_IDS = ((1, 2, 3), (), (599,))
 KINDS: list[Kind] = ["short", "long", "long", "continuation"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.small_gguf import read_tensor, with_tensor
 from parity import matrix, plot
 from parity.bounds import Bounds
 from parity.case import Case
@@ -16,6 +15,7 @@ from parity.compare import Summary, compare_full, summarise
 from parity.evidence import SHORT
 from parity.matrix import Made, Stored
 from parity.report import Level
+from tests.parity.small_gguf import read_tensor, with_tensor
 from worker.config.settings import Settings
 from worker.errors import UsageError
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parity.naming import not_comparable, to_checkpoint_order, to_gguf_order
 from tests.gguf_files import TensorRow, tiny_model
 from tests.parity.small_gguf import (
     SHAPES,
@@ -18,7 +19,6 @@ from tests.parity.small_gguf import (
     write_gguf,
 )
 from worker.model.info import read_info
-from parity.naming import not_comparable, to_checkpoint_order, to_gguf_order
 
 
 @given(n_heads=st.integers(1, 5), n_pairs=st.integers(1, 9), columns=st.integers(1, 3))

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.llama_perplexity import LENGTH, N_THREADS, build, ours, rows_of, windows_of
-from tools.markdown import table
-from tools.trained_model import Trained, train
-from worker.config.settings import Settings
-from worker.host import available_memory_bytes
 from parity import corpus, matrix
 from parity.bounds import Bounds
 from parity.case import Subject, from_checkpoint
 from parity.llama.quantise import quantise
 from parity.report import LEVELS
 from parity.run import Run
+from tests.parity.llama_perplexity import LENGTH, N_THREADS, build, ours, rows_of, windows_of
+from tools.markdown import table
+from tools.trained_model import Trained, train
+from worker.config.settings import Settings
+from worker.host import available_memory_bytes
 
 pytestmark = [pytest.mark.model, pytest.mark.torch, pytest.mark.timeout(1800)]
 

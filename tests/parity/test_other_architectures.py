@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.parity.other_architectures import convert, write_gemma2, write_gemma3, write_qwen2, write_qwen3
-from tests.parity.small_gguf import read_tensor
-from worker.llama.model import Model
+from client.worker import ServedWorker
 from parity import corpus, neighbours
 from parity.bounds import Bounds
 from parity.case import gather, plan_windows
-from client.worker import ServedWorker
 from parity.corpus import HardText
 from parity.evidence import SHORT, Candidate, FullLogits
 from parity.f32_copy import rewrite
@@ -29,6 +26,9 @@ from parity.llama.scoring import Scorer, Setup
 from parity.reference.model import Reference
 from parity.report import Level
 from parity.setups import GELU, opened
+from tests.parity.other_architectures import convert, write_gemma2, write_gemma3, write_qwen2, write_qwen3
+from tests.parity.small_gguf import read_tensor
+from worker.llama.model import Model
 from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model
@@ -174,6 +174,8 @@ def test_serving_level_passes_with_the_references_continuations(made: Made, mode
     front = [] if made.reference.facts.bos is None else [made.reference.facts.bos]
     tokens = made.reference.greedy([[*front, *made.reference.tokenize(prompt)] for prompt in prompts], N_CONTINUED)
     expected = Expected(tokens, ends=frozenset(int(end) for end in model.ends))
-    with ServedWorker.of(made.gguf, *neighbours.FLAGS, "--threads", "1", "--ctx-size", "1024", "--device", "cpu") as worker:
+    with ServedWorker.of(
+        made.gguf, *neighbours.FLAGS, "--threads", "1", "--ctx-size", "1024", "--device", "cpu"
+    ) as worker:
         level, _ = serving.run(worker, prompts, expected, bounds, n_tokens=N_CONTINUED)
     assert level.verdict == "pass", level.summary

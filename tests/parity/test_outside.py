@@ -13,15 +13,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.loopback import LoopbackServer, QuietHandler
-from tests.parity.golden_logits import GOLDEN
-from tests.parity.llama_server import LlamaServerStandIn, Rows
-from tests.parity.made_logits import PROVENANCE, made_reference
-from tests.parity.relay import Event, Relay
-from tests.worker_process import WorkerProcess
-from worker.cli import run
-from worker.errors import UsageError, WorkerError
-from worker.front.certificate import read_certificate
 from parity import corpus
 from parity.bounds import Bounds
 from parity.bundle import verify
@@ -36,6 +27,15 @@ from parity.report import Level, Report, from_json
 from parity.servers import opened
 from parity.setups import as_served
 from parity.setups import opened as opened_file
+from tests.loopback import LoopbackServer, QuietHandler
+from tests.parity.golden_logits import GOLDEN
+from tests.parity.llama_server import LlamaServerStandIn, Rows
+from tests.parity.made_logits import PROVENANCE, made_reference
+from tests.parity.relay import Event, Relay
+from tests.worker_process import WorkerProcess
+from worker.cli import run
+from worker.errors import UsageError, WorkerError
+from worker.front.certificate import read_certificate
 from worker.wire.messages import TokenId
 
 pytestmark = [pytest.mark.model, pytest.mark.process]

@@ -14,13 +14,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.parity.golden_logits import GOLDEN
-from tests.worker_process import PATIENCE_S
 from parity.bounds import Bounds
 from parity.case import Subject
 from parity.outside import Outside
 from parity.report import Level
 from parity.servers import opened
+from tests.parity.golden_logits import GOLDEN
+from tests.worker_process import PATIENCE_S
 
 pytestmark = [pytest.mark.model, pytest.mark.peer]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.small_gguf import read_tensor, with_tensor
 from parity import corpus
 from parity.bounds import Bounds
 from parity.case import gather
@@ -21,6 +20,7 @@ from parity.levels import generation, logits, sampling
 from parity.llama.scoring import Scorer, Setup
 from parity.reference.model import Reference
 from parity.setups import as_served, opened
+from tests.parity.small_gguf import read_tensor, with_tensor
 
 pytestmark = [pytest.mark.model, pytest.mark.parity]
 

@@ -8,6 +8,9 @@ import pytest
 import transformers
 from numpy.typing import NDArray
 
+from parity.points import NAMES, ONCE, Activations, Name, Point
+from parity.reference.model import Reference
+from parity.reference.tensors import CheckpointTensors
 from tests.parity.made_activations import layer_points
 from tests.parity.plain_llama import PlainLlama
 from tests.parity.tiny_llama import (
@@ -23,9 +26,6 @@ from tests.parity.tiny_llama import (
     write_tiny_llama,
 )
 from worker.errors import UsageError
-from parity.points import NAMES, ONCE, Activations, Name, Point
-from parity.reference.model import Reference
-from parity.reference.tensors import CheckpointTensors
 
 pytestmark = pytest.mark.torch
 

@@ -12,10 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.gguf_files import tiny_model
-from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
-from tests.parity.tiny_llama import write_tiny_llama
-from worker.errors import UsageError
 from parity.case import Subject
 from parity.references import (
     CHECKPOINT,
@@ -27,6 +23,10 @@ from parity.references import (
     remember,
     write_origin,
 )
+from tests.gguf_files import tiny_model
+from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
+from tests.parity.tiny_llama import write_tiny_llama
+from worker.errors import UsageError
 
 REPO = "acme/tiny"
 UNWANTED = {"pytorch_model.bin": b"pickle", "modeling_tiny.py": b"raise SystemExit", "README.md": b"# Tiny"}

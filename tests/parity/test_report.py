@@ -9,7 +9,6 @@ from math import isnan
 import numpy as np
 import pytest
 
-from tests.parity.reports import ANYTHING, BROKEN, FAILED, HOLDS, NOT_A_NUMBER, level, levels, report
 from parity.markdown import LONGEST_OPEN_TABLE, cell, number, to_markdown
 from parity.report import (
     LEVELS,
@@ -23,6 +22,7 @@ from parity.report import (
     overall,
     to_json,
 )
+from tests.parity.reports import ANYTHING, BROKEN, FAILED, HOLDS, NOT_A_NUMBER, level, levels, report
 
 VERDICTS: tuple[Verdict, ...] = ("pass", "fail", "not run")
 

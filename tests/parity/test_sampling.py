@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
 from parity import formula
 from parity.bounds import Bounds
 from parity.evidence import FullLogits
@@ -15,6 +14,7 @@ from parity.levels import sampling
 from parity.levels.sampling import GRID, Distribution, Sampler
 from parity.logits_file import LogitsFile, write_logits_file
 from parity.report import Level
+from tests.parity.made_logits import PROVENANCE, Rows, candidate, made_reference, noisy
 from worker.sampling.draw import uniform
 from worker.sampling.sample import candidates, sample
 from worker.wire.messages import Sampling

@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.made_answers import answer, row
-from tests.parity.relay import Event, Relay
-from tests.parity.small_gguf import read_tensor, with_tensor
-from worker.llama.devices import choose_device, devices
-from worker.llama.model import Model
-from parity.bounds import Bounds
 from client.child import NotServed
 from client.execute import Answer, Drawn, Request, Top, unanswered
 from client.worker import Health, ServedWorker
+from parity.bounds import Bounds
 from parity.levels.serving import SEEDS, Expected, Question, Served, judge, run
 from parity.llama.scoring import Scorer
 from parity.neighbours import FLAGS, N_NEIGHBOURS, NeighbourJob
 from parity.report import Level
 from parity.setups import as_served
+from tests.parity.made_answers import answer, row
+from tests.parity.relay import Event, Relay
+from tests.parity.small_gguf import read_tensor, with_tensor
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
 from worker.sampling.draw import uniform
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parity.evidence import Window
+from parity.setups import EXACT, as_served, compute, evaluated, served
 from tests.parity.made_logits import made_reference
 from worker.config.settings import Settings
 from worker.front.client import configure
 from worker.llama.invariance import has_own_products
 from worker.llama.load import load_runner, placed
 from worker.model.info import read_info
-from parity.evidence import Window
-from parity.setups import EXACT, as_served, compute, evaluated, served
 
 
 def test_the_longest_windows_are_taken_until_there_are_enough_tokens(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from parity.reference.tensors import CheckpointTensors
 from tests.parity.tiny_llama import write_tiny_llama
 from worker.errors import UsageError
-from parity.reference.tensors import CheckpointTensors
 
 pytestmark = pytest.mark.torch
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from worker.llama.model import Model
 from parity import corpus
 from parity.bounds import Bounds
 from parity.corpus import HardText, decode
@@ -14,6 +13,7 @@ from parity.levels import tokenizer
 from parity.reference.model import ReferenceTokenizer
 from parity.report import Level
 from parity.setups import opened
+from worker.llama.model import Model
 from worker.wire.messages import TokenId
 
 # ── a tokenizer that one can read ────────────────────────────────────────────────────────────────

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from parity.bundle import COMMON, MANIFEST, REPORT_TEXT, proof_of, verify, write
 from tests.parity.reports import BROKEN, FAILED, level, levels, report
 from worker.errors import UsageError
-from parity.bundle import COMMON, MANIFEST, REPORT_TEXT, proof_of, verify, write
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from parity.bounds import Bounds
+from parity.f32_copy import open_gguf
+from parity.levels import weights
+from parity.llama.quantise import FILE_TYPES, quantise
+from parity.naming import to_checkpoint_order, to_gguf_order
+from parity.reference.tensors import CheckpointTensors
+from parity.report import Check, Level
 from tests.parity.small_gguf import (
     HEAD_DIM,
     N_EMBD,
@@ -19,13 +26,6 @@ from tests.parity.small_gguf import (
     write_gemma,
     write_gguf,
 )
-from parity.bounds import Bounds
-from parity.f32_copy import open_gguf
-from parity.levels import weights
-from parity.llama.quantise import FILE_TYPES, quantise
-from parity.naming import to_checkpoint_order, to_gguf_order
-from parity.reference.tensors import CheckpointTensors
-from parity.report import Check, Level
 
 Q, GATE = "model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
 

@@ -9,12 +9,12 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from parity.llama.scoring import Scorer, Setup
 from tools.bench.prompts import Prompts, common_words
 from tools.made_model import BLOCK_BYTES, Q4_K, SHAPES, Shape, made_model
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
-from parity.llama.scoring import Scorer, Setup
 
 TINY = SHAPES["tiny"]
 TIED = replace(TINY, name="tied", n_vocab=40_000, is_tied=True)

@@ -1,5 +1,6 @@
 """Requests to the routes of `/v1` over real sockets, and what their streams hold."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from typing import Any
 import httpx2
 
 from client.openai import DONE
-from client.sse import Frames, data_of
+from client.sse import Frames, data_of, is_comment
 from tests.worker_process import PATIENCE_S, WorkerProcess
 
 COMPLETIONS = "/v1/completions"
@@ -49,7 +50,7 @@ def streamed(worker: WorkerProcess, path: str, fields: Json) -> Iterator[tuple[h
 def frames(response: httpx2.Response) -> Iterator[Any]:
     found = Frames()
     for data in response.iter_bytes():
-        for frame in found.feed(data):
+        for frame in itertools.filterfalse(is_comment, found.feed(data)):
             assert frame.startswith(b"data: ")
             yield "[DONE]" if data_of(frame) == DONE else json.loads(data_of(frame))
     assert found.rest == b""

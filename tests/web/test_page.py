@@ -17,9 +17,9 @@ import pytest
 from tests.chromium import Browser, Tab, chromium
 from tests.gated_engine import front_command
 from tests.gguf_files import tiny_model
-from tests.toy_engine import ANSWER, HOSTILE
 from tests.hostile_texts import PATIENCE, TEXTS
 from tests.path_proxy import below_a_path
+from tests.toy_engine import ANSWER, HOSTILE
 from tests.web.wire import request_of
 from tests.worker_process import PATIENCE_S, Stream, WorkerProcess, eventually, serve_default
 from worker.web.chat_page import PAGE_PATHS

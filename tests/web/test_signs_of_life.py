@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from client.sse import is_comment
 from tests.front.rehearsal import Stage, rehearse
 from tests.web import lively_worker
 from tests.web.openai_client import CHAT
@@ -206,8 +207,7 @@ def wait_for_silence(stream: Stream, n_signs: int = 10) -> None:
     """Wait until this many signs have come one after the other: a second without an event."""
     n_found = 0
     while n_found < n_signs:
-        line = next(stream._lines)
-        n_found = n_found + 1 if line.startswith(":") else n_found if not line else 0
+        n_found = n_found + 1 if is_comment(next(stream.frames)) else 0
 
 
 @pytest.mark.process

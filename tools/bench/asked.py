@@ -9,18 +9,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 import worker
+from client.child import without_settings
+from parity.provenance import now_rfc3339, this_machine
 from tools.bench.peaks import peaks
 from tools.bench.report import Circumstances
 from tools.bench.roofs import Roof, Weights
 from tools.bench.scenarios import LARGE, SCENARIOS, Scenario
-from client.child import without_settings
 from tools.bench.servers import IK_SERVER, LLAMA_SERVER, OURS, Plan, found, llama_server, our_worker
 from tools.bench.session import Found, Wanted
 from tools.bench.sides import LlamaBench, Part
 from worker.commands.places import present
 from worker.errors import UsageError
 from worker.model.info import read_info
-from parity.provenance import now_rfc3339, this_machine
 
 OVERLOAD = "overload"
 _N_REFUSALS = 10_000

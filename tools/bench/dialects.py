@@ -1,6 +1,7 @@
 """How servers are asked and how their streams are read: `/execute` and chats of ours, `/completion` of llama-server.
 
-Owns the requests, and every field name of llama-server's wire; client/ has what ours answers. Refuses to know sockets (exchange.py) and when a request is due (load.py). Pure.
+Owns the requests, and every field of llama-server's wire; client/ has what ours answers. Refuses to know sockets
+(exchange.py) and when a request is due (load.py). Pure.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import msgspec
 
 from client import execute
 from client.openai import Chunk, Error
-from client.sse import Frames
+from client.sse import Frames, is_comment
 from tools.bench.answers import Answer, Ask
 from tools.bench.exchange import Exchange
 
@@ -204,5 +205,5 @@ def sse(exchange: Exchange) -> Iterator[tuple[float, bytes]]:
     for at_s, piece in exchange.pieces:
         for frame in frames.feed(piece):
             # An error of llama-server's is no `data`.
-            if (place := frame.find(b"{")) >= 0:
+            if (place := frame.find(b"{")) >= 0 and not is_comment(frame):
                 yield at_s, frame[place:]

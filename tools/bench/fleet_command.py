@@ -21,6 +21,7 @@ import rich_click as click
 import uvloop
 
 from client.child import without_settings
+from parity.provenance import Machine, now_rfc3339, this_machine
 from tools.bench.answers import per_s, percentile
 from tools.bench.conversations import Shape, Turn, converse
 from tools.bench.fleet import CACHE_AWARE, KV_AWARE, RAY, ROUND_ROBIN, SIDES, Means, fleet
@@ -30,7 +31,6 @@ from tools.markdown import Cells, table
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
 from worker.errors import UsageError
-from parity.provenance import Machine, now_rfc3339, this_machine
 
 LEAST_HITS, MOST_FIRST_TOKEN = 2.0, 0.5
 """Of what round robin has."""

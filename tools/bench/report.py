@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
+from parity.provenance import Machine
 from tools.bench.measures import Bound, Measure, Unit
 from tools.bench.overload import Overload
 from tools.bench.processes import Memory
@@ -15,7 +16,6 @@ from tools.bench.prompts import Text
 from tools.bench.roofs import Roof
 from tools.bench.scenarios import Scenario
 from tools.bench.sides import Side, Turn
-from parity.provenance import Machine
 
 MB = 1_000_000
 FRONT_LIMIT_BYTES = 120 * MB

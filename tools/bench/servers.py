@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from client.child import START_S, end, without_settings
+from client.child import START_S, end
 from tools.bench.dialects import Dialect, LlamaServer, Ours
 from tools.bench.exchange import Address, NotReached, ask_once
 from tools.bench.load import Server

@@ -17,6 +17,7 @@ import msgspec
 import rich_click as click
 import uvloop
 
+from parity.llama.quantise import FILE_TYPES, quantise
 from tools import CHECKOUT
 from tools.bench.asked import Asked
 from tools.bench.load_command import split_flags, tell
@@ -32,7 +33,6 @@ from tools.made_model import SHAPES, made_model
 from tools.markdown import Cells, table
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
-from parity.llama.quantise import FILE_TYPES, quantise
 
 _USUAL = ("Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "llama-3.2-1b", "mistral-7b")
 _MADE = CHECKOUT / ".bench" / "models"

@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from parity.provenance import code_revision, now_rfc3339, this_machine, versions
 from tools.cuda_check.report import Gpu, Machine, Report
 from worker.host import available_memory_bytes, cpu_quota
-from parity.provenance import code_revision, now_rfc3339, this_machine, versions
 
 _ASKED = ("name", "driver_version", "compute_cap", "memory.total")
 _MIB = 2**20

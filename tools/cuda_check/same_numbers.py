@@ -13,17 +13,17 @@ from tempfile import TemporaryDirectory
 import msgspec
 import numpy as np
 
+from parity.bounds import Bounds
+from parity.compare import Summary
+from parity.evidence import LONG, Window
+from parity.logits_file import LogitsFile
+from parity.setups import as_served, compute, cpu, evaluated
 from tools import CHECKOUT
 from tools.cuda_check.report import Figure
 from worker.host import cpu_quota
 from worker.llama.devices import choose_device, devices
 from worker.model.catalog import sha256_of
 from worker.model.info import read_info
-from parity.bounds import Bounds
-from parity.compare import Summary
-from parity.evidence import LONG, Window
-from parity.logits_file import LogitsFile
-from parity.setups import as_served, compute, cpu, evaluated
 
 GOLDEN = CHECKOUT / "tests" / "parity" / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"
 _SEED = 1

@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 import msgspec
 import uvloop
 
+from client.child import without_settings
 from tools.bench.answers import Answer, Ask, per_s, whole_rate
 from tools.bench.load import Server, play
 from tools.bench.prompts import Prompts
-from client.child import without_settings
 from tools.bench.servers import our_worker, served
 from tools.bench.steps import step_costs
 from tools.cuda_check.report import Figure

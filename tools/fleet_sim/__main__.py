@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import rich_click as click
 import uvloop
 
+from client.child import without_settings
 from tools.bench.exchange import Address
 from tools.bench.load_command import split_flags
 from tools.bench.measures import check as raise_if_missed
-from client.child import without_settings
 from tools.bench.servers import our_worker
 from tools.command_line import exit_code
 from tools.fleet_sim.check import BOUND, Checked, Wanted, check

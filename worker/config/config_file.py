@@ -4,12 +4,12 @@ Owns: which keys and types a file may have. It is read as a whole, so that a mis
 a flag overrides it. Refuses to know: which source decides (click), and which values are allowed (settings.py).
 """
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
-import tomllib
 from click.types import BoolParamType
 
 from worker.config.option import ANY_PATH, Origin, SettingOption, Text

@@ -8,13 +8,13 @@ Runs before the front's loop starts and in the `models` commands.
 import difflib
 import hashlib
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, unquote
 
 import msgspec
-import tomllib
 from msgspec import Meta
 
 from worker.errors import ModelNotFound, UsageError

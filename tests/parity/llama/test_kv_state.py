@@ -5,11 +5,11 @@ import struct
 import numpy as np
 import pytest
 
-from tests.llama.conftest import Loaded
-from worker.llama.model import Model
 from parity.llama.kv_state import KvState, parse_kv_state
 from parity.llama.scoring import Scorer, Setup
 from parity.llama.tensor_capture import TensorCapture
+from tests.llama.conftest import Loaded
+from worker.llama.model import Model
 
 TOKENS = [504, 1761, 3156, 282, 260, 2667]
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from parity.llama.quantise import FILE_TYPES, quantise
 from tests.llama.tiny import write_tiny
 from worker.errors import ModelLoadFailed, UsageError
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
-from parity.llama.quantise import FILE_TYPES, quantise
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from parity.llama.scoring import Scorer, Setup
 from tests.llama.conftest import Loaded, MakeContext, slice_of
 from worker.errors import ModelLoadFailed
 from worker.llama.model import Model
-from parity.llama.scoring import Scorer, Setup
 from worker.wire.messages import TokenId
 
 TOKENS = [504, 1761, 3156, 282, 260, 2667]

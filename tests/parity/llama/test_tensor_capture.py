@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.llama.conftest import Loaded
 from parity.llama.scoring import Scorer, Setup
 from parity.llama.tensor_capture import BF16, F16, F32, Copy, TensorCapture, widened
+from tests.llama.conftest import Loaded
 
 TOKENS = [504, 1761, 3156, 282, 260, 2667]
 

@@ -1,11 +1,11 @@
 """A report with a bit of everything."""
 
+from parity.provenance import this_machine
 from tools.bench.overload import Overload
 from tools.bench.peaks import Peaks
 from tools.bench.processes import Memory
 from tools.bench.report import Circumstances, Line, Report, Resident, Spread
 from tools.bench.roofs import Roof, Weights
-from parity.provenance import this_machine
 
 ROOF = Roof(Weights(100_000_000, 100_000_000, 20_000_000), Peaks(100_000_000, 40e9, 1e12, "amx"))
 CIRCUMSTANCES = Circumstances(

@@ -152,7 +152,7 @@ class _Handler(QuietHandler):
         n_tokens = job["max_tokens" if is_ours else "n_predict"] - manner.n_fewer
         n_prompt = len(job["prompt"].split())
         if is_ours:
-            self._send([{"type": "started", "job_id": job["job_id"], "prompt_tokens": n_prompt}])
+            self._send([{"type": "started", "job_id": job["job_id"], "seed": 1, "prompt_tokens": n_prompt}])
         for number in range(n_tokens):
             if number == manner.cut_after:
                 self.close_connection = True

@@ -18,7 +18,7 @@ GREEDY = Ask(prompt="one two", n_tokens=7)
 SAMPLED = Ask(prompt="one two", n_tokens=7, temperature=0.8, top_p=0.95, seed=11)
 
 OURS_STREAM = (
-    b'data: {"type":"started","job_id":"1","prompt_tokens":5}\n\n'
+    b'data: {"type":"started","job_id":"1","seed":1,"prompt_tokens":5}\n\n'
     b'data: {"type":"token","t":" {caf\xc3\xa9}","i":0}\n\n'
     b'data: {"type":"metrics","tokens_per_sec":3.5}\n\n'
     b'data: {"type":"token","t":"b","i":1}\n\n'
@@ -148,7 +148,7 @@ def test_bytes_that_are_no_event_are_an_error_of_that_answer(dialect: Dialect, g
 @pytest.mark.parametrize(
     ("dialect", "end"),
     [
-        (DIALECTS[0], b'data: {"type":"end","tokens_sampled":4}\n\n'),
+        (DIALECTS[0], b'data: {"type":"end","stop_reason":"MAX_TOKENS","tokens_sampled":4}\n\n'),
         (DIALECTS[1], b'data: {"content":"","stop":true,"timings":{"predicted_n":4}}\n\n'),
     ],
 )

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from parity.provenance import this_machine
 from tools.bench.__main__ import run
 from tools.bench.conversations import Shape, Turn
 from tools.bench.fleet_command import Played, Report
-from parity.provenance import this_machine
 
 ANSWERED = Turn(conversation=0, turn=0, first_s=0.2, waited_s=0.2, n_prompt=100, n_cached=80, failures=[])
 LOST = Turn(conversation=0, turn=1, first_s=0, waited_s=0, n_prompt=0, n_cached=0, failures=["503"], is_answered=False)
