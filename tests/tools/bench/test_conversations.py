@@ -15,7 +15,10 @@ SHAPE = Shape(n_conversations=9, n_turns=3, n_groups=2, n_open=3, n_system_words
 
 HELLO = {"choices": [{"delta": {"content": "Hello"}, "finish_reason": None}]}
 END = {"choices": [{"delta": {}, "finish_reason": "length"}]}
-USAGE = {"choices": [], "usage": {"prompt_tokens": 40, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 30}}}
+USAGE = {
+    "choices": [],
+    "usage": {"prompt_tokens": 40, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 30}},
+}
 
 
 def told(*chunks: object, status: int = 200, broken: str = "") -> Exchange:
