@@ -166,7 +166,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["run"], (2, "make one with `llorch-worker parity reference`")),
         (["run", "--reference", "nowhere"], (2, "nowhere")),
-        (["run", "--reference", str(Path(__file__))], (2, "test_parity.py")),
+        (["run", "--reference", str(Path(__file__))], (2, "test_command.py")),
         (["run", "--bounds", "nowhere.toml"], (2, "nowhere.toml")),
         (["run", "--level", "nonsense"], (2, "nonsense")),
         (["run", "--tokens", "5"], (2, "512")),
