@@ -7,6 +7,7 @@ never waits for its reader.
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,6 +38,13 @@ class NotServed(WorkerError):
 def without_settings() -> dict[str, str]:
     """The environment without what sets a worker's settings: its flags alone decide what it does."""
     return {name: value for name, value in environment().items() if not name.startswith("LLORCH_")}
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens at now, for a program that does not report which one it has taken."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:

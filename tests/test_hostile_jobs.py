@@ -11,6 +11,7 @@ from threading import Thread
 import httpx2
 import pytest
 
+from client.sse import data_in
 from tests.llama.hostile_constraints import HOSTILE
 from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serve_default, text_of
 
@@ -80,7 +81,7 @@ def send(client: httpx2.Client, name: str) -> Event | None:
     body = f'{{"job_id":"hostile","prompt":"Hello","max_tokens":8,"temperature":1.0,"{kind}":{constraint}}}'
     answer = client.post("/execute", content=body.encode(), headers={"content-type": "application/json"})
     if answer.status_code == httpx2.codes.OK:
-        events: list[Event] = [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
+        events: list[Event] = [json.loads(data) for data in data_in([answer.content])]
         check_order(events)
         return events[-1]
     assert answer.status_code in {400, 422}, (name, answer.text[:200])

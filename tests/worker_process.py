@@ -19,6 +19,8 @@ from client.child import COMMAND, Child, without_settings
 from client.sse import data_of, frames_in
 from tests.backends.choice import chosen
 
+Event = dict[str, Any]
+
 PATIENCE_S = 120.0
 """The safety stop of every wait; no test's verdict depends on it being short."""
 
@@ -30,9 +32,6 @@ step wait for one another at every barrier when another worker takes a processor
 def own_environment() -> dict[str, str]:
     """This process's, without what sets a worker's settings, and with ONE_THREAD."""
     return without_settings() | ONE_THREAD
-
-
-Event = dict[str, Any]
 
 
 class WorkerProcess(Child):

@@ -1,7 +1,6 @@
 """A real Prometheus on a free port of this machine, with deploy/prometheus as it is but for the pace of its scrapes."""
 
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import httpx2
 import yaml
 
+from client.child import free_port
 from tests.deploy.manifests import DEPLOY
 from tests.worker_process import PATIENCE_S, eventually
 
@@ -51,7 +51,7 @@ def prometheus(folder: Path, targets: Sequence[str]) -> Iterator[Prometheus]:
     for name in ("prometheus.yml", "alerts.yml"):
         (folder / name).write_text((DEPLOY / "prometheus" / name).read_text().replace("15s", "1s"))
     (folder / "workers.yml").write_text(yaml.safe_dump([{"targets": list(targets)}]))
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     command = (
         *(program("prometheus"), f"--config.file={folder / 'prometheus.yml'}", "--log.level=error"),
         *(f"--storage.tsdb.path={folder / 'samples'}", f"--web.listen-address={address}"),
@@ -65,9 +65,3 @@ def prometheus(folder: Path, targets: Sequence[str]) -> Iterator[Prometheus]:
         finally:
             process.terminate()
             process.wait(PATIENCE_S)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

@@ -6,7 +6,6 @@ one of the tests.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import httpx2
 import psutil
 
+from client.child import free_port
 from tests.clients.environments import environment
 from tests.worker_process import PATIENCE_S, WorkerProcess, eventually, own_environment
 
@@ -128,13 +128,6 @@ def _started(name: str, command: tuple[str, ...], url: str, **variables: str) ->
         for left in alive:
             left.kill()
         assert not alive, f"children outlived it: {alive}"
-
-
-def free_port() -> int:
-    """One that nobody listens at now; neither program tells which one it has taken."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def _search(folder: Path) -> str:

@@ -18,9 +18,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from client.child import free_port
 from tools.bench.dialects import Chat
 from tools.bench.exchange import Address
-from tools.bench.servers import HOST, Plan, free_port, our_worker, served
+from tools.bench.servers import HOST, Plan, our_worker, served
 
 N_WORKERS = 2
 RAY, ROUND_ROBIN, CACHE_AWARE, KV_AWARE = "ray", "round_robin", "cache_aware", "kv_aware"

@@ -7,7 +7,6 @@ load's event loop; a child writes its log into a file, so that reading it costs 
 import asyncio
 import secrets
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from client.child import START_S, end
+from client.child import START_S, end, free_port
 from tools.bench.dialects import Dialect, LlamaServer, Ours
 from tools.bench.exchange import Address, NotReached, ask_once
 from tools.bench.load import Server
@@ -182,13 +181,6 @@ def _parts(pid: int) -> dict[str, int]:
     """Our front has its engine for a child; llama-server is one process."""
     engines = children(pid)
     return {"front": pid, "engine": engines[0]} if engines else {"server": pid}
-
-
-def free_port() -> int:
-    """One that nobody listens at now."""
-    with socket.create_server((HOST, 0)) as sock:
-        port: int = sock.getsockname()[1]
-    return port
 
 
 def _last_words(log: Path) -> str:
