@@ -1,13 +1,14 @@
 """Models of the sizes that people run, with random weights: their speed is a real model's, their words are nonsense.
 
-Owns the shapes, the vocabulary and the layout of Q4_K. Written tensor by tensor, so that little memory is needed, and
-from nothing but this package: no download. Every matrix is Q4_K, norms are F32.
+Owns the shapes, the vocabulary and the layout of Q4_K, Q4_1 and Q8_0. Written tensor by tensor, so that little memory
+is needed, and from nothing but this package: no download. All matrices are of one type, norms are F32.
 """
 
 import os
 import string as characters
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import BinaryIO
@@ -18,15 +19,21 @@ from numpy.typing import NDArray
 from tests.gguf_files import F32, GgufFile, TensorRow, Typed, Value
 from tools.bench.prompts import common_words
 
-Q4_K = 12
+Q4_1, Q8_0, Q4_K = 3, 8, 12
 """ggml_type in ggml.h."""
 BLOCK_WEIGHTS, BLOCK_BYTES = 256, 144
 """block_q4_K in ggml-common.h: two f16, 12 bytes of scales and minima in 6 bits, 128 bytes of weights in 4 bits."""
+BLOCKS = {Q4_K: (BLOCK_WEIGHTS, BLOCK_BYTES), Q4_1: (32, 20), Q8_0: (32, 34)}
+"""The weights of a block of each type, and its bytes: block_q4_1 has two f16 and 16 bytes of weights in 4 bits,
+block_q8_0 one f16 and a byte for each weight."""
+NAMES = {Q4_K: "Q4_K", Q4_1: "Q4_1", Q8_0: "Q8_0"}
 _SCALE = 16
 _SCALES = bytes([_SCALE | 1 << 6] * 8 + [0] * 4)
 """Eight scales and eight minima, all of them _SCALE. Source: get_scale_min_k4 in ggml-quants.c."""
 _MIDDLE, _LEVEL_SPREAD = 7.5, 4.61
 """Of 4 bits by chance: their mean, and the root of their variance."""
+_BYTE_SPREAD = 73.9
+"""The root of the variance of a signed byte by chance."""
 _BLOCKS_AT_ONCE = 2**17
 
 _UNKNOWN, _NORMAL, _CONTROL, _BYTE = 2, 1, 3, 6
@@ -48,36 +55,50 @@ class Shape:
     is_tied: bool = False
     """Whether the matrix of the token embeddings is the output's, too."""
     n_ctx_train: int = 4096
+    type_id: int = Q4_K
 
     @property
     def file_name(self) -> str:
-        return f"random-{self.name}.Q4_K.gguf"
+        return f"random-{self.name}.{NAMES[self.type_id]}.gguf"
 
     def tensors(self) -> list[TensorRow]:
         """In the order of the file."""
         n_kv = self.n_embd // self.n_head * self.n_head_kv
-        rows = [_matrix("token_embd", self.n_embd, self.n_vocab)]
+        matrix = partial(_matrix, self.type_id)
+        rows = [matrix("token_embd", self.n_embd, self.n_vocab)]
         for layer in range(self.n_layers):
             at = f"blk.{layer}."
             rows += [
                 _norm(f"{at}attn_norm", self.n_embd),
-                _matrix(f"{at}attn_q", self.n_embd, self.n_embd),
-                _matrix(f"{at}attn_k", self.n_embd, n_kv),
-                _matrix(f"{at}attn_v", self.n_embd, n_kv),
-                _matrix(f"{at}attn_output", self.n_embd, self.n_embd),
+                matrix(f"{at}attn_q", self.n_embd, self.n_embd),
+                matrix(f"{at}attn_k", self.n_embd, n_kv),
+                matrix(f"{at}attn_v", self.n_embd, n_kv),
+                matrix(f"{at}attn_output", self.n_embd, self.n_embd),
                 _norm(f"{at}ffn_norm", self.n_embd),
-                _matrix(f"{at}ffn_gate", self.n_embd, self.n_ff),
-                _matrix(f"{at}ffn_up", self.n_embd, self.n_ff),
-                _matrix(f"{at}ffn_down", self.n_ff, self.n_embd),
+                matrix(f"{at}ffn_gate", self.n_embd, self.n_ff),
+                matrix(f"{at}ffn_up", self.n_embd, self.n_ff),
+                matrix(f"{at}ffn_down", self.n_ff, self.n_embd),
             ]
         rows.append(_norm("output_norm", self.n_embd))
-        return rows if self.is_tied else [*rows, _matrix("output", self.n_embd, self.n_vocab)]
+        return rows if self.is_tied else [*rows, matrix("output", self.n_embd, self.n_vocab)]
 
 
 SHAPES = {
     shape.name: shape
     for shape in (
         Shape(name="tiny", n_layers=2, n_embd=256, n_ff=512, n_head=4, n_head_kv=2),
+        Shape(
+            name="smollm2-135m",
+            n_layers=30,
+            n_embd=576,
+            n_ff=1536,
+            n_head=9,
+            n_head_kv=3,
+            n_vocab=49_152,
+            is_tied=True,
+            n_ctx_train=8192,
+            type_id=Q4_1,
+        ),
         Shape(name="tinyllama-1.1b", n_layers=22, n_embd=2048, n_ff=5632, n_head=32, n_head_kv=4),
         Shape(
             name="llama-3.2-1b",
@@ -132,18 +153,28 @@ def _data(tensor: TensorRow, chance: np.random.Generator) -> Iterator[bytes]:
     if tensor.type_id == F32:
         yield np.ones(tensor.dims, np.float32).tobytes()
         return
-    n_blocks = tensor.n_bytes // BLOCK_BYTES
+    _, block_bytes = BLOCKS[tensor.type_id]
+    n_blocks = tensor.n_bytes // block_bytes
     for start in range(0, n_blocks, _BLOCKS_AT_ONCE):
-        yield _q4_k(min(_BLOCKS_AT_ONCE, n_blocks - start), 1 / sqrt(tensor.dims[0]), chance).tobytes()
+        head = _head(tensor.type_id, 1 / sqrt(tensor.dims[0]))
+        yield _blocks(min(_BLOCKS_AT_ONCE, n_blocks - start), block_bytes, head, chance).tobytes()
 
 
-def _q4_k(n_blocks: int, spread: float, chance: np.random.Generator) -> NDArray[np.uint8]:
-    """uint8[n_blocks, BLOCK_BYTES]: weights about 0, `spread` the root of their variance."""
-    step = spread / (_SCALE * _LEVEL_SPREAD)
-    head = np.array([step, _MIDDLE * step], "<f2").tobytes() + _SCALES
-    blocks = np.empty((n_blocks, BLOCK_BYTES), np.uint8)
+def _head(type_id: int, spread: float) -> bytes:
+    """The beginning of each block, such that weights lie about 0, `spread` the root of their variance."""
+    if type_id == Q8_0:
+        return np.array([spread / _BYTE_SPREAD], "<f2").tobytes()
+    step = spread / _LEVEL_SPREAD
+    if type_id == Q4_1:
+        return np.array([step, -_MIDDLE * step], "<f2").tobytes()
+    return np.array([step / _SCALE, _MIDDLE * step / _SCALE], "<f2").tobytes() + _SCALES
+
+
+def _blocks(n_blocks: int, block_bytes: int, head: bytes, chance: np.random.Generator) -> NDArray[np.uint8]:
+    """uint8[n_blocks, block_bytes]: each begins with `head`, the rest is chance."""
+    blocks = np.empty((n_blocks, block_bytes), np.uint8)
     blocks[:, : len(head)] = np.frombuffer(head, np.uint8)
-    blocks[:, len(head) :] = chance.integers(0, 256, (n_blocks, BLOCK_BYTES - len(head)), np.uint8)
+    blocks[:, len(head) :] = chance.integers(0, 256, (n_blocks, block_bytes - len(head)), np.uint8)
     return blocks
 
 
@@ -155,9 +186,10 @@ def _norm(name: str, n: int) -> TensorRow:
     return TensorRow(f"{name}.weight", (n,), 4 * n)
 
 
-def _matrix(name: str, n_in: int, n_out: int) -> TensorRow:
-    assert n_in % BLOCK_WEIGHTS == 0, (name, n_in)
-    return TensorRow(f"{name}.weight", (n_in, n_out), n_in * n_out // BLOCK_WEIGHTS * BLOCK_BYTES, Q4_K)
+def _matrix(type_id: int, name: str, n_in: int, n_out: int) -> TensorRow:
+    n_weights, n_bytes = BLOCKS[type_id]
+    assert n_in % n_weights == 0, (name, n_in)
+    return TensorRow(f"{name}.weight", (n_in, n_out), n_in * n_out // n_weights * n_bytes, type_id)
 
 
 def _metadata(shape: Shape) -> dict[str, Value]:

@@ -11,7 +11,7 @@ from gguf.quants import dequantize
 
 from parity.llama.scoring import Scorer, Setup
 from tools.bench.prompts import Prompts, common_words
-from tools.made_model import BLOCK_BYTES, Q4_K, SHAPES, Shape, made_model
+from tools.made_model import BLOCKS, Q4_1, Q4_K, Q8_0, SHAPES, Shape, made_model
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.model.info import read_info
@@ -32,6 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "n_weights"),
     [
+        ("smollm2-135m", 134_515_008),
         ("tinyllama-1.1b", 1_100_048_384),
         ("llama-3.2-1b", 1_235_814_400),
         ("llama-2-7b", 6_738_415_616),
@@ -41,8 +42,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_shape_has_as_many_weights_as_the_published_checkpoint(name: str, n_weights: int) -> None:
     tensors = SHAPES[name].tensors()
     assert sum(prod(tensor.dims) for tensor in tensors) == n_weights
-    matrices = [tensor for tensor in tensors if tensor.type_id == Q4_K]
-    assert sum(tensor.n_bytes for tensor in matrices) == sum(prod(tensor.dims) for tensor in matrices) * 4.5 / 8
+    matrices = [tensor for tensor in tensors if tensor.type_id == SHAPES[name].type_id]
+    bits = {Q4_K: 4.5, Q4_1: 5}[SHAPES[name].type_id]
+    assert sum(tensor.n_bytes for tensor in matrices) == sum(prod(tensor.dims) for tensor in matrices) * bits / 8
 
 
 def test_the_file_is_what_its_header_says(tiny: Path) -> None:
@@ -51,12 +53,13 @@ def test_the_file_is_what_its_header_says(tiny: Path) -> None:
     assert (info.block_count, info.embedding_length) == (TINY.n_layers, TINY.n_embd)
 
 
-def test_weights_lie_about_zero_and_keep_sizes_as_they_are(tiny: Path) -> None:
+@pytest.mark.parametrize("type_id", [Q4_K, Q4_1, Q8_0])
+def test_weights_lie_about_zero_and_keep_sizes_as_they_are(type_id: int, tmp_path: Path) -> None:
     """Of a product with n inputs, each weight has the variance 1/n."""
-    output = TINY.tensors()[-1]
-    n_bytes = output.n_bytes // BLOCK_BYTES * BLOCK_BYTES
-    data = np.fromfile(tiny, np.uint8)[-n_bytes:].reshape(-1, BLOCK_BYTES)
-    weights = dequantize(data, GGMLQuantizationType.Q4_K)
+    shape = replace(TINY, type_id=type_id)
+    (_, block_bytes), output = BLOCKS[type_id], shape.tensors()[-1]
+    data = np.fromfile(made_model(tmp_path, shape), np.uint8)[-output.n_bytes :].reshape(-1, block_bytes)
+    weights = dequantize(data, GGMLQuantizationType(type_id))
     assert abs(float(weights.mean())) < 1e-3 / TINY.n_embd**0.5
     assert float(weights.std()) == pytest.approx(1 / TINY.n_embd**0.5, rel=0.01)
 
