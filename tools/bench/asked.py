@@ -14,23 +14,25 @@ from parity.provenance import now_rfc3339, this_machine
 from tools.bench.peaks import peaks
 from tools.bench.report import Circumstances
 from tools.bench.roofs import Roof, Weights
-from tools.bench.scenarios import LARGE, SCENARIOS, Scenario
+from tools.bench.scenarios import LARGE, ON_GPU, SCENARIOS, Scenario
 from tools.bench.servers import IK_SERVER, LLAMA_SERVER, OURS, Plan, found, llama_server, our_worker
 from tools.bench.session import Found, Wanted
-from tools.bench.sides import LlamaBench, Part
+from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part
 from worker.commands.places import present
 from worker.errors import UsageError
 from worker.model.info import read_info
 
 OVERLOAD = "overload"
 _N_REFUSALS = 10_000
-NAMES = (*(scenario.name for scenario in SCENARIOS), OVERLOAD)
+NAMES = (*(scenario.name for scenario in ON_GPU), OVERLOAD)
 _ALONE = {OVERLOAD, *(one.name for one in SCENARIOS if one.worker_flags or not one.has_drafts)}
 """Those that need a worker of their own."""
 LARGE_BYTES = 300_000_000
-"""A file of more is asked less, and less often."""
+"""A file of more is asked less, and less often, on a CPU."""
 ROUNDS, ROUNDS_OF_LARGE = 7, 3
 _NO_DRAFTS = ("--prompt-lookup", "off")
+_NO_CACHE = ("--cache-ram", "0")
+"""llama-server copies ended jobs' cells to main memory, which costs a GPU half of its tokens."""
 _SPECULATIONS: dict[str, tuple[str, ...]] = {
     "ngram": (
         *("--spec-type", "ngram-mod,ngram-map-k"),
@@ -63,6 +65,7 @@ class Asked:
     our_flags_binary: Path | None
     ik_server: Path | None
     llama_bench: Path | None
+    llama_batched_bench: Path | None
 
     def check(self) -> None:
         """Raises: UsageError; ModelNotFound where something has to be started."""
@@ -95,6 +98,9 @@ class Asked:
         return Wanted(
             sides=self._sides(),
             llama_bench=LlamaBench(self.llama_bench, self.file, self.threads) if self.llama_bench else None,
+            batched_bench=LlamaBatchedBench(self.llama_batched_bench, self.file, self.ctx_size, self.threads)
+            if self.llama_batched_bench
+            else None,
             scenarios=[scenario for scenario in self._scenarios if scenario.name in self.names],
             n_refusals=_N_REFUSALS if OVERLOAD in self.names else 0,
             n_rounds=self.rounds or (ROUNDS_OF_LARGE if self._is_large else ROUNDS),
@@ -127,14 +133,24 @@ class Asked:
 
     @property
     def _needs_model(self) -> bool:
-        return not self.url or any((self.peer_binary, self.our_flags_binary, self.ik_server, self.llama_bench))
+        return not self.url or any(
+            (self.peer_binary, self.our_flags_binary, self.ik_server, self.llama_bench, self.llama_batched_bench)
+        )
 
     @property
     def _is_large(self) -> bool:
-        return not self.url and self.file.stat().st_size > LARGE_BYTES
+        return not self.url and not self._is_for_gpu and self.file.stat().st_size > LARGE_BYTES
+
+    @property
+    def _is_for_gpu(self) -> bool:
+        """True if the worker is told to use a GPU."""
+        flags = iter(self.worker_flags)
+        return any(flag == "--device" and next(flags, "cpu") != "cpu" for flag in flags)
 
     @property
     def _scenarios(self) -> Sequence[Scenario]:
+        if self._is_for_gpu:
+            return ON_GPU
         return LARGE if self._is_large else SCENARIOS
 
     def _sides(self) -> list[tuple[Part, Plan]]:
@@ -151,6 +167,8 @@ class Asked:
             yield "ours without drafts", ours.with_flags(_NO_DRAFTS).named(f"{OURS}-no-drafts")
         if self.peer_binary:
             yield "judged", self._llama_server(LLAMA_SERVER, self.peer_binary)
+        if self.peer_binary and self._is_for_gpu:
+            yield "judged", self._llama_server(f"{LLAMA_SERVER}-no-cache", self.peer_binary, _NO_CACHE)
         for peer in self.peers:
             yield "judged", _named(peer)
         if self.our_flags_binary:

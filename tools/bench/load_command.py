@@ -67,6 +67,7 @@ def split_flags(context: click.Context, option: click.Parameter, value: str) -> 
 )
 @click.option("--ik-server", type=_FILE, help="Start this llama-server of ik_llama.cpp, too: a column.")
 @click.option("--llama-bench", type=_FILE, help="Compare one stream with this llama-bench.")
+@click.option("--llama-batched-bench", type=_FILE, help="Compare several streams with this llama-batched-bench.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the prompts. [default: random]")
 @click.option(
     "--out",

@@ -5,6 +5,7 @@ Pure: answers to numbers, numbers to verdicts. Refuses to know how the answers c
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Literal
 
@@ -139,6 +140,10 @@ def longest_gap_beside_the_last(bound: Bound) -> Measure:
     return Measure("longest gap of a stream", "ms", lambda answers: 1000 * _longest_gap_beside_the_last(answers), bound)
 
 
+def gap_at_ends(bound: Bound) -> Measure:
+    return Measure("delay at an end", "ms", lambda answers: 1000 * _delay_at_ends(answers), bound)
+
+
 def last_end(bound: Bound, *, n_first: int) -> Measure:
     """When the last of the requests after the first `n_first` ended, as a multiple of the time that their tokens take
     at the rate of those first ones."""
@@ -193,6 +198,20 @@ def _longest_gap_beside_the_last(answers: Answers) -> float:
         if after > late.sent_s
     ]
     return max(gaps, default=0.0)
+
+
+def _delay_at_ends(answers: Answers) -> float:
+    """The longest that streams waited beyond an ordinary token when another one ended: of the gaps that the end lies in
+    and those behind them, as the last token of one comes with a token of all.
+    """
+    ordinary_s = percentile(gaps_of(answers), 50)
+    longest_s = ordinary_s
+    for ended in answers:
+        for other in answers:
+            gaps = [(after, after - before) for before, after in pairwise(other.arrivals_s) if after > ended.ended_s]
+            if other.ended_s > ended.ended_s > other.arrivals_s[0]:
+                longest_s = max([longest_s, *(gap_s for _, gap_s in gaps[:2])])
+    return longest_s - ordinary_s
 
 
 def _last_end(first: Answers, rest: Answers) -> float:

@@ -17,6 +17,7 @@ from tools.bench.measures import (
     at_least,
     at_most,
     first_token,
+    gap_at_ends,
     last_end,
     last_first_token,
     longest_gap_beside_the_last,
@@ -59,6 +60,8 @@ class Scenario:
     peers: frozenset[Role] = _USUAL_PEERS
     has_llama_bench: bool = False
     """llama-bench has the same number, without HTTP."""
+    has_batched_bench: bool = False
+    """llama-batched-bench has it."""
     worker_flags: tuple[str, ...] = ()
     """It runs on a worker of its own with these flags, and on no peer."""
 
@@ -98,6 +101,7 @@ def _generating(
         has_drafts=has_drafts,
         peers=_JUDGED_ALONE if has_drafts else _USUAL_PEERS,
         has_llama_bench=is_alone and not has_drafts,
+        has_batched_bench=not is_alone and not has_drafts,
     )
 
 
@@ -167,6 +171,12 @@ def _sampled(n_tokens: int = 96, *, n_times: int = 3) -> Scenario:
         asks=asks,
         own=(stream_rate(at_least(1.25)),),
     )
+
+
+def _ending(prompts: Prompts) -> list[Ask]:
+    """Streams that end one after another, and three that go on."""
+    lengths = (16, 28, 40, 52, 64, 96, 96, 96)
+    return [Ask(prompt=prompts.of(64), n_tokens=n_tokens) for n_tokens in lengths]
 
 
 def _repetitive(make: Callable[[Prompts], str]) -> Callable[[Prompts], list[Ask]]:
@@ -303,6 +313,19 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 """The scenarios of a small model."""
 
+
+ON_GPU: tuple[Scenario, ...] = (
+    *SCENARIOS,
+    *(_generating(32, has_drafts=has_drafts) for has_drafts in (False, True)),
+    Scenario(
+        name="ends",
+        title="8 streams, 64 / 16 to 96, of which 5 end while others go on",
+        asks=_ending,
+        own=(gap_at_ends(Bound("at most", 1.0, "value")),),
+        peers=_JUDGED_ALONE,
+    ),
+)
+"""The scenarios of a worker on a GPU, whatever the size of its model."""
 
 LARGE: tuple[Scenario, ...] = (
     *(_generating(n_streams, has_drafts=False, n_tokens=48, n_times=1) for n_streams in (1, 4, 8, 16)),

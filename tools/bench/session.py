@@ -21,7 +21,7 @@ from tools.bench.prompts import Prompts
 from tools.bench.report import Circumstances, Played, Report, Resident, failures_of, lines_of, resident_of
 from tools.bench.scenarios import WARM_UP, Scenario
 from tools.bench.servers import Plan, served
-from tools.bench.sides import LlamaBench, Part, ServedSide, Side, Turn, plays, until_quiet
+from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part, ServedSide, Side, Turn, plays, until_quiet
 
 Tell = Callable[[int, Scenario], None]
 """Is told the round (0 is a warm-up) and the scenario before each."""
@@ -34,6 +34,7 @@ class Wanted:
     sides: Sequence[tuple[Part, Plan]]
     """Ours first. One that plays none of the scenarios is not started."""
     llama_bench: LlamaBench | None
+    batched_bench: LlamaBatchedBench | None
     scenarios: Sequence[Scenario]
     n_refusals: int
     """How many refusals of a full worker are timed; 0 leaves the overload out."""
@@ -123,8 +124,8 @@ async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[S
                 found.allocated_bytes = server.allocated_bytes
                 found.is_on_gpu = server.is_on_gpu
             sides.append(ServedSide(server, part))
-    if wanted.llama_bench and any(wanted.llama_bench.plays(scenario) for scenario in scenarios):
-        sides.append(wanted.llama_bench)
+    tools = [tool for tool in (wanted.llama_bench, wanted.batched_bench) if tool is not None]
+    sides += [tool for tool in tools if any(map(tool.plays, scenarios))]
     return sides
 
 

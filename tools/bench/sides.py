@@ -22,7 +22,9 @@ from tools.bench.scenarios import N_PROMPT_TOKENS, PROMPT, Role, Scenario
 _QUIET_S, _GIVE_UP_S = 0.1, 10.0
 _QUIET_CPU_S = 0.02
 """The clock of /proc ticks every 10 ms."""
-LLAMA_BENCH = "llama-bench"
+LLAMA_BENCH, LLAMA_BATCHED_BENCH = "llama-bench", "llama-batched-bench"
+_N_PROMPT = 85
+"""The tokens of 64 words."""
 _LLAMA_BENCH_S = 600.0
 
 Part = Literal["ours", "ours without drafts"] | Role
@@ -126,6 +128,14 @@ class _Rate(msgspec.Struct, frozen=True):
     avg_ts: float
 
 
+class _Batched(msgspec.Struct, frozen=True):
+    """A line of llama-batched-bench: tokens of each stream, streams, seconds with the prompts'."""
+
+    tg: int
+    pl: int
+    t: float
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaBench:
     """`llama-bench`: as many tokens at the same depth as a lone stream, or a prompt, without HTTP and sampling.
@@ -150,7 +160,7 @@ class LlamaBench:
         if scenario.name == PROMPT:
             task = ["-p", str(N_PROMPT_TOKENS), "-n", "0"]
         else:
-            task = ["-p", "0", "-d", "85", "-n", str(asks[0].n_tokens)]
+            task = ["-p", "0", "-d", str(_N_PROMPT), "-n", str(asks[0].n_tokens)]
         process = await asyncio.create_subprocess_exec(
             *(str(self.binary), "-m", str(self.model), *task),
             *("-t", str(self.n_threads), "-r", str(len(asks)), "-o", "json"),
@@ -163,6 +173,44 @@ class LlamaBench:
             return Turn(numbers={}, n_asked=1, n_failed=1, error=error)
         (rate,) = msgspec.json.decode(output, type=list[_Rate])
         return Turn(numbers={scenario.own[0].name: rate.avg_ts}, n_asked=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaBatchedBench:
+    """`llama-batched-bench`: as many streams at once with prompts as long, without HTTP, sampling and arrivals.
+
+    Source: llama.cpp, tools/batched-bench/README.md.
+    """
+
+    binary: Path
+    model: Path
+    n_cells: int
+    n_threads: int
+    pids: Sequence[int] = ()
+    name: str = LLAMA_BATCHED_BENCH
+    part: Part = "beside"
+
+    def plays(self, scenario: Scenario) -> bool:
+        return scenario.has_batched_bench
+
+    def bound(self, measure: Measure) -> Bound | None:  # noqa: ARG002 - a side's
+        return None
+
+    async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
+        task = ["-npp", str(_N_PROMPT), "-ntg", str(asks[0].n_tokens), "-npl", str(len(asks)), "-kvu"]
+        process = await asyncio.create_subprocess_exec(
+            *(str(self.binary), "-m", str(self.model), *task, "-c", str(self.n_cells)),
+            *("-t", str(self.n_threads), "--output-format", "jsonl"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), _LLAMA_BENCH_S)
+        lines = [line for line in output.splitlines() if line.startswith(b"{")]
+        if process.returncode or not lines:
+            error = f"llama-batched-bench ended with {process.returncode} and {len(lines)} lines of numbers"
+            return Turn(numbers={}, n_asked=1, n_failed=1, error=error)
+        found = msgspec.json.decode(lines[-1], type=_Batched)
+        return Turn(numbers={scenario.own[0].name: per_s(found.tg * found.pl, found.t)}, n_asked=1)
 
 
 async def until_quiet(pids: Sequence[int]) -> None:

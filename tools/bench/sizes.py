@@ -86,7 +86,15 @@ def sizes(
     # As Ctrl-C, so that the servers that were started go with the command.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     source = Asked(
-        model=model, scenarios=(), url=None, api_key=None, peers=(), our_flags_binary=None, ik_server=None, **options
+        model=model,
+        scenarios=(),
+        url=None,
+        api_key=None,
+        peers=(),
+        our_flags_binary=None,
+        ik_server=None,
+        llama_batched_bench=None,
+        **options,
     )
     wanted = names or (() if files else _USUAL)
     paths = [*files, *(_made(made, name, source) for name in wanted)]

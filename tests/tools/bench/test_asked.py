@@ -8,7 +8,7 @@ import pytest
 from tests.tools.bench.made_report import ROOF
 from tools.bench.asked import LARGE_BYTES, NAMES, ROUNDS, ROUNDS_OF_LARGE, Asked
 from tools.bench.dialects import LlamaServer
-from tools.bench.scenarios import LARGE, SCENARIOS
+from tools.bench.scenarios import LARGE, ON_GPU, SCENARIOS
 from tools.bench.session import Found
 from worker.errors import UsageError
 
@@ -35,6 +35,7 @@ def asked(tmp_path: Path) -> Asked:
         our_flags_binary=binary,
         ik_server=binary,
         llama_bench=None,
+        llama_batched_bench=None,
     )
 
 
@@ -42,6 +43,24 @@ def large(asked: Asked) -> Asked:
     with asked.file.open("ab") as file:
         file.truncate(LARGE_BYTES + 1)  # without taking room on the disk
     return asked
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_for_gpu"),
+    [
+        ([], False),
+        (["--device", "cpu"], False),
+        (["--device", "cuda"], True),
+        (["--mlock", "--device", "vulkan:1"], True),
+    ],
+)
+def test_on_a_gpu_any_model_is_asked_everything_and_the_peer_is_started_without_its_cache_too(
+    asked: Asked, flags: list[str], *, is_for_gpu: bool
+) -> None:
+    wanted = large(replace(asked, worker_flags=flags)).wanted(1, Path())
+    assert {scenario.name for scenario in wanted.scenarios} == {one.name for one in (ON_GPU if is_for_gpu else LARGE)}
+    uncached = [plan.flags for part, plan in wanted.sides if plan.name == "llama-server-no-cache" and part == "judged"]
+    assert [flags[-2:] for flags in uncached] == ([("--cache-ram", "0")] if is_for_gpu else [])
 
 
 def test_every_side_has_a_name_of_its_own_and_ours_comes_first(asked: Asked) -> None:

@@ -14,6 +14,7 @@ from tools.bench.measures import (
     at_most,
     check,
     first_token,
+    gap_at_ends,
     last_end,
     last_first_token,
     longest_gap_beside_the_last,
@@ -76,6 +77,20 @@ def test_the_longest_gap_is_that_of_the_streams_once_the_last_request_came() -> 
 
 def test_a_gap_that_was_over_before_the_last_request_does_not_count() -> None:
     assert of(longest_gap_beside_the_last(NO_BOUND), answer([0.0, 5.0, 6.0]), answer([7.0], sent_s=5.0)) == 1000
+
+
+def test_the_delay_at_an_end_is_what_the_others_waited_beyond_an_ordinary_token() -> None:
+    """One ends at 3 s. Another's next token comes a second and a half later instead of one, the third's at once."""
+    ending = answer([1.0, 2.0, 3.0])
+    delayed = answer([1.0, 2.0, 3.0, 4.5, 5.5])
+    soon_after = answer([1.01, 2.01, 3.01, 4.01, 5.01])
+    assert of(gap_at_ends(NO_BOUND), ending, soon_after) == pytest.approx(0, abs=1e-6)
+    assert of(gap_at_ends(NO_BOUND), ending, delayed, soon_after) == pytest.approx(500)
+
+
+def test_a_gap_far_from_an_end_or_a_lone_stream_delays_nobody() -> None:
+    assert of(gap_at_ends(NO_BOUND), answer([1.0, 2.0]), answer([1.0, 2.0, 3.0, 4.0, 5.0, 9.0])) == 0
+    assert of(gap_at_ends(NO_BOUND), answer([1.0, 2.0, 7.0])) == 0
 
 
 def test_the_end_of_the_last_is_told_in_the_time_of_the_first_ones() -> None:

@@ -35,6 +35,7 @@ def wanted(folder: Path, *names: str) -> Wanted:
             ("speculating", PEER.named("llama-server-ngram")),
         ],
         llama_bench=LlamaBench(tool, folder / "m.gguf", 2),
+        batched_bench=None,
         scenarios=[BY_NAME[name] for name in names],
         n_refusals=20,
         n_rounds=1,

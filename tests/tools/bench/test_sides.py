@@ -14,8 +14,8 @@ from tests.tools.bench.stand_in import stand_in
 from tools.bench.answers import Ask
 from tools.bench.measures import at_least, stream_rate
 from tools.bench.prompts import Prompts
-from tools.bench.scenarios import LARGE, SCENARIOS, SIZES, Scenario
-from tools.bench.sides import LlamaBench, Part, ServedSide, Turn, plays, until_quiet
+from tools.bench.scenarios import LARGE, ON_GPU, SCENARIOS, SIZES, Scenario
+from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part, ServedSide, Turn, plays, until_quiet
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 ASKS = [Ask(prompt="a b", n_tokens=5, phase=phase) for phase in range(3)]
@@ -142,6 +142,43 @@ def test_llama_bench_plays_one_stream_without_drafts_and_the_prompt_and_is_only_
         assert [one.name for one in scenarios if bench.plays(one)] == ["1-stream-no-drafts", "1-stream-real-no-drafts"]
     assert [scenario.name for scenario in SIZES if bench.plays(scenario)] == ["1-stream", "prompt"]
     assert (bench.part, bench.bound(SCENARIOS[0].own[0])) == ("beside", None)
+
+
+# ── llama-batched-bench ──────────────────────────────────────────────────────────────────────────
+
+
+def batched(folder: Path, script: str) -> LlamaBatchedBench:
+    path = tool(folder, script).binary
+    return LlamaBatchedBench(path, folder / "m.gguf", 4096, 2)
+
+
+def test_llama_batched_bench_generates_as_all_streams_do(tmp_path: Path) -> None:
+    line = '{"pp": 85, "tg": 96, "pl": 16, "t": 2.0, "speed": 1448.0}'
+    bench = batched(
+        tmp_path, f"open(sys.argv[0] + '.log', 'w').write(' '.join(sys.argv[1:])); print(); print('{line}'); print()"
+    )
+    found = asyncio.run(bench.turn(SCENARIOS[3], [Ask(prompt="a", n_tokens=96)] * 16))
+    assert dict(found.numbers) == {"all tokens": 768.0}, "those of the answers, by the time of all"
+    asked = (tmp_path / "llama-bench.log").read_text()
+    assert asked == f"-m {tmp_path / 'm.gguf'} -npp 85 -ntg 96 -npl 16 -kvu -c 4096 -t 2 --output-format jsonl"
+
+
+@pytest.mark.parametrize(("script", "status"), [("sys.exit(4)", 4), ("print('no numbers')", 0)])
+def test_llama_batched_bench_that_fails_is_a_failed_turn(tmp_path: Path, script: str, status: int) -> None:
+    found = asyncio.run(batched(tmp_path, script).turn(SCENARIOS[3], ASKS))
+    error = f"llama-batched-bench ended with {status} and 0 lines of numbers"
+    assert (dict(found.numbers), found.n_failed, found.error) == ({}, 1, error)
+
+
+def test_llama_batched_bench_plays_streams_at_once_without_drafts_and_is_only_told() -> None:
+    bench = LlamaBatchedBench(Path("b"), Path("m"), 4096, 2)
+    played = [scenario.name for scenario in ON_GPU if bench.plays(scenario)]
+    assert played == [
+        *(f"{n}-streams-no-drafts" for n in (4, 8, 16)),
+        "8-streams-real-no-drafts",
+        "32-streams-no-drafts",
+    ]
+    assert (bench.part, bench.bound(SCENARIOS[3].own[0])) == ("beside", None)
 
 
 # ── quiet ────────────────────────────────────────────────────────────────────────────────────────
