@@ -1,0 +1,51 @@
+"""Whether a GPU computes attention itself, and fast: some types of KV caches, and some heads, it has no kernels for.
+
+Owns what is refused and what is warned of, by name. llama.cpp computes attention on the CPU where it was told to use
+flash attention and the GPU has none, which takes many times as long and is told nowhere.
+"""
+
+from worker.errors import ModelLoadFailed
+from worker.llama.devices import Device
+from worker.wire.messages import Configure
+
+CUDA_TYPES = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
+"""The types of K and V that CUDA's flash attention reads. Source: ggml_cuda_fattn_kv_type_supported (fattn.cu)."""
+CUDA_PAIRS = ("f16", "bf16", "q8_0", "q4_0")
+"""The types for which it has a kernel for decode steps where K and V both have them. Source: GGML_CUDA_FA_QUANTS in
+ggml/CMakeLists.txt."""
+
+
+def check_cache_types(config: Configure, device: Device, type_k: str) -> str | None:
+    """A warning, if attention over such a cache is slow on the device; None where nothing is to be said.
+
+    Raises: ModelLoadFailed where it would be computed on the CPU.
+    """
+    type_v = config.cache_type_v
+    if device.backend != "cuda" or config.flash_attn == "off":
+        return None
+    for flag, name in (("--cache-type-k", type_k), ("--cache-type-v", type_v)):
+        if name not in CUDA_TYPES:
+            raise ModelLoadFailed(
+                f"{flag} {name}: CUDA has no flash attention for it, and attention would be computed on the CPU: use "
+                f"{', '.join(CUDA_PAIRS[:-1])} or {CUDA_PAIRS[-1]}"
+            )
+    if type_k == type_v and type_k in CUDA_PAIRS:
+        return None
+    return (
+        f"--cache-type-k {type_k} with --cache-type-v {type_v}: CUDA has no kernel for this pair and converts both to "
+        f"f16 in every step, which is slow; use {', '.join(CUDA_PAIRS[:-1])} or {CUDA_PAIRS[-1]} for both"
+    )
+
+
+def asked_flash(config: Configure, device: Device) -> str:
+    """What the library is told: on a GPU it finds out by itself whether there is flash attention, and says so."""
+    return "auto" if device.is_gpu and config.flash_attn == "on" else config.flash_attn
+
+
+def check_flash(config: Configure, device: Device, *, is_without_flash: bool) -> None:
+    """Raises: ModelLoadFailed where flash attention was asked for and the device has none for the model."""
+    if device.is_gpu and config.flash_attn == "on" and is_without_flash:
+        raise ModelLoadFailed(
+            f"--flash-attn on: {device.name} has no flash attention for the heads of this model, and it would be "
+            "computed on the CPU: use --flash-attn auto"
+        )
