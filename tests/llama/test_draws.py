@@ -14,11 +14,13 @@ from worker.engine.backend import Sampled, Score, Scoring, Slice
 from worker.llama.constraint import Constraint, Constraints
 from worker.llama.context import Logits
 from worker.llama.devices import choose_device, devices
+from worker.llama.draw_threads import LEAST_ROWS, LEAST_VALUES, DrawThreads
 from worker.llama.draws import Draws
 from worker.llama.model import Model
 from worker.wire.messages import Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=40)
+ALONE, THREADS = DrawThreads(1), DrawThreads(3, least_rows=1, least_values=1)
 N_CHARACTERS = 5_000
 """So many tokens that the samplers cut before they sort."""
 
@@ -104,16 +106,40 @@ def drawn(draws: Draws, slices: list[Slice], rows: Logits) -> tuple[list[Sampled
 @given(wants=st.lists(asked, min_size=1, max_size=8))
 def test_company_changes_no_draw(wide: Model, constraints: list[Constraint | None], wants: list[Asked]) -> None:
     pairs = [made(slot, want, constraints[slot], wide.n_vocab) for slot, want in enumerate(wants)]
-    draws = Draws(wide)
+    draws = Draws(wide, ALONE)
     together = drawn(draws, [slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
     alone = [drawn(draws, [slice_], own) for slice_, own in pairs]
     assert together[0] == [sampled for each, _ in alone for sampled in each]
     assert together[1] == [scores for _, each in alone for scores in each]
 
 
+@LAW
+@given(wants=st.lists(asked, min_size=1, max_size=8))
+def test_threads_change_no_draw(wide: Model, constraints: list[Constraint | None], wants: list[Asked]) -> None:
+    pairs = [made(slot, want, constraints[slot], wide.n_vocab) for slot, want in enumerate(wants)]
+    slices, rows = [slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs])
+    assert drawn(Draws(wide, THREADS), slices, rows) == drawn(Draws(wide, ALONE), slices, rows)
+
+
+@given(n_threads=st.integers(1, 9), n_rows=st.integers(0, 64), n_vocab=st.sampled_from((1_000, 32_000, 152_064)))
+def test_drawing_is_shared_out_where_there_are_many_rows_and_values(n_threads: int, n_rows: int, n_vocab: int) -> None:
+    pays = DrawThreads(n_threads).pays(n_rows, n_rows * n_vocab)
+    assert pays == (n_threads > 1 and n_rows >= LEAST_ROWS and n_rows * n_vocab >= LEAST_VALUES)
+
+
+@given(asked=st.lists(st.integers()), n_threads=st.integers(2, 9))
+def test_what_is_shared_out_comes_back_in_order(asked: list[int], n_threads: int) -> None:
+    assert DrawThreads(n_threads).map(str, asked) == [str(each) for each in asked]
+
+
+def test_an_error_of_a_helper_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        THREADS.map(lambda each: 1 / each, [1, 0, 2])
+
+
 def test_a_row_that_is_no_number_is_the_error_of_its_job_alone(wide: Model) -> None:
     want = Asked(Sampling(seed=1), 1.0, n_drafts=0, is_scored=False, is_nan=False, n_generated=0)
     pairs = [made(slot, replace(want, is_nan=slot == 3), None, wide.n_vocab) for slot in range(12)]
-    sampled = Draws(wide).of([slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
+    sampled = Draws(wide, ALONE).of([slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
     assert [each.slot for each in sampled] == list(range(12))
     assert [each.slot for each in sampled if each.error is not None] == [3]

@@ -1,34 +1,44 @@
 """From a batch's rows of logits to what its slices draw.
 
 Owns a slice's way through its rows. Knows nothing of decoding or jobs. Each slice has its own rows, settings and
-constraint, and shares nothing with another that changes, so that no company can change a result. Used by the step
-thread.
+constraint, and shares nothing with another that changes, so that no company can change a result, nor can the thread
+that draws. Used by the step thread, which has others draw along (draw_threads.py).
 """
 
 import struct
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from itertools import islice, zip_longest
+from typing import NamedTuple
 
 from worker.engine.backend import MAX_TOPS, Sampled, Score, Scoring, Slice
 from worker.llama.constraint import Constraint
 from worker.llama.context import Logits
+from worker.llama.draw_threads import DrawThreads
 from worker.llama.exp_sum import fastest_estimate
 from worker.llama.model import Model
 from worker.sampling.logprobs import log_probabilities
-from worker.sampling.sample import sample
+from worker.sampling.sample import GREEDY_BELOW, sample
 from worker.wire.messages import Logprob, Sampling, TokenId, TopToken
 
 _ENTRY = struct.Struct("<id")
 """A token and its log-probability. A score has one for the prompt's own token, and then the most probable ones."""
 
 
+class _Turn(NamedTuple):
+    """A slice and its rows."""
+
+    slice_: Slice
+    rows: Seq[Logits]
+
+
 class Draws:
     """The draws from one model's rows."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, threads: DrawThreads) -> None:
         self._model = model
         self._estimate = fastest_estimate()
+        self._threads = threads
 
     def of(self, batch: Seq[Slice], rows: Logits) -> list[Sampled]:
         """What the slices draw, in their order; before that, scores go where they are wanted.
@@ -37,11 +47,18 @@ class Draws:
         constraint is the error of that slice alone.
         """
         each_row = iter(rows)
+        turns = [_Turn(slice_, list(islice(each_row, slice_.n_rows))) for slice_ in batch if slice_.n_rows]
+        shared = [turn for turn in turns if _is_long(turn.slice_)]
+        n_rows = sum([len(turn.rows) for turn in shared])
+        if not shared or not self._threads.pays(n_rows, n_rows * rows.shape[1]):
+            return [sampled for turn in turns for sampled in self._of_turn(turn)]
+        # Looked up once, and not by several threads.
+        assert self._model.pieces
+        drawn = dict(zip([turn.slice_.slot for turn in shared], self._threads.map(self._of_turn, shared), strict=True))
         return [
             sampled
-            for slice_ in batch
-            if slice_.n_rows
-            for sampled in self._of_slice(slice_, list(islice(each_row, slice_.n_rows)))
+            for turn in turns
+            for sampled in (drawn[turn.slice_.slot] if turn.slice_.slot in drawn else self._of_turn(turn))
         ]
 
     def logprob(self, score: Score, n_top: int) -> Logprob:
@@ -49,8 +66,9 @@ class Draws:
         (token, logprob), *top = _ENTRY.iter_unpack(score[: _ENTRY.size * (1 + n_top)])
         return self._told(TokenId(token), logprob, top)
 
-    def _of_slice(self, slice_: Slice, rows: Seq[Logits]) -> list[Sampled]:
+    def _of_turn(self, turn: _Turn) -> list[Sampled]:
         """Score the tokens behind the slice's own where that is wanted, and draw where that is."""
+        slice_, rows = turn
         if slice_.scoring is not None and (error := _score(slice_, slice_.scoring, rows)) is not None:
             return [Sampled(slice_.slot, TokenId(0), b"", is_end=False, error=error)]
         if slice_.sampling is None:
@@ -108,6 +126,17 @@ class Draws:
         piece = self._model.piece(token)
         text = piece.decode(errors="replace")
         return TopToken(text, token, logprob, None if text.encode() == piece else piece)
+
+
+def _is_long(slice_: Slice) -> bool:
+    """True if its draws take long and need nothing but rows; a constraint belongs to the step thread. A greedy one only
+    looks for the highest value, which takes no longer than to wake a thread."""
+    sampling = slice_.sampling
+    if slice_.constraint is not None or slice_.forced is not None:
+        return False
+    return slice_.scoring is not None or (
+        sampling is not None and (sampling.temperature >= GREEDY_BELOW or sampling.logprobs is not None)
+    )
 
 
 def _score(slice_: Slice, scoring: Scoring, rows: Seq[Logits]) -> str | None:

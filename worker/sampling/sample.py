@@ -24,7 +24,7 @@ from worker.sampling.sorted import in_order, softmax, truncated, without_top_cho
 from worker.sampling.unsorted import Undecided
 from worker.wire.messages import Sampling, TokenId
 
-_GREEDY_BELOW = 1e-6
+GREEDY_BELOW = 1e-6
 """docs/protocol.md 5: a lower temperature means argmax."""
 _NEVER = np.float32(-np.inf)
 _LEFT_BY_XTC = 0.25
@@ -68,14 +68,14 @@ def candidates(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Id
     Arguments and errors as for `sample`. A logit of -inf is no candidate; at temperature 0 there is exactly one.
     XTC acts here whenever it acts for this seed and position.
     """
-    if sampling.temperature < _GREEDY_BELOW:
+    if sampling.temperature < GREEDY_BELOW:
         return np.array([_most_likely(logits, sampling, generated, ends)], dtype=np.intp), np.ones(1)
     row = row_of(logits, sampling, generated, ends, sampling.temperature)
     return _candidates(row, sampling, len(generated))
 
 
 def _drawn(logits: Logits, sampling: Sampling, generated: Seq[int], ends: Ids, estimate: Estimate) -> int:
-    if sampling.temperature < _GREEDY_BELOW:
+    if sampling.temperature < GREEDY_BELOW:
         return _most_likely(logits, sampling, generated, ends)
     row = row_of(logits, sampling, generated, ends, sampling.temperature, estimate=estimate)
     number = uniform(sampling.seed, len(generated), TOKEN_LANE)

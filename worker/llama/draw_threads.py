@@ -1,0 +1,43 @@
+"""Threads that draw along with the step thread, where a step has many tokens to draw from large vocabularies.
+
+Owns when that pays, and how the work is shared out. Knows nothing of rows: numpy and ggml let other threads run while
+they go through a row, so that several rows are drawn from at once. The step thread's.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MOST_THREADS = 4
+"""More gain little: about a third of a draw needs the interpreter, which one thread at a time has."""
+
+LEAST_ROWS = 8
+LEAST_VALUES = 512 * 1024
+"""From so many rows, and so many values in all of them, on drawing is shared out: that many take about a millisecond,
+and to wake a thread takes some 50 µs."""
+
+
+class DrawThreads:
+    """`n_threads` at most, the step thread among them."""
+
+    def __init__(self, n_threads: int, *, least_rows: int = LEAST_ROWS, least_values: int = LEAST_VALUES) -> None:
+        self._n_threads = min(n_threads, MOST_THREADS)
+        self._least_rows, self._least_values = least_rows, least_values
+        self._helpers: ThreadPoolExecutor | None = None
+
+    def pays(self, n_rows: int, n_values: int) -> bool:
+        """True if drawing from so many rows, which have so many values together, is to be shared out."""
+        return self._n_threads > 1 and n_rows >= self._least_rows and n_values >= self._least_values
+
+    def map(self, draw: Callable[[T], R], asked: Seq[T]) -> list[R]:
+        """What `draw` gives for each, in order. Raises: as `draw`."""
+        if self._helpers is None:
+            self._helpers = ThreadPoolExecutor(self._n_threads - 1, thread_name_prefix="draw")
+        n = self._n_threads
+        parts = [self._helpers.submit(lambda part: [draw(each) for each in part], asked[at::n]) for at in range(1, n)]
+        found: list[list[R]] = [[draw(each) for each in asked[::n]], *(part.result() for part in parts)]
+        return [found[at % n][at // n] for at in range(len(asked))]
