@@ -21,7 +21,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as capi
 
-from worker.engine.backend import LoadedModel, Sampled, Slice, Step
+from worker.engine.backend import LoadedModel, Meanwhile, Sampled, Slice, Step, do_nothing
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.process.main import main
@@ -209,12 +209,16 @@ class CrashingRunner:
     def can_abort(self) -> bool:
         return self._runner.can_abort
 
-    def run(self, step: Step) -> list[Sampled]:
+    @property
+    def is_asynchronous(self) -> bool:
+        return self._runner.is_asynchronous
+
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         if step.kind == "decode":
             if any(slice_.slot in self._stalling for slice_ in step.slices):
                 self._gates.wait("decode")
-            return self._runner.run(step)
-        sampled = self._runner.run(step)
+            return self._runner.run(step, meanwhile)
+        sampled = self._runner.run(step, meanwhile)
         for slice_ in step.slices:
             self._look_for_markers(slice_)
         return sampled

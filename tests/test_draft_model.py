@@ -20,7 +20,7 @@ from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from tests.llama.tiny import write_tiny
 from tests.shared_files import made_once, shared_folder
 from tests.worker_process import PATIENCE_S, eventually, own_environment, serve_default
-from worker.engine.backend import LoadedDraft, LoadedModel, Read, Step
+from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, Read, Step, do_nothing
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.errors import ModelLoadFailed
@@ -156,11 +156,11 @@ class Failing:
     def __init__(self, runner: Any) -> None:
         self._runner, self._n_steps = runner, 0
 
-    def run(self, step: Step) -> Any:
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> Any:
         self._n_steps += 1
         if self._n_steps >= 10:
             raise RuntimeError("llama_decode failed with code -3")
-        return self._runner.run(step)
+        return self._runner.run(step, meanwhile)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)

@@ -29,7 +29,7 @@ from tests.engine.fake_runner import FakeRunner, ToyModel
 from tests.engine.toy_constraint import N_VOCAB
 from tests.front.rehearsal import FACTS
 from tests.hostile_texts import TEXTS
-from worker.engine.backend import Constraint, Found, LoadedModel, Read, Sampled, Step
+from worker.engine.backend import Constraint, Found, LoadedModel, Meanwhile, Read, Sampled, Step, do_nothing
 from worker.engine.channels import Marks
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.process.main import main
@@ -57,12 +57,12 @@ LOUD_BYTES = 64 * 1024
 
 
 class LoudRunner(FakeRunner):
-    def run(self, step: Step) -> list[Sampled]:
-        return [replace(sampled, piece=b"x" * LOUD_BYTES) for sampled in super().run(step)]
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
+        return [replace(sampled, piece=b"x" * LOUD_BYTES) for sampled in super().run(step, meanwhile)]
 
 
 class BrokenRunner(FakeRunner):
-    def run(self, step: Step) -> list[Sampled]:
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         raise RuntimeError("llama_decode failed with code -3")
 
 
@@ -71,10 +71,10 @@ LONG = 256
 
 
 class SlowRunner(FakeRunner):
-    def run(self, step: Step) -> list[Sampled]:
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         if step.n_tokens == LONG:
             assert _stopped.wait(PATIENCE_S), "the step is in somebody's way"
-        return super().run(step)
+        return super().run(step, meanwhile)
 
     def request_abort(self) -> None:
         super().request_abort()
@@ -90,8 +90,8 @@ _pieces = cycle(ANSWER.encode()[at : at + PIECE_BYTES] for at in range(0, len(AN
 
 
 class HostileRunner(FakeRunner):
-    def run(self, step: Step) -> list[Sampled]:
-        return [replace(sampled, piece=next(_pieces)) for sampled in super().run(step)]
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
+        return [replace(sampled, piece=next(_pieces)) for sampled in super().run(step, meanwhile)]
 
 
 STEP_BYTES = 1024 * 1024
@@ -99,10 +99,10 @@ LINE = "llama.cpp warning: " + "x" * 4000 + "\n"
 
 
 class TalkativeRunner(FakeRunner):
-    def run(self, step: Step) -> list[Sampled]:
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         sys.stderr.write(LINE * (STEP_BYTES // len(LINE)))
         sys.stderr.flush()
-        return super().run(step)
+        return super().run(step, meanwhile)
 
 
 MARKS = Marks.of(
@@ -117,10 +117,10 @@ SCRIPT = [*((_IDS.get(said, TokenId(3)), b"" if said in _IDS else said.encode())
 
 
 class ThinkingRunner(FakeRunner):
-    def run(self, step: Step) -> list[Sampled]:
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         n_said = {slice_.slot: len(slice_.generated) for slice_ in step.slices}
         # No draft is ever right: only the first draw of a slot counts.
-        first = {sampled.slot: sampled for sampled in reversed(super().run(step))}
+        first = {sampled.slot: sampled for sampled in reversed(super().run(step, meanwhile))}
         return [
             self._scripted(first[slice_.slot], n_said[slice_.slot]) for slice_ in step.slices if slice_.slot in first
         ]

@@ -395,6 +395,7 @@ def _report_ready(front: Front, sock: socket.socket, settings: Settings) -> None
         slots=facts.parallel,
         memory_bytes=facts.memory_bytes,
         prefill_chunk=facts.prefill_chunk,
+        padded_widths=", ".join(f"{n} to {m}" for n, m in facts.padded_widths) or None,
         draft_model=facts.draft.name if facts.draft is not None else None,
     )
     if logs.is_pretty(settings.log_format):

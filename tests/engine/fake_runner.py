@@ -14,12 +14,14 @@ from worker.engine.backend import (
     MAX_DRAFTS,
     Aborted,
     BadBatch,
+    Meanwhile,
     NoRoom,
     Sampled,
     Saved,
     Score,
     Slice,
     Step,
+    do_nothing,
 )
 from worker.engine.scheduler import MAX_FORCED
 from worker.wire.messages import FailureCode, Logprob, SlotId, StepKind, StopReason, TokenId, TopToken
@@ -267,8 +269,12 @@ class FakeRunner:
         widest_step: int = 0,
         can_share: bool = True,
         can_abort: bool = True,
+        is_asynchronous: bool = False,
     ) -> None:
         self.model = model
+        self.is_asynchronous = is_asynchronous
+        self.is_computing = False
+        """True while a step computes and its caller does something else."""
         self.kv = FakeKv(n_slots=n_slots, n_cells=n_cells, can_share=can_share)
         self.chunk = chunk
         self.widest_step = max(chunk, widest_step)
@@ -283,11 +289,15 @@ class FakeRunner:
         self.n_kept_at_abort = 0
         self._is_abort_requested = False
 
-    def run(self, step: Step) -> list[Sampled]:
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         self._check(step)
         self.ran.append((step.kind, tuple(slice_.slot for slice_ in step.slices)))
         self.before_run(step)
         self._fail_as_told(step)
+        if self.is_asynchronous:
+            self.is_computing = True
+            meanwhile()
+            self.is_computing = False
         for slice_ in step.slices:
             self.kv.hold(slice_.slot, slice_.tokens)
         self.n_computed += step.n_tokens

@@ -1,5 +1,6 @@
 """An engine on the fake backend, with a witness in the front's place that checks the laws at every frame and step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
@@ -76,6 +77,8 @@ class Rig:
         most_dead_cells: int = 0,
         scheduling: Scheduling = "fair",
         tells_blocks: bool = False,
+        is_asynchronous: bool = False,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.model = model or ToyModel()
         self.runner = FakeRunner(
@@ -85,6 +88,7 @@ class Rig:
             chunk=chunk,
             widest_step=widest_step,
             can_share=can_share,
+            is_asynchronous=is_asynchronous,
         )
         self.n_slots = n_slots
         self.most_dead_cells = most_dead_cells
@@ -111,7 +115,8 @@ class Rig:
         """Of all jobs there were; the lists grow with what is drawn."""
         self._can_share = can_share
         self._is_deterministic = is_deterministic
-        self.engine = Engine(self.runner, config, emit=self._hear, clock=lambda: float(len(self.frames)))
+        clock = clock or (lambda: float(len(self.frames)))
+        self.engine = Engine(self.runner, config, emit=self._hear, clock=clock)
         self.requests: list[Request] = []
         self.stories: list[Story] = []
         self.frames: list[Outbound] = []
@@ -159,8 +164,11 @@ class Rig:
 
     def cancel(self, job: JobKey) -> None:
         story = self.stories[job]
-        story.is_cancelled = story.end is None
+        is_there = self.engine.scheduler.find(job) is not None
+        # Where a device computes, its tokens and its end may be on their way.
+        story.is_cancelled |= is_there and not self.runner.is_asynchronous
         self.engine.cancel(job)
+        story.is_cancelled |= is_there
         self.check()
 
     def step(self) -> None:

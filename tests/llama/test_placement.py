@@ -30,7 +30,7 @@ from worker.llama.placement import (
 from worker.model.attention import Windows
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
-from worker.model.memory import CELL_STEP, KV_SHARE, demand_of, plan_of
+from worker.model.memory import CELL_STEP, DEFAULT_UBATCH, KV_SHARE, demand_of, plan_of
 from worker.model.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.wire.messages import Configure, SplitMode, SwaFull
 
@@ -120,6 +120,30 @@ def test_auto_never_passes_over_a_gpu_that_has_room_for_all(free: list[int], mai
     if fitting:
         assert found.device == max(fitting, key=lambda one: one.free_bytes)
     assert found.is_complete == (bool(fitting) or found.device == CPU)
+
+
+@given(free_bytes=FREE_BYTES, ctx_size=st.sampled_from((0, 4096)), batch_size=st.sampled_from((512, 1024, 2048, 4096)))
+def test_a_gpu_has_the_widest_micro_batch_that_costs_neither_cells_nor_jobs_nor_layers(
+    free_bytes: int, ctx_size: int, batch_size: int
+) -> None:
+    there: list[Device] = [gpu(free_bytes), CPU]
+    asked, free = (
+        placed(there, ctx_size=ctx_size, batch_size=batch_size, ubatch_size=size) for size in (DEFAULT_UBATCH, 0)
+    )
+    assert (free.device, free.n_gpu_layers) == (asked.device, asked.n_gpu_layers)
+    assert (free.plan.n_cells, free.plan.parallel) == (asked.plan.n_cells, asked.plan.parallel)
+    assert all(part.total_bytes <= gpu_room(one) for one, part in zip(free.group.devices, free.gpus, strict=False))
+    if not free.is_complete or free.device == CPU:
+        assert free.plan.ubatch_size == DEFAULT_UBATCH
+    elif free_bytes > needs(ubatch_size=2048) + 4 * GIB:
+        assert free.plan.ubatch_size == max(DEFAULT_UBATCH, min(2048, batch_size))
+
+
+@pytest.mark.parametrize("changes", [{"ubatch_size": 700}, {"is_deterministic": True}, {"device": "cpu"}])
+def test_a_micro_batch_that_was_asked_for_is_kept_and_only_a_gpu_has_a_wider_one(changes: dict[str, Any]) -> None:
+    assert placed([gpu(80 * GIB), CPU], **{"ubatch_size": 0, **changes}).plan.ubatch_size == changes.get(
+        "ubatch_size", DEFAULT_UBATCH
+    )
 
 
 def test_an_asked_for_device_is_obeyed_or_refused() -> None:

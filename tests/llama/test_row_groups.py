@@ -16,6 +16,8 @@ from worker.llama.self_test import ROW_GROUPINGS
 from worker.wire.messages import SlotId, TokenId
 
 FILLED = RowGroups(multiple=4, most=4)
+FASTER = RowGroups(padded={2: 4, 3: 4, 7: 9})
+"""As a GPU may want it."""
 
 
 @given(groups=st.sampled_from(ROW_GROUPINGS), n_rows=st.integers(1, 40))
@@ -25,15 +27,26 @@ def test_each_row_of_a_decode_step_is_in_one_group_and_each_group_is_whole(group
     assert [slice_ for part in parts for slice_ in part] == slices
     for part in parts:
         assert len(part) <= (groups.most or n_rows)
-        assert (len(part) + groups.n_padding(part)) % groups.multiple == 0
-        assert groups.n_padding(part) < groups.multiple
+        assert (len(part) + groups.n_padding(part, 0)) % groups.multiple == 0
+        assert groups.n_padding(part, 0) < groups.multiple
 
 
 @pytest.mark.parametrize("groups", ROW_GROUPINGS)
 def test_a_step_of_prompts_or_of_guesses_is_left_as_it_is(groups: RowGroups) -> None:
     slices = [Slice(SlotId(slot), 0, [TokenId(0)] * (1 + (slot == 3))) for slot in range(9)]
     assert list(groups.split(slices)) == [slices]
-    assert groups.n_padding(slices) == 0
+    assert groups.n_padding(slices, 0) == 0
+
+
+@given(n_rows=st.integers(1, 40), n_drafts=st.integers(0, 3), n_spare=st.integers(0, 50))
+def test_steps_are_filled_up_to_the_width_that_takes_less_time_where_there_are_cells(
+    n_rows: int, n_drafts: int, n_spare: int
+) -> None:
+    slices = [Slice(SlotId(slot), 5, [TokenId(0)] * (1 + n_drafts * (slot == 0)), GREEDY) for slot in range(n_rows)]
+    n_tokens = n_rows + n_drafts
+    assert list(FASTER.split(slices)) == [slices]
+    n_wanted = FASTER.padded.get(n_tokens, n_tokens)
+    assert FASTER.n_padding(slices, n_spare) == (n_wanted - n_tokens if n_wanted <= n_spare else 0)
 
 
 @pytest.mark.parametrize(("found", "words"), [((8,), "8"), ((2, 3, 4, 8), "2 to 4 and 8"), ((1, 3, 5), "1, 3 and 5")])
@@ -92,6 +105,34 @@ def test_a_context_whose_slots_leave_no_seq_id_cannot_fill_steps_up(
         tiny, n_ctx=256, n_batch=256, n_ubatch=64, n_seq_max=n_slots, n_threads=1, n_threads_batch=1, has_padding=True
     )
     assert context.can_pad == can_pad
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kind", [PLAIN, SLIDING], ids=str)
+def test_rows_that_only_save_time_need_no_slot_of_their_own(
+    load_random: LoadRandom, make_context: MakeContext, kind: Kind
+) -> None:
+    """They go by the seq_id for copies: those made before and after are whole."""
+    model = load_random(kind)
+    plain, faster = (make_context(model, n_seq_max=3, type_k="bf16", n_ctx=256, n_batch=256) for _ in range(2))
+    faster.row_groups = FASTER
+    for context in (plain, faster):
+        for slot in range(3):
+            context.decode([slice_of(slot, 0, [TokenId(slot + 5)] * (20 + slot))])
+    for turn in range(4):
+        slices = [slice_of(slot, 20 + slot + turn, [TokenId(40 + turn)]) for slot in range(3)]
+        own, beside = (
+            np.stack([context.logits(index).copy() for index in context.decode(slices)]) for context in (plain, faster)
+        )
+        np.testing.assert_allclose(own, beside, rtol=0, atol=1e-3)
+        assert faster.kv.count_tokens() == plain.kv.count_tokens()
+        saved = faster.kv.save(SlotId(0), 0)
+        faster.kv.trim(SlotId(0), 0)
+        faster.kv.load(SlotId(0), [saved], saved.n_tokens)
+    room = faster.n_ctx - faster.kv.n_cells_used
+    faster.decode([slice_of(0, 24, [TokenId(5)] * (room - 3))])
+    faster.decode([slice_of(slot, faster.kv.n_cells(SlotId(slot)), [TokenId(5)]) for slot in range(3)])
+    assert faster.kv.n_cells_used == faster.n_ctx, "a full memory has no cells for them, and the step runs as it is"
 
 
 def context_of(make_context: MakeContext, model: Model, groups: RowGroups) -> Context:

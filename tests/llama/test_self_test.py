@@ -13,7 +13,7 @@ from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, RECURRENT, SLIDING, Kind
 from tests.llama.wide_models import QUANTISED, WIDE, write_wide
-from worker.engine.backend import Saved, Slice
+from worker.engine.backend import Meanwhile, Saved, Slice, do_nothing
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context, Logits
 from worker.llama.devices import choose_device, devices
@@ -151,12 +151,12 @@ class TaintedContext(Context):
     def note(self, what: str) -> None:
         self.is_tainted |= self.taints(what)
 
-    def decode(self, slices: Sequence[Slice]) -> list[int]:
+    def decode(self, slices: Sequence[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:
         of_all, own = self.kv.n_cells_used, self.kv.n_cells(slices[0].slot)
         words = (f"slices {len(slices)}", f"tokens {len(slices[0].tokens)}", f"guesses {slices[0].n_drafts}")
         for what in (*words, f"crowded {of_all - own > 100}" if len(slices) == 1 else ""):
             self.note(what)
-        return super().decode(slices)
+        return super().decode(slices, meanwhile)
 
     def logits(self, index: int) -> Logits:
         return super().logits(index) + np.float32(self.is_tainted)

@@ -1,14 +1,27 @@
 """The warm-up chooses shapes within their limits, in little time, and leaves no trace."""
 
 import math
+from itertools import pairwise
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.llama.warm_up import WIDTHS, Shapes, chunk_within, switch_s_of, warm_up
+from worker.llama.warm_up import (
+    MOST_PADDED,
+    WIDTHS,
+    Shapes,
+    chunk_within,
+    padded_costs,
+    padded_widths_of,
+    switch_s_of,
+    warm_up,
+    widest_within,
+)
 from worker.model.memory import DETERMINISTIC_CHUNK
 
 FAST, SLOW = 1e9, 0.0
@@ -79,7 +92,7 @@ def test_the_chunk_is_found_with_no_step_far_beyond_the_target_and_beside_others
 @pytest.mark.parametrize(("n_ubatch", "chunk"), [(512, DETERMINISTIC_CHUNK), (64, 64), (40, 40)])
 def test_a_fixed_chunk_depends_on_no_time(tiny: Model, target_s: float, n_ubatch: int, chunk: int) -> None:
     shapes = warmed(runner_of(tiny, n_ubatch), target_s=target_s, is_deterministic=True)
-    assert shapes == Shapes(chunk, shapes.chunk_s, ())
+    assert shapes == Shapes(chunk, shapes.chunk_s, (), n_ubatch)
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
@@ -119,6 +132,43 @@ def test_what_a_predecessor_measured_is_kept(tiny: Model) -> None:
 
 def test_logits_that_are_no_numbers_do_not_stop_the_warm_up(model_of_nan: Model) -> None:
     assert warmed(runner_of(model_of_nan)).chunk == 512
+
+
+H100 = ((1, 3.22), (2, 4.23), (4, 5.62), (5, 5.99), (6, 6.59), (7, 7.19), (8, 7.83), (9, 6.63), (12, 6.95), (16, 7.36))
+"""Milliseconds of an H100's decode steps of a 7B model: docs/device-checks."""
+
+
+def test_steps_of_seven_and_eight_rows_are_filled_up_on_an_h100() -> None:
+    padded = padded_widths_of(H100)
+    assert padded == ((7, 9), (8, 9))
+    assert padded_costs(H100, padded) == (*H100[:5], (7, 6.63), (8, 6.63), *H100[7:])
+
+
+@given(times=st.lists(st.floats(0.1, 10), min_size=1, max_size=16))
+def test_a_width_is_filled_up_only_to_one_that_takes_less(times: list[float]) -> None:
+    measured = tuple(enumerate(times, 1))
+    padded = dict(padded_widths_of(measured))
+    costs = dict(padded_costs(measured, tuple(padded.items())))
+    for width, taken_s in measured:
+        assert width <= padded.get(width, width) <= width + MOST_PADDED
+        assert costs[width] == times[padded.get(width, width) - 1] <= taken_s
+    assert len(costs) == len(times)
+
+
+@given(
+    token_s=st.lists(st.floats(1e-6, 1e-2), min_size=4, max_size=4),
+    n_most=st.sampled_from((64, 512, 1000, 1024, 2048)),
+    most_s=st.sampled_from((1e-3, 0.6, math.inf)),
+)
+def test_prefill_steps_are_as_wide_as_each_token_takes_no_longer(
+    token_s: list[float], n_most: int, most_s: float
+) -> None:
+    each_s = dict(zip((64, 512, 1024, 2048), token_s, strict=True))
+    found = widest_within(most_s, n_most, lambda size: size * each_s.get(size, 1.0))
+    assert min(512, n_most) <= found <= n_most
+    sizes = [size for size in (512, 1024, 2048) if size <= found]
+    assert all(each_s[wider] <= 1.05 * each_s[size] * (1 + 1e-9) for size, wider in pairwise(sizes))
+    assert found <= 512 or found * each_s[found] <= 1.05 * most_s * (1 + 1e-9)
 
 
 class SlowGpu:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tools.fleet_sim.costs import StepCosts
 from tools.fleet_sim.workloads import Ask
-from worker.engine.backend import Sampled, Saved, Score, Step
+from worker.engine.backend import Meanwhile, Sampled, Saved, Score, Step, do_nothing
 from worker.engine.loop import Engine
 from worker.engine.prefix_tree import n_common
 from worker.wire.messages import JobKey, Logprob, Outbound, SlotId, StepDone, TokenId
@@ -129,6 +129,7 @@ class SimRunner:
     """Draws what each job says that it is answered (`Ask.sampling`)."""
 
     n_threads = 1
+    is_asynchronous = False
     can_abort = False
     """The clock stands still between two steps: nobody comes while one runs."""
 
@@ -137,7 +138,7 @@ class SimRunner:
         self._costs = costs
         self._clock = clock
 
-    def run(self, step: Step) -> list[Sampled]:
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:  # noqa: ARG002 - it is synchronous
         n_rows, n_own = step.n_tokens, sum(len(slice_.tokens) * slice_.start for slice_ in step.slices)
         self._clock.now_s += self._costs.step_s(step.kind, n_rows, n_own, n_rows * self.kv.n_used - n_own)
         for slice_ in step.slices:

@@ -209,7 +209,12 @@ class Settings:
         also=("-b",),
     )
     ubatch_size: int = setting(
-        512, "Compute at most N tokens at once (n_ubatch).", "Device and memory", IntRange(1, 2**20)
+        0,
+        "Compute at most N tokens at once (n_ubatch). 0 takes 512, and on a GPU up to 2048 where memory allows "
+        "it and tokens take no longer.",
+        "Device and memory",
+        IntRange(0, 2**20),
+        show_default="512, on a GPU up to 2048",
     )
     threads: int = setting(
         0,

@@ -206,6 +206,14 @@ class Kv(Protocol):
         ...
 
 
+Meanwhile = Callable[[], None]
+"""What is done while a device computes a step."""
+
+
+def do_nothing() -> None:
+    """There is nothing to do while a step runs."""
+
+
 class Runner(Protocol):
     """Runs steps. Two implementations: llama/runner.py and the tests' readable fake."""
 
@@ -224,10 +232,17 @@ class Runner(Protocol):
         """True if `request_abort` stops a running step."""
         ...
 
-    def run(self, step: Step) -> list[Sampled]:
+    @property
+    def is_asynchronous(self) -> bool:
+        """True if a device computes steps while this process does something else."""
+        ...
+
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         """Decode the step and draw for every slice that has `sampling`, in slice order: one token, and one more for
         each draft token that was drawn. All of a slice's tokens are kept, also wrong drafts: `kv.trim` these. A slice
         with `scoring` is scored before it draws; where that is impossible, it gives one Sampled with the error.
+
+        `meanwhile` is called once the device computes, if it `is_asynchronous`; not where the step fails before that.
 
         Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `kv.trim` first. Scores may
         be there in any case; they are right, whatever becomes of the cells.

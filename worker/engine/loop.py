@@ -55,6 +55,12 @@ from worker.wire.messages import (
     TokenId,
 )
 
+MOST_WORTHWHILE = 256
+"""A sequence waits for so many tokens that another one is computing, however many a chunk has."""
+
+MOST_HEADROOM = 512
+"""So many cells are kept free for the next step. One that needs more gets them when it is chosen."""
+
 MOST_TOLD = 4096
 """How many log-probabilities of known prompts, those of the most probable tokens included, are told with one step. Each
 takes a microsecond or two here, where others wait for their next token, and as much to read; all are some 100 KB."""
@@ -117,7 +123,7 @@ class Engine:
         self._while_running = while_running
         self._itl_target_s = config.itl_target_s
         self._context_length = config.context_length
-        self._n_headroom = max(config.chunk, config.widest_step) + MAX_DRAFTS
+        self._n_headroom = min(max(config.chunk, config.widest_step), MOST_HEADROOM) + MAX_DRAFTS
         """The number of cells that are kept free for the next step."""
         self._emit = emit
         self._clock = clock
@@ -129,7 +135,7 @@ class Engine:
             runner.kv,
             limit_bytes=config.prefix_cache_bytes,
             grain=config.chunk if config.is_deterministic else 1,
-            worthwhile=config.chunk,
+            worthwhile=min(config.chunk, MOST_WORTHWHILE),
             retained_slots=config.retained_slots,
             most_dead_cells=config.most_dead_cells,
             journal=self._journal,
@@ -154,6 +160,8 @@ class Engine:
         """The prefill step that runs now and may be stopped for a newcomer, and when it should end."""
         self._announced: tuple[JobKey, ...] = ()
         self._step_report = StepReport()
+        self._unsent: list[Outbound] = []
+        """Frames that are sent while a device computes the next step; on a CPU none waits."""
 
     @property
     def is_idle(self) -> bool:
@@ -232,14 +240,12 @@ class Engine:
         if sequence is not None:
             self._leave(sequence)
             # There may be no next step to report the cells by.
-            self._report(None)
-            self._tell_blocks()
+            self._report_changes()
 
     def put_away(self) -> None:
         """Empty the retained slots; what no running job goes on from is copied out first."""
         if self.prefix_cache.put_away(self.scheduler.running.values()):
-            self._report(None)
-            self._tell_blocks()
+            self._report_changes()
 
     def back_up(self) -> bool:
         """Copy out what one retained slot has, so that it outlives this process; it stays there, too. False where all
@@ -247,8 +253,7 @@ class Engine:
         """
         is_copied = self.prefix_cache.back_up()
         if is_copied:
-            self._report(None)
-            self._tell_blocks()
+            self._report_changes()
         return is_copied
 
     def restore(self, found: Found) -> None:
@@ -256,7 +261,7 @@ class Engine:
         index = self.prefix_cache.index
         n_tokens, n_bytes = index.n_tokens, index.n_bytes
         n_parts = sum(self.prefix_cache.restore(tokens, saved) for tokens, saved in found.parts)
-        self._emit(
+        self._send(
             PrefixCacheFound(
                 n_parts=n_parts,
                 n_tokens=max(0, index.n_tokens - n_tokens),
@@ -265,30 +270,41 @@ class Engine:
                 dropped_because=found.dropped_because,
             )
         )
-        self._report(None)
-        self._tell_blocks()
+        self._report_changes()
 
     def step(self) -> None:
-        """Admit, choose, run, apply, report; where nothing is left to do, compare what is in the memory."""
+        """Admit, choose, run, apply, report; where nothing is left to do, compare what is in the memory.
+
+        What the last step gave is sent before the next one runs or, where a device computes that one, as soon as it
+        does.
+        """
         self._admit()
         step = self._choose()
         if step is not None:
             self._take_step(step)
         self._tell_blocks()
+        if step is None or self.is_idle:
+            self._send_all()
         if self.is_idle:
             self._check_memory()
 
     def _take_step(self, step: Step) -> None:
         self._apply(step, self._run(step))
         self._report(step.kind)
-        self.tidy()
-        self._drafts.learn(is_idle=self.is_idle)
+        self._tidy()
+        if self.is_idle or not self._runner.is_asynchronous:
+            self._drafts.learn(is_idle=self.is_idle)
 
     def tidy(self) -> bool:
-        """Put away a part of what ended jobs have left in the KV memory. False where all is tidy, or that has to wait.
-
-        Only behind the report, and while nothing runs: a copy takes milliseconds.
+        """Put away a part of what ended jobs have left in the KV memory, while nothing runs. False where all is tidy,
+        or that has to wait.
         """
+        is_changed = self._tidy()
+        self._send_all()
+        return is_changed
+
+    def _tidy(self) -> bool:
+        """Only behind the report: a copy takes milliseconds."""
         is_changed = self.prefix_cache.tidy(self.scheduler.running.values(), self._n_headroom)
         if is_changed:
             self._report(None)
@@ -299,7 +315,7 @@ class Engine:
         if self._journal is not None:
             changes = self._journal.take(self.prefix_cache.in_memory(self.scheduler.running.values()))
             if changes:
-                self._emit(BlocksChanged(changes=changes))
+                self._send(BlocksChanged(changes=changes))
 
     def _check_memory(self) -> None:
         """Compare all counts of what is in the memory, now that the last job has left and its end was told.
@@ -414,7 +430,9 @@ class Engine:
         self.step_jobs = frozenset(jobs)
         if jobs != self._announced:
             self._announced = jobs
-            self._emit(StepBegun(jobs=jobs))
+            self._send(StepBegun(jobs=jobs))
+            # Whom to blame is known before anything can happen.
+            self._send_all()
         sampled = self._attempt(step)
         self.step_jobs = frozenset()
         return sampled
@@ -427,7 +445,7 @@ class Engine:
         self._run_now = (step, began_s + expected_s) if may_lose else None
         try:
             with self._while_running():
-                sampled = self._runner.run(step)
+                sampled = self._runner.run(step, self._catch_up)
         except BadBatch as error:
             return self._bisect(step, error)
         except NoRoom:
@@ -441,6 +459,7 @@ class Engine:
             return []
         finally:
             self._run_now = None
+            self._send_all()
         seconds = self._clock() - began_s
         n_drafted, n_accepted = self._drafts.judge(step, sampled, self.scheduler.running, seconds)
         self._step_report.n_drafted += n_drafted
@@ -575,10 +594,32 @@ class Engine:
 
     # ── report ───────────────────────────────────────────────────────────────────────────────────
 
+    def _send(self, frame: Outbound) -> None:
+        """Send a frame at once or, where a device computes, with the next step: until that has work it would wait."""
+        self._unsent.append(frame)
+        if not self._runner.is_asynchronous:
+            self._send_all()
+
+    def _send_all(self) -> None:
+        while self._unsent:
+            self._emit(self._unsent.pop(0))
+
+    def _catch_up(self) -> None:
+        """Do what was put off until a device computes the next step."""
+        self._send_all()
+        self._drafts.learn(is_idle=False)
+        self._drafts.catch_up(self.scheduler.running)
+
+    def _report_changes(self) -> None:
+        """Tell, at once, what has changed between steps."""
+        self._report(None)
+        self._tell_blocks()
+        self._send_all()
+
     def _report(self, kind: StepKind | None) -> None:
         """Tell the front, in one frame, all that has happened since the last one. `kind`: of the step that ran."""
         report, self._step_report = self._step_report, StepReport()
-        self._emit(
+        self._send(
             StepDone(
                 started=tuple(report.started),
                 prompt_logprobs=tuple(report.prompt_logprobs),

@@ -34,8 +34,8 @@ class NgramLookup:
     for long tells more than a later one that agrees in the last few tokens. Where one token is another than there, as a
     name in a form is, it goes on behind it, unless the last two tokens have stood somewhere together.
 
-    Time: the index is made by `propose` and catches up then, two microseconds a token, so that a job which is never
-    asked costs nothing. Memory: once asked up to 500 bytes a token; freed with the job.
+    Time: the index is made by `propose` and `catch_up`, two microseconds a token, so that a job which is never asked
+    costs nothing. Memory: once asked up to 500 bytes a token; freed with the job.
     """
 
     def __init__(self, tokens: list[TokenId]) -> None:
@@ -52,10 +52,8 @@ class NgramLookup:
 
         The draft runs on into its own tokens: of a text that repeats with any period it is n_most tokens long.
         """
+        self.catch_up()
         tokens = self._tokens
-        while self._n_indexed < len(tokens):
-            self._n_indexed += 1
-            self._take_in(self._n_indexed)
         if self._next is None:
             return NO_DRAFT
         draft = tokens[self._next : self._next + n_most]
@@ -63,6 +61,12 @@ class NgramLookup:
         for i in range(period, n_most):
             draft.append(draft[i - period])
         return Draft(tuple(draft), self._n_matched)
+
+    def catch_up(self) -> None:
+        """Take in the tokens that there are now."""
+        while self._n_indexed < len(self._tokens):
+            self._n_indexed += 1
+            self._take_in(self._n_indexed)
 
     def _take_in(self, end: int) -> None:
         """Follow and index the token before position `end`."""

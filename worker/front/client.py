@@ -408,6 +408,8 @@ class EngineClient:
             prefill_chunk=facts.prefill_chunk,
             row_costs=facts.row_costs,
             switch_s=facts.switch_s,
+            padded_widths=facts.padded_widths,
+            ubatch_size=facts.ubatch_size,
             prefix_cache_bytes=facts.prefix_cache_bytes,
             swa_full="off" if facts.swa_full is False else "on",
             device=f"{facts.backend}:{facts.device_index}",

@@ -10,9 +10,9 @@ with rows that nobody reads. self_test.py measures which grouping gives a row th
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 import numpy as np
@@ -90,13 +90,20 @@ class RowGroups:
     multiple: int = 1
     most: int = 0
     """A multiple of `multiple`; 0: no limit."""
+    padded: Mapping[int, int] = field(default_factory=dict)
+    """The number of tokens that a batch of so many is filled up to, because a wider one takes a GPU less time."""
 
     def __post_init__(self) -> None:
         assert self.multiple - 1 <= MOST_PADDING
         assert self.most % self.multiple == 0
 
-    def n_padding(self, slices: Seq[Slice]) -> int:
-        """How many rows a batch lacks; 0 for any but an ordinary decode step, whose slices have a token each."""
+    def n_padding(self, slices: Seq[Slice], n_spare_cells: int) -> int:
+        """How many rows a batch lacks; 0 for any but an ordinary decode step, whose slices have a token each. Rows that
+        only save time must find spare cells."""
+        if self.padded:
+            n_tokens = sum([len(slice_.tokens) for slice_ in slices])
+            n_more = self.padded.get(n_tokens, n_tokens) - n_tokens
+            return n_more if n_tokens + n_more <= n_spare_cells else 0
         return -len(slices) % self.multiple if self.multiple > 1 and _is_decode(slices) else 0
 
     def split(self, slices: Seq[Slice]) -> Iterator[Seq[Slice]]:

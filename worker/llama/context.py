@@ -15,7 +15,7 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS, Aborted, BadBatch, NoRoom, Slice
+from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS, Aborted, BadBatch, Meanwhile, NoRoom, Slice, do_nothing
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch, BatchLimits, RowGroups
 from worker.llama.kv import Kv
@@ -115,6 +115,11 @@ class Context:
         return self._model.device.backend in ("cpu", "metal") and self._model.can_rewind
 
     @property
+    def is_asynchronous(self) -> bool:
+        """True if `llama_decode` returns before the device has computed the batch."""
+        return self._model.device.is_gpu
+
+    @property
     def can_pad(self) -> bool:
         """Whether `row_groups` may fill steps up."""
         return self.kv.seq_ids.n_slots > self.n_slots
@@ -137,22 +142,25 @@ class Context:
 
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────
 
-    def decode(self, slices: Seq[Slice]) -> list[int]:
+    def decode(self, slices: Seq[Slice], meanwhile: Meanwhile = do_nothing) -> list[int]:
         """Compute one batch; the batch indexes whose `logits` can be read, in order: `n_rows` of each slice.
+        `meanwhile` is called while the device computes, if it `is_asynchronous` and has taken the batch.
 
         Raises: BadBatch, NoRoom: nothing was kept. Aborted: the slots keep a part (`kv.n_cells` says how much).
         RuntimeError: the library is in an unknown state. Source: llama_decode.
         """
         self._check_thread()
         handle = self.handle
-        n_padding = self.row_groups.n_padding(slices)
+        n_padding = self.row_groups.n_padding(slices, self.kv.n_free_cells)
         n_tokens = self._limits.check(slices)
         self.kv.make_room(n_tokens + n_padding)
         self._row_of = {}
         indexes = self._batch.fill(slices)
         began_s = time.perf_counter()
         code = self._decode_padded(n_padding) if n_padding else int(capi.llama_decode(handle, self._batch.struct))
-        if self._model.device.is_gpu:
+        if self.is_asynchronous:
+            if code == 0:
+                meanwhile()
             # Else the time would be that of handing the step over, and the next step that waits would be charged.
             capi.llama_synchronize(handle)
         elapsed_s = time.perf_counter() - began_s
@@ -171,7 +179,8 @@ class Context:
         """Decode with rows behind the slices'. Their cells are free again at once; as they are the last, no hole is
         left.
         """
-        behind_all = SlotId(self.n_slots)  # the limits let no slice have it
+        # No slice may have it: a slot for such rows alone or, without one, the seq_id for copies, which is empty now.
+        behind_all = SlotId(self.n_slots)
         self._batch.pad(n_padding, behind_all)
         code = int(capi.llama_decode(self.handle, self._batch.struct))
         self.kv.vacate(behind_all)

@@ -411,6 +411,9 @@ class Spans:
 
     def __init__(self, n_slots: int) -> None:
         self._of: list[list[Span]] = [[] for _ in range(n_slots)]
+        self._counted: tuple[frozenset[SlotId], int] | None = None
+        """The slots that were asked for last, and the number of cells that only they have: it is asked for with every
+        step, and seldom changes."""
         self.n_cells = 0
         """How many cells all slots have; one that several have counts once."""
 
@@ -421,6 +424,8 @@ class Spans:
     def grow(self, slot: SlotId, n_tokens: int) -> None:
         """The slot alone has so many more."""
         self.n_cells += n_tokens
+        if self._counted is not None and slot in self._counted[0]:
+            self._counted = None
         spans = self._of[slot]
         if spans and len(spans[-1].slots) == 1:
             spans[-1].end += n_tokens
@@ -430,6 +435,7 @@ class Spans:
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
         """The empty `target` has the first `n_tokens` of `source` too, which has so many."""
+        self._counted = None
         n_spans = self._split(source, n_tokens)
         self._of[target] = self._of[source][:n_spans]
         for span in self._of[target]:
@@ -444,6 +450,7 @@ class Spans:
 
     def cut(self, slot: SlotId, n_keep: int) -> None:
         """The slot has its first `n_keep` positions left, n_keep <= n_held."""
+        self._counted = None
         n_spans = self._split(slot, n_keep)
         left = self._of[slot][n_spans:]
         del self._of[slot][n_spans:]
@@ -456,8 +463,11 @@ class Spans:
 
     def n_cells_of(self, slots: Collection[SlotId]) -> int:
         """The number of cells that only these slots have."""
-        own = {span for slot in slots for span in self._of[slot] if span.slots <= set(slots)}
-        return sum(span.end - span.start for span in own)
+        asked = frozenset(slots)
+        if self._counted is None or self._counted[0] != asked:
+            own = {span for slot in asked for span in self._of[slot] if span.slots <= asked}
+            self._counted = asked, sum(span.end - span.start for span in own)
+        return self._counted[1]
 
     def in_order(self) -> Iterator[Span]:
         """Yield each span once, after those that lie before it in its sequences."""
@@ -468,6 +478,7 @@ class Spans:
 
     def clear(self) -> None:
         self._of = [[] for _ in self._of]
+        self._counted = None
         self.n_cells = 0
 
     def _split(self, slot: SlotId, at: int) -> int:

@@ -28,6 +28,7 @@ from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in_main, place_pair
+from worker.llama.gpu_attention import asked_flash, check_cache_types, check_flash
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, has_own_products, invariance_of, type_k_of
 from worker.llama.kv_keeper import Keeper, Keeping
 from worker.llama.library import OnLog, build, open_library
@@ -159,10 +160,12 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     placement, beside = _places(config, info, available_bytes)
     if beside is not None:
         available_bytes = left_in_main(beside.placement, available_bytes)
+    _check_cache_types(config, placement)
     prefix_bytes = prefix_cache_limit(config, placement, available_bytes)
     with paging(on_progress, info.file_bytes) as progress, ExitStack() as undo:
         model = undo.enter_context(load_weights(config, info, placement, progress.hear))
         runner = LlamaRunner(model, _context(config, model, placement.plan))
+        check_flash(config, model.device, is_without_flash=runner.context.is_without_flash)
         found = _found(placement, runner)
         if config.require_full_offload and not found.is_resident:
             raise _incomplete(placement)
@@ -171,6 +174,7 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
             chunk=config.prefill_chunk,
             row_costs=config.row_costs,
             switch_s=config.switch_s,
+            padded_widths=config.padded_widths,
             target_s=config.itl_target_s,
             is_deterministic=config.is_deterministic,
             wants_drafts=config.prompt_lookup != "off" or beside is not None,
@@ -204,10 +208,18 @@ def load_runner(config: Configure, on_progress: Callable[[int], None], on_log: O
     return loaded if beside is None or draft is None else _with_draft(loaded, beside, draft)
 
 
+def _check_cache_types(config: Configure, placement: Placement) -> None:
+    """Raises: ModelLoadFailed."""
+    type_k = type_k_of(config, is_on_gpu=placement.group.is_gpu)
+    if warning := check_cache_types(config, placement.device, type_k):
+        sys.stderr.write(f"engine warning: {warning}\n")
+        sys.stderr.flush()
+
+
 def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:
     if config.is_deterministic:
         return shapes.chunk
-    return widest_step_of(shapes.chunk, runner.context.n_ubatch, can_abort=runner.can_abort)
+    return widest_step_of(shapes.chunk, shapes.ubatch_size, can_abort=runner.can_abort)
 
 
 def placed(config: Configure, info: ModelInfo) -> Placement:
@@ -425,13 +437,13 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
         model,
         n_ctx=plan.n_cells + plan.n_padding_cells,
         n_batch=config.batch_size,
-        n_ubatch=config.ubatch_size,
+        n_ubatch=plan.ubatch_size,
         n_seq_max=plan.parallel + n_retained,
         n_threads=n_threads,
         n_threads_batch=config.threads_batch or n_threads,
         type_k=type_k_of(config, is_on_gpu=model.device.is_gpu),
         type_v=config.cache_type_v,
-        flash_attn=config.flash_attn,
+        flash_attn=asked_flash(config, model.device),
         swa_full=plan.swa_full,
         threads=Threads(n_threads, clocks) if may_yield else None,
         has_padding=config.is_deterministic,
@@ -485,6 +497,8 @@ def _facts(info: ModelInfo, placement: Placement, found: _Found, shapes: Shapes,
         prefill_chunk=shapes.chunk,
         row_costs=shapes.row_costs,
         switch_s=shapes.switch_s,
+        padded_widths=shapes.padded_widths,
+        ubatch_size=shapes.ubatch_size,
         batch_size=found.batch_size,
         prefix_cache_bytes=kept.limit_bytes,
         prefix_cache_off=kept.off_because,

@@ -13,7 +13,17 @@ from worker.config.gpu_flags import wants_layers, wants_no_layers
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama.devices import Device, candidates
 from worker.model.info import ModelInfo
-from worker.model.memory import CELL_STEP, Demand, Plan, demand_of, most_cells, plan_memory, plan_of, wanted_cells
+from worker.model.memory import (
+    CELL_STEP,
+    WIDER_UBATCHES,
+    Demand,
+    Plan,
+    demand_of,
+    most_cells,
+    plan_memory,
+    plan_of,
+    wanted_cells,
+)
 from worker.model.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.wire.messages import Configure, SwaFull
 
@@ -251,7 +261,18 @@ class Trial:
         plan = plan_memory(
             self._card, self._demand, lambda plan: self._fits(plan, n_gpu_layers), least_cells=least_cells
         )
-        return self._placement(plan, n_gpu_layers) if plan is not None else None
+        return self._placement(self._widened(plan, n_gpu_layers), n_gpu_layers) if plan is not None else None
+
+    def _widened(self, plan: Plan, n_gpu_layers: int) -> Plan:
+        """The plan with the widest micro-batch that leaves as many cells and jobs, where none was asked for."""
+        if self._config.ubatch_size or not self.group.is_gpu or self._config.is_deterministic:
+            return plan
+        for size in WIDER_UBATCHES:
+            wider = plan_of(self._card, replace(self._demand, ubatch_size=size), plan.n_cells)
+            is_as_large = size <= self._config.batch_size and wider.parallel == plan.parallel
+            if is_as_large and self._fits(wider, n_gpu_layers):
+                return wider
+        return plan
 
     def most_layers(self) -> Placement | None:
         """The plan with as many layers as there is room for; None for none."""
@@ -316,7 +337,7 @@ class Trial:
         return spread(
             self._card,
             self._layers,
-            self._demand,
+            replace(self._demand, ubatch_size=plan.ubatch_size),
             plan,
             n_gpu_layers=n_gpu_layers,
             shares=self.group.shares,

@@ -7,10 +7,11 @@ or of how a token is drawn. Runs on the step thread; `request_abort` may come fr
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from worker.engine.backend import BadBatch, NoRoom, Sampled, Score, Slice, Step
+from worker.engine.backend import BadBatch, Meanwhile, NoRoom, Sampled, Score, Slice, Step, do_nothing
 from worker.llama.batch import batches
 from worker.llama.buffers import BufferSizes
 from worker.llama.context import Context
+from worker.llama.draw_threads import DrawThreads
 from worker.llama.draws import Draws
 from worker.llama.model import Model
 from worker.wire.messages import Logprob
@@ -23,16 +24,17 @@ class LlamaRunner:
         self.model = model
         self.context = context
         self.kv = context.kv
-        self._draws = Draws(model)
+        self._draws = Draws(model, DrawThreads(context.n_threads))
 
-    def run(self, step: Step) -> list[Sampled]:
+    def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
         """Run the step as Runner.run says: all of it or, for NoRoom and BadBatch, nothing of it."""
         sampled: list[Sampled] = []
         computed: list[Slice] = []
         try:
             for batch in self.batches(step.slices):
-                sampled += self._run_batch(batch)
+                sampled += self._run_batch(batch, meanwhile)
                 computed += batch
+                meanwhile = do_nothing
         except (NoRoom, BadBatch):
             for slice_ in reversed(computed):
                 self.kv.trim(slice_.slot, slice_.start)
@@ -47,6 +49,10 @@ class LlamaRunner:
     @property
     def n_threads(self) -> int:
         return self.context.n_threads
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return self.context.is_asynchronous
 
     @property
     def can_abort(self) -> bool:
@@ -71,6 +77,6 @@ class LlamaRunner:
         """Free context and model. Idempotent."""
         self.model.close()
 
-    def _run_batch(self, batch: Seq[Slice]) -> list[Sampled]:
-        self.context.decode(batch)
+    def _run_batch(self, batch: Seq[Slice], meanwhile: Meanwhile) -> list[Sampled]:
+        self.context.decode(batch, meanwhile)
         return self._draws.of(batch, self.context.rows())

@@ -7,19 +7,28 @@ is another one. Runs on the thread that will run the steps.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from worker.engine.backend import MAX_DRAFTS, Slice, Step
-from worker.engine.prefill_budget import LEAST_CHUNK
+from worker.engine.prefill_budget import LEAST_CHUNK, WIDENING
+from worker.llama.batch import RowGroups
 from worker.llama.runner import LlamaRunner
-from worker.model.memory import CELL_STEP, DETERMINISTIC_CHUNK
-from worker.wire.messages import RowCosts, Sampling, SlotId, StepKind, TokenId
+from worker.model.memory import CELL_STEP, DEFAULT_UBATCH, DETERMINISTIC_CHUNK
+from worker.wire.messages import PaddedWidths, RowCosts, Sampling, SlotId, StepKind, TokenId
 
 _MOST_CHUNK = 512
+"""On a CPU. On a GPU a chunk may be as long as a micro-batch."""
 
 WIDTHS = (1, 2, 4, 8, 16, 1 + MAX_DRAFTS)
 """How many tokens the decode steps have whose costs are measured. No step with drafts is wider than the widest of them,
 nor than the chunk: who waits for one waits no longer than for a part of a prompt."""
+_GPU_WIDTHS = (*range(1, 13), 16, 24, 1 + MAX_DRAFTS)
+"""On a GPU other kernels compute wider steps, which may take less time than narrower ones."""
+
+MOST_PADDED = 3
+"""By so many rows a decode step is filled up at most."""
+_LEAST_SAVED = 0.03
+"""A decode step is filled up where that saves this share of its time."""
 
 _FAR_TOO_SLOW = 2.0
 """A chunk that took so many targets is not tried again. A faster one that was too slow is, because another process's
@@ -39,10 +48,12 @@ captures a graph, the third replays it."""
 
 _N_DEAD = 1024
 """The number of cells that are filled to measure what ended jobs' cells cost a step, and how long a copy takes."""
-MOST_DEAD_COST = 0.05
-"""Ended jobs' cells in a GPU's memory may cost a step of one token this share of its time: attention reads along all
-cells that are used. An H100 reads those of a 7B model at 0.17 µs each in a step of 3.2 ms, and 16 rows at 0.5 µs in one
-of 7.4 ms."""
+_BESIDE_DEAD = (1, 16)
+"""The numbers of tokens of the steps that are measured beside them."""
+MOST_DEAD_COST = 0.02
+"""Ended jobs' cells in a GPU's memory may cost a step this share of its time: attention reads along all cells that are
+used. An H100 reads those of a 7B model at 0.17 µs each in a step of 3.2 ms, and 16 rows at 0.2 to 0.5 µs in one of 7.4
+ms."""
 
 _ROW_COSTS_S = 1.0
 """After so many seconds no wider step is tried: where steps take that long nobody is to wait for more of them."""
@@ -60,8 +71,12 @@ class Shapes:
     """How many seconds such a step took."""
     row_costs: RowCosts
     """Ascending; empty where no drafts are to be tried."""
+    ubatch_size: int
+    """The most tokens that are computed at once."""
     switch_s: float = 0.0
     """The extra seconds of a step that has another width than those before and behind it."""
+    padded_widths: PaddedWidths = ()
+    """The widths of decode steps that are filled up."""
     retention: "Retention | None" = None
     """None on a CPU, where ended jobs' cells are copied out soon."""
 
@@ -85,25 +100,40 @@ def warm_up(
     chunk: int = 0,
     row_costs: RowCosts = (),
     switch_s: float = 0.0,
+    padded_widths: PaddedWidths = (),
 ) -> Shapes:
-    """Choose the shapes; a `chunk` other than 0 is kept, and so are `row_costs` with `switch_s` where there are some.
-    Wrong drafts need a memory that can be cut anywhere."""
+    """Choose the shapes; a `chunk` other than 0 is kept, and so are `row_costs` with `switch_s` and `padded_widths`
+    where there are some. Wrong drafts need a memory that can be cut anywhere."""
     _time_step(runner, "prefill", LEAST_CHUNK)
-    fixed = chunk or (min(DETERMINISTIC_CHUNK, runner.context.n_ubatch) if is_deterministic else 0)
-    prefill_s = partial(_prefill_s, runner)
-    n_most = min(_MOST_CHUNK, runner.context.n_ubatch, runner.context.n_ctx)
-    chosen, chunk_s = (fixed, prefill_s(fixed)) if fixed else chunk_within(target_s, n_most, prefill_s)
+    is_on_gpu, context = runner.model.device.is_gpu, runner.context
+    fixed = chunk or (min(DETERMINISTIC_CHUNK, context.n_ubatch) if is_deterministic else 0)
+    prefill_s = cache(partial(_prefill_s, runner)) if is_on_gpu else partial(_prefill_s, runner)
+    n_most = min(context.n_ubatch, context.n_ctx)
+    chosen, chunk_s = (
+        (fixed, prefill_s(fixed))
+        if fixed
+        else chunk_within(target_s, n_most if is_on_gpu else min(_MOST_CHUNK, n_most), prefill_s)
+    )
+    ubatch_size = context.n_ubatch
+    if is_on_gpu and not fixed:
+        ubatch_size = widest_within(WIDENING * target_s, n_most, prefill_s)
     may_draft = wants_drafts and runner.kv.can_share and not is_deterministic
-    if may_draft and not row_costs:
-        row_costs = row_costs_of(runner, chosen)
-        switch_s = switch_s_of(runner, row_costs)
-    has_retention = runner.model.device.is_gpu and runner.kv.can_share
+    if not row_costs and (may_draft or (is_on_gpu and not is_deterministic)):
+        measured = row_costs_of(runner, chosen)
+        padded_widths = padded_widths_of(measured) if is_on_gpu and runner.kv.can_share else ()
+        row_costs = padded_costs(measured, padded_widths)
+        switch_s = switch_s_of(runner, measured) if may_draft else 0.0
+    if padded_widths:
+        context.row_groups = RowGroups(padded=dict(padded_widths))
+    has_retention = is_on_gpu and runner.kv.can_share
     return Shapes(
         chosen,
         chunk_s,
         row_costs if may_draft else (),
+        ubatch_size,
         switch_s if may_draft else 0.0,
-        _retention(runner, chosen) if has_retention else None,
+        padded_widths,
+        _retention(runner, min(chosen, DEFAULT_UBATCH)) if has_retention else None,
     )
 
 
@@ -136,12 +166,44 @@ def chunk_within(target_s: float, n_most: int, step_s: Callable[[int], float]) -
     return chunk, chunk_s
 
 
+def widest_within(most_s: float, n_most: int, step_s: Callable[[int], float]) -> int:
+    """The size of the widest prefill step that takes `most_s` seconds at most: DEFAULT_UBATCH, or twice as many tokens
+    again and again where each takes no longer than before; `n_most` at most.
+    """
+    size = min(DEFAULT_UBATCH, n_most)
+    while 2 * size <= n_most:
+        taken_s = step_s(size)
+        if 2 * taken_s > most_s or step_s(2 * size) > 2 * (1 + _ALIKE) * taken_s:
+            break
+        size *= 2
+    return size
+
+
+def padded_widths_of(row_costs: RowCosts) -> PaddedWidths:
+    """The widths for which a step of up to MOST_PADDED more tokens takes less time, each with the best of these."""
+    costs = dict(row_costs)
+    found = []
+    for width, cost_s in row_costs:
+        wider = [(costs[n], n) for n in range(width + 1, width + MOST_PADDED + 1) if n in costs]
+        least_s, best = min(wider, default=(cost_s, width))
+        if least_s <= (1 - _LEAST_SAVED) * cost_s:
+            found.append((width, best))
+    return tuple(found)
+
+
+def padded_costs(row_costs: RowCosts, padded_widths: PaddedWidths) -> RowCosts:
+    """The costs of steps that are filled up."""
+    costs, padded = dict(row_costs), dict(padded_widths)
+    return tuple((width, costs[padded.get(width, width)]) for width, _ in row_costs)
+
+
 def row_costs_of(runner: LlamaRunner, n_most: int = WIDTHS[-1]) -> RowCosts:
     """The time of a step of each width, as far as `n_most` and _ROW_COSTS_S reach."""
     n_most = min(n_most, WIDTHS[-1])
     costs: list[tuple[int, float]] = []
+    widths = _GPU_WIDTHS if runner.model.device.is_gpu else WIDTHS
     began_s = time.perf_counter()
-    for width in (*(width for width in WIDTHS if width < n_most), n_most):
+    for width in (*(width for width in widths if width < n_most), n_most):
         if time.perf_counter() - began_s > _ROW_COSTS_S:
             break
         costs.append((width, _decode_s(runner, width)))
@@ -182,30 +244,34 @@ def _retention(runner: LlamaRunner, chunk: int) -> Retention:
     tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_dead)]
     if not n_dead:
         return Retention(0, is_copying_worthwhile=True)
-    plain_s = _lone_step_s(runner)
+    plain_s = [_lone_step_s(runner, n) for n in _BESIDE_DEAD]
     began_s = time.perf_counter()
     for start in range(0, n_dead, chunk):
         runner.run(Step("prefill", (Slice(SlotId(1), start, tokens[start : start + chunk]),)))
     read_s = time.perf_counter() - began_s
-    dead_s = max(1e-9, (_lone_step_s(runner) - plain_s) / n_dead)
+    n_cheap = min(
+        MOST_DEAD_COST * before_s * n_dead / max(1e-9, _lone_step_s(runner, n) - before_s)
+        for n, before_s in zip(_BESIDE_DEAD, plain_s, strict=True)
+    )
     saved = kv.save(SlotId(1), 0)
     kv.trim(SlotId(1), 0)
     began_s = time.perf_counter()
     kv.load(SlotId(1), [saved], n_dead)
     load_s = time.perf_counter() - began_s
     kv.clear()
-    n_most = min(max(CELL_STEP, int(MOST_DEAD_COST * plain_s / dead_s)), runner.context.n_ctx // 2)
+    n_most = min(max(CELL_STEP, int(n_cheap)), runner.context.n_ctx // 2)
     return Retention(n_most, is_copying_worthwhile=load_s < read_s)
 
 
-def _lone_step_s(runner: LlamaRunner) -> float:
-    """Seconds of a decode step of one token of the first slot, whatever other slots hold."""
+def _lone_step_s(runner: LlamaRunner, n_tokens: int) -> float:
+    """Seconds of a decode step of so many tokens of the first slot, whatever other slots hold."""
     times = []
-    for position in range(1 + _N_TIMES):
+    for _ in range(1 + _N_TIMES):
         began_s = time.perf_counter()
-        runner.run(Step("decode", (Slice(SlotId(0), position, [TokenId(1)], _GREEDY),)))
+        tokens = [TokenId(1)] * n_tokens
+        runner.run(Step("decode", (Slice(SlotId(0), 0, tokens, _GREEDY, n_drafts=n_tokens - 1),)))
         times.append(time.perf_counter() - began_s)
-    runner.kv.trim(SlotId(0), 0)
+        runner.kv.trim(SlotId(0), 0)
     return min(times)
 
 

@@ -51,6 +51,11 @@ there (docs/determinism.md)."""
 PIPELINE_COPIES = 4
 """GGML_SCHED_MAX_COPIES: the copies of what goes into a graph, where several GPUs compute one behind the other."""
 
+DEFAULT_UBATCH = 512
+WIDER_UBATCHES = (2048, 1024)
+"""The sizes of a micro-batch that are tried on a GPU where none was asked for, if the plan has room for them: a prompt
+of 534 tokens is computed in one step then, and a GPU computes more of them in the same time."""
+
 _FLOAT_BYTES, _HALF_BYTES = 4, 2
 
 
@@ -86,11 +91,11 @@ def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = No
         # f16 and bf16 are of one size.
         cache_type_k=k_type(config.cache_type_k),
         cache_type_v=config.cache_type_v,
-        ubatch_size=config.ubatch_size,
+        ubatch_size=config.ubatch_size or DEFAULT_UBATCH,
         has_flash_attention=config.flash_attn != "off",
         swa_full=config.swa_full != "off",
         n_padding_cells=MOST_PADDING if config.is_deterministic else 0,
-        n_chunk_rows=min(DETERMINISTIC_CHUNK, config.ubatch_size) if config.is_deterministic else 0,
+        n_chunk_rows=min(DETERMINISTIC_CHUNK, config.ubatch_size or DEFAULT_UBATCH) if config.is_deterministic else 0,
         free_bytes=free_bytes,
         n_retained=retained_slots(is_on_gpu=is_on_gpu),
     )
@@ -119,6 +124,8 @@ class Plan:
     n_padding_cells: int = 0
     n_chunk_rows: int = 0
     n_retained: int = 1
+    ubatch_size: int = DEFAULT_UBATCH
+    """The tokens of a micro-batch."""
 
     @property
     def context_length(self) -> int:
@@ -201,6 +208,7 @@ def _cells_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
         n_padding_cells=demand.n_padding_cells,
         n_chunk_rows=demand.n_chunk_rows,
         n_retained=demand.n_retained,
+        ubatch_size=demand.ubatch_size,
     )
     bare = replace(bare, n_window_cells=_n_window_cells(info, demand, bare), n_seq_ids=_n_seq_ids(info, demand, bare))
     return replace(bare, kv_bytes=sum(layer_memory_bytes(info, demand, bare)))

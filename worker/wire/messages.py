@@ -111,6 +111,9 @@ divide reasoning from content."""
 RowCosts = tuple[tuple[int, float], ...]
 """(tokens in a decode step, seconds it takes)."""
 
+PaddedWidths = tuple[tuple[int, int], ...]
+"""(tokens in a decode step, the number that it is filled up to)."""
+
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
     """Base of every frame; the tag is the class name."""
@@ -160,6 +163,8 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """As Loaded.row_costs, of a predecessor; empty: they are measured at warm-up."""
     switch_s: float = 0.0
     """Loaded.switch_s of the same predecessor."""
+    padded_widths: PaddedWidths = ()
+    """Loaded.padded_widths of the same predecessor."""
     itl_target_ms: int = 150
     """How long a prefill step may hold up the jobs that are generating; 0 means as long as it takes."""
     is_deterministic: bool = False
@@ -368,6 +373,11 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     """What decode steps took at warm-up, ascending; empty: not measured, and there are no drafts."""
     switch_s: float = 0.0
     """The extra seconds of a step that has another width than those before and behind it; 0 on a CPU."""
+    padded_widths: PaddedWidths = ()
+    """The widths of decode steps that are filled up because a wider step takes less time. `row_costs` has what they
+    cost then."""
+    ubatch_size: int = 0
+    """The number of tokens that are computed at once at most; 0 where the engine does not say."""
     batch_size: int = 0
     """How many tokens one decode call takes at most: more than was asked for where the slots need more; 0 where the
     engine does not say."""

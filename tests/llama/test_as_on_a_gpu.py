@@ -1,0 +1,115 @@
+"""The CPU under the name of a GPU: with the sequence ids and the order of work there, all but the kernels."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from tests.llama.tiny import write_tiny
+from worker.engine.backend import MAX_DRAFTS
+from worker.engine.config import EngineConfig
+from worker.engine.loop import Engine
+from worker.llama.batch import RowGroups
+from worker.llama.context import Context
+from worker.llama.devices import choose_device, devices
+from worker.llama.model import Model
+from worker.llama.runner import LlamaRunner
+from worker.llama.seq_ids import n_retained_for
+from worker.llama.warm_up import Shapes, warm_up
+from worker.wire.messages import Delta, Finished, JobKey, Outbound, Sampling, SlotId, StepDone, TokenId
+
+N_SLOTS = 4
+PADDED = RowGroups(padded={2: 4, 3: 4})
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = write_tiny(tmp_path_factory.mktemp("gpu") / "tiny.gguf")
+    cpu = choose_device("cpu", devices())
+    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as loaded:
+        if request.param == "cuda":
+            loaded.devices = (replace(cpu, backend="cuda", kind="gpu"),)
+        yield loaded
+
+
+def runner_on(model: Model) -> LlamaRunner:
+    n_slots = N_SLOTS + n_retained_for(model, N_SLOTS, swa_full=True)
+    context = Context(model, n_ctx=4096, n_batch=2048, n_ubatch=2048, n_seq_max=n_slots, n_threads=1, n_threads_batch=1)
+    return LlamaRunner(model, context)
+
+
+def warmed(runner: LlamaRunner) -> Shapes:
+    return warm_up(runner, target_s=1e9, is_deterministic=False, wants_drafts=True)
+
+
+def test_the_warm_up_measures_what_a_gpu_has_and_leaves_no_trace(model: Model) -> None:
+    runner, is_on_gpu = runner_on(model), model.device.is_gpu
+    shapes = warmed(runner)
+    assert runner.is_asynchronous == is_on_gpu
+    assert runner.kv.n_cells_used == 0
+    assert set(runner.kv.count_tokens()) == {0}
+    widths = [width for width, _ in shapes.row_costs]
+    assert widths[0] == 1
+    assert widths[-1] == 1 + MAX_DRAFTS
+    assert (3 in widths, 12 in widths) == (is_on_gpu, is_on_gpu)
+    assert (shapes.retention is not None) == is_on_gpu
+    assert shapes.ubatch_size in ((512, 1024, 2048) if is_on_gpu else (2048,))
+    assert runner.context.row_groups == RowGroups(padded=dict(shapes.padded_widths))
+    assert is_on_gpu or not shapes.padded_widths
+
+
+@dataclass
+class Front:
+    """Hears an engine."""
+
+    frames: list[Outbound] = field(default_factory=list)
+
+    @property
+    def texts(self) -> dict[JobKey, str]:
+        texts: dict[JobKey, str] = {}
+        for delta in self._deltas:
+            texts[delta.job] = texts.get(delta.job, "") + delta.text
+        return texts
+
+    @property
+    def ended(self) -> list[JobKey]:
+        done = [frame for frame in self.frames if isinstance(frame, StepDone)]
+        ends: list[Finished] = [end for frame in done for end in frame.finished]
+        return [end.job for end in ends]
+
+    @property
+    def _deltas(self) -> list[Delta]:
+        return [delta for frame in self.frames if isinstance(frame, StepDone) for delta in frame.deltas]
+
+
+def test_jobs_beside_others_give_what_they_give_alone(model: Model) -> None:
+    runner = runner_on(model)
+    runner.context.row_groups = PADDED if model.device.is_gpu else RowGroups()
+    chance = np.random.default_rng(7)
+    prompts = [[TokenId(t) for t in chance.integers(3, model.n_vocab, n).tolist()] for n in (5, 40, 300, 17, 60, 9)]
+    alone = [_answers(model, runner, [prompt]).texts[JobKey(0)] for prompt in prompts]
+    together = _answers(model, runner, prompts)
+    assert [together.texts[JobKey(job)] for job in range(len(prompts))] == alone
+    assert sorted(together.ended) == list(range(len(prompts)))
+
+
+def _answers(model: Model, runner: LlamaRunner, prompts: list[list[TokenId]]) -> Front:
+    front = Front()
+    config = EngineConfig(
+        n_slots=N_SLOTS,
+        n_cells=4096,
+        context_length=4096,
+        chunk=64,
+        widest_step=512,
+        retained_slots=tuple(SlotId(slot) for slot in range(N_SLOTS, runner.context.n_slots)),
+        most_dead_cells=512 if model.device.is_gpu else 0,
+    )
+    engine = Engine(runner, config, emit=front.frames.append, clock=monotonic)
+    for job, prompt in enumerate(prompts):
+        engine.submit(JobKey(job), prompt, 24, Sampling(seed=0, temperature=0.0, ignore_eos=True))
+    while not engine.is_idle:
+        engine.step()
+    engine.put_away()
+    return front
