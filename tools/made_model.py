@@ -32,7 +32,9 @@ _SCALES = bytes([_SCALE | 1 << 6] * 8 + [0] * 4)
 """Eight scales and eight minima, all of them _SCALE. Source: get_scale_min_k4 in ggml-quants.c."""
 _MIDDLE, _LEVEL_SPREAD = 7.5, 4.61
 """Of 4 bits by chance: their mean, and the root of their variance."""
-_BYTE_SPREAD = 73.9
+_LEAST_BYTE = 0x80
+"""As a signed byte it is further from 0 than all others."""
+_BYTE_SPREAD = 73.5
 """The root of the variance of a signed byte by chance."""
 _BLOCKS_AT_ONCE = 2**17
 
@@ -157,7 +159,10 @@ def _data(tensor: TensorRow, chance: np.random.Generator) -> Iterator[bytes]:
     n_blocks = tensor.n_bytes // block_bytes
     for start in range(0, n_blocks, _BLOCKS_AT_ONCE):
         head = _head(tensor.type_id, 1 / sqrt(tensor.dims[0]))
-        yield _blocks(min(_BLOCKS_AT_ONCE, n_blocks - start), block_bytes, head, chance).tobytes()
+        blocks = _blocks(min(_BLOCKS_AT_ONCE, n_blocks - start), block_bytes, head, chance)
+        if tensor.type_id == Q8_0:
+            blocks[:, len(head) :][blocks[:, len(head) :] == _LEAST_BYTE] = 0
+        yield blocks.tobytes()
 
 
 def _head(type_id: int, spread: float) -> bytes:

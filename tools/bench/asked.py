@@ -25,7 +25,7 @@ from worker.model.info import read_info
 OVERLOAD = "overload"
 _N_REFUSALS = 10_000
 NAMES = (*(scenario.name for scenario in ON_GPU), OVERLOAD)
-_ALONE = {OVERLOAD, *(one.name for one in SCENARIOS if one.worker_flags or not one.has_drafts)}
+_ALONE = {OVERLOAD, *(one.name for one in ON_GPU if one.worker_flags or not one.has_drafts)}
 """Those that need a worker of their own."""
 LARGE_BYTES = 300_000_000
 """A file of more is asked less, and less often, on a CPU."""
@@ -91,7 +91,8 @@ class Asked:
     @property
     def left_out(self) -> list[str]:
         """Scenarios that nobody left out by name."""
-        return [name for name in NAMES if self.url and not self.scenarios and name in _ALONE]
+        known = [*(scenario.name for scenario in self._scenarios), OVERLOAD]
+        return [name for name in known if self.url and not self.scenarios and name in _ALONE]
 
     def wanted(self, seed: int, logs: Path) -> Wanted:
         """Raises: UsageError; ModelNotFound where something has to be started."""

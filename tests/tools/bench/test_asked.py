@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.bench.made_report import ROOF
-from tools.bench.asked import LARGE_BYTES, NAMES, ROUNDS, ROUNDS_OF_LARGE, Asked
+from tools.bench.asked import LARGE_BYTES, NAMES, OVERLOAD, ROUNDS, ROUNDS_OF_LARGE, Asked
 from tools.bench.dialects import LlamaServer
 from tools.bench.scenarios import LARGE, ON_GPU, SCENARIOS
 from tools.bench.session import Found
@@ -108,7 +108,8 @@ def test_at_a_url_what_needs_a_worker_of_its_own_is_left_out(asked: Asked) -> No
     )
     wanted = there.wanted(1, Path())
     assert [part for part, _ in wanted.sides] == ["ours"]
-    assert {scenario.name for scenario in wanted.scenarios} | set(there.left_out) == set(NAMES)
+    known = {*(scenario.name for scenario in SCENARIOS), OVERLOAD}
+    assert {scenario.name for scenario in wanted.scenarios} | set(there.left_out) == known
     assert all(scenario.has_drafts and not scenario.worker_flags for scenario in wanted.scenarios)
     assert there.roof() is None
 
