@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.bench.made_report import ROOF
-from tools.bench.asked import LARGE_BYTES, NAMES, OVERLOAD, ROUNDS, ROUNDS_OF_LARGE, Asked
+from tools.bench.asked import LARGE_BYTES, OVERLOAD, ROUNDS, ROUNDS_OF_LARGE, Asked
 from tools.bench.dialects import LlamaServer
 from tools.bench.scenarios import LARGE, ON_GPU, SCENARIOS
 from tools.bench.session import Found
