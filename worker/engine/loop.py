@@ -526,8 +526,8 @@ class Engine:
             token = Forced(drawn.token, drawn.piece)
             if drawn.error is not None:
                 self._fail(sequence, "INFERENCE_FAILED", drawn.error)
-            elif drawn.is_end:
-                self._append(sequence, token, drawn.logprob, is_end=True)
+            elif drawn.is_end or sequence.constraint is None:
+                self._append(sequence, token, drawn.logprob, is_end=drawn.is_end)
             else:
                 self._go_on(sequence, [token], drawn.logprob)
             if sequence.state is State.DONE:

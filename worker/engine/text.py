@@ -29,6 +29,8 @@ class TextStream:
         """`stops` in the order of the request, none of them empty."""
         self.matched: str | None = None
         self._decoder = _Utf8Decoder("replace")
+        self._is_unfinished = False
+        """True within a code point."""
         self._watches = tuple(_StopWatch(stop) for stop in stops)
         self._held = ""
 
@@ -60,16 +62,19 @@ class TextStream:
         Nothing may be pushed afterwards.
         """
         self._decoder.reset()
+        self._is_unfinished = False
         held, self._held = self._held, ""
         return held
 
     def _decode(self, piece: bytes) -> str:
+        if piece.isascii() and not self._is_unfinished:
+            return piece.decode()
         text = self._decoder.decode(piece)
-        if piece.isascii():
-            return text
         pending, _ = self._decoder.getstate()
         if _SURROGATE_HALF_FROM <= pending < _SURROGATE_HALF_BELOW:
             text += self._decoder.decode(b"", final=True)
+            pending = b""
+        self._is_unfinished = bool(pending)
         return text
 
     def _completed_by(self, char: str) -> str | None:
