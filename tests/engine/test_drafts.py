@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
 from worker.engine.acceptance import Acceptance, Account, Draft
-from worker.engine.drafts import LEAST_GAIN, Proposal, Speculation
+from worker.engine.drafts import LEAST_GAIN, MOST_HELD_UP, Proposal, Speculation
 from worker.engine.step_costs import N_TIMED
 from worker.wire.messages import TokenId
 
@@ -122,6 +122,18 @@ def test_there_are_no_drafts_without_costs() -> None:
     speculation.costs.took(1, 1.0)
     assert speculation.most_drafts(1) == 0
     assert speculation.plan([proposal(TRUSTED, N_MOST)]) == [0]
+
+
+@LAW
+@given(proposals=st.lists(PROPOSALS, min_size=2, max_size=16), switch_s=st.sampled_from((1e-4, 1e-3, 3e-3)))
+def test_on_a_gpu_nobody_is_much_slower_for_the_drafts_of_others(proposals: list[Proposal], switch_s: float) -> None:
+    counts = Speculation(GPU, N_MOST, switch_s).plan(proposals)
+    n_rows = len(proposals)
+    slower = (cost(GPU, n_rows + sum(counts)) + switch_s) / cost(GPU, n_rows)
+    for each, count in zip(proposals, counts, strict=True) if any(counts) else ():
+        first = each.draft.n_matched
+        chances = accumulate((each.acceptance.rate(n) for n in range(first, first + count)), lambda a, b: a * b)
+        assert (1 + sum(chances)) * (1 + MOST_HELD_UP) >= slower * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(("switch_s", "n_drafts"), [(0.0, N_MOST), (2e-3, N_MOST), (100e-3, 0)])

@@ -44,7 +44,7 @@ class Looks:
         """Whether the step has drafts; behind it each sequence has the next token."""
         step = Step("decode", tuple(one.decode_slice() for one in self.running.values()))
         has_drafts = self.drafts.added_to(step, self.running, 10_000) is not step
-        self.drafts.catch_up(self.running)
+        self.drafts.catch_up(self.running, 1000)
         for one in self.running.values():
             one.advance(1)
             one.append(TokenId(token))
@@ -80,5 +80,5 @@ def test_a_text_that_is_taken_in_by_parts_has_the_same_drafts(tokens: list[int],
     for number, token in enumerate(tokens):
         text.append(TokenId(token))
         if number % cuts[number % len(cuts)] == 0:
-            by_parts.catch_up()
+            assert by_parts.catch_up(3) <= 3
     assert by_parts.propose(8) == NgramLookup(at_once).propose(8)

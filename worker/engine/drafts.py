@@ -40,6 +40,9 @@ PAYBACK = 2.0
 """Reading along must be expected to win this many times what it costs: an answer may be shorter than was expected, and
 drafts be wrong more often."""
 
+MOST_HELD_UP = 0.05
+"""On a GPU a sequence may be slower by this share for others' drafts."""
+
 LOOKING_SHARE = 0.01
 """The share of the steps' time that may go into looking for drafts that then do not pay. On a CPU it never takes as
 much; on a GPU 16 jobs' lookups take 0.25 ms of a step of 7."""
@@ -174,12 +177,15 @@ class Drafts:
             self._n_resting = min(MOST_RESTING, int(spent_s / (LOOKING_SHARE * step_s))) if step_s else 0
         return drafted
 
-    def catch_up(self, running: Running) -> None:
-        """Take in what was drawn, while a device computes: the next look finds it known."""
-        if self._is_on and self._sources and self._n_resting:
-            for sequence in running.values():
-                if sequence.state is State.DECODE:
-                    sequence.ngram_lookup.catch_up()
+    def catch_up(self, running: Running, n_most: int) -> None:
+        """Take in prompts and what was drawn, so many tokens at most, while a device computes: the next look finds them
+        known. Behind a long prompt it would take milliseconds."""
+        if not self._is_on or not self._sources:
+            return
+        for sequence in running.values():
+            n_most -= sequence.ngram_lookup.catch_up(n_most)
+            if n_most <= 0:
+                return
 
     def _with_drafts(self, step: Step, running: Running) -> Step:
         n_most = self._speculation.most_drafts(len(step.slices))
@@ -374,6 +380,8 @@ class Speculation:
             self.spare_s = min(self._most_spare_s, self.spare_s + max(0.0, -lost_s))
         best = self._best(proposals)
         n_taken = self._n_worthwhile(n_rows, (gain for _, gain in best), made_s)
+        if self._holds_up(best[:n_taken], n_rows):
+            return counts
         for n_before, (i, _) in enumerate(best[:n_taken], n_rows):
             counts[i] += 1
             proposals[i].account.lost_s += self.costs.of_one_more(n_before)
@@ -381,6 +389,18 @@ class Speculation:
         for account in takers:
             account.lost_s += self._switch_s / len(takers)
         return counts
+
+    def _holds_up(self, taken: Seq[tuple[int, float]], n_rows: int) -> bool:
+        """True if on a GPU some sequence would be slower for others' drafts. Whoever has none pays for all of them
+        there; and what the others win is lost again when they have ended, as fewer rows take nearly as long.
+        """
+        if not self._switch_s or n_rows == 1 or not taken:
+            return False
+        gained = [0.0] * n_rows
+        for i, gain in taken:
+            gained[i] += gain
+        slower = self._with_drafts_s(n_rows + len(taken)) / self.costs.of(n_rows)
+        return exp(min(gained)) * (1 + MOST_HELD_UP) < slower
 
     # ── drafts that take time to make ────────────────────────────────────────────────────────────
 

@@ -52,8 +52,8 @@ class NgramLookup:
 
         The draft runs on into its own tokens: of a text that repeats with any period it is n_most tokens long.
         """
-        self.catch_up()
         tokens = self._tokens
+        self.catch_up(len(tokens))
         if self._next is None:
             return NO_DRAFT
         draft = tokens[self._next : self._next + n_most]
@@ -62,11 +62,13 @@ class NgramLookup:
             draft.append(draft[i - period])
         return Draft(tuple(draft), self._n_matched)
 
-    def catch_up(self) -> None:
-        """Take in the tokens that there are now."""
-        while self._n_indexed < len(self._tokens):
+    def catch_up(self, n_most: int) -> int:
+        """Take in so many tokens at most, of those that there are now; how many that were."""
+        start, end = self._n_indexed, min(len(self._tokens), self._n_indexed + n_most)
+        while self._n_indexed < end:
             self._n_indexed += 1
             self._take_in(self._n_indexed)
+        return end - start
 
     def _take_in(self, end: int) -> None:
         """Follow and index the token before position `end`."""

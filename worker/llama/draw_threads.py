@@ -16,9 +16,9 @@ MOST_THREADS = 4
 """More gain little: about a third of a draw needs the interpreter, which one thread at a time has."""
 
 LEAST_ROWS = 8
-LEAST_VALUES = 512 * 1024
-"""From so many rows, and so many values in all of them, on drawing is shared out: that many take about a millisecond,
-and to wake a thread takes some 50 µs."""
+LEAST_VALUES = 200_000
+"""From so many rows, and so many values in all of them, on drawing is shared out: that many take 0.3 ms and, where all
+tokens are about as probable, ten. To wake a thread takes some 50 µs."""
 
 
 class DrawThreads:
