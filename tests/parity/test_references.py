@@ -59,7 +59,8 @@ def ask(ref: str, home: Path, endpoint: str, **env: str) -> subprocess.Completed
 
 
 def child(arguments: list[str], home: Path, endpoint: str, **env: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "HF_HOME": str(home / "hf"), "HF_ENDPOINT": endpoint}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH")}  # the second is that of the installation
+    environment = kept | {"HOME": str(home), "HF_HOME": str(home / "hf"), "HF_ENDPOINT": endpoint}
     return subprocess.run(
         [sys.executable, *arguments],
         env=environment | env,
