@@ -12,12 +12,15 @@
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__F16C__)
 #define GGML_ROWS16
 
+// Compilers give up on inlining in functions of this size, and a call for each register would take five times as long.
+#define ALWAYS inline __attribute__((always_inline))
+
 namespace rows16 {
 
 using Rows = const char * [16];
 
 // Lane r of x[i] becomes four bytes of row r, those that begin `offset` + 4 i bytes behind its beginning.
-inline void words4(const Rows & rows, int64_t offset, __m512i * x) {
+ALWAYS void words4(const Rows & rows, int64_t offset, __m512i * x) {
     // Masked broadcasts are loads and blends; inserting would be a shuffle each.
     const auto four = [&](int r) {
         const auto load = [&](int row) { return _mm_loadu_si128((const __m128i *)(rows[row] + offset)); };
@@ -36,27 +39,28 @@ inline void words4(const Rows & rows, int64_t offset, __m512i * x) {
 }
 
 // The float in the low half, or with 16 the high half, of each word.
-inline __m512 half(__m512i words, int shift = 0) {
+ALWAYS __m512 half(__m512i words, int shift = 0) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words, shift)));
 }
 
-inline __m512i shifted(__m512i words, int shift, int mask) {
+ALWAYS __m512i shifted(__m512i words, int shift, int mask) {
     return _mm512_and_si512(_mm512_srli_epi32(words, shift), _mm512_set1_epi8(mask));
 }
 
 // Bytes with four bits of `low` and, of those above them, the ones of `high` that are in the mask.
-inline __m512i joined(__m512i low, __m512i high, int mask) {
+ALWAYS __m512i joined(__m512i low, __m512i high, int mask) {
     const __m512i either = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high, 0xCA);
     return _mm512_and_si512(either, _mm512_set1_epi8(mask));
 }
 
-inline __m512i word_of(const void * at) {
+ALWAYS __m512i word_of(const void * at) {
     int32_t word;
     memcpy(&word, at, sizeof(word));
     return _mm512_set1_epi32(word);
 }
 
-// Dots: what one type of blocks is unpacked to (Tile), `unpack`, and `dot`, which goes on with N sums.
+// Dots: what one type of blocks is unpacked to (Tile, and its Scales), `unpack`, which hands over each register of
+// numbers with its place, `dot`, which goes on with N sums, and `dot_of_one`, which needs no tile for its only sum.
 template <typename Dots> class Product {
     using A = typename Dots::A;
     using B = typename Dots::B;
@@ -65,46 +69,71 @@ template <typename Dots> class Product {
     // k in blocks, lda, ldb and ldc in blocks and floats. The thread pool's chunk is nth, and all threads know.
     void run(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const A * a, int64_t lda, const B * b,
              int64_t ldb, float * c, int64_t ldc) {
-        // Panels of sixteen rows. Several that follow each other make a job, so that a thread knows what it reads next.
+        // Panels of sixteen rows. Several that follow each other make a job. A thread takes its next job before it has
+        // ended one, so that it knows what it reads next.
         const int64_t n_panels = (m + 15) / 16;
         const int64_t n_each = MAX(1, MIN(MOST_PANELS, n_panels / (4 * params->nth)));
         const int64_t n_jobs = (n_panels + n_each - 1) / n_each;
-        for (int64_t job = params->ith; job < n_jobs; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const auto panel_at = [&](int64_t panel) { return (const char *)(a + 16 * MIN(panel, n_panels - 1) * lda); };
+        for (int64_t l = 0; l < MIN(k, Dots::FIRST); ++l) {
+            fetch(panel_at(params->ith * n_each), l);
+        }
+        for (int64_t job = params->ith; job < n_jobs;) {
+            const int64_t then = ggml_threadpool_chunk_add(params->threadpool, 1);
             const int64_t end = MIN((job + 1) * n_each, n_panels);
             for (int64_t panel = job * n_each; panel < end; ++panel) {
-                const int64_t next = panel + 1 < end ? panel + 1 : (job + params->nth) * n_each;
-                multiply(16 * panel, (const char *)(a + 16 * next * lda), m, n, k, a, lda, b, ldb, c, ldc);
+                const char * next = panel_at(panel + 1 < end ? panel + 1 : then * n_each);
+                for (int64_t r = 0; r < 16; ++r) {
+                    rows[r] = (const char *)(a + MIN(16 * panel + r, m - 1) * lda);
+                }
+                lanes = 0xFFFF >> (16 - MIN(m - 16 * panel, 16));
+                if (n == 1) {
+                    one_column(next, k, b, c + 16 * panel);
+                } else {
+                    multiply(next, n, k, b, ldb, c + 16 * panel, ldc);
+                }
             }
+            job = then;
         }
     }
 
   private:
-    // Rows from i on. What lies at `next`, as many rows, is fetched meanwhile, in the order in which it lies.
-    void multiply(int64_t i, const char * next, int64_t m, int64_t n, int64_t k, const A * a, int64_t lda, const B * b,
-                  int64_t ldb, float * c, int64_t ldc) {
-        for (int64_t r = 0; r < 16; ++r) {
-            rows[r] = (const char *)(a + MIN(i + r, m - 1) * lda);
+    // A part of the panel that follows, in the order in which it lies: processors find one stream of bytes by
+    // themselves, and not the sixteen in which it is read.
+    static ALWAYS void fetch(const char * next, int64_t l) {
+        for (size_t line = 0; line < 16 * sizeof(A); line += 64) {
+            _mm_prefetch(next + 16 * sizeof(A) * l + line, _MM_HINT_T0);
         }
-        lanes = 0xFFFF >> (16 - MIN(m - i, 16));
+    }
+
+    void multiply(const char * next, int64_t n, int64_t k, const B * b, int64_t ldb, float * c, int64_t ldc) {
         for (int64_t l = 0; l < k; l += DEPTH) {
             const int64_t depth = MIN(k - l, DEPTH);
             for (int64_t d = 0; d < depth; ++d) {
-                for (size_t line = 0; line < 16 * sizeof(A); line += 64) {
-                    _mm_prefetch(next + 16 * sizeof(A) * (l + d) + line, _MM_HINT_T0);
-                }
-                Dots::unpack(rows, sizeof(A) * (l + d), tile[d]);
+                fetch(next, l + d);
+                Dots::fill(rows, sizeof(A) * (l + d), tile[d]);
             }
             int64_t j = 0;
             for (; j + 8 <= n; j += 8) {
-                columns<8>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
+                columns<8>(b + j * ldb + l, ldb, c + j * ldc, ldc, depth, l == 0);
             }
             for (; j + 4 <= n; j += 4) {
-                columns<4>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
+                columns<4>(b + j * ldb + l, ldb, c + j * ldc, ldc, depth, l == 0);
             }
             for (; j < n; ++j) {
-                columns<1>(b + j * ldb + l, ldb, c + j * ldc + i, ldc, depth, l == 0);
+                columns<1>(b + j * ldb + l, ldb, c + j * ldc, ldc, depth, l == 0);
             }
         }
+    }
+
+    // Nothing is kept for other columns, so that it goes straight from the weights into the sum.
+    __attribute__((noinline)) void one_column(const char * next, int64_t k, const B * b, float * c) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int64_t l = 0; l < k; ++l) {
+            fetch(next, l);
+            sum = Dots::dot_of_one(rows, sizeof(A) * l, b[l], sum);
+        }
+        _mm512_mask_storeu_ps(c, lanes, sum);
     }
 
     template <int N>
@@ -129,9 +158,11 @@ template <typename Dots> class Product {
 };
 
 // Blocks of 32 numbers: their scales, their minima where they have them, and what all numbers were raised by.
-struct Tile32 {
-    __m512i q[8];
+struct Scales32 {
     __m512 d, m;
+};
+struct Tile32 : Scales32 {
+    __m512i q[8];
 };
 
 template <typename TA, typename TB, int BIAS> struct Dots32 {
@@ -139,10 +170,24 @@ template <typename TA, typename TB, int BIAS> struct Dots32 {
     using B = TB;
     using Tile = Tile32;
 
-    // How many blocks are unpacked before they are multiplied: as many as the nearest cache has room for beside columns.
-    static constexpr int64_t DEPTH = 38;
+    // How many blocks of sixteen rows are fetched before the first of a thread, and how many are unpacked before they are
+    // multiplied: as many as the nearest cache has room for beside columns.
+    static constexpr int64_t FIRST = 38, DEPTH = 38;
 
-    static void unpack(const Rows & rows, int64_t at, Tile & tile);
+    template <typename Take> static void unpack(const Rows & rows, int64_t at, Scales32 & scales, const Take & take);
+
+    static void fill(const Rows & rows, int64_t at, Tile & tile) {
+        unpack(rows, at, tile, [&](int t, __m512i q) __attribute__((always_inline)) { tile.q[t] = q; });
+    }
+
+    static __m512 dot_of_one(const Rows & rows, int64_t at, const B & b, __m512 sum) {
+        Scales32 scales;
+        __m512i isum[2] = {};
+        unpack(rows, at, scales, [&](int t, __m512i q) __attribute__((always_inline)) {
+            isum[t % 2] = _mm512_dpbusd_epi32(isum[t % 2], q, word_of(b.qs + 4 * t));
+        });
+        return added(scales, _mm512_add_epi32(isum[0], isum[1]), b, sum);
+    }
 
     static float minimum_of(const block_q8_1 & b) { return GGML_CPU_FP16_TO_FP32(b.s); }
     static float minimum_of(const block_q8_0 &) { return 0.0f; }
@@ -164,12 +209,16 @@ template <typename TA, typename TB, int BIAS> struct Dots32 {
             }
         }
         for (int j = 0; j < N; ++j) {
-            const B & y = b[j * ldb];
-            const __m512 d = _mm512_mul_ps(tile.d, _mm512_set1_ps(GGML_CPU_FP16_TO_FP32(y.d)));
-            isum[j] = BIAS ? _mm512_sub_epi32(isum[j], biased(y)) : isum[j];
-            sum[j] = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(isum[j]), sum[j]);
-            sum[j] = BIAS ? sum[j] : _mm512_fmadd_ps(tile.m, _mm512_set1_ps(minimum_of(y)), sum[j]);
+            sum[j] = added(tile, isum[j], b[j * ldb], sum[j]);
         }
+    }
+
+  private:
+    static ALWAYS __m512 added(const Scales32 & scales, __m512i isum, const B & y, __m512 sum) {
+        const __m512 d = _mm512_mul_ps(scales.d, _mm512_set1_ps(GGML_CPU_FP16_TO_FP32(y.d)));
+        isum = BIAS ? _mm512_sub_epi32(isum, biased(y)) : isum;
+        sum = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(isum), sum);
+        return BIAS ? sum : _mm512_fmadd_ps(scales.m, _mm512_set1_ps(minimum_of(y)), sum);
     }
 };
 
@@ -179,90 +228,121 @@ using Q8_0 = Dots32<block_q8_0, block_q8_0, 128>;
 using Q5_0 = Dots32<block_q5_0, block_q8_0, 16>;
 using Q5_1 = Dots32<block_q5_1, block_q8_1, 0>;
 
-inline void nibbles(const __m512i * x, __m512i * q) {
+template <typename Take> ALWAYS void nibbles(const __m512i * x, const Take & take) {
     for (int t = 0; t < 8; ++t) {
-        q[t] = shifted(x[t % 4], t / 4 * 4, 15);
+        take(t, shifted(x[t % 4], t / 4 * 4, 15));
     }
 }
 
-// Adds to 32 numbers their fifth bits, the bits of a word in the order of the numbers.
-inline void add_fifth_bits(__m512i word, __m512i * q) {
+// The same with fifth bits, the bits of a word in the order of the numbers.
+template <typename Take> ALWAYS void five_bits(const __m512i * x, __m512i word, const Take & take) {
     const __m512i lane = _mm512_set4_epi32(0x0C0C0C0C, 0x08080808, 0x04040404, 0);
-    for (int t = 0; t < 8; ++t) {
+    nibbles(x, [&](int t, __m512i q) __attribute__((always_inline)) {
         const __m512i byte = _mm512_shuffle_epi8(word, _mm512_add_epi8(lane, _mm512_set1_epi8(t / 2)));
         const __m512i bit = _mm512_set1_epi32(t % 2 ? (int)0x80402010 : 0x08040201);
-        q[t] = _mm512_mask_add_epi8(q[t], _mm512_test_epi8_mask(byte, bit), q[t], _mm512_set1_epi8(16));
-    }
+        take(t, _mm512_mask_add_epi8(q, _mm512_test_epi8_mask(byte, bit), q, _mm512_set1_epi8(16)));
+    });
 }
 
-template <> inline void Q4_1::unpack(const Rows & rows, int64_t at, Tile & tile) {
+#define UNPACK(Dots, Scales) \
+    template <>              \
+    template <typename Take> ALWAYS void Dots::unpack(const Rows & rows, int64_t at, Scales & scales, const Take & take)
+
+UNPACK(Q4_1, Scales32) {
     __m512i x[4];
     words4(rows, at, x);
-    tile.d = half(x[0]);
-    tile.m = half(x[0], 16);
+    scales.d = half(x[0]);
+    scales.m = half(x[0], 16);
     words4(rows, at + 4, x);
-    nibbles(x, tile.q);
+    nibbles(x, take);
 }
 
-template <> inline void Q4_0::unpack(const Rows & rows, int64_t at, Tile & tile) {
+UNPACK(Q4_0, Scales32) {
     __m512i x[4];
     words4(rows, at, x);
-    tile.d = half(x[0]);
+    scales.d = half(x[0]);
     words4(rows, at + 2, x);
-    nibbles(x, tile.q);
+    nibbles(x, take);
 }
 
-template <> inline void Q8_0::unpack(const Rows & rows, int64_t at, Tile & tile) {
-    words4(rows, at, tile.q);
-    tile.d = half(tile.q[0]);
-    words4(rows, at + 2, tile.q);
-    words4(rows, at + 18, tile.q + 4);
-    for (__m512i & q : tile.q) {
-        q = _mm512_xor_si512(q, _mm512_set1_epi8((char)128));
+UNPACK(Q8_0, Scales32) {
+    __m512i x[4];
+    words4(rows, at, x);
+    scales.d = half(x[0]);
+    for (int t = 0; t < 8; t += 4) {
+        words4(rows, at + 2 + 4 * t, x);
+        for (int i = 0; i < 4; ++i) {
+            take(t + i, _mm512_xor_si512(x[i], _mm512_set1_epi8((char)128)));
+        }
     }
 }
 
-template <> inline void Q5_0::unpack(const Rows & rows, int64_t at, Tile & tile) {
+UNPACK(Q5_0, Scales32) {
     __m512i x[4], h[4];
     words4(rows, at, h);
-    tile.d = half(h[0]);
+    scales.d = half(h[0]);
     words4(rows, at + 2, h);
     words4(rows, at + 6, x);
-    nibbles(x, tile.q);
-    add_fifth_bits(h[0], tile.q);
+    five_bits(x, h[0], take);
 }
 
-template <> inline void Q5_1::unpack(const Rows & rows, int64_t at, Tile & tile) {
+UNPACK(Q5_1, Scales32) {
     __m512i x[4], h[4];
     words4(rows, at, h);
-    tile.d = half(h[0]);
-    tile.m = half(h[0], 16);
+    scales.d = half(h[0]);
+    scales.m = half(h[0], 16);
     words4(rows, at + 8, x);
-    nibbles(x, tile.q);
-    add_fifth_bits(h[1], tile.q);
+    five_bits(x, h[1], take);
 }
 
 // Blocks of 256: sixteen or eight scales for the numbers of a block, eight pairs of minima for sums of sixteen.
-template <int SCALES> struct Tile256 {
-    __m512i q[64], scale[SCALES], minimum[8];
+template <int SCALES> struct Scales256 {
+    __m512i scale[SCALES], minimum[8];
     __m512 d, dmin;
+};
+template <int SCALES> struct Tile256 : Scales256<SCALES> {
+    __m512i q[64];
 };
 
 template <typename TA, int SCALES> struct Dots256 {
     using A = TA;
     using B = block_q8_K;
     using Tile = Tile256<SCALES>;
+    using Scales = Scales256<SCALES>;
 
-    static constexpr int64_t DEPTH = 1;
+    static constexpr int64_t FIRST = 8, DEPTH = 1;
+    // How many registers of numbers have a scale.
+    static constexpr int SPAN = 64 / SCALES;
 
-    static void unpack(const Rows & rows, int64_t at, Tile & tile);
+    template <typename Take> static void unpack(const Rows & rows, int64_t at, Scales & scales, const Take & take);
+
+    static void fill(const Rows & rows, int64_t at, Tile & tile) {
+        unpack(rows, at, tile, [&](int t, __m512i q) __attribute__((always_inline)) { tile.q[t] = q; });
+    }
+
+    static __m512 dot_of_one(const Rows & rows, int64_t at, const B & b, __m512 sum) {
+        Scales scales;
+        __m512i isum[SCALES] = {};
+        unpack(rows, at, scales, [&](int t, __m512i q) __attribute__((always_inline)) {
+            isum[t / SPAN] = _mm512_dpbusd_epi32(isum[t / SPAN], q, word_of(b.qs + 4 * t));
+        });
+        __m512i total = _mm512_setzero_si512();
+        for (int s = 0; s < SCALES; ++s) {
+            total = _mm512_add_epi32(total, _mm512_mullo_epi32(isum[s], scales.scale[s]));
+        }
+        __m512i low = _mm512_setzero_si512();
+        for (int s = 0; s < 8; ++s) {
+            low = _mm512_dpwssd_epi32(low, scales.minimum[s], word_of(b.bsums + 2 * s));
+        }
+        return added(scales, total, low, b, sum);
+    }
 
     template <int N> static void dot(const Tile & tile, const B * b, int64_t ldb, __m512 * sum) {
         __m512i total[N] = {}, low[N] = {};
         for (int s = 0; s < SCALES; ++s) {
             __m512i isum[N] = {};
 #pragma GCC unroll 8
-            for (int t = 64 / SCALES * s; t < 64 / SCALES * (s + 1); ++t) {
+            for (int t = SPAN * s; t < SPAN * (s + 1); ++t) {
                 for (int j = 0; j < N; ++j) {
                     isum[j] = _mm512_dpbusd_epi32(isum[j], tile.q[t], word_of(b[j * ldb].qs + 4 * t));
                 }
@@ -277,10 +357,15 @@ template <typename TA, int SCALES> struct Dots256 {
             }
         }
         for (int j = 0; j < N; ++j) {
-            const __m512 dy = _mm512_set1_ps(b[j * ldb].d);
-            sum[j] = _mm512_fmadd_ps(_mm512_mul_ps(tile.d, dy), _mm512_cvtepi32_ps(total[j]), sum[j]);
-            sum[j] = _mm512_fnmadd_ps(_mm512_mul_ps(tile.dmin, dy), _mm512_cvtepi32_ps(low[j]), sum[j]);
+            sum[j] = added(tile, total[j], low[j], b[j * ldb], sum[j]);
         }
+    }
+
+  private:
+    static ALWAYS __m512 added(const Scales & scales, __m512i total, __m512i low, const B & y, __m512 sum) {
+        const __m512 dy = _mm512_set1_ps(y.d);
+        sum = _mm512_fmadd_ps(_mm512_mul_ps(scales.d, dy), _mm512_cvtepi32_ps(total), sum);
+        return _mm512_fnmadd_ps(_mm512_mul_ps(scales.dmin, dy), _mm512_cvtepi32_ps(low), sum);
     }
 };
 
@@ -289,7 +374,7 @@ using Q5_K = Dots256<block_q5_K, 8>;
 using Q6_K = Dots256<block_q6_K, 16>;
 
 // Six bits of a scale and of a minimum for each 32 numbers: x[1] to x[3] (get_scale_min_k4).
-inline void scales_and_minima(const __m512i * x, __m512i * scale, __m512i * minimum) {
+ALWAYS void scales_and_minima(const __m512i * x, __m512i * scale, __m512i * minimum) {
     const auto high = [&](__m512i words) { return _mm512_slli_epi32(shifted(words, 6, 3), 4); };
     const __m512i s[2] = { shifted(x[1], 0, 63), _mm512_or_si512(shifted(x[3], 0, 15), high(x[1])) };
     const __m512i m[2] = { shifted(x[2], 0, 63), _mm512_or_si512(shifted(x[3], 4, 15), high(x[2])) };
@@ -301,56 +386,60 @@ inline void scales_and_minima(const __m512i * x, __m512i * scale, __m512i * mini
     }
 }
 
-template <> inline void Q4_K::unpack(const Rows & rows, int64_t at, Tile & tile) {
+UNPACK(Q4_K, Scales256<8>) {
     __m512i x[4];
     words4(rows, at, x);
-    tile.d = half(x[0]);
-    tile.dmin = half(x[0], 16);
-    scales_and_minima(x, tile.scale, tile.minimum);
+    scales.d = half(x[0]);
+    scales.dmin = half(x[0], 16);
+    scales_and_minima(x, scales.scale, scales.minimum);
+#pragma GCC unroll 8
     for (int w = 0; w < 32; w += 4) {
         words4(rows, at + 16 + 4 * w, x);
         for (int i = 0; i < 4; ++i) {
             const int t = (w + i) / 8 * 16 + (w + i) % 8;
-            tile.q[t] = shifted(x[i], 0, 15);
-            tile.q[t + 8] = shifted(x[i], 4, 15);
+            take(t, shifted(x[i], 0, 15));
+            take(t + 8, shifted(x[i], 4, 15));
         }
     }
 }
 
-template <> inline void Q5_K::unpack(const Rows & rows, int64_t at, Tile & tile) {
+UNPACK(Q5_K, Scales256<8>) {
     __m512i x[4], h[8];
     words4(rows, at, x);
-    tile.d = half(x[0]);
-    tile.dmin = half(x[0], 16);
-    scales_and_minima(x, tile.scale, tile.minimum);
+    scales.d = half(x[0]);
+    scales.dmin = half(x[0], 16);
+    scales_and_minima(x, scales.scale, scales.minimum);
     words4(rows, at + 16, h);
     words4(rows, at + 32, h + 4);
+#pragma GCC unroll 8
     for (int w = 0; w < 32; w += 4) {
         words4(rows, at + 48 + 4 * w, x);
         for (int i = 0; i < 4; ++i) {
             const int t = (w + i) / 8 * 16 + (w + i) % 8;
             for (int nibble = 0; nibble < 2; ++nibble) {
                 const int bit = w / 8 * 2 + nibble;
-                const __m512i fifth = bit < 4 ? _mm512_slli_epi32(h[(w + i) % 8], 4 - bit) : _mm512_srli_epi32(h[(w + i) % 8], bit - 4);
-                tile.q[t + 8 * nibble] = joined(_mm512_srli_epi32(x[i], 4 * nibble), fifth, 31);
+                const __m512i word = h[(w + i) % 8];
+                const __m512i fifth = bit < 4 ? _mm512_slli_epi32(word, 4 - bit) : _mm512_srli_epi32(word, bit - 4);
+                take(t + 8 * nibble, joined(_mm512_srli_epi32(x[i], 4 * nibble), fifth, 31));
             }
         }
     }
 }
 
 // Numbers from 0 to 63 that stand for -32 to 31: the minima are 32 scales.
-template <> inline void Q6_K::unpack(const Rows & rows, int64_t at, Tile & tile) {
+UNPACK(Q6_K, Scales256<16>) {
     __m512i x[4], y[4], high[4];
     words4(rows, at + 192, x);
     for (int i = 0; i < 16; ++i) {
-        tile.scale[i] = _mm512_srai_epi32(_mm512_slli_epi32(x[i / 4], 24 - i % 4 * 8), 24);
+        scales.scale[i] = _mm512_srai_epi32(_mm512_slli_epi32(x[i / 4], 24 - i % 4 * 8), 24);
     }
     for (int i = 0; i < 8; ++i) {
-        const __m512i low = _mm512_and_si512(_mm512_slli_epi32(tile.scale[2 * i], 5), _mm512_set1_epi32(0xFFFF));
-        tile.minimum[i] = _mm512_or_si512(low, _mm512_slli_epi32(tile.scale[2 * i + 1], 21));
+        const __m512i low = _mm512_and_si512(_mm512_slli_epi32(scales.scale[2 * i], 5), _mm512_set1_epi32(0xFFFF));
+        scales.minimum[i] = _mm512_or_si512(low, _mm512_slli_epi32(scales.scale[2 * i + 1], 21));
     }
     words4(rows, at + 194, x);
-    tile.dmin = tile.d = half(x[3], 16);
+    scales.dmin = scales.d = half(x[3], 16);
+#pragma GCC unroll 4
     for (int w = 0; w < 16; w += 4) {
         const int first = w / 8 * 32 + w % 8;
         words4(rows, at + w / 8 * 64 + w % 8 * 4, x);
@@ -360,11 +449,14 @@ template <> inline void Q6_K::unpack(const Rows & rows, int64_t at, Tile & tile)
             for (int quarter = 0; quarter < 4; ++quarter) {
                 const __m512i low = _mm512_srli_epi32((quarter % 2 ? y : x)[i], quarter / 2 * 4);
                 const __m512i bits = quarter < 3 ? _mm512_slli_epi32(high[i], 4 - 2 * quarter) : _mm512_srli_epi32(high[i], 2);
-                tile.q[first + i + 8 * quarter] = joined(low, bits, 0x3F);
+                take(first + i + 8 * quarter, joined(low, bits, 0x3F));
             }
         }
     }
 }
+
+#undef UNPACK
+#undef ALWAYS
 
 }  // namespace rows16
 #endif
