@@ -27,9 +27,9 @@ from parity.naming import not_comparable
 from parity.provenance import now_rfc3339, versions
 from parity.references import CHECKPOINT, LOGITS, checkpoint_digest, is_made_from, made_from
 from parity.report import ReferenceUsed
+from parity.subject import Subject
 from worker.errors import UsageError
-from worker.model.catalog import sha256_of
-from worker.model.info import ModelInfo, read_info
+from worker.host import sha256_of
 
 if TYPE_CHECKING:
     from parity.reference.model import Reference
@@ -40,28 +40,6 @@ Say = Callable[[str], None]
 _N_END_TO_END = 16
 _LENGTHS: tuple[tuple[Kind, int], ...] = (("short", SHORT), ("long", LONG))
 _LONGEST_PROMPT = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """The GGUF that is judged, and with what means."""
-
-    info: ModelInfo
-    sha256: str
-    n_threads: int
-    work: Path
-    """A folder for intermediate files, the caller's to remove."""
-
-    @classmethod
-    def of(cls, path: Path, *, n_threads: int, work: Path) -> "Subject":
-        """Reads the whole file for its digest. Raises: BadModelFile; UsageError for a model in several files."""
-        info = read_info(path)
-        if len(info.part_paths) > 1:
-            raise UsageError(
-                f"{path} is one of {len(info.part_paths)} files: merge them with llama-gguf-split --merge, then judge"
-                " the one file"
-            )
-        return cls(info=info, sha256=sha256_of(path), n_threads=n_threads, work=work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,15 +22,7 @@ import worker.llama  # noqa: F401 - before numpy, which brings a C++ library tha
 from parity import bundle, matrix, plot
 from parity.bounds import Bounds, built_in
 from parity.bundle import REPORT_TEXT, proof_of, verify
-from parity.case import (
-    Case,
-    Subject,
-    compared,
-    from_checkpoint,
-    from_logits_file,
-    make_checkpoint,
-    make_logits,
-)
+from parity.case import Case, compared, from_checkpoint, from_logits_file, make_checkpoint, make_logits
 from parity.choice import choose
 from parity.levels.serving import SEEDS, Record
 from parity.markdown import facts
@@ -40,6 +32,7 @@ from parity.references import CHECKPOINT, LOGITS, Chosen, catalogued, folder_for
 from parity.report import LEVELS, BoundsUsed, Level, ModelFile, Report, from_json, not_run, report_of
 from parity.run import Run
 from parity.servers import opened
+from parity.subject import Subject
 from worker.argv import HELP_FLAGS
 from worker.cli import read_settings, setting_options
 from worker.commands.places import present, where

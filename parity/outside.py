@@ -16,7 +16,7 @@ import msgspec
 from client.worker import UNANSWERED
 from parity import corpus
 from parity.bounds import Bounds
-from parity.case import Say, Subject, open_logits
+from parity.case import Say, open_logits
 from parity.compare import compare_told, side_by_side, summarise
 from parity.corpus import HardText
 from parity.evidence import Greedy, keys_of
@@ -25,12 +25,13 @@ from parity.logits_file import LogitsFile
 from parity.report import LEVELS, Check, Level, ModelFile, ReferenceUsed, judged, not_run
 from parity.servers import N_TOP, Message, OurWorker, Server
 from parity.setups import evaluated, opened
+from parity.subject import Subject
 from worker.chat.marks import Names
 from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates, Rendered
 from worker.errors import UsageError
+from worker.host import sha256_of
 from worker.llama.model import TOKEN_KINDS, Model
-from worker.model.catalog import sha256_of
 from worker.model.info import ModelInfo
 from worker.wire.messages import Conversation
 

@@ -9,16 +9,14 @@ import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
+from parity.subject import Subject
 from worker.errors import DownloadFailed, UsageError, WorkerError
-from worker.model.catalog import sha256_of
+from worker.host import sha256_of
 from worker.model.hub import SourceFailed, snapshot
-
-if TYPE_CHECKING:
-    from parity.case import Subject
 
 CHECKPOINT: Final = "checkpoint"
 LOGITS: Final = "logits.safetensors"
@@ -122,12 +120,12 @@ def _fetched(ref: str) -> Path:
 # ── a model's ────────────────────────────────────────────────────────────────────────────────────
 
 
-def folder_for(subject: "Subject", root: Path) -> Path:
+def folder_for(subject: Subject, root: Path) -> Path:
     """Where the references of a model lie: another file of the same name has another folder."""
     return root / f"{subject.info.path.stem}-{subject.sha256[:12]}"
 
 
-def is_made_from(checkpoint: Path, subject: "Subject") -> bool:
+def is_made_from(checkpoint: Path, subject: Subject) -> bool:
     """Whether the folder is the model de-quantised."""
     return checkpoint.is_dir() and made_from(checkpoint).sha256 == subject.sha256
 
@@ -138,7 +136,7 @@ def remember(chosen: Chosen, folder: Path) -> None:
     (folder / _CHOSEN).write_bytes(msgspec.json.encode(Chosen(chosen.folder.absolute(), chosen.name), enc_hook=str))
 
 
-def found(subject: "Subject", root: Path) -> Chosen:
+def found(subject: Subject, root: Path) -> Chosen:
     """What the last `parity reference` took for the model. Raises: UsageError that says how to make one."""
     folder = folder_for(subject, root)
     try:

@@ -1,7 +1,7 @@
 """What the modules of worker/, parity/ and client/ import and call, read from their source without running it."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import resolve_name
@@ -78,6 +78,53 @@ def reachable(*roots: str) -> set[str]:
     graph = {module.name: imports(module) for module in sources()}
     seen: set[str] = set()
     ahead = list(roots)
+    while ahead:
+        name = ahead.pop()
+        if name not in seen:
+            seen.add(name)
+            ahead += graph.get(name, ())
+    return seen
+
+
+def arrows() -> dict[str, frozenset[str]]:
+    """Each module, and the modules that it names in its imports; also those for type checkers, and inside functions."""
+    names = {module.name for module in sources()}
+    return {
+        module.name: frozenset(
+            found
+            for name in _imported(module)
+            if (found := next((part for part in (name, name.rpartition(".")[0]) if part in names), None)) is not None
+        )
+        for module in sources()
+    }
+
+
+def room_of(name: str) -> str:
+    """`worker.llama` of `worker.llama.model`, `parity` of `parity.case`; a module beside the rooms is one of its own."""
+    package, *rest = name.split(".")
+    return f"{package}.{rest[0]}" if package == "worker" and rest else package
+
+
+def between_rooms(modules: Mapping[str, Collection[str]]) -> dict[str, frozenset[str]]:
+    """The arrows of modules as arrows of their rooms."""
+    found: dict[str, set[str]] = {room_of(name): set() for name in modules}
+    for name, targets in modules.items():
+        found[room_of(name)] |= {room_of(target) for target in targets} - {room_of(name)}
+    return {room: frozenset(targets) for room, targets in found.items()}
+
+
+def circles(graph: Mapping[str, Collection[str]]) -> set[frozenset[str]]:
+    """The largest sets of names of which each reaches all others and itself."""
+    reached = {name: _reached(graph, name) for name in graph}
+    return {
+        frozenset(other for other in reached[name] if name in reached[other]) for name in graph if name in reached[name]
+    }
+
+
+def _reached(graph: Mapping[str, Collection[str]], start: str) -> set[str]:
+    """All that lies behind at least one arrow."""
+    seen: set[str] = set()
+    ahead = list(graph[start])
     while ahead:
         name = ahead.pop()
         if name not in seen:

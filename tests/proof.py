@@ -13,8 +13,7 @@ from parity.bundle import DEFAULT_ROOT, Proof, check_clean, document, lines, mar
 from parity.provenance import new_run_id, now_rfc3339, this_machine, versions
 from parity.report import json_lines
 from tests.worker_process import Event, WorkerProcess, text_of
-from worker.host import cpu_quota
-from worker.model.catalog import sha256_of
+from worker.host import cpu_quota, sha256_of
 
 CHECKOUT = Path(__file__).parent.parent
 

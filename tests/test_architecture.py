@@ -8,7 +8,20 @@ import sys
 
 import pytest
 
-from tests.imports import calls, functions, imports, is_in, is_in_any, reachable, source, sources, uses
+from tests.imports import (
+    arrows,
+    between_rooms,
+    calls,
+    circles,
+    functions,
+    imports,
+    is_in,
+    is_in_any,
+    reachable,
+    source,
+    sources,
+    uses,
+)
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ctypes": ("worker.llama", "parity.llama"),
@@ -23,7 +36,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "gguf": ("parity",),
     "safetensors": ("parity",),
     "opentelemetry": ("worker.front.traces",),
-    "numpy": ("worker.sampling", "worker.llama", "parity"),
+    "numpy": ("worker.sampling", "worker.llama", "worker.saved", "parity"),
 }
 """A package and the only rooms that import it."""
 
@@ -46,18 +59,26 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "client": ("client", "worker.config", "worker.errors"),
     "worker.errors": (),
     "worker.host": ("worker.errors",),
+    "worker.limits": (),
+    "worker.upstream": ("worker.upstream",),
     "worker.logs": ("worker.logs", "worker.errors"),
     "worker.wire": ("worker.wire",),
-    "worker.engine": ("worker.engine", "worker.wire", "worker.errors"),
+    "worker.engine": ("worker.engine", "worker.limits", "worker.wire", "worker.errors"),
     "worker.sampling": ("worker.sampling", "worker.wire"),
     "worker.chat": ("worker.chat", "worker.wire", "worker.errors"),
     "worker.protocol": ("worker.protocol", "worker.wire", "worker.errors"),
     "worker.openai": ("worker.openai", "worker.protocol", "worker.wire", "worker.errors"),
-    "worker.config": ("worker.config", "worker.engine", "worker.wire", "worker.logs", "worker.errors"),
-    "worker.model": ("worker.model", "worker.config", "worker.engine", "worker.wire", "worker.errors"),
+    "worker.config": (
+        *("worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.logs", "worker.errors"),
+    ),
+    "worker.model": (
+        *("worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.host"),
+        *("worker.errors",),
+    ),
+    "worker.saved": ("worker.saved", "worker.engine", "worker.wire", "worker.host", "worker.errors"),
     "worker.llama": (
-        *("worker.llama", "worker.engine", "worker.sampling", "worker.chat", "worker.wire", "worker.model"),
-        *("worker.config", "worker.host", "worker.errors"),
+        *("worker.llama", "worker.engine", "worker.sampling", "worker.chat", "worker.saved", "worker.wire"),
+        *("worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.host", "worker.errors"),
     ),
     "worker.process": ("worker.process", "worker.llama", "worker.engine", "worker.wire", "worker.errors"),
     "worker.front": (
@@ -176,6 +197,18 @@ def test_rooms_that_never_meet_do_not_import_each_other(room: str) -> None:
     assert found == set()
 
 
+# ── circles ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for type checkers and inside functions count too: a reader follows them as well."""
+    assert circles(arrows()) == set()
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    assert circles(between_rooms(arrows())) == set()
+
+
 # ── habits ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -246,6 +279,19 @@ def test_the_walk_knows_a_room_from_a_name_that_begins_like_it() -> None:
     assert is_in("worker.engine.loop", "worker.engine")
     assert is_in("worker.engine", "worker.engine")
     assert not is_in("worker.engine_room", "worker.engine")
+
+
+def test_the_walk_finds_circles_of_any_length() -> None:
+    graph = {"a": "b", "b": "c", "c": "a", "d": "a", "e": "e", "f": ""}
+    assert circles(graph) == {frozenset("abc"), frozenset("e")}
+
+
+def test_the_walk_knows_which_module_an_import_for_type_checkers_means() -> None:
+    assert "worker.front.traces" in arrows()["worker.front.job_log"]
+    assert between_rooms({"worker.a.b": ["worker.c.d"], "worker.c.d": []}) == {
+        "worker.a": frozenset({"worker.c"}),
+        "worker.c": frozenset(),
+    }
 
 
 def test_the_walk_follows_imports_to_their_end() -> None:

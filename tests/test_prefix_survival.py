@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.worker_process import Event, WorkerProcess, eventually, serve_default
-from worker.config.cache_dir import read_key
-from worker.llama.kv_arena import Arena
-from worker.llama.kv_records import code_of, read_record, record_of
+from worker.saved.arena import Arena
+from worker.saved.directory import read_key
+from worker.saved.records import code_of, read_record, record_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 

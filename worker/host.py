@@ -1,10 +1,11 @@
-"""What this process may use of its machine: CPUs and memory, limits of containers included.
+"""The machine as this process sees it: the CPUs and memory that it may use, limits of containers included, and files.
 
 Owns the reading of /proc and of cgroups, version 1, version 2 and both at once; a limit set on any ancestor counts. On
 macOS, which has neither, it asks vm_stat. Knows nothing of models or settings. Reads a few small files, or waits some
 milliseconds for that program, on whichever thread calls.
 """
 
+import hashlib
 import os
 import re
 import subprocess
@@ -44,6 +45,12 @@ def has_amx(root: Path = ROOT) -> bool:
     """True if this processor has Intel's AMX for bytes, as Linux tells; elsewhere nothing computes with it."""
     flags = next((line for line in _text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")
     return "amx_int8" in flags.split()
+
+
+def sha256_of(path: Path) -> str:
+    """The file's SHA-256 in lower-case hex, read in pieces. Raises: OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _affinity() -> int:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 import uvloop
 
-from worker.config import cache_dir
 from worker.config.no_effect import idle_after_load, idle_before_load, tell
 from worker.config.settings import Settings, environment, read_chat_template
 from worker.config.traces import asks_for_traces
@@ -40,6 +39,7 @@ from worker.logs.writer import LogWriter, in_background
 from worker.model.catalog import Catalog, Located, load_catalog, locate
 from worker.model.info import ModelInfo, read_info
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
+from worker.saved.directory import prepare_directory
 from worker.web.server import allow_open_files, bound_socket, served, url_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run(
         raise UsageError("--kv-events needs pyzmq: pip install pyzmq, or pip install -e '.[kv-events]' in a checkout")
     catalog, chat_template = load_catalog(settings.catalog), read_chat_template(settings)
     if settings.prefix_cache_dir is not None:
-        cache_dir.prepare(settings.prefix_cache_dir)
+        prepare_directory(settings.prefix_cache_dir)
     with in_background(sys.stderr) as writer:
         logs.configure(
             settings.log_format,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.llama.tensor_capture import ITEM_BYTES, Float32s, widened
-from worker.llama.kv_copies import Block, parse_seq_state
+from worker.saved.copies import Block, parse_seq_state
 
 
 @dataclass(frozen=True, slots=True)

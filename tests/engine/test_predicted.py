@@ -11,8 +11,8 @@ from tests.engine.rig import Rig
 from tests.engine.test_draft_runs import words
 from worker.engine import predicted
 from worker.engine.acceptance import NO_DRAFT
-from worker.engine.backend import MAX_DRAFTS
 from worker.engine.predicted import MAX_TOKENS, N_INDEXED, Predicted
+from worker.limits import MAX_DRAFTS
 from worker.wire.messages import Finished, JobKey, SlotId, StepDone, TokenId
 
 LAW = settings(max_examples=60)

@@ -2,15 +2,8 @@
 
 from worker.engine.channels import ChannelText
 from worker.engine.sequence import Sequence
-from worker.engine.shares import (
-    CELLS_PER_ROW,
-    DECODE_MARGIN,
-    MOST_PASSED,
-    MOST_PAUSES,
-    QUANTUM,
-    FairShares,
-    FirstCome,
-)
+from worker.engine.shares import CELLS_PER_ROW, MOST_PASSED, MOST_PAUSES, QUANTUM, FairShares, FirstCome
+from worker.limits import DECODE_MARGIN
 from worker.wire.messages import JobKey, Sampling, TokenId
 
 FAIR = FairShares()

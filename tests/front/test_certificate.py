@@ -27,8 +27,8 @@ from worker.front.client import configure
 from worker.front.health import Phase
 from worker.front.metrics import Metrics
 from worker.front.state import Front
+from worker.host import sha256_of
 from worker.llama.load import placed
-from worker.model.catalog import sha256_of
 from worker.model.info import read_info
 from worker.wire.messages import Loaded
 from worker.wire.numerics import Numerics

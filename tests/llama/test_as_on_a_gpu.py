@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.llama.tiny import write_tiny
-from worker.engine.backend import MAX_DRAFTS
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
+from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices

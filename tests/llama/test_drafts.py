@@ -9,7 +9,8 @@ import pytest
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext
 from tests.llama.random_models import PLAIN
 from tests.llama.seq_states import positions
-from worker.engine.backend import MAX_DRAFTS, BadBatch, Sampled, Slice, Step
+from worker.engine.backend import BadBatch, Sampled, Slice, Step
+from worker.limits import MAX_DRAFTS
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import Sampling, SlotId, TokenId

@@ -10,10 +10,11 @@ from llama_cpp import llama_cpp as capi
 
 from tests.llama.conftest import LoadRandom, MakeContext, slice_of
 from tests.llama.random_models import PLAIN
-from worker.engine.backend import MAX_SEQ_IDS, KvMismatch
+from worker.engine.backend import KvMismatch
 from worker.llama.context import Context
 from worker.llama.invariance import has_own_products
 from worker.llama.model import Model
+from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import SlotId, TokenId
 
 pytestmark = pytest.mark.model

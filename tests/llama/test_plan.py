@@ -23,7 +23,7 @@ from tests.llama.shapes import (
     dry_sizes,
     write_shape,
 )
-from worker.engine.backend import MAX_DRAFTS
+from worker.limits import MAX_DRAFTS
 from worker.llama.model import Model
 from worker.model.info import read_info
 from worker.model.memory import Demand, Plan, logits_bytes, plan_of

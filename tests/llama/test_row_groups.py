@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from tests.llama.conftest import GREEDY, LoadRandom, MakeContext, slice_of
 from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind
-from worker.engine.backend import MAX_SEQ_IDS, Slice
+from worker.engine.backend import Slice
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.row_widths import in_words, widths
 from worker.llama.self_test import ROW_GROUPINGS
+from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import SlotId, TokenId
 
 FILLED = RowGroups(multiple=4, most=4)

@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from worker.engine.backend import MAX_SEQ_IDS
 from worker.llama.model import Model
 from worker.llama.seq_ids import n_retained_for, padded_seq_ids_for, seq_ids_for
+from worker.upstream.numbers import MAX_SEQ_IDS
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from tests.llama.company import N_SLOTS, Company
 from tests.llama.conftest import LoadRandom, MakeContext
 from tests.llama.random_models import GEMMA, MROPE, PLAIN, SLIDING, SLIDING_ONLY, Kind
 from tests.llama.seq_states import n_used, positions
-from worker.engine.backend import MAX_SEQ_IDS, Slice
+from worker.engine.backend import Slice
 from worker.llama.context import Context
-from worker.llama.kv_copies import Layout
 from worker.llama.model import Model
+from worker.saved.copies import Layout
+from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import SlotId, TokenId
 
 pytestmark = pytest.mark.model

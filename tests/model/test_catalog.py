@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worker.errors import ModelNotFound, UsageError
+from worker.host import sha256_of
 from worker.model.catalog import (
     ONLY_GGUF_NOTE,
     Catalog,
@@ -19,7 +20,6 @@ from worker.model.catalog import (
     load_catalog,
     locate,
     parts,
-    sha256_of,
 )
 
 ENTRY = """

@@ -6,13 +6,14 @@ import pytest
 
 from parity import corpus
 from parity.bounds import Bounds
-from parity.case import Case, Subject
+from parity.case import Case
 from parity.evidence import SHORT, FullLogits, Window
 from parity.f32_copy import write_f32_copy
 from parity.reference.checkpoint import dequantise
 from parity.reference.model import Reference
 from parity.reference.tensors import CheckpointTensors
 from parity.report import ReferenceUsed
+from parity.subject import Subject
 from tests.shared_files import made_once, shared_folder
 
 

@@ -14,10 +14,11 @@ import pytest
 
 from parity import corpus, matrix
 from parity.bounds import Bounds
-from parity.case import Subject, from_checkpoint
+from parity.case import from_checkpoint
 from parity.llama.quantise import quantise
 from parity.report import LEVELS
 from parity.run import Run
+from parity.subject import Subject
 from tests.parity.llama_perplexity import LENGTH, N_THREADS, build, ours, rows_of, windows_of
 from tools.markdown import table
 from tools.trained_model import Trained, train

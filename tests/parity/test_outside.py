@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from parity import corpus
 from parity.bounds import Bounds
 from parity.bundle import verify
-from parity.case import Subject
 from parity.evidence import FullLogits, Window
 from parity.f32_copy import rewrite
 from parity.levels.serving import SEEDS
@@ -27,6 +26,7 @@ from parity.report import Level, Report, from_json
 from parity.servers import opened
 from parity.setups import as_served
 from parity.setups import opened as opened_file
+from parity.subject import Subject
 from tests.loopback import LoopbackServer, QuietHandler
 from tests.parity.golden_logits import GOLDEN
 from tests.parity.llama_server import LlamaServerStandIn, Rows

@@ -15,10 +15,10 @@ import httpx2
 import pytest
 
 from parity.bounds import Bounds
-from parity.case import Subject
 from parity.outside import Outside
 from parity.report import Level
 from parity.servers import opened
+from parity.subject import Subject
 from tests.parity.golden_logits import GOLDEN
 from tests.worker_process import PATIENCE_S
 

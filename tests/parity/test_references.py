@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from parity.case import Subject
 from parity.references import (
     CHECKPOINT,
     Chosen,
@@ -23,6 +22,7 @@ from parity.references import (
     remember,
     write_origin,
 )
+from parity.subject import Subject
 from tests.gguf_files import tiny_model
 from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
 from tests.parity.tiny_llama import write_tiny_llama

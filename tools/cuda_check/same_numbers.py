@@ -20,9 +20,8 @@ from parity.logits_file import LogitsFile
 from parity.setups import as_served, compute, cpu, evaluated
 from tools import CHECKOUT
 from tools.cuda_check.report import Figure
-from worker.host import cpu_quota
+from worker.host import cpu_quota, sha256_of
 from worker.llama.devices import choose_device, devices
-from worker.model.catalog import sha256_of
 from worker.model.info import read_info
 
 GOLDEN = CHECKOUT / "tests" / "parity" / "golden" / "smollm2-135m-instruct-q4_1.logits.safetensors"

@@ -20,7 +20,8 @@ from rich.table import Table
 from worker.argv import HELP_FLAGS
 from worker.commands.places import not_here, where
 from worker.errors import BadModelFile, ModelNotFound
-from worker.model.catalog import Catalog, CatalogEntry, load_catalog, locate, sha256_of, unknown_name
+from worker.host import sha256_of
+from worker.model.catalog import Catalog, CatalogEntry, load_catalog, locate, unknown_name
 from worker.model.fetch import OnBytes, fetch
 
 

@@ -33,9 +33,9 @@ from worker.config.option import (
     setting,
 )
 from worker.config.typed_name import typed_name
-from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
-from worker.engine.scheduler import LEAST_CELLS, most_jobs
 from worker.errors import UsageError
+from worker.limits import LEAST_CELLS, MAX_DRAFTS, most_jobs
+from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import BatchInvariant, PromptLookup, Scheduling, SplitMode, SwaFull
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")

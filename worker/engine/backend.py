@@ -28,14 +28,8 @@ from worker.wire.messages import (
     Violation,
 )
 
-MAX_DRAFTS = 31
-"""How many draft tokens a step has at most, all its slices together: with one stream's own token it is as wide as the
-widest step that the warm-up measures. So many rows of logits are reserved beyond one for each slot. Prefill steps have
-no drafts; there they are for prompts' log-probabilities."""
 MAX_TOPS = 20
 """How many of the most probable tokens each score has, however many the job wants: later jobs may want more."""
-MAX_SEQ_IDS = 256
-"""LLAMA_MAX_SEQ: how many sequence ids there are for slots and for what the backend needs beside them."""
 
 
 class Forced(msgspec.Struct, frozen=True):

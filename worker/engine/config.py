@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Self
 
-from worker.engine.backend import MAX_DRAFTS, LoadedModel
+from worker.engine.backend import LoadedModel
 from worker.engine.history import HISTORY_BYTES
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.shares import FairShares, FirstCome, Policy
+from worker.limits import MAX_DRAFTS
 from worker.wire.messages import Configure, RowCosts, Scheduling, SlotId
 
 

@@ -19,11 +19,12 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from worker.engine.acceptance import NO_DRAFT, Acceptance, Account, Draft
-from worker.engine.backend import MAX_DRAFTS, Sampled, Step
+from worker.engine.backend import Sampled, Step
 from worker.engine.draft_model import HALF_LIFE_STEPS, LIKELY_TOKENS, DraftModel, Followed
 from worker.engine.history import History
 from worker.engine.sequence import Sequence, State
 from worker.engine.step_costs import StepCosts
+from worker.limits import MAX_DRAFTS
 from worker.wire.messages import SlotId, TokenId
 
 LEAST_GAIN = 1.03

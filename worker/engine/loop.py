@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from worker.engine.backend import (
-    MAX_DRAFTS,
     Aborted,
     BadBatch,
     Constraint,
@@ -33,6 +32,7 @@ from worker.engine.predicted import Predicted
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State
+from worker.limits import MAX_DRAFTS
 from worker.wire.messages import (
     BlocksChanged,
     Delta,

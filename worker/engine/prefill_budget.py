@@ -10,8 +10,8 @@ clock: it is told how long steps took. Pure; step thread.
 
 from math import inf
 
-from worker.engine.backend import MAX_DRAFTS
 from worker.engine.prefill_times import PrefillTimes
+from worker.limits import MAX_DRAFTS
 
 LEAST_CHUNK = 16
 """Steps have at least so many tokens, as far as there are so many; a large model would be read in crumbs else."""

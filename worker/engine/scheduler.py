@@ -23,22 +23,15 @@ from math import ceil
 from worker.engine.backend import Slice, Step
 from worker.engine.prefill_budget import WIDENING, PrefillBudget
 from worker.engine.sequence import Sequence, State
-from worker.engine.shares import DECODE_MARGIN, Policy
+from worker.engine.shares import Policy
+from worker.limits import DECODE_MARGIN
 from worker.wire.messages import JobKey, SlotId, StepKind
-
-LEAST_CELLS = 1 + DECODE_MARGIN
-"""How many cells the shortest job needs to be admitted beside others."""
 
 MAX_FORCED = 16
 """How many forced tokens a decode step takes beyond a token for each slot; more would hold the others up."""
 
 PASSES = 2
 """How many prefill steps in a row may go without the oldest prompt."""
-
-
-def most_jobs(n_cells: int) -> int:
-    """How many jobs can ever run at once over so many cells. The first is admitted into whatever there is."""
-    return max(1, n_cells // LEAST_CELLS)
 
 
 class Scheduler:

@@ -17,10 +17,8 @@ from collections.abc import Collection
 from typing import Protocol
 
 from worker.engine.sequence import Sequence
+from worker.limits import DECODE_MARGIN
 from worker.wire.messages import JobKey
-
-DECODE_MARGIN = 16
-"""How many cells admission leaves free for each running sequence, so that not every newcomer is paused at once."""
 
 QUANTUM = 256
 """How many rows a sequence has in its slot before another that needs as many takes its place: less than a second or

@@ -15,8 +15,9 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
-from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS, Aborted, BadBatch, Meanwhile, NoRoom, Slice, do_nothing
+from worker.engine.backend import Aborted, BadBatch, Meanwhile, NoRoom, Slice, do_nothing
 from worker.errors import ModelLoadFailed
+from worker.limits import MAX_DRAFTS
 from worker.llama.batch import Batch, BatchLimits, RowGroups
 from worker.llama.kv import Kv
 from worker.llama.library import library_function
@@ -24,6 +25,7 @@ from worker.llama.model import Model
 from worker.llama.seq_ids import padded_seq_ids_for, seq_ids_for
 from worker.llama.threads import Threads
 from worker.model.memory import CELL_STEP
+from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import SlotId
 
 MAX_THREADS = 512

@@ -28,9 +28,10 @@ from typing import Any
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.backend import KvMismatch, Saved
-from worker.llama.kv_copies import ORDINARY, Allocate, Bytes, Layout, SavedCells, chained, lasting, passing
-from worker.llama.kv_keeper import Keeper
 from worker.llama.seq_ids import SeqIds
+from worker.saved.arena import Bytes
+from worker.saved.copies import ORDINARY, Allocate, Layout, SavedCells, chained, lasting, passing
+from worker.saved.keeper import Keeper
 from worker.wire.messages import SlotId, TokenId
 
 _SPARE_CELLS = 256

@@ -30,7 +30,6 @@ from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in_main, place_pair
 from worker.llama.gpu_attention import asked_flash, check_cache_types, check_flash
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, has_own_products, invariance_of, type_k_of
-from worker.llama.kv_keeper import Keeper, Keeping
 from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import TOKEN_KINDS, Model, Split
 from worker.llama.numerics import numerics_of
@@ -48,6 +47,7 @@ from worker.model.info import ModelInfo, read_info
 from worker.model.memory import Plan, prefix_cache_bytes
 from worker.model.prefix_support import obstacle
 from worker.model.spread import RepackedBytes
+from worker.saved.keeper import Keeper, Keeping
 from worker.wire.messages import (
     Configure,
     DraftModelFacts,

@@ -9,9 +9,9 @@ Owns their numbers. Pure but for what it asks a model about itself.
 from dataclasses import dataclass, replace
 from typing import Self
 
-from worker.engine.backend import MAX_SEQ_IDS
 from worker.llama.model import Model
 from worker.model.memory import CELLS_SEQ_IDS, retained_slots
+from worker.upstream.numbers import MAX_SEQ_IDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
-from worker.engine.backend import MAX_DRAFTS, Slice, Step
+from worker.engine.backend import Slice, Step
 from worker.engine.prefill_budget import LEAST_CHUNK, WIDENING
+from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.runner import LlamaRunner
 from worker.model.memory import CELL_STEP, DEFAULT_UBATCH, DETERMINISTIC_CHUNK

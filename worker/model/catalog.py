@@ -6,7 +6,6 @@ Runs before the front's loop starts and in the `models` commands.
 """
 
 import difflib
-import hashlib
 import re
 import tomllib
 from dataclasses import dataclass
@@ -192,12 +191,6 @@ def parts(file: str) -> tuple[str, ...]:
         return (file,)
     total = match["n_parts"]
     return tuple(f"{match['stem']}-{part:05d}-of-{total}.gguf" for part in range(1, int(total) + 1))
-
-
-def sha256_of(path: Path) -> str:
-    """The file's SHA-256 in lower-case hex, read in pieces. Raises: OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unknown_name(name: str, known: list[str]) -> str:

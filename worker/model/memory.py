@@ -11,11 +11,11 @@ largest step) are estimates that follow the graph llama.cpp reserves when a cont
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from worker.engine.backend import MAX_DRAFTS, MAX_SEQ_IDS
-from worker.engine.scheduler import most_jobs
 from worker.errors import InsufficientMemory
+from worker.limits import MAX_DRAFTS, most_jobs
 from worker.model.ggml_types import TYPES_BY_NAME
 from worker.model.info import ModelInfo
+from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import Configure
 
 DEFAULT_PARALLEL = 8

@@ -4,9 +4,9 @@ Owns the reasons that `inspect`, `/health` and the log give. Pure; it reads the 
 what `serve` will say.
 """
 
-from worker.engine.backend import MAX_SEQ_IDS
 from worker.model.attention import ATTENTION_FREE
 from worker.model.info import ModelInfo
+from worker.upstream.numbers import MAX_SEQ_IDS
 
 HYBRIDS = (
     *("bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "lfm2"),

@@ -20,15 +20,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from worker.llama.kv_arena import Room
-
-Bytes = NDArray[np.uint8]
+from worker.saved.arena import Bytes, Room
 
 Allocate = Callable[[int], Bytes]
 """Where a copy goes: so many bytes of any content."""

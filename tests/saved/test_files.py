@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.config.cache_dir import prepare
-from worker.llama.kv_files import CacheFiles
+from worker.saved.directory import CacheFiles, prepare_directory
 
 OURS, OTHERS = b"a" * 32, b"b" * 32
 LIMIT = 1000
 
 
 def made(folder: Path, binding: bytes = OURS, limit_bytes: int = LIMIT) -> CacheFiles:
-    prepare(folder)
+    prepare_directory(folder)
     return CacheFiles(folder, binding, limit_bytes)
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.llama.test_kv_copies import state_of
-from worker.config.cache_dir import key_path, prepare
+from tests.saved.test_copies import state_of
 from worker.engine.backend import Found
 from worker.front.link import shared_memory
-from worker.llama.kv_arena import NOTE_BYTES, Arena
-from worker.llama.kv_copies import ORDINARY, SavedCells, chained
-from worker.llama.kv_keeper import Keeper, Keeping
-from worker.llama.kv_records import record_of
+from worker.saved.arena import NOTE_BYTES, Arena
+from worker.saved.copies import ORDINARY, SavedCells, chained
+from worker.saved.directory import key_path, prepare_directory
+from worker.saved.keeper import Keeper, Keeping
+from worker.saved.records import record_of
 from worker.wire.messages import TokenId
 
 PATIENCE_S = 60.0
@@ -35,7 +35,7 @@ def keeping(tmp_path: Path) -> Iterator[Keeping]:
 
 @pytest.fixture
 def lasting_keeping(keeping: Keeping, tmp_path: Path) -> Keeping:
-    prepare(tmp_path / "cache")
+    prepare_directory(tmp_path / "cache")
     return replace(keeping, directory=tmp_path / "cache")
 
 

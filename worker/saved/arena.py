@@ -1,7 +1,7 @@
 """Memory that the front owns and each of its engines maps: what an engine has put there outlives it.
 
 Owns the file's layout, which parts of it are free, and which entries are complete. Knows nothing of what an entry says:
-an engine that dies may have been writing here, so readers check it (kv_records.py). One process at a time; `mark` may
+an engine that dies may have been writing here, so readers check it (records.py). One process at a time; `mark` may
 be called on another thread than the rest.
 
     [0, 128)     a note
@@ -25,9 +25,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from worker.llama.kv_copies import Bytes
-from worker.llama.kv_records import Buffer
+from worker.saved.records import Buffer
+
+Bytes = NDArray[np.uint8]
 
 N_ROWS = 2**14
 """How many entries there may be."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.front.link import shared_memory
-from worker.llama.kv_arena import N_ROWS, NOTE_BYTES, Arena, Extents, Room
+from worker.saved.arena import N_ROWS, NOTE_BYTES, Arena, Extents, Room
 
 ROW_BYTES = 24
 SIZE = 2**24

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from worker.config.cache_dir import KEY_BYTES, key_path, prepare, read_key
 from worker.errors import UsageError
+from worker.saved.directory import KEY_BYTES, key_path, prepare_directory, read_key
 
 
 def test_the_directory_and_its_key_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    prepare(folder)
+    prepare_directory(folder)
     key = read_key(folder)
     assert len(key) == KEY_BYTES
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(key_path(folder).stat().st_mode) == 0o600
-    prepare(folder)
+    prepare_directory(folder)
     assert read_key(folder) == key
     assert [path.name for path in folder.iterdir()] == ["key"]
 
@@ -29,7 +29,7 @@ def test_of_workers_that_begin_at_once_all_have_the_same_key(tmp_path: Path) -> 
 
     def begin() -> None:
         start.wait()
-        prepare(tmp_path)
+        prepare_directory(tmp_path)
         keys.append(read_key(tmp_path))
 
     beginners = [threading.Thread(target=begin) for _ in range(8)]
@@ -55,17 +55,17 @@ def everybodys(folder: Path) -> None:
 
 
 def short_key(folder: Path) -> None:
-    prepare(folder)
+    prepare_directory(folder)
     key_path(folder).write_bytes(b"short")
 
 
 def open_key(folder: Path) -> None:
-    prepare(folder)
+    prepare_directory(folder)
     key_path(folder).chmod(0o644)
 
 
 def linked_key(folder: Path) -> None:
-    prepare(folder)
+    prepare_directory(folder)
     key_path(folder).rename(folder.parent / "elsewhere")
     key_path(folder).symlink_to(folder.parent / "elsewhere")
 
@@ -94,18 +94,18 @@ def test_what_is_wrong_is_said_with_the_flag_and_a_way_out(
     folder.parent.mkdir()
     spoil(folder)
     with pytest.raises(UsageError, match=f"^--prefix-cache-dir {folder}.*{words}"):
-        prepare(folder)
+        prepare_directory(folder)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(UsageError, match=r"cannot be used: .*Permission denied"):
-        prepare(tmp_path)
+        prepare_directory(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, -1)
     with pytest.raises(UsageError, match="belongs to user 12345, not to 0: name one of your own"):
-        prepare(tmp_path)
+        prepare_directory(tmp_path)

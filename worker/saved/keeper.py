@@ -1,6 +1,6 @@
 """The keeper: a thread that puts saved cells where an engine's death, and a worker's end, leave them.
 
-Owns what is kept beyond this process, in memory of the front's (kv_arena.py) and in files (kv_files.py), and what is
+Owns what is kept beyond this process, in memory of the front's (arena.py) and in files (kv_files.py), and what is
 believed of it afterwards. The step thread hands copies over, and waits for nothing here: a copy stays its own until it
 has been written, and moves then. What is evicted before its turn is never written.
 
@@ -21,13 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
-from worker.config.cache_dir import read_key
 from worker.engine.backend import Found, Saved
-from worker.llama.kv_arena import Arena, Room
-from worker.llama.kv_copies import Bytes, Layout, SavedCells
-from worker.llama.kv_files import CacheFiles
-from worker.llama.kv_records import CODE_BYTES, Unbelieved, binding_of, code_of, read_record, record_of
-from worker.model.catalog import sha256_of
+from worker.host import sha256_of
+from worker.saved.arena import Arena, Bytes, Room
+from worker.saved.copies import Layout, SavedCells
+from worker.saved.directory import CacheFiles, read_key
+from worker.saved.records import CODE_BYTES, Unbelieved, binding_of, code_of, read_record, record_of
 from worker.wire.messages import TokenId
 
 FIND_S = 2.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.llama.kv_records import Unbelieved, binding_of, code_of, read_record, record_of
+from worker.saved.records import Unbelieved, binding_of, code_of, read_record, record_of
 
 KEY, BINDING = b"k" * 32, binding_of(b"a model", b"its settings")
 TOKENS = [7, 1, 2**31 - 1, 0, 5]
