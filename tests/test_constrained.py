@@ -14,12 +14,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.llama.test_closing import ENDLESS
+from tests.constraints.test_closing import ENDLESS
 from tests.random_schemas import Schema, random_schema
+from worker.constraints.constraint import Constraint, Constraints
 from worker.engine.backend import Slice, Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.llama.constraint import Constraint, Constraints
+from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
@@ -64,7 +65,7 @@ def runner(model_path: Path) -> Iterator[LlamaRunner]:
 
 @pytest.fixture(scope="module")
 def constraints(runner: LlamaRunner) -> Constraints:
-    return Constraints(runner.model)
+    return constraints_of(runner.model)
 
 
 def constraint_of(constraints: Constraints, *, json_schema: str | None = None, regex: str | None = None) -> Constraint:

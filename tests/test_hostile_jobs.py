@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from client.sse import data_in
-from tests.llama.hostile_constraints import HOSTILE
+from tests.constraints.hostile_constraints import HOSTILE
 from tests.worker_process import Event, Stream, WorkerProcess, check_order, eventually, serve_default, text_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]

@@ -10,7 +10,6 @@ from tests.llama.in_main import weights_in_main
 from tests.llama.random_models import Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.engine.backend import Slice
-from worker.llama.constraint import Constraints
 from worker.llama.context import Context
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
@@ -111,20 +110,6 @@ def load_random(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRandom
     yield load
     for model in loaded.values():
         model.close()
-
-
-@pytest.fixture(scope="session")
-def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """The tiny model again, for tests that only ask about its vocabulary."""
-    cpu = choose_device("cpu", devices())
-    path = write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
-    with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
-        yield model
-
-
-@pytest.fixture(scope="session")
-def constraints(bytewise: Model) -> Constraints:
-    return Constraints(bytewise)
 
 
 def slice_of(slot: int, start: int, tokens: list[TokenId], sampling: Sampling | None = GREEDY) -> Slice:

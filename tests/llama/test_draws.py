@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.llama.bytewise import constrain
+from tests.constraints.bytewise import constrain
 from tests.llama.tiny import write_tiny
+from worker.constraints.constraint import Constraint
 from worker.engine.backend import Sampled, Score, Scoring, Slice
-from worker.llama.constraint import Constraint, Constraints
+from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
 from worker.llama.devices import choose_device, devices
 from worker.llama.draw_threads import LEAST_ROWS, LEAST_VALUES, DrawThreads
@@ -37,7 +38,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def constraints(wide: Model) -> list[Constraint | None]:
     """One for each slot. Draws leave them as they were."""
-    make = Constraints(wide)
+    make = constraints_of(wide)
     regexes = [None, "[a-f]{3}[0-9]*", None, "[0-9]+", None, None, "(?s:.*)", None]
     return [None if regex is None else constrain(make, regex=regex) for regex in regexes]
 

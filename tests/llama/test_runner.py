@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parity.setups import opened
-from tests.llama.bytewise import constrain
+from tests.constraints.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
+from worker.constraints.constraint import Constraint
 from worker.engine.backend import BadBatch, Forced, NoRoom, Sampled, Slice, Step
 from worker.llama.batch import batches
-from worker.llama.constraint import Constraint, Constraints
+from worker.llama.constrained import constraints_of
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
@@ -122,7 +123,7 @@ def test_a_banned_logit_that_is_no_number_is_the_error_of_who_asks_for_log_proba
 
 
 def constraint_of(model: Model, regex: str) -> Constraint:
-    return constrain(Constraints(model), regex=regex)
+    return constrain(constraints_of(model), regex=regex)
 
 
 def draw(runner: LlamaRunner, prompt: str, constraint: Constraint, n_most: int = 20) -> list[Sampled]:

@@ -203,7 +203,7 @@ def test_a_wrong_format_has_its_place_and_code(wanted: object, param: str, code:
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0"), min_size=1), min_size=1, max_size=5), st.text())
 def test_a_choice_is_one_of_its_texts_and_nothing_else(texts: list[str], other: str) -> None:
-    """Python's `re` judges here; tests/llama/test_constraint.py asks the engine."""
+    """Python's `re` judges here; tests/constraints/test_constraint.py asks the engine."""
     found = constraints(read_chat(msgspec.json.encode(ASKED | {"guided_choice": texts}), TERMS).generation)["regex"]
     assert all(re.fullmatch(found, text) for text in texts)
     assert bool(re.fullmatch(found, other)) == (other in texts)

@@ -11,8 +11,8 @@ from collections.abc import Sequence as Seq
 from itertools import islice, zip_longest
 from typing import NamedTuple
 
+from worker.constraints.constraint import Constraint
 from worker.engine.backend import MAX_TOPS, Sampled, Score, Scoring, Slice
-from worker.llama.constraint import Constraint
 from worker.llama.context import Logits
 from worker.llama.draw_threads import DrawThreads
 from worker.llama.exp_sum import fastest_estimate
@@ -156,5 +156,7 @@ def _score_of(row: Logits, token: TokenId) -> Score:
 
 
 def _constraint_of(slice_: Slice) -> Constraint | None:
-    assert slice_.constraint is None or isinstance(slice_.constraint, Constraint), "constraint.py makes them all"
+    assert slice_.constraint is None or isinstance(slice_.constraint, Constraint), (
+        "constraints/constraint.py makes them all"
+    )
     return slice_.constraint

@@ -164,6 +164,13 @@ def call_ggml(name: str, result: Any, *arguments: Any) -> Any:
     return library_function(name, result, *map(type, arguments))(*arguments)
 
 
+def give_back_memory() -> None:
+    """Return memory that was freed to the system, which takes some milliseconds; only glibc keeps it otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def has_backends() -> bool:
     """Whether anything was found to compute with."""
     return bool(call_ggml("ggml_backend_reg_count", ctypes.c_size_t))

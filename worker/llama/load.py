@@ -24,7 +24,7 @@ from worker.engine.prefill_budget import widest_step_of
 from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
-from worker.llama.constraint import Constraints
+from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import Backend, can_split_rows, devices, memory_of
 from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in_main, place_pair
@@ -103,7 +103,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
     return LoadedModel(
         runner,
         Prompts(loaded.model, chat),
-        Constraints(loaded.model).constrain,
+        constraints_of(loaded.model).constrain,
         msgspec.structs.replace(loaded.facts, model=_model_facts(loaded, chat)),
         marks=Marks.of(loaded.model.controls),
         widest_step=loaded.widest_step,

@@ -262,6 +262,10 @@ class Model:
         token = int(find[kind](self.vocab))
         return None if token < 0 else self._named_piece(token).decode(errors="replace")
 
+    def text_of(self, token: TokenId) -> bytes:
+        """The token's text as the vocabulary spells it; the name of a control token."""
+        return capi.llama_vocab_get_text(self.vocab, token) or b""
+
     def token_texts(self) -> list[bytes]:
         """Every token's text as the vocabulary spells it, names of control tokens included; some tens of
         milliseconds."""

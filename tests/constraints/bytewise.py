@@ -1,7 +1,7 @@
 """Constraints asked about byte by byte: the tiny model has a token for each, so that any text can be tried."""
 
 from tests.llama.tiny import END
-from worker.llama.constraint import Constraint, Constraints
+from worker.constraints.constraint import Constraint, Constraints
 from worker.wire.messages import JobKey, Sampling, Submit, TokenId
 
 

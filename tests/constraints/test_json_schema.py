@@ -14,9 +14,9 @@ import jsonschema
 import jsonschema_rs
 import pytest
 
-from tests.llama.json_texts import Refusal, Texts, texts, unchecked
+from tests.constraints.json_texts import Refusal, Texts, texts, unchecked
 from tests.random_schemas import random_schema
-from worker.llama.schema_gaps import MAX_EXACT, gap, plain, readable
+from worker.constraints.schema_gaps import MAX_EXACT, gap, plain, readable
 
 N_WALKS = 8
 

@@ -18,8 +18,9 @@ from typing import Any, Literal
 import numpy as np
 import psutil
 
-from tests.llama.bytewise import submit
-from worker.llama.constraint import Constraint, Constraints
+from tests.constraints.bytewise import submit
+from worker.constraints.constraint import Constraint, Constraints
+from worker.llama.constrained import constraints_of
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.wire.messages import TokenId, Violation
@@ -448,7 +449,7 @@ def _take(constraints: Constraints, name: str, is_end: "np.typing.NDArray[np.boo
 def main() -> None:
     cpu = choose_device("cpu", devices())
     with Model.load(Path(sys.argv[1]), device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
-        constraints = Constraints(model)
+        constraints = constraints_of(model)
         is_end = np.isin(np.arange(model.n_vocab), model.ends)
         for name in HOSTILE:
             sys.stdout.write(json.dumps({"begun": name}) + "\n")

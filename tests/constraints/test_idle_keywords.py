@@ -9,11 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.constraints.json_texts import Refusal, Texts, texts, unchecked
 from tests.json_instances import broken, tries
-from tests.llama.json_texts import Refusal, Texts, texts, unchecked
 from tests.random_schemas import random_schema
-from worker.llama.idle_keywords import ENFORCED_FORMATS, without_idle_keywords
-from worker.llama.schema_gaps import readable
+from worker.constraints.idle_keywords import ENFORCED_FORMATS, without_idle_keywords
+from worker.constraints.schema_gaps import readable
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"

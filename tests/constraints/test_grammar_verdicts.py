@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from llama_cpp import llama_grammar
 from llguidance import LLTokenizer
 
+from tests.constraints.verdicts import OTHERS, Matcher, Sampler, check_walk, is_taken, token_of_character, tokenizer_of
 from tests.llama.tiny import write_tiny
-from tests.llama.verdicts import OTHERS, Matcher, Sampler, check_walk, is_taken, token_of_character, tokenizer_of
 from tests.llama_source import grammars
+from worker.constraints.gbnf import lark_of
 from worker.llama.devices import choose_device, devices
-from worker.llama.gbnf import lark_of
 from worker.llama.model import Model
 from worker.wire.messages import TokenId
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.llama.bytewise import byte, constrain, submit
-from tests.llama.hostile_constraints import HOSTILE, Taken
+from tests.constraints.bytewise import byte, constrain, submit
+from tests.constraints.hostile_constraints import HOSTILE, Taken
+from worker.constraints.constraint import LIMITS_OF, Constraint, Constraints
+from worker.constraints.trial import MAX_CPU_S
 from worker.front.link import engine_environment
-from worker.llama.constraint import LIMITS_OF, Constraint, Constraints
-from worker.llama.trial import MAX_CPU_S
 from worker.wire.messages import TokenId, Violation
 
 SLOWNESS = 3.0
@@ -26,7 +26,7 @@ MAX_GROWTH_BYTES = 64 * 1024 * 1024
 
 @pytest.fixture(scope="module")
 def all_taken(default_model: Path) -> list[Taken]:
-    command = [sys.executable, "-m", "tests.llama.hostile_constraints", str(default_model)]
+    command = [sys.executable, "-m", "tests.constraints.hostile_constraints", str(default_model)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=engine_environment())
     lines = [json.loads(line) for line in child.stdout.splitlines()]
     assert child.returncode == 0, (lines[-1], child.stderr[-1000:])

@@ -1,7 +1,7 @@
 """What llguidance does not hold a JSON schema to without saying so, and its refusals in plain words.
 
-Pure functions over a parsed schema, which know nothing of grammars. tests/llama/test_json_schema.py has a text for each
-gap that the library would let through, so that a release which closes one shows there.
+Pure functions over a parsed schema, which know nothing of grammars. tests/constraints/test_json_schema.py has a text
+for each gap that the library would let through, so that a release which closes one shows there.
 """
 
 import re

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.llama.bytewise import byte, constrain, is_text, submit
+from tests.constraints.bytewise import byte, constrain, is_text, submit
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import END, write_tiny
 from tests.openai.asking import TERMS
 from tests.vocabularies import VOCABULARIES
+from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint, Constraints
 from worker.engine.backend import Forced
-from worker.llama.constraint import MAX_FORCED_BYTES, Constraint, Constraints
+from worker.llama.constrained import constraints_of
 from worker.llama.devices import choose_device, devices
 from worker.llama.model import Model
 from worker.openai.completions import read_completion
@@ -309,7 +310,7 @@ def test_a_run_is_forced_whole_up_to_a_length_and_never_spelled_beyond(
 
 
 def test_without_an_end_a_text_is_over_where_nothing_may_follow(endless: Model) -> None:
-    constraint = constrain(Constraints(endless), regex="a(a|▁)")
+    constraint = constrain(constraints_of(endless), regex="a(a|▁)")
     assert texts_of(constraint.take_forced(9)) == b"a"
     assert len(constraint.allowed()) == endless.n_vocab
     pieces = {endless.piece(TokenId(token)) for token in allowed_by(constraint)}
@@ -335,7 +336,7 @@ class Loaded:
 def real(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     [vocabulary] = [each for each in VOCABULARIES if each.name == request.param]
     with load_vocabulary(vocabulary) as model:
-        yield Loaded(model, Constraints(model))
+        yield Loaded(model, constraints_of(model))
 
 
 some_text = st.one_of(st.sampled_from(TEXTS), st.text(max_size=30), st.text("<|im_end>s/ \n\t", max_size=30))

@@ -8,9 +8,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tests.llama.bytewise import constrain
+from tests.constraints.bytewise import constrain
 from tests.random_schemas import random_schema
-from worker.llama.constraint import Constraint, Constraints
+from worker.constraints.constraint import Constraint, Constraints
 from worker.llama.model import Model
 from worker.wire.messages import TokenId
 

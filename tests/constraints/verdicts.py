@@ -15,7 +15,7 @@ import numpy as np
 from llama_cpp import llama_cpp as capi
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.llama.bytewise import byte
+from tests.constraints.bytewise import byte
 from tests.llama.tiny import END, TOKENS
 from worker.llama.model import Model
 from worker.wire.messages import TokenId

@@ -13,7 +13,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.llama.constraint import LIMITS_OF, Unsupported, compiled, json_options
+from worker.constraints.constraint import LIMITS_OF, Unsupported, compiled, json_options
 
 END = 256
 

@@ -6,7 +6,6 @@ library never ends the process: what it cannot compile is a Violation, what beco
 matcher is kept for a second job: copies share one lexer, and with it its growth, its limits and its end.
 """
 
-import ctypes
 import json
 import re
 from collections.abc import Callable
@@ -16,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import llguidance
 import llguidance._lib
 import numpy as np
-from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
+from worker.constraints.closing import Closing
+from worker.constraints.gbnf import BadGrammar, TokenOf, check_lark, is_lark, lark_of
+from worker.constraints.idle_keywords import without_idle_keywords
+from worker.constraints.schema_gaps import gap, has_open_names, plain, readable
+from worker.constraints.trial import survives
+from worker.constraints.vocabulary import Vocabulary
 from worker.engine.backend import Forced
-from worker.llama.closing import Closing
-from worker.llama.gbnf import BadGrammar, TokenOf, check_lark, is_lark, lark_of
-from worker.llama.idle_keywords import without_idle_keywords
-from worker.llama.model import Model
-from worker.llama.schema_gaps import gap, has_open_names, plain, readable
-from worker.llama.trial import survives
 from worker.wire.messages import Submit, TokenId, Violation
 
 if TYPE_CHECKING:
@@ -75,8 +73,6 @@ UNTRIED_BYTES = 4096
 """So short a schema without patterns is compiled at once; others are tried first (trial.py): nothing bounds the product
 of several patterns at one place, or of a thousand alternatives."""
 _LIBRARY: str = llguidance._lib.__file__
-_give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""glibc's: what compiling took and freed goes back to the system, some milliseconds' work."""
 
 _TOKEN_ID = re.compile(r"<\[(\d{1,10})\]>")
 
@@ -87,9 +83,12 @@ _SPECIAL = b"\xff"
 class Constraints:
     """What `LoadedModel.constrain` needs."""
 
-    def __init__(self, model: Model) -> None:
-        """Takes some tenths of a second: the library reads the whole vocabulary."""
-        self._vocabulary = _Vocabulary(model)
+    def __init__(self, vocabulary: Vocabulary, *, give_back: Callable[[], None]) -> None:
+        """This takes some tenths of a second, because the library reads the whole vocabulary. `give_back` returns freed
+        memory to the system; it is called after a long constraint was compiled.
+        """
+        self._vocabulary = _Vocabulary(vocabulary)
+        self._give_back = give_back
         ends = self._vocabulary.ends
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(self._vocabulary), n_vocab=len(self._vocabulary.tokens), eos_token=ends
@@ -121,8 +120,8 @@ class Constraints:
         except Unsupported as error:
             return Violation(field, "supported", f"{field}: {error}")
         finally:
-            if len(text) > UNTRIED_BYTES and _give_back is not None:
-                _give_back(0)
+            if len(text) > UNTRIED_BYTES:
+                self._give_back()
 
 
 # ── compiling ────────────────────────────────────────────────────────────────────────────────────
@@ -305,13 +304,13 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self.n_vocab = model.n_vocab
-        self.tokens = [piece or _named(model, token) for token, piece in enumerate(model.pieces)]
+    def __init__(self, words: Vocabulary) -> None:
+        self._words = words
+        self.n_vocab = len(words.pieces)
+        self.tokens = [piece or _SPECIAL + words.name(TokenId(token)) for token, piece in enumerate(words.pieces)]
         self.special_token_ids = [i for i, spelled in enumerate(self.tokens) if spelled.startswith(_SPECIAL)]
-        self.own_ends = model.ends
-        self.ends: list[int] = model.ends.tolist()
+        self.own_ends = words.ends
+        self.ends: list[int] = words.ends.tolist()
         if not self.ends:
             # The library needs one. No mask that is read reaches as far.
             self.ends = [len(self.tokens)]
@@ -322,20 +321,15 @@ class _Vocabulary:
         """Where masks are written, on the step thread."""
 
     def piece(self, token: int) -> bytes:
-        return self._model.piece(TokenId(token))
+        return self._words.piece(TokenId(token))
 
     def token_of(self, name: str) -> TokenId | None:
         """The token written as `<think>` or `<[12]>`; None where there is none, or it has no text."""
         number = _TOKEN_ID.fullmatch(name)
-        token = TokenId(int(number[1])) if number else self._model.token_of(name)
+        token = TokenId(int(number[1])) if number else self._words.token_of(name)
         if token is None or token >= self.n_vocab or not self.piece(token):
             return None
         return token
 
     def __call__(self, data: bytes) -> list[int]:
-        return list(self._model.spell(data))
-
-
-def _named(model: Model, token: int) -> bytes:
-    """How a token is spelled that is no text."""
-    return _SPECIAL + (capi.llama_vocab_get_text(model.vocab, token) or b"")
+        return list(self._words.spell(data))

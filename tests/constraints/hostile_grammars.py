@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.llama.json_texts import END, byte_tokenizer
-from worker.llama.constraint import Unsupported, compiled
+from tests.constraints.json_texts import END, byte_tokenizer
+from worker.constraints.constraint import Unsupported, compiled
 
 
 def _lines(*rules: str) -> str:

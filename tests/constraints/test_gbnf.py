@@ -1,4 +1,4 @@
-"""GBNF texts rewritten in Lark, and refused; tests/llama/test_grammar_verdicts.py has llguidance follow them."""
+"""GBNF texts rewritten in Lark, and refused; tests/constraints/test_grammar_verdicts.py has llguidance follow them."""
 
 import contextlib
 import json
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_grammar
 
-from tests.llama.hostile_grammars import HOSTILE, LARK, MISTAKEN
-from worker.llama.gbnf import MAX_CHAIN, MAX_DEPTH, MAX_REPEATS, BadGrammar, check_lark, is_lark, lark_of
+from tests.constraints.hostile_grammars import HOSTILE, LARK, MISTAKEN
+from worker.constraints.gbnf import MAX_CHAIN, MAX_DEPTH, MAX_REPEATS, BadGrammar, check_lark, is_lark, lark_of
 from worker.wire.messages import TokenId
 
 SHIPPED = [name for name in dir(llama_grammar) if name.endswith("_GBNF")]
@@ -64,7 +64,7 @@ def test_a_mistake_is_refused_with_its_place_and_without_the_text(name: str) -> 
 @pytest.mark.long
 def test_no_grammar_ends_the_process_or_costs_it_much() -> None:
     """In a child, which would die of it. Each is refused, compiled, or ends after a few tokens."""
-    command = [sys.executable, "-m", "tests.llama.hostile_grammars"]
+    command = [sys.executable, "-m", "tests.constraints.hostile_grammars"]
     child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     costs = dict(json.loads(line) for line in child.stdout.splitlines())
     assert child.returncode == 0, (list(costs)[-1:], child.stderr[-1000:])

@@ -1,0 +1,19 @@
+"""The constraints of a model: its vocabulary in the form that the room of constraints asks for."""
+
+from worker.constraints.constraint import Constraints
+from worker.constraints.vocabulary import Vocabulary
+from worker.llama.library import give_back_memory
+from worker.llama.model import Model
+
+
+def constraints_of(model: Model) -> Constraints:
+    """What compiles the constraints of jobs; made once for a model, in some tenths of a second."""
+    vocabulary = Vocabulary(
+        pieces=model.pieces,
+        ends=model.ends,
+        piece=model.piece,
+        name=model.text_of,
+        token_of=model.token_of,
+        spell=model.spell,
+    )
+    return Constraints(vocabulary, give_back=give_back_memory)
