@@ -24,7 +24,7 @@ from parity.setups import EXACT, Served, costs_of, costs_of_graph, opened, serve
 from worker.config.settings import Settings, flags_of
 from worker.front.client import configure
 from worker.llama.load import placed
-from worker.llama.placement import Placement
+from worker.plan.placement import Placement
 from worker.wire.messages import Configure, TokenId
 from worker.wire.numerics import Numerics
 

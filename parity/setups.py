@@ -13,14 +13,15 @@ from typing import Final
 from parity.compare import Summary, summarise
 from parity.evidence import FullLogits, ReferenceLogits, Window, longest
 from parity.llama.scoring import Scorer, Setup
-from worker.llama.devices import Device, choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.invariance import type_k_of
 from worker.llama.load import load_weights
 from worker.llama.model import Model
 from worker.llama.numerics import numerics_of
-from worker.llama.placement import Placement
 from worker.model.info import ModelInfo
-from worker.model.memory import k_type
+from worker.plan.devices import Device, choose_device
+from worker.plan.memory import k_type
+from worker.plan.placement import Placement
 from worker.wire.messages import Configure
 from worker.wire.numerics import Numerics
 

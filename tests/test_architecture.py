@@ -40,7 +40,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 }
 """A package and the only rooms that import it."""
 
-PURE_ROOMS = ("worker.engine", "worker.sampling")
+PURE_ROOMS = ("worker.engine", "worker.sampling", "worker.plan", "worker.upstream")
 
 IMPURE: dict[str, tuple[str, ...]] = {
     "C": ("ctypes", "cffi", "mmap"),
@@ -72,14 +72,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.logs", "worker.errors"),
     ),
     "worker.model": (
-        *("worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.host"),
+        *("worker.model", "worker.config", "worker.upstream", "worker.wire", "worker.host", "worker.errors"),
+    ),
+    "worker.plan": (
+        *("worker.plan", "worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.wire"),
         *("worker.errors",),
     ),
     "worker.constraints": ("worker.constraints", "worker.engine", "worker.wire", "worker.errors"),
     "worker.saved": ("worker.saved", "worker.engine", "worker.wire", "worker.host", "worker.errors"),
     "worker.llama": (
         *("worker.llama", "worker.engine", "worker.sampling", "worker.chat", "worker.saved", "worker.constraints"),
-        *("worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.host"),
+        *("worker.plan", "worker.model", "worker.limits", "worker.upstream", "worker.wire", "worker.host"),
         *("worker.errors",),
     ),
     "worker.process": ("worker.process", "worker.llama", "worker.engine", "worker.wire", "worker.errors"),

@@ -22,9 +22,10 @@ from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
+from worker.plan.devices import choose_device
 from worker.wire.messages import Failed, Finished, JobKey, Outbound, Sampling, SlotId, StepDone, Submit, Violation
 
 pytestmark = pytest.mark.model

@@ -12,9 +12,10 @@ from llama_cpp import llama_cpp as capi
 
 from tests.turns import N_CELLS, NEAR, PROMPTS, answers, first_turns
 from worker.llama.context import Context
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
+from worker.plan.devices import choose_device
 
 pytestmark = pytest.mark.model
 

@@ -22,7 +22,7 @@ from worker.llama.batch import Batch
 from worker.llama.context import CACHE_TYPES, FLASH_ATTENTION, MAX_THREADS
 from worker.llama.model import Model
 from worker.llama.seq_ids import SeqIds
-from worker.model.memory import CELL_STEP
+from worker.plan.memory import CELL_STEP
 from worker.wire.messages import SlotId, TokenId
 
 Logits = NDArray[np.float32]

@@ -10,8 +10,9 @@ from tests.backends.choice import FILE, Backend, chosen
 from tests.turns import N_CELLS, PROMPTS
 from worker.config.settings import Settings
 from worker.front.client import configure
-from worker.llama.devices import Device, backends, devices
+from worker.llama.devices import backends, devices
 from worker.llama.load import LoadedRunner, load_runner
+from worker.plan.devices import Device
 
 GPU_BACKENDS: tuple[Backend, ...] = ("cuda", "metal", "vulkan")
 

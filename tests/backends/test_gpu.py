@@ -16,10 +16,11 @@ from tests.backends.choice import chosen
 from tests.backends.conftest import LoadOn
 from tests.turns import NEAR, PROMPTS, answers, first_turns
 from tests.worker_process import WorkerProcess, check_order, text_of
-from worker.llama.devices import Device, devices
+from worker.llama.devices import devices
 from worker.llama.load import LoadedRunner
-from worker.llama.residency import DRIVERS_OWN_BYTES
 from worker.model.info import read_info
+from worker.plan.devices import Device
+from worker.plan.residency import DRIVERS_OWN_BYTES
 
 SOFTWARE_S = 1800
 """The safety stop: a GPU takes seconds, a driver that computes on a busy processor many minutes."""

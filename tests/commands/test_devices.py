@@ -16,7 +16,8 @@ from worker.commands.devices import (
     take_inventory,
 )
 from worker.host import available_memory_bytes
-from worker.llama.devices import CompiledBackend, Device, Kind, devices
+from worker.llama.devices import CompiledBackend, devices
+from worker.plan.devices import Device, Kind
 
 
 def device(name: str, kind: Kind, backend: str, index: int) -> Device:

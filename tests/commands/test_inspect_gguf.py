@@ -13,7 +13,7 @@ from worker.commands.inspect_gguf import Inspection, inspection_of
 from worker.model.catalog import load_catalog
 from worker.model.gguf import Tensor
 from worker.model.info import read_info
-from worker.model.spread import nothing_repacked
+from worker.plan.spread import nothing_repacked
 
 
 def as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

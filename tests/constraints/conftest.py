@@ -7,8 +7,9 @@ import pytest
 from tests.llama.tiny import write_tiny
 from worker.constraints.constraint import Constraints
 from worker.llama.constrained import constraints_of
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
+from worker.plan.devices import choose_device
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,9 @@ import psutil
 from tests.constraints.bytewise import submit
 from worker.constraints.constraint import Constraint, Constraints
 from worker.llama.constrained import constraints_of
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
+from worker.plan.devices import choose_device
 from worker.wire.messages import TokenId, Violation
 
 Kind = Literal["json_schema", "regex"]

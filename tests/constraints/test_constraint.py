@@ -21,9 +21,10 @@ from tests.vocabularies import VOCABULARIES
 from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint, Constraints
 from worker.engine.backend import Forced
 from worker.llama.constrained import constraints_of
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.openai.completions import read_completion
+from worker.plan.devices import choose_device
 from worker.wire.messages import TokenId, Violation
 
 LAW = settings(max_examples=60)

@@ -17,8 +17,9 @@ from tests.constraints.verdicts import OTHERS, Matcher, Sampler, check_walk, is_
 from tests.llama.tiny import write_tiny
 from tests.llama_source import grammars
 from worker.constraints.gbnf import lark_of
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
+from worker.plan.devices import choose_device
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=300)

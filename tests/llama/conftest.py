@@ -11,9 +11,10 @@ from tests.llama.random_models import Kind, write_random
 from tests.llama.tiny import write_tiny
 from worker.engine.backend import Slice
 from worker.llama.context import Context
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
+from worker.plan.devices import choose_device
 from worker.wire.messages import Sampling, SlotId, TokenId
 
 GREEDY = Sampling(seed=0, temperature=0.0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from worker.llama.repack import repacking_of
 from worker.model.info import read_info
-from worker.model.spread import InMain, layers_of
+from worker.plan.spread import InMain, layers_of
 
 
 def weights_in_main(path: Path, *, keeps_bits: bool = False) -> InMain:

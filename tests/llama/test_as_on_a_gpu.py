@@ -13,11 +13,12 @@ from worker.engine.loop import Engine
 from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.warm_up import Shapes, warm_up
+from worker.plan.devices import choose_device
 from worker.wire.messages import Delta, Finished, JobKey, Outbound, Sampling, SlotId, StepDone, TokenId
 
 N_SLOTS = 4

@@ -2,8 +2,9 @@
 
 import pytest
 
-from worker.llama.buffers import Buffer, LogLine, Watch
+from worker.llama.buffers import LogLine, Watch
 from worker.llama.library import LIBRARY_DIR
+from worker.plan.buffers import Buffer
 
 
 def watched(*texts: str, level: str = "info") -> Watch:

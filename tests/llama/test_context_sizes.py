@@ -10,8 +10,9 @@ import pytest
 from tests.llama.conftest import MakeContext, slice_of
 from tests.llama.tiny import write_tiny
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
+from worker.plan.devices import choose_device
 from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model
@@ -72,7 +73,8 @@ def test_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from worker.errors import InsufficientMemory\n"
         "from worker.llama.context import Context\n"
-        "from worker.llama.devices import choose_device, devices\n"
+        "from worker.llama.devices import devices\n"
+        "from worker.plan.devices import choose_device\n"
         "from worker.llama.model import Model\n"
         "cpu = choose_device('cpu', devices())\n"
         "model = Model.load(Path(sys.argv[1]), device=cpu, n_gpu_layers=0, on_progress=lambda _: None)\n"

@@ -14,10 +14,11 @@ from worker.constraints.constraint import Constraint
 from worker.engine.backend import Sampled, Score, Scoring, Slice
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.draw_threads import LEAST_ROWS, LEAST_VALUES, DrawThreads
 from worker.llama.draws import Draws
 from worker.llama.model import Model
+from worker.plan.devices import choose_device
 from worker.wire.messages import Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=40)

@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.llama.test_placement import CPU, GIB, gpu
+from tests.plan.test_placement import CPU, GIB, gpu
 from worker.config.settings import CACHE_TYPES, Settings
 from worker.errors import ModelLoadFailed
 from worker.front.client import configure
-from worker.llama.devices import Device
 from worker.llama.gpu_attention import CUDA_PAIRS, CUDA_TYPES, asked_flash, check_cache_types, check_flash
+from worker.plan.devices import Device
 from worker.wire.messages import Configure
 
 GPU = gpu(GIB)

@@ -19,7 +19,7 @@ from worker.llama.load import FALSE_ALARM, _to_stderr, load_model, load_runner
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.model.info import read_info
-from worker.model.spread import nothing_repacked
+from worker.plan.spread import nothing_repacked
 from worker.wire.messages import Configure, Offload, SelfTested, SlotId, SwaFull
 
 TINY_CELL_BYTES = 2 * 32 * 2

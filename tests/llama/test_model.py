@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tests.llama.conftest import Loaded
 from tests.llama.tiny import BOS, END, LONG_PIECE, TOKENS, write_tiny
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.model.info import read_info
+from worker.plan.devices import choose_device
 from worker.wire.messages import TokenId
 
 CPU = choose_device("cpu", devices())

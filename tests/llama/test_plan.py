@@ -26,7 +26,7 @@ from tests.llama.shapes import (
 from worker.limits import MAX_DRAFTS
 from worker.llama.model import Model
 from worker.model.info import read_info
-from worker.model.memory import Demand, Plan, logits_bytes, plan_of
+from worker.plan.memory import Demand, Plan, logits_bytes, plan_of
 
 TOLERANCE = 0.1
 """Of what is allocated. The graph is estimated, the rest is exact but for rows of logits that are allocated later."""

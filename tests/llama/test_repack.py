@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.model.test_memory import info
+from tests.plan.test_memory import info
 from worker.llama.repack import TILES, LaidOut, decided, layout_of
 from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor

@@ -17,9 +17,10 @@ from worker.constraints.constraint import Constraint
 from worker.engine.backend import BadBatch, Forced, NoRoom, Sampled, Slice, Step
 from worker.llama.batch import batches
 from worker.llama.constrained import constraints_of
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
+from worker.plan.devices import choose_device
 from worker.wire.messages import Sampling, SlotId, TokenId, TopToken
 
 CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"

@@ -16,13 +16,14 @@ from tests.llama.wide_models import QUANTISED, WIDE, write_wide
 from worker.engine.backend import Meanwhile, Saved, Slice, do_nothing
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context, Logits
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.invariance import has_own_products
 from worker.llama.kv import Kv
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, self_test
-from worker.model.memory import MOST_PADDING
+from worker.plan.devices import choose_device
+from worker.plan.memory import MOST_PADDING
 from worker.wire.messages import SelfTested, SlotId
 
 SERVING = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=64)

@@ -18,7 +18,8 @@ from worker.model.vocabulary import is_invisible
 ALONE = """
 import json, sys
 from pathlib import Path
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
+from worker.plan.devices import choose_device
 from worker.llama.model import Model
 from worker.llama.spelling import Unspellable
 from worker.model.info import read_info

@@ -22,11 +22,12 @@ from tests.engine.text_reference import (
 from tests.llama_source import folder
 from tests.vocabularies import VOCABULARIES, Vocabulary, texts
 from worker.llama.buffers import Watch
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.library import open_library
 from worker.llama.model import Model
 from worker.model.gguf import read_header
 from worker.model.vocabulary import WHOLE_ARRAYS, check_vocabulary
+from worker.plan.devices import choose_device
 from worker.wire.messages import TokenId
 
 pytestmark = pytest.mark.model

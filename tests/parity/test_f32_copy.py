@@ -22,9 +22,10 @@ from tests.parity.small_gguf import (
     write_gguf,
 )
 from worker.errors import BadModelFile, ModelNotFound, UsageError, WorkerError
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.model.info import read_info
+from worker.plan.devices import choose_device
 from worker.wire.messages import TokenId
 
 

@@ -19,8 +19,9 @@ from parity.setups import as_served
 from tests.parity.made_answers import answer, row
 from tests.parity.relay import Event, Relay
 from tests.parity.small_gguf import read_tensor, with_tensor
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
+from worker.plan.devices import choose_device
 from worker.sampling.draw import uniform
 
 PROMPTS = ("Once upon a time", "def quicksort(items):")

@@ -20,7 +20,8 @@ from tools.cuda_check.same_numbers import compare
 from tools.made_model import SHAPES, made_model
 from worker.commands.places import present
 from worker.config.settings import Settings
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
+from worker.plan.devices import choose_device
 
 CPU = "cpu"
 STREAMS = (1, 8, speed.N_STREAMS)

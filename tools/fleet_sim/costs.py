@@ -11,7 +11,7 @@ import msgspec
 from worker.engine.config import EngineConfig
 from worker.engine.step_costs import interpolated
 from worker.errors import UsageError
-from worker.model.memory import retained_slots
+from worker.plan.memory import retained_slots
 from worker.wire.messages import SlotId, StepKind
 
 RowsMs = tuple[tuple[int, float], ...]

@@ -11,7 +11,8 @@ import rich_click as click
 from worker.commands.tables import mib, print_json, print_table
 from worker.config.settings import environment
 from worker.host import available_memory_bytes
-from worker.llama.devices import CompiledBackend, Device, Kind, backends
+from worker.llama.devices import CompiledBackend, backends
+from worker.plan.devices import Device, Kind
 
 
 @dataclass(frozen=True, slots=True)

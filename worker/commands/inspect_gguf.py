@@ -1,6 +1,6 @@
 """`llorch-worker inspect MODEL`: what a GGUF holds, and the memory serving it takes.
 
-Owns: what is shown of a file. Refuses to know: the format (info.py) and the arithmetic (memory.py, spread.py).
+Owns: what is shown of a file. Refuses to know: the format (info.py) and the arithmetic (the room worker/plan).
 Runs in a short-lived process of its own; reads headers only. Once the file has been checked, llama.cpp is asked which
 weights it lays out anew on this processor; it never sees the file.
 """
@@ -17,9 +17,9 @@ from worker.config.settings import Settings
 from worker.front.client import configure
 from worker.host import available_memory_bytes
 from worker.model.info import ModelInfo, read_info
-from worker.model.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells
-from worker.model.prefix_support import obstacle
-from worker.model.spread import Layers, RepackedBytes, layers_of, spread
+from worker.plan.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells
+from worker.plan.prefix_support import obstacle
+from worker.plan.spread import Layers, RepackedBytes, layers_of, spread
 
 _NO_LIMIT_BYTES = 2**63
 

@@ -1,7 +1,7 @@
 """Settings that were given and change nothing here: each is one log line that names the flag and says why.
 
 What can be known before the load is told then, the rest when the model is in memory. Refuses to know: settings that
-contradict each other (settings.py) or ask for what is not there (llama/placement.py), which are refused.
+contradict each other (settings.py) or ask for what is not there (plan/placement.py), which are refused.
 """
 
 from collections.abc import Iterable, Iterator

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from worker.engine.backend import BadBatch, Scoring, Slice
 from worker.llama.seq_ids import SeqIds
-from worker.model.memory import MOST_PADDING
+from worker.plan.memory import MOST_PADDING
 from worker.wire.messages import SlotId, TokenId
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)

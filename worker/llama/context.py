@@ -24,7 +24,7 @@ from worker.llama.library import library_function
 from worker.llama.model import Model
 from worker.llama.seq_ids import padded_seq_ids_for, seq_ids_for
 from worker.llama.threads import Threads
-from worker.model.memory import CELL_STEP
+from worker.plan.memory import CELL_STEP
 from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import SlotId
 

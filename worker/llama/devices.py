@@ -1,6 +1,6 @@
-"""The devices ggml can compute on, the choice of one, and the backends of this build with or without a device.
+"""The devices ggml can compute on, and the backends of this build with or without a device.
 
-Owns ggml's device list, the meaning of `--device`, and the names of ggml's library files. Knows nothing of models. Any
+Owns ggml's device list and the names of ggml's library files. Knows nothing of models; plan/devices.py chooses. Any
 thread; memory figures are those of the moment.
 """
 
@@ -12,18 +12,13 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
-from worker.errors import ModelLoadFailed
 from worker.host import available_memory_bytes
 from worker.llama.buffers import LogLine
 from worker.llama.library import LIBRARY_DIR, call_ggml, open_library
 from worker.llama.reasons import reason
-
-Kind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
-"""The kinds of ggml_backend_dev_type, in its order."""
-Backend = Literal["cpu", "cuda", "metal", "vulkan"]
-"""The backends that a worker can be told to run on."""
+from worker.plan.devices import Device, Kind, Memory
 
 _BACKENDS = {"MTL": "metal", "Metal": "metal"}
 """Registry names of ggml that are not ours in lower case."""
@@ -40,66 +35,6 @@ class _Feature(ctypes.Structure):
     """ggml_backend_feature in ggml-backend.h; a name of NULL ends a list."""
 
     _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """A device's memory, for all processes together; 0 of 0 where the driver does not answer."""
-
-    free_bytes: int
-    total_bytes: int
-
-    @property
-    def in_use_bytes(self) -> int:
-        return max(0, self.total_bytes - self.free_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    name: str
-    """ggml's: CPU, CUDA0, MTL0, Vulkan0. Its buffers begin with it."""
-    description: str
-    kind: Kind
-    backend: str
-    """cpu | cuda | metal | vulkan | blas | …"""
-    index: int
-    """Its number among the devices of its backend."""
-    free_bytes: int
-    total_bytes: int
-    ordinal: int
-    """Its place in ggml's list, by which the rest of this room finds it again."""
-    has_host_buffers: bool = False
-    """A GPU that reads a part of main memory by itself, as CUDA reads what is pinned."""
-
-    @property
-    def is_gpu(self) -> bool:
-        """A GPU that `--device` can name."""
-        return self.kind in ("gpu", "igpu") and self.backend in get_args(Backend)
-
-    @property
-    def is_shell(self) -> bool:
-        """A GPU of which the driver tells no memory: there is none behind it, or another process has it to itself."""
-        return self.kind in ("gpu", "igpu") and not self.total_bytes
-
-    @property
-    def flag(self) -> str | None:
-        """What `--device` says for it; None where a worker cannot be told to run on it."""
-        if self.kind == "cpu":
-            return "cpu"
-        if not self.is_gpu:
-            return None
-        return self.backend if self.backend == "metal" else f"{self.backend}:{self.index}"
-
-    @property
-    def title(self) -> str:
-        """What people are told of it."""
-        return f"{self.name} ({self.description})"
-
-    @property
-    def memory_architecture(self) -> Literal["vram-only", "unified", "host"]:
-        if not self.is_gpu:
-            return "host"
-        return "unified" if self.kind == "igpu" or self.backend == "metal" else "vram-only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,41 +97,6 @@ def backend_function(device: Device, name: bytes) -> tuple[ctypes.c_void_p, int 
     registry = ctypes.c_void_p(call_ggml("ggml_backend_dev_backend_reg", ctypes.c_void_p, handle))
     address = call_ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, registry, ctypes.c_char_p(name))
     return registry, address
-
-
-def choose_device(asked: str, available: Seq[Device]) -> Device:
-    """The first of the `candidates`. Raises: as they do."""
-    return candidates(asked, available)[0]
-
-
-def candidates(asked: str, available: Seq[Device]) -> list[Device]:
-    """What `auto`, `cpu`, `cuda[:N]`, `metal`, `vulkan[:N]` or a bare GPU index means, best first.
-
-    `auto`: the GPUs, integrated ones last, those with most free memory first; then the CPU. All others mean one device.
-    Raises: ModelLoadFailed, naming what there is.
-    """
-    gpus = [device for device in available if device.is_gpu]
-    cpus = [device for device in available if device.kind == "cpu"]
-    if asked == "auto":
-        whole = [gpu for gpu in gpus if not gpu.is_shell]
-        ranked = sorted(whole, key=lambda gpu: (gpu.kind == "gpu", gpu.free_bytes), reverse=True)
-        return _some(asked, ranked + cpus[:1], available)
-    if asked.isdecimal():
-        return _some(asked, gpus[int(asked) :][:1], available)
-    match = re.fullmatch(r"(cpu|cuda|metal|vulkan)(?::(\d+))?", asked)
-    if match is None:
-        raise ModelLoadFailed(f"--device {asked!r} is not one of auto, cpu, cuda[:N], metal, vulkan[:N] or a GPU index")
-    wanted = [d for d in gpus + cpus if d.backend == match[1] and d.index == int(match[2] or 0)]
-    return _some(asked, wanted[:1], available)
-
-
-def _some(asked: str, found: list[Device], available: Seq[Device]) -> list[Device]:
-    if found:
-        return found
-    there = ", ".join(f"{device.backend}:{device.index} ({device.description})" for device in available) or "nothing"
-    raise ModelLoadFailed(
-        f"--device {asked} is not there; this build of llama.cpp sees {there}; `llorch-worker devices` tells why"
-    )
 
 
 def _describe(ordinal: int, before: Seq[Device]) -> Device:

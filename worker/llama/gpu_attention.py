@@ -5,7 +5,7 @@ flash attention and the GPU has none, which takes many times as long and is told
 """
 
 from worker.errors import ModelLoadFailed
-from worker.llama.devices import Device
+from worker.plan.devices import Device
 from worker.wire.messages import Configure
 
 CUDA_TYPES = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})

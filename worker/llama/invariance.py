@@ -15,7 +15,7 @@ from worker.llama.devices import devices, features
 from worker.llama.repack import TILES, LayoutOf, multiplied
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
-from worker.model.memory import k_type
+from worker.plan.memory import k_type
 from worker.wire.messages import BatchInvariance, Configure
 
 OWN_PRODUCTS = "ROWS16"

@@ -26,27 +26,29 @@ from worker.host import available_memory_bytes, cpu_quota
 from worker.llama.buffers import LogLine
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
-from worker.llama.devices import Backend, can_split_rows, devices, memory_of
-from worker.llama.draft import asked_of, bytes_beside, check_vocabulary, left_in_main, place_pair
+from worker.llama.devices import can_split_rows, devices, memory_of
+from worker.llama.draft import bytes_beside, check_vocabulary
 from worker.llama.gpu_attention import asked_flash, check_cache_types, check_flash
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, has_own_products, invariance_of, type_k_of
 from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import TOKEN_KINDS, Model, Split
 from worker.llama.numerics import numerics_of
 from worker.llama.paging import paging
-from worker.llama.placement import HOST_SHARE, Placement, place
 from worker.llama.prompts import Prompts
 from worker.llama.repack import amx_of, layout_of, repacking_of
-from worker.llama.residency import Holding, is_resident, off_plan, residency_on
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import MOST_S, Serving, self_test
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
 from worker.model.info import ModelInfo, read_info
-from worker.model.memory import Plan, prefix_cache_bytes
-from worker.model.prefix_support import obstacle
-from worker.model.spread import RepackedBytes
+from worker.plan.devices import Backend
+from worker.plan.memory import Plan
+from worker.plan.pair import asked_of, left_in_main, place_pair
+from worker.plan.placement import Placement, place
+from worker.plan.prefix_support import Kept, kept_of, prefix_cache_limit
+from worker.plan.residency import Holding, is_resident, off_plan, residency_on
+from worker.plan.spread import RepackedBytes
 from worker.saved.keeper import Keeper, Keeping
 from worker.wire.messages import (
     Configure,
@@ -111,7 +113,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         most_dead_cells=0 if shapes.retention is None else shapes.retention.most_dead_cells,
         self_test=partial(self_test, runner, serving, most_s=math.inf if config.must_be_invariant else MOST_S),
         draft=None if loaded.draft is None else LoadedDraft(loaded.draft, loaded.draft_row_costs),
-        residency=residency_on(on_gpus, is_resident=loaded.facts.resident) if on_gpus else None,
+        residency=residency_on(on_gpus, memory_of, is_resident=loaded.facts.resident) if on_gpus else None,
         find=None if keeper is None else keeper.find,
         flush=None if keeper is None or config.prefix_cache_dir is None else keeper.flush,
     )
@@ -371,36 +373,6 @@ def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation) -> Model
 
 
 # ── memory and layers ────────────────────────────────────────────────────────────────────────────
-
-
-def prefix_cache_limit(config: Configure, placement: Placement, available_bytes: int) -> int:
-    """How many bytes ended jobs' cells may take, of the `available_bytes` of main memory that there are before the
-    load.
-
-    Raises: InsufficientMemory for more than the placement leaves. A successor's limit was checked, as its plan was.
-    """
-    left_bytes = int(available_bytes * HOST_SHARE) - placement.main_memory.total_bytes
-    return prefix_cache_bytes(
-        config.prefix_cache_bytes, placement.plan, sys.maxsize if config.prefill_chunk else left_bytes
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """How many bytes ended jobs' cells may take; why, where it is none."""
-
-    limit_bytes: int
-    off_because: str | None = None
-
-
-def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool) -> Kept:
-    """The limit and why it is 0. What the context says counts; the model info knows the words."""
-    if not can_share:
-        why = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
-        return Kept(0, why or f"llama.cpp's memory for {info.architecture} cannot be cut")
-    if not limit_bytes:
-        return Kept(0, "--prefix-cache-mb is 0, or the model leaves no main memory for it")
-    return Kept(limit_bytes)
 
 
 def _repacking(config: Configure, *models: ModelInfo) -> RepackedBytes:

@@ -22,11 +22,13 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.errors import ModelLoadFailed
-from worker.llama.buffers import BufferSizes, Watch
-from worker.llama.devices import Device, device_handle
+from worker.llama.buffers import Watch
+from worker.llama.devices import device_handle
 from worker.llama.library import load_failure, open_library
 from worker.llama.spelling import Spelling, Unspellable
 from worker.model.vocabulary import Gaps
+from worker.plan.buffers import BufferSizes
+from worker.plan.devices import Device
 from worker.wire.messages import SplitMode, TokenId
 
 _PIECE_BYTES = 64

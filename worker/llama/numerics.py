@@ -11,13 +11,13 @@ import hashlib
 import llama_cpp
 
 from worker.host import cpu_quota
-from worker.llama.buffers import BufferSizes
 from worker.llama.devices import devices, features
 from worker.llama.invariance import has_own_products, type_k_of
 from worker.llama.library import LIBRARY_DIR, call_ggml
-from worker.llama.placement import Group, Placement
 from worker.llama.repack import tile_bytes
 from worker.model.info import ModelInfo
+from worker.plan.buffers import BufferSizes
+from worker.plan.placement import Group, Placement
 from worker.wire.messages import Configure
 from worker.wire.numerics import Numerics
 

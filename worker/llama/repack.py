@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from worker.host import has_amx
-from worker.llama.buffers import BufferSizes
-from worker.llama.devices import Device, backend_function, device_handle, devices
+from worker.llama.devices import backend_function, device_handle, devices
 from worker.llama.library import call_ggml
 from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
-from worker.model.spread import RepackedBytes, layers_of, nothing_repacked
+from worker.plan.buffers import BufferSizes
+from worker.plan.devices import Device
+from worker.plan.spread import RepackedBytes, layers_of, nothing_repacked
 from worker.wire.messages import Amx
 
 TILES = "AMX"

@@ -9,11 +9,11 @@ from collections.abc import Sequence as Seq
 
 from worker.engine.backend import BadBatch, Meanwhile, NoRoom, Sampled, Score, Slice, Step, do_nothing
 from worker.llama.batch import batches
-from worker.llama.buffers import BufferSizes
 from worker.llama.context import Context
 from worker.llama.draw_threads import DrawThreads
 from worker.llama.draws import Draws
 from worker.llama.model import Model
+from worker.plan.buffers import BufferSizes
 from worker.wire.messages import Logprob
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from worker.llama.model import Model
-from worker.model.memory import CELLS_SEQ_IDS, retained_slots
+from worker.plan.memory import CELLS_SEQ_IDS, retained_slots
 from worker.upstream.numbers import MAX_SEQ_IDS
 
 

@@ -7,9 +7,10 @@ import pytest
 from parity.llama.quantise import FILE_TYPES, quantise
 from tests.llama.tiny import write_tiny
 from worker.errors import ModelLoadFailed, UsageError
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.model.info import read_info
+from worker.plan.devices import choose_device
 
 
 @pytest.fixture

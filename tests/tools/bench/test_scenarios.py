@@ -11,8 +11,9 @@ from tools.bench.measures import at_least
 from tools.bench.prompts import Prompts
 from tools.bench.scenarios import LARGE, N_JOBS, N_PROMPT_TOKENS, N_SLOTS, SCENARIOS, SIZES, WARM_UP, Scenario
 from tools.bench.texts import n_words_of
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
+from worker.plan.devices import choose_device
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 

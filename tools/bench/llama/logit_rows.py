@@ -16,9 +16,10 @@ from worker.engine.backend import Slice
 from worker.errors import ModelLoadFailed
 from worker.host import cpu_quota
 from worker.llama.context import Context
-from worker.llama.devices import choose_device, devices
+from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.model.info import read_info
+from worker.plan.devices import choose_device
 from worker.wire.messages import Sampling, SlotId
 
 N_SYNTHETIC = 8

@@ -1,12 +1,17 @@
-"""Whether what jobs have computed of their prompts can be shared and kept, and if not, why not and what helps.
+"""Whether what jobs have computed of their prompts can be shared and kept, how many bytes of it, and if not, why not.
 
 Owns the reasons that `inspect`, `/health` and the log give. Pure; it reads the model info alone, so that `inspect` says
 what `serve` will say.
 """
 
+from dataclasses import dataclass
+
 from worker.model.attention import ATTENTION_FREE
 from worker.model.info import ModelInfo
+from worker.plan.memory import Plan, prefix_cache_bytes
+from worker.plan.placement import HOST_SHARE, Placement
 from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.wire.messages import Configure
 
 HYBRIDS = (
     *("bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "lfm2"),
@@ -31,6 +36,8 @@ OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
 MOST_SLOTS, MOST_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
 """With more slots than these no sequence is left to share with (llama/seq_ids.py)."""
 
+_NO_LIMIT = 2**63 - 1
+
 
 def obstacle(info: ModelInfo, *, swa_full: bool, parallel: int) -> str | None:
     """Why every prompt is computed from its beginning; None where what was computed before is used again."""
@@ -46,6 +53,36 @@ def obstacle(info: ModelInfo, *, swa_full: bool, parallel: int) -> str | None:
             f"{info.windows.length} tokens: use --swa-full on, and a smaller --ctx-size where memory is short"
         )
     return _too_many(parallel, MOST_SLOTS_OF_WINDOWS)
+
+
+def prefix_cache_limit(config: Configure, placement: Placement, available_bytes: int) -> int:
+    """How many bytes ended jobs' cells may take, of the `available_bytes` of main memory that there are before the
+    load.
+
+    Raises: InsufficientMemory for more than the placement leaves. A successor's limit was checked, as its plan was.
+    """
+    left_bytes = int(available_bytes * HOST_SHARE) - placement.main_memory.total_bytes
+    return prefix_cache_bytes(
+        config.prefix_cache_bytes, placement.plan, _NO_LIMIT if config.prefill_chunk else left_bytes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How many bytes ended jobs' cells may take; why, where it is none."""
+
+    limit_bytes: int
+    off_because: str | None = None
+
+
+def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool) -> Kept:
+    """The limit and why it is 0. What the context says counts; the model info knows the words."""
+    if not can_share:
+        why = obstacle(info, swa_full=plan.swa_full, parallel=plan.parallel)
+        return Kept(0, why or f"llama.cpp's memory for {info.architecture} cannot be cut")
+    if not limit_bytes:
+        return Kept(0, "--prefix-cache-mb is 0, or the model leaves no main memory for it")
+    return Kept(limit_bytes)
 
 
 def _too_many(parallel: int, most: int) -> str | None:

@@ -11,7 +11,7 @@ from worker.config.settings import CACHE_TYPES
 from worker.errors import InsufficientMemory
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
-from worker.model.memory import (
+from worker.plan.memory import (
     CELL_STEP,
     DEFAULT_PARALLEL,
     KV_SHARE,

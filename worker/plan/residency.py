@@ -11,9 +11,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 
-from worker.llama.buffers import BufferSizes
-from worker.llama.devices import Device, Memory, memory_of
-from worker.llama.placement import Placement
+from worker.plan.buffers import BufferSizes
+from worker.plan.devices import Device, Memory
+from worker.plan.placement import Placement
 from worker.wire.messages import OffPlan, Residency
 
 TOLERANCE, LEAST_BYTES = 0.1, 16 * 2**20
@@ -76,6 +76,9 @@ def _taken_bytes(device: Device, free_bytes: int) -> int | None:
 # ── later ────────────────────────────────────────────────────────────────────────────────────────
 
 
+MemoryOf = Callable[[Device], Memory]
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """What we put on one device: weights, KV cells and compute buffers."""
@@ -84,15 +87,16 @@ class Holding:
     size_bytes: int
 
 
-def residency_on(holdings: Seq[Holding], *, is_resident: bool) -> Callable[[], Residency]:
-    """A question to be asked again and again. Call it when all is loaded; `is_resident` is what holds then.
+def residency_on(holdings: Seq[Holding], memory_of: MemoryOf, *, is_resident: bool) -> Callable[[], Residency]:
+    """A question to be asked again and again. Call it when all is loaded; `is_resident` is what holds then, and
+    `memory_of` asks a device's driver.
 
     A driver that does not count what we put there, such as one of Vulkan without VK_EXT_memory_budget, which calls all
     of its memory free, cannot tell that it is gone either: such a device is not asked.
     """
     telling = [held for held in holdings if is_there(memory_of(held.device), held.size_bytes)]
     silent_bytes = sum(held.size_bytes for held in holdings if held not in telling)
-    return partial(_ask, tuple(telling), silent_bytes, is_resident=is_resident)
+    return partial(_ask, tuple(telling), silent_bytes, memory_of, is_resident=is_resident)
 
 
 def is_there(memory: Memory, size_bytes: int) -> bool:
@@ -100,7 +104,7 @@ def is_there(memory: Memory, size_bytes: int) -> bool:
     return memory.in_use_bytes >= size_bytes
 
 
-def _ask(telling: Seq[Holding], silent_bytes: int, *, is_resident: bool) -> Residency:
+def _ask(telling: Seq[Holding], silent_bytes: int, memory_of: MemoryOf, *, is_resident: bool) -> Residency:
     return judge([(memory_of(held.device), held.size_bytes) for held in telling], silent_bytes, is_resident=is_resident)
 
 

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.llama.test_placement import CPU, GIB, MIB, gpu, placed
-from worker.llama.buffers import Buffer, BufferSizes
-from worker.llama.devices import Device, Memory, choose_device, devices, memory_of
-from worker.llama.placement import Placement
-from worker.llama.residency import (
+from tests.plan.test_placement import CPU, GIB, MIB, gpu, placed
+from worker.llama.devices import devices, memory_of
+from worker.plan.buffers import Buffer, BufferSizes
+from worker.plan.devices import Device, Memory, choose_device
+from worker.plan.placement import Placement
+from worker.plan.residency import (
     DRIVERS_OWN_BYTES,
     LEAST_BYTES,
     TOLERANCE,
@@ -207,5 +208,5 @@ def test_a_device_that_calls_all_its_memory_free_is_not_believed() -> None:
     """ggml's CPU is such a one, and so stands here for a GPU without a memory budget."""
     cpu = choose_device("cpu", devices())
     assert memory_of(cpu).in_use_bytes == 0
-    ask = residency_on([Holding(cpu, 600)], is_resident=True)
+    ask = residency_on([Holding(cpu, 600)], memory_of, is_resident=True)
     assert ask() == ask() == Residency(is_resident=True, memory_bytes=600)

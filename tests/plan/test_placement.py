@@ -13,11 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.llama.test_load import configuration
-from tests.model.test_memory import info as bare_card
-from tests.model.test_spread import layered
+from tests.plan.test_memory import info as bare_card
+from tests.plan.test_spread import layered
 from worker.errors import InsufficientMemory, ModelLoadFailed
-from worker.llama.devices import Device, Kind
-from worker.llama.placement import (
+from worker.model.attention import Windows
+from worker.model.gguf import Tensor
+from worker.model.info import ModelInfo
+from worker.plan.devices import Device, Kind
+from worker.plan.memory import CELL_STEP, DEFAULT_UBATCH, KV_SHARE, demand_of, plan_of
+from worker.plan.placement import (
     GPU_SHARE,
     HOST_SHARE,
     LEAST_AUTO_CELLS,
@@ -27,11 +31,7 @@ from worker.llama.placement import (
     groups_for,
     place,
 )
-from worker.model.attention import Windows
-from worker.model.gguf import Tensor
-from worker.model.info import ModelInfo
-from worker.model.memory import CELL_STEP, DEFAULT_UBATCH, KV_SHARE, demand_of, plan_of
-from worker.model.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.plan.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.wire.messages import Configure, SplitMode, SwaFull
 
 MIB, GIB = 2**20, 2**30

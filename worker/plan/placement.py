@@ -11,9 +11,9 @@ import msgspec
 
 from worker.config.gpu_flags import wants_layers, wants_no_layers
 from worker.errors import InsufficientMemory, ModelLoadFailed
-from worker.llama.devices import Device, candidates
 from worker.model.info import ModelInfo
-from worker.model.memory import (
+from worker.plan.devices import Device, candidates
+from worker.plan.memory import (
     CELL_STEP,
     WIDER_UBATCHES,
     Demand,
@@ -24,7 +24,7 @@ from worker.model.memory import (
     plan_of,
     wanted_cells,
 )
-from worker.model.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.plan.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.wire.messages import Configure, SwaFull
 
 HOST_SHARE = 0.9

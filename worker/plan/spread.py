@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo, block_of
-from worker.model.memory import (
+from worker.plan.memory import (
     PIPELINE_COPIES,
     Demand,
     Plan,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model.test_memory import demand, info
+from tests.plan.test_memory import demand, info
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
-from worker.model.memory import Plan, graph_input_bytes, plan_of, planned_graph
-from worker.model.spread import InMain, Part, RepackedBytes, gpu_of_layers, layers_of, spread
+from worker.plan.memory import Plan, graph_input_bytes, plan_of, planned_graph
+from worker.plan.spread import InMain, Part, RepackedBytes, gpu_of_layers, layers_of, spread
 
 EMBEDDING, NORM, OUTPUT, BLOCK = 1000, 10, 2000, 300
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.model.test_memory import info
+from tests.plan.test_memory import info
 from worker.model.attention import Windows
 from worker.model.info import ModelInfo
-from worker.model.prefix_support import MOST_SLOTS, MOST_SLOTS_OF_WINDOWS, obstacle
+from worker.plan.prefix_support import MOST_SLOTS, MOST_SLOTS_OF_WINDOWS, obstacle
 
 PLAIN = info()
 SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, False) * 2, 64, 64))

@@ -1,0 +1,76 @@
+"""A served model and its draft model: room for both, in the same order of preference."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.plan.test_placement import CPU, MIB, MODEL, PLENTY, config, gpu, needs, with_room_for
+from worker.errors import InsufficientMemory
+from worker.plan.devices import Device
+from worker.plan.memory import CELL_STEP
+from worker.plan.pair import Pair, left_beside, left_in_main, place_pair
+from worker.plan.placement import HOST_SHARE, place
+from worker.plan.spread import nothing_repacked
+from worker.wire.messages import DraftModelAsked
+
+SMALL = replace(
+    MODEL, tensors=tuple(replace(tensor, n_bytes=tensor.n_bytes // 10) for tensor in MODEL.tensors), path=Path("d.gguf")
+)
+ON_CPU = DraftModelAsked("d.gguf", "cpu", 16)
+
+
+def pair(
+    available: list[Device], main_memory_bytes: int = PLENTY, draft: DraftModelAsked = ON_CPU, **changes: object
+) -> Pair:
+    return place_pair(config(draft=draft, **changes), (MODEL, SMALL), available, main_memory_bytes, nothing_repacked)
+
+
+def bytes_of(found: Pair) -> int:
+    return found.served.main_memory.total_bytes + found.draft.main_memory.total_bytes
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_draft_model_has_the_cells_and_slots_of_the_model() -> None:
+    found = pair([CPU], device="cpu")
+    assert (found.draft.plan.n_cells, found.draft.plan.parallel) == (4096, 8)
+    assert (found.served.plan.n_cells, found.served.plan.parallel) == (4096, 8)
+
+
+def test_both_are_in_the_room_there_is_or_refused_with_what_the_draft_model_takes() -> None:
+    least = bytes_of(pair([CPU], device="cpu", ctx_size=CELL_STEP, parallel=1))
+    fits = pair([CPU], int(least / HOST_SHARE) + MIB, device="cpu", ctx_size=CELL_STEP, parallel=1)
+    assert bytes_of(fits) == least
+    with pytest.raises(InsufficientMemory, match=r"beside it the draft model takes .* MiB: leave --draft-model out"):
+        pair([CPU], int(least / HOST_SHARE) - 2 * MIB, device="cpu", ctx_size=CELL_STEP, parallel=1)
+
+
+def test_a_context_that_nobody_asked_for_is_made_smaller_for_both() -> None:
+    roomy = pair([CPU], device="cpu", ctx_size=0)
+    least = bytes_of(pair([CPU], device="cpu", ctx_size=CELL_STEP, parallel=1))
+    scarce = pair([CPU], int((least + bytes_of(roomy)) / 2 / HOST_SHARE), device="cpu", ctx_size=0)
+    assert scarce.draft.plan.n_cells <= scarce.served.plan.n_cells < roomy.served.plan.n_cells
+    assert bytes_of(scarce) <= (least + bytes_of(roomy)) / 2
+
+
+def test_a_draft_model_may_have_a_device_of_its_own() -> None:
+    card = with_room_for(needs())
+    found = pair([card, CPU])
+    assert (found.served.device, found.draft.device) == (card, CPU)
+    assert found.served.is_complete
+
+
+def test_a_draft_model_leaves_the_model_what_is_left_of_a_gpu() -> None:
+    card = gpu(1 << 40)
+    draft = place(config(ctx_size=4096), SMALL, [card, CPU], PLENTY)
+    (rest, cpu) = left_beside(draft, [card, CPU])
+    assert card.free_bytes - rest.free_bytes == draft.gpus[0].total_bytes > 0
+    assert cpu == CPU
+    assert PLENTY - left_in_main(draft, PLENTY) >= draft.main_memory.total_bytes
+
+
+def test_a_successor_has_its_draft_model_where_its_predecessor_had_it() -> None:
+    found = pair([CPU], 1, DraftModelAsked("d.gguf", "cpu:0", 16, 512), device="cpu:0", prefill_chunk=64)
+    assert (found.served.plan.n_cells, found.draft.plan.n_cells) == (4096, 512)

@@ -1,0 +1,105 @@
+"""Places for a served model and the draft model beside it.
+
+Owns what a draft model is asked for, which follows from what the served one is, and how the two share memory. Pure.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from worker.errors import InsufficientMemory
+from worker.model.info import ModelInfo
+from worker.plan.devices import Device
+from worker.plan.memory import CELL_STEP, demand_of, wanted_cells
+from worker.plan.placement import HOST_SHARE, Placement, place
+from worker.plan.spread import RepackedBytes
+from worker.wire.messages import Configure, DraftModelAsked
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where the served model goes, and the draft model beside it."""
+
+    served: Placement
+    draft: Placement
+
+
+def asked_of(config: Configure, draft: DraftModelAsked, n_cells: int, parallel: int) -> Configure:
+    """What a draft model is asked for: a slot for each of the served model's, all else as the served model has it."""
+    return msgspec.structs.replace(
+        config,
+        model_path=draft.path,
+        device=draft.device,
+        gpu_layers="auto",
+        require_full_offload=False,
+        split_mode="none",
+        tensor_split=(),
+        main_gpu=-1,
+        ctx_size=n_cells,
+        parallel=parallel,
+        draft=None,
+    )
+
+
+def place_pair(
+    config: Configure,
+    infos: tuple[ModelInfo, ModelInfo],
+    available: Seq[Device],
+    main_memory_bytes: int,
+    repacked_bytes: RepackedBytes,
+) -> Pair:
+    """Places for the served model and its draft model, in the order of their `infos`, so that both fit.
+
+    The draft model has as many cells as the served one or, where memory is scarce, at least a half, a quarter, ... of
+    them: it drafts for fewer jobs then. Raises: InsufficientMemory, ModelLoadFailed, as `place`.
+    """
+    assert config.draft is not None
+    served_info, draft_info = infos
+    n_cells = config.draft.n_cells or wanted_cells(served_info, demand_of(config, is_on_gpu=False))
+    while True:
+        asked = asked_of(config, config.draft, n_cells, config.parallel)
+        draft = place(asked, draft_info, available, main_memory_bytes, repacked_bytes)
+        is_least = n_cells <= CELL_STEP or bool(config.prefill_chunk)
+        n_served = 0
+        try:
+            rest = left_beside(draft, available)
+            left_bytes = left_in_main(draft, main_memory_bytes)
+            served = place(config, served_info, rest, left_bytes, repacked_bytes)
+        except InsufficientMemory as error:
+            if is_least:
+                raise _with_draft(error, draft) from None
+        else:
+            n_served = served.plan.n_cells
+            if is_least or n_served >= n_cells:
+                asked = asked_of(config, config.draft, n_cells, served.plan.parallel)
+                return Pair(served, place(asked, draft_info, available, main_memory_bytes, repacked_bytes))
+        n_cells = max(CELL_STEP, n_cells // 2 // CELL_STEP * CELL_STEP, n_served)
+
+
+def left_beside(placement: Placement, available: Seq[Device]) -> list[Device]:
+    """The devices with what a placement leaves of their memory."""
+    taken = {
+        device.name: part.total_bytes for device, part in zip(placement.group.devices, placement.gpus, strict=False)
+    }
+    return [replace(device, free_bytes=max(0, device.free_bytes - taken.get(device.name, 0))) for device in available]
+
+
+def left_in_main(placement: Placement, main_memory_bytes: int) -> int:
+    """Main memory of which the planned share is what a placement leaves of it."""
+    return max(0, main_memory_bytes - int(placement.main_memory.total_bytes / HOST_SHARE))
+
+
+def _with_draft(error: InsufficientMemory, draft: Placement) -> InsufficientMemory:
+    n_bytes = draft.main_memory.total_bytes + sum(
+        part.total_bytes
+        for device, part in zip(draft.group.devices, draft.gpus, strict=False)
+        if device.memory_architecture == "vram-only"
+    )
+    return InsufficientMemory(
+        f"{error}; beside it the draft model takes {n_bytes / 2**20:.0f} MiB: leave --draft-model out, or take a "
+        "smaller one",
+        needed_bytes=error.needed_bytes,
+        available_bytes=error.available_bytes,
+        device=error.device,
+    )
