@@ -71,9 +71,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.config": (
         *("worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.logs", "worker.errors"),
     ),
-    "worker.model": (
-        *("worker.model", "worker.config", "worker.upstream", "worker.wire", "worker.host", "worker.errors"),
-    ),
+    "worker.model": ("worker.model", "worker.upstream", "worker.errors"),
+    "worker.downloads": ("worker.downloads", "worker.config", "worker.host", "worker.errors"),
     "worker.plan": (
         *("worker.plan", "worker.model", "worker.config", "worker.limits", "worker.upstream", "worker.wire"),
         *("worker.errors",),
@@ -87,8 +86,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "worker.process": ("worker.process", "worker.llama", "worker.engine", "worker.wire", "worker.errors"),
     "worker.front": (
-        *("worker.front", "worker.protocol", "worker.wire", "worker.model", "worker.config", "worker.logs"),
-        *("worker.host", "worker.errors"),
+        *("worker.front", "worker.protocol", "worker.wire", "worker.model", "worker.downloads", "worker.config"),
+        *("worker.logs", "worker.host", "worker.errors"),
     ),
     "worker.web": (
         *("worker.web", "worker.front", "worker.openai", "worker.protocol", "worker.wire", "worker.config"),

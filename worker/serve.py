@@ -23,6 +23,7 @@ import uvloop
 from worker.config.no_effect import idle_after_load, idle_before_load, tell
 from worker.config.settings import Settings, environment, read_chat_template
 from worker.config.traces import asks_for_traces
+from worker.downloads.catalog import Catalog, Located, load_catalog, locate
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, UsageError, WorkerError
 from worker.front.certificate import Certificate, read_certificate
 from worker.front.client import ENGINE_COMMAND, EngineClient, configure
@@ -36,7 +37,6 @@ from worker.front.supervision import ended, first_of, running, supervised
 from worker.logs import lines as logs
 from worker.logs.redaction import Secrets
 from worker.logs.writer import LogWriter, in_background
-from worker.model.catalog import Catalog, Located, load_catalog, locate
 from worker.model.info import ModelInfo, read_info
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
 from worker.saved.directory import prepare_directory

@@ -10,7 +10,7 @@ import pytest
 from tests.gguf_files import TINY_TENSORS, TensorRow, Value, tiny_model, tiny_split
 from worker.cli import run
 from worker.commands.inspect_gguf import Inspection, inspection_of
-from worker.model.catalog import load_catalog
+from worker.downloads.catalog import load_catalog
 from worker.model.gguf import Tensor
 from worker.model.info import read_info
 from worker.plan.spread import nothing_repacked

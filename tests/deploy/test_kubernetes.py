@@ -24,7 +24,7 @@ from tests.deploy.manifests import (
     the,
 )
 from worker.config.settings import options
-from worker.model.catalog import WheelSource, load_catalog
+from worker.downloads.catalog import WheelSource, load_catalog
 from worker.web.edge import OPEN_PATHS
 
 ROOT = KUBERNETES.parents[1]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model.puller import CONTENT, Puller, stocked_hub
+from tests.downloads.puller import CONTENT, Puller, stocked_hub
 from tests.worker_process import Event, WorkerProcess, text_of
 
 pytestmark = pytest.mark.process

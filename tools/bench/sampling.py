@@ -25,8 +25,8 @@ from tools.bench.llama.logit_rows import Origin, Rows, model_rows, synthetic_row
 from tools.bench.measures import check
 from worker.commands.places import not_here, where
 from worker.commands.tables import print_table
+from worker.downloads.catalog import load_catalog, locate
 from worker.llama.exp_sum import fastest_estimate
-from worker.model.catalog import load_catalog, locate
 from worker.sampling.logprobs import log_probabilities
 from worker.sampling.sample import candidates, sample
 from worker.wire.messages import Sampling, TokenId

@@ -15,9 +15,9 @@ from worker.commands.session import Session, check_utf8, prompt_of, sampling_of,
 from worker.config.no_effect import tell
 from worker.config.settings import Settings, environment
 from worker.config.spellings import unread
+from worker.downloads.catalog import load_catalog
 from worker.errors import UsageError
 from worker.logs import lines as logs
-from worker.model.catalog import load_catalog
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.execute import ExecuteRequest
 from worker.wire.messages import Prompt

@@ -1,7 +1,7 @@
 """`llorch-worker models list|pull|path|verify`: the catalogue in the terminal.
 
 Owns: what is printed. Results go to stdout (`pull` and `path` print a path and nothing else), progress to stderr.
-Refuses to know: how a reference is read (catalog.py) or a file is fetched (fetch.py).
+Refuses to know: how a reference is read (downloads/catalog.py) or a file is fetched (downloads/fetch.py).
 Runs in a short-lived process of its own; `serve` starts `models pull` as a child to download.
 """
 
@@ -19,10 +19,10 @@ from rich.table import Table
 
 from worker.argv import HELP_FLAGS
 from worker.commands.places import not_here, where
+from worker.downloads.catalog import Catalog, CatalogEntry, load_catalog, locate, unknown_name
+from worker.downloads.fetch import OnBytes, fetch
 from worker.errors import BadModelFile, ModelNotFound
 from worker.host import sha256_of
-from worker.model.catalog import Catalog, CatalogEntry, load_catalog, locate, unknown_name
-from worker.model.fetch import OnBytes, fetch
 
 
 @click.group("models", context_settings={"help_option_names": HELP_FLAGS})

@@ -14,6 +14,7 @@ import rich_click as click
 from rich.console import Console
 
 from worker.config.settings import Settings, read_chat_template
+from worker.downloads.catalog import load_catalog, locate
 from worker.errors import StartupError, UsageError, WorkerError
 from worker.front.checked_request import checked
 from worker.front.client import EngineClient, Observer, configure
@@ -23,7 +24,6 @@ from worker.front.link import engine_environment
 from worker.front.metrics import Metrics
 from worker.front.progress import LoadProgress
 from worker.front.supervision import first_of, running
-from worker.model.catalog import load_catalog, locate
 from worker.model.info import ModelInfo, read_info
 from worker.protocol.events import TEXT_ONLY
 from worker.protocol.execute import ExecuteRequest, narrow

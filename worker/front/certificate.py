@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
+from worker.downloads.catalog import Sha256
 from worker.errors import CertificateRefused
-from worker.model.catalog import Sha256
 from worker.model.info import ModelInfo
 from worker.protocol.bodies import ParityBody, ParityVerdict
 from worker.wire.numerics import Numerics, differences

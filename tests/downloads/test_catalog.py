@@ -8,9 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from worker.errors import ModelNotFound, UsageError
-from worker.host import sha256_of
-from worker.model.catalog import (
+from worker.downloads.catalog import (
     ONLY_GGUF_NOTE,
     Catalog,
     HfReference,
@@ -21,6 +19,8 @@ from worker.model.catalog import (
     locate,
     parts,
 )
+from worker.errors import ModelNotFound, UsageError
+from worker.host import sha256_of
 
 ENTRY = """
 [[model]]

@@ -7,8 +7,8 @@ are no model of their own, such as an image projector.
 import re
 from collections.abc import Iterable
 
+from worker.downloads.catalog import HfReference, parts
 from worker.errors import ModelNotFound
-from worker.model.catalog import HfReference, parts
 
 _NUMBER_OF_A_PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANT = re.compile(

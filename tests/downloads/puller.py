@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.hub_stand_in import HubStandIn
-from worker.model.catalog import CatalogEntry, FileSource, Located
+from worker.downloads.catalog import CatalogEntry, FileSource, Located
 
 REPO = "acme/tiny-gguf"
 REFERENCE = f"hf:{REPO}::file=tiny.gguf"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from worker.downloads.catalog import HfReference
+from worker.downloads.repository import quant_of, the_one_meant
 from worker.errors import ModelNotFound
-from worker.model.catalog import HfReference
-from worker.model.repository import quant_of, the_one_meant
 
 QUANTS = (
     *("Q2_K", "Q3_K_S", "Q4_0", "Q4_0_4_4", "Q4_1", "Q4_K", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"),

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
-from tests.model.puller import (
+from tests.downloads.puller import (
     CONTENT,
     DIGEST,
     PATIENCE_S,
@@ -21,6 +20,7 @@ from tests.model.puller import (
     pulled,
     stocked_hub,
 )
+from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
 
 pytestmark = pytest.mark.process
 

@@ -34,8 +34,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, but its module has no __all__
 
-from worker.model.catalog import HfReference, HfSource
-from worker.model.repository import the_one_meant
+from worker.downloads.catalog import HfReference, HfSource
+from worker.downloads.repository import the_one_meant
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SAFE_FILE = re.compile(r"([^./\\\x00-\x1f][^/\\\x00-\x1f]*/)*[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.gguf")

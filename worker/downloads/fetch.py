@@ -26,10 +26,8 @@ import httpx2
 from filelock import FileLock, Timeout
 
 from worker.config.settings import environment
-from worker.errors import DownloadFailed
-from worker.host import sha256_of
-from worker.model import hub
-from worker.model.catalog import (
+from worker.downloads import hub
+from worker.downloads.catalog import (
     CatalogEntry,
     FileSource,
     HfReference,
@@ -40,7 +38,9 @@ from worker.model.catalog import (
     WheelSource,
     parts,
 )
-from worker.model.hub import Remote, SourceFailed, asked_again, reason
+from worker.downloads.hub import Remote, SourceFailed, asked_again, reason
+from worker.errors import DownloadFailed
+from worker.host import sha256_of
 
 OnBytes = Callable[[int, int | None], None]
 """Called with the bytes that are there and the bytes there will be (None: not known)."""
