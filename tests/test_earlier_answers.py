@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.front.rehearsal import CONFIG
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
-from worker.engine.history import HISTORY_BYTES
+from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.loop import Engine
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner

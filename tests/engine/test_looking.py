@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.step_costs import GPU, cost
+from tests.engine.drafting.step_costs import GPU, cost
 from worker.engine.backend import Step
 from worker.engine.channels import ChannelText
-from worker.engine.drafts import LOOKING_SHARE, MOST_RESTING, Drafts
-from worker.engine.history import HISTORY_BYTES
-from worker.engine.ngram import NgramLookup
+from worker.engine.drafting.drafts import LOOKING_SHARE, MOST_RESTING, Drafts
+from worker.engine.drafting.history import HISTORY_BYTES
+from worker.engine.drafting.ngram import NgramLookup
 from worker.engine.sequence import Sequence, State
 from worker.wire.messages import JobKey, Sampling, SlotId, TokenId
 

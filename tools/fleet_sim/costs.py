@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from worker.engine.config import EngineConfig
-from worker.engine.step_costs import interpolated
+from worker.engine.drafting.step_costs import interpolated
 from worker.errors import UsageError
 from worker.plan.memory import retained_slots
 from worker.wire.messages import SlotId, StepKind

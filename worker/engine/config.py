@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from worker.engine.backend import LoadedModel
-from worker.engine.history import HISTORY_BYTES
+from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.prefill_budget import PrefillBudget
 from worker.engine.shares import FairShares, FirstCome, Policy
 from worker.limits import MAX_DRAFTS

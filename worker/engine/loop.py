@@ -25,10 +25,10 @@ from worker.engine.backend import (
 )
 from worker.engine.channels import NO_MARKS, Channel, ChannelText, Marks
 from worker.engine.config import EngineConfig
-from worker.engine.draft_model import DraftModel
-from worker.engine.drafts import N_READ, Drafts
+from worker.engine.drafting.draft_model import DraftModel
+from worker.engine.drafting.drafts import N_READ, Drafts
+from worker.engine.drafting.predicted import Predicted
 from worker.engine.kv_blocks import BlockJournal
-from worker.engine.predicted import Predicted
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, State

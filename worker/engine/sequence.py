@@ -16,12 +16,12 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from worker.engine.acceptance import Acceptance, Account
 from worker.engine.backend import Constraint, Forced, Score, Scoring, Slice
 from worker.engine.channels import ChannelText
-from worker.engine.history import Match
-from worker.engine.ngram import NgramLookup
-from worker.engine.predicted import Predicted
+from worker.engine.drafting.acceptance import Acceptance, Account
+from worker.engine.drafting.history import Match
+from worker.engine.drafting.ngram import NgramLookup
+from worker.engine.drafting.predicted import Predicted
 from worker.wire.messages import Delta, JobKey, Sampling, SlotId, StopReason, TokenId
 
 NO_SCORE = Score(b"")

@@ -5,9 +5,9 @@ from collections.abc import Sequence as Seq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.acceptance import NO_DRAFT, Draft
-from worker.engine.history import HISTORY_BYTES, NGRAM_SIZES, History, Match
-from worker.engine.ngram import MOST_COUNTED
+from worker.engine.drafting.acceptance import NO_DRAFT, Draft
+from worker.engine.drafting.history import HISTORY_BYTES, NGRAM_SIZES, History, Match
+from worker.engine.drafting.ngram import MOST_COUNTED
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=300)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Self, TypeVar
 
-from worker.engine.acceptance import NO_DRAFT, Acceptance, Draft
 from worker.engine.backend import Runner, Sampled, Slice, Step, StepFailed
+from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft
+from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence
-from worker.engine.step_costs import StepCosts
 from worker.wire.messages import RowCosts, Sampling, SlotId, TokenId
 
 LEAST_PROBABILITY = 0.5

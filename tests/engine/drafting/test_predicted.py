@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.drafting.test_draft_runs import words
 from tests.engine.fake_runner import Request, ToyModel
 from tests.engine.rig import Rig
-from tests.engine.test_draft_runs import words
-from worker.engine import predicted
-from worker.engine.acceptance import NO_DRAFT
-from worker.engine.predicted import MAX_TOKENS, N_INDEXED, Predicted
+from worker.engine.drafting import predicted
+from worker.engine.drafting.acceptance import NO_DRAFT
+from worker.engine.drafting.predicted import MAX_TOKENS, N_INDEXED, Predicted
 from worker.limits import MAX_DRAFTS
 from worker.wire.messages import Finished, JobKey, SlotId, StepDone, TokenId
 

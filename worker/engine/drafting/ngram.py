@@ -6,7 +6,7 @@ thread.
 
 from collections.abc import Sequence as Seq
 
-from worker.engine.acceptance import NO_DRAFT, Draft
+from worker.engine.drafting.acceptance import NO_DRAFT, Draft
 from worker.wire.messages import TokenId
 
 NGRAM_SIZES = (4, 2, 1)

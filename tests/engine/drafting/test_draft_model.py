@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.draft_rig import ITL_TARGET_S, DraftRig, Guesser
+from tests.engine.drafting.draft_rig import ITL_TARGET_S, DraftRig, Guesser
+from tests.engine.drafting.step_costs import CPU, GPU, Costs, cost
 from tests.engine.fake_runner import Request
-from tests.engine.step_costs import CPU, GPU, Costs, cost
-from worker.engine.draft_model import CATCH_UP_SHARE
-from worker.engine.drafts import MOST_LOST, N_INVESTED
+from worker.engine.drafting.draft_model import CATCH_UP_SHARE
+from worker.engine.drafting.drafts import MOST_LOST, N_INVESTED
 from worker.limits import MAX_DRAFTS
 from worker.wire.messages import JobKey
 

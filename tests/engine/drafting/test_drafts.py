@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
-from worker.engine.acceptance import Acceptance, Account, Draft
-from worker.engine.drafts import LEAST_GAIN, MOST_HELD_UP, Proposal, Speculation
-from worker.engine.step_costs import N_TIMED
+from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
+from worker.engine.drafting.acceptance import Acceptance, Account, Draft
+from worker.engine.drafting.drafts import LEAST_GAIN, MOST_HELD_UP, Proposal, Speculation
+from worker.engine.drafting.step_costs import N_TIMED
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=200)

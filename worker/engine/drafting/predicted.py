@@ -7,8 +7,8 @@ many draft tokens pay (drafts.py). Pure; step thread.
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 
-from worker.engine.acceptance import NO_DRAFT, Acceptance, Draft
-from worker.engine.ngram import NGRAM_SIZES, TRUST_BEHIND_A_CHANGE, n_common
+from worker.engine.drafting.acceptance import NO_DRAFT, Acceptance, Draft
+from worker.engine.drafting.ngram import NGRAM_SIZES, TRUST_BEHIND_A_CHANGE, n_common
 from worker.wire.messages import TokenId
 
 MAX_TOKENS = 32_768

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from worker.engine.acceptance import NO_DRAFT, Draft
-from worker.engine.ngram import n_common
+from worker.engine.drafting.acceptance import NO_DRAFT, Draft
+from worker.engine.drafting.ngram import n_common
 from worker.wire.messages import TokenId
 
 HISTORY_BYTES = 4 * 2**20

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from math import log
 from zlib import crc32
 
+from tests.engine.drafting.step_costs import Costs, cost
 from tests.engine.fake_runner import FakeRunner, Request, ToyModel, alone
-from tests.engine.step_costs import Costs, cost
 from tests.engine.toy_constraint import N_VOCAB, ToyConstraint
 from worker.engine.backend import LoadedDraft, Sampled, Step
 from worker.engine.config import EngineConfig

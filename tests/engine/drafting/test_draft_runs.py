@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
-from worker.engine.acceptance import Acceptance, Account
-from worker.engine.drafts import MOST_LOST, Proposal, Speculation
-from worker.engine.history import HISTORY_BYTES, History, Match
-from worker.engine.ngram import NgramLookup
+from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
+from worker.engine.drafting.acceptance import Acceptance, Account
+from worker.engine.drafting.drafts import MOST_LOST, Proposal, Speculation
+from worker.engine.drafting.history import HISTORY_BYTES, History, Match
+from worker.engine.drafting.ngram import NgramLookup
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=200)
