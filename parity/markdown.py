@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from parity.report import Check, Level, Report, Table
-from worker.logs.lines import escape
+from worker.observe.log_lines import escape
 from worker.wire import numerics
 
 LONGEST_OPEN_TABLE = 25

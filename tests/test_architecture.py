@@ -35,7 +35,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "zmq": ("worker.front.kv_event_sockets",),
     "gguf": ("parity",),
     "safetensors": ("parity",),
-    "opentelemetry": ("worker.front.traces",),
+    "opentelemetry": ("worker.observe.traces",),
     "numpy": ("worker.sampling", "worker.llama", "worker.saved", "worker.constraints", "parity"),
 }
 """A package and the only rooms that import it."""
@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.host": ("worker.errors",),
     "worker.limits": (),
     "worker.upstream": ("worker.upstream",),
-    "worker.logs": ("worker.logs", "worker.errors"),
+    "worker.observe": ("worker.observe", "worker.wire", "worker.errors"),
     "worker.wire": ("worker.wire",),
     "worker.engine": ("worker.engine", "worker.limits", "worker.wire", "worker.errors"),
     "worker.sampling": ("worker.sampling", "worker.wire"),
@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.protocol": ("worker.protocol", "worker.wire", "worker.errors"),
     "worker.openai": ("worker.openai", "worker.protocol", "worker.wire", "worker.errors"),
     "worker.config": (
-        *("worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.logs", "worker.errors"),
+        *("worker.config", "worker.limits", "worker.upstream", "worker.wire", "worker.observe", "worker.errors"),
     ),
     "worker.model": ("worker.model", "worker.upstream", "worker.errors"),
     "worker.downloads": ("worker.downloads", "worker.config", "worker.host", "worker.errors"),
@@ -87,11 +87,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "worker.process": ("worker.process", "worker.llama", "worker.engine", "worker.wire", "worker.errors"),
     "worker.front": (
         *("worker.front", "worker.protocol", "worker.wire", "worker.model", "worker.downloads", "worker.config"),
-        *("worker.logs", "worker.host", "worker.errors"),
+        *("worker.observe", "worker.host", "worker.errors"),
     ),
     "worker.web": (
         *("worker.web", "worker.front", "worker.openai", "worker.protocol", "worker.wire", "worker.config"),
-        *("worker.logs", "worker.errors"),
+        *("worker.observe", "worker.errors"),
     ),
 }
 """A room, and all of the worker it may import."""
@@ -291,7 +291,7 @@ def test_the_walk_finds_circles_of_any_length() -> None:
 
 
 def test_the_walk_knows_which_module_an_import_for_type_checkers_means() -> None:
-    assert "worker.front.traces" in arrows()["worker.front.job_log"]
+    assert "worker.observe.traces" in arrows()["worker.front.job_log"]
     assert between_rooms({"worker.a.b": ["worker.c.d"], "worker.c.d": []}) == {
         "worker.a": frozenset({"worker.c"}),
         "worker.c": frozenset(),

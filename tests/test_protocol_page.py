@@ -10,8 +10,8 @@ import pytest
 from worker import errors
 from worker.config.settings import options
 from worker.front.health import Phase
-from worker.front.metrics import Metrics
-from worker.logs.lines import LogEvent
+from worker.observe.log_lines import LogEvent
+from worker.observe.metrics import Metrics
 from worker.protocol.bodies import HealthBody, ReadyCallback, TriedBody
 from worker.protocol.events import EVENT_TYPES, StreamCode
 

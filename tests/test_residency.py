@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from tests.front.rehearsal import CONFIG, FACTS, Stage
-from tests.logs.log_lines import logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
+from tests.observe.log_lines import logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
 from tests.toy_engine import GONE, LEAVING, ON_A_GPU, THERE
 from worker.config.settings import Settings
 from worker.front.client import EngineClient, EngineState
 from worker.front.link import engine_environment
-from worker.front.metrics import Metrics
 from worker.front.state import Front
+from worker.observe.metrics import Metrics
 from worker.wire.messages import AskResidency, Loaded, Residency
 
 PATIENCE_S = 60.0

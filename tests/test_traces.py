@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.otlp_collector import OtlpCollector, attributes_of
 from tests.web.openai_client import CHAT, COMPLETIONS
 from tests.worker_process import Event, Stream, WorkerProcess, eventually, own_environment, serve_default
-from worker.front.traces import FLUSH_S, SPAN
+from worker.observe.traces import FLUSH_S, SPAN
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 

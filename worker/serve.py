@@ -29,21 +29,21 @@ from worker.front.certificate import Certificate, read_certificate
 from worker.front.client import ENGINE_COMMAND, EngineClient, configure
 from worker.front.fetch_child import fetch_in_child
 from worker.front.link import EngineLink, engine_environment, shared_memory
-from worker.front.metrics import Metrics
 from worker.front.pool_manager import announce, is_test_mode, shown_url
 from worker.front.progress import report_loaded
 from worker.front.state import Front
 from worker.front.supervision import ended, first_of, running, supervised
-from worker.logs import lines as logs
-from worker.logs.redaction import Secrets
-from worker.logs.writer import LogWriter, in_background
 from worker.model.info import ModelInfo, read_info
+from worker.observe import log_lines as logs
+from worker.observe.log_writer import LogWriter, in_background
+from worker.observe.metrics import Metrics
+from worker.observe.redaction import Secrets
 from worker.protocol.bodies import LegacyReadyCallback, ReadyCallback
 from worker.saved.directory import prepare_directory
 from worker.web.server import allow_open_files, bound_socket, served, url_of
 
 if TYPE_CHECKING:
-    from worker.front.traces import Traces  # an extra
+    from worker.observe.traces import Traces  # an extra
 
 log = logs.get_logger()
 
@@ -124,13 +124,13 @@ def _traces(settings: Settings) -> "Traces | None":
     if asked_by is None:
         return None
     try:
-        from worker.front.traces import Traces  # noqa: PLC0415 - an extra, and slow to import
+        from worker.observe.traces import Traces  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
         raise UsageError(
             f"{asked_by} asks for traces, and opentelemetry-sdk is not installed: pip install -e '.[otel]' in a "
             "checkout, or leave the variable out"
         ) from error
-    return Traces(settings)
+    return Traces(settings.worker_id)
 
 
 class Signals:

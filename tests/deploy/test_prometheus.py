@@ -17,7 +17,7 @@ from tests.deploy.expressions import (
     selectors,
 )
 from tests.deploy.manifests import DEPLOY, objects_in
-from worker.front.metrics import Metrics
+from worker.observe.metrics import Metrics
 
 PARTS = {"histogram": ("_bucket", "_sum", "_count")}
 PROMETHEUS_OWN = {"up"}

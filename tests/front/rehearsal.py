@@ -12,8 +12,8 @@ from worker.front.checked_request import CheckedRequest
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState, Observer
 from worker.front.job import Job, JobDeps
 from worker.front.link import LinkOwner
-from worker.front.metrics import Metrics
 from worker.front.questions import Question
+from worker.observe.metrics import Metrics
 from worker.protocol.events import choose_dialect
 from worker.wire.messages import (
     Accepted,

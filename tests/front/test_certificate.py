@@ -25,11 +25,11 @@ from worker.errors import CertificateRefused, StartupError
 from worker.front.certificate import Examined, read_certificate
 from worker.front.client import configure
 from worker.front.health import Phase
-from worker.front.metrics import Metrics
 from worker.front.state import Front
 from worker.host import sha256_of
 from worker.llama.load import placed
 from worker.model.info import read_info
+from worker.observe.metrics import Metrics
 from worker.wire.messages import Loaded
 from worker.wire.numerics import Numerics
 

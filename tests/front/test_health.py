@@ -11,8 +11,8 @@ import pytest
 from tests.front.rehearsal import FACTS
 from worker.config.settings import Settings
 from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
-from worker.front.metrics import Metrics
 from worker.front.state import Front
+from worker.observe.metrics import Metrics
 from worker.wire.messages import Amx, BatchInvariance, Loaded, PrefixCacheFound, SelfTested, StepDone
 
 STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from tests.kv_listener import Listener, listening
-from tests.logs.log_lines import logging_is_put_back, only_line, to
+from tests.observe.log_lines import logging_is_put_back, only_line, to
 from worker.config.settings import Settings
 from worker.errors import BindFailed, StartupError
 from worker.front.kv_event_sockets import published

@@ -6,8 +6,8 @@ import struct
 from tests.kv_mirror import Mirror, unpacked
 from worker.config.settings import Settings
 from worker.front.kv_events import MAX_BATCHES, MAX_BYTES, KvEvents
-from worker.front.metrics import Metrics
 from worker.front.state import Front
+from worker.observe.metrics import Metrics
 from worker.wire.messages import BlockHash, BlocksChanged, BlocksRemoved, BlocksStored, Medium, TokenId
 
 PARENT, FIRST, SECOND = BlockHash(7), BlockHash(2**64 - 1), BlockHash(9)

@@ -13,7 +13,7 @@ import uvloop
 from worker.errors import InternalFailure, StartupError
 from worker.front.link import EngineLink, engine_environment
 from worker.host import cpu_quota
-from worker.logs.lines import LAST_WORDS_BYTES
+from worker.observe.log_lines import LAST_WORDS_BYTES
 from worker.wire.messages import Cancel, JobKey, Outbound, Progress
 
 pytestmark = pytest.mark.process

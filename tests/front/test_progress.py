@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from tests.front.rehearsal import FACTS
-from tests.logs.log_lines import Terminal, logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
+from tests.observe.log_lines import Terminal, logging_is_put_back, to  # noqa: F401 - the first is a fixture of every test here
 from worker.config.settings import Settings
 from worker.front.progress import LoadProgress, report_loaded
 from worker.wire.messages import Amx, Loaded, Offload, OffPlan

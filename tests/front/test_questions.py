@@ -19,9 +19,9 @@ from worker.errors import (
     WorkerUnhealthy,
 )
 from worker.front.client import MAX_DEATHS
-from worker.front.metrics import Metrics
 from worker.front.questions import MAX_QUESTIONS
 from worker.front.state import Front
+from worker.observe.metrics import Metrics
 from worker.protocol.bodies import FieldsRefused
 from worker.wire.messages import (
     Detokenize,

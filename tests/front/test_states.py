@@ -14,8 +14,8 @@ from worker.front import client, health, job
 from worker.front.client import EngineClient, EngineState
 from worker.front.health import READY_WORDS, STATES, Phase
 from worker.front.job import Job, JobState
-from worker.front.metrics import Metrics
 from worker.front.state import Front
+from worker.observe.metrics import Metrics
 from worker.protocol.events import TEXT_ONLY
 from worker.wire.messages import Finished, Refused, Violation
 

@@ -16,7 +16,7 @@ import pytest
 from tests.gguf_files import tiny_model
 from tests.web.wire import JSON, events_in, exchange, head
 from tests.worker_process import Event, Stream, WorkerProcess, check_order
-from worker.logs.redaction import MASK
+from worker.observe.redaction import MASK
 
 pytestmark = pytest.mark.process
 

@@ -8,7 +8,7 @@ from litestar import Litestar, get, post
 from litestar.params import FromPath
 
 from worker.config.settings import Settings
-from worker.front.metrics import Metrics
+from worker.observe.metrics import Metrics
 from worker.web.edge import CLIENT_LEFT, OTHER, ExchangeLog, Routes
 
 

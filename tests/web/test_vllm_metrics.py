@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import parser
 from prometheus_client.samples import Sample
 
-from tests.front.test_vllm_metrics import VLLM_SERIES
+from tests.observe.test_vllm_metrics import VLLM_SERIES
 from tests.web.openai_client import CHAT, COMPLETIONS, Json, ask
 from tests.web.wire import request_of
 from tests.worker_process import Stream, WorkerProcess, eventually, serve_default, text_of

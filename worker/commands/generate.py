@@ -17,7 +17,7 @@ from worker.config.settings import Settings, environment
 from worker.config.spellings import unread
 from worker.downloads.catalog import load_catalog
 from worker.errors import UsageError
-from worker.logs import lines as logs
+from worker.observe import log_lines as logs
 from worker.protocol.bodies import FieldsRefused
 from worker.protocol.execute import ExecuteRequest
 from worker.wire.messages import Prompt

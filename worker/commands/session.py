@@ -21,10 +21,10 @@ from worker.front.client import EngineClient, Observer, configure
 from worker.front.fetch_child import fetch_in_child
 from worker.front.job import Job, JobDeps
 from worker.front.link import engine_environment
-from worker.front.metrics import Metrics
 from worker.front.progress import LoadProgress
 from worker.front.supervision import first_of, running
 from worker.model.info import ModelInfo, read_info
+from worker.observe.metrics import Metrics
 from worker.protocol.events import TEXT_ONLY
 from worker.protocol.execute import ExecuteRequest, narrow
 from worker.protocol.rules import checked_prompt

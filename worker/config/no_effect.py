@@ -7,7 +7,7 @@ contradict each other (settings.py) or ask for what is not there (plan/placement
 from collections.abc import Iterable, Iterator
 
 from worker.config.settings import DEFAULT_PROMPT_CHARS, Settings
-from worker.logs.lines import get_logger
+from worker.observe.log_lines import get_logger
 from worker.wire.messages import Loaded
 
 log = get_logger()

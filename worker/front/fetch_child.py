@@ -8,7 +8,7 @@ from pathlib import Path
 
 from worker.config.settings import Settings
 from worker.errors import DownloadFailed
-from worker.logs.lines import escape, get_logger
+from worker.observe.log_lines import escape, get_logger
 
 log = get_logger()
 

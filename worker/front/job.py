@@ -23,8 +23,8 @@ import msgspec
 
 from worker.errors import DeadlineExceeded, WorkerError
 from worker.front.checked_request import CheckedRequest
-from worker.front.metrics import Metrics, Outcome
-from worker.front.vllm_metrics import FinishReason
+from worker.observe.metrics import Metrics, Outcome
+from worker.observe.vllm_metrics import FinishReason
 from worker.protocol.bodies import refused_by_engine
 from worker.protocol.events import Dialect, EndEvent, ErrorEvent, MetricsEvent, StartedEvent, StreamCode
 from worker.wire.messages import Finished, Logprob, PromptLogprobs, Refused, StopReason

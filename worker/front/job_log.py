@@ -1,4 +1,4 @@
-"""What is counted and logged of each job: its beginning, its end, and how fast jobs leave, which Retry-After says.
+"""What is counted, logged and traced of each job: its beginning, its end, and how fast jobs leave, as Retry-After says.
 
 Runs on the front's event loop. It reads jobs and changes none.
 """
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from worker.config.settings import Settings
 from worker.front.job import Job
-from worker.front.metrics import Metrics
-from worker.front.vllm_metrics import EndedJob, FinishReason
-from worker.logs.lines import get_logger
-from worker.logs.redaction import Secrets
-from worker.wire.messages import Loaded
+from worker.observe.log_lines import get_logger
+from worker.observe.metrics import Metrics
+from worker.observe.redaction import Secrets
+from worker.observe.vllm_metrics import EndedJob, FinishReason
+from worker.wire.messages import Conversation, Loaded
 
 if TYPE_CHECKING:
-    from worker.front.traces import Traces  # an extra
+    from worker.observe.traces import Traces, Value  # an extra
 
 log = get_logger()
 
 MAX_LOGGED_ID = 256
-"""Characters of a client's job_id in a log line; nothing else bounds it."""
+"""Characters of a client's job_id in a log line, and of any text of a client's in a span; nothing else bounds them."""
 
 MAX_WAIT_S = 600
 _NEWEST_WEIGHT = 0.1
@@ -44,6 +44,7 @@ class Throughput:
 
 class JobLog:
     def __init__(self, settings: Settings, metrics: Metrics, traces: "Traces | None") -> None:
+        self._settings = settings
         self._model_ref = settings.reported_model_ref
         self._secrets = Secrets(settings.api_key)
         self._metrics = metrics
@@ -63,7 +64,10 @@ class JobLog:
         else:
             self._metrics.finished(job.outcome, _counted(job, job.finish_reason))
         if self._traces is not None:
-            self._traces.ended(job, facts.name if facts is not None else "")
+            served = self._settings.served_name(facts.name if facts is not None else "")
+            request = job.request
+            attributes = self._span_of(job, served)
+            self._traces.add(request.trace, request.correlation_id, request.arrived_s, job.code, attributes)
         log.info(
             "execute_end",
             **self._fields(job, facts),
@@ -77,10 +81,38 @@ class JobLog:
             decode_time_ms=job.decode_time_ms,
         )
 
+    def _span_of(self, job: Job, served: str) -> "dict[str, Value | None]":
+        request, sampling = job.request, job.request.submit.sampling
+        has_token = job.time_to_first_token_s is not None
+        decode_s = job.decode_time_s if has_token else None
+        return {
+            "gen_ai.operation.name": "chat" if isinstance(request.submit.prompt, Conversation) else "text_completion",
+            "gen_ai.request.id": self._shown(request.job_id),
+            "gen_ai.request.model": self._shown(request.model or served),
+            "gen_ai.request.max_tokens": request.submit.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.response.model": served,
+            "gen_ai.response.finish_reasons": None if job.finish_reason is None else [job.finish_reason],
+            "gen_ai.usage.prompt_tokens": job.prompt_tokens,
+            "gen_ai.usage.input_tokens": job.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": job.cached_tokens,
+            "gen_ai.usage.completion_tokens": job.tokens_sampled,
+            "gen_ai.usage.output_tokens": job.tokens_sampled,
+            "gen_ai.latency.time_in_queue": job.queue_time_s,
+            "gen_ai.latency.time_to_first_token": job.time_to_first_token_s,
+            "gen_ai.latency.time_in_model_prefill": job.prefill_time_s,
+            "gen_ai.latency.time_in_model_decode": decode_s,
+            "gen_ai.latency.e2e": job.age_s,
+        }
+
+    def _shown(self, text: str) -> str:
+        """Masked before it is cut: a client may send the API key as its job_id, at any place in it."""
+        return self._secrets.mask_known(text)[:MAX_LOGGED_ID]
+
     def _fields(self, job: Job, facts: Loaded | None) -> dict[str, object]:
         return {
-            # Masked before it is cut: a client may send the API key as its job_id, at any place in it.
-            "job_id": self._secrets.mask_known(job.request.job_id)[:MAX_LOGGED_ID],
+            "job_id": self._shown(job.request.job_id),
             "correlation_id": job.request.correlation_id,
             "model_ref": self._model_ref,
             "device": facts.device_name if facts is not None else None,

@@ -24,7 +24,7 @@ from worker.config.settings import Settings
 from worker.errors import BindFailed
 from worker.front.kv_events import MAX_BATCHES, KvEvents
 from worker.front.supervision import Fail, ended, supervised
-from worker.logs.lines import get_logger
+from worker.observe.log_lines import get_logger
 
 log = get_logger()
 

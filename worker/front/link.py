@@ -19,7 +19,7 @@ from worker.config.settings import environment
 from worker.errors import StartupError
 from worker.front.supervision import failures_to, supervised
 from worker.host import cpu_quota
-from worker.logs.lines import StderrTail
+from worker.observe.log_lines import StderrTail
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
 from worker.wire.messages import Inbound, Outbound
 

@@ -29,11 +29,11 @@ from worker.front.health import LEGAL_MOVES, READY_WORDS, EngineStatus, FrontSta
 from worker.front.job import Job, JobDeps
 from worker.front.job_log import JobLog
 from worker.front.kv_events import KvEvents
-from worker.front.metrics import Metrics
 from worker.front.progress import LoadProgress, report_loaded
 from worker.front.questions import MAX_QUESTIONS, Ask, Question
 from worker.front.supervision import failures_to
-from worker.logs.lines import get_logger
+from worker.observe.log_lines import get_logger
+from worker.observe.metrics import Metrics
 from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
 from worker.protocol.events import Dialect
 from worker.protocol.headers import parse_deadline
@@ -56,7 +56,7 @@ from worker.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from worker.front.traces import Traces  # an extra
+    from worker.observe.traces import Traces  # an extra
 
 log = get_logger()
 

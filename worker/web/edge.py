@@ -25,9 +25,9 @@ from litestar.types import Message, Method, Receive, Scope, Send
 
 from worker.config.settings import Settings
 from worker.errors import InternalError, Unauthorized, WorkerError
-from worker.front.metrics import Metrics
-from worker.logs.lines import get_logger
-from worker.logs.redaction import Secrets
+from worker.observe.log_lines import get_logger
+from worker.observe.metrics import Metrics
+from worker.observe.redaction import Secrets
 from worker.protocol.headers import correlation_id, request_id
 from worker.web.chat_page import PAGE_PATHS
 from worker.web.cors import Cors, send_preflight

@@ -15,7 +15,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException
 
 from worker.errors import InternalError, Unauthorized, WorkerBusy, WorkerError, WorkerLoading
 from worker.front.state import Front
-from worker.logs.lines import get_logger
+from worker.observe.log_lines import get_logger
 from worker.openai.errors import ErrorDetail, ErrorType, error_body, error_detail
 from worker.protocol.bodies import FieldsRefused, encode_error, encode_violations
 from worker.protocol.execute import BodyRejected

@@ -12,15 +12,15 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.logs.log_lines import (
+from tests.observe.log_lines import (
     Terminal,
     logging_is_put_back,  # noqa: F401 - pytest finds the fixture by its name
     only_line,
     raised,
     to,
 )
-from worker.logs import lines as logs
-from worker.logs.redaction import MASK
+from worker.observe import log_lines as logs
+from worker.observe.redaction import MASK
 
 # ── the form ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,7 +176,7 @@ def test_an_exception_is_told_with_its_cause_and_frames_but_without_local_values
     trace = only_line(stream)["traceback"]
     assert trace[-1] == "ValueError: bad"
     assert f"KeyError: {len(prompt)}" in trace
-    assert any("test_lines.py" in line for line in trace)
+    assert any("test_log_lines.py" in line for line in trace)
     assert prompt not in stream.getvalue()
     assert only_line(stream)["level"] == "error"
 

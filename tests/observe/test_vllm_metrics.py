@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 from prometheus_client import parser
 
-from tests.front.ended import ended
 from tests.front.rehearsal import FACTS
-from worker.front.buckets import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, TOKENS
-from worker.front.metrics import Metrics
+from tests.observe.ended import ended
+from worker.observe.buckets import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, TOKENS
+from worker.observe.metrics import Metrics
 from worker.wire.messages import StepDone
 
 VLLM_SERIES = {

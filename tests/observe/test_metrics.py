@@ -10,11 +10,11 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.samples import Sample
 
-from tests.front.ended import ended
 from tests.front.rehearsal import FACTS
-from tests.front.test_vllm_metrics import VLLM_SERIES
+from tests.observe.ended import ended
+from tests.observe.test_vllm_metrics import VLLM_SERIES
 from worker import __version__, errors
-from worker.front.metrics import REFUSAL_CODES, Metrics
+from worker.observe.metrics import REFUSAL_CODES, Metrics
 from worker.wire.messages import Offload, OffPlan, StepDone
 
 WORKER = {"worker_id"}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.logs.log_lines import (
+from tests.observe.log_lines import (
     logging_is_put_back,  # noqa: F401 - pytest finds the fixture by its name
     only_line,
     to,
@@ -20,9 +20,9 @@ from tests.logs.log_lines import (
 from tests.receiver import Receiver
 from worker.config.settings import Settings
 from worker.front import pool_manager as pool
-from worker.front.metrics import Metrics
 from worker.front.state import Front
-from worker.logs import lines as logs
+from worker.observe import log_lines as logs
+from worker.observe.metrics import Metrics
 
 STDLIB_LOGGERS = ("uvicorn.error", "httpx2", "huggingface_hub.file_download", "litestar")
 

@@ -10,7 +10,7 @@ import pytest
 import stamina
 import structlog
 
-from worker.logs import lines as logs
+from worker.observe import log_lines as logs
 
 
 @pytest.fixture(autouse=True)

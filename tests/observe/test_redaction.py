@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.logs.redaction import MASK, NO_SECRETS, Secrets
+from worker.observe.redaction import MASK, NO_SECRETS, Secrets
 
 redact, redact_text = NO_SECRETS.redact, NO_SECRETS.redact_text
 

@@ -2,7 +2,7 @@
 
 Owns: the words for events, the form of a line, the escaping of control characters, the routing of other libraries'
 lines through the same form, and the reading of the engine's raw stderr.
-Refuses to know: what a secret is (redaction.py), who waits for a slow reader (writer.py), who logs and why.
+Refuses to know: what a secret is (redaction.py), who waits for a slow reader (log_writer.py), who logs and why.
 Any thread of the front or of a subcommand may log; a failing stderr harms nobody.
 """
 
@@ -22,8 +22,8 @@ from stamina.instrumentation import RetryDetails
 from structlog.typing import EventDict, WrappedLogger
 
 from worker.errors import WorkerError
-from worker.logs.redaction import NO_SECRETS, Secrets
-from worker.logs.writer import LogWriter
+from worker.observe.log_writer import LogWriter
+from worker.observe.redaction import NO_SECRETS, Secrets
 
 LogEvent = Literal[
     "startup",

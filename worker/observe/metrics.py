@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from worker import __version__
-from worker.front.buckets import FIRST_TOKEN_S, REQUEST_S, TOKEN_S
-from worker.front.vllm_metrics import EndedJob, VllmMetrics
+from worker.observe.buckets import FIRST_TOKEN_S, REQUEST_S, TOKEN_S
+from worker.observe.vllm_metrics import EndedJob, VllmMetrics
 from worker.wire.messages import Loaded, StepDone, StepKind
 
 Outcome = Literal["success", "error", "cancelled", "timeout", "rejected"]

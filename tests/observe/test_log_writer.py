@@ -10,10 +10,10 @@ from typing import TextIO
 
 import pytest
 
-from tests.logs.log_lines import logging_is_put_back  # noqa: F401 - pytest finds the fixture by its name
+from tests.observe.log_lines import logging_is_put_back  # noqa: F401 - pytest finds the fixture by its name
 from tests.worker_process import PATIENCE_S
-from worker.logs import lines as logs
-from worker.logs.writer import LogWriter, in_background
+from worker.observe import log_lines as logs
+from worker.observe.log_writer import LogWriter, in_background
 
 PIPE_BYTES = 4096
 """The smallest pipe Linux makes."""

@@ -1,6 +1,6 @@
 """A job's account as the counters get it."""
 
-from worker.front.vllm_metrics import EndedJob, FinishReason
+from worker.observe.vllm_metrics import EndedJob, FinishReason
 
 
 def ended(

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from worker.front.buckets import ANSWERS, REQUEST_S, TOKEN_S, TOKENS
+from worker.observe.buckets import ANSWERS, REQUEST_S, TOKEN_S, TOKENS
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
