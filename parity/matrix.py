@@ -25,8 +25,8 @@ from parity.llama.quantise import quantise
 from parity.llama.scoring import Scorer
 from parity.report import Check, Level, Series, Table, judged, not_run
 from parity.setups import costs_of, evaluated, served
+from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.front.client import configure
 from worker.llama.load import placed
 from worker.model.ggml_types import TYPES_BY_NAME
 from worker.model.gguf import Tensor

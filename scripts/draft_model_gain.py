@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.engine.backend import LoadedDraft, LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.front.client import configure
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import JobKey, Outbound, Sampling, StepDone

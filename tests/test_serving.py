@@ -11,9 +11,9 @@ import pytest
 from tests.backends.choice import chosen
 from tests.web.wire import events_in
 from tests.worker_process import Event, WorkerProcess, check_order, serve_default, text_of
+from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.engine.backend import Slice, Step
-from worker.front.client import configure
 from worker.llama.load import load_runner
 from worker.wire.messages import Configure, Sampling, SlotId
 

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 import uvloop
 
+from worker.config.engine import configure
 from worker.config.no_effect import idle_after_load, idle_before_load, tell
 from worker.config.settings import Settings, environment, read_chat_template
 from worker.config.traces import asks_for_traces
 from worker.downloads.catalog import Catalog, Located, load_catalog, locate
 from worker.errors import CallbackFailed, InsufficientMemory, InternalFailure, StartupError, UsageError, WorkerError
 from worker.front.certificate import Certificate, read_certificate
-from worker.front.client import ENGINE_COMMAND, EngineClient, configure
+from worker.front.client import ENGINE_COMMAND, EngineClient
 from worker.front.fetch_child import fetch_in_child
 from worker.front.link import EngineLink, engine_environment, shared_memory
 from worker.front.pool_manager import announce, is_test_mode, shown_url

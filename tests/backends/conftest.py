@@ -8,8 +8,8 @@ import pytest
 
 from tests.backends.choice import FILE, Backend, chosen
 from tests.turns import N_CELLS, PROMPTS
+from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.front.client import configure
 from worker.llama.devices import backends, devices
 from worker.llama.load import LoadedRunner, load_runner
 from worker.plan.devices import Device

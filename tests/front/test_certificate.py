@@ -20,10 +20,10 @@ from tests.gguf_files import TINY_METADATA, tiny_model, tiny_split
 from tests.parity.reports import BROKEN, SHA256, level, levels, report
 from tests.wire.test_numerics import ON_A_CPU, OTHERS, other
 from tests.worker_process import WorkerProcess, eventually
+from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.errors import CertificateRefused, StartupError
 from worker.front.certificate import Examined, read_certificate
-from worker.front.client import configure
 from worker.front.health import Phase
 from worker.front.state import Front
 from worker.host import sha256_of

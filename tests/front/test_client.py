@@ -5,15 +5,13 @@ What a death means for jobs: test_engine_deaths.py; under any order of events: t
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.front.rehearsal import CONFIG, FACTS, WATCHDOG_S, Engine, Stage, rehearse
-from worker.config.settings import Settings
 from worker.errors import EngineCrashed, InsufficientMemory, InternalFailure, ModelLoadFailed, StartupError
-from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState, configure
+from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState
 from worker.front.link import LinkOwner
 from worker.front.watchdog import LOAD_SILENCE_S, STEPS_OF_SILENCE
 from worker.wire.messages import (
@@ -94,12 +92,6 @@ def test_an_engine_command_that_cannot_be_started_is_an_error_of_one_line() -> N
         await client.close()
 
     asyncio.run(play())
-
-
-def test_an_engine_is_told_the_chat_template_and_what_that_is_told() -> None:
-    told = configure(Settings(chat_template_kwargs='{"a":1}'), Path("m.gguf"), "{{ messages }}")
-    assert (told.chat_template, told.chat_template_kwargs) == ("{{ messages }}", '{"a":1}')
-    assert configure(Settings(), Path("m.gguf")).chat_template is None
 
 
 def test_a_successor_is_told_the_shape_of_the_first_engine() -> None:

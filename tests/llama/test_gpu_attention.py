@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from tests.plan.test_placement import CPU, GIB, gpu
+from worker.config.engine import configure
 from worker.config.settings import CACHE_TYPES, Settings
 from worker.errors import ModelLoadFailed
-from worker.front.client import configure
 from worker.llama.gpu_attention import CUDA_PAIRS, CUDA_TYPES, asked_flash, check_cache_types, check_flash
 from worker.plan.devices import Device
 from worker.wire.messages import Configure

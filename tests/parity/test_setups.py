@@ -10,8 +10,8 @@ import pytest
 from parity.evidence import Window
 from parity.setups import EXACT, as_served, compute, evaluated, served
 from tests.parity.made_logits import made_reference
+from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.front.client import configure
 from worker.llama.invariance import has_own_products
 from worker.llama.load import load_runner, placed
 from worker.model.info import read_info

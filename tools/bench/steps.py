@@ -16,11 +16,11 @@ import rich_click as click
 from tools.bench.measures import check
 from worker.commands.places import present, where
 from worker.commands.tables import print_table
+from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.sequence import Sequence, State
-from worker.front.client import configure
 from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
 from worker.wire.frames import encode_frame

@@ -22,8 +22,8 @@ from tools.bench.prompts import Prompts
 from tools.bench.servers import our_worker, served
 from tools.bench.steps import step_costs
 from tools.cuda_check.report import Figure
+from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.front.client import configure
 
 N_STREAMS = 32
 _CELLS = 8192

@@ -13,8 +13,8 @@ import rich_click as click
 
 from worker.commands.places import present, where
 from worker.commands.tables import mib, print_json, print_table
+from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.front.client import configure
 from worker.host import available_memory_bytes
 from worker.model.info import ModelInfo, read_info
 from worker.plan.memory import Demand, demand_of, plan_of, prefix_cache_bytes, wanted_cells

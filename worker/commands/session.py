@@ -13,11 +13,12 @@ from typing import Any
 import rich_click as click
 from rich.console import Console
 
+from worker.config.engine import configure
 from worker.config.settings import Settings, read_chat_template
 from worker.downloads.catalog import load_catalog, locate
 from worker.errors import StartupError, UsageError, WorkerError
 from worker.front.checked_request import checked
-from worker.front.client import EngineClient, Observer, configure
+from worker.front.client import EngineClient, Observer
 from worker.front.fetch_child import fetch_in_child
 from worker.front.job import Job, JobDeps
 from worker.front.link import engine_environment

@@ -167,7 +167,7 @@ class Settings:
         metavar="N|all|auto",
         also=("-ngl",),
     )
-    split_mode: str = setting(
+    split_mode: SplitMode = setting(
         "none",
         "Split the model over all GPUs of the device's backend: by layer, or by row where the backend can. none uses "
         "one GPU; others stay idle.",
@@ -253,7 +253,7 @@ class Settings:
         Choice(("auto", "on", "off")),
         also=("-fa",),
     )
-    swa_full: str = setting(
+    swa_full: SwaFull = setting(
         "auto",
         "Keep as many KV cells in layers with a sliding window as in others, so that cached prompts can be used again; "
         "auto does if memory allows it.",
@@ -318,7 +318,7 @@ class Settings:
         "Jobs",
         IntRange(0, 10_000),
     )
-    prompt_lookup: str = setting(
+    prompt_lookup: PromptLookup = setting(
         "on",
         "Guess tokens from a job's own text and from the answers of other jobs, and check several in one step; own "
         "guesses from the job's own text only, off not at all. It changes the speed, and the answers only as "
@@ -326,7 +326,7 @@ class Settings:
         "Jobs",
         Choice(get_args(PromptLookup)),
     )
-    scheduling: str = setting(
+    scheduling: Scheduling = setting(
         "fair",
         "Choose which jobs wait when slots or KV cells run out: fair, those that have used the most compute; "
         "first-come, the newest.",
@@ -339,7 +339,7 @@ class Settings:
         "the cost.",
         "Jobs",
     )
-    batch_invariant: str = setting(
+    batch_invariant: BatchInvariant = setting(
         "auto",
         "Compute each job's numbers so that they do not depend on the jobs beside it: on, or refuse to start; off, as "
         "fast as llama.cpp can; auto, where that costs nothing.",

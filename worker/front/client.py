@@ -16,13 +16,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
-from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 
-from worker.config.gpu_flags import shares, wants_no_layers
-from worker.config.settings import Settings
 from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerError, WorkerUnhealthy
 from worker.front.dispatch import Charge, Dispatch
 from worker.front.job import Job
@@ -33,7 +30,6 @@ from worker.front.watchdog import Watchdog
 from worker.wire.messages import (
     Accepted,
     AskResidency,
-    BatchInvariant,
     BlocksChanged,
     Cancel,
     Configure,
@@ -47,16 +43,12 @@ from worker.wire.messages import (
     Outbound,
     PrefixCacheFound,
     Progress,
-    PromptLookup,
     Refused,
     Residency,
-    Scheduling,
     SelfTested,
-    SplitMode,
     StepBegun,
     StepDone,
     Submit,
-    SwaFull,
     Tokenize,
     Tokenized,
     Untokenized,
@@ -142,60 +134,6 @@ class Link(Protocol):
 
 
 Spawn = Callable[[Sequence[str], int, LinkOwner, Mapping[str, str]], Awaitable[Link]]
-
-
-def configure(
-    settings: Settings,
-    model_path: Path,
-    chat_template: str | None = None,
-    draft_path: Path | None = None,
-    *,
-    arena_fd: int = -1,
-) -> Configure:
-    """The engine's first frame. Paths are absolute, because the engine need not share the working directory.
-
-    `chat_template` is what read_chat_template found; `arena_fd` is memory that each engine inherits.
-    """
-    kept_in = settings.prefix_cache_dir
-    return Configure(
-        model_path=str(model_path.absolute()),
-        device=settings.device_or_auto,
-        gpu_layers=settings.gpu_layers,
-        require_full_offload=settings.require_full_offload,
-        ctx_size=settings.ctx_size,
-        parallel=settings.parallel,
-        batch_size=settings.batch_size,
-        ubatch_size=settings.ubatch_size,
-        threads=settings.threads,
-        threads_batch=settings.threads_batch,
-        cache_type_k=settings.cache_type_k,
-        cache_type_v=settings.cache_type_v,
-        flash_attn=settings.flash_attn,
-        max_tokens_in=settings.max_tokens_in,
-        itl_target_ms=settings.itl_target_ms,
-        is_deterministic=settings.deterministic,
-        batch_invariant=cast(BatchInvariant, settings.batch_invariant),  # check() lets no other pass
-        prefix_cache_bytes=settings.prefix_cache_bytes,
-        scheduling=cast(Scheduling, settings.scheduling),  # check() lets no other pass
-        prompt_lookup=cast(PromptLookup, settings.prompt_lookup),  # check() lets no other pass
-        draft=None if draft_path is None else _draft(settings, draft_path),
-        swa_full=cast(SwaFull, settings.swa_full),  # check() lets no other pass
-        split_mode=cast(SplitMode, settings.split_mode),  # check() lets no other pass
-        tensor_split=shares(settings.tensor_split),
-        main_gpu=-1 if settings.main_gpu is None else settings.main_gpu,
-        chat_template=chat_template,
-        chat_template_kwargs=settings.chat_template_kwargs,
-        tells_blocks=settings.kv_events is not None,
-        arena_fd=arena_fd,
-        prefix_cache_dir=None if kept_in is None else str(kept_in.absolute()),
-        wants_numerics=settings.parity_report is not None,
-    )
-
-
-def _draft(settings: Settings, path: Path) -> DraftModelAsked:
-    """Without a device of its own, a draft model goes where the model may go."""
-    own = "cpu" if wants_no_layers(settings.gpu_layers) else settings.device_or_auto
-    return DraftModelAsked(str(path.absolute()), settings.draft_device or own, settings.draft_max)
 
 
 class Deaths:

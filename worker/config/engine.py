@@ -1,0 +1,61 @@
+"""Settings as the engine's first frame: what it is asked to load, and how it is to serve. Pure."""
+
+from pathlib import Path
+
+from worker.config.gpu_flags import shares, wants_no_layers
+from worker.config.settings import Settings
+from worker.wire.messages import Configure, DraftModelAsked
+
+
+def configure(
+    settings: Settings,
+    model_path: Path,
+    chat_template: str | None = None,
+    draft_path: Path | None = None,
+    *,
+    arena_fd: int = -1,
+) -> Configure:
+    """The engine's first frame. Paths are absolute, because the engine need not share the working directory.
+
+    `chat_template` is what read_chat_template found; `arena_fd` is memory that each engine inherits.
+    """
+    kept_in = settings.prefix_cache_dir
+    return Configure(
+        model_path=str(model_path.absolute()),
+        device=settings.device_or_auto,
+        gpu_layers=settings.gpu_layers,
+        require_full_offload=settings.require_full_offload,
+        ctx_size=settings.ctx_size,
+        parallel=settings.parallel,
+        batch_size=settings.batch_size,
+        ubatch_size=settings.ubatch_size,
+        threads=settings.threads,
+        threads_batch=settings.threads_batch,
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        flash_attn=settings.flash_attn,
+        max_tokens_in=settings.max_tokens_in,
+        itl_target_ms=settings.itl_target_ms,
+        is_deterministic=settings.deterministic,
+        batch_invariant=settings.batch_invariant,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        scheduling=settings.scheduling,
+        prompt_lookup=settings.prompt_lookup,
+        draft=None if draft_path is None else _draft(settings, draft_path),
+        swa_full=settings.swa_full,
+        split_mode=settings.split_mode,
+        tensor_split=shares(settings.tensor_split),
+        main_gpu=-1 if settings.main_gpu is None else settings.main_gpu,
+        chat_template=chat_template,
+        chat_template_kwargs=settings.chat_template_kwargs,
+        tells_blocks=settings.kv_events is not None,
+        arena_fd=arena_fd,
+        prefix_cache_dir=None if kept_in is None else str(kept_in.absolute()),
+        wants_numerics=settings.parity_report is not None,
+    )
+
+
+def _draft(settings: Settings, path: Path) -> DraftModelAsked:
+    """Without a device of its own, a draft model goes where the model may go."""
+    own = "cpu" if wants_no_layers(settings.gpu_layers) else settings.device_or_auto
+    return DraftModelAsked(str(path.absolute()), settings.draft_device or own, settings.draft_max)
