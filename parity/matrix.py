@@ -27,7 +27,7 @@ from parity.report import Check, Level, Series, Table, judged, not_run
 from parity.setups import costs_of, evaluated, served
 from worker.config.engine import configure
 from worker.config.settings import Settings
-from worker.llama.load import placed
+from worker.loading.load import placed
 from worker.model.ggml_types import TYPES_BY_NAME
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo, read_info

@@ -23,7 +23,7 @@ from parity.report import LEVELS, Level, not_run
 from parity.setups import EXACT, Served, costs_of, costs_of_graph, opened, served
 from worker.config.engine import configure
 from worker.config.settings import Settings, flags_of
-from worker.llama.load import placed
+from worker.loading.load import placed
 from worker.plan.placement import Placement
 from worker.wire.messages import Configure, TokenId
 from worker.wire.numerics import Numerics

@@ -21,8 +21,8 @@ from worker.config.settings import Settings
 from worker.engine.backend import LoadedDraft, LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.loading.load import load_model
 from worker.wire.messages import JobKey, Outbound, Sampling, StepDone
 
 N_TOKENS = 64

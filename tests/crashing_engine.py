@@ -22,8 +22,8 @@ from typing import Any
 from llama_cpp import llama_cpp as capi
 
 from worker.engine.backend import LoadedModel, Meanwhile, Sampled, Slice, Step, do_nothing
-from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.loading.load import load_model
 from worker.process.main import main
 from worker.wire.frames import encode_frame
 from worker.wire.messages import Configure, Finished, JobKey, SlotId, StepDone, TokenId

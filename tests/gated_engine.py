@@ -24,7 +24,7 @@ def front_command(gate: Path) -> list[str]:
 
 def _load_behind(gate: Path) -> Callable[[Configure, Callable[[int], None]], LoadedModel]:
     def load(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
-        from worker.llama.load import load_model  # noqa: PLC0415 - the front never loads llama.cpp
+        from worker.loading.load import load_model  # noqa: PLC0415 - the front never loads llama.cpp
 
         on_progress(0)
         gate.read_bytes()

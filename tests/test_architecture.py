@@ -84,7 +84,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.plan", "worker.model", "worker.limits", "worker.upstream", "worker.wire", "worker.host"),
         *("worker.errors",),
     ),
-    "worker.process": ("worker.process", "worker.llama", "worker.engine", "worker.wire", "worker.errors"),
+    "worker.loading": (
+        *("worker.loading", "worker.llama", "worker.engine", "worker.chat", "worker.saved", "worker.plan"),
+        *("worker.model", "worker.wire", "worker.host", "worker.errors"),
+    ),
+    "worker.process": ("worker.process", "worker.loading", "worker.engine", "worker.wire", "worker.errors"),
     "worker.front": (
         *("worker.front", "worker.protocol", "worker.wire", "worker.model", "worker.downloads", "worker.config"),
         *("worker.observe", "worker.host", "worker.errors"),
@@ -106,7 +110,7 @@ FRONT = ("worker.serve", "worker.commands.generate", "worker.commands.chat")
 """Where the front process begins."""
 
 NOT_IN_THE_FRONT = (
-    *("worker.llama", "worker.constraints", "worker.process", "parity", "worker.chat"),
+    *("worker.llama", "worker.loading", "worker.constraints", "worker.process", "parity", "worker.chat"),
     *("llama_cpp", "llguidance", "minijinja", "ctypes", "gguf", "numpy", "torch", "transformers"),
 )
 

@@ -20,8 +20,8 @@ from tests.front.rehearsal import CHEAP_ROWS, CONFIG
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.loading.load import load_model
 from worker.wire.messages import (
     Failed,
     Finished,

@@ -17,8 +17,8 @@ from tests.llama.wide_models import write_wide
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.llama.invariance import has_own_products
-from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.loading.load import load_model
 from worker.wire.messages import JobKey, Logprob, Outbound, Sampling, SelfTested, StepDone, TokenId
 
 pytestmark = pytest.mark.model

@@ -24,8 +24,8 @@ from worker.engine.backend import LoadedDraft, LoadedModel, Meanwhile, Read, Ste
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.errors import ModelLoadFailed
-from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.loading.load import load_model
 from worker.wire.messages import DraftModelAsked, Finished, JobKey, Outbound, Sampling, StepDone
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]

@@ -15,8 +15,8 @@ from tests.test_earlier_answers import CHEAP_ROWS, SLOW_S, Heard, heard
 from worker.engine.backend import LoadedModel, Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.loading.load import load_model
 from worker.wire.messages import JobKey, Outbound, Sampling
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]

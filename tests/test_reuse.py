@@ -17,8 +17,8 @@ from tests.worker_process import Event, WorkerProcess, eventually, serve_default
 from worker.engine.backend import Read
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.loading.load import load_model
 from worker.wire.messages import JobKey, Outbound, Sampling, StepDone
 
 pytestmark = [pytest.mark.process, pytest.mark.model]

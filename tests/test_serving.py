@@ -14,7 +14,7 @@ from tests.worker_process import Event, WorkerProcess, check_order, serve_defaul
 from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.engine.backend import Slice, Step
-from worker.llama.load import load_runner
+from worker.loading.load import load_runner
 from worker.wire.messages import Configure, Sampling, SlotId
 
 pytestmark = [pytest.mark.process, pytest.mark.model]

@@ -11,7 +11,7 @@ from tests.turns import N_CELLS, PROMPTS
 from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.llama.devices import backends, devices
-from worker.llama.load import LoadedRunner, load_runner
+from worker.loading.load import LoadedRunner, load_runner
 from worker.plan.devices import Device
 
 GPU_BACKENDS: tuple[Backend, ...] = ("cuda", "metal", "vulkan")

@@ -17,7 +17,7 @@ from tests.backends.conftest import LoadOn
 from tests.turns import NEAR, PROMPTS, answers, first_turns
 from tests.worker_process import WorkerProcess, check_order, text_of
 from worker.llama.devices import devices
-from worker.llama.load import LoadedRunner
+from worker.loading.load import LoadedRunner
 from worker.model.info import read_info
 from worker.plan.devices import Device
 from worker.plan.residency import DRIVERS_OWN_BYTES

@@ -27,7 +27,7 @@ from worker.front.certificate import Examined, read_certificate
 from worker.front.health import Phase
 from worker.front.state import Front
 from worker.host import sha256_of
-from worker.llama.load import placed
+from worker.loading.load import placed
 from worker.model.info import read_info
 from worker.observe.metrics import Metrics
 from worker.wire.messages import Loaded

@@ -9,17 +9,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp as capi
 
-from tests.llama.test_load import configuration
 from tests.llama.test_vocabularies import load_vocabulary
 from tests.llama.tiny import write_tiny
+from tests.loading.test_load import configuration
 from tests.vocabularies import VOCABULARIES, Vocabulary
 from worker.chat.marks import Names
 from worker.chat.template import ChatTemplates
 from worker.engine.backend import LoadedModel, Read
 from worker.errors import ModelLoadFailed
-from worker.llama.load import load_model
 from worker.llama.model import Model
 from worker.llama.prompts import Prompts
+from worker.loading.load import load_model
 from worker.model.info import read_info
 from worker.wire.messages import Conversation, TokenId, Violation
 

@@ -17,12 +17,12 @@ import pytest
 
 from parity.setups import cpu
 from tests.llama.shapes import MIXTURE, TINY_LLAMA, Shape, write_shape
-from tests.llama.test_load import configuration
 from tests.llama.tiny import write_tiny
+from tests.loading.test_load import configuration
 from worker.llama.devices import devices
-from worker.llama.load import load_runner
 from worker.llama.model import Model
 from worker.llama.repack import TILES, layout_of, repacking_of
+from worker.loading.load import load_runner
 from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor
 from worker.model.info import read_info
@@ -103,7 +103,7 @@ import json, sys
 from pathlib import Path
 from tests.llama.test_weights_in_main import config_of
 from worker.llama.library import open_library
-from worker.llama.load import load_runner
+from worker.loading.load import load_runner
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -13,7 +13,7 @@ from tests.parity.made_logits import made_reference
 from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.llama.invariance import has_own_products
-from worker.llama.load import load_runner, placed
+from worker.loading.load import load_runner, placed
 from worker.model.info import read_info
 
 

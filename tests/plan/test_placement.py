@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.llama.test_load import configuration
+from tests.loading.test_load import configuration
 from tests.plan.test_memory import info as bare_card
 from tests.plan.test_spread import layered
 from worker.errors import InsufficientMemory, ModelLoadFailed

@@ -1,7 +1,7 @@
 """How servers are asked and how their streams are read: `/execute` and chats of ours, `/completion` of llama-server.
 
 Owns the requests, and every field of llama-server's wire; client/ has what ours answers. Refuses to know sockets
-(exchange.py) and when a request is due (load.py). Pure.
+(exchange.py) and when a request is due (loading/load.py). Pure.
 """
 
 from collections.abc import Iterator

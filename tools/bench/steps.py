@@ -21,8 +21,8 @@ from worker.config.settings import Settings
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
 from worker.engine.sequence import Sequence, State
-from worker.llama.load import load_model
 from worker.llama.runner import LlamaRunner
+from worker.loading.load import load_model
 from worker.wire.frames import encode_frame
 from worker.wire.messages import Configure, JobKey, Outbound, Sampling, TokenId
 

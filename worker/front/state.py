@@ -63,7 +63,7 @@ log = get_logger()
 LOADING_RETRY_S = 5
 
 LIBRARY_LINES = ("llama.cpp warning: ", "llama.cpp error: ", "engine warning: ")
-"""How lines begin that llama/load.py writes to the engine's stderr; its other lines have no level."""
+"""How lines begin that loading/load.py writes to the engine's stderr; its other lines have no level."""
 
 
 class Front(Observer):

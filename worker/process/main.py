@@ -235,7 +235,7 @@ def main(load: Load) -> None:
 
 def _load_llama(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     """Load llama.cpp and the model. The import stands here, so that a library that fails is reported as a model is."""
-    from worker.llama.load import load_model  # noqa: PLC0415 - this loads llama.cpp
+    from worker.loading.load import load_model  # noqa: PLC0415 - this loads llama.cpp
 
     return load_model(config, on_progress)
 

@@ -11,8 +11,8 @@ import pytest
 from tests.llama.tiny import write_tiny
 from worker.errors import ModelLoadFailed
 from worker.llama.devices import devices
-from worker.llama.draft import check_vocabulary
 from worker.llama.model import Model
+from worker.loading.draft import check_vocabulary
 from worker.plan.devices import choose_device
 
 

@@ -15,9 +15,9 @@ from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.front.state import LIBRARY_LINES
 from worker.llama.buffers import LogLine
 from worker.llama.library import open_library
-from worker.llama.load import FALSE_ALARM, _to_stderr, load_model, load_runner
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
+from worker.loading.load import FALSE_ALARM, _to_stderr, load_model, load_runner
 from worker.model.info import read_info
 from worker.plan.spread import nothing_repacked
 from worker.wire.messages import Configure, Offload, SelfTested, SlotId, SwaFull

@@ -15,8 +15,6 @@ from typing import cast
 
 import msgspec
 
-from worker.chat.marks import Json, Names
-from worker.chat.sandbox import BrokenTemplate
 from worker.chat.template import ChatTemplates
 from worker.engine.backend import LoadedDraft, LoadedModel
 from worker.engine.channels import Marks
@@ -27,13 +25,11 @@ from worker.llama.buffers import LogLine
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import can_split_rows, devices, memory_of
-from worker.llama.draft import bytes_beside, check_vocabulary
 from worker.llama.gpu_attention import asked_flash, check_cache_types, check_flash
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, has_own_products, invariance_of, type_k_of
 from worker.llama.library import OnLog, build, open_library
-from worker.llama.model import TOKEN_KINDS, Model, Split
+from worker.llama.model import Model, Split
 from worker.llama.numerics import numerics_of
-from worker.llama.paging import paging
 from worker.llama.prompts import Prompts
 from worker.llama.repack import amx_of, layout_of, repacking_of
 from worker.llama.runner import LlamaRunner
@@ -41,6 +37,9 @@ from worker.llama.self_test import MOST_S, Serving, self_test
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
+from worker.loading.chat import chat_of, check_given_template
+from worker.loading.draft import bytes_beside, check_vocabulary
+from worker.loading.paging import paging
 from worker.model.info import ModelInfo, read_info
 from worker.plan.devices import Backend
 from worker.plan.memory import Plan
@@ -88,10 +87,14 @@ class LoadedRunner:
 
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
     """What the engine process calls; the library's warnings and errors go to stderr, which the front reads."""
-    _check_given_template(config)
+    check_given_template(config)
     loaded = load_runner(config, on_progress, _to_stderr)
     runner, shapes = loaded.runner, loaded.shapes
-    chat = _chat(config, loaded)
+    try:
+        chat = chat_of(config, loaded.info, loaded.model)
+    except ModelLoadFailed:
+        runner.close()
+        raise
     sizes = runner.sizes if loaded.draft is None else runner.sizes + loaded.draft.sizes
     on_gpus = [Holding(gpu, sizes.on_device(gpu.name)) for gpu in loaded.model.devices if gpu.is_gpu]
     serving = Serving(
@@ -300,61 +303,6 @@ def _with_draft(loaded: LoadedRunner, beside: _Beside, draft: LlamaRunner) -> Lo
         ),
     )
     return replace(loaded, facts=facts, draft=draft, draft_row_costs=row_costs_of(draft))
-
-
-# ── conversations ────────────────────────────────────────────────────────────────────────────────
-
-
-def _check_given_template(config: Configure) -> None:
-    """Refuse a file that is of no use before the weights are read. Raises: ModelLoadFailed."""
-    if config.chat_template is None:
-        return
-    try:
-        ChatTemplates(
-            config.chat_template,
-            None,
-            names=Names(()),
-            tokens={f"{kind}_token": "" for kind in TOKEN_KINDS},
-            told=_told(config),
-        )
-    except BrokenTemplate as error:
-        raise ModelLoadFailed(f"--chat-template: {error}; use another file, or leave it out") from None
-
-
-def _chat(config: Configure, loaded: LoadedRunner) -> ChatTemplates | Violation:
-    """The template of the file that the configuration names, else the model's own; or why there is none. A model that
-    is of no use to chat with serves everything else, which is told once.
-
-    Raises: ModelLoadFailed for what no template can be told, with the runner closed.
-    """
-    info, told = loaded.info, _told(config)
-    default = config.chat_template or info.chat_template
-    if default is None:
-        return _no_chat("the model has no chat template")
-    try:
-        chat = ChatTemplates(
-            default,
-            None if config.chat_template else info.chat_template_for_tools,
-            names=Names(loaded.model.controls),
-            tokens={f"{kind}_token": loaded.model.name_of(kind) or "" for kind in TOKEN_KINDS},
-            told=told,
-        )
-    except BrokenTemplate as error:
-        sys.stderr.write(f"engine warning: the model's chat template cannot be used: {error}\n")
-        sys.stderr.flush()
-        return _no_chat(f"the model's chat template cannot be used: {error}")
-    if not told.keys() <= chat.keys:
-        loaded.runner.close()
-        raise ModelLoadFailed(f"--chat-template-kwargs: {chat.what_it_can_be_told}")
-    return chat
-
-
-def _told(config: Configure) -> dict[str, Json]:
-    return cast(dict[str, Json], msgspec.json.decode(config.chat_template_kwargs, type=dict[str, object]))
-
-
-def _no_chat(why: str) -> Violation:
-    return Violation("messages", "no_chat_template", f"{why}; start the worker with --chat-template FILE")
 
 
 def _model_facts(loaded: LoadedRunner, chat: ChatTemplates | Violation) -> ModelFacts:

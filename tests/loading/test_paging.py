@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.llama.paging import LEAST_BYTES, MAPPED_SHARE, Paging, mapped_bytes, paging
+from worker.loading.paging import LEAST_BYTES, MAPPED_SHARE, Paging, mapped_bytes, paging
 
 PATIENCE_S = 60.0
 FILE_BYTES = 100 * LEAST_BYTES
