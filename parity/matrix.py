@@ -28,10 +28,10 @@ from parity.setups import costs_of, evaluated, served
 from worker.config.engine import configure
 from worker.config.settings import Settings
 from worker.loading.load import placed
-from worker.model.ggml_types import TYPES_BY_NAME
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo, read_info
 from worker.plan.placement import Placement
+from worker.upstream.ggml_types import TYPES_BY_NAME
 
 NAME = "matrix"
 CACHES: Final = {"auto": ("auto", "f16"), "f16": ("f16", "f16"), "q8_0": ("q8_0", "q8_0"), "q4_0": ("q4_0", "q4_0")}

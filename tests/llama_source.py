@@ -1,5 +1,5 @@
 """What the tests take of llama.cpp: its test vocabularies, converter from checkpoints, options of its build, grammars,
-chat templates.
+chat templates, and the sources that worker/upstream copies facts from.
 
 They are not in this repository. `make vocabularies` has pip download the source of the llama-cpp-python that is
 installed, once per version, and keeps these files alone in a folder that git ignores. Knows nothing of their use.
@@ -18,6 +18,7 @@ _PACKAGE = "llama-cpp-python"
 _VERSION = version(_PACKAGE)
 _FOLDER = Path(__file__).parents[1] / ".vocabularies" / _VERSION
 _CONVERTER, _BUILD, _GRAMMARS, _TEMPLATES = Path("converter"), Path("build"), Path("grammars"), Path("templates")
+_SOURCES = Path("sources")
 
 _WANTED = (
     (re.compile(r"vendor/llama\.cpp/models/(ggml-vocab-[^/]+\.gguf(?:\.inp|\.out)?)"), Path()),
@@ -25,6 +26,7 @@ _WANTED = (
     (re.compile(r"((?:vendor/llama\.cpp/(?:ggml/(?:src/[^/]+/)?)?)?CMakeLists\.txt)"), _BUILD),
     (re.compile(r"vendor/llama\.cpp/(?:grammars|tests(?:/peg-parser)?)/([^/]*(?:gbnf|grammar)[^/]*)"), _GRAMMARS),
     (re.compile(r"vendor/llama\.cpp/models/templates/([^/]+\.jinja)"), _TEMPLATES),
+    (re.compile(r"vendor/llama\.cpp/(?:include|src|src/models|ggml/include|ggml/src)/([^/]+\.(?:h|cpp))"), _SOURCES),
 )
 """Names below the archive's root, and where in the folder what is in brackets goes."""
 
@@ -54,9 +56,14 @@ def templates() -> list[Path]:
     return sorted(_checked(_FOLDER / _TEMPLATES).iterdir())
 
 
+def source(name: str) -> str:
+    """The text of a header or a source file of llama.cpp or ggml, such as `llama-arch.cpp`."""
+    return _checked(_FOLDER / _SOURCES / name).read_text()
+
+
 def fetch() -> None:
     """Make the folder unless it is whole; it appears whole or not at all. Exits with one line where pip cannot help."""
-    if (_FOLDER / _TEMPLATES).is_dir():
+    if (_FOLDER / _SOURCES).is_dir():
         return
     sys.stderr.write("==> fetching llama.cpp's source for its test vocabularies and converter (77 MB), once\n")
     _FOLDER.parent.mkdir(exist_ok=True)

@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("worker.errors",),
     ),
     "worker.constraints": ("worker.constraints", "worker.engine", "worker.wire", "worker.errors"),
-    "worker.saved": ("worker.saved", "worker.engine", "worker.wire", "worker.host", "worker.errors"),
+    "worker.saved": ("worker.saved", "worker.upstream", "worker.engine", "worker.wire", "worker.host", "worker.errors"),
     "worker.llama": (
         *("worker.llama", "worker.engine", "worker.sampling", "worker.chat", "worker.saved", "worker.constraints"),
         *("worker.plan", "worker.model", "worker.limits", "worker.upstream", "worker.wire", "worker.host"),
@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "worker.loading": (
         *("worker.loading", "worker.llama", "worker.engine", "worker.chat", "worker.saved", "worker.plan"),
-        *("worker.model", "worker.wire", "worker.host", "worker.errors"),
+        *("worker.model", "worker.upstream", "worker.wire", "worker.host", "worker.errors"),
     ),
     "worker.process": ("worker.process", "worker.loading", "worker.engine", "worker.wire", "worker.errors"),
     "worker.front": (

@@ -11,8 +11,8 @@ FILES = [*WORKFLOWS, *sorted((ROOT / ".github" / "actions").glob("*/action.yml")
 MAY_WRITE = {"images.yml": {"packages"}}
 
 
-def test_there_is_one_for_each_kind_of_machine_and_one_for_the_images() -> None:
-    assert {path.name for path in WORKFLOWS} == {"ci.yml", "cuda.yml", "images.yml", "macos.yml"}
+def test_there_is_one_for_each_kind_of_machine_one_for_the_images_and_one_for_the_newest_llama_cpp() -> None:
+    assert {path.name for path in WORKFLOWS} == {"ci.yml", "cuda.yml", "images.yml", "macos.yml", "newest-llama.yml"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -19,10 +19,9 @@ from parity.llama.tensor_capture import TensorCapture
 from worker.engine.backend import Slice
 from worker.errors import ModelLoadFailed
 from worker.llama.batch import Batch
-from worker.llama.context import CACHE_TYPES, FLASH_ATTENTION, MAX_THREADS
 from worker.llama.model import Model
 from worker.llama.seq_ids import SeqIds
-from worker.plan.memory import CELL_STEP
+from worker.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_THREADS
 from worker.wire.messages import SlotId, TokenId
 
 Logits = NDArray[np.float32]
@@ -36,7 +35,7 @@ class Setup:
 
     type_k: str = "f32"
     type_v: str = "f32"
-    """Of the caches; keys of CACHE_TYPES."""
+    """Of the caches; keys of CACHE_TYPE_IDS."""
     flash_attn: str = "off"
     """A key of FLASH_ATTENTION; a quantised `type_v` needs `on`."""
     n_rows: int = 512
@@ -77,7 +76,7 @@ class Scorer:
         params.n_batch = params.n_ubatch = params.n_outputs_max = self._n_rows
         params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = n_threads
-        params.type_k, params.type_v = CACHE_TYPES[setup.type_k], CACHE_TYPES[setup.type_v]
+        params.type_k, params.type_v = CACHE_TYPE_IDS[setup.type_k], CACHE_TYPE_IDS[setup.type_v]
         params.flash_attn_type = FLASH_ATTENTION[setup.flash_attn]
         params.kv_unified, params.swa_full = True, setup.swa_full
         if self._tap is not None:

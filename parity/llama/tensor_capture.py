@@ -14,9 +14,7 @@ from llama_cpp import llama_cpp as capi
 from numpy.typing import NDArray
 
 from worker.llama.library import library_function
-
-_N_DIMS = 4
-"""GGML_MAX_DIMS."""
+from worker.llama.tensor_head import TensorHead
 
 F32, F16, BF16 = 0, 1, 30
 """ggml_type (ggml.h)."""
@@ -26,17 +24,6 @@ ITEM_BYTES = {F32: 4, F16: 2, BF16: 2}
 _LAYER = re.compile(rb"-\d+")
 
 Float32s = NDArray[np.float32]
-
-
-class _Tensor(ctypes.Structure):
-    """How struct ggml_tensor (ggml.h) begins."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * _N_DIMS),
-        ("nb", ctypes.c_size_t * _N_DIMS),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +107,7 @@ class TensorCapture:
 
     def _copy(self, tensor: int) -> Copy:
         """Source: ggml_backend_tensor_get."""
-        layout = _Tensor.from_address(tensor)
+        layout = TensorHead.from_address(tensor)
         data = np.empty(int(self._n_bytes(tensor)), np.uint8)
         self._get(tensor, data.ctypes.data, 0, data.size)
         return Copy(int(layout.type), tuple(layout.ne), tuple(layout.nb), data)

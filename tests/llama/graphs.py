@@ -13,17 +13,12 @@ from numpy.typing import NDArray
 
 from worker.llama.devices import backend_function, device_handle, devices
 from worker.llama.library import call_ggml, open_library
-from worker.model.ggml_types import TENSOR_TYPES
+from worker.llama.tensor_head import InitParams
+from worker.upstream.ggml_types import TENSOR_TYPES
 
 Floats = NDArray[np.float32]
 TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
 _ROOM = 2**20
-
-
-class _InitParams(ctypes.Structure):
-    """ggml_init_params in ggml.h."""
-
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
 def quantised(rows: Floats, type_name: str) -> bytes:
@@ -94,7 +89,7 @@ class Graph:
         _, address = backend_function(cpu, b"ggml_backend_set_n_threads")
         assert address
         ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(backend, n_threads)
-        context = ctypes.c_void_p(call_ggml("ggml_init", ctypes.c_void_p, _InitParams(_ROOM, None, True)))
+        context = ctypes.c_void_p(call_ggml("ggml_init", ctypes.c_void_p, InitParams(_ROOM, None, True)))
         try:
             yield cls(context, backend)
         finally:

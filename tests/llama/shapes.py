@@ -18,9 +18,9 @@ from tests.gguf_files import F32, Q8_0, GgufFile, TensorRow, Typed, Value
 from tests.llama.tiny import BOS, BYTE, CONTROL, END, NORMAL, UNKNOWN
 from worker.limits import MAX_DRAFTS
 from worker.llama.library import open_library
-from worker.model.ggml_types import TENSOR_TYPES
 from worker.plan.buffers import BufferSizes
 from worker.plan.memory import Demand, Plan
+from worker.upstream.ggml_types import TENSOR_TYPES
 
 
 @dataclass(frozen=True)

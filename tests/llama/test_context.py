@@ -7,8 +7,9 @@ import pytest
 
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from worker.engine.backend import Aborted, BadBatch, NoRoom, Slice
-from worker.llama.context import CACHE_TYPES, Context
+from worker.llama.context import Context
 from worker.llama.model import Model
+from worker.upstream.numbers import CACHE_TYPE_IDS
 from worker.wire.messages import SlotId, TokenId
 
 TEXT = "The first prime numbers are 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41 and 43; the next one after them is"
@@ -73,7 +74,7 @@ def test_logits_are_a_row_of_the_vocabulary(context: Context, tokens: list[Token
     assert np.isfinite(row).all()
 
 
-@pytest.mark.parametrize("name", sorted(CACHE_TYPES))
+@pytest.mark.parametrize("name", sorted(CACHE_TYPE_IDS))
 def test_every_cache_type_decodes(make_context: MakeContext, tokens: list[TokenId], name: str) -> None:
     context = make_context(type_k=name, type_v=name)
     assert len(best(context, [slice_of(0, 0, tokens)])) == 1

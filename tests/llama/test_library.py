@@ -13,7 +13,8 @@ import pytest
 
 from worker.errors import ModelLoadFailed
 from worker.llama.buffers import LogLine
-from worker.llama.library import LIBRARY_DIR, PINNED_VERSION, STRUCT_SIZES, Library, check_binding, open_library
+from worker.llama.library import LIBRARY_DIR, Library, check_binding, open_library
+from worker.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
 
 
 def test_the_pin_is_the_project_files() -> None:

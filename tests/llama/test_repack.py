@@ -7,9 +7,9 @@ import pytest
 
 from tests.plan.test_memory import info
 from worker.llama.repack import TILES, LaidOut, decided, layout_of
-from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
+from worker.upstream.ggml_types import TENSOR_TYPES
 
 LAYOUTS = {"Q4_K": TILES, "Q6_K": TILES, "IQ4_NL": "CPU_REPACK", "F16": TILES}
 """A library that lays these types out so, a tenth larger, and no others."""

@@ -23,10 +23,10 @@ from worker.llama.devices import devices
 from worker.llama.model import Model
 from worker.llama.repack import TILES, layout_of, repacking_of
 from worker.loading.load import load_runner
-from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.gguf import Tensor
 from worker.model.info import read_info
 from worker.plan.placement import Placement, place
+from worker.upstream.ggml_types import TENSOR_TYPES
 from worker.wire.messages import Configure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is held is read from /proc")

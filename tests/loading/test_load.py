@@ -17,9 +17,10 @@ from worker.llama.buffers import LogLine
 from worker.llama.library import open_library
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
-from worker.loading.load import FALSE_ALARM, _to_stderr, load_model, load_runner
+from worker.loading.load import _to_stderr, load_model, load_runner
 from worker.model.info import read_info
 from worker.plan.spread import nothing_repacked
+from worker.upstream.wording import FALSE_ALARM
 from worker.wire.messages import Configure, Offload, SelfTested, SlotId, SwaFull
 
 TINY_CELL_BYTES = 2 * 32 * 2

@@ -10,8 +10,8 @@ import pytest
 
 from tests.gguf_files import F16, F32, Q8_0, TINY_TENSORS, TensorRow, Typed, Value, tiny_model
 from worker.errors import BadModelFile
-from worker.model.ggml_types import TENSOR_TYPES
 from worker.model.info import ModelInfo, read_info
+from worker.upstream.ggml_types import TENSOR_TYPES
 
 NAN, INF = float("nan"), float("inf")
 

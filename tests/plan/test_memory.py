@@ -12,7 +12,6 @@ from worker.errors import InsufficientMemory
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.memory import (
-    CELL_STEP,
     DEFAULT_PARALLEL,
     KV_SHARE,
     LEAST_WANTED_CELLS,
@@ -25,6 +24,7 @@ from worker.plan.memory import (
     prefix_cache_bytes,
     wanted_cells,
 )
+from worker.upstream.numbers import CELL_STEP
 
 MIB = 2**20
 WEIGHTS_BYTES = 90 * MIB

@@ -8,10 +8,10 @@ import pytest
 from tests.plan.test_placement import CPU, MIB, MODEL, PLENTY, config, gpu, needs, with_room_for
 from worker.errors import InsufficientMemory
 from worker.plan.devices import Device
-from worker.plan.memory import CELL_STEP
 from worker.plan.pair import Pair, left_beside, left_in_main, place_pair
 from worker.plan.placement import HOST_SHARE, place
 from worker.plan.spread import nothing_repacked
+from worker.upstream.numbers import CELL_STEP
 from worker.wire.messages import DraftModelAsked
 
 SMALL = replace(

@@ -20,7 +20,7 @@ from worker.model.attention import Windows
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device, Kind
-from worker.plan.memory import CELL_STEP, DEFAULT_UBATCH, KV_SHARE, demand_of, plan_of
+from worker.plan.memory import DEFAULT_UBATCH, KV_SHARE, demand_of, plan_of
 from worker.plan.placement import (
     GPU_SHARE,
     HOST_SHARE,
@@ -32,6 +32,7 @@ from worker.plan.placement import (
     place,
 )
 from worker.plan.spread import InMain, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.upstream.numbers import CELL_STEP
 from worker.wire.messages import Configure, SplitMode, SwaFull
 
 MIB, GIB = 2**20, 2**30

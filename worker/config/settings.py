@@ -35,10 +35,10 @@ from worker.config.option import (
 from worker.config.typed_name import typed_name
 from worker.errors import UsageError
 from worker.limits import LEAST_CELLS, MAX_DRAFTS, most_jobs
-from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.upstream.numbers import CACHE_TYPE_IDS, MAX_SEQ_IDS
 from worker.wire.messages import BatchInvariant, PromptLookup, Scheduling, SplitMode, SwaFull
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+CACHE_TYPES = tuple(CACHE_TYPE_IDS)
 """llama.cpp's KV cache types; the first three are not quantised."""
 _TYPES = ", ".join(CACHE_TYPES)
 

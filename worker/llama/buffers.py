@@ -1,25 +1,16 @@
 """What llama.cpp's own log says while it loads: buffer sizes, layers offloaded, the last error.
 
-Owns the wording of those lines (the C API has no other way to ask) and nothing else: no ctypes here. Fed on whatever
-thread loads. tests/llama compares it with the real library, so that a change of wording fails loudly.
+Owns the reading of those lines, whose words are in upstream/wording.py: the C API has no other way to ask. No ctypes
+here. Fed on whatever thread loads.
 """
 
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from worker.plan.buffers import Buffer, BufferSizes
+from worker.upstream.wording import ALLOCATION_FAILED, BUFFER, NO_REASON, OFFLOADED, WITHOUT_FLASH
 
 Level = Literal["debug", "info", "warning", "error"]
-
-_BUFFER = re.compile(r"^\w+: +(?P<name>\S+) +(?P<kind>\S.*?) buffer size = +(?P<mib>[\d.]+) MiB")
-_OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
-_ALLOCATION_FAILED = re.compile(r"failed to allocate (?:\S+ )?buffer of size (\d+)")
-
-_WITHOUT_FLASH = re.compile(r"Flash Attention not supported, set to disabled|flash_attn is not compatible with")
-
-_NO_REASON = ": failed to load model"
-"""The very last line of a load that failed; the reason is in the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +41,14 @@ class Watch:
         return BufferSizes(tuple(self._buffers))
 
     def take(self, line: LogLine) -> None:
-        if line.level == "error" and not line.text.endswith(_NO_REASON):
+        if line.level == "error" and not line.text.endswith(NO_REASON):
             self.last_error = line.text
-        if match := _BUFFER.match(line.text):
+        if match := BUFFER.match(line.text):
             size_bytes = round(float(match["mib"]) * 2**20)
             self._buffers.append(Buffer(match["name"], match["kind"], size_bytes))
-        elif match := _OFFLOADED.search(line.text):
+        elif match := OFFLOADED.search(line.text):
             self.n_offloaded, self.n_layers = int(match[1]), int(match[2])
-        elif match := _ALLOCATION_FAILED.search(line.text):
+        elif match := ALLOCATION_FAILED.search(line.text):
             self.needed_bytes = int(match[1])
-        elif _WITHOUT_FLASH.search(line.text):
+        elif WITHOUT_FLASH.search(line.text):
             self.is_without_flash = True

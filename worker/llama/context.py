@@ -24,18 +24,8 @@ from worker.llama.library import library_function
 from worker.llama.model import Model
 from worker.llama.seq_ids import padded_seq_ids_for, seq_ids_for
 from worker.llama.threads import Threads
-from worker.plan.memory import CELL_STEP
-from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.upstream.numbers import CACHE_TYPE_IDS, CELL_STEP, FLASH_ATTENTION, MAX_SEQ_IDS, MAX_THREADS
 from worker.wire.messages import SlotId
-
-MAX_THREADS = 512
-"""GGML_MAX_N_THREADS."""
-
-CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
-"""ggml_type numbers (ggml.h)."""
-
-FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-"""llama_flash_attn_type (llama.h)."""
 
 Logits = NDArray[np.float32]
 _NO_ROWS: Logits = np.empty((0, 0), np.float32)
@@ -93,7 +83,7 @@ class Context:
         params.n_ubatch = n_ubatch
         params.n_seq_max = seq_ids.n_all
         params.n_threads, params.n_threads_batch = n_threads, n_threads_batch
-        params.type_k, params.type_v = CACHE_TYPES[type_k], CACHE_TYPES[type_v]
+        params.type_k, params.type_v = CACHE_TYPE_IDS[type_k], CACHE_TYPE_IDS[type_v]
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.kv_unified, params.swa_full = True, swa_full
         self._model = model

@@ -19,13 +19,11 @@ from worker.llama.buffers import LogLine
 from worker.llama.library import LIBRARY_DIR, call_ggml, open_library
 from worker.llama.reasons import reason
 from worker.plan.devices import Device, Kind, Memory
+from worker.upstream.wording import BACKEND_FILE, BACKEND_LOADED, NO_DEVICES
 
 _BACKENDS = {"MTL": "metal", "Metal": "metal"}
 """Registry names of ggml that are not ours in lower case."""
 
-_FILE = re.compile(r"libggml-(?P<backend>[a-z]+)(?:-(?P<variant>.+))?\.(?:so|dylib)")
-"""libggml-vulkan.so, libggml-cpu-zen4.so; not libggml-cpu.so.0, which is the same again."""
-_LOADED = re.compile(r"^load_backend: loaded \S+ backend from (?P<path>.+)$")
 _NOT_A_BACKEND = "base"
 _REGISTERED_AS = {"hip": "rocm"}
 """Files whose registry has another name."""
@@ -155,7 +153,7 @@ def backends(environ: Mapping[str, str]) -> list[CompiledBackend]:
 
 def compiled(folder: Path) -> set[str]:
     """The backends whose libraries lie in the folder, whether they are linked in or modules."""
-    matches = (_FILE.fullmatch(path.name) for path in folder.iterdir())
+    matches = (BACKEND_FILE.fullmatch(path.name) for path in folder.iterdir())
     names = {match["backend"] for match in matches if match is not None}
     return {_REGISTERED_AS.get(name, name) for name in names - {_NOT_A_BACKEND}}
 
@@ -179,8 +177,8 @@ def complaint_of(module: Path) -> str:
 
 def _loaded_files(words: Seq[LogLine]) -> Iterator[re.Match[str]]:
     for line in words:
-        loaded = _LOADED.match(line.text)
-        if loaded and (match := _FILE.fullmatch(Path(loaded["path"]).name)):
+        loaded = BACKEND_LOADED.match(line.text)
+        if loaded and (match := BACKEND_FILE.fullmatch(Path(loaded["path"]).name)):
             yield match
 
 
@@ -210,4 +208,4 @@ def _said(name: str, words: Seq[LogLine]) -> str:
 
 
 def _is_complaint(line: LogLine) -> bool:
-    return line.level in ("warning", "error") or "No devices found" in line.text
+    return line.level in ("warning", "error") or NO_DEVICES in line.text

@@ -32,13 +32,11 @@ from worker.llama.seq_ids import SeqIds
 from worker.saved.arena import Bytes
 from worker.saved.copies import ORDINARY, Allocate, Layout, SavedCells, chained, lasting, passing
 from worker.saved.keeper import Keeper
+from worker.upstream.numbers import MROPE_TYPES
 from worker.wire.messages import SlotId, TokenId
 
 _SPARE_CELLS = 256
 """How many forgotten cells are always tolerated: moving costs time, and so does attention that walks past them."""
-
-_MROPE_TYPES = (8, 40)
-"""LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE (llama.h)."""
 
 _Uint8s = ctypes.POINTER(ctypes.c_uint8)
 
@@ -55,7 +53,7 @@ class Kv:
         self._check_caller = check
         self._memory = capi.llama_get_memory(handle)
         model = capi.llama_get_model(handle)
-        is_mrope = capi.llama_model_rope_type(model) in _MROPE_TYPES
+        is_mrope = capi.llama_model_rope_type(model) in MROPE_TYPES
         n_empty_bytes = int(capi.llama_state_seq_get_size(handle, 0))
         if n_empty_bytes == ORDINARY.empty_bytes:
             seq_ids = seq_ids.without_twins()  # a model may name a window that no layer has

@@ -19,22 +19,8 @@ from llama_cpp import llama_cpp as capi
 
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.llama.buffers import Level, LogLine, Watch
-
-PINNED_VERSION = "0.3.36"
-"""The version of llama-cpp-python, as in pyproject.toml: names, layouts and log lines of the library drift between
-releases."""
-
-STRUCT_SIZES = {
-    "llama_model_params": 80,
-    "llama_context_params": 160,
-    "llama_model_quantize_params": 64,
-    "llama_batch": 56,
-}
-"""sizeof() in the C headers of that version, 64 bit."""
-
-_LEVELS: dict[int, Level] = {0: "info", 1: "debug", 2: "info", 3: "warning", 4: "error"}
-_CONTINUED = 5
-"""ggml_log_level in ggml.h; a level-5 text continues the line before it."""
+from worker.upstream.layouts import PINNED_VERSION, STRUCT_SIZES
+from worker.upstream.numbers import LOG_CONTINUED, LOG_LEVELS
 
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
@@ -76,9 +62,9 @@ class Library:
 
     def take(self, level: int, text: bytes, _: object) -> None:
         """A ggml_log_callback: texts with or without a newline become whole lines."""
-        if level != _CONTINUED:
+        if level != LOG_CONTINUED:
             self._end_line()
-            self._level = _LEVELS.get(level, "info")
+            self._level = LOG_LEVELS[level] if level < len(LOG_LEVELS) else "info"
         self._partial += text
         if text.endswith(b"\n"):
             self._end_line()

@@ -29,6 +29,7 @@ from worker.llama.spelling import Spelling, Unspellable
 from worker.model.vocabulary import Gaps
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device
+from worker.upstream.numbers import LOAD_AUTO, LOAD_NONE, SPLIT_MODES
 from worker.wire.messages import SplitMode, TokenId
 
 _PIECE_BYTES = 64
@@ -49,12 +50,8 @@ _DEFAULT_STACK_BYTES = 8 * 2**20
 of a run: 32,768 digits end the process on a stack of 8 MiB (Falcon's, DeepSeek's, Tekken's, GPT-4o's expressions), and
 pass on 12 MiB. Source: unicode_regex_split_stl (unicode.cpp)."""
 
-SPLIT_MODES: dict[SplitMode, int] = {"none": 0, "layer": 1, "row": 2}
-"""llama_split_mode (llama.h)."""
 TokenKind = Literal["bos", "eos", "pad"]
 TOKEN_KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
-LOAD_AUTO, LOAD_NONE = -1, 0
-"""llama_load_mode (llama.h): map the file where all devices can, or read it."""
 
 
 @dataclass(frozen=True, slots=True)

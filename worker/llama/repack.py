@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from worker.host import has_amx
 from worker.llama.devices import backend_function, device_handle, devices
 from worker.llama.library import call_ggml
-from worker.model.ggml_types import TENSOR_TYPES
+from worker.llama.tensor_head import Dims, InitParams, TensorHead, head_of
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device
 from worker.plan.spread import RepackedBytes, layers_of, nothing_repacked
+from worker.upstream.ggml_types import TENSOR_TYPES
 from worker.wire.messages import Amx
 
 TILES = "AMX"
@@ -31,24 +32,12 @@ SLOWER_IN_TILES = ("F16",)
 """Types whose matrices ggml lays into AMX's buffers without a kernel for tiles: its AVX-512 one takes 1.1 to 2.2 times
 as long as llamafile's, which computes with them as they are. docs/decisions.md has the figures of all types."""
 
-_F32, _I32 = 0, 26
 _TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
+_F32, _I32 = _TYPE_IDS["F32"], _TYPE_IDS["I32"]
 _N_TENSORS = 8
 """How many tensors a trial has: a weight, what it is multiplied with, and their product."""
 _N_ROWS = 512
 """How many rows a weight is multiplied with, as when the library tries it."""
-
-
-class _InitParams(ctypes.Structure):
-    """ggml_init_params in ggml.h."""
-
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-
-class _TensorHead(ctypes.Structure):
-    """The beginning of ggml_tensor in ggml.h."""
-
-    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +117,16 @@ def amx_of(sizes: BufferSizes) -> Amx:
 
 
 @functools.cache
-def _layout_of(type_id: int, dims: tuple[int, int, int, int], *, has_experts: bool) -> LaidOut | None:
+def _layout_of(type_id: int, dims: Dims, *, has_experts: bool) -> LaidOut | None:
     """Layers are alike: a model has a dozen kinds of matrices."""
     cpu = _cpu()
     with _trial() as context:
         weight = _new_tensor(context, type_id, dims)
+        assert weight.value
+        head = head_of(weight.value, type_id, dims)
         product = _expert_product(context, weight, dims) if has_experts else _product(context, weight, dims)
         for buffer_type in _extra_buffer_types(cpu):
-            if _is_computed_in(buffer_type, cpu, weight, product):
+            if _is_computed_in(buffer_type, cpu, head, product):
                 size = call_ggml("ggml_backend_buft_get_alloc_size", ctypes.c_size_t, buffer_type, weight)
                 return LaidOut(_name(buffer_type), int(size))
     return None
@@ -154,26 +145,24 @@ def _name(buffer_type: ctypes.c_void_p) -> str:
 def _trial() -> Iterator[ctypes.c_void_p]:
     """Room for some tensors without data."""
     overhead = call_ggml("ggml_tensor_overhead", ctypes.c_size_t)
-    context = ctypes.c_void_p(call_ggml("ggml_init", ctypes.c_void_p, _InitParams(overhead * _N_TENSORS, None, True)))
+    context = ctypes.c_void_p(call_ggml("ggml_init", ctypes.c_void_p, InitParams(overhead * _N_TENSORS, None, True)))
     try:
         yield context
     finally:
         call_ggml("ggml_free", None, context)
 
 
-def _new_tensor(context: ctypes.c_void_p, type_id: int, dims: tuple[int, int, int, int]) -> ctypes.c_void_p:
+def _new_tensor(context: ctypes.c_void_p, type_id: int, dims: Dims) -> ctypes.c_void_p:
     sizes = map(ctypes.c_int64, dims)
     return ctypes.c_void_p(call_ggml("ggml_new_tensor_4d", ctypes.c_void_p, context, ctypes.c_int(type_id), *sizes))
 
 
-def _product(context: ctypes.c_void_p, weight: ctypes.c_void_p, dims: tuple[int, int, int, int]) -> ctypes.c_void_p:
+def _product(context: ctypes.c_void_p, weight: ctypes.c_void_p, dims: Dims) -> ctypes.c_void_p:
     rows = _new_tensor(context, _F32, (dims[0], _N_ROWS, dims[2], dims[3]))
     return ctypes.c_void_p(call_ggml("ggml_mul_mat", ctypes.c_void_p, context, weight, rows))
 
 
-def _expert_product(
-    context: ctypes.c_void_p, weight: ctypes.c_void_p, dims: tuple[int, int, int, int]
-) -> ctypes.c_void_p:
+def _expert_product(context: ctypes.c_void_p, weight: ctypes.c_void_p, dims: Dims) -> ctypes.c_void_p:
     rows = _new_tensor(context, _F32, (dims[0], 1, _N_ROWS, 1))
     ids = _new_tensor(context, _I32, (1, _N_ROWS, 1, 1))
     return ctypes.c_void_p(call_ggml("ggml_mul_mat_id", ctypes.c_void_p, context, weight, rows, ids))
@@ -193,17 +182,13 @@ def _extra_buffer_types(cpu: Device) -> Iterator[ctypes.c_void_p]:
         at += 1
 
 
-def _is_computed_in(
-    buffer_type: ctypes.c_void_p, cpu: Device, weight: ctypes.c_void_p, product: ctypes.c_void_p
-) -> bool:
+def _is_computed_in(buffer_type: ctypes.c_void_p, cpu: Device, weight: TensorHead, product: ctypes.c_void_p) -> bool:
     """Whether the CPU's backend computes a product with a weight that lies in buffers of that type."""
     handle = ctypes.c_void_p(device_handle(cpu))
     buffer = call_ggml("ggml_backend_buft_alloc_buffer", ctypes.c_void_p, buffer_type, ctypes.c_size_t(0))
-    assert weight.value
-    head = _TensorHead.from_address(weight.value)
-    head.buffer = buffer
+    weight.buffer = buffer
     try:
         return bool(call_ggml("ggml_backend_dev_supports_op", ctypes.c_bool, handle, product))
     finally:
-        head.buffer = None
+        weight.buffer = None
         call_ggml("ggml_backend_buffer_free", None, ctypes.c_void_p(buffer))

@@ -14,7 +14,8 @@ from worker.engine.prefill_budget import LEAST_CHUNK, WIDENING
 from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.runner import LlamaRunner
-from worker.plan.memory import CELL_STEP, DEFAULT_UBATCH, DETERMINISTIC_CHUNK
+from worker.plan.memory import DEFAULT_UBATCH, DETERMINISTIC_CHUNK
+from worker.upstream.numbers import CELL_STEP
 from worker.wire.messages import PaddedWidths, RowCosts, Sampling, SlotId, StepKind, TokenId
 
 _MOST_CHUNK = 512

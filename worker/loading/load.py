@@ -49,6 +49,7 @@ from worker.plan.prefix_support import Kept, kept_of, prefix_cache_limit
 from worker.plan.residency import Holding, is_resident, off_plan, residency_on
 from worker.plan.spread import RepackedBytes
 from worker.saved.keeper import Keeper, Keeping
+from worker.upstream.wording import FALSE_ALARM
 from worker.wire.messages import (
     Configure,
     DraftModelFacts,
@@ -65,9 +66,6 @@ COPYING_IS_SLOW = (
     "on this device a prefix is computed again sooner than a copy of it is loaded from main memory; ended jobs' "
     "prefixes stay in the device's memory as far as there is room"
 )
-
-FALSE_ALARM = "possible training context overflow"
-"""What the library says of more cells than the model was trained on: jobs share them, and none uses more than that."""
 
 
 @dataclass(frozen=True, slots=True)

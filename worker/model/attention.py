@@ -1,24 +1,27 @@
 """Which layers of a model have attention, which of these look back through a sliding window only, and what the layers
 without attention keep of each job instead.
 
-Owns the meaning of a GGUF's keys for these, and llama.cpp's own patterns for architectures whose files do not say which
-layers have a window; info.py has the other keys. Pure. Source: load_arch_hparams of each architecture,
-llama_hparams::set_swa_pattern.
+Owns the meaning of a GGUF's keys for these; info.py has the other keys, and upstream/architectures.py llama.cpp's own
+patterns for files that do not say which layers have a window. Pure.
 """
 
 from dataclasses import dataclass
 
 from worker.model.gguf import Metadata
+from worker.upstream.architectures import (
+    ATTENTION_FREE,
+    EXAONE_LAYERS,
+    GEMMA3N_CELL_LAYERS,
+    HYBRIDS_BY_INTERVAL,
+    LLAMA_LENGTH,
+    SMALLTHINKER_LENGTH,
+    WINDOW_PATTERNS,
+    WINDOWS_FLAGGED_IN_THE_FILE,
+)
 
 MAX_HEADS = 1 << 16
 MAX_STATE = 1 << 20
 _MAX_WINDOW_LENGTH = 2**31 - 1
-
-ATTENTION_FREE = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
-"""Architectures without attention heads: llm_arch_is_recurrent in llama.cpp."""
-
-HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
-"""Architectures whose head counts do not tell which layers have attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,44 +38,6 @@ class Windows:
     @property
     def n_layers(self) -> int:
         return sum(self.in_layer)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """Which layers have a window where the file does not tell: all but one of each `period` layers."""
-
-    period: int
-    is_first: bool = False
-    """The layer without a window is the first of each period, not the last."""
-    length: int = 0
-    """The length where the file has none; with 0 there are no windows then."""
-
-
-_PATTERNS = {
-    "afmoe": _Pattern(4),
-    "cohere2": _Pattern(4),
-    "cohere2moe": _Pattern(4, is_first=True),
-    "exaone-moe": _Pattern(4, length=128),
-    "exaone4": _Pattern(4, length=4096),
-    "gemma2": _Pattern(2, length=4096),
-    "gemma3": _Pattern(6),
-    "gemma3n": _Pattern(5),
-    "gpt-oss": _Pattern(2),
-    "laguna": _Pattern(4, is_first=True),
-    "llama4": _Pattern(4, length=8192),
-    "mellum": _Pattern(4),
-    "muse-glimmer": _Pattern(4),
-    "olmo2": _Pattern(4),
-    "plamo3": _Pattern(8),
-    "smallthinker": _Pattern(4, is_first=True),
-}
-_FLAGGED_IN_THE_FILE = ("gemma4", "granite_swa", "maple", "mimo2", "spark2_5", "step35")
-"""Architectures whose files have a flag for each layer."""
-
-_EXAONE_LAYERS = 64
-"""EXAONE 4 has windows in its largest size only, whatever the file says."""
-_SMALLTHINKER_LENGTH, _LLAMA_LENGTH = 4096, 8192
-"""llama.cpp's own, whatever length the file has; a length of 0 there means no windows."""
 
 
 def head_counts(metadata: Metadata, architecture: str, n_layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -119,7 +84,7 @@ def windows_of(
     metadata: Metadata, architecture: str, n_layers: int, *, n_mtp_blocks: int, key_length: int, value_length: int
 ) -> Windows | None:
     """None where every layer looks back on everything."""
-    if architecture not in _PATTERNS and architecture not in _FLAGGED_IN_THE_FILE:
+    if architecture not in WINDOW_PATTERNS and architecture not in WINDOWS_FLAGGED_IN_THE_FILE:
         return None
     length = _window_length(metadata, architecture, n_layers - n_mtp_blocks)
     in_layer = _has_window(metadata, architecture, n_layers, n_mtp_blocks)
@@ -137,23 +102,23 @@ def windows_of(
 def n_layers_with_cells(metadata: Metadata, architecture: str, n_layers: int) -> int:
     """How many layers have KV cells of their own; those behind them use the cells of earlier ones."""
     if architecture == "gemma3n":
-        return min(20, n_layers)
+        return min(GEMMA3N_CELL_LAYERS, n_layers)
     if architecture == "gemma4":
         return n_layers - metadata.number(f"{architecture}.attention.shared_kv_layers", n_layers, low=0, default=0)
     return n_layers
 
 
 def _window_length(metadata: Metadata, architecture: str, n_layers: int) -> int:
-    pattern = _PATTERNS.get(architecture)
+    pattern = WINDOW_PATTERNS.get(architecture)
     default = pattern.length if pattern else 0
     length = metadata.number(f"{architecture}.attention.sliding_window", _MAX_WINDOW_LENGTH, low=0, default=default)
     match architecture:
         case "exaone4":
-            return length if n_layers == _EXAONE_LAYERS else 0
+            return length if n_layers == EXAONE_LAYERS else 0
         case "llama4":
-            return _LLAMA_LENGTH if length else 0
+            return LLAMA_LENGTH if length else 0
         case "smallthinker":
-            return _SMALLTHINKER_LENGTH if length else 0
+            return SMALLTHINKER_LENGTH if length else 0
         case _:
             return length
 
@@ -162,7 +127,7 @@ def _has_window(metadata: Metadata, architecture: str, n_layers: int, n_mtp_bloc
     key = f"{architecture}.attention.sliding_window_pattern"
     if (flags := metadata.flags(key, n_layers)) is not None:
         return flags
-    if (pattern := _PATTERNS.get(architecture)) is None:
+    if (pattern := WINDOW_PATTERNS.get(architecture)) is None:
         return (False,) * n_layers
     period = metadata.number(key, _MAX_WINDOW_LENGTH, low=0, default=pattern.period)
     without = 0 if pattern.is_first else period - 1

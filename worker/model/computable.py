@@ -9,14 +9,8 @@ import re
 from collections.abc import Iterable
 
 from worker.model.gguf import Metadata, Tensor
-
-MAX_LAYERS = 512
-"""LLAMA_MAX_LAYERS (llama-hparams.h)."""
-MAX_EXPERTS = 1024
-"""LLAMA_MAX_EXPERTS (llama-hparams.h)."""
-
-ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-"""LLAMA_ROPE_SCALING_TYPES (llama-model.cpp)."""
+from worker.upstream.architectures import DENSE_WITH_AN_EXPERT
+from worker.upstream.numbers import MAX_EXPERTS, MAX_LAYERS, ROPE_SCALINGS
 
 _FLOAT_ONLY = re.compile(
     r"norm\w*\.weight|\.bias$|rope_f\w+\.weight|attn_sinks\.weight|shortconv\.conv\.weight|ssm_(a|d|conv1d\.weight)$"
@@ -62,9 +56,6 @@ _FINITE = (
 )
 
 _PAIRS = "a position turns pairs of numbers"
-
-_DENSE_WITH_AN_EXPERT = ("hunyuan-dense", "hunyuan_vl")
-"""Architectures for which llama.cpp takes one expert for none."""
 
 
 def check_computable(
@@ -117,7 +108,7 @@ def _check_rope(metadata: Metadata, architecture: str) -> None:
 def _check_experts(metadata: Metadata, architecture: str, n_layers: int) -> None:
     """Source: llama_model_base::load_hparams."""
     n_experts = metadata.number(f"{architecture}.expert_count", MAX_EXPERTS, low=0, default=0)
-    if n_experts <= 1 and architecture in _DENSE_WITH_AN_EXPERT:
+    if n_experts <= 1 and architecture in DENSE_WITH_AN_EXPERT:
         return
     key = f"{architecture}.expert_used_count"
     n_used = max(metadata.per_layer(key, n_layers, 2**31 - 1, default=(0,)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.errors import BadModelFile
-from worker.model.ggml_types import TENSOR_TYPES
+from worker.upstream.ggml_types import TENSOR_TYPES
 
 MAX_STRING_BYTES = 1 << 20
 MAX_TENSORS = 9_999

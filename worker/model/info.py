@@ -14,8 +14,7 @@ from pathlib import Path
 
 from worker.errors import BadModelFile, ModelNotFound
 from worker.model.attention import MAX_HEADS, Windows, head_counts, n_layers_with_cells, state_length, windows_of
-from worker.model.computable import MAX_EXPERTS, check_computable
-from worker.model.ggml_types import FILE_TYPES
+from worker.model.computable import check_computable
 from worker.model.gguf import (
     DEFAULT_ALIGNMENT,
     MAX_TENSORS,
@@ -26,6 +25,8 @@ from worker.model.gguf import (
     read_header,
 )
 from worker.model.vocabulary import WHOLE_ARRAYS, Gaps, check_vocabulary
+from worker.upstream.ggml_types import FILE_TYPES
+from worker.upstream.numbers import MAX_EXPERTS
 
 MAX_BLOCKS = 1_000
 MAX_CONTEXT = 2**31 - 1

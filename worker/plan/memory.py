@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from worker.errors import InsufficientMemory
 from worker.limits import MAX_DRAFTS, most_jobs
-from worker.model.ggml_types import TYPES_BY_NAME
 from worker.model.info import ModelInfo
-from worker.upstream.numbers import MAX_SEQ_IDS
+from worker.upstream.ggml_types import TYPES_BY_NAME
+from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
 from worker.wire.messages import Configure
 
 DEFAULT_PARALLEL = 8
@@ -24,8 +24,6 @@ LEAST_WANTED_CELLS = 16_384
 KV_SHARE = 4
 """Cells that nobody asked for take at most this part of the memory that is free: the default must leave room for what
 else runs there, and for what ended jobs leave behind."""
-CELL_STEP = 256
-"""llama.cpp pads its context to a multiple of this (llama-context.cpp)."""
 
 CELLS_SEQ_IDS = 2
 """The sequence ids for cells that are being copied and for forgotten ones (llama/kv.py)."""
@@ -47,9 +45,6 @@ MOST_PADDING = 3
 DETERMINISTIC_CHUNK = 64
 """How many tokens a prompt's chunks have where they are fixed. It is the same on every machine, whatever a step takes
 there (docs/determinism.md)."""
-
-PIPELINE_COPIES = 4
-"""GGML_SCHED_MAX_COPIES: the copies of what goes into a graph, where several GPUs compute one behind the other."""
 
 DEFAULT_UBATCH = 512
 WIDER_UBATCHES = (2048, 1024)

@@ -11,9 +11,10 @@ import msgspec
 from worker.errors import InsufficientMemory
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device
-from worker.plan.memory import CELL_STEP, demand_of, wanted_cells
+from worker.plan.memory import demand_of, wanted_cells
 from worker.plan.placement import HOST_SHARE, Placement, place
 from worker.plan.spread import RepackedBytes
+from worker.upstream.numbers import CELL_STEP
 from worker.wire.messages import Configure, DraftModelAsked
 
 

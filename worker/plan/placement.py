@@ -13,18 +13,9 @@ from worker.config.gpu_flags import wants_layers, wants_no_layers
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device, candidates
-from worker.plan.memory import (
-    CELL_STEP,
-    WIDER_UBATCHES,
-    Demand,
-    Plan,
-    demand_of,
-    most_cells,
-    plan_memory,
-    plan_of,
-    wanted_cells,
-)
+from worker.plan.memory import WIDER_UBATCHES, Demand, Plan, demand_of, most_cells, plan_memory, plan_of, wanted_cells
 from worker.plan.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
+from worker.upstream.numbers import CELL_STEP
 from worker.wire.messages import Configure, SwaFull
 
 HOST_SHARE = 0.9

@@ -6,32 +6,12 @@ what `serve` will say.
 
 from dataclasses import dataclass
 
-from worker.model.attention import ATTENTION_FREE
 from worker.model.info import ModelInfo
 from worker.plan.memory import Plan, prefix_cache_bytes
 from worker.plan.placement import HOST_SHARE, Placement
+from worker.upstream.architectures import ATTENTION_FREE, HYBRIDS, OF_SEVERAL_PARTS
 from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import Configure
-
-HYBRIDS = (
-    *("bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "lfm2"),
-    *(
-        "lfm2moe",
-        "minimax-01",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "plamo2",
-        "qwen35",
-        "qwen35moe",
-        "qwen3next",
-        "qwen4exp",
-    ),
-)
-"""Architectures with recurrent state beside attention: llm_arch_is_hybrid in llama.cpp."""
-
-OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
-"""Architectures whose memory has an index beside the cells: llama_model::create_memory in llama.cpp."""
-
 
 MOST_SLOTS, MOST_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
 """With more slots than these no sequence is left to share with (llama/seq_ids.py)."""

@@ -16,15 +16,8 @@ from dataclasses import dataclass
 
 from worker.model.gguf import Tensor
 from worker.model.info import ModelInfo, block_of
-from worker.plan.memory import (
-    PIPELINE_COPIES,
-    Demand,
-    Plan,
-    graph_bytes,
-    graph_input_bytes,
-    layer_memory_bytes,
-    planned_graph,
-)
+from worker.plan.memory import Demand, Plan, graph_bytes, graph_input_bytes, layer_memory_bytes, planned_graph
+from worker.upstream.numbers import PIPELINE_COPIES
 
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 """Tensors whose rows are looked up, which the CPU does wherever the layers are."""

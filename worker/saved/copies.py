@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.saved.arena import Bytes, Room
+from worker.upstream.numbers import STATE_MAGIC
 
 Allocate = Callable[[int], Bytes]
 """Where a copy goes: so many bytes of any content."""
 
-_MAGIC = 0xAF143CD8
 _HEADER_BYTES, _CACHE_BYTES = 8, 8
 """How long the headers are: of the whole state, and of each cache in it before its first cell."""
 
@@ -269,7 +269,7 @@ class _Reader:
 def parse_seq_state(data: Bytes, layout: Layout = ORDINARY) -> SeqState:
     """Raises: ValueError for what is not the state of one sequence in a memory of that layout."""
     reader = _Reader(data)
-    if reader.numbers("I") != (_MAGIC,):
+    if reader.numbers("I") != (STATE_MAGIC,):
         raise ValueError("not a saved state of this version of llama.cpp: its magic number is another")
     (seq_id,) = reader.numbers("i")
     caches = tuple(_cache(reader, seq_id, layout) for _ in range(layout.n_caches))
@@ -346,7 +346,7 @@ def joined(states: Seq[SeqState], allocate: Allocate) -> Bytes:
     n_bytes = sum(n_cells * caches[0].cell_bytes + caches[0].header_bytes for caches in of_caches)
     data = allocate(_HEADER_BYTES + n_bytes)
     writer = _Writer(data)
-    writer.numbers("Ii", _MAGIC, states[0].seq_id)
+    writer.numbers("Ii", STATE_MAGIC, states[0].seq_id)
     for caches in of_caches:
         _write_cache(writer, caches, n_cells)
     return data

@@ -1,5 +1,49 @@
-"""Limits and enumerations of llama.cpp's headers and sources, by number."""
+"""Limits and enumerations of llama.cpp's headers and sources, by number or by name."""
+
+from typing import Literal
 
 MAX_SEQ_IDS = 256
 """LLAMA_MAX_SEQ (llama-cparams.h): how many sequence ids there are for slots and for what the backend needs beside
 them."""
+
+MAX_LAYERS = 512
+"""LLAMA_MAX_LAYERS (llama-hparams.h)."""
+
+MAX_EXPERTS = 1024
+"""LLAMA_MAX_EXPERTS (llama-hparams.h)."""
+
+MAX_THREADS = 512
+"""GGML_MAX_N_THREADS (ggml.h)."""
+
+CELL_STEP = 256
+"""llama.cpp pads its context to a multiple of this (llama-context.cpp)."""
+
+PIPELINE_COPIES = 4
+"""GGML_SCHED_MAX_COPIES (ggml-backend.cpp): the copies of what goes into a graph, where several GPUs compute one after
+the other."""
+
+CACHE_TYPE_IDS = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
+"""The types that a KV cache may have, as ggml_type (ggml.h)."""
+
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+"""llama_flash_attn_type (llama.h)."""
+
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
+"""llama_split_mode (llama.h)."""
+
+LOAD_AUTO, LOAD_NONE = -1, 0
+"""llama_load_mode (llama.h): map the file where all devices can, or read it."""
+
+MROPE_TYPES = (8, 40)
+"""LLAMA_ROPE_TYPE_MROPE and LLAMA_ROPE_TYPE_IMROPE (llama.h): a position is several numbers."""
+
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+"""LLAMA_ROPE_SCALING_TYPES (llama-model.cpp)."""
+
+LOG_LEVELS: tuple[Literal["debug", "info", "warning", "error"], ...] = ("info", "debug", "info", "warning", "error")
+"""ggml_log_level (ggml.h) in our words, by number."""
+LOG_CONTINUED = 5
+"""A text of this level continues the line before it."""
+
+STATE_MAGIC = 0xAF143CD8
+"""How the saved state of a sequence begins (llama-context.cpp)."""

@@ -4,7 +4,7 @@ import llama_cpp
 from gguf.constants import GGML_QUANT_SIZES
 from llama_cpp._ggml import libggml
 
-from worker.model.ggml_types import FILE_TYPES, TENSOR_TYPES
+from worker.upstream.ggml_types import FILE_TYPES, TENSOR_TYPES
 
 
 def test_tensor_types_are_those_of_the_library() -> None:

@@ -1,0 +1,64 @@
+"""Lists of architectures in llama.cpp's source: what memory each has, and which layers have a sliding window."""
+
+from dataclasses import dataclass
+
+ATTENTION_FREE = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
+"""Architectures without attention heads: llm_arch_is_recurrent (llama-arch.cpp)."""
+
+HYBRIDS = (
+    *("bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "lfm2"),
+    *("lfm2moe", "minimax-01", "nemotron_h", "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next"),
+    *("qwen4exp",),
+)
+"""Architectures with recurrent state beside attention: llm_arch_is_hybrid (llama-arch.cpp)."""
+
+HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
+"""Hybrids whose head counts do not tell which layers have attention; full_attention_interval does."""
+
+OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
+"""Architectures whose memory has an index beside the cells: llama_model::create_memory (llama-model.cpp)."""
+
+DENSE_WITH_AN_EXPERT = ("hunyuan-dense", "hunyuan_vl")
+"""Architectures for which llama.cpp takes one expert for none: llama_model_base::load_hparams (llama-model.cpp)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPattern:
+    """Which layers have a window where the file does not tell: all but one of each `period` layers."""
+
+    period: int
+    is_first: bool = False
+    """The layer without a window is the first of each period, not the last."""
+    length: int = 0
+    """The length where the file has none; with 0 there are no windows then."""
+
+
+WINDOW_PATTERNS = {
+    "afmoe": WindowPattern(4),
+    "cohere2": WindowPattern(4),
+    "cohere2moe": WindowPattern(4, is_first=True),
+    "exaone-moe": WindowPattern(4, length=128),
+    "exaone4": WindowPattern(4, length=4096),
+    "gemma2": WindowPattern(2, length=4096),
+    "gemma3": WindowPattern(6),
+    "gemma3n": WindowPattern(5),
+    "gpt-oss": WindowPattern(2),
+    "laguna": WindowPattern(4, is_first=True),
+    "llama4": WindowPattern(4, length=8192),
+    "mellum": WindowPattern(4),
+    "muse-glimmer": WindowPattern(4),
+    "olmo2": WindowPattern(4),
+    "plamo3": WindowPattern(8),
+    "smallthinker": WindowPattern(4, is_first=True),
+}
+"""Architectures whose loader has a pattern of its own: set_swa_pattern in each load_arch_hparams (models/*.cpp)."""
+
+WINDOWS_FLAGGED_IN_THE_FILE = ("gemma4", "granite_swa", "maple", "mimo2", "spark2_5", "step35")
+"""Architectures whose files have a flag for each layer, by the same functions."""
+
+EXAONE_LAYERS = 64
+"""EXAONE 4 has windows in its largest size only, whatever the file says."""
+SMALLTHINKER_LENGTH, LLAMA_LENGTH = 4096, 8192
+"""llama.cpp's own window lengths, whatever length the file has; a length of 0 there means no windows."""
+GEMMA3N_CELL_LAYERS = 20
+"""How many layers of Gemma 3n have KV cells of their own."""
