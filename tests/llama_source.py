@@ -27,6 +27,7 @@ _WANTED = (
     (re.compile(r"vendor/llama\.cpp/(?:grammars|tests(?:/peg-parser)?)/([^/]*(?:gbnf|grammar)[^/]*)"), _GRAMMARS),
     (re.compile(r"vendor/llama\.cpp/models/templates/([^/]+\.jinja)"), _TEMPLATES),
     (re.compile(r"vendor/llama\.cpp/(?:include|src|src/models|ggml/include|ggml/src)/([^/]+\.(?:h|cpp))"), _SOURCES),
+    (re.compile(r"vendor/llama\.cpp/ggml/src/ggml-cuda/(fattn\.cu)"), _SOURCES),
 )
 """Names below the archive's root, and where in the folder what is in brackets goes."""
 

@@ -111,6 +111,7 @@ FRONT = ("worker.serve", "worker.commands.generate", "worker.commands.chat")
 
 NOT_IN_THE_FRONT = (
     *("worker.llama", "worker.loading", "worker.constraints", "worker.process", "parity", "worker.chat"),
+    *("worker.engine", "worker.plan", "worker.sampling"),
     *("llama_cpp", "llguidance", "minijinja", "ctypes", "gguf", "numpy", "torch", "transformers"),
 )
 

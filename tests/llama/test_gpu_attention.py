@@ -10,8 +10,9 @@ from tests.plan.test_placement import CPU, GIB, gpu
 from worker.config.engine import configure
 from worker.config.settings import CACHE_TYPES, Settings
 from worker.errors import ModelLoadFailed
-from worker.llama.gpu_attention import CUDA_PAIRS, CUDA_TYPES, asked_flash, check_cache_types, check_flash
+from worker.llama.gpu_attention import asked_flash, check_cache_types, check_flash
 from worker.plan.devices import Device
+from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
 from worker.wire.messages import Configure
 
 GPU = gpu(GIB)
@@ -28,12 +29,12 @@ def test_every_pair_is_computed_on_the_gpu_or_refused_and_slow_ones_are_told(
     type_k: str, type_v: str, flash_attn: str
 ) -> None:
     asked = config(cache_type_v=type_v, flash_attn=flash_attn)
-    if not {type_k, type_v} <= CUDA_TYPES:
+    if not {type_k, type_v} <= CUDA_ATTENTION_TYPES:
         with pytest.raises(ModelLoadFailed, match="attention would be computed on the CPU"):
             check_cache_types(asked, GPU, type_k)
         return
     warning = check_cache_types(asked, GPU, type_k)
-    assert (warning is None) == (type_k == type_v and type_k in CUDA_PAIRS)
+    assert (warning is None) == (type_k == type_v and type_k in CUDA_ATTENTION_PAIRS)
     assert warning is None or (type_k in warning and type_v in warning)
 
 

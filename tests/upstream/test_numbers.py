@@ -6,7 +6,7 @@ from typing import get_args
 import llama_cpp
 import pytest
 
-from tests.llama_source import source
+from tests.llama_source import build_files, source
 from worker.plan.devices import Kind
 from worker.upstream import numbers
 from worker.upstream.ggml_types import TENSOR_TYPES
@@ -59,6 +59,15 @@ def test_the_types_of_caches_are_those_of_tensors() -> None:
     assert {name: TENSOR_TYPES[number].name.lower() for name, number in numbers.CACHE_TYPE_IDS.items()} == {
         name: name for name in numbers.CACHE_TYPE_IDS
     }
+
+
+def test_the_types_that_cuda_attends_over_are_those_of_its_source() -> None:
+    body = source("fattn.cu").split("ggml_cuda_fattn_kv_type_supported(const ggml_type type) {", 1)[1].split("}", 1)[0]
+    assert {name.lower() for name in re.findall(r"case GGML_TYPE_(\w+):", body)} == numbers.CUDA_ATTENTION_TYPES
+    options = "".join(path.read_text() for path in build_files())
+    pairs = re.search(r'GGML_CUDA_FA_QUANTS "([^"]+)" CACHE', options)
+    assert pairs is not None
+    assert set(pairs[1].split(";")) == {f"{name}-{name}" for name in numbers.CUDA_ATTENTION_PAIRS}
 
 
 def test_the_scalings_of_rope_are_those_that_the_library_reads() -> None:

@@ -6,13 +6,10 @@ flash attention and the GPU has none, which takes many times as long and is told
 
 from worker.errors import ModelLoadFailed
 from worker.plan.devices import Device
+from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
 from worker.wire.messages import Configure
 
-CUDA_TYPES = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
-"""The types of K and V that CUDA's flash attention reads. Source: ggml_cuda_fattn_kv_type_supported (fattn.cu)."""
-CUDA_PAIRS = ("f16", "bf16", "q8_0", "q4_0")
-"""The types for which it has a kernel for decode steps where K and V both have them. Source: GGML_CUDA_FA_QUANTS in
-ggml/CMakeLists.txt."""
+_ANY_PAIR = f"{', '.join(CUDA_ATTENTION_PAIRS[:-1])} or {CUDA_ATTENTION_PAIRS[-1]}"
 
 
 def check_cache_types(config: Configure, device: Device, type_k: str) -> str | None:
@@ -24,16 +21,16 @@ def check_cache_types(config: Configure, device: Device, type_k: str) -> str | N
     if device.backend != "cuda" or config.flash_attn == "off":
         return None
     for flag, name in (("--cache-type-k", type_k), ("--cache-type-v", type_v)):
-        if name not in CUDA_TYPES:
+        if name not in CUDA_ATTENTION_TYPES:
             raise ModelLoadFailed(
                 f"{flag} {name}: CUDA has no flash attention for it, and attention would be computed on the CPU: use "
-                f"{', '.join(CUDA_PAIRS[:-1])} or {CUDA_PAIRS[-1]}"
+                f"{_ANY_PAIR}"
             )
-    if type_k == type_v and type_k in CUDA_PAIRS:
+    if type_k == type_v and type_k in CUDA_ATTENTION_PAIRS:
         return None
     return (
         f"--cache-type-k {type_k} with --cache-type-v {type_v}: CUDA has no kernel for this pair and converts both to "
-        f"f16 in every step, which is slow; use {', '.join(CUDA_PAIRS[:-1])} or {CUDA_PAIRS[-1]} for both"
+        f"f16 in every step, which is slow; use {_ANY_PAIR} for both"
     )
 
 

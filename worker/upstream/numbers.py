@@ -25,6 +25,13 @@ the other."""
 CACHE_TYPE_IDS = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 """The types that a KV cache may have, as ggml_type (ggml.h)."""
 
+CUDA_ATTENTION_TYPES = frozenset(("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"))
+"""The types of K and V that CUDA's flash attention reads: ggml_cuda_fattn_kv_type_supported (fattn.cu)."""
+
+CUDA_ATTENTION_PAIRS = ("f16", "bf16", "q8_0", "q4_0")
+"""The types for which it has a kernel for decode steps where K and V both have them: GGML_CUDA_FA_QUANTS
+(ggml/CMakeLists.txt)."""
+
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 """llama_flash_attn_type (llama.h)."""
 
