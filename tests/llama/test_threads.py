@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker_process import eventually
-from worker.llama.threads import FIRST_RETRY_S, LAST_RETRY_S, WINDOW_S, Clocks, Threads, Times, clocks
+from worker.llama.threads import FIRST_RETRY_S, LAST_RETRY_S, PAUSE_S, WINDOW_S, Clocks, Threads, Times, clocks
 
 LAW = settings(max_examples=30)
 STEP_S = WINDOW_S / 10
@@ -26,7 +26,12 @@ class Machine:
         self.n_tries = 0
         """How often one more thread was tried."""
         self.times = dict.fromkeys(range(n_most), Times(0.0, 0.0))
-        self.threads = Threads(n_most, lambda: Clocks(self.at_s, dict(self.times), self.others_s))
+        self.threads = Threads(n_most, lambda: Clocks(self.at_s, dict(self.times), self.others_s), lambda: self.at_s)
+
+    def pause(self, seconds: float) -> None:
+        """Nothing is computed, and the other processes go on."""
+        self.at_s += seconds
+        self.others_s += 0.0 if self.has_host else seconds * max(0, self.n_most - self.n_free)
 
     def compute(self, seconds: float) -> None:
         end_s = self.at_s + seconds
@@ -57,8 +62,24 @@ def test_all_compute_again_when_the_others_have_gone(n_most: int, n_free: int) -
     machine = Machine(n_most, n_free)
     machine.compute(10.0)
     machine.n_free = n_most
-    machine.compute(LAST_RETRY_S * 2 * n_most)
+    machine.compute(2 * WINDOW_S * n_most)
     assert machine.threads.n_now == n_most
+
+
+@LAW
+@given(n_most=st.integers(2, 6), n_free=st.integers(1, 6), is_free_again=st.booleans())
+def test_after_a_pause_all_compute_until_others_are_seen_to_be_busy(
+    n_most: int, n_free: int, *, is_free_again: bool
+) -> None:
+    """A worker that starts among others that start computes its first request with all of its threads."""
+    machine = Machine(n_most, n_free)
+    machine.compute(10.0)
+    machine.pause(2 * PAUSE_S)
+    machine.n_free = n_most if is_free_again else n_free
+    machine.compute(STEP_S / 2)
+    assert machine.threads.n_now == n_most
+    machine.compute(10.0)
+    assert machine.threads.n_now == min(n_most, machine.n_free)
 
 
 def test_one_more_is_tried_ever_more_seldom_where_it_is_one_too_many() -> None:

@@ -27,6 +27,10 @@ LEAST_OTHERS = 0.6
 """How many processors other processes use at least, on average, where we give way to them. One that never pauses gets
 two thirds of a processor beside two threads of ours on two; this worker's own front and its client, at sixteen streams,
 use less than half of one together."""
+GONE_OTHERS = 0.25
+"""Other processes that use fewer processors than this have gone, and all threads compute again at once."""
+PAUSE_S = 1.0
+"""After a pause of this many seconds, what was seen before it says nothing about now, and all threads compute."""
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 32.0
 """How many seconds of computing pass until one more thread is tried, or one less again where that did not help; doubled
 whenever it was too early."""
@@ -59,12 +63,17 @@ class Clocks:
 
 
 class Threads:
-    """`read` gives the clocks; None where nobody knows, and then the number never changes."""
+    """`read` gives the clocks; if it returns None, the number never changes. `clock` gives monotonic seconds."""
 
-    def __init__(self, n_most: int, read: Callable[[], Clocks | None]) -> None:
+    def __init__(
+        self, n_most: int, read: Callable[[], Clocks | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._n_most = n_most
         self.n_now = n_most
         self._read = read
+        self._clock = clock
+        self._ended_s = clock()
+        """When the last step ended."""
         self._before = read()
         self._window_s = 0.0
         self._steps: list[tuple[int, float]] = []
@@ -82,18 +91,33 @@ class Threads:
         self._next_rest_s = FIRST_RETRY_S
 
     def computed(self, n_rows: int, seconds: float) -> bool:
-        """A step of so many rows took so long; True where `n_now` has changed."""
+        """Count a step of `n_rows` rows that has just ended; True if `n_now` has changed."""
+        n_before = self.n_now
+        now_s = self._clock()
+        pause_s, self._ended_s = now_s - self._ended_s - seconds, now_s
+        if pause_s > PAUSE_S:
+            self._start_anew()
+            return self.n_now != n_before
         self._window_s += seconds
         self._steps.append((n_rows, seconds))
         if self._window_s < WINDOW_S:
             return False
         before, self._before = self._before, self._read()
-        n_before = self.n_now
         if before is not None and self._before is not None:
             self._look(before, self._before)
         self._window_s = 0.0
         self._steps = []
         return self.n_now != n_before
+
+    def _start_anew(self) -> None:
+        """Compute with all threads. If others are busy, the first window that shows it leaves one out again."""
+        self._before, self._window_s, self._steps = self._read(), 0.0, []
+        self._all_compute()
+
+    def _all_compute(self) -> None:
+        self._is_trying = self.n_now < self._n_most
+        self.n_now = self._n_most
+        self._n_crowded, self._crowded, self._n_given_up, self._calm_s = 0, [], 0, 0.0
 
     def _look(self, before: Clocks, now: Clocks) -> None:
         n_given_up, self._n_given_up = self._n_given_up, 0
@@ -103,8 +127,10 @@ class Threads:
             return
         if n_given_up:
             self._next_rest_s, self._crowded = FIRST_RETRY_S, []
-        n_waiting = _n_waiting(before, now, self._window_s)
-        if n_waiting <= MOST_WAITING / self.n_now or _n_others(before, now) < LEAST_OTHERS:
+        n_waiting, n_others = _n_waiting(before, now, self._window_s), _n_others(before, now)
+        if self.n_now < self._n_most and n_others < GONE_OTHERS:
+            self._all_compute()
+        elif n_waiting <= MOST_WAITING / self.n_now or n_others < LEAST_OTHERS:
             self._stay_calm()
         elif self.n_now > 1 and not self._rest_s:
             self._n_crowded += 1
