@@ -143,6 +143,8 @@ _LONGEST_GAP_MS = 1.5 * Settings().itl_target_ms
 
 
 def _late_prompt(text: Text = WORDS) -> Scenario:
+    """Without drafts, with which the streams may have ended before the late prompt is read."""
+
     def asks(prompts: Prompts) -> list[Ask]:
         late = Ask(prompt=prompts.of(900, text), n_tokens=8, is_late=True)
         return [*_streams(3, 24, 160, text)(prompts), late]
@@ -156,6 +158,7 @@ def _late_prompt(text: Text = WORDS) -> Scenario:
             longest_gap_beside_the_last(at_most(0.1, or_value=_LONGEST_GAP_MS)),
         ),
         text=text,
+        has_drafts=False,
     )
 
 
