@@ -392,6 +392,7 @@ def _report_ready(front: Front, sock: socket.socket, settings: Settings) -> None
         model=facts.name,
         model_ref=settings.reported_model_ref,
         device=facts.device_name,
+        attention=facts.attention,
         context_length=facts.context_length,
         slots=facts.parallel,
         memory_bytes=facts.memory_bytes,

@@ -53,6 +53,7 @@ def test_the_whole_model_is_resident_where_it_was_asked_for(gpu: Device, load_on
     loaded = load_on(gpu.flag, gpu_layers="all", require_full_offload=True)
     facts = loaded.facts
     assert (facts.backend, facts.device_index, facts.resident) == (gpu.backend, gpu.index, True)
+    assert facts.attention == "gpu"
     assert (facts.device_name, facts.memory_architecture) == (gpu.description, gpu.memory_architecture)
     assert loaded.model.n_offloaded == loaded.model.n_layers == facts.offload.gpu_layers > 1
     assert facts.memory_bytes == on_gpu_bytes(gpu, loaded)
@@ -77,7 +78,8 @@ def test_some_layers_alone_are_on_the_gpu_and_that_is_not_resident(gpu: Device, 
     whole = load_on(gpu.flag, gpu_layers="all")
     part = load_on(gpu.flag, gpu_layers=str(n_part_of(whole)))
     assert part.model.n_offloaded == part.facts.offload.gpu_layers == n_part_of(whole)
-    assert not part.facts.resident
+    # The output layer is the first that goes there, and has no attention.
+    assert (part.facts.resident, part.facts.attention) == (False, "both" if n_part_of(whole) > 1 else "cpu")
     assert 0 < on_gpu_bytes(gpu, part) < on_gpu_bytes(gpu, whole)
     assert part.facts.memory_bytes == on_gpu_bytes(gpu, part)
 
@@ -86,7 +88,7 @@ def test_none_of_the_weights_is_on_the_gpu_when_no_layer_is_asked_for(gpu: Devic
     loaded = load_on(gpu.flag, gpu_layers="0")
     assert loaded.model.n_offloaded == 0
     assert loaded.model.sizes.on_device(gpu.name) == 0
-    assert not loaded.facts.resident
+    assert (loaded.facts.resident, loaded.facts.attention) == (False, "cpu")
 
 
 # ── what it computes ─────────────────────────────────────────────────────────────────────────────
@@ -132,7 +134,7 @@ def test_a_worker_serves_on_it_and_says_so(gpu: Device, model_path: Path) -> Non
     where = ("--device", str(gpu.flag), "--gpu-layers", "all", "--require-full-offload")
     with WorkerProcess("--model", str(model_path), *flags, *where) as worker:
         health = worker.ready().health()
-        assert (health["status"], health["resident"]) == ("healthy", True)
+        assert (health["status"], health["resident"], health["attention"]) == ("healthy", True, "gpu")
         assert health["vram_bytes"] == health["vram_bytes_used"] == health["memory_bytes"] > 0
         events = worker.run(prompt=PROMPTS[0], max_tokens=8)
         check_order(events)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from worker.config.settings import Settings
 from worker.front.health import EngineStatus, FrontStatus, Phase, health_body
 from worker.front.state import Front
 from worker.observe.metrics import Metrics
-from worker.wire.messages import Amx, BatchInvariance, Loaded, PrefixCacheFound, SelfTested, StepDone
+from worker.wire.messages import Amx, Attention, BatchInvariance, Loaded, PrefixCacheFound, SelfTested, StepDone
 
 STATUS = FrontStatus(phase=Phase.READY, vram_bytes=0, uptime_s=3.9, n_running=2, n_waiting=1, parity=None)
 SETTINGS = Settings(model="m.gguf", worker_id="w-1")
@@ -39,7 +39,7 @@ def test_the_keys_of_the_protocol_come_first_and_ours_after_them() -> None:
     keys = list(shown())
     assert keys[:3] == ["status", "vram_bytes", "worker_id"]
     ours = ["parity", "prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"]
-    ours += ["determinism_tried", "draft_model", "amx", "batch_invariant"]
+    ours += ["determinism_tried", "draft_model", "amx", "batch_invariant", "attention"]
     assert keys[keys.index("queue_depth") + 1 :] == ours
 
 
@@ -115,6 +115,11 @@ def test_it_says_whether_numbers_depend_on_company_and_why(*, is_kept: bool) -> 
     invariance = BatchInvariance(is_kept=is_kept, why="for a reason")
     facts = msgspec.structs.replace(FACTS, batch_invariance=invariance)
     assert shown(facts=facts)["batch_invariant"] == {"kept": is_kept, "why": "for a reason"}
+
+
+@pytest.mark.parametrize("attention", [*get_args(Attention), None])
+def test_it_says_where_attention_is_computed(attention: Attention | None) -> None:
+    assert shown(facts=msgspec.structs.replace(FACTS, attention=attention))["attention"] == attention
 
 
 @pytest.mark.parametrize("amx", [Amx(), Amx(processor=True), Amx(processor=True, build=True, tile_bytes=70_000_000)])

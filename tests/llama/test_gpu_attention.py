@@ -10,10 +10,11 @@ from tests.plan.test_placement import CPU, GIB, gpu
 from worker.config.engine import configure
 from worker.config.settings import CACHE_TYPES, Settings
 from worker.errors import ModelLoadFailed
-from worker.llama.gpu_attention import asked_flash, check_cache_types, check_flash
+from worker.llama.buffers import LogLine, Watch
+from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
 from worker.plan.devices import Device
 from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
-from worker.wire.messages import Configure
+from worker.wire.messages import Attention, Configure
 
 GPU = gpu(GIB)
 
@@ -61,3 +62,22 @@ def test_a_cpu_is_told_what_was_asked(flash_attn: str) -> None:
     asked = config(flash_attn=flash_attn)
     assert asked_flash(asked, CPU) == flash_attn
     check_flash(asked, CPU, is_without_flash=True)
+
+
+@pytest.mark.parametrize("gpu_names", [(), ("CUDA0",), ("CUDA0", "CUDA1"), ("MTL0",)])
+@pytest.mark.parametrize(
+    "with_cells", [(), ("CPU",), ("CUDA0",), ("CUDA0", "CUDA1"), ("CPU", "CUDA1"), ("MTL0_Private",)]
+)
+def test_attention_is_where_the_library_says_that_cells_lie(
+    gpu_names: tuple[str, ...], with_cells: tuple[str, ...]
+) -> None:
+    """Weights and buffers of other kinds do not count."""
+    watch = Watch()
+    for name in with_cells:
+        watch.take(LogLine("info", f"llama_kv_cache: {name:>10} KV buffer size = 36.00 MiB"))
+    for name in ("CPU_Mapped", *gpu_names):
+        watch.take(LogLine("info", f"load_tensors: {name:>12} model buffer size = 92.10 MiB"))
+    on_gpu = [name.partition("_")[0] in gpu_names for name in with_cells]
+    words: dict[tuple[bool, bool], Attention] = {(True, True): "gpu", (True, False): "both", (False, False): "cpu"}
+    expected = words[any(on_gpu), all(on_gpu)] if with_cells else None
+    assert attention_at(gpu_names, watch.sizes) == expected

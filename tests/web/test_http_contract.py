@@ -51,7 +51,7 @@ HEALTH_KEYS = (
     *("vram_bytes_used", "memory_bytes", "tokenizer_kind", "vocab_size", "context_length", "capabilities"),
     *("protocol", "uptime_seconds", "slots_total", "slots_busy", "queue_depth", "parity"),
     *("prefill_chunk", "prefix_cache", "deterministic", "determinism", "determinism_differences"),
-    *("determinism_tried", "draft_model", "amx", "batch_invariant"),
+    *("determinism_tried", "draft_model", "amx", "batch_invariant", "attention"),
 )
 
 
@@ -157,6 +157,7 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
         "deterministic": False,
         "determinism_differences": [],
         "draft_model": None,
+        "attention": "cpu",
         **measured,
     }
     assert health["model"]

@@ -128,6 +128,7 @@ def test_the_life_of_a_worker_is_told_in_order_and_in_json(watched: WorkerProces
     for event in ("startup", "model_load_start", "ready", "execute_end"):
         assert by_event[event]["model_ref"] == "hf:org/repo"
     assert by_event["ready"]["device"]
+    assert by_event["ready"]["attention"] == "cpu"
 
 
 def test_a_job_is_two_lines_that_carry_its_ids_and_its_figures(watched: WorkerProcess) -> None:

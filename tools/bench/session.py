@@ -120,7 +120,7 @@ async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[S
             server = await stack.enter_async_context(served(plan, wanted.logs, wanted.environment))
             if server.version:
                 found.versions[plan.name] = server.version
-            if part == "ours":
+            if part in ("ours", "ours without drafts"):
                 found.allocated_bytes = server.allocated_bytes
                 found.is_on_gpu = server.is_on_gpu
             sides.append(ServedSide(server, part))

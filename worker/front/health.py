@@ -141,6 +141,7 @@ def health_body(settings: Settings, facts: Loaded | None, engine: EngineStatus, 
         draft_model=_draft_model(facts.draft) if facts and facts.draft else None,
         amx=_amx(facts.amx) if facts else None,
         batch_invariant=_batch_invariant(facts.batch_invariance) if facts else None,
+        attention=facts.attention if facts else None,
     )
 
 

@@ -1,13 +1,17 @@
 """Whether a GPU computes attention itself, and fast: some types of KV caches, and some heads, it has no kernels for.
 
-Owns what is refused and what is warned of, by name. llama.cpp computes attention on the CPU where it was told to use
-flash attention and the GPU has none, which takes many times as long and is told nowhere.
+Owns what is refused and what is warned of, by name, and what is told of where attention runs. llama.cpp computes
+attention on the CPU where it was told to use flash attention and the GPU has none, which takes many times as long and
+is told nowhere.
 """
 
+from collections.abc import Sequence as Seq
+
 from worker.errors import ModelLoadFailed
+from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device
 from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
-from worker.wire.messages import Configure
+from worker.wire.messages import Attention, Configure
 
 _ANY_PAIR = f"{', '.join(CUDA_ATTENTION_PAIRS[:-1])} or {CUDA_ATTENTION_PAIRS[-1]}"
 
@@ -46,3 +50,15 @@ def check_flash(config: Configure, device: Device, *, is_without_flash: bool) ->
             f"--flash-attn on: {device.name} has no flash attention for the heads of this model, and it would be "
             "computed on the CPU: use --flash-attn auto"
         )
+
+
+def attention_at(gpu_names: Seq[str], sizes: BufferSizes) -> Attention | None:
+    """Where attention is computed; None where no layer has cells for it. `gpu_names`: none for a CPU.
+
+    The library computes a layer's attention where its KV cells lie, and says where these are. What would be computed
+    elsewhere has been refused by the functions above.
+    """
+    all_bytes, gpu_bytes = sizes.of_kind("KV"), sizes.of_kind("KV", gpu_names)
+    if not all_bytes:
+        return None
+    return "both" if 0 < gpu_bytes < all_bytes else "gpu" if gpu_bytes else "cpu"

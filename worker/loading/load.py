@@ -25,7 +25,7 @@ from worker.llama.buffers import LogLine
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Context
 from worker.llama.devices import can_split_rows, devices, memory_of
-from worker.llama.gpu_attention import asked_flash, check_cache_types, check_flash
+from worker.llama.gpu_attention import asked_flash, attention_at, check_cache_types, check_flash
 from worker.llama.invariance import REPEATED_PRODUCTS_OFF, has_own_products, invariance_of, type_k_of
 from worker.llama.library import OnLog, build, open_library
 from worker.llama.model import Model, Split
@@ -51,6 +51,7 @@ from worker.plan.spread import RepackedBytes
 from worker.saved.keeper import Keeper, Keeping
 from worker.upstream.wording import FALSE_ALARM
 from worker.wire.messages import (
+    Attention,
     Configure,
     DraftModelFacts,
     Loaded,
@@ -381,6 +382,7 @@ class _Found:
     memory_bytes: int
     batch_size: int
     off_plan: tuple[OffPlan, ...]
+    attention: Attention | None
 
 
 def _found(placement: Placement, runner: LlamaRunner) -> _Found:
@@ -393,6 +395,7 @@ def _found(placement: Placement, runner: LlamaRunner) -> _Found:
         memory_bytes=sum(map(sizes.on_device, model.device_names)) if model.device.is_gpu else sizes.total_bytes,
         batch_size=runner.context.n_batch,
         off_plan=off_plan(placement, sizes, free_after),
+        attention=attention_at(model.device_names if model.device.is_gpu else (), sizes),
     )
 
 
@@ -427,6 +430,7 @@ def _facts(info: ModelInfo, placement: Placement, found: _Found, shapes: Shapes,
             tensor_split=group.shares if len(group.devices) > 1 else (),
             off_plan=found.off_plan,
         ),
+        attention=found.attention,
     )
 
 

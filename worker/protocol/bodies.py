@@ -220,6 +220,10 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     batch_invariant: Annotated[
         BatchInvariantBody | None, doc("By `--batch-invariant`; null until the model is loaded.")
     ]
+    attention: Annotated[
+        Literal["gpu", "cpu", "both"] | None,
+        doc("Where attention is computed: of all layers on one, or `both`; null for a model without KV cells."),
+    ]
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):

@@ -216,6 +216,7 @@ _LOADING = HealthBody(
     draft_model=None,
     amx=None,
     batch_invariant=None,
+    attention=None,
 )
 _IDLE = msgspec.structs.replace(
     _LOADING,
@@ -248,6 +249,7 @@ _IDLE = msgspec.structs.replace(
         most_rows=0,
     ),
     amx=AmxBody(processor=True, build=True, tile_bytes=73_400_320),
+    attention="cpu",
 )
 
 HEALTH = Operation(

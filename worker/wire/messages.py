@@ -349,6 +349,10 @@ class Amx(msgspec.Struct, frozen=True, kw_only=True):
     """The number of bytes of weights that lie in tiles."""
 
 
+Attention = Literal["gpu", "cpu", "both"]
+"""Where attention is computed; `both`: that of some layers on each."""
+
+
 class Loaded(_Frame, frozen=True, kw_only=True):
     """The model is in memory, warmed up, and steps can run."""
 
@@ -396,6 +400,8 @@ class Loaded(_Frame, frozen=True, kw_only=True):
     """Where Configure asked for them."""
     amx: Amx = Amx()
     batch_invariance: BatchInvariance = BatchInvariance()
+    attention: Attention | None = None
+    """None where no layer has KV cells."""
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):
