@@ -14,6 +14,7 @@ from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.context import Context
 from worker.llama.devices import devices
+from worker.llama.held_width import HeldWidth
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.seq_ids import n_retained_for
@@ -59,6 +60,7 @@ def test_the_warm_up_measures_what_a_gpu_has_and_leaves_no_trace(model: Model) -
     assert shapes.ubatch_size in ((512, 1024, 2048) if is_on_gpu else (2048,))
     assert runner.context.row_groups == RowGroups(padded=dict(shapes.padded_widths))
     assert is_on_gpu or not shapes.padded_widths
+    assert (runner.context.row_groups.held is not None) == is_on_gpu
 
 
 @dataclass
@@ -87,7 +89,8 @@ class Front:
 
 def test_jobs_beside_others_give_what_they_give_alone(model: Model) -> None:
     runner = runner_on(model)
-    runner.context.row_groups = PADDED if model.device.is_gpu else RowGroups()
+    always = HeldWidth(((1, 1.0), (32, 1.0)), 0.0)
+    runner.context.row_groups = replace(PADDED, held=always) if model.device.is_gpu else RowGroups()
     chance = np.random.default_rng(7)
     prompts = [[TokenId(t) for t in chance.integers(3, model.n_vocab, n).tolist()] for n in (5, 40, 300, 17, 60, 9)]
     alone = [_answers(model, runner, [prompt]).texts[JobKey(0)] for prompt in prompts]

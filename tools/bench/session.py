@@ -97,6 +97,7 @@ async def measure(wanted: Wanted, tell: Tell) -> Found:
                 rounds, sides = Rounds([scenario], prompts, tell), [ServedSide(server, "ours")]
                 await rounds.warm_up(sides)
                 await rounds.play(range(1, wanted.n_rounds + 1), sides)
+            found.is_on_gpu = server.is_on_gpu
             found.played += rounds.played
     if wanted.n_refusals:
         async with served(wanted.ours.with_flags(OVERLOAD_FLAGS), wanted.logs, wanted.environment) as server:

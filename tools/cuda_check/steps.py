@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
@@ -17,7 +18,7 @@ from tools import CHECKOUT
 from tools.cuda_check import speed
 from tools.cuda_check.report import Figure
 from tools.cuda_check.same_numbers import compare
-from tools.made_model import SHAPES, made_model
+from tools.made_model import Q4_1, Q8_0, SHAPES, made_model
 from worker.commands.places import present
 from worker.config.settings import Settings
 from worker.llama.devices import devices
@@ -27,6 +28,8 @@ CPU = "cpu"
 STREAMS = (1, 8, speed.N_STREAMS)
 """Of the step `steps`."""
 _SHOWN_OF_PYTEST = 3
+_CONTROL_LAYERS = 12
+"""Enough for errors to add up, few enough for a file that is written in seconds."""
 
 
 class StepFailedError(Exception):
@@ -99,7 +102,24 @@ def _name(case: "ElementTree.Element[str]") -> str:
 
 def parity(asked: Asked) -> Found:
     """The same tokens on the CPU and on the device. Raises: StepFailedError where a bound is not kept."""
-    figures = compare(_small_model(asked), asked.device, n_tokens=64 if asked.is_small else 1024)
+    return _judged(compare(_small_model(asked), asked.device, n_tokens=64 if asked.is_small else 1024))
+
+
+def control(asked: Asked) -> Found:
+    """The same with random weights, in a type whose sums a GPU rounds as the CPU does, and in one where it does not.
+    Raises: StepFailedError where a bound is not kept.
+    """
+    shape = replace(SHAPES["tiny"] if asked.is_small else SHAPES["smollm2-135m"], n_layers=_CONTROL_LAYERS)
+    models = [
+        made_model(Path(asked.work), replace(shape, name=f"control-{shape.name}", type_id=type_id))
+        for type_id in (Q8_0, Q4_1)
+    ]
+    n_tokens = 64 if asked.is_small else 256
+    return _judged([figure for model in models for figure in compare(model, asked.device, n_tokens=n_tokens)])
+
+
+def _judged(figures: Sequence[Figure]) -> Found:
+    """Raises: StepFailedError where a bound is not kept."""
     broken = [f"{figure.what}: {figure.value:.3g}, {figure.bound} is allowed" for figure in figures if not figure.holds]
     if broken:
         raise StepFailedError("; ".join(broken))
@@ -152,6 +172,7 @@ STEPS: Mapping[str, Callable[[Asked], Found]] = {
     "device": device,
     "tests": tests,
     "parity": parity,
+    "control": control,
     "small": small,
     "small-cpu": small_cpu,
     "make": make,

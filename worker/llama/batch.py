@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from worker.engine.backend import BadBatch, Scoring, Slice
+from worker.llama.held_width import HeldWidth
 from worker.llama.seq_ids import SeqIds
 from worker.plan.memory import MOST_PADDING
 from worker.wire.messages import SlotId, TokenId
@@ -92,6 +93,8 @@ class RowGroups:
     """A multiple of `multiple`; 0: no limit."""
     padded: Mapping[int, int] = field(default_factory=dict)
     """The number of tokens that a batch of so many is filled up to, because a wider one takes a GPU less time."""
+    held: HeldWidth | None = field(default=None, compare=False)
+    """Where a GPU's decode steps keep their width for a while when jobs end."""
 
     def __post_init__(self) -> None:
         assert self.multiple - 1 <= MOST_PADDING
@@ -99,12 +102,26 @@ class RowGroups:
 
     def n_padding(self, slices: Seq[Slice], n_spare_cells: int) -> int:
         """How many rows a batch lacks; 0 for any but an ordinary decode step, whose slices have a token each. Rows that
-        only save time must find spare cells."""
-        if self.padded:
+        only save time must find spare cells. Call it once for each batch, in their order."""
+        if self.padded or self.held is not None:
             n_tokens = sum([len(slice_.tokens) for slice_ in slices])
-            n_more = self.padded.get(n_tokens, n_tokens) - n_tokens
-            return n_more if n_tokens + n_more <= n_spare_cells else 0
+            width = self._width(n_tokens, is_decode=n_tokens == len(slices))
+            n_wanted = self.padded.get(width, width)
+            if n_wanted <= n_spare_cells:
+                return n_wanted - n_tokens
+            if self.held is not None:
+                self.held.forget()
+            return 0
         return -len(slices) % self.multiple if self.multiple > 1 and _is_decode(slices) else 0
+
+    def _width(self, n_tokens: int, *, is_decode: bool) -> int:
+        """The width of such a batch, before it is filled up to a faster one."""
+        if self.held is None:
+            return n_tokens
+        if is_decode:
+            return self.held.of(n_tokens)
+        self.held.forget()
+        return n_tokens
 
     def split(self, slices: Seq[Slice]) -> Iterator[Seq[Slice]]:
         """The groups of an ordinary decode step; any other as it is."""

@@ -13,6 +13,7 @@ from worker.engine.backend import Slice, Step
 from worker.engine.prefill_budget import LEAST_CHUNK, WIDENING
 from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
+from worker.llama.held_width import HeldWidth
 from worker.llama.runner import LlamaRunner
 from worker.plan.memory import DEFAULT_UBATCH, DETERMINISTIC_CHUNK
 from worker.upstream.numbers import CELL_STEP
@@ -124,10 +125,11 @@ def warm_up(
         measured = row_costs_of(runner, chosen)
         padded_widths = padded_widths_of(measured) if is_on_gpu and runner.kv.can_share else ()
         row_costs = padded_costs(measured, padded_widths)
-        switch_s = switch_s_of(runner, measured) if may_draft else 0.0
-    if padded_widths:
-        context.row_groups = RowGroups(padded=dict(padded_widths))
+        switch_s = switch_s_of(runner, measured) if runner.kv.can_share else 0.0
     has_retention = is_on_gpu and runner.kv.can_share
+    if has_retention and row_costs and not is_deterministic:
+        # Changed there and back in `switch_s`.
+        context.row_groups = RowGroups(padded=dict(padded_widths), held=HeldWidth(row_costs, switch_s / 2))
     return Shapes(
         chosen,
         chunk_s,

@@ -213,5 +213,5 @@ def _value(flag: str, default: int) -> int:
 
 if __name__ == "__main__":
     n_places = _value("--parallel", 1000) + _value("--max-queue", 1000)
-    with StandIn(Manner(n_places=n_places), _value("--port", 0)) as program:
+    with StandIn(Manner(n_places=n_places, vram_bytes=_value("--vram-bytes", 0)), _value("--port", 0)) as program:
         program.serve_forever()

@@ -110,3 +110,14 @@ def test_without_the_scenarios_of_all_sides_no_peer_is_started(tmp_path: Path) -
     (log,) = tmp_path.glob("*.log")
     assert log.name.startswith("llorch-worker-")
     assert (found.resident, found.overload, found.versions) == ((), None, {})
+
+
+@pytest.mark.parametrize("scenario", ["1-stream", "1-stream-no-drafts", "64-jobs"])
+@pytest.mark.parametrize("vram_bytes", [0, 1])
+def test_a_worker_on_a_gpu_is_known_whichever_scenarios_it_plays(
+    tmp_path: Path, scenario: str, vram_bytes: int
+) -> None:
+    asked = wanted(tmp_path, scenario)
+    on_it = [(part, plan.with_flags(["--vram-bytes", str(vram_bytes)])) for part, plan in asked.sides if "ours" in part]
+    found = asyncio.run(measure(replace(asked, sides=on_it, n_refusals=0), lambda *_: None))
+    assert found.is_on_gpu == (vram_bytes > 0)

@@ -140,6 +140,14 @@ def test_the_same_device_twice_computes_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_the_control_compares_two_types_of_random_weights(tmp_path: Path) -> None:
+    found = run_apart("control", asked(tmp_path), tmp_path, limit_s=PATIENCE_S)
+    assert isinstance(found, Found), found
+    bounded = [figure.model for figure in found.figures if figure.at_most is not None]
+    assert bounded == ["random-control-tiny.Q8_0.gguf", "random-control-tiny.Q4_1.gguf"]
+
+
+@pytest.mark.process
 def test_a_round_goes_on_where_it_was_and_keeps_what_failed(tmp_path: Path) -> None:
     flags = ("run", "--small", "--out", str(tmp_path), "--work", str(tmp_path), "--device", "cpu")
     assert run(*flags, "large").returncode == 1
