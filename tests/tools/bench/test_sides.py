@@ -65,6 +65,7 @@ def test_a_turn_has_what_was_asked_and_what_a_second_of_the_processors_yielded(t
 
 
 PEERS: tuple[Part, ...] = ("judged", "beside", "speculating")
+WITHOUT_DRAFTS = {"late-prompt", "late-prompt-real", *(name for name in BY_NAME if name.endswith("-no-drafts"))}
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,8 @@ PEERS: tuple[Part, ...] = ("judged", "beside", "speculating")
     [
         ("judged", {name for name, one in BY_NAME.items() if not one.worker_flags}),
         ("speculating", {"code-edit", "quoting", "agent-loop"}),
-        ("ours without drafts", {name for name in BY_NAME if name.endswith("-no-drafts")}),
-        ("ours", {name for name in BY_NAME if not name.endswith("-no-drafts")}),
+        ("ours without drafts", WITHOUT_DRAFTS),
+        ("ours", set(BY_NAME) - WITHOUT_DRAFTS),
     ],
 )
 def test_who_plays_what(part: Part, names: set[str]) -> None:
