@@ -1,7 +1,7 @@
-"""What all answers of `/v1` have in common: their heading, their usage, and how a job's events become one choice.
+"""The parts that all answers of `/v1` share: their heading, their usage, and how a job's events become one choice.
 
-Owns: which numbers are counted, what an answer may hold before it leaves, the frames of a stream. Refuses to know: what
-a choice looks like (chat.py, completions.py), sockets. Pure; runs on the front's event loop.
+Owns: the counts of tokens, the limit on an answer before it is sent, the frames of a stream. Refuses to know: the form
+of a choice (chat.py, completions.py), sockets. Pure; runs on the front's event loop.
 """
 
 from abc import ABC, abstractmethod
@@ -23,11 +23,11 @@ JSON_TYPE = "application/json"
 DONE = b"data: [DONE]\n\n"
 
 MAX_HELD_BYTES = 16 * 1024 * 1024
-"""How much of its answer a request may have kept for it until the answer leaves: 8,000 tokens of a prompt with 20
-alternatives each are 13 MiB."""
+"""The most bytes that a request may hold until its answer is sent: 8,000 tokens of a prompt with 20 alternatives each
+are 13 MiB."""
 
-LEAST_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON has not; OpenAI's number."""
+MIN_LOGPROB = -9999.0
+"""This number stands for minus infinity, which JSON cannot express; OpenAI sends it too."""
 
 _REASONS: dict[StopReason, FinishReason] = {"MAX_TOKENS": "length", "EOS": "stop", "STOP_SEQUENCE": "stop"}
 
@@ -35,24 +35,24 @@ encode = msgspec.json.Encoder().encode
 
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the prompt's tokens."""
+    """Counts of the prompt's tokens."""
 
-    cached_tokens: Annotated[Count, doc("How many needed no computing.")]
+    cached_tokens: Annotated[Count, doc("Tokens whose KV cells were cached.")]
 
 
 class CompletionDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the generated tokens."""
+    """Counts of the generated tokens."""
 
     reasoning_tokens: Count = 0
-    accepted_prediction_tokens: Annotated[Count, doc("How many were drafted before they were drawn.")] = 0
-    rejected_prediction_tokens: Annotated[Count, doc("How many were drafted in vain.")] = 0
+    accepted_prediction_tokens: Annotated[Count, doc("Drafted tokens that were accepted.")] = 0
+    rejected_prediction_tokens: Annotated[Count, doc("Drafted tokens that were rejected.")] = 0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer cost, in tokens. A prompt counts once, however many answers it has."""
+    """The cost of an answer in tokens. A prompt counts once, however many answers it has."""
 
     prompt_tokens: Count
-    completion_tokens: Annotated[Count, doc("Every token that was drawn, the model's end token too.")]
+    completion_tokens: Annotated[Count, doc("Sampled tokens, including the model's end token.")]
     total_tokens: Count
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails
@@ -60,7 +60,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """What is the same in all of an answer's objects."""
+    """The fields that are the same in all objects of an answer."""
 
     id: str
     created: int
@@ -78,16 +78,17 @@ class _ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowance:
-    """How many more bytes the choices of one answer may keep until it leaves."""
+    """The bytes that the choices of one answer may still hold until it is sent."""
 
     def __init__(self, n_bytes: int = MAX_HELD_BYTES) -> None:
         self.n_left = n_bytes
 
 
 class Choice(ABC):
-    """One job's part of an answer: a Dialect (protocol/events.py), and afterwards what the answer says of it.
+    """One job's part of an answer. It is the job's Dialect (protocol/events.py), and holds the job's numbers
+    afterwards.
 
-    Subclasses say what leaves at once and what is kept.
+    Subclasses decide which bytes are sent at once and which are held.
     """
 
     media_type = JSON_TYPE
@@ -99,7 +100,7 @@ class Choice(ABC):
         self.n_prompt = self.n_cached = self.n_drawn = self.n_drafted = self.n_accepted = self.n_reasoning = 0
         self.finish_reason: FinishReason | None = None
         self.failed: ErrorEvent | None = None
-        """Why there is no answer, where there is none."""
+        """The reason why there is no answer; None if there is one."""
         self._allowance = allowance
         self._n_held = 0
 
@@ -149,13 +150,13 @@ class Choice(ABC):
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes: ...
 
     def _hold(self, n_bytes: int) -> None:
-        """So many bytes more are kept, or fewer."""
+        """Count bytes that the choice holds from now on; a negative number counts bytes that it no longer holds."""
         self._n_held += n_bytes
         self._allowance.n_left -= n_bytes
 
 
 class CollectedChoice(Choice):
-    """A choice whose text leaves when it is complete."""
+    """A choice whose text is sent when it is complete."""
 
     def __init__(self, index: int, allowance: Allowance) -> None:
         super().__init__(index, allowance)
@@ -189,17 +190,17 @@ class CollectedChoice(Choice):
 
     @abstractmethod
     def _keep(self, logprobs: Sequence[Logprob]) -> None:
-        """Keep those of the tokens that were drawn since the last time."""
+        """Keep the log-probabilities of the tokens that were sampled since the last call."""
 
 
 class StreamedChoice(Choice):
-    """A choice whose text leaves as it is made."""
+    """A choice whose text is sent as it is generated."""
 
     media_type = SSE_TYPE
     sign_of_life = SIGN_OF_LIFE
     is_collecting = False
     kind: ClassVar[str]
-    """What a chunk calls itself."""
+    """The `object` of a chunk."""
 
     def __init__(self, index: int, allowance: Allowance, heading: Heading, options: StreamOptions) -> None:
         super().__init__(index, allowance)
@@ -212,7 +213,7 @@ class StreamedChoice(Choice):
         return b"data: " + error_body(failure_detail(event)) + b"\n\n"
 
     def _chunk(self, members: bytes, n_drawn: int) -> bytes:
-        """A chunk whose choice has these members beside its index."""
+        """A chunk whose choice has its index and these members."""
         if not self._has_usage:
             return self._opening + members + self._closing
         usage = encode(usage_of([self], n_drawn=n_drawn))
@@ -232,7 +233,7 @@ def chunk_opening(heading: Heading, kind: str) -> bytes:
 
 
 def last_chunks(heading: Heading, kind: str, choices: Sequence[Choice], n: int, options: StreamOptions) -> bytes:
-    """What follows when every choice has ended: the usage where it was asked for, and the end of the stream."""
+    """The chunks after every choice has ended: the usage if the request asked for it, and the end of the stream."""
     if not options.include_usage:
         return DONE
     usage = encode(usage_of(choices, n=n))
@@ -240,7 +241,8 @@ def last_chunks(heading: Heading, kind: str, choices: Sequence[Choice], n: int, 
 
 
 def whole(choices: Sequence[Choice], body: Callable[[], bytes]) -> tuple[int, bytes]:
-    """The status and the bytes of an answer that does not stream: `body`'s, or why there is none."""
+    """The status and the bytes of an answer that does not stream: `body`'s, or the error of the first job that
+    failed."""
     failed = next((choice.failed for choice in choices if choice.failed is not None), None)
     if failed is not None:
         return failure(failed).status, error_body(failure_detail(failed))
@@ -248,8 +250,8 @@ def whole(choices: Sequence[Choice], body: Callable[[], bytes]) -> tuple[int, by
 
 
 def usage_of(choices: Sequence[Choice], n: int = 1, n_drawn: int | None = None) -> Usage:
-    """The usage of an answer whose prompts have `n` choices each, one behind the other; `n_drawn` where the only choice
-    has not ended."""
+    """The usage of an answer whose prompts have `n` consecutive choices each. Pass `n_drawn` if the only choice has not
+    ended."""
     firsts = choices[::n]
     n_prompt = sum(choice.n_prompt for choice in firsts)
     drawn = sum(choice.n_drawn for choice in choices) if n_drawn is None else n_drawn
@@ -273,9 +275,9 @@ def array(items: Sequence[bytes]) -> msgspec.Raw:
 
 
 def finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
+    return max(logprob, MIN_LOGPROB)
 
 
 def json_array(of: dict[str, Any]) -> Any:
-    """What the OpenAPI document says of an `array`."""
+    """The schema of an `array` in the OpenAPI document."""
     return msgspec.Meta(extra_json_schema={"type": "array", "items": of})

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: a request becomes a conversation and its fields, jobs become messages or chunks.
 
-Owns: the route's own fields and shapes. Refuses to know: what a message may be (protocol/conversation.py), templates,
+Owns: the route's own fields and shapes. Refuses to know: the forms of messages (protocol/conversation.py), templates,
 HTTP frameworks. Pure; runs on the front's event loop, reading on a thread for large bodies.
 """
 
@@ -49,27 +49,27 @@ _EFFORT = "reasoning_effort"
 
 
 class ChatRequest(GeneratingRequest, frozen=True, kw_only=True):
-    """The body of `POST /v1/chat/completions`. Beside these fields it may have those of `/execute` that say how tokens
-    are drawn. null is as absent; what changes nothing is ignored and named in `x-ignored-fields`."""
+    """The body of `POST /v1/chat/completions`. It may also have the sampling fields of `/execute`. A field that is null
+    counts as absent. Fields that have no effect are ignored and named in `x-ignored-fields`."""
 
     messages: Annotated[Any, doc("The conversation.")] = None
-    max_completion_tokens: Annotated[int | None, doc("Another name of max_tokens.", minimum=1)] = None
+    max_completion_tokens: Annotated[int | None, doc("Alias of max_tokens.", minimum=1)] = None
     logprobs: Annotated[bool | None, doc("Report the log-probabilities of the answer's tokens.")] = None
     top_logprobs: Annotated[
-        int | None, doc("And so many of the most probable tokens. Only with logprobs.", minimum=0, maximum=20)
+        int | None, doc("Also report this many of the most probable tokens. Only with logprobs.", minimum=0, maximum=20)
     ] = None
-    tools: Annotated[list[dict[str, Any]] | None, doc("None can be called yet: only with tool_choice none.")] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, doc("none, or auto where there are no tools.")] = None
-    reasoning_effort: Annotated[str | None, doc("A variable of this name for the template.")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables for the template.")] = None
-    add_generation_prompt: Annotated[bool | None, doc("Whether the answer is the assistant's next message.")] = None
-    continue_final_message: Annotated[bool | None, doc("Whether it goes on with the last one instead.")] = None
-    prompt_logprobs: Annotated[int | None, doc("Of completions only.", const=None)] = None
+    tools: Annotated[list[dict[str, Any]] | None, doc("Not supported yet, except with tool_choice none.")] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, doc("none; auto is accepted only without tools.")] = None
+    reasoning_effort: Annotated[str | None, doc("Passed to the chat template as a variable of this name.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables for the chat template.")] = None
+    add_generation_prompt: Annotated[bool | None, doc("Answer with the assistant's next message.")] = None
+    continue_final_message: Annotated[bool | None, doc("Continue the last message instead.")] = None
+    prompt_logprobs: Annotated[int | None, doc("Only /v1/completions supports it.", const=None)] = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAsked:
-    """A chat request that keeps every rule which does not need the tokens."""
+    """A chat request that has passed every check which does not need its tokens."""
 
     prompt: Conversation
     generation: Generation
@@ -128,7 +128,7 @@ def read_chat(body: bytes | bytearray, terms: Terms) -> ChatAsked:
 
 
 def _prompt(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Conversation | None:
-    """The conversation, or None and what is wrong with it."""
+    """The conversation. If it breaks a rule, add the errors and return None."""
     if request.messages is None:
         errors.append(FieldError(field="messages", constraint="required", message="messages is missing"))
         return None
@@ -146,14 +146,14 @@ def _prompt(request: ChatRequest, terms: Terms, errors: list[FieldError]) -> Con
 
 
 def _template_kwargs(request: ChatRequest, terms: Terms) -> Mapping[str, Any] | None:
-    """What the template is told; what is said under chat_template_kwargs goes before reasoning_effort."""
+    """The variables for the template; chat_template_kwargs overrides reasoning_effort."""
     if request.reasoning_effort is None or _EFFORT not in terms.template_keys:
         return request.chat_template_kwargs
     return {_EFFORT: request.reasoning_effort} | (request.chat_template_kwargs or {})
 
 
 def _ignored(request: ChatRequest, terms: Terms) -> Iterator[str]:
-    """Yield what changes nothing: agents send reasoning_effort to every model, and few templates read it."""
+    """Yield the fields that have no effect: agents send reasoning_effort to every model, and few templates read it."""
     yield from unread_members(request.messages)
     if request.reasoning_effort is not None and _EFFORT not in terms.template_keys:
         yield _EFFORT
@@ -163,7 +163,7 @@ def _contradictions(request: ChatRequest) -> Iterator[FieldError]:
     if None not in (request.max_tokens, request.max_completion_tokens) and (
         request.max_tokens != request.max_completion_tokens
     ):
-        text = "max_tokens and max_completion_tokens name one limit and differ; send one of them"
+        text = "max_tokens and max_completion_tokens set the same limit but differ; send one of them"
         yield FieldError(field="max_tokens", constraint="exclusive(max_completion_tokens)", message=text)
     if request.top_logprobs is not None:
         yield from int_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
@@ -171,14 +171,14 @@ def _contradictions(request: ChatRequest) -> Iterator[FieldError]:
             text = "top_logprobs needs logprobs to be true"
             yield FieldError(field="top_logprobs", constraint="needs(logprobs)", message=text)
     if request.prompt_logprobs is not None:
-        text = "prompt_logprobs is of completions only; leave it out"
+        text = "prompt_logprobs is supported by /v1/completions only; leave it out"
         yield FieldError(field="prompt_logprobs", constraint="unsupported", message=text)
     yield from _tool_errors(request)
 
 
 def _tool_errors(request: ChatRequest) -> Iterator[FieldError]:
     if request.tools and request.tool_choice != "none":
-        text = "tools cannot be called by this worker; leave them out, or send tool_choice none"
+        text = "this worker cannot call tools; leave tools out, or send tool_choice none"
         yield FieldError(field="tools", constraint="unsupported", message=text)
     elif not request.tools and request.tool_choice not in (None, "none", "auto"):
         text = "tool_choice needs tools; leave it out"
@@ -191,7 +191,7 @@ def _tool_errors(request: ChatRequest) -> Iterator[FieldError]:
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """A token, and the natural logarithm of its probability under the softmax of the raw logits."""
 
-    token: Annotated[str, doc("Its text; U+FFFD stands for bytes that are no whole character.")]
+    token: Annotated[str, doc("Text of the token; U+FFFD stands for bytes that are not a whole character.")]
     logprob: float
     bytes: tuple[int, ...]
 
@@ -203,22 +203,22 @@ class DrawnLogprob(TokenLogprob, frozen=True, kw_only=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The log-probabilities of a message's tokens, as far as their text is shown: neither an end token nor what a stop
-    hides is among them."""
+    """The log-probabilities of the tokens whose text is shown. End tokens and the text that a stop hides are left
+    out."""
 
     content: Annotated[msgspec.Raw, json_array({"type": "object"})]
     refusal: None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the assistant says."""
+    """The assistant's message."""
 
     role: Literal["assistant"] = "assistant"
     content: str
     reasoning_content: Annotated[
-        str | msgspec.UnsetType, doc("The model's reasoning, if control tokens divide it from the answer.")
+        str | msgspec.UnsetType, doc("The model's reasoning, if control tokens separate it from the answer.")
     ] = msgspec.UNSET
-    reasoning: Annotated[str | msgspec.UnsetType, doc("reasoning_content, under another name.")] = msgspec.UNSET
+    reasoning: Annotated[str | msgspec.UnsetType, doc("Alias of reasoning_content.")] = msgspec.UNSET
     refusal: None = None
 
 
@@ -244,7 +244,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectedMessage(CollectedChoice):
-    """A message that leaves when it is complete."""
+    """A message that is sent when it is complete."""
 
     def __init__(self, index: int, allowance: Allowance, *, wants_logprobs: bool) -> None:
         super().__init__(index, allowance)
@@ -301,7 +301,7 @@ class CollectedMessage(CollectedChoice):
 
 
 class StreamedMessage(StreamedChoice):
-    """A message whose text leaves as it is made: the role, the text, the reason for its end."""
+    """A message that is sent as it is generated: the role, the text, the reason why it ended."""
 
     kind = CHUNK_OBJECT
 
@@ -326,8 +326,8 @@ class StreamedMessage(StreamedChoice):
             delta = b'"delta":{"reasoning_content":%b,"reasoning":%b}' % (thought, thought)
             return self._chunk(delta + b',"logprobs":null,"finish_reason":null', n_sampled)
         self._tokens.add(logprobs)
-        told = self._told(self._tokens.show(len(text))) if self._wants_logprobs else b"null"
-        delta = b'"delta":{"content":%b},"logprobs":%b,"finish_reason":null' % (encode(text), told)
+        entries = self._entries(self._tokens.show(len(text))) if self._wants_logprobs else b"null"
+        delta = b'"delta":{"content":%b},"logprobs":%b,"finish_reason":null' % (encode(text), entries)
         return self._chunk(delta, n_sampled)
 
     def _begun(self) -> bytes:
@@ -337,11 +337,11 @@ class StreamedMessage(StreamedChoice):
     def _ended(self, logprobs: Sequence[Logprob]) -> bytes:
         self._tokens.add(logprobs)
         shown = self._tokens.finish(is_cut_off=self.finish_reason == "length")
-        rest = self._told(shown) if shown else b"null"
+        rest = self._entries(shown) if shown else b"null"
         reason = encode(self.finish_reason)
         return self._chunk(b'"delta":{},"logprobs":%b,"finish_reason":%b' % (rest, reason), self.n_drawn)
 
-    def _told(self, logprobs: Sequence[Logprob]) -> bytes:
+    def _entries(self, logprobs: Sequence[Logprob]) -> bytes:
         return encode(ChatLogprobs(content=array(_encoded(logprobs))))
 
 

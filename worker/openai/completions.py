@@ -1,8 +1,8 @@
 """`POST /v1/completions`: a request becomes prompts and its fields, jobs become texts or chunks.
 
-Owns: the route's own fields and shapes, the legacy form of log-probabilities, vLLM's of a prompt's. Refuses to know:
-tokenisers (who asks for `echo` tells what is echoed), HTTP frameworks. Pure; runs on the front's event loop, reading on
-a thread for large bodies.
+Owns: the route's own fields and shapes, the legacy form of log-probabilities, and vLLM's form of a prompt's. Refuses to
+know: tokenisers (the caller passes the text for `echo`), HTTP frameworks. Pure; runs on the front's event loop. Large
+bodies are read on a thread.
 """
 
 import codecs
@@ -42,9 +42,9 @@ from worker.wire.messages import Logprob, MarkUse, TokenId
 
 OBJECT = "text_completion"
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, of this route only."""
+"""OpenAI's default, for this route only."""
 MAX_CHOICES = 128
-"""All prompts' together."""
+"""The most choices of all prompts together."""
 
 PlainPrompt = str | tuple[TokenId, ...]
 
@@ -52,8 +52,8 @@ PlainPrompt = str | tuple[TokenId, ...]
 
 
 class CompletionRequest(GeneratingRequest, frozen=True, kw_only=True):
-    """The body of `POST /v1/completions`. Beside these fields it may have those of `/execute` that say how tokens are
-    drawn. null is as absent; what changes nothing is ignored and named in `x-ignored-fields`."""
+    """The body of `POST /v1/completions`. It may also have the sampling fields of `/execute`. A field that is null
+    counts as absent. Fields that have no effect are ignored and named in `x-ignored-fields`."""
 
     prompt: Annotated[Any, doc("A text, token ids, or a list of either: raw model input, no template is applied.")] = (
         None
@@ -62,31 +62,31 @@ class CompletionRequest(GeneratingRequest, frozen=True, kw_only=True):
     logprobs: Annotated[
         bool | int | None,
         doc(
-            "Report each token's log-probability and so many of the most probable ones; false is off.",
+            "Report each token's log-probability and this many of the most probable tokens; false is off.",
             minimum=0,
             maximum=20,
         ),
     ] = None
-    best_of: Annotated[int | None, doc("As many as n, or nothing.")] = None
+    best_of: Annotated[int | None, doc("Must equal n if it is sent.")] = None
     prompt_logprobs: Annotated[
-        int | None, doc("The same of the prompt's tokens, as vLLM has it. Not with stream.", minimum=0, maximum=20)
+        int | None, doc("Report the prompt's log-probabilities as vLLM does. Not with stream.", minimum=0, maximum=20)
     ] = None
-    return_tokens_as_token_ids: Annotated[bool | None, doc("Call tokens `token_id:7` in log-probabilities.")] = None
+    return_tokens_as_token_ids: Annotated[bool | None, doc("Write tokens as `token_id:7` in log-probabilities.")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """What an answer with `echo` begins with."""
+    """The beginning of an answer with `echo`."""
 
     text: str
     first: TokenId | None = None
-    """The prompt's first token, which has no log-probability; None where none are asked for."""
+    """The prompt's first token, which has no log-probability; None if the request asks for no log-probabilities."""
     first_text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionAsked:
-    """A completion request that keeps every rule which does not need the tokens."""
+    """A completion request that has passed every check which does not need its tokens."""
 
     prompts: tuple[PlainPrompt, ...]
     generation: Generation
@@ -98,7 +98,7 @@ class CompletionAsked:
 
     @property
     def needs_prompt_logprobs(self) -> int | None:
-        """How many alternatives the engine has to report of each token of a prompt; None where it need not."""
+        """The number of alternatives that the engine reports for each token of a prompt; None if it reports none."""
         asked = [self.prompt_logprobs, self.logprobs if self.is_echo else None]
         return max((n for n in asked if n is not None), default=None)
 
@@ -146,7 +146,7 @@ def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
         logprobs=logprobs,
         max_tokens=request.max_tokens,
         default_tokens=DEFAULT_MAX_TOKENS,
-        least_tokens=0 if request.echo else 1,
+        min_max_tokens=0 if request.echo else 1,
         names={},
     )
     return CompletionAsked(
@@ -160,7 +160,7 @@ def read_completion(body: bytes | bytearray, terms: Terms) -> CompletionAsked:
 
 
 def _prompts(value: Any, terms: Terms, errors: list[FieldError]) -> Iterator[PlainPrompt]:
-    """The prompts in any of their four forms; what is wrong with them is added to the errors."""
+    """The prompts in any of their four forms; the errors gain an entry for each broken rule."""
     if value is None:
         errors.append(FieldError(field="prompt", constraint="required", message="prompt is missing"))
         return
@@ -184,14 +184,14 @@ def _prompts(value: Any, terms: Terms, errors: list[FieldError]) -> Iterator[Pla
 
 
 def _prompt(place: str, value: Any, terms: Terms) -> PlainPrompt | FieldError:
-    most = terms.max_prompt_chars
+    max_length = terms.max_prompt_chars
     if not isinstance(value, str | list):
         return _wrong(place, "type", "must be a text or token ids")
     if not value:
         return _wrong(place, "non_empty", "must not be empty")
-    if len(value) > most:
+    if len(value) > max_length:
         unit = "characters" if isinstance(value, str) else "tokens"
-        return _wrong(place, f"length(1..={most})", f"must be at most {most} {unit} (got {len(value)})")
+        return _wrong(place, f"length(1..={max_length})", f"must be at most {max_length} {unit} (got {len(value)})")
     return value if isinstance(value, str) else _tokens(place, value, terms.vocab_size)
 
 
@@ -214,7 +214,8 @@ def _wrong(field: str, constraint: str, what: str) -> FieldError:
 def _rules(request: CompletionRequest, n_prompts: int) -> Iterator[FieldError]:
     n = request.n or 1
     if n_prompts * n > MAX_CHOICES >= n:
-        yield _wrong("n", f"max_count({MAX_CHOICES})", f"times the prompts must be at most {MAX_CHOICES} answers")
+        what = f"times the number of prompts must be at most {MAX_CHOICES} (got {n_prompts * n})"
+        yield _wrong("n", f"max_count({MAX_CHOICES})", what)
     if request.best_of is not None and request.best_of != n:
         yield _wrong("best_of", "unsupported", "must equal n: the worker does not rank completions")
     if request.logprobs is True:
@@ -228,8 +229,8 @@ def _rules(request: CompletionRequest, n_prompts: int) -> Iterator[FieldError]:
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The log-probabilities of a text's tokens, one entry each. With `echo` the prompt's come first, and the first of
-    these has none."""
+    """The log-probabilities of a text's tokens, one entry each. With `echo` the prompt's tokens come first, and the
+    first of them has null."""
 
     text_offset: Annotated[msgspec.Raw, json_array({"type": "integer", "minimum": 0})]
     token_logprobs: Annotated[msgspec.Raw, json_array({"type": ["number", "null"]})]
@@ -264,22 +265,22 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A token of a prompt, or another that could have been there, as vLLM tells of it."""
+    """A token of a prompt or one of its alternatives, in vLLM's form."""
 
     logprob: float
     rank: int | None = None
-    """Its place among all tokens, where it is known."""
+    """The place among all tokens by probability, if it is known."""
     decoded_token: str
 
 
 class Columns:
-    """Log-probabilities in the legacy shape: four lists, of which each token has an entry. Their items are JSON."""
+    """Log-probabilities in the legacy shape: four lists with an entry for each token. Their items are JSON."""
 
     def __init__(self, n_top: int, *, as_ids: bool) -> None:
         self._n_top = n_top
         self._as_ids = as_ids
         self._at = 0
-        """Where the next token's text begins in the choice's, in characters."""
+        """The place in the choice's text where the next token's text begins, in characters."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offsets: list[bytes] = []
         self._logprobs: list[bytes] = []
@@ -287,30 +288,31 @@ class Columns:
         self._tops: list[bytes] = []
 
     def add_first(self, echo: Echo) -> None:
-        """The token that has no log-probability. One that the tokeniser has put before a text takes no room in it."""
+        """Add the token that has no log-probability. A token that the tokeniser put before the text has no characters
+        in it."""
         assert echo.first is not None
         self._append(self._name(echo.first_text, echo.first), b"null", b"null")
         self._at = len(echo.first_text) if echo.text.startswith(echo.first_text) else 0
 
     def add(self, entry: Logprob) -> int:
-        """A token's entry. Returns its bytes."""
+        """Add a token's entry. Returns the number of its bytes."""
         token = entry.token
         top: dict[str, float] = {}
         for other in (token, *entry.top[: self._n_top]):
             name = self._name(other.text, other.id)
-            # Tokens that are no whole character may have one text.
+            # Tokens that are parts of a character may have the same text.
             top[name] = max(finite(other.logprob), top.get(name, other.logprob))
         n_bytes = self._append(self._name(token.text, token.id), encode(finite(token.logprob)), encode(top))
         self._at += len(self._decoder.decode(token.piece))
         return n_bytes
 
     def go_to(self, at: int) -> None:
-        """The next token's text begins there."""
+        """Set the place where the next token's text begins."""
         self._at = at
         self._decoder.reset()
 
     def take(self) -> CompletionLogprobs:
-        """The entries since the last time."""
+        """Return and remove the entries added since the last call."""
         lists = (self._offsets, self._logprobs, self._tokens, self._tops)
         offsets, logprobs, tokens, tops = map(array, lists)
         for items in lists:
@@ -328,7 +330,7 @@ class Columns:
 
 
 class TextPart:
-    """What one choice has beside the generated text: its echo and its log-probabilities."""
+    """The parts of one choice other than the generated text: its echo and its log-probabilities."""
 
     def __init__(self, asked: CompletionAsked, echo: Echo | None) -> None:
         self._asked = asked
@@ -336,7 +338,7 @@ class TextPart:
         self.reset()
 
     def reset(self) -> None:
-        """As before the job's first event."""
+        """Return to the state before the job's first event."""
         asked, echo = self._asked, self.echo
         self.columns = None if asked.logprobs is None else Columns(asked.logprobs, as_ids=asked.as_ids)
         self.of_prompt: list[bytes] | None = None if asked.prompt_logprobs is None else [b"null"]
@@ -344,7 +346,7 @@ class TextPart:
             self.columns.add_first(echo)
 
     def add_prompt(self, tokens: Sequence[Logprob]) -> int:
-        """The next tokens of the prompt. Returns how many bytes are kept of them."""
+        """Add the next tokens of the prompt. Returns the number of bytes held for them."""
         n_bytes = 0
         for entry in tokens:
             if self.columns is not None and self.echo is not None:
@@ -356,13 +358,13 @@ class TextPart:
         return n_bytes
 
     def end_prompt(self) -> None:
-        """What follows is generated."""
+        """Note that the prompt has ended: all further tokens are generated."""
         if self.columns is not None and self.echo is not None:
             self.columns.go_to(len(self.echo.text))
 
 
 class CollectedText(CollectedChoice):
-    """A text that leaves when it is complete."""
+    """A text that is sent when it is complete."""
 
     def __init__(self, index: int, allowance: Allowance, part: TextPart) -> None:
         super().__init__(index, allowance)
@@ -400,8 +402,8 @@ class CollectedText(CollectedChoice):
 
 
 class StreamedText(StreamedChoice):
-    """A text that leaves as it is made. What is echoed leaves with the first token: until then the job may run
-    again."""
+    """A text that is sent as it is generated. The echo is sent with the first token, because the job may run again
+    until then."""
 
     kind = OBJECT
 
@@ -435,7 +437,7 @@ class StreamedText(StreamedChoice):
         return self._echoed() + self._text_chunk("", logprobs, encode(self.finish_reason), self.n_drawn)
 
     def _echoed(self) -> bytes:
-        """The chunk with the echo, the first time."""
+        """The chunk with the echo at the first call, nothing later."""
         if not self._is_in_prompt:
             return b""
         self._is_in_prompt = False
@@ -447,16 +449,16 @@ class StreamedText(StreamedChoice):
         return chunk
 
     def _text_chunk(self, text: str, logprobs: Sequence[Logprob], reason: bytes, n_drawn: int) -> bytes:
-        told = b"null"
+        entries = b"null"
         if self._part.columns is not None:
             for entry in logprobs:
                 self._part.columns.add(entry)
-            told = encode(self._part.columns.take())
-        return self._chunk(b'"text":%b,"logprobs":%b,"finish_reason":%b' % (encode(text), told, reason), n_drawn)
+            entries = encode(self._part.columns.take())
+        return self._chunk(b'"text":%b,"logprobs":%b,"finish_reason":%b' % (encode(text), entries, reason), n_drawn)
 
 
 def _ranked(entry: Logprob, n_top: int) -> dict[str, RankedToken]:
-    """vLLM's: the token itself and the most probable ones, by their ids."""
+    """The token itself and the most probable tokens by their ids, in vLLM's form."""
     ranks = {other.id: rank for rank, other in enumerate(entry.top, 1)}
     return {
         str(token.id): RankedToken(logprob=finite(token.logprob), rank=ranks.get(token.id), decoded_token=token.text)

@@ -1,8 +1,8 @@
 """The constraint on an answer, in the spellings of OpenAI, vLLM and llama-server.
 
-Owns: the fields that say it, and which of `/execute`'s constraints each of them is. Refuses to know: the limits of
-constraints (protocol/constraints.py), whether one can be kept (the engine). Pure; runs on the front's event loop, or on
-a thread for large bodies.
+Owns: the fields that carry a constraint, and the constraint of `/execute` that each of them becomes. Refuses to know:
+the limits of constraints (protocol/constraints.py), whether a model can keep one (the engine). Pure; runs on the
+front's event loop, or on a thread for large bodies.
 """
 
 import re
@@ -26,32 +26,32 @@ _LARK_HEADER = "%llguidance"
 
 
 class NamedSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """A schema that an answer has to satisfy; it is enforced, strict or not."""
+    """A schema that the answer must satisfy; the worker enforces it whether `strict` is true or not."""
 
     name: str | None = None
     description: str | None = None
-    schema: Annotated[dict[str, Any] | None, doc("As in /execute.")] = None
+    schema: Annotated[dict[str, Any] | None, doc("Same as in /execute.")] = None
     strict: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The form that a client asks of an answer."""
+    """The form of the answer that a client asks for."""
 
-    type: Annotated[str, doc("Any text, any JSON object, or what a schema allows.", enum=list(FORMATS))]
-    json_schema: Annotated[NamedSchema | None, doc("With `json_schema`.")] = None
-    schema: Annotated[dict[str, Any] | None, doc("With `json_object`, as llama-server has it.")] = None
+    type: Annotated[str, doc("Any text, any JSON object, or JSON that a schema allows.", enum=list(FORMATS))]
+    json_schema: Annotated[NamedSchema | None, doc("Only with `json_schema`.")] = None
+    schema: Annotated[dict[str, Any] | None, doc("Only with `json_object`, as in llama-server.")] = None
 
 
 _JSON = dict[str, Any] | str | None
 _CHOICES = doc("The answer is one of these texts.", minItems=1)
-_GRAMMAR = doc("As in /execute; without `::=` it is Lark.")
+_GRAMMAR = doc("Same as in /execute; a text without `::=` is Lark.")
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """vLLM's form of a constraint: at most one of the first five, and options of which none is supported."""
+    """vLLM's form of a constraint: at most one of the first five fields. None of the options is supported."""
 
-    json: Annotated[_JSON, doc("A JSON schema, or its text.")] = None
-    regex: Annotated[str | None, doc("As in /execute.")] = None
+    json: Annotated[_JSON, doc("A JSON schema as an object or as text.")] = None
+    regex: Annotated[str | None, doc("Same as in /execute.")] = None
     choice: Annotated[list[str] | None, _CHOICES] = None
     grammar: Annotated[str | None, _GRAMMAR] = None
     json_object: Annotated[bool | None, doc("Any JSON object.")] = None
@@ -65,29 +65,29 @@ _OPTIONS = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "d
 
 
 class ConstrainedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that constrain an answer, beside `/execute`'s `grammar` and `regex`. A request has at most one of all
-    these."""
+    """The fields that constrain an answer. `grammar` and `regex` are the same as in `/execute`. A request has at most
+    one of all these."""
 
     response_format: ResponseFormat | None = None
-    json_schema: Annotated[dict[str, Any] | bool | None, doc("As in /execute.")] = None
+    json_schema: Annotated[dict[str, Any] | bool | None, doc("Same as in /execute.")] = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Annotated[_JSON, doc("structured_outputs.json as older clients of vLLM spell it.")] = None
-    guided_regex: Annotated[str | None, doc("structured_outputs.regex, likewise.")] = None
+    guided_json: Annotated[_JSON, doc("Older spelling of structured_outputs.json.")] = None
+    guided_regex: Annotated[str | None, doc("Older spelling of structured_outputs.regex.")] = None
     guided_choice: Annotated[list[str] | None, _CHOICES] = None
     guided_grammar: Annotated[str | None, _GRAMMAR] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The constraint on an answer as fields of `/execute`, and the names that the client has for these."""
+    """The constraint on an answer as fields of `/execute`, and the client's names for them."""
 
     fields: Mapping[str, str | None]
     names: Mapping[str, str]
 
 
 def constraint_of(request: ConstrainedRequest, own: Mapping[str, Any], errors: list[FieldError]) -> Wanted:
-    """The constraint that is asked for; `own` has those fields of `/execute` that were given. What is wrong is added to
-    the errors.
+    """The constraint that the request asks for. `own` has the fields of `/execute` that were sent. The errors gain an
+    entry for each broken rule.
 
     Raises: NotAnObject.
     """
@@ -106,7 +106,7 @@ def constraint_of(request: ConstrainedRequest, own: Mapping[str, Any], errors: l
 
 
 Read = Callable[[str, Any, list[FieldError]], str | None]
-"""(where a constraint was sent, the constraint, errors) → its text; None where it asks for nothing, or has an error."""
+"""(field, its value, errors) → the constraint's text; None if it asks for nothing or has an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class _Asked:
 
 
 def _asked(request: ConstrainedRequest, own: Mapping[str, Any]) -> Iterator[_Asked]:
-    """All constraints of a request, in one order whatever the request's is."""
+    """All constraints of a request, in an order that does not depend on the request's."""
     spelled: list[tuple[str, Field, Read, Any]] = [
         ("response_format", "json_schema", _format, request.response_format),
         ("grammar", "grammar", _text, own.get("grammar")),
@@ -162,7 +162,7 @@ def _text(place: str, value: str, errors: list[FieldError]) -> str:  # noqa: ARG
 
 
 def _schema(place: str, value: object, errors: list[FieldError]) -> SchemaText:  # noqa: ARG001 - a Read
-    """Raises: NotAnObject for a schema that is nested as deeply as can just be read."""
+    """Raises: NotAnObject if the schema is nested so deeply that it cannot be encoded again."""
     try:
         return SchemaText(msgspec.json.encode(value).decode())
     except RecursionError:
@@ -176,11 +176,11 @@ def _json(place: str, value: dict[str, Any] | str, errors: list[FieldError]) -> 
     try:
         msgspec.json.decode(value)
         schema = schema_text(value.encode())
-        fault = "is the JSON text null; send a schema" if schema is None else ""
+        fault = "is the JSON text null, not a schema; send a schema" if schema is None else ""
     except msgspec.ValidationError as error:
-        schema, fault = None, f"is a JSON text that is no schema: {error}"
+        schema, fault = None, f"is JSON text but not a schema: {error}"
     except (msgspec.DecodeError, RecursionError):
-        schema, fault = None, "is a text that is not JSON; send a schema, or its JSON text"
+        schema, fault = None, "is text but not JSON; send a schema as an object or as JSON text"
     if fault:
         errors.append(FieldError(field=place, constraint="json_schema", message=f"{place} {fault}"))
     return schema
@@ -191,7 +191,7 @@ def _any_object(place: str, value: bool, errors: list[FieldError]) -> SchemaText
 
 
 def _choice(place: str, value: list[str], errors: list[FieldError]) -> str | None:
-    """Texts of which the answer is one, as a regular expression."""
+    """The regular expression that matches exactly these texts."""
     if not value:
         errors.append(FieldError(field=place, constraint="non_empty", message=f"{place} must not be empty"))
     for at, text in islice(enumerate(value), MAX_ERRORS):
@@ -202,7 +202,8 @@ def _choice(place: str, value: list[str], errors: list[FieldError]) -> str | Non
 
 
 def _grammar(place: str, value: str, errors: list[FieldError]) -> str:  # noqa: ARG001 - a Read
-    """A grammar in any of the notations that vLLM's clients send: Lark has no `::=` in it, and no header there."""
+    """A grammar in the notation of `/execute`. vLLM's clients send Lark without a header; a text without `::=` is
+    Lark."""
     is_lark = "::=" not in value and value.strip() and not value.lstrip().startswith(_LARK_HEADER)
     return f"{_LARK_HEADER} {{}}\n{value}" if is_lark else value
 

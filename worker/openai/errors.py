@@ -1,6 +1,6 @@
 """Refusals and failures in OpenAI's shape: `{"error":{"message","type","param","code"}}`.
 
-Owns: types and codes. Refuses to know: HTTP frameworks, which route was asked. Pure; runs on the front's event loop.
+Owns: types and codes. Refuses to know: HTTP frameworks, routes. Pure; runs on the front's event loop.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,26 +18,26 @@ ErrorType = Literal[
 ]  # fmt: skip
 
 CANCELLED_STATUS = 499
-"""nginx's word for a request that its client has ended, here by `POST /cancel`. Clients send again what they were
-answered with 409 or 5xx, and nobody wants a cancelled answer again."""
+"""nginx's status for a request that its client has ended, here by `POST /cancel`. Clients retry a request after 409 or
+5xx, but a cancelled request must not be retried."""
 
 
-_MOST_QUOTED = 100
-"""Characters of a name that a message shows."""
+_MAX_QUOTED_CHARS = 100
+"""A message shows this many characters of a name."""
 
 
 def _quoted(name: str) -> str:
     """A name on one line, cut if it is long."""
     text = repr(name)
-    return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}…"
+    return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}…"
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong."""
+    """The error: a message for people, and a type, a field and a code for programs."""
 
-    message: Annotated[str, doc("For a person; its wording is not part of the contract.")]
+    message: Annotated[str, doc("Text for people; the wording may change.")]
     type: ErrorType
-    param: Annotated[str | None, doc("The field, as the request spells it.")] = None
+    param: Annotated[str | None, doc("The field, spelled as in the request.")] = None
     code: str | None = None
 
 
@@ -48,7 +48,7 @@ class ApiErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotAnObject(InvalidRequest):
-    """No request can be read from the body."""
+    """The body is not a JSON object, so it holds no request."""
 
     wording = "{}"
 
@@ -58,7 +58,7 @@ class NotAnObject(InvalidRequest):
 
 
 class UnknownModel(WorkerError):
-    """The model that is asked for is not the one that is served."""
+    """The request names another model than the one that is served."""
 
     code, http_status, retriable = "NOT_FOUND", 404, False
 
@@ -78,11 +78,11 @@ _CODES: dict[str, str] = {
     "type": "invalid_type",
     "unsupported": "unsupported_parameter",
 }
-"""The codes of rules, by the rule's name; all others are invalid_value."""
+"""The codes of rules by the rule's name. All other rules have the code invalid_value."""
 
 
 class Failure(NamedTuple):
-    """How a job's end that is none looks outside a stream."""
+    """The status and type of a job that failed, outside a stream."""
 
     status: int
     type: ErrorType
@@ -97,7 +97,7 @@ _FAILURES: dict[StreamCode, Failure] = {
     "ENGINE_RESTARTED": Failure(503, "server_error"),
 }
 _GOING = Failure(503, "server_error")
-"""A job that the worker has cancelled, because it is about to exit."""
+"""The worker cancelled the job because it is about to exit."""
 
 
 def error_detail(error: WorkerError) -> ErrorDetail:
@@ -117,29 +117,29 @@ def error_detail(error: WorkerError) -> ErrorDetail:
         case WorkerBusy():
             return ErrorDetail(message=str(error), type="rate_limit_error", code=error.code.lower())
         case _:
-            kind: ErrorType = "invalid_request_error" if error.http_status < _LEAST_SERVER_STATUS else "server_error"
+            kind: ErrorType = "invalid_request_error" if error.http_status < _MIN_SERVER_STATUS else "server_error"
             return ErrorDetail(message=str(error), type=kind, code=error.code.lower())
 
 
-_LEAST_SERVER_STATUS = 500
+_MIN_SERVER_STATUS = 500
 
 
 def _overflow(error: FieldError, overflow: Overflow) -> str:
-    """OpenAI's own words: agents find out by them that a conversation has to be made shorter, and by how much."""
-    n_tokens, most = overflow.n_tokens, overflow.most
-    told = (
-        f"This model's maximum context length is {most} tokens. "
+    """The error in OpenAI's own words. Agents search for them to learn that they must shorten the conversation."""
+    n_tokens, limit = overflow.n_tokens, overflow.most
+    text = (
+        f"This model's maximum context length is {limit} tokens. "
         f"However, your {error.field} resulted in {n_tokens} tokens"
     )
     if error.constraint.partition("(")[0] == "max_tokens_in":
-        told += f"; this worker takes no longer prompt (--max-tokens-in {most})"
-    elif n_tokens <= most:
-        told += ", and an answer needs room for one more"
-    return f"{told}. Please reduce the length of the {error.field}."
+        text += f"; this worker accepts no longer prompt (--max-tokens-in {limit})"
+    elif n_tokens <= limit:
+        text += ", and an answer needs room for one more"
+    return f"{text}. Please reduce the length of the {error.field}."
 
 
 def failure(event: ErrorEvent) -> Failure:
-    """What a job that failed is outside a stream."""
+    """The status and type of a job that failed, outside a stream."""
     return _GOING if event.code == "CANCELLED" and event.retriable else _FAILURES[event.code]
 
 
@@ -152,12 +152,12 @@ def error_body(detail: ErrorDetail) -> bytes:
 
 
 def refused_as_spelled(refused: FieldsRefused, names: Mapping[str, str]) -> FieldsRefused:
-    """The same refusal about the fields that the client wrote."""
+    """The same refusal with the client's names of the fields."""
     return FieldsRefused(respelled(refused.errors, names), refused.overflow)
 
 
 def respelled(errors: Iterable[FieldError], names: Mapping[str, str]) -> list[FieldError]:
-    """The same errors about the fields that the client wrote: `names` has its names by ours."""
+    """The same errors with the client's names of the fields; `names` maps our names to the client's."""
     return [_respelled(error, names) for error in errors]
 
 

@@ -1,8 +1,8 @@
 """The fields of a request in OpenAI's shape, and how they become those of `/execute`.
 
-Owns: which fields are known, which are refused and which are ignored; their types; what the two generating routes have
-in common. Ranges are protocol/rules.py's. null is as absent, for every field. Refuses to know: HTTP
-frameworks, the prompt. Pure; runs on the front's event loop, or on a thread for large bodies.
+Owns: the known, the refused and the ignored fields; their types; the common part of the two generating routes. Ranges
+are protocol/rules.py's. A field that is null counts as absent. Refuses to know: HTTP frameworks, the prompt. Pure; runs
+on the front's event loop, or on a thread for large bodies.
 """
 
 import re
@@ -33,13 +33,14 @@ MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 
 MAX_PREDICTION_CHARS = 131_072
-"""A prediction makes as much work in the engine as a prompt, and is there for speed alone."""
+"""A prediction costs the engine as much work as a prompt, and it only serves speed."""
 
 MAX_IGNORED = 32
-"""How many fields are named as ignored."""
-_LONGEST_NAME = 64
+"""The answer names at most this many ignored fields."""
+_MAX_NAME_CHARS = 64
 _IN_NAMES = "!#$&'*+.^_`|~-"
-"""Characters that a header takes without quotes, beside letters and digits (RFC 9110, 5.6.2), less the quoting one."""
+"""The characters other than letters and digits that a header accepts without quotes (RFC 9110, 5.6.2), without `%`,
+which quotes."""
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -54,7 +55,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Fields that cannot be honoured, and those of their values that ask for nothing, which are ignored."""
+"""The fields that the worker does not support, and their values that ask for nothing, which are ignored."""
 
 _OWN_READING = frozenset(
     {
@@ -63,7 +64,7 @@ _OWN_READING = frozenset(
     }
 )
 SHARED = {field.name: field.type for field in msgspec.structs.fields(ExecuteRequest) if field.name not in _OWN_READING}
-"""The fields that are `/execute`'s by name, type and meaning, with their types."""
+"""The fields that have the same name, type and meaning in `/execute`, with their types."""
 
 ROUTED_FIELDS = (
     "no_stop_trim",
@@ -72,100 +73,102 @@ ROUTED_FIELDS = (
     "stream_reasoning",
     "return_hidden_states",
 )
-"""Fields that vllm-router 0.1.17 adds to every request as false, whatever its client wants."""
+"""The fields that vllm-router 0.1.17 adds to every request as false, independent of its client."""
 
 _I64_MAX = 2**63 - 1
 _U64 = 2**64
 
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<inside>.*)`)?", re.DOTALL)
-"""How msgspec words a value of a wrong type: it names types, and nothing of the value."""
+"""The form of msgspec's message for a value of a wrong type. It names types and quotes nothing of the value."""
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream tells beside the text."""
+    """The parts of a stream other than the text."""
 
-    include_usage: Annotated[bool | None, doc("A last chunk without choices and with the usage.")] = None
-    continuous_usage_stats: Annotated[bool | None, doc("The usage so far in every chunk of a choice.")] = None
+    include_usage: Annotated[bool | None, doc("Send the usage in a last chunk without choices.")] = None
+    continuous_usage_stats: Annotated[bool | None, doc("Send the usage so far in every chunk.")] = None
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that the answer will probably repeat, such as a file that is to be changed. It makes the answer faster and
-    changes no token of it."""
+    """A text that the answer will probably repeat, e.g. a file that the answer edits. It makes the answer faster and
+    does not change its tokens."""
 
-    type: Annotated[str, doc("The only type.", const="content")]
+    type: Annotated[str, doc("Only content is supported.", const="content")]
     content: Annotated[
-        str | list[Part], doc("The text, or parts that follow each other.", maxLength=MAX_PREDICTION_CHARS)
+        str | list[Part], doc("The text, or its parts in order.", maxLength=MAX_PREDICTION_CHARS)
     ]
 
 
 class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
-    """What chat completions and completions both have, beside `SHARED`."""
+    """The fields that chat completions and completions have in common, in addition to `SHARED`."""
 
-    model: Annotated[str | None, doc("Any name is taken, unless `--strict-model`.")] = None
+    model: Annotated[str | None, doc("Any name is accepted, unless `--strict-model` is set.")] = None
     max_tokens: Annotated[
         int | None,
-        doc("Maximum tokens to generate; cut to --max-tokens-out and to the room that the context has.", minimum=0),
+        doc("Maximum tokens to generate; reduced to --max-tokens-out and to the space left in the context.", minimum=0),
     ] = None
-    n: Annotated[int | None, doc("How many answers to each prompt.", minimum=1, maximum=MAX_CHOICES)] = None
+    n: Annotated[int | None, doc("Number of answers to each prompt.", minimum=1, maximum=MAX_CHOICES)] = None
     seed: Annotated[
-        int | None, doc("Repeats an answer; a choice's index is added to it.", minimum=-_I64_MAX - 1, maximum=_I64_MAX)
+        int | None,
+        doc("Makes the answer repeatable; a choice's index is added to it.", minimum=-_I64_MAX - 1, maximum=_I64_MAX),
     ] = None
-    stop: Annotated[str | list[str] | None, doc("Texts that end the answer and are not shown, at most 16.")] = None
-    stream: Annotated[bool | None, doc("Server-sent events, chunk by chunk.")] = None
+    stop: Annotated[str | list[str] | None, doc("At most 16 texts that end the answer and are not shown.")] = None
+    stream: Annotated[bool | None, doc("Stream the answer as server-sent events, chunk by chunk.")] = None
     stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
     prediction: Prediction | None = None
     skip_special_tokens: Annotated[
         bool | None,
-        doc("false shows control tokens by their names; a chat is then not divided into reasoning and content."),
+        doc("false shows control tokens by their names; reasoning and content are then not separated."),
     ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What this worker allows, by its settings and its model."""
+    """The limits that follow from this worker's settings and its model."""
 
     model: str
-    """The name that is served."""
+    """The served model's name."""
     is_strict: bool
-    """Whether no other name may be asked for."""
+    """True if a request must not name another model."""
     max_tokens_out: int
-    """The longest answer in tokens, whatever its prompt; a larger max_tokens is cut to it."""
+    """The most tokens of an answer, independent of its prompt. A larger max_tokens is cut to it."""
     max_prompt_chars: int
-    """The room in a frame to the engine. The context is the limit that clients meet."""
+    """The space in a frame to the engine. The context is the limit that clients notice."""
     vocab_size: int
     template_keys: frozenset[str]
     """The variables that the model's chat template reads, besides the messages."""
     takes_predictions: bool = True
-    """True if drafts are read from texts at all."""
+    """True if the engine drafts from texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What a request asks for, whatever its prompt is."""
+    """The fields of a request that do not depend on its prompt."""
 
     fields: ExecuteRequest
-    """Without its prompt and its job_id, and with the seed of the first choice."""
+    """The fields without prompt and job_id; `seed` is the first choice's."""
     model: str | None
-    """What the client calls it."""
+    """The client's name for the model."""
     n: int
     is_stream: bool
     options: StreamOptions
     names: Mapping[str, str]
-    """How the client spells fields that have other names in `/execute`."""
+    """The client's spelling of fields that have other names in `/execute`."""
     ignored: tuple[str, ...]
-    """Members that change nothing here."""
+    """The members that have no effect."""
     prediction: str = ""
-    """Submit's."""
+    """The text for Submit.prediction."""
     asked_tokens: int | None
-    """The max_tokens that the client sent, which `fields` has cut to what an answer can have; None without one."""
+    """The max_tokens that the client sent, or None. `fields` has it cut to the limit."""
     shows_marks: bool = False
     """True if control tokens are shown by their names."""
 
     def cut_to(self, room: int) -> int | None:
-        """The length in tokens to which an answer is cut, if more was asked for than fits in `room`; else None."""
-        most = min(self.fields.max_tokens, room)
-        return most if self.asked_tokens is not None and self.asked_tokens > most else None
+        """The length in tokens to which the answer is cut, if the request asks for more than fits in `room`; else
+        None."""
+        limit = min(self.fields.max_tokens, room)
+        return limit if self.asked_tokens is not None and self.asked_tokens > limit else None
 
     def choice(self, index: int, job_id: str) -> ExecuteRequest:
         """The fields of one of n answers to a prompt."""
@@ -177,7 +180,7 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 def read_object(body: bytes | bytearray) -> Members:
-    """The members of a JSON object; of those given twice the last. Raises: NotAnObject."""
+    """The members of a JSON object. If a name occurs twice, the last one counts. Raises: NotAnObject."""
     body = without_mark(body)
     try:
         value = msgspec.json.decode(body)
@@ -191,7 +194,7 @@ def read_object(body: bytes | bytearray) -> Members:
 
 
 def read_struct(shape: type[Shape], members: Members, errors: list[FieldError]) -> Shape:
-    """The fields of `shape`, all of which have defaults. Those of another type are added to the errors."""
+    """The fields of `shape`, all of which have defaults. Fields of another type are added to the errors."""
     values: Members = {}
     for field in msgspec.structs.fields(shape):
         value = members.get(field.name)
@@ -201,7 +204,7 @@ def read_struct(shape: type[Shape], members: Members, errors: list[FieldError]) 
 
 
 def read_field(name: str, value: object, kind: Any, values: Members, errors: list[FieldError]) -> None:
-    """Put the value into `values` under its name, or say in the errors why it is not of the type `kind`."""
+    """Put the value into `values` under its name. If it is not of the type `kind`, add an error."""
     try:
         values[name] = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -217,7 +220,7 @@ def read_field(name: str, value: object, kind: Any, values: Members, errors: lis
 
 def conversation_of(
     messages: object,
-    told: Mapping[str, Any] | None,
+    template_kwargs: Mapping[str, Any] | None,
     terms: Terms,
     *,
     add_generation_prompt: bool | None,
@@ -226,7 +229,7 @@ def conversation_of(
     """The conversation. Raises: FieldsRefused."""
     return conversation(
         messages,
-        template_kwargs=told,
+        template_kwargs=template_kwargs,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=bool(continue_final_message),
         max_chars=terms.max_prompt_chars,
@@ -240,7 +243,7 @@ def check_model(model: str | None, terms: Terms) -> None:
 
 
 def unsupported(members: Members) -> Iterator[FieldError]:
-    """Fields that the client means and this worker cannot honour."""
+    """The errors for fields that have an effect which this worker does not support."""
     for name, idle in _UNSUPPORTED.items():
         value = members.get(name)
         if value is not None and value not in idle:
@@ -256,9 +259,9 @@ def ignored_fields(
     unheeded: Collection[str] = (),
     beside: Iterable[str] = (),
 ) -> tuple[str, ...]:
-    """Members that change nothing here, as a header may name them, at most MAX_IGNORED: those of the request itself
-    first, then those inside its fields, then those that were found `beside` it. `unheeded`: fields of the shape that
-    count as unknown in this request."""
+    """The members that have no effect, spelled for a header, at most MAX_IGNORED. Members of the request itself come
+    first, then members inside its fields, then the names in `beside`, which the caller has found. `unheeded` names
+    fields of the shape that count as unknown in this request."""
     fields = {field.name: field.type for field in msgspec.structs.fields(shape) if field.name not in unheeded}
     given = {name: value for name, value in members.items() if value is not None}
     found = chain(
@@ -270,8 +273,8 @@ def ignored_fields(
 
 
 def _shown(name: str) -> str:
-    """The name as a header can have it: other characters as in a URL, and as much of it as there is room for."""
-    return quote(name[:_LONGEST_NAME], safe=_IN_NAMES)[:_LONGEST_NAME] or '""'
+    """The name in a header's spelling: other characters are quoted as in a URL, and a long name is cut."""
+    return quote(name[:_MAX_NAME_CHARS], safe=_IN_NAMES)[:_MAX_NAME_CHARS] or '""'
 
 
 def read_generation(
@@ -283,13 +286,13 @@ def read_generation(
     logprobs: int | None,
     max_tokens: int | None,
     default_tokens: int | None = None,
-    least_tokens: int = 1,
+    min_max_tokens: int = 1,
     names: Mapping[str, str],
     ignored: Iterable[str] = (),
 ) -> Generation:
     """Read the fields of a request. The route has read `max_tokens` and `logprobs`, which it spells in its own way. If
-    `max_tokens` is None, it is `default_tokens`, or as many as an answer can have. `ignored` are names that the route
-    has found besides those of the fields.
+    `max_tokens` is None, `default_tokens` or else the limit applies. `min_max_tokens` is the smallest max_tokens that
+    is accepted. `ignored` are further names that the route has found.
 
     Raises: UnknownModel; FieldsRefused with the errors found so far and here.
     """
@@ -303,13 +306,13 @@ def read_generation(
     if prediction and not terms.takes_predictions:
         prediction, ignored = "", chain(("prediction",), ignored)
     values |= {"job_id": "", "prompt": "", "logprobs": logprobs, **wanted.fields}
-    n_most = terms.max_tokens_out
-    values["max_tokens"] = (default_tokens or n_most) if max_tokens is None else max_tokens
+    max_tokens_out = terms.max_tokens_out
+    values["max_tokens"] = (default_tokens or max_tokens_out) if max_tokens is None else max_tokens
     fields = msgspec.structs.replace(_NOTHING, **values)
     broken = [
-        *int_range("max_tokens", max_tokens, least_tokens),
+        *int_range("max_tokens", max_tokens, min_max_tokens),
         *int_range("n", request.n, 1, MAX_CHOICES),
-        *sampling_violations(fields, max(n_most, fields.max_tokens), terms.vocab_size, max_stops=MAX_STOPS),
+        *sampling_violations(fields, max(max_tokens_out, fields.max_tokens), terms.vocab_size, max_stops=MAX_STOPS),
         *_stream_errors(request),
     ]
     errors += respelled(broken, spelled)
@@ -317,7 +320,9 @@ def read_generation(
         raise FieldsRefused(errors)
     return Generation(
         fields=msgspec.structs.replace(
-            fields, max_tokens=min(fields.max_tokens, n_most), min_tokens=min(fields.min_tokens, n_most)
+            fields,
+            max_tokens=min(fields.max_tokens, max_tokens_out),
+            min_tokens=min(fields.min_tokens, max_tokens_out),
         ),
         model=request.model,
         n=request.n or 1,
@@ -337,12 +342,12 @@ _NOTHING = ExecuteRequest(job_id="", prompt="", max_tokens=1)
 
 
 def _is_routed(members: Members) -> bool:
-    """True if a router has added its own fields, with the values that they have if a client sends none."""
+    """True if a router has added its own fields with their default values."""
     return all(members.get(name) is False for name in ROUTED_FIELDS)
 
 
 def _shared(members: Members, errors: list[FieldError]) -> Members:
-    """The fields that are `/execute`'s own, with floats as the f32 that its fields hold."""
+    """The fields that are the same in `/execute`, with floats rounded to f32."""
     values: Members = {}
     for name, kind in SHARED.items():
         value = members.get(name)
@@ -359,7 +364,7 @@ def _shared(members: Members, errors: list[FieldError]) -> Members:
 
 
 def _seed(seed: int | None, errors: list[FieldError]) -> int | None:
-    """A signed seed as the u64 with the same bits."""
+    """The u64 with the same bits as the signed seed."""
     errors += int_range("seed", seed, -_I64_MAX - 1, _I64_MAX)
     return None if seed is None else seed % _U64
 
@@ -369,7 +374,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _predicted_text(prediction: Prediction | None, errors: list[FieldError]) -> str:
-    """The text that is predicted; empty where there is none, or where something is wrong with it."""
+    """The predicted text; empty if there is none or if it breaks a rule."""
     if prediction is None:
         return ""
     content = prediction.content
@@ -383,7 +388,7 @@ def _predicted_text(prediction: Prediction | None, errors: list[FieldError]) -> 
 def _prediction_errors(prediction: Prediction) -> Iterator[FieldError]:
     content = prediction.content
     if prediction.type != "content":
-        text = "prediction.type must be content, which is all that is predicted"
+        text = "prediction.type must be content, the only supported type"
         yield FieldError(field="prediction.type", constraint="one_of", message=text)
     if isinstance(content, list):
         yield from part_errors("prediction.content", content)

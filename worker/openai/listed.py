@@ -1,6 +1,6 @@
-"""The tokens of a message that are listed with their log-probabilities: those whose text is shown, and no sooner.
+"""The tokens of a message that are listed with their log-probabilities. A token is listed when its text is shown.
 
-Owns the way back from characters that were shown to the tokens that they came from. Pure; runs on the front's loop.
+Owns the mapping from shown characters back to their tokens. Pure; runs on the front's loop.
 """
 
 import codecs
@@ -12,44 +12,45 @@ from msgspec.structs import replace
 from worker.wire.messages import Logprob
 
 _SURROGATE_HALF_FROM, _SURROGATE_HALF_BELOW = b"\xed\xa0", b"\xee"
-"""CPython's incremental decoder waits for a third byte after ED A0..BF, though no code point begins so (RFC 3629)."""
+"""CPython's incremental decoder waits for a third byte after ED A0..BF, although no code point begins with these bytes
+(RFC 3629)."""
 
 
 class ListedTokens:
-    """The tokens of one message. Law: the bytes of all that it gives are those of the text that is shown; where an
-    answer was cut off they may go on with the beginning of a character.
+    """The tokens of one message. Law: the bytes of all returned tokens are the bytes of the shown text. If the answer
+    was cut off, the first bytes of a character may follow.
 
-    [ given )[ its text is not shown, or not whole )
+    [ returned )[ text not shown or incomplete )
     """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._waiting: deque[tuple[int, Logprob]] = deque()
-        """Tokens that are not given yet, each with the place behind its last byte."""
+        """The tokens that were not returned yet, each with the place after its last byte."""
         self._char_ends: deque[int] = deque()
-        """The places behind the characters that are not shown yet."""
+        """The places after the characters that are not shown yet."""
         self._n_read = self._n_shown = 0
         """The number of bytes of the tokens, and of those that are shown."""
 
     def add(self, drawn: Sequence[Logprob]) -> None:
-        """Tokens that were drawn; those without a text are never listed."""
+        """Add sampled tokens. Tokens without a text are never listed."""
         for entry in drawn:
             if entry.token.text:
                 self._char_ends.extend(self._ends_in(entry.token.piece))
                 self._waiting.append((self._n_read, entry))
 
     def show(self, n_chars: int) -> list[Logprob]:
-        """Count characters as shown. Returns the tokens that are now shown to their end."""
+        """Count characters as shown. Returns the tokens whose text is now shown completely."""
         for _ in range(min(n_chars, len(self._char_ends))):
             self._n_shown = self._char_ends.popleft()
-        given = []
+        shown = []
         while self._waiting and self._waiting[0][0] <= self._n_shown:
-            given.append(self._waiting.popleft()[1])
-        return given
+            shown.append(self._waiting.popleft()[1])
+        return shown
 
     def finish(self, *, is_cut_off: bool) -> list[Logprob]:
-        """The last tokens. A token of which only the beginning is shown is given so far; what is hidden behind it is
-        not listed, but where the answer was cut off in the midst of a character.
+        """The last tokens. If only the beginning of a token is shown, the returned token is cut to it. Hidden tokens
+        are listed only if the answer was cut off in the middle of a character.
         """
         rest = [*self._waiting]
         self._waiting.clear()
@@ -62,20 +63,20 @@ class ListedTokens:
         ]
 
     def _ends_in(self, piece: bytes) -> Iterator[int]:
-        """The places behind the characters that the next bytes complete."""
+        """The places after the characters that the next bytes complete."""
         for value in piece:
             self._n_read += 1
             text = self._decoder.decode(bytes([value]))
             pending, _ = self._decoder.getstate()
             if _SURROGATE_HALF_FROM <= pending < _SURROGATE_HALF_BELOW:
                 text, pending = text + self._decoder.decode(b"", final=True), b""
-            # If several characters end here, only the first may have more than one byte: begun before, and invalid.
+            # If several characters end here, only the first may have several bytes: it began earlier and is invalid.
             end = self._n_read - len(pending)
             yield from range(end - len(text) + 1, end + 1)
 
 
 def _beginning(entry: Logprob, n_bytes: int) -> Logprob:
-    """The entry of a token of which so many bytes are shown."""
+    """The token's entry, cut to the `n_bytes` that are shown."""
     piece = entry.token.piece[:n_bytes]
     text = piece.decode(errors="replace")
     raw = None if text.encode() == piece else piece

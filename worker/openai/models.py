@@ -12,11 +12,11 @@ OWNER = "llorch-worker"
 
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model file says of itself."""
+    """The properties of the model file."""
 
-    n_ctx_train: Annotated[Count, doc("Tokens that it was trained to read.")]
+    n_ctx_train: Annotated[Count, doc("Context length of the training, in tokens.")]
     n_params: Count
-    size: Annotated[Count, doc("Bytes of the file.")]
+    size: Annotated[Count, doc("Size of the file in bytes.")]
     n_vocab: Count
     quant_kind: str
 
@@ -26,14 +26,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     object: Literal["model"] = "model"
-    created: Annotated[Count, doc("When this worker was started, in Unix seconds.")]
+    created: Annotated[Count, doc("Start of this worker, Unix time in seconds.")]
     owned_by: str = OWNER
-    max_model_len: Annotated[Count, doc("Tokens one job may use.")]
+    max_model_len: Annotated[Count, doc("Most tokens that one job may use.")]
     meta: ModelMeta
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All models that are served: one."""
+    """The list of the served models, which has one entry."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -55,6 +55,7 @@ def model_card(facts: Loaded, name: str, created: int) -> ModelCard:
 
 
 def fingerprint(facts: Loaded, version: str) -> str:
-    """What answers depend on beside the request: the model, what computes it, and this worker's version."""
-    of = (facts.name, facts.quant_kind, str(facts.model.file_bytes), facts.backend, facts.device_name, version)
-    return "fp_" + hashlib.sha256("\0".join(of).encode()).hexdigest()[:12]
+    """A digest of everything except the request that answers depend on: the model, its device and this worker's
+    version."""
+    parts = (facts.name, facts.quant_kind, str(facts.model.file_bytes), facts.backend, facts.device_name, version)
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

@@ -1,6 +1,6 @@
-"""What the OpenAPI document says about each route of `/v1` and its kin. The router has the paths.
+"""The descriptions of the routes of `/v1` and related ones in the OpenAPI document. The router has the paths.
 
-Owns no field of any body: those are the structs that are encoded and decoded. Refuses to know: HTTP frameworks,
+Owns no field of any body: the fields are in the structs that are encoded and decoded. Refuses to know: HTTP frameworks,
 settings. Pure.
 """
 
@@ -37,7 +37,7 @@ from worker.wire.messages import Overflow
 
 
 def _api_error(description: str, *errors: WorkerError, headers: tuple[str, ...] = ()) -> Answer:
-    """Errors of one status, as they are encoded."""
+    """The answer of one status, with its errors as examples."""
     return _details(description, [error_detail(error) for error in errors], headers)
 
 
@@ -52,12 +52,12 @@ def _json(description: str, shape: Any, headers: tuple[str, ...] = ()) -> Answer
 
 _EVERYWHERE: dict[int, Answer] = {
     401: _api_error(
-        "A token is set (`--api-key`), and the request does not carry it.",
+        "The worker requires a token (`--api-key`), and the request has no valid one.",
         Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token"),
         headers=("WWW-Authenticate",),
     ),
     405: _details(
-        "Another method.",
+        "The route does not support this method.",
         [
             ErrorDetail(
                 message="GET is not allowed on /v1/completions: use POST",
@@ -67,7 +67,7 @@ _EVERYWHERE: dict[int, Answer] = {
         ],
         ("Allow",),
     ),
-    500: _api_error("A fault of the worker's own.", InternalError("the request could not be answered")),
+    500: _api_error("Internal error of the worker.", InternalError("the request could not be answered")),
 }
 _TOO_LONG = FieldError(
     field="messages",
@@ -76,31 +76,33 @@ _TOO_LONG = FieldError(
 )
 _BODY: dict[int, Answer] = {
     400: _api_error(
-        "Not a JSON object, or rules are broken; `param` names the first field.",
+        "The body is not a JSON object, or a field breaks a rule; `param` names the first such field.",
         NotAnObject("the body is not JSON"),
         FieldsRefused([_TOO_LONG], Overflow(9000, 8192)),
     ),
-    404: _api_error("With `--strict-model`: another model.", UnknownModel("gpt-4", "smollm2-135m-instruct")),
-    413: _details("A body over 2 MiB, or what a larger `--max-prompt-chars` makes of it.", []),
-    415: _details("Not application/json or application/*+json.", []),
+    404: _api_error(
+        "With `--strict-model`: the request names another model.", UnknownModel("gpt-4", "smollm2-135m-instruct")
+    ),
+    413: _details("The body exceeds the limit: 2 MiB, more with a larger `--max-prompt-chars`.", []),
+    415: _details("The content type is not application/json or application/*+json.", []),
 }
 _STATE: dict[int, Answer] = {
-    503: _api_error("Not now, by the state of the worker or of its queue.", *NOT_NOW, headers=("Retry-After",)),
+    503: _api_error("The worker takes no jobs now, or its queue is full.", *NOT_NOW, headers=("Retry-After",)),
 }
 _LATE: dict[int, Answer] = {
-    504: _api_error("X-Deadline, or `--inference-timeout-sec`, passed.", DeadlineExceeded("X-Deadline passed")),
+    504: _api_error("X-Deadline or `--inference-timeout-sec` has passed.", DeadlineExceeded("X-Deadline passed")),
 }
 _CANCELLED: dict[int, Answer] = {
     CANCELLED_STATUS: _details(
-        "`POST /cancel` ended it.",
+        "`POST /cancel` ended the job.",
         [ErrorDetail(message="Job cancelled by client request", type="invalid_request_error", code="cancelled")],
     )
 }
 
 
 def _documented(shape: type[msgspec.Struct], **own: Any) -> type[msgspec.Struct]:
-    """A generating request with the fields that it shares with `/execute`, all of which may be null; `own` are types
-    that say more than those which are read."""
+    """A generating request with the fields that it shares with `/execute`, all of which may be null. `own` are types
+    with a more detailed schema than the types that are decoded."""
     fields = {field.name: (own.get(field.name, field.type), field.default) for field in msgspec.structs.fields(shape)}
     fields |= {name: (own.get(name, _or_null(kind)), None) for name, kind in SHARED.items()}
     fields |= {name: (kind, msgspec.NODEFAULT) for name, kind in own.items() if name in ("messages", "prompt")}
@@ -113,7 +115,7 @@ def _documented(shape: type[msgspec.Struct], **own: Any) -> type[msgspec.Struct]
 
 
 def _or_null(kind: Any) -> Any:
-    """The type with null beside it. Bounds of the type itself stay with it, others go beside both."""
+    """The type or null. Bounds of the type itself stay with it, its description covers both."""
     if get_origin(kind) is not Annotated:
         return kind | None
     bare, *metas = get_args(kind)
@@ -124,7 +126,7 @@ def _or_null(kind: Any) -> Any:
 
 
 _TOP_K = Annotated[
-    int | None, doc("Keep so many of the most probable tokens; 0 and -1 are off.", minimum=-1, maximum=2**32 - 1)
+    int | None, doc("Keep this many of the most probable tokens; 0 and -1 are off.", minimum=-1, maximum=2**32 - 1)
 ]
 _STOP = Annotated[
     str | list[Annotated[str, doc("1 to 100 bytes of UTF-8.", minLength=1, maxLength=100)]] | None,
@@ -172,7 +174,7 @@ def _generating(summary: str, description: str, body: Any, example: Mapping[str,
         body_examples={"whole": example, "stream": {**example, "stream": True}},
         answers={
             200: Answer(
-                "The answer, or with `stream` its chunks.",
+                "The answer; with `stream` its chunks.",
                 {JSON: Content(shapes=(shape,)), SSE_TYPE: Content(shapes=(ServerSentChunk,))},
                 _ANSWER_HEADERS,
             ),
@@ -184,14 +186,14 @@ def _generating(summary: str, description: str, body: Any, example: Mapping[str,
 
 CHAT = _generating(
     "Answer a conversation",
-    "The model's own chat template makes the prompt. A client that leaves ends its jobs; an error in mid-stream is "
-    '`data: {"error": …}` without `[DONE]`.',
+    "The model's own chat template makes the prompt. The jobs end if the client disconnects. An error during a stream "
+    'is sent as `data: {"error": …}`, and no `[DONE]` follows.',
     CHAT_BODY,
     _QUESTION,
     ChatCompletion,
 )
 COMPLETIONS = _generating(
-    "Go on with a text, or several",
+    "Continue one text or several",
     "Raw model input: special tokens are parsed, no template is applied.",
     COMPLETION_BODY,
     _TO_COMPLETE,
@@ -208,57 +210,57 @@ def _asking(
         body=body,
         body_rules=rules or {},
         body_examples={"example": example},
-        answers={200: _json("It.", answer, ("X-Ignored-Fields",)), **(_EVERYWHERE | _BODY | _STATE | _LATE)},
+        answers={200: _json("The result.", answer, ("X-Ignored-Fields",)), **(_EVERYWHERE | _BODY | _STATE | _LATE)},
     )
 
 
 def _is_given(name: str, kind: str) -> dict[str, Any]:
-    """The rule that a field is there and not null."""
+    """The rule that a field is present and not null."""
     return {"required": [name], "properties": {name: {"type": kind}}}
 
 
-RENDER_CHAT = _asking("The tokens of a conversation's prompt", CHAT_BODY, _QUESTION, RenderedBody)
-RENDER_COMPLETION = _asking("The tokens of each prompt", COMPLETION_BODY, _TO_COMPLETE, list[RenderedBody])
+RENDER_CHAT = _asking("Show the tokens of a conversation's prompt", CHAT_BODY, _QUESTION, RenderedBody)
+RENDER_COMPLETION = _asking("Show the tokens of each prompt", COMPLETION_BODY, _TO_COMPLETE, list[RenderedBody])
 TOKENIZE = _asking(
-    "The tokens of a text or a conversation",
+    "Tokenize a text or a conversation",
     TokenizeRequest,
     {"prompt": "Hello"},
     TokensBody,
     {"oneOf": [_is_given("prompt", "string"), _is_given("content", "string"), _is_given("messages", "array")]},
 )
 DETOKENIZE = _asking(
-    "The text of tokens", DetokenizeRequest, {"tokens": [1, 2]}, TextBody, {"allOf": [_is_given("tokens", "array")]}
+    "Turn tokens into text", DetokenizeRequest, {"tokens": [1, 2]}, TextBody, {"allOf": [_is_given("tokens", "array")]}
 )
 
 MODELS = Operation(
-    summary="The model that is served, in a list",
+    summary="List the served model",
     tag="openai",
-    answers={200: _json("It.", ModelList), **(_EVERYWHERE | _STATE)},
+    answers={200: _json("The list, which has one entry.", ModelList), **(_EVERYWHERE | _STATE)},
 )
 MODEL = Operation(
-    summary="The model that is served",
+    summary="Describe the served model",
     tag="openai",
     answers={
-        200: _json("It.", ModelCard),
-        404: _api_error("Another model.", UnknownModel("gpt-4", "smollm2-135m-instruct")),
+        200: _json("The model.", ModelCard),
+        404: _api_error("The model is not served here.", UnknownModel("gpt-4", "smollm2-135m-instruct")),
         **(_EVERYWHERE | _STATE),
     },
 )
 TOKENIZER_INFO = Operation(
-    summary="The names of special tokens, and the chat template",
+    summary="Show the names of special tokens and the chat template",
     tag="openai",
-    answers={200: _json("They.", TokenizerInfo), **(_EVERYWHERE | _STATE)},
+    answers={200: _json("The names and the template.", TokenizerInfo), **(_EVERYWHERE | _STATE)},
 )
 VERSION = Operation(
-    summary="The worker's version",
+    summary="Show the worker's version",
     tag="state",
-    answers={200: _json("It.", dict[str, str])},
+    answers={200: _json("The version.", dict[str, str])},
 )
 PING = Operation(
-    summary="Readiness probe, as /readyz",
+    summary="Readiness probe, same as /readyz",
     tag="state",
     answers={
-        200: Answer("Jobs are taken.", {TEXT: Content(shapes=(str,))}),
-        503: Answer("None are taken now.", {TEXT: Content(shapes=(str,))}),
+        200: Answer("The worker takes jobs.", {TEXT: Content(shapes=(str,))}),
+        503: Answer("The worker takes no jobs now.", {TEXT: Content(shapes=(str,))}),
     },
 )

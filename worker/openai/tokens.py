@@ -19,24 +19,24 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     prompt: Annotated[str | None, doc("A text.")] = None
-    add_special_tokens: Annotated[bool | None, doc("Whether BOS comes first where the model wants it.")] = None
+    add_special_tokens: Annotated[bool | None, doc("Put BOS first if the model wants it.")] = None
     content: Annotated[str | None, doc("A text.")] = None
-    add_special: Annotated[bool | None, doc("As add_special_tokens, and off where it is left out.")] = None
-    parse_special: Annotated[bool | None, doc("Whether names of special tokens are these tokens; true.")] = None
+    add_special: Annotated[bool | None, doc("Same as add_special_tokens, but off by default.")] = None
+    parse_special: Annotated[bool | None, doc("Parse names of special tokens as these tokens; on by default.")] = None
     messages: Annotated[Any, doc("A conversation.")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: Annotated[bool | None, doc("False.", const=False)] = None
-    with_pieces: Annotated[bool | None, doc("False.", const=False)] = None
+    return_token_strs: Annotated[bool | None, doc("Only false is supported.", const=False)] = None
+    with_pieces: Annotated[bool | None, doc("Only false is supported.", const=False)] = None
 
 
 class TokensBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What a text becomes."""
+    """The tokens of a text."""
 
     tokens: tuple[TokenId, ...]
     count: Count
-    max_model_len: Annotated[Count, doc("Tokens one job may use.")]
+    max_model_len: Annotated[Count, doc("Most tokens that one job may use.")]
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,35 +47,35 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of tokens, special ones by their names, under both servers' names."""
+    """The text of tokens, under both servers' names. A special token becomes its name."""
 
     content: str
     prompt: str
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What programs that count tokens ask for."""
+    """The facts that programs need to count tokens."""
 
     bos_token: str | None
     eos_token: str | None
     pad_token: str | None
-    chat_template: Annotated[str | None, doc("The Jinja template in force.")]
+    chat_template: Annotated[str | None, doc("The Jinja template that is in use.")]
 
 
 class RenderedBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request becomes."""
+    """The prompt that a request becomes."""
 
     token_ids: tuple[TokenId, ...]
-    prompt: Annotated[str, doc("The prompt's text; of a conversation, what the template made of it.")]
+    prompt: Annotated[str, doc("The prompt's text; for a conversation the output of the chat template.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextAsked:
-    """A text or a conversation whose tokens are asked for."""
+    """A request for the tokens of a text or a conversation."""
 
     prompt: Prompt
     field: str
-    """What it is called in the request."""
+    """The name of the prompt's field in the request."""
     add_special: bool = True
     parse_special: bool = True
     ignored: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class TextAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensAsked:
-    """Tokens whose text is asked for."""
+    """A request for the text of tokens."""
 
     tokens: tuple[TokenId, ...]
     ignored: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
     request = read_struct(TokenizeRequest, members, errors)
     given = [name for name in ("prompt", "content", "messages") if members.get(name) is not None]
     if len(given) != 1 and not errors:
-        text = "send one of prompt, content and messages"
+        text = "send exactly one of prompt, content and messages"
         errors.append(FieldError(field="prompt", constraint="required", message=text))
     for name in ("return_token_strs", "with_pieces"):
         if getattr(request, name):
@@ -118,7 +118,7 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
 
 
 def _text_asked(request: TokenizeRequest, field: str, terms: Terms, ignored: tuple[str, ...]) -> TextAsked:
-    """Each server has its own default for BOS."""
+    """The prompt of a request in either server's spelling; each server has its own default for BOS."""
     if field == "content":
         text, add_special = request.content or "", bool(request.add_special)
     else:
