@@ -1,4 +1,4 @@
-"""The room for large bodies: given out in order, never more than there is, and never lost."""
+"""The memory for large bodies is lent in order, never exceeds the total, and is never lost."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,7 +13,7 @@ from tests.attacks.watch import Watch, apart
 from tests.protocol.vectors import R0
 from tests.web.wire import JSON, head, post_json, read_answer
 from tests.worker_process import WorkerProcess
-from worker.web.bodies import ROOM_BYTES, Room
+from worker.web.bodies import SHARED_BYTES, SharedMemory
 
 
 def turn(work: Coroutine[None, None, None]) -> None:
@@ -21,19 +21,19 @@ def turn(work: Coroutine[None, None, None]) -> None:
 
 
 async def settled() -> None:
-    """Until every task has gone as far as it can without us."""
+    """Wait until every task has gone as far as it can."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "give back", "cancel"]), st.integers(0, 10)), max_size=40))
-def test_room_is_never_given_twice_nor_lost_and_comes_in_order(moves: list[tuple[str, int]]) -> None:
+def test_memory_is_never_lent_twice_nor_lost_and_is_lent_in_order(moves: list[tuple[str, int]]) -> None:
     async def live() -> None:
-        room = Room(10)
+        memory = SharedMemory(10)
         takers: list[tuple[int, asyncio.Task[None]]] = []
         for move, n in moves:
             if move == "take":
-                takers.append((n, asyncio.create_task(room.take(n))))
+                takers.append((n, asyncio.create_task(memory.take(n))))
             elif takers:
                 n_bytes, task = takers.pop(n % len(takers))
                 if move == "cancel" and not task.done():
@@ -41,7 +41,7 @@ def test_room_is_never_given_twice_nor_lost_and_comes_in_order(moves: list[tuple
                     with suppress(asyncio.CancelledError):
                         await task
                 elif task.done():
-                    room.give_back(n_bytes)
+                    memory.give_back(n_bytes)
                 else:
                     takers.append((n_bytes, task))
                     takers.sort(key=lambda taker: not taker[1].done())
@@ -50,8 +50,8 @@ def test_room_is_never_given_twice_nor_lost_and_comes_in_order(moves: list[tuple
             n_taken = sum(n_bytes for n_bytes, task in takers if task.done())
             assert n_taken <= 10
             waiting = [n_bytes for n_bytes, task in takers if not task.done()]
-            assert room.is_wanted == bool(waiting)
-            assert has == sorted(has, reverse=True), "somebody overtook"
+            assert memory.is_wanted == bool(waiting)
+            assert has == sorted(has, reverse=True), "a later caller was served first"
             assert not waiting or n_taken + waiting[0] > 10
         for _, task in takers:
             task.cancel()
@@ -60,18 +60,18 @@ def test_room_is_never_given_twice_nor_lost_and_comes_in_order(moves: list[tuple
     turn(live())
 
 
-def test_a_turn_that_comes_just_as_its_taker_gives_up_goes_to_the_next() -> None:
+def test_memory_that_is_lent_to_a_cancelled_caller_goes_to_the_next() -> None:
     async def live() -> None:
-        room = Room(2)
-        await room.take(2)
-        second, third = (asyncio.create_task(room.take(2)) for _ in range(2))
+        memory = SharedMemory(2)
+        await memory.take(2)
+        second, third = (asyncio.create_task(memory.take(2)) for _ in range(2))
         await settled()
-        room.give_back(2)
+        memory.give_back(2)
         second.cancel()
         await settled()
         assert second.cancelled()
         assert third.done()
-        assert not room.is_wanted
+        assert not memory.is_wanted
 
     turn(live())
 
@@ -81,8 +81,8 @@ def test_a_turn_that_comes_just_as_its_taker_gives_up_goes_to_the_next() -> None
 
 @pytest.mark.process
 @pytest.mark.model
-def test_a_flood_of_large_bodies_keeps_neither_health_nor_memory(worker: WorkerProcess) -> None:
-    """100 bodies of 2 MiB took 192 MB, which stayed, when all of them were read at once."""
+def test_a_flood_of_large_bodies_neither_delays_health_nor_fills_memory(worker: WorkerProcess) -> None:
+    """100 bodies of 2 MiB took 192 MB, which were not freed, when all of them were read at once."""
     with Watch(worker) as watch:
         statuses = apart(flood, worker.port)
     assert statuses.total() == 100
@@ -94,11 +94,11 @@ def test_a_flood_of_large_bodies_keeps_neither_health_nor_memory(worker: WorkerP
 
 @pytest.mark.process
 @pytest.mark.model
-def test_large_bodies_that_do_not_come_give_their_room_to_those_that_do(worker: WorkerProcess) -> None:
-    """Four of them have all of it; after ten seconds of somebody's waiting they are told to try again."""
+def test_large_bodies_that_do_not_arrive_lose_their_memory_to_those_that_do(worker: WorkerProcess) -> None:
+    """Four stalled bodies hold all of it. After another body has waited ten seconds, they are refused for now."""
     stalled = [worker.connect() for _ in range(4)]
     for sock in stalled:
-        sock.sendall(head("POST", "/execute", content_type=JSON, content_length=ROOM_BYTES // 4) + b'{"job_id":')
+        sock.sendall(head("POST", "/execute", content_type=JSON, content_length=SHARED_BYTES // 4) + b'{"job_id":')
     with worker.connect() as patient:
         patient.sendall(post_json("/execute", R0 | {"prompt": "Hello " + " " * 40_000, "max_tokens": 1}))
         answer = read_answer(patient)

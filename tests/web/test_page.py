@@ -227,7 +227,7 @@ def test_a_wrong_token_is_told_and_the_right_one_is_kept_for_this_tab(browser: B
     with visited(browser, f"{guarded.worker.url}/") as tab:
         give_token(tab, "wrong")
         tab.until("document.querySelector('#token-wrong').innerText !== ''")
-        assert tab.text("#state") == "needs its token"
+        assert tab.text("#state") == "token required"
         give_token(tab, TOKEN)
         tab.until("!document.querySelector('#token-form').checkVisibility()")
         tab.until("document.querySelector('#cells').textContent.includes(' of ')")

@@ -1,7 +1,8 @@
-"""Bodies out: every JSON answer that is not a stream, and the ready callback (docs/protocol.md 2, 3 and 4).
+"""The bodies that the worker sends: every JSON answer that is not a stream, and the ready callback (docs/protocol.md 2,
+3 and 4).
 
 Owns: keys and their order, which is the order of the fields below, and the annotations from which msgspec makes the
-OpenAPI document. Refuses to know: where the figures come from, which rules a request breaks, HTTP. Pure; runs on the
+OpenAPI document. Refuses to know: the source of the figures, the rules of requests, HTTP. Pure; runs on the
 front's event loop. A struct becomes bytes with `msgspec.json.encode`.
 """
 
@@ -14,8 +15,8 @@ from worker.errors import InvalidRequest, WorkerError
 from worker.wire.messages import Overflow, Violation
 
 MAX_ERRORS = 64
-"""How many errors are reported of one field. A body of 2 MiB has room for 700,000 stops, and an answer about each of
-them would be 60 MB."""
+"""An answer reports at most this many errors for one field. A body of 2 MiB can hold 700,000 stops, and an answer with
+an error for each of them would be 60 MB."""
 
 CAPABILITIES = ("text-gen",)
 PROTOCOL = "sse"
@@ -27,7 +28,8 @@ ParityVerdict = Literal["pass", "fail", "not run"]
 
 
 def doc(description: str, **bounds: Any) -> msgspec.Meta:
-    """A field's description for the OpenAPI document. The bounds only stand there: breaking one is a 400, not a 422."""
+    """A field's description for the OpenAPI document. The bounds are only part of the document: a
+    request that breaks one is answered with 400, not 422."""
     return msgspec.Meta(description=description, extra_json_schema=bounds or None)
 
 
@@ -35,9 +37,9 @@ U64_MAX = 2**64 - 1
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 U64 = Annotated[int, msgspec.Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
-"""msgspec's own bounds end at 2**63 - 1."""
+"""msgspec does not accept bounds above 2**63 - 1, so this bound is only part of the document."""
 Moment = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
-"""RFC 3339."""
+"""A point in time in the format of RFC 3339."""
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +50,8 @@ class ErrorBody(_Body, frozen=True, kw_only=True):
     """An error outside a stream."""
 
     code: str
-    message: Annotated[str, doc("One line for a person; its wording is not part of the contract.")]
-    retriable: Annotated[bool, doc("Whether the same request may succeed on this worker later, or on another one.")]
+    message: Annotated[str, doc("One line for people; the wording may change.")]
+    retriable: Annotated[bool, doc("True if the same request may succeed later, here or on another worker.")]
 
 
 def encode_error(error: WorkerError) -> bytes:
@@ -58,7 +60,7 @@ def encode_error(error: WorkerError) -> bytes:
 
 
 class FieldError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One broken rule."""
+    """A rule that a field of the request breaks."""
 
     field: str
     constraint: Annotated[
@@ -67,7 +69,7 @@ class FieldError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str
     value: Annotated[
         str | msgspec.UnsetType,
-        doc("What was sent, as text; never a prompt, a stop, a grammar, a schema or a regular expression."),
+        doc("The value in the request, as text; never a prompt, a stop, a grammar, a schema or a regular expression."),
     ] = msgspec.UNSET
 
 
@@ -77,7 +79,7 @@ class FieldsRefused(InvalidRequest):
     wording = "{}"
 
     def __init__(self, errors: list[FieldError], overflow: Overflow | None = None) -> None:
-        """`overflow`: the numbers of the first error, where a prompt has too many tokens."""
+        """`overflow`: the numbers of the first error, if a prompt has too many tokens."""
         super().__init__("; ".join(error.message for error in errors))
         self.errors = errors
         self.overflow = overflow
@@ -96,12 +98,12 @@ class FieldErrors(msgspec.Struct, frozen=True):
 
 
 def field_error(violation: Violation) -> FieldError:
-    """A rule that only the engine could check: context_length(N), max_tokens_in(K), what a constraint says."""
+    """The error for a rule that only the engine can check: context_length(N), max_tokens_in(K), a constraint's text."""
     return FieldError(field=violation.field, constraint=violation.constraint, message=violation.message)
 
 
 def refused_by_engine(violations: Sequence[Violation]) -> FieldsRefused:
-    """The refusal of a job or a question with all that the engine found, at least one."""
+    """The refusal of a job or a tokenize request with all errors that the engine found; there is at least one."""
     return FieldsRefused([field_error(violation) for violation in violations], violations[0].overflow)
 
 
@@ -111,78 +113,81 @@ def encode_violations(errors: list[FieldError]) -> bytes:
 
 
 class ParityBody(_Body, frozen=True, kw_only=True):
-    """What a parity run found out about the model file, as `--parity-report` says."""
+    """The result of a parity run for the model file, from `--parity-report`."""
 
     model_sha256: str
     verdict: ParityVerdict
     levels: dict[str, ParityVerdict]
     date: Moment
     run_id: str
-    bounds: Annotated[str, doc("`built in`, or the name of the file that was laid over them.")]
+    bounds: Annotated[str, doc("`built in`, or the name of the file that overrides them.")]
     covers: Annotated[
         Literal["exact", "differs"],
-        doc("Whether it was made of this model file, with all that decides the numbers of the engine of the moment."),
+        doc("`exact` if the report is for this model file, and for all settings and versions that decide the numbers."),
     ]
     differences: Annotated[
         tuple[str, ...],
-        doc("What is not the same, each with its name first: `cache_type_k: q4_0 here, bf16 in the report`."),
+        doc("The differences, each with its name first: `cache_type_k: q4_0 here, bf16 in the report`."),
     ]
 
 
 class PrefixCacheBody(_Body, frozen=True, kw_only=True):
-    """What ended jobs have computed and later prompts may begin with; it lies in main memory."""
+    """The prefix cache in main memory: KV cells of finished jobs for later prompts with the same prefix."""
 
     tokens: Count
     bytes: Count
-    limit_bytes: Annotated[Count, doc("0: nothing is kept.")]
-    off_because: Annotated[str | None, doc("Why nothing is, and where something can be done about it, what.")]
-    restored_tokens: Annotated[Count, doc("What this engine has found of engines and workers before it.")]
+    limit_bytes: Annotated[Count, doc("0: the cache is off.")]
+    off_because: Annotated[str | None, doc("The reason why the cache is off, with the remedy if there is one.")]
+    restored_tokens: Annotated[Count, doc("Tokens that this engine has taken over from earlier engines and workers.")]
     restored_bytes: Count
 
 
 class TriedBody(_Body, frozen=True, kw_only=True):
-    """What the self-test compared with the same tokens computed alone."""
+    """The runs that the self-test compared with the same tokens computed alone."""
 
     prompts: Count
-    widths: Annotated[tuple[Count, ...], doc("Rows of decode steps: how many jobs drew a token in them.")]
+    widths: Annotated[tuple[Count, ...], doc("Numbers of rows in decode steps, one row per job.")]
     ways: Annotated[
         tuple[str, ...],
-        doc("Other ways to compute a prompt and the tokens after it, in the words of `determinism_differences`."),
+        doc("Other ways to compute a prompt and its answer, named as in `determinism_differences`."),
     ]
     row_multiple: Annotated[
-        Count, doc("Decode steps are filled up to a multiple of so many rows; above 1 with `--deterministic` only.")
+        Count, doc("Decode steps are filled up to a multiple of this many rows; above 1 only with `--deterministic`.")
     ]
     most_rows: Annotated[
-        Count, doc("Rows that are decoded at once; 0: all of a step. Above 0 with `--deterministic` only.")
+        Count, doc("Rows that are decoded at once; 0: all rows of a step. Above 0 only with `--deterministic`.")
     ]
 
 
 class DraftModelBody(_Body, frozen=True, kw_only=True):
-    """The model of `--draft-model`, whose guesses the model checks."""
+    """The model of `--draft-model`. It drafts tokens, and the served model checks them."""
 
     name: str
     quant_kind: str
-    device: Annotated[str, doc("Such as `cpu:0` or `cuda:1`.")]
-    memory_bytes: Annotated[Count, doc("What is on the model's device is part of the worker's `memory_bytes`, too.")]
+    device: Annotated[str, doc("Device of the draft model, e.g. `cpu:0` or `cuda:1`.")]
+    memory_bytes: Annotated[
+        Count,
+        doc("Memory of the draft model. The part on the served model's device is also in the worker's `memory_bytes`."),
+    ]
 
 
 class AmxBody(_Body, frozen=True, kw_only=True):
     """Intel's AMX, whose instructions multiply tiles of two matrices."""
 
-    processor: Annotated[bool, doc("The processor has it.")]
-    build: Annotated[bool, doc("llama.cpp was compiled with it, and the system lets it be used.")]
-    tile_bytes: Annotated[Count, doc("Weights that lie in tiles; 0 also where all of them are on a GPU.")]
+    processor: Annotated[bool, doc("True if the processor has AMX.")]
+    build: Annotated[bool, doc("True if llama.cpp was compiled with AMX and the system allows it.")]
+    tile_bytes: Annotated[Count, doc("Bytes of weights in AMX tiles; 0 if all weights are on a GPU.")]
 
 
 class BatchInvariantBody(_Body, frozen=True, kw_only=True):
-    """True if a job's numbers are computed so that they do not depend on the jobs beside it."""
+    """The state of `--batch-invariant`, with which a job's numbers do not depend on other jobs in its batch."""
 
-    kept: Annotated[bool, doc("True if they are. `determinism` says what the self-test found of it.")]
-    why: Annotated[str, doc("The flag that asks for it or against it, or what `auto` went by.")]
+    kept: Annotated[bool, doc("True if it is on. `determinism` has the self-test's verdict.")]
+    why: Annotated[str, doc("The flag that turns it on or off, or the reason of `auto`.")]
 
 
 class HealthBody(_Body, frozen=True, kw_only=True):
-    """`GET /health`. What is not known before a model is loaded is null until then; memory is in bytes."""
+    """The body of `GET /health`. Facts about the model are null until it is loaded; memory is in bytes."""
 
     status: Literal["healthy", "unhealthy"]
     vram_bytes: Count
@@ -191,12 +196,12 @@ class HealthBody(_Body, frozen=True, kw_only=True):
     model: str | None
     model_ref: str
     quant_kind: str | None
-    resident: Annotated[bool, doc("Every layer is where it was asked to be; on a GPU looked at again every minute.")]
+    resident: Annotated[bool, doc("True if every layer is on the requested device; on a GPU checked every minute.")]
     vram_bytes_used: Count
     memory_bytes: Count
     tokenizer_kind: str | None
     vocab_size: int | None
-    context_length: Annotated[int | None, doc("Tokens one job may use.")]
+    context_length: Annotated[int | None, doc("Most tokens that one job may use.")]
     capabilities: tuple[str, ...] = CAPABILITIES
     protocol: str = PROTOCOL
     uptime_seconds: Count
@@ -213,12 +218,12 @@ class HealthBody(_Body, frozen=True, kw_only=True):
         Literal["untested", "same", "differs"],
         doc("`same` if the self-test found the same logits for a job, bit for bit, alone and in a batch with others."),
     ]
-    determinism_differences: Annotated[tuple[str, ...], doc("What gave other bits: `beside 7 others`.")]
-    determinism_tried: Annotated[TriedBody | None, doc("What the verdict is about; null before there is one.")]
-    draft_model: Annotated[DraftModelBody | None, doc("By `--draft-model`; null without one.")]
+    determinism_differences: Annotated[tuple[str, ...], doc("The runs with other bits, e.g. `beside 7 others`.")]
+    determinism_tried: Annotated[TriedBody | None, doc("The runs that were compared; null before the self-test.")]
+    draft_model: Annotated[DraftModelBody | None, doc("The draft model; null without `--draft-model`.")]
     amx: AmxBody | None
     batch_invariant: Annotated[
-        BatchInvariantBody | None, doc("By `--batch-invariant`; null until the model is loaded.")
+        BatchInvariantBody | None, doc("State of `--batch-invariant`; null until the model is loaded.")
     ]
     attention: Annotated[
         Literal["gpu", "cpu", "both"] | None,
@@ -227,7 +232,7 @@ class HealthBody(_Body, frozen=True, kw_only=True):
 
 
 class ReadyBody(_Body, frozen=True, kw_only=True):
-    """`GET /v1/ready`."""
+    """The body of `GET /v1/ready`."""
 
     ready: bool
     state: ReadyState
@@ -235,21 +240,21 @@ class ReadyBody(_Body, frozen=True, kw_only=True):
 
 
 class CancelBody(_Body, frozen=True, kw_only=True):
-    """The 202 to a cancel, also of an unknown job."""
+    """The body of the 202 to a cancel, also for an unknown job."""
 
     status: Literal["cancelling"] = "cancelling"
     job_id: str
 
 
 class ShutdownBody(_Body, frozen=True, kw_only=True):
-    """The 202 to a shutdown."""
+    """The body of the 202 to a shutdown."""
 
     status: Literal["shutting_down"] = "shutting_down"
-    timeout_seconds: Annotated[int | float, doc("How long accepted jobs may go on.", minimum=0)]
+    timeout_seconds: Annotated[int | float, doc("Time that accepted jobs may still run.", minimum=0)]
 
 
 def shutdown_body(timeout_s: float) -> ShutdownBody:
-    """A whole number of seconds is written without a fraction, as legacy clients expect it."""
+    """The 202 body; a whole number of seconds has no fraction, because legacy clients expect that."""
     return ShutdownBody(timeout_seconds=int(timeout_s) if timeout_s == int(timeout_s) else timeout_s)
 
 

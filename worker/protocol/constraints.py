@@ -1,7 +1,7 @@
-"""What an answer may have to follow: a grammar, a JSON schema or a regular expression; their size, depth and number.
+"""The constraints on an answer: a grammar, a JSON schema or a regular expression; their size, depth and number.
 
-Owns: how a schema becomes the text that travels to the engine, and the limits that the front checks. Refuses to know:
-what a constraint means and whether it can be kept, which the engine finds out. Pure; runs on the front's event loop.
+Owns: the text of a schema that is sent to the engine, and the limits that the front checks. Refuses to know: the
+meaning of a constraint and whether it can be kept, which the engine finds out. Pure; runs on the front's event loop.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ SchemaText = NewType("SchemaText", str)
 """A JSON schema as compact JSON: an object, `true` or `false`, its properties in the order of the request."""
 
 MAX_BYTES = 65_536
-"""Of a constraint in UTF-8; of a schema as compact JSON."""
+"""The most bytes of a constraint in UTF-8, and of a schema as compact JSON."""
 MAX_DEPTH = 64
-"""How many objects and arrays of a schema may be inside each other; who reads a schema recurses once for each."""
+"""The deepest nesting of objects and arrays in a schema. A parser of schemas recurses once for each level."""
 
 _schema = msgspec.json.Decoder(dict[str, Any] | bool | None)
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -77,8 +77,8 @@ def _schema_errors(schema: str) -> Iterator[FieldError]:
 
 
 def _depth(text: bytes) -> int:
-    """How many objects and arrays of a JSON text are inside each other, in a third of the time that a walk takes."""
-    # Two quotes side by side have nothing between them, whichever strings they belong to.
+    """The deepest nesting of objects and arrays in a JSON text. This takes a third of the time of a walk."""
+    # Two adjacent quotes have nothing between them, independent of the strings that they belong to.
     kept = _without_escapes(text).translate(_STEPS, _NEITHER_BRACKET_NOR_QUOTE).replace(b'""', b"")
     outside = b"".join(kept.split(b'"')[::2])
     return max(accumulate(memoryview(outside).cast("b")), default=0)

@@ -1,8 +1,8 @@
-"""What a conversation looks like: messages in OpenAI's shape → the `Conversation` that the engine's template renders.
+"""The form of a conversation: messages in OpenAI's shape become the `Conversation` that the engine's template renders.
 
-Owns: the keys of a message that anybody reads, the form in which templates expect them (content as one text, a call's
-arguments as an object), the limits, and the words that say what is wrong. Refuses to know: which roles and keys the
-model's own template understands (the engine finds out), HTTP. Both doors use it, `/execute` and `/v1`. Pure; runs on
+Owns: the keys of a message that are read, the form in which templates expect them (content as one text, a call's
+arguments as an object), the limits, and the error texts. Refuses to know: the roles and keys that the model's own
+template supports (the engine finds out), HTTP. Both APIs use it, `/execute` and `/v1`. Pure; runs on
 the front's event loop.
 """
 
@@ -23,55 +23,56 @@ from worker.wire.messages import Conversation
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 2048
 MAX_CALLS = 128
-"""Of one message, as at OpenAI. With the other limits it holds a conversation to a frame."""
+"""The most calls of one message, the same as OpenAI's. With the other limits a conversation fits in a frame."""
 
 _BETWEEN_PARTS = "\n"
-"""What stands between the parts of a content, as llama-server and vLLM have it."""
+"""The separator of the parts of a content, the same as in llama-server and vLLM."""
 
 _SHAPE_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<inside>.*)`)?", re.DOTALL)
-"""How msgspec words a value of a wrong type: it names types and fields of ours, and nothing of the value."""
+"""The form of msgspec's message for a value of a wrong type. It names our types and fields and quotes nothing of the
+value."""
 _KIND_OF_PART = re.compile(r"[a-z_]{1,32}")
-"""Which type of a part may be named in an answer: `image_url`, and no text that came in by mistake."""
+"""An answer may name a part's type of this form, e.g. `image_url`, but no text that was sent by mistake."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a message's content."""
 
-    type: Annotated[str, doc("Text is all that is read.", const="text")]
+    type: Annotated[str, doc("Only text is supported.", const="text")]
     text: str | UnsetType = UNSET
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
-    """A function and what it is called with."""
+    """A function and the arguments of its call."""
 
     name: str
-    arguments: Annotated[str | dict[str, Any], doc("A JSON object, or its text.")] = ""
+    arguments: Annotated[str | dict[str, Any], doc("A JSON object, or its JSON text.")] = ""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that an assistant has made."""
 
     id: str | UnsetType | None = UNSET
-    type: Annotated[str, doc("Functions are all that is called.", const="function")] = "function"
+    type: Annotated[str, doc("Only function is supported.", const="function")] = "function"
     function: Called
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a conversation. Other keys are ignored; at `/v1` a header names them."""
 
-    role: Annotated[str, doc("Who speaks.", enum=list(ROLES))]
+    role: Annotated[str, doc("The author of the message.", enum=list(ROLES))]
     content: Annotated[
         str | list[Part] | UnsetType | None,
-        doc("A text, or its parts. Only an assistant's message may omit it."),
+        doc("A text or a list of parts. Only an assistant's message may omit it."),
     ] = UNSET
     name: str | None = None
-    reasoning_content: Annotated[str | None, doc("What an assistant thought before it answered.")] = None
-    reasoning: Annotated[str | None, doc("Another name of reasoning_content.")] = None
-    tool_calls: Annotated[list[ToolCall] | None, doc("An assistant's.")] = None
-    function_call: Annotated[Called | None, doc("What tool_calls was called when there was one.")] = None
-    tool_call_id: Annotated[str | None, doc("Which call a tool's message answers.")] = None
+    reasoning_content: Annotated[str | None, doc("The assistant's reasoning before its answer.")] = None
+    reasoning: Annotated[str | None, doc("Alias of reasoning_content.")] = None
+    tool_calls: Annotated[list[ToolCall] | None, doc("Calls by the assistant.")] = None
+    function_call: Annotated[Called | None, doc("Legacy form of tool_calls, for one call.")] = None
+    tool_call_id: Annotated[str | None, doc("The id of the call that a tool's message answers.")] = None
     prefix: Annotated[
-        bool | None, doc("On the last message, if it is an assistant's: the answer continues its text.")
+        bool | None, doc("true on the last message, if it is an assistant's: the answer continues its text.")
     ] = None
 
 
@@ -84,11 +85,11 @@ def conversation(
     continue_final_message: bool = False,
     max_chars: int,
 ) -> Conversation:
-    """The conversation that these values make; they are what msgspec.json.decode gives. None for add_generation_prompt
-    means true unless the final message goes on.
+    """The conversation from values that msgspec.json.decode returned. None for add_generation_prompt means true unless
+    the answer continues the final message.
 
-    `max_chars` counts Unicode scalar values: of the texts of all messages together, and of the JSON of `tools`.
-    Raises: FieldsRefused with the broken rules, at most MAX_ERRORS; no text is quoted in them.
+    `max_chars` limits the Unicode scalar values in the texts of all messages together, and in the JSON of `tools`.
+    Raises: FieldsRefused with at most MAX_ERRORS broken rules, which quote no text.
     """
     errors: list[FieldError] = []
     read = _messages(messages, max_chars, errors)
@@ -110,7 +111,7 @@ def conversation(
 
 
 def unread_members(messages: object) -> Iterator[str]:
-    """Yield the places of members that are not null and change nothing, as `unread` spells them."""
+    """Yield the places of members that are not null and have no effect, spelled as in `unread`."""
     yield from unread("messages", messages, Message)
     match messages:
         case [*before, _] if any(isinstance(one, dict) and one.get("prefix") for one in before):
@@ -121,7 +122,7 @@ def unread_members(messages: object) -> Iterator[str]:
 
 
 def _messages(raw: object, max_chars: int, errors: list[FieldError]) -> list[Message]:
-    """The messages that can be read, as templates expect them. What is wrong with others is added to the errors."""
+    """The valid messages in the form that templates expect. The errors gain an entry for each broken rule."""
     found = _shaped("messages", raw, list[Any], errors)
     if found is None:
         return []
@@ -159,7 +160,7 @@ def _message_errors(place: str, message: Message) -> Iterator[FieldError]:
         yield _error(f"{place}.content", "required", text)
     for field in ("tool_calls", "function_call"):
         if getattr(message, field) and message.role != "assistant":
-            text = f"{place}.{field} is an assistant's; leave it out, or change the role"
+            text = f"{place}.{field} is allowed in an assistant's message only; leave it out, or change the role"
             yield _error(f"{place}.{field}", "role(assistant)", text)
     if message.tool_calls and message.function_call:
         text = f"{place}.function_call cannot go with tool_calls; send one of them"
@@ -170,28 +171,27 @@ def _message_errors(place: str, message: Message) -> Iterator[FieldError]:
     for at, call in enumerate(message.tool_calls or ()):
         where = f"{place}.tool_calls[{at}]"
         if call.type != "function":
-            yield _error(
-                f"{where}.type", "function_only", f"{where}.type must be function, which is all that is called"
-            )
+            text = f"{where}.type must be function, the only supported type"
+            yield _error(f"{where}.type", "function_only", text)
         yield from _depth_errors(f"{where}.function.arguments", call.function.arguments)
     if message.function_call:
         yield from _depth_errors(f"{place}.function_call.arguments", message.function_call.arguments)
 
 
 def part_errors(place: str, parts: list[Part]) -> Iterator[FieldError]:
-    """Yield why parts are no texts."""
+    """Yield an error for each part that is not a text."""
     for at, part in enumerate(parts):
         where = f"{place}[{at}]"
         if part.type != "text":
             named = f" (got {part.type})" if _KIND_OF_PART.fullmatch(part.type) else ""
-            text = f"{where}.type must be text, which is all that this worker reads{named}; leave the part out"
+            text = f"{where}.type must be text, the only type that this worker reads{named}; leave the part out"
             yield _error(f"{where}.type", "text_only", text)
         elif part.text is UNSET:
             yield _error(f"{where}.text", "required", f"{where}.text is missing; send a text, which may be empty")
 
 
 def _prefix_field(messages: object) -> str | None:
-    """The field by which a last message says that the answer goes on with it."""
+    """The place of `prefix` if the last message asks the answer to continue it; else None."""
     match messages:
         case [*before, {"prefix": True}]:
             return f"messages[{len(before)}].prefix"
@@ -200,17 +200,17 @@ def _prefix_field(messages: object) -> str | None:
 
 
 def _continuation_errors(field: str, read: list[Message], *, add_generation_prompt: bool) -> Iterator[FieldError]:
-    """Yield why the answer cannot go on from the last message, which `field` asks for."""
+    """Yield the reasons why the answer cannot continue the last message, as `field` asks."""
     if add_generation_prompt:
         text = f"{field} cannot go with add_generation_prompt; send one of them"
         yield _error(field, "exclusive(add_generation_prompt)", text)
     if read and (read[-1].role != "assistant" or not isinstance(read[-1].content, str)):
-        text = f"{field} needs a last message of the assistant's with a text to go on from"
+        text = f"{field} needs a last message by the assistant with a text to continue"
         yield _error(field, "last_message(assistant)", text)
 
 
 def _calls(message: Message) -> list[ToolCall]:
-    """The calls under either name."""
+    """The message's calls, under either field name."""
     if message.function_call:
         return [ToolCall(function=message.function_call)]
     return message.tool_calls or []
@@ -221,7 +221,7 @@ def _reasoning(message: Message) -> str | None:
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """All that a message which templates expect may bring into a prompt."""
+    """Yield all texts of the message that a template may put into a prompt."""
     for text in (message.content, message.name, message.tool_call_id, message.reasoning_content):
         if isinstance(text, str):
             yield text
@@ -233,8 +233,7 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _as_templates_expect(message: Message) -> Message:
-    """The message with one text as its content, or null beside calls, and with what a call is called with as an
-    object."""
+    """The message with one text as its content, or null next to calls, and with the arguments of calls as objects."""
     content = message.content
     calls = [replace(call, function=_with_object(call.function)) for call in _calls(message)]
     if isinstance(content, list):
@@ -253,7 +252,7 @@ def _as_templates_expect(message: Message) -> Message:
 
 
 def _with_object(called: Called) -> Called:
-    """The call with its arguments as an object; with their text, where that is no object's."""
+    """The call with its arguments as an object. If their text is not an object's JSON, it stays a text."""
     if not isinstance(called.arguments, str):
         return called
     try:
@@ -271,7 +270,7 @@ Shape = TypeVar("Shape")
 
 
 def _shaped(place: str, raw: object, shape: type[Shape], errors: list[FieldError]) -> Shape | None:
-    """The value as its type, or None, and an error that says where inside it is wrong."""
+    """The value as its type. If it has another type, add an error with the place and return None."""
     try:
         return msgspec.convert(raw, shape)
     except msgspec.ValidationError as error:
@@ -283,7 +282,7 @@ def _shaped(place: str, raw: object, shape: type[Shape], errors: list[FieldError
 
 
 def _limited(field: str, raw: object, shape: type[Any], max_chars: int, errors: list[FieldError]) -> str:
-    """The value as JSON, and an error where it is of another type, nested too deeply, or longer than `max_chars`."""
+    """The value as JSON. Add an error if it has another type, is nested too deeply, or is longer than `max_chars`."""
     if _shaped(field, raw, shape, errors) is None:
         return ""
     if deep := list(_depth_errors(field, raw)):
@@ -297,8 +296,8 @@ def _limited(field: str, raw: object, shape: type[Any], max_chars: int, errors: 
 
 
 def _depth_errors(field: str, value: object) -> Iterator[FieldError]:
-    """The error of a value in which more than MAX_DEPTH objects and arrays are inside each other: who writes it as JSON
-    or reads it recurses once for each."""
+    """The error for a value that is nested deeper than MAX_DEPTH. An encoder or decoder of JSON recurses once for each
+    level."""
     level, depth = [value], 0
     while level and depth < MAX_DEPTH:
         level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)]

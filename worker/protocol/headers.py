@@ -1,7 +1,7 @@
 """The request headers that have a meaning in the protocol, from text to value (docs/protocol.md 3).
 
 Refuses to know: HTTP frameworks, the time of day (a deadline is compared elsewhere). `Accept` is events.py's.
-Pure but for the fresh UUIDs; runs on the front's event loop.
+Pure except for the fresh UUIDs; runs on the front's event loop.
 """
 
 import re
@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from worker.errors import UnreadableDeadline
 
 _UUID_FORM = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-"""A UUID of any version: all that matters is that it can be logged and echoed as it stands."""
+"""A UUID of any version: it only has to be safe to log and to echo unchanged."""
 
 _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 """Visible ASCII, which cannot break a header or a log line."""
 
 _EPOCH_MS = re.compile(r"[0-9]{1,15}")
-"""Fifteen digits end in the year 33658; more is a mistake, nanoseconds for instance."""
+"""Fifteen digits reach the year 33658; more digits are a mistake, e.g. nanoseconds."""
 
 _JSON_TYPE = re.compile(r"application/([^\s/]+\+)?json", re.IGNORECASE)
 
@@ -28,18 +28,18 @@ _MAX_SHOWN_CHARACTERS = 40
 
 
 def correlation_id(value: str | None) -> str:
-    """The X-Correlation-ID of a request: the client's when it has the form of a UUID, else a fresh UUIDv4."""
+    """The X-Correlation-ID of a request: the client's if it has the form of a UUID, else a fresh UUIDv4."""
     kept = (value or "").strip()
     return kept if _UUID_FORM.fullmatch(kept) else str(uuid.uuid4())
 
 
 def request_id(value: str | None) -> str | None:
-    """The X-Request-Id of a request, or any text as one; None where it could not be given back as it is."""
+    """The text if it can be sent back unchanged as X-Request-Id; else None."""
     return value if value is not None and _REQUEST_ID.fullmatch(value) else None
 
 
 def parse_deadline(value: str) -> float:
-    """X-Deadline in epoch seconds, from epoch milliseconds or ISO-8601; without an offset that is UTC.
+    """X-Deadline in epoch seconds, from epoch milliseconds or ISO-8601, which is UTC if it has no offset.
 
     Raises: UnreadableDeadline.
     """
@@ -57,8 +57,7 @@ def parse_deadline(value: str) -> float:
 
 
 def trace_context(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """W3C's two headers of those of a request, where they are; whoever traces reads them. One that comes several times
-    is joined with commas."""
+    """W3C's two trace headers, if the request has them. The values of a repeated header are joined with commas."""
     found: dict[str, str] = {}
     for key, value in headers:
         if key in _TRACE_HEADERS:

@@ -1,6 +1,6 @@
-"""Bodies before they are decoded as JSON: a byte order mark is skipped, and what makes one unreadable has a name.
+"""Bodies before they are decoded as JSON: a byte order mark is skipped, and an unreadable body gets a clear error.
 
-RFC 8259 8.1 has JSON in UTF-8 and lets a reader skip the mark. Refuses to know: what a body says. Pure.
+RFC 8259 8.1 requires UTF-8 and lets a reader skip the mark. Refuses to know: the content of a body. Pure.
 """
 
 import re
@@ -8,7 +8,7 @@ import re
 _MARK = b"\xef\xbb\xbf"
 
 _WIDE = re.compile(rb"\xff\xfe|\xfe\xff|\x00|[^\x00]\x00")
-"""The start of UTF-16 and UTF-32: their marks, or a zero beside the first character, which is ASCII in JSON."""
+"""The start of UTF-16 and UTF-32: their marks, or a zero byte next to the first character, which is ASCII in JSON."""
 
 _PAIRED = re.compile(
     rb"(?:[^\\\xed]+|\\[^u]|\\u(?!d[89a-f]).{4}|\\ud[89ab]..\\ud[c-f]..|\xed(?![\xa0-\xbf]))*+",
@@ -24,7 +24,7 @@ def without_mark(body: bytes | bytearray) -> bytes | bytearray:
 
 
 def fault_of(body: bytes | bytearray, error: Exception) -> str:
-    """Why the body is no JSON, where the decoder's `error` would mislead; else what the error says."""
+    """The reason why the body is not JSON. The text of `error` is used unless it would mislead."""
     if _WIDE.match(body):
         return "it is in UTF-16 or UTF-32; send it in UTF-8"
     if (paired := _PAIRED.match(body)) and _HALF.match(body, paired.end()):

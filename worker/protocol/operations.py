@@ -1,6 +1,7 @@
-"""What the OpenAPI document says about each route: bodies, statuses, headers, examples. The router has the paths.
+"""The descriptions of the routes in the OpenAPI document: bodies, statuses, headers, examples. The router has the
+paths.
 
-Owns no field of any body: those are the structs that are encoded and decoded, and the examples are made with them.
+Owns no field of any body: the fields are in the structs that are encoded and decoded, and examples are made with them.
 Refuses to know: HTTP frameworks, settings. Pure.
 """
 
@@ -53,20 +54,20 @@ PROMETHEUS_TYPES = (TEXT, "application/openmetrics-text")
 Tag = Literal["state", "jobs", "openai", "life"]
 
 TAGS: dict[Tag, str] = {
-    "state": "What the worker is and does. Answered from what the front knows, without waiting for the engine.",
-    "jobs": "Generating text, and ending it.",
-    "openai": "What clients of OpenAI, vLLM and llama-server ask for. The same jobs, in the same queue.",
-    "life": "Ending the worker.",
+    "state": "State of the worker. The front process answers these routes without waiting for the engine.",
+    "jobs": "Generate text, and cancel jobs.",
+    "openai": "API for clients of OpenAI, vLLM and llama-server. Its requests become the same jobs in the same queue.",
+    "life": "Shut the worker down.",
 }
 
 HEADERS: dict[str, dict[str, Any]] = {
     "X-Correlation-ID": {
-        "description": "The request's where it had the form of a UUID, else a fresh UUIDv4; also in the log.",
+        "description": "The request's id if it had the form of a UUID, else a fresh UUIDv4; also in the log.",
         "required": True,
         "schema": {"type": "string", "format": "uuid"},
     },
     "Retry-After": {
-        "description": "Seconds. With WORKER_BUSY, from measured throughput, and with WORKER_LOADING.",
+        "description": "Seconds to wait. Sent with WORKER_BUSY (from measured throughput) and WORKER_LOADING.",
         "schema": {"type": "integer", "minimum": 0},
     },
     "WWW-Authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}},
@@ -79,11 +80,11 @@ HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string"},
     },
     "X-Ignored-Fields": {
-        "description": "Fields of the request that mean nothing here, if there were any.",
+        "description": "Fields of the request that have no effect, if there are any.",
         "schema": {"type": "string"},
     },
     "X-Accel-Buffering": {
-        "description": "Keeps nginx from collecting the stream.",
+        "description": "Prevents nginx from buffering the stream.",
         "required": True,
         "schema": {"type": "string", "const": "no"},
     },
@@ -103,12 +104,13 @@ class ServerSentEvent:
 
 
 class ServerSentChunk:
-    """A frame of another stream: a chunk as JSON in its `data`, or `[DONE]`."""
+    """A frame of a `/v1` stream: a chunk as JSON in its `data`, or `[DONE]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What an answer of one media type holds: one of `shapes`, which are types and ErrorOf, with examples by name."""
+    """The content of an answer in one media type: one of `shapes`, which are types and ErrorOf, with examples by
+    name."""
 
     shapes: tuple[Any, ...]
     examples: Mapping[str, Any] = field(default_factory=dict)
@@ -133,13 +135,13 @@ class Operation:
     description: str = ""
     body: type[msgspec.Struct] | None = None
     body_rules: Mapping[str, Any] = field(default_factory=dict)
-    """Keywords of JSON Schema beside the body's fields, about several of them."""
+    """Keywords of JSON Schema that concern several fields of the body."""
     body_examples: Mapping[str, Any] = field(default_factory=dict)
     takes_deadline: bool = False
 
 
 def error_answer(description: str, *errors: WorkerError, headers: tuple[str, ...] = ()) -> Answer:
-    """Errors of one status, as they are encoded."""
+    """The answer of one status, with its errors as examples."""
     examples = {error.code: msgspec.json.decode(encode_error(error)) for error in errors}
     return Answer(description, {JSON: Content(shapes=(ErrorOf(tuple(examples)),), examples=examples)}, headers)
 
@@ -160,29 +162,30 @@ NOT_NOW = (
     WorkerDraining("the worker is shutting down and takes no new jobs"),
     WorkerUnhealthy("the engine could not be kept alive"),
 )
-"""What the state of the worker or of its queue refuses, by either door."""
+"""The refusals that depend on the state of the worker or of its queue, the same for `/execute` and `/v1`."""
 
 # ── what all have in common ──────────────────────────────────────────────────────────────────────
 
 EVERYWHERE: dict[int, Answer] = {
     401: error_answer(
-        "A token is set (`--api-key`), and the request does not carry it.",
+        "The worker requires a token (`--api-key`), and the request has no valid one.",
         Unauthorized("this route needs the header 'Authorization: Bearer <token>' with the right token"),
         headers=("WWW-Authenticate",),
     ),
-    405: Answer("Another method; HEAD is spoken where GET is.", headers=("Allow",)),
-    500: error_answer("A fault of the worker's own.", InternalError("the request could not be answered")),
+    405: Answer("The route does not support this method. HEAD works if GET does.", headers=("Allow",)),
+    500: error_answer("Internal error of the worker.", InternalError("the request could not be answered")),
 }
 
 _JSON_BODY: dict[int, Answer] = {
-    400: _text("Not JSON.", str(MalformedJson("JSON is malformed: expected '}' (byte 17)"))),
-    413: _text("A body over 2 MiB, or what a larger `--max-prompt-chars` makes of it; also one that says it will be."),
-    415: _text("Not application/json or application/*+json."),
+    400: _text("The body is not JSON.", str(MalformedJson("JSON is malformed: expected '}' (byte 17)"))),
+    413: _text("The body or its content-length exceeds the limit: 2 MiB, more with a larger `--max-prompt-chars`."),
+    415: _text("The content type is not application/json or application/*+json."),
     422: _text(
-        "JSON, but a field is missing, given twice or of the wrong type.", str(WrongShape("missing field `job_id`"))
+        "The body is JSON, but a field is missing, repeated or of the wrong type.",
+        str(WrongShape("missing field `job_id`")),
     ),
 }
-"""The answers of routes that take a JSON body, before anybody has looked at its fields."""
+"""The refusals of a JSON body before its fields are checked."""
 
 # ── state ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -253,32 +256,35 @@ _IDLE = msgspec.structs.replace(
 )
 
 HEALTH = Operation(
-    summary="What the worker is, has and does",
+    summary="Show the worker's state, model and load",
     tag="state",
     answers={
-        200: _json("From the first ready on, whatever the state; `status` tells it.", _IDLE),
-        503: _json("The model is still being loaded for the first time.", _LOADING),
+        200: _json("Always once the model was loaded for the first time; see the field `status`.", _IDLE),
+        503: _json("The model is being loaded for the first time.", _LOADING),
     },
 )
 READY = Operation(
-    summary="Whether jobs are taken, and how busy the worker is",
+    summary="Show whether the worker takes jobs and how busy it is",
     tag="state",
-    answers={200: _json("Always; `ready` tells it.", ReadyBody(ready=True, state="idle", model_loaded=True))},
+    answers={200: _json("Always 200; see the field `ready`.", ReadyBody(ready=True, state="idle", model_loaded=True))},
 )
 READYZ = Operation(
     summary="Readiness probe: ignores the length of the queue",
     tag="state",
-    answers={200: _text("Jobs are taken.", "ready"), 503: _text("None are taken now.", "not ready")},
+    answers={200: _text("The worker takes jobs.", "ready"), 503: _text("The worker takes no jobs now.", "not ready")},
 )
 LIVEZ = Operation(
-    summary="Liveness probe: the front's own loop turns",
+    summary="Liveness probe: the front process responds",
     tag="state",
-    answers={200: _text("Alive, with or without a model.", "alive"), 503: _text("About to exit.", "failed")},
+    answers={
+        200: _text("The worker is alive, with or without a model.", "alive"),
+        503: _text("The worker is about to exit.", "failed"),
+    },
 )
 METRICS = Operation(
     summary="Prometheus metrics",
     tag="state",
-    description="OpenMetrics for an `Accept` that prefers it.",
+    description="The format is OpenMetrics if `Accept` prefers it.",
     answers={
         200: Answer("Every series exists from the start.", {name: Content(shapes=(str,)) for name in PROMETHEUS_TYPES})
     },
@@ -321,8 +327,8 @@ _FRAMES = Content(
 
 _EXECUTE_ERRORS: dict[int, Answer] = {
     400: Answer(
-        "Rules are broken, all of them at once, also those that need the tokens (`context_length(N)`); or X-Deadline "
-        "cannot be read; or, as text, the body is not JSON.",
+        "Fields break rules: the answer lists all of them, also rules that need the tokens (`context_length(N)`). Or "
+        "X-Deadline cannot be read. Or the body is not JSON; this answer is text.",
         {
             JSON: Content(
                 shapes=(FieldErrors, ErrorOf((InvalidRequest.code,))),
@@ -340,9 +346,9 @@ _EXECUTE_ERRORS: dict[int, Answer] = {
         "A job with this job_id is in flight.",
         DuplicateJob("a job with this job_id is in flight; wait for its terminal event or choose another id"),
     ),
-    503: error_answer("Not now, by the state of the worker or of its queue.", *NOT_NOW, headers=("Retry-After",)),
+    503: error_answer("The worker takes no jobs now, or its queue is full.", *NOT_NOW, headers=("Retry-After",)),
     504: error_answer(
-        "X-Deadline, or `--inference-timeout-sec`, passed before the stream began.",
+        "X-Deadline or `--inference-timeout-sec` passed before the stream began.",
         DeadlineExceeded("X-Deadline passed"),
     ),
 }
@@ -351,12 +357,12 @@ EXECUTE = Operation(
     summary="Run a job and stream its tokens",
     tag="jobs",
     description=(
-        "`Accept` chooses the framing. Server-sent events, the default: each event is `data: {compact JSON}` and a "
-        "blank line. `application/jsonl` and `application/x-ndjson`: the same objects, one per line. The schemas are "
-        "those of one event. `type` comes first and says which: `started` once, then `token` and `metrics`, at last "
-        "exactly one `end` or `error`.\n\n"
+        "`Accept` chooses the framing. The default is server-sent events: each event is `data: {compact JSON}` and a "
+        "blank line. `application/jsonl` and `application/x-ndjson` have the same objects, one per line. The schemas "
+        "describe one event. `type` is its first field: `started` comes once, then `token` and `metrics`, and the "
+        "last event is exactly one `end` or `error`.\n\n"
         "Whole numbers are sent without a fraction; other numbers are held as 32-bit floats.\n\n"
-        "A client that leaves ends its job. Every refusal comes before the stream begins."
+        "The job ends if the client disconnects. Every refusal is sent before the stream begins."
     ),
     body=ExecuteRequest,
     body_examples={
@@ -374,8 +380,8 @@ EXECUTE = Operation(
     },
     answers={
         200: Answer(
-            "The job's events, each the `data` of a frame or a line.",
-            # Lines first: tools and pages show the first schema, and this one is the events' own.
+            "The job's events; each is the `data` of a frame, or a line.",
+            # Lines come first: tools and pages show the first schema, and this one describes the events themselves.
             dict.fromkeys(JSON_LINES_TYPES, _LINES) | {SSE_TYPE: _FRAMES},
             ("Cache-Control", "X-Accel-Buffering"),
         ),
@@ -385,20 +391,20 @@ EXECUTE = Operation(
     takes_deadline=True,
 )
 
-_CANCELLING = _json("The job ends, if there is one.", CancelBody(job_id="job-1"))
+_CANCELLING = _json("The job ends if it exists.", CancelBody(job_id="job-1"))
 
 CANCEL = Operation(
-    summary="End a job",
+    summary="Cancel a job",
     tag="jobs",
-    description="Idempotent, also for unknown ids. After the answer no further `token` event is sent.",
+    description="The route is idempotent, also for unknown ids. No further `token` event is sent after the answer.",
     body=CancelRequest,
     body_examples={"job-1": msgspec.to_builtins(CancelRequest(job_id="job-1"))},
     answers={202: _CANCELLING, **_JSON_BODY},
 )
 CANCEL_BY_PATH = Operation(
-    summary="End a job, named in the path",
+    summary="Cancel a job by its id in the path",
     tag="jobs",
-    description="As `POST /cancel`, without a body. An id with a slash in it can only be named there.",
+    description="The same as `POST /cancel`, without a body. Use `POST /cancel` for an id with a slash in it.",
     answers={202: _CANCELLING},
 )
 
@@ -408,8 +414,8 @@ SHUTDOWN = Operation(
     summary="Drain and exit, as SIGTERM does",
     tag="life",
     description=(
-        "New jobs are refused from now on (WORKER_DRAINING). Accepted ones go on until they are done or the time-out "
-        "has passed; then they end with CANCELLED, which another worker may retry."
+        "The worker refuses new jobs (WORKER_DRAINING). Accepted jobs run until they are done or the timeout has "
+        "passed; then they end with CANCELLED, and another worker may retry them."
     ),
-    answers={202: _json("It has begun.", shutdown_body(25))},
+    answers={202: _json("The shutdown has begun.", shutdown_body(25))},
 )

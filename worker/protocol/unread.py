@@ -1,4 +1,4 @@
-"""The search for members of a JSON value that nobody reads, by the types that its reader has.
+"""The search for members of a JSON value that no field of its reader's types has.
 
 Pure; runs on the front's event loop, or on a thread for large bodies.
 """

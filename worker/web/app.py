@@ -1,7 +1,7 @@
 """The routes of docs/protocol.md 3: decode, call the front, encode; and the document and page that describe them.
 
-No rule of the worker's own lives here. Everything is served by this worker itself, so that the page works where nothing
-else can be reached. Runs on the front's event loop; nothing here waits for anything but the client.
+No rule of the worker is in this module. The worker serves all files of the page itself, so that the page works without
+other servers. Runs on the front's event loop, and waits for nothing but the client.
 """
 
 import re
@@ -42,8 +42,8 @@ _POLICY = (
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc='; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The digests are those of an element that the bundle makes as it loads, before it is told the nonce: empty, then full.
-They change with the bundle."""
+"""The digests belong to a style element that the bundle creates before it knows the nonce: empty, then full. They
+change with the bundle."""
 
 
 def create_app(front: Front) -> Edge:
@@ -72,7 +72,7 @@ def create_app(front: Front) -> Edge:
 def _state_routes(front: Front) -> list[HTTPRouteHandler]:
     @get(["/health", "/v1/health"], opt=described(operations.HEALTH), sync_to_thread=False)
     def health() -> Response[bytes]:
-        """Cached state, with a 503 only before the worker was first ready."""
+        """The cached state, with status 503 only before the worker was ready for the first time."""
         return _json(front.health(), 503 if front.phase is Phase.STARTING else 200)
 
     @get("/v1/ready", opt=described(operations.READY), sync_to_thread=False)
@@ -81,14 +81,14 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
 
     @get("/readyz", opt=described(operations.READYZ), sync_to_thread=False)
     def readyz() -> Response[bytes]:
-        """Whether jobs are taken; the length of the queue does not matter."""
+        """200 if the worker takes jobs; the length of the queue does not matter."""
         return text_answer(
             "ready" if front.phase is Phase.READY else "not ready", 200 if front.phase is Phase.READY else 503
         )
 
     @get("/livez", opt=described(operations.LIVEZ), sync_to_thread=False)
     def livez() -> Response[bytes]:
-        """200 shows that the front's own loop turns. A worker about to exit is not alive."""
+        """200 shows that the front's event loop runs. A worker that is about to exit is not alive."""
         is_live = front.phase is not Phase.FAILED
         return text_answer("alive" if is_live else "failed", 200 if is_live else 503)
 
@@ -103,7 +103,7 @@ def _state_routes(front: Front) -> list[HTTPRouteHandler]:
 def _execute_route(front: Front, bodies: Bodies) -> HTTPRouteHandler:
     @post("/execute", status_code=200, opt=described(operations.EXECUTE))
     async def execute(request: AnyRequest) -> ASGIResponse:
-        """Stream a job's tokens as server-sent events, or as JSON lines where Accept asks for them."""
+        """Stream a job's tokens as server-sent events, or as JSON lines if Accept asks for them."""
         with counted(front, request):
             if has_too_many(request.scope):
                 raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
@@ -165,7 +165,7 @@ def _cancel(front: Front, job_id: str) -> Response[bytes]:
 
 
 def _route_list(handlers: list[HTTPRouteHandler]) -> str:
-    """The answer to an unknown path, for somebody who guesses: all routes there are."""
+    """The answer to an unknown path, which lists all routes."""
     lines = [f"{method} {path}" for handler in handlers for method, path in _places(handler)]
     return "\n".join(["There is no such route. This worker has:", *lines, ""])
 
@@ -191,7 +191,7 @@ def _document_of(handlers: list[HTTPRouteHandler], settings: Settings) -> bytes:
 
 
 def _document_routes(document: bytes) -> list[HTTPRouteHandler]:
-    """The document as it is, the page, and the page's scripts."""
+    """The routes of the document, the page, and the page's scripts."""
 
     @get(["/openapi/openapi.json", "/openapi", "/openapi.json"], sync_to_thread=False)
     def openapi() -> Response[bytes]:
@@ -200,12 +200,12 @@ def _document_routes(document: bytes) -> list[HTTPRouteHandler]:
     @get("/docs", sync_to_thread=False)
     def page(request: AnyRequest) -> Response[bytes]:
         nonce = secrets.token_urlsafe(16)
-        # In a script element only "<" can end the text, and in JSON it stands in strings only.
-        held = document.replace(b"<", rb"\u003c")
-        # Relative, for a proxy that serves the worker below a path of its own.
-        beside = b"" if request.scope["raw_path"].endswith(b"/") else b"docs/"
-        head = page_file("page.html").replace(b"{nonce}", nonce.encode()).replace(b"{beside}", beside)
-        body = head.replace(b"{document}", held)
+        # In a script element only "<" can end the text, and in JSON it occurs only in strings.
+        embedded = document.replace(b"<", rb"\u003c")
+        # The path is relative, because a proxy may serve the worker below a path of its own.
+        prefix = b"" if request.scope["raw_path"].endswith(b"/") else b"docs/"
+        head = page_file("page.html").replace(b"{nonce}", nonce.encode()).replace(b"{prefix}", prefix)
+        body = head.replace(b"{document}", embedded)
         return browsed(body, "text/html", {"content-security-policy": _POLICY.format(nonce=nonce)})
 
     @get("/docs/page.js", sync_to_thread=False)

@@ -1,7 +1,7 @@
-"""Request bodies: how many bytes of them are held at once, and the thread on which large ones are decoded.
+"""Request bodies: the limit on the bytes held at once, and the thread on which large bodies are decoded.
 
-Owns: the room that large bodies share, and who waits for it. Refuses to know: what a body says.
-Runs on the front's event loop, but for the decoding.
+Owns: the memory that large bodies share, and the queue for it. Refuses to know: the content of a body.
+Runs on the front's event loop, except for the decoding.
 """
 
 import asyncio
@@ -18,13 +18,14 @@ from worker.protocol.headers import foreign_codings, is_json_content_type
 from worker.web.connection import connection_of
 
 LARGE_BODY_BYTES = 32 * 1024
-"""A body of this size or more needs room, and a thread for its decoding, which takes up to tens of milliseconds."""
+"""A body of this size or more waits for memory and is decoded on a thread, which takes up to tens of milliseconds."""
 
-ROOM_BYTES = 8 * 1024 * 1024
-"""Room for all large bodies together, or for one if one may be larger. Small bodies are bounded by their number."""
+SHARED_BYTES = 8 * 1024 * 1024
+"""The memory for all large bodies together, or for one if one may be larger. Small bodies are limited by their
+number."""
 
-ROOM_TIMEOUT_S = 10.0
-"""How long a body waits for room, and how long one may take to arrive while others wait."""
+SHARED_TIMEOUT_S = 10.0
+"""A body waits this long for memory. It may take this long to arrive while other bodies wait."""
 
 RETRY_AFTER_S = 1
 
@@ -36,18 +37,18 @@ _MAX_SHOWN_CHARACTERS = 40
 
 
 class EncodedBody(HTTPException):
-    """The body was compressed, or otherwise encoded as a whole."""
+    """The body was compressed or encoded in another way."""
 
     def __init__(self, codings: str) -> None:
         super().__init__(
             status_code=415,
-            detail=f"Content-Encoding {codings[:_MAX_SHOWN_CHARACTERS]!r} is not read: send the body as it is",
+            detail=f"Content-Encoding {codings[:_MAX_SHOWN_CHARACTERS]!r} is not supported: send the body unencoded",
             headers={"accept-encoding": "identity"},  # RFC 9110 15.5.16
         )
 
 
-class Room:
-    """So many bytes of memory, given out in the order in which they were asked for."""
+class SharedMemory:
+    """A fixed amount of memory that is lent in the order of the requests for it."""
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = n_bytes
@@ -56,11 +57,11 @@ class Room:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for bytes."""
+        """True if a caller waits for memory."""
         return bool(self._queue)
 
     async def take(self, n_bytes: int) -> None:
-        """Wait for `n_bytes`, at most all there are. Whoever takes some calls `give_back`."""
+        """Wait for `n_bytes`, which must not exceed the total. The caller returns them with `give_back`."""
         assert n_bytes <= self.n_bytes
         if not self._queue and n_bytes <= self._n_free:
             self._n_free -= n_bytes
@@ -92,19 +93,19 @@ class Room:
 
 
 class Bodies:
-    """`decoded` for what a request says: its bytes are `received`, and within that they are decoded."""
+    """Read and decode bodies. `decoded` is the usual call: it decodes a body while it is `received`."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
-        self._room = Room(max(ROOM_BYTES, max_body_bytes))
+        self._memory = SharedMemory(max(SHARED_BYTES, max_body_bytes))
         self._latest: dict[asyncio.Timeout, float] = {}
-        """When each large body that is being read has to be complete if others wait for its room."""
-        # One at a time: several threads would take the interpreter from the loop in turns, and malloc keeps what each
-        # of them has freed.
+        """The time by which each large body must be complete if others wait for memory."""
+        # One thread at a time: several threads would take the interpreter lock from the loop in turns, and malloc keeps
+        # the memory that each of them has freed.
         self._decoding = asyncio.Lock()
 
     async def decoded(self, request: AnyRequest, read: Callable[[bytearray], Decoded]) -> Decoded:
-        """What `read` makes of the body.
+        """The result of `read` for the body.
 
         Raises: HTTPException 415, 413, WorkerBusy before and while the body is read; then what `read` raises.
         """
@@ -117,9 +118,9 @@ class Bodies:
 
     @asynccontextmanager
     async def received(self, request: AnyRequest) -> AsyncIterator[bytearray]:
-        """The whole body; its room is given back when the context ends.
+        """The whole body; its memory is returned when the context ends.
 
-        A large one is not read before there is room for it: until then the client keeps it.
+        A large body is not read from the connection before there is memory for it.
         Raises: WorkerBusy, HTTPException 413.
         """
         n_taken = 0
@@ -129,38 +130,40 @@ class Bodies:
             async with bound:
                 announced = request.content_length or 0
                 if LARGE_BODY_BYTES <= announced <= self._max_body_bytes:
-                    n_taken = await self._take_room(request, announced, bound)
+                    n_taken = await self._take_memory(request, announced, bound)
                 async for piece in request.stream():
                     body += piece
                     if not n_taken and len(body) >= LARGE_BODY_BYTES:
-                        n_taken = await self._take_room(request, self._max_body_bytes, bound)
+                        n_taken = await self._take_memory(request, self._max_body_bytes, bound)
             self._latest.pop(bound, None)
             yield body
         except TimeoutError:
-            raise WorkerBusy("the body took too long while others waited; try again later", RETRY_AFTER_S) from None
+            raise WorkerBusy(
+                "the body arrived too slowly while other requests waited; try again later", RETRY_AFTER_S
+            ) from None
         finally:
             self._latest.pop(bound, None)
-            self._room.give_back(n_taken)
+            self._memory.give_back(n_taken)
 
     async def decode(self, read: Callable[[bytearray], Decoded], body: bytearray) -> Decoded:
-        """`read(body)`, on a thread where it may take long."""
+        """`read(body)`, on a thread if it may take long."""
         if len(body) < LARGE_BODY_BYTES:
             return read(body)
         async with self._decoding:
             return await asyncio.to_thread(read, body)
 
-    async def _take_room(self, request: AnyRequest, n_bytes: int, arrival: asyncio.Timeout) -> int:
-        """Wait for room. From then on `arrival` may last ROOM_TIMEOUT_S if others wait. Returns n_bytes."""
+    async def _take_memory(self, request: AnyRequest, n_bytes: int, arrival: asyncio.Timeout) -> int:
+        """Wait for memory. Then `arrival` may last SHARED_TIMEOUT_S while others wait. Returns n_bytes."""
         for other, latest_s in self._latest.items():
             other.reschedule(latest_s)
         with connection_of(request.scope).body_held_back():
             try:
-                async with asyncio.timeout(ROOM_TIMEOUT_S):
-                    await self._room.take(n_bytes)
+                async with asyncio.timeout(SHARED_TIMEOUT_S):
+                    await self._memory.take(n_bytes)
             except TimeoutError:
                 raise WorkerBusy("too many large requests at once; try again later", RETRY_AFTER_S) from None
-        latest_s = asyncio.get_running_loop().time() + ROOM_TIMEOUT_S
+        latest_s = asyncio.get_running_loop().time() + SHARED_TIMEOUT_S
         self._latest[arrival] = latest_s
-        if self._room.is_wanted:
+        if self._memory.is_wanted:
             arrival.reschedule(latest_s)
         return n_bytes

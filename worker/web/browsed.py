@@ -1,4 +1,4 @@
-"""What browsers are given: files of the wheel, with the headers that keep a browser from making more of them."""
+"""The files for browsers, with headers that stop a browser from guessing types or sending referrers."""
 
 from functools import cache
 from importlib.resources import files
@@ -13,5 +13,5 @@ def browsed(body: bytes, media_type: str, headers: dict[str, str]) -> Response[b
 
 @cache
 def page_file(name: str) -> bytes:
-    """A file of `page/`, by its path there."""
+    """The file with this path in `page/`."""
     return files(__package__).joinpath("page", name).read_bytes()

@@ -1,7 +1,7 @@
-"""The page at `/`: a chat with the model, and what the worker is doing (docs/page.md).
+"""The page at `/`: a chat with the model, and the worker's state (docs/page.md).
 
-Owns: its files and what a browser may do with them. They hold nothing of this worker's, so that they are open: the page
-asks for the token, and all it shows comes from routes that want it. Runs on the front's event loop.
+Owns: the page's files and the policy for browsers. The files hold no data of this worker, so they need no token: the
+page asks for the token, and all its data comes from routes that require it. Runs on the front's event loop.
 """
 
 from litestar import Response, get
@@ -22,7 +22,7 @@ _PARTS = {
     "stream.js": _SCRIPT,
     "vitals.js": _SCRIPT,
 }
-"""The files beside chat.html, with their types."""
+"""The files in the same directory as chat.html, with their types."""
 
 PAGE_PATHS = frozenset({"/", *(f"/page/{name}" for name in _PARTS)})
 
@@ -31,14 +31,16 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
     "trusted-types 'none'"
 )
-"""Nothing from elsewhere, nothing inline; and text that a script would have the browser parse as HTML is an error."""
+"""The policy allows nothing from other servers and nothing inline. A script that passes text to the browser as HTML
+fails."""
 
 _FRESH = {"cache-control": "no-cache"}
-"""The files of two versions do not go together."""
+"""The browser must not mix the files of two versions."""
 
 
 def page_routes() -> list[HTTPRouteHandler]:
-    """The page, and the files that it loads from beside it: a proxy may serve the worker below a path of its own."""
+    """The routes of the page and its files. Their paths are relative, because a proxy may serve the worker below a
+    path."""
 
     @get("/", sync_to_thread=False)
     def page() -> Response[bytes]:

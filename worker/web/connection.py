@@ -1,6 +1,6 @@
-"""One HTTP connection with what uvicorn leaves out: bounds on waits for its client, its standing, half-close.
+"""One HTTP connection with features that uvicorn lacks: limits on waits for the client, the standing, half-close.
 
-Each callback ends in `_review`, which derives from the state of the exchange what the connection waits for.
+Each callback ends in `_review`, which derives the current wait from the state of the exchange.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ from worker.web.request_parser import RequestParser
 
 HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
-"""How long a whole body may take, once the headers are complete and there is room for it."""
+"""A whole body may take this long, once the headers are complete and there is memory for it."""
 
 READING_TIMEOUT_S = 30.0
-"""docs/protocol.md 6: a send without progress for this long ends the connection, and with it the job. So does the
-farewell: a closed transport would wait for ever for the client to take what is left of the last answer."""
+"""docs/protocol.md 6: a send without progress for this long ends the connection, and with it the job. The farewell has
+the same limit: a closed transport would wait forever for the client to read the rest of the last answer."""
 
 LOOKS = 10
-"""How often within that time the connection looks whether bytes have left."""
+"""The number of checks within that time whether bytes were sent."""
 
 MAX_OVERHEAD_BYTES = 64 * 1024
-"""How much may arrive that is not body: request line, headers, blank lines, chunk framing, trailers.
+"""The most bytes outside the body: request line, headers, blank lines, chunk framing, trailers.
 
-The parser copies a growing header with every read: tens of megabytes of one would stop the loop for seconds.
+The parser copies a growing header with every read: a header of tens of megabytes would block the loop for seconds.
 """
 
 _FRAMING_PER_BODY_BYTE = 8
-"""A chunk of one byte comes in six."""
+"""A chunk with one byte of body takes six bytes."""
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 1.0
-"""How often a half-closed connection is looked at: ever more seldom, because a reset comes after one round trip."""
+"""The interval between checks of a half-closed connection grows, because a reset comes after one round trip."""
 
 _INTERIM_ANSWER = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LEADING_ZERO = b"0"
@@ -59,7 +59,7 @@ _EXTENSION = "llorch.connection"
 
 
 class _Wait(Enum):
-    """What the client has a limited time for. The time begins again whenever this changes."""
+    """The client's next move, for which it has a limited time. The time starts again when this changes."""
 
     FIRST_BYTE = auto()
     HEADERS = auto()
@@ -69,7 +69,7 @@ class _Wait(Enum):
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's protocol with a bound on every wait for the client."""
+    """uvicorn's protocol with a limit on every wait for the client."""
 
     parser: RequestParser  # type: ignore[assignment] # it has what uvicorn uses of httptools' own
 
@@ -81,7 +81,8 @@ class BoundedConnection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`on_malformed` is told of each answer to what is not HTTP: its correlation id and the bytes of its body."""
+        """`on_malformed` is called for each answer to bytes that are not HTTP, with its correlation id and body
+        size."""
         super().__init__(config, server_state, app_state, _loop)
         self.parser = RequestParser(self)
         self.app = partial(_answer, self.app)
@@ -95,14 +96,14 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_in_headers = False
         self._is_body_held_back = False
         self._has_client_finished = False
-        """Whether it has shut down its sending side, with a FIN."""
+        """True if the client has shut down its sending side with a FIN."""
 
     @property
     def address(self) -> str | None:
         return self.client[0] if self.client else None
 
     def drop(self) -> None:
-        """Close without waiting for the client; what it has not yet taken of an answer is lost."""
+        """Close without waiting for the client; the unread part of an answer is lost."""
         self.transport.abort()
 
     # ── asyncio.Protocol ─────────────────────────────────────────────────────────────────────────
@@ -125,16 +126,15 @@ class BoundedConnection(HttpToolsProtocol):
         if self._n_overhead_bytes > MAX_OVERHEAD_BYTES:
             self.transport.abort()
         elif self._is_body_awaited and self.cycle.body:
-            # More comes when the application has taken this: it may be waiting for room (bodies.py).
+            # Reading resumes when the application has taken this data: it may be waiting for memory (bodies.py).
             self.flow.pause_reading()
         self._review()
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's never asks for it to stay open
-        """The client sends no more. Returns whether the transport stays open, as it does while a whole request is owed
-        its answer.
+        """The client sends no more. Returns True to keep the transport open while a whole request has no answer yet.
 
-        A FIN says no more than that. It may come from a client that reads on, as `nc -N` does, or from one that has
-        left, which no answer will reach. Only a write tells them apart: who has left answers it with a reset.
+        A FIN says only that. The client may still read, as `nc -N` does, or it may be gone, and then no answer reaches
+        it. Only a write shows the difference: a client that is gone answers it with a reset.
         """
         self._has_client_finished = True
         if self._is_idle or self._is_body_awaited:
@@ -183,7 +183,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._review()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer as uvicorn does, with the id that every response carries, but never in the middle of a stream."""
+        """Answer like uvicorn, with the id that every response has, but never in the middle of a stream."""
         if self._is_idle or not (self.cycle.response_started or self.pipeline):
             correlation = correlation_id(None)
             head = (
@@ -194,16 +194,16 @@ class BoundedConnection(HttpToolsProtocol):
             self._on_malformed(correlation, len(msg))
         self.transport.close()
 
-    # ── what it waits for ────────────────────────────────────────────────────────────────────────
+    # ── the current wait ────────────────────────────────────────────────────────────────────────
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no response is owed."""
+        """True if no request waits for a response."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def _is_body_awaited(self) -> bool:
-        """Whether the request whose turn it is has not arrived in full."""
+        """True if the current request has not arrived completely."""
         return not self._is_idle and not self.pipeline and self.cycle.more_body
 
     def _review(self) -> None:
@@ -221,8 +221,8 @@ class BoundedConnection(HttpToolsProtocol):
         return Standing.NOT_READING if self.flow.write_paused else Standing.SERVED
 
     def _awaited(self) -> _Wait | None:
-        """What the client is waited for; None while the worker owes the next move. A request that is pipelined behind a
-        running answer may take its time."""
+        """The client's next move; None while it is the worker's turn. A request that is pipelined after a running
+        answer has no limit."""
         if self.transport.is_closing():
             return _Wait.FAREWELL
         if self._is_body_awaited:
@@ -257,7 +257,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     @property
     def untaken_bytes(self) -> int:
-        """How much of what was sent is in our buffer, or in the kernel's until the client's machine acknowledges it."""
+        """The bytes of answers that are in our buffer or in the kernel's, unacknowledged by the client's machine."""
         return self.transport.get_write_buffer_size() + _send_queue_bytes(self.transport.get_extra_info("socket"))
 
     def _look_again(self, n_untaken: int, n_vain: int) -> None:
@@ -265,7 +265,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(READING_TIMEOUT_S / LOOKS, self._look_at_taking, n_untaken, n_vain)
 
     def _look_at_taking(self, n_before: int, n_vain: int) -> None:
-        """Drop the connection unless bytes go on leaving, however slowly. `n_vain` counts the looks since some left."""
+        """Drop the connection unless bytes are sent, however slowly. `n_vain` counts the checks since the last
+        progress."""
         n_untaken = self.untaken_bytes
         n_vain = 0 if n_untaken < n_before else n_vain + 1
         if n_vain < LOOKS:
@@ -275,7 +276,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     @contextmanager
     def body_held_back(self) -> Iterator[None]:
-        """While the client is not asked for its body, it is not late."""
+        """Suspend the limit on the body while the worker does not read it."""
         self._is_body_held_back = True
         self._review()
         try:
@@ -287,10 +288,11 @@ class BoundedConnection(HttpToolsProtocol):
     # ── half-closed ──────────────────────────────────────────────────────────────────────────────
 
     def _provoke_reset(self) -> None:
-        """Send bytes that mean nothing in HTTP: an interim answer before the headers, later a chunk size's first digit.
+        """Send bytes that have no effect in HTTP: an interim answer before the headers, later a chunk size's first
+        digit.
 
-        Without them a client that left while its job waits would keep its place until the job's first event. Behind
-        pipelined requests nobody knows how far the answer before them is: there the next event has to tell.
+        Without them the job of a client that left would stay in the queue until its first event. If requests are
+        pipelined, the progress of the answer before them is unknown, so the worker waits for the next event.
         """
         if self.pipeline:
             return
@@ -301,7 +303,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.write(_INTERIM_ANSWER)
 
     def _look_for_reset(self, after_s: float) -> None:
-        """The transport reads no more and so does not notice a reset by itself."""
+        """Check for a reset later: the transport no longer reads and does not notice a reset itself."""
         self._look = self.loop.call_later(after_s, self._end_if_reset, min(2 * after_s, _LAST_LOOK_S))
 
     def _end_if_reset(self, next_s: float) -> None:
@@ -319,7 +321,7 @@ async def _answer(app: ASGI3Application, scope: Any, receive: ASGIReceiveCallabl
 
 
 class _Unchunked:
-    """uvicorn's sending, which knows bodies in chunks and those of an announced length."""
+    """uvicorn's sending for bodies without chunks and without content-length, which uvicorn does not support."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -336,23 +338,23 @@ class _Unchunked:
 
 
 def is_crowded(scope: Mapping[str, Any]) -> bool:
-    """Whether a job on this connection would take what is kept for health, cancel and metrics."""
+    """True if a job on this connection would use a connection reserved for health, cancel and metrics."""
     return connection_of(scope).crowd.is_full
 
 
 def has_too_many(scope: Mapping[str, Any]) -> bool:
-    """Whether this connection's address has requests on more connections than --max-connections-per-address."""
+    """True if this connection's address has requests on more connections than --max-connections-per-address."""
     connection = connection_of(scope)
     return connection.crowd.is_over_limit(connection)
 
 
 async def wait_until_taken(scope: Mapping[str, Any]) -> None:
-    """Return once the client has taken so much of what was sent that a further send does not wait."""
+    """Return once the client has read so much that another send does not wait."""
     await connection_of(scope).flow.drain()
 
 
 def _send_queue_bytes(sock: socket.socket | None) -> int:
-    """Source: Linux, tcp(7), SIOCOUTQ, whose number is TIOCOUTQ's; macOS, sys/socket.h, SO_NWRITE."""
+    """The unsent bytes of the socket. Source: Linux, tcp(7), SIOCOUTQ (same number as TIOCOUTQ); macOS, SO_NWRITE."""
     if sock is None:  # closed
         return 0
     try:

@@ -1,6 +1,6 @@
-"""Web pages may ask this worker from a browser if their origin is allowed (--cors-origin); by default none is.
+"""Web pages may call this worker from a browser if their origin is allowed (--cors-origin); by default none is.
 
-Owns: the headers by which a browser knows. Without an origin nothing is said, and OPTIONS is a method like any other.
+Owns: the headers that browsers check. Without an allowed origin no header is sent, and OPTIONS is an ordinary method.
 Runs on the front's event loop.
 """
 
@@ -12,16 +12,17 @@ Headers = list[tuple[bytes, bytes]]
 
 _MAX_AGE_S = 600
 _EXPOSED = b"x-request-id, x-ignored-fields, x-max-tokens-cut, x-correlation-id, retry-after"
-"""What a page may read of an answer's headers."""
+"""The headers of an answer that a page may read."""
 
 
 class Cors:
     def __init__(self, origins: Iterable[str]) -> None:
-        """The origins as browsers send them, but for the case of letters (config/option.py)."""
+        """`origins`: as browsers send them, except for upper and lower case (config/option.py)."""
         self._origins = frozenset(origin.lower().encode() for origin in origins)
 
     def headers(self, request: Iterable[tuple[bytes, bytes]]) -> Headers:
-        """What an answer to such a request says. Caches must tell origins apart, also where this one may not ask."""
+        """The headers of the answer to this request. Caches must distinguish origins, also those that are not
+        allowed."""
         if not self._origins:
             return []
         vary = (b"vary", b"origin")
@@ -30,20 +31,20 @@ class Cors:
         return [vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED)]
 
     def preflight(self, method: str, request: Iterable[tuple[bytes, bytes]]) -> Headers | None:
-        """What answers a browser that asks before it asks, without the token; None where this is no such question."""
+        """The headers of the answer to a preflight request, which has no token; None if this request is not one."""
         asked = _value(request, b"access-control-request-headers") or b""
         is_asked = method == "OPTIONS" and _value(request, b"access-control-request-method") is not None
         if not is_asked or self._allowed(request) is None:
             return None
         return [
             (b"access-control-allow-methods", b"GET, HEAD, POST"),
-            # Whichever the page wants to send: clients have their own, and the page is trusted.
+            # The page may send any header: clients have their own, and the page is trusted.
             (b"access-control-allow-headers", asked),
             (b"access-control-max-age", str(_MAX_AGE_S).encode()),
         ]
 
     def _allowed(self, request: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """The request's own origin, as it stands there, if it is one of ours: browsers compare bytes."""
+        """The request's origin, unchanged, if it is allowed; browsers compare bytes."""
         origin = _value(request, b"origin")
         return origin if origin is not None and origin.lower() in self._origins else None
 

@@ -1,7 +1,7 @@
-"""All open connections, and which of them is closed when there are too many (docs/protocol.md 3).
+"""All open connections, and the choice of the one to close when there are too many (docs/protocol.md 3).
 
-Owns: how many there are, whom each one waits for, and the order in which they make room. Refuses to know: HTTP, sockets
-and time. All connections of a uvicorn server share its state, and this is that state. Runs on the front's event loop.
+Owns: the number of connections, the standing of each, and the order in which they are closed. Refuses to know: HTTP,
+sockets and time. This is the state that all connections of a uvicorn server share. Runs on the front's event loop.
 """
 
 from collections import Counter
@@ -12,16 +12,17 @@ from uvicorn.server import ServerState
 
 MAX_CONNECTIONS = 1024
 RESERVED_CONNECTIONS = 16
-"""Kept for health, cancel and metrics: jobs may hold all connections but these."""
+"""Jobs cannot use these connections: they are reserved for health, cancel and metrics."""
 
 OTHER_OPEN_FILES = 64
-"""Descriptors for the listener, the loop, the engine's pipes, the log and calls to the pool manager."""
+"""The descriptors for the listener, the loop, the engine's pipes, the log and calls to the pool manager."""
 
 
 def affordable_connections(n_open_files: int) -> int:
-    """As many connections as the protocol has, or fewer: libuv drops one without a word if it has no descriptor for it.
+    """The number of connections that the process can hold, at most the protocol's limit.
 
-    `n_open_files` is the process's limit; below 0 there is none.
+    libuv drops a connection silently if there is no descriptor for it. `n_open_files` is the process's limit; a number
+    below 0 means no limit.
     """
     if n_open_files < 0:
         return MAX_CONNECTIONS
@@ -29,35 +30,36 @@ def affordable_connections(n_open_files: int) -> int:
 
 
 class Standing(Enum):
-    """What a connection waits for. Those before `SERVED` wait for their client and make room in this order."""
+    """The state of a connection. States before `SERVED` wait for the client, and are closed for others in this
+    order."""
 
     SILENT = auto()
-    """It has no request, or not all of its headers, so that nobody knows what it will ask for."""
+    """It has no request, or not all of its headers, so the purpose of the connection is unknown."""
     SENDING = auto()
     """It has a request whose body is not complete."""
     NOT_READING = auto()
-    """It has an answer that the client does not take, so that its next byte waits."""
+    """It has an answer that the client does not read."""
     SERVED = auto()
-    """It has a whole request, to which the worker owes the answer. It is never given up for another connection."""
+    """It has a whole request without a complete answer. It is never closed for another connection."""
 
 
 class Member(Protocol):
-    """A connection: connection.py's, and the tests'."""
+    """A connection; connection.py and the tests implement it."""
 
     @property
     def address(self) -> str | None:
-        """The client's address; None if the connection has ended before it was asked."""
+        """The client's address; None if the connection ended before the address was read."""
         ...
 
     def drop(self) -> None:
-        """Close at once. `leave` is called sooner or later."""
+        """Close at once. `leave` follows later."""
         ...
 
 
 class Crowd(ServerState):
-    """Each connection calls `join`, `stand` whenever something may have changed, and `leave`.
+    """The open connections. Each one calls `join`, then `stand` whenever its state may have changed, then `leave`.
 
-    `max_per_address` 0 means any number.
+    `max_per_address` 0 means no limit.
     """
 
     def __init__(self, max_connections: int, max_per_address: int = 0) -> None:
@@ -66,7 +68,7 @@ class Crowd(ServerState):
         self._max_per_address = max_per_address
         self._standing: dict[Member, Standing] = {}
         self._by_standing: dict[Standing, dict[Member, None]] = {standing: {} for standing in Standing}
-        """The members of each standing; the one that has had it for the longest time comes first."""
+        """The members of each standing, longest first."""
         self._n_by_address: Counter[str] = Counter()
 
     @property
@@ -74,7 +76,7 @@ class Crowd(ServerState):
         return len(self._standing)
 
     def join(self, member: Member) -> None:
-        """There is one connection more. The one that is least worth keeping is closed, at worst the new one."""
+        """Add a connection. If there are too many, close the least useful one, in the worst case the new one."""
         self._put(member, Standing.SILENT)
         if member.address is not None:
             self._n_by_address[member.address] += 1
@@ -84,7 +86,7 @@ class Crowd(ServerState):
             self._make_room(besides=member)
 
     def leave(self, member: Member) -> None:
-        """A connection is closed. Idempotent, because one that was dropped has already been taken off."""
+        """Remove a closed connection. Idempotent, because a dropped connection was removed earlier."""
         if (standing := self._standing.pop(member, None)) is None:
             return
         del self._by_standing[standing][member]
@@ -94,19 +96,19 @@ class Crowd(ServerState):
                 del self._n_by_address[member.address]
 
     def stand(self, member: Member, standing: Standing) -> None:
-        """A member's standing may have changed. If it has not, its place among those of that standing stays."""
+        """Set a member's standing. If it is unchanged, the member keeps its place in the order."""
         if self._standing.get(member, standing) is not standing:
             del self._by_standing[self._standing[member]][member]
             self._put(member, standing)
 
     @property
     def is_full(self) -> bool:
-        """Whether a job whose request has arrived takes what is kept for health, cancel and metrics."""
+        """True if a job whose request has arrived uses a connection reserved for health, cancel and metrics."""
         n_answering = len(self._by_standing[Standing.SERVED]) + len(self._by_standing[Standing.NOT_READING])
         return n_answering > self._max_connections - RESERVED_CONNECTIONS
 
     def is_over_limit(self, member: Member) -> bool:
-        """Whether its address has requests on more connections than one address may, this one among them."""
+        """True if its address has requests on more connections than one address may have, including this one."""
         if not self._max_per_address or member.address is None:
             return False
         silent = self._by_standing[Standing.SILENT]
@@ -120,7 +122,7 @@ class Crowd(ServerState):
     def _drop_silent(self, address: str, *, besides: Member) -> None:
         """Close a silent connection of the address.
 
-        The newcomer stays when all others have requests, because nobody knows yet whether it asks for more than health.
+        The new connection stays if all others have requests, because it may only ask for health.
         """
         for member in self._by_standing[Standing.SILENT]:
             if member is not besides and member.address == address:

@@ -1,4 +1,4 @@
-"""What a handler carries for the OpenAPI document."""
+"""The description that a handler carries for the OpenAPI document."""
 
 from litestar.handlers import HTTPRouteHandler
 

@@ -1,8 +1,8 @@
 """The edge of every route: the ids on each response, the check of the bearer token before anything is read, and
 the log lines and counters of each exchange: its request, its end, and the reason of a refusal.
 
-Owns: the labels, which are closed sets whatever a client sends, and the `refused` and `access` lines.
-Refuses to know: what a refusal looks like on the wire. Runs on the front's event loop.
+Owns: the labels, which are closed sets that no client can extend, and the `refused` and `access` lines.
+Refuses to know: the form of a refusal on the wire. Runs on the front's event loop.
 """
 
 import base64
@@ -39,16 +39,16 @@ CORRELATION_HEADER = b"x-correlation-id"
 REQUEST_ID_HEADER = b"x-request-id"
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/v1/ready", "/livez", "/readyz", "/ping"})
-"""Everything else needs the token, unknown paths included, but the page at `/` and its files where there is one."""
+"""All other paths need the token, including unknown ones. The page at `/` and its files are open if they are served."""
 
 BROWSED_PATHS = frozenset({"/docs", "/docs/", "/docs/page.js", "/docs/redoc.standalone.js"})
-"""Pages for browsers, which ask for a password but never for a bearer token: here the token may be one. Nowhere else,
-because a browser also sends a password along when another site's page makes it ask.
+"""Browsers ask for a password but never for a bearer token, so these pages accept the token as a password. No other
+path does, because a browser also sends a password with requests that another site's page starts.
 """
 
 
 _ROUTED_AS: dict[str, Method] = {"HEAD": "GET", "OPTIONS": "TRACE"}
-"""HEAD works where GET does, uvicorn leaves its body out. OPTIONS, which Litestar would answer, is not offered."""
+"""HEAD works on every route with GET; uvicorn omits its body. OPTIONS, which Litestar would answer, is not offered."""
 
 MAX_LOGGED_PATH = 256
 
@@ -57,16 +57,16 @@ OTHER = "other"
 """The label of a path or a method that no route has."""
 
 CLIENT_LEFT = 499
-"""The status of an exchange whose client left before it had an answer; nginx's word for it."""
+"""The status of an exchange whose client disconnected before its answer, as nginx logs it."""
 
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE"}
-"""The codes of refusals that are Litestar's own."""
+"""The codes of Litestar's own refusals."""
 
 _REFUSAL = "refusal"
 
 
 class Edge:
-    """Outermost ASGI application. Without an API key every route is open."""
+    """The outermost ASGI application. Without an API key every route is open."""
 
     def __init__(self, app: Litestar, settings: Settings, metrics: Metrics) -> None:
         self._app = app
@@ -106,7 +106,7 @@ class Edge:
                     exchange.end()
 
     def malformed(self, correlation: str, n_bytes: int) -> None:
-        """Bytes that are not HTTP were answered, with `n_bytes`, before there was anything to route."""
+        """Count and log an answer of `n_bytes` to bytes that are not HTTP."""
         with structlog.contextvars.bound_contextvars(correlation_id=correlation):
             self._exchange_log.malformed(n_bytes)
 
@@ -121,20 +121,20 @@ class Edge:
                 token = _password(value)
             case _:
                 return False
-        # Digests have one length, so the comparison tells nothing about the token's.
+        # All digests have the same length, so the comparison does not reveal the token's length.
         return hmac.compare_digest(_digest(token), self._key_digest)
 
 
 def _as_routed(scope: Scope) -> Scope:
     assert scope["type"] == ScopeType.HTTP
     routed = scope.copy()
-    scope["state"]["method"] = scope["method"]  # for a refusal's words
+    scope["state"]["method"] = scope["method"]  # for the text of a refusal
     routed["method"] = _ROUTED_AS.get(scope["method"], scope["method"])
     return routed
 
 
 def _password(credentials: str) -> bytes:
-    """The password of RFC 7617 credentials, whoever the user is. Empty, which no token is, if they cannot be read."""
+    """The password of RFC 7617 credentials of any user. It is empty, which no token is, if they are malformed."""
     try:
         return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
     except (binascii.Error, ValueError):
@@ -172,14 +172,14 @@ class Refusal:
     status: int
     code: str
     reason: str
-    """Words of our own, never a value of the request."""
+    """A text of the worker, never a value of the request."""
 
 
-_NOT_HTTP = Refusal(400, "INVALID_REQUEST", "what was sent is not HTTP")
+_NOT_HTTP = Refusal(400, "INVALID_REQUEST", "the bytes are not an HTTP request")
 
 
 def note_refusal(scope: Scope, error: Exception) -> None:
-    """Who turns an error into an answer calls this, so that the end of the exchange reports it."""
+    """Note the error that is answered, so that the end of the exchange reports it."""
     scope["state"][_REFUSAL] = _refusal(error)
 
 
@@ -194,7 +194,7 @@ def _refusal(error: Exception) -> Refusal:
 
 
 class Routes:
-    """The routes of an application, by the templates of their paths."""
+    """The routes of an application by the templates of their paths."""
 
     def __init__(self, app: Litestar) -> None:
         self._routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
@@ -203,14 +203,14 @@ class Routes:
         self._templates = {re.compile(re.sub(r"\{\w+\}", "[^/]+", path)): path for path in paths - self._plain}
 
     def label(self, path: str) -> str:
-        """`/cancel/{job_id}` for `/cancel/7`."""
+        """The template of the path's route: `/cancel/{job_id}` for `/cancel/7`."""
         bare = path.rstrip("/") or "/"
         if bare in self._plain:
             return bare
         return next((label for template, label in self._templates.items() if template.fullmatch(bare)), OTHER)
 
     def offered(self) -> Iterator[tuple[str, str, int]]:
-        """The route, method and status of success of everything there is; HEAD works where GET does."""
+        """Yield the route, method and success status of every handler; HEAD works on every route with GET."""
         for route in self._routes:
             for handler in route.route_handlers:
                 for method in handler.http_methods - {"OPTIONS"}:
@@ -220,7 +220,7 @@ class Routes:
 
 
 class ExchangeLog:
-    """Counts and logs exchanges: `begin` one when its request is there."""
+    """Count and log exchanges; `begin` one when its request has arrived."""
 
     def __init__(self, app: Litestar, settings: Settings, metrics: Metrics) -> None:
         self.routes = Routes(app)
@@ -233,7 +233,7 @@ class ExchangeLog:
         return Exchange(self, scope)
 
     def malformed(self, n_bytes: int) -> None:
-        """An exchange without a request: the bytes were not HTTP, and were answered with a 400 of `n_bytes`."""
+        """Count and log an exchange without a request: the bytes were not HTTP, and the 400 had `n_bytes`."""
         self.enter(OTHER, OTHER, _NOT_HTTP.status, _NOT_HTTP, path="", n_bytes=n_bytes, seconds=0.0)
 
     def enter(
@@ -255,7 +255,7 @@ class ExchangeLog:
             log.info(
                 "access",
                 method=method,
-                # Without the query, and masked before it is cut: a job_id in it may be the API key.
+                # The path has no query and is masked before it is cut: a job_id in it may be the API key.
                 path=self.secrets.mask_known(path)[:MAX_LOGGED_PATH],
                 status=status,
                 bytes=n_bytes,
@@ -277,7 +277,7 @@ class ExchangeLog:
 
 
 class Exchange:
-    """One exchange. It is told of every message that is `sent`, and of its `end`."""
+    """One exchange. Call `sent` for every message that is sent, and `end` at its end."""
 
     def __init__(self, exchange_log: ExchangeLog, scope: Scope) -> None:
         assert scope["type"] == ScopeType.HTTP

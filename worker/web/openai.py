@@ -1,7 +1,7 @@
-"""The routes that OpenAI's clients and their like ask for: decode, call the front, encode.
+"""The routes for clients of OpenAI, vLLM and llama-server: decode, call the front, encode.
 
-No rule lives here: worker/openai has the shapes, and jobs take the same road as those of `/execute`. Runs on the
-front's event loop; nothing here waits for anything but the client and, where tokens are asked for, the engine.
+No rule is in this module: worker/openai has the shapes, and jobs take the same path as those of `/execute`. Runs on the
+front's event loop, and waits for nothing but the client and, for tokens of a text, the engine.
 """
 
 import time
@@ -41,16 +41,16 @@ from worker.wire.messages import Loaded, Prompt, Tokenized
 
 Asked = TypeVar("Asked")
 Read = Callable[[bytearray, Terms], Asked]
-"""(body, terms) → what is asked for. Raises: WorkerError."""
+"""(body, terms) → the request. Raises: WorkerError."""
 
 
 def openai_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:
-    door = Door(front, bodies)
-    return [*_model_routes(door), *_generating_routes(door), *_token_routes(door), *_probe_routes(front)]
+    api = Api(front, bodies)
+    return [*_model_routes(api), *_generating_routes(api), *_token_routes(api), *_probe_routes(front)]
 
 
-class Door:
-    """What the routes share: the model as they name it, and the way from a body to jobs."""
+class Api:
+    """The parts that the routes share: the model's name, and the steps from a body to jobs."""
 
     def __init__(self, front: Front, bodies: Bodies) -> None:
         self.front = front
@@ -69,7 +69,7 @@ class Door:
         return self.front.settings.served_name(self.facts.name)
 
     async def read(self, request: AnyRequest, read: Read[Asked]) -> Asked:
-        """What is asked for. Raises: WorkerError, HTTPException."""
+        """The decoded request. Raises: WorkerError, HTTPException."""
         if has_too_many(request.scope):
             raise WorkerBusy("too many requests come from this address; try again later", retry_after_s=1)
         settings = self.front.settings
@@ -85,7 +85,7 @@ class Door:
         return await self._bodies.decoded(request, lambda body: read(body, terms))
 
     def heading(self, prefix: str) -> Heading:
-        """That of a new answer."""
+        """The heading of a new answer."""
         return Heading(
             id=f"{prefix}-{uuid.uuid4().hex}",
             created=int(time.time()),
@@ -104,7 +104,7 @@ class Door:
         choices: Sequence[Choice],
         prompt_logprobs: int | None = None,
     ) -> ASGIResponse:
-        """Open the jobs of an answer, n for each prompt, and answer with what they make. Raises: as open_jobs."""
+        """Open the jobs of an answer, n for each prompt, and answer with their output. Raises: see open_jobs."""
         generation, n = asked.generation, asked.generation.n
         jobs = self.front.open_jobs(
             [
@@ -129,16 +129,16 @@ class Door:
         )
         headers = {"x-request-id": heading.id} | _ignored(generation.ignored)
         refuse = partial(_refused, generation=generation)
-        told = partial(_cut, generation, jobs, self.facts.context_length)
+        cut = partial(_cut, generation, jobs, self.facts.context_length)
         if generation.is_stream:
             ending = partial(last_chunks, heading, kind, choices, n, generation.options)
-            return JobStream(self.front, jobs, refuse, headers, ending, told_when_accepted=told)
+            return JobStream(self.front, jobs, refuse, headers, ending, headers_when_accepted=cut)
         body = partial(asked.body, heading, choices)
-        return JobAnswer(self.front, jobs, refuse, headers, partial(whole, choices, body), told_when_accepted=told)
+        return JobAnswer(self.front, jobs, refuse, headers, partial(whole, choices, body), headers_when_accepted=cut)
 
 
 def _refused(error: Exception, generation: Generation) -> Response[bytes]:
-    """The engine's refusal, about the fields as the client wrote them."""
+    """The answer to an engine's refusal, with the client's names of the fields."""
     if isinstance(error, FieldsRefused):
         error = refused_as_spelled(error, generation.names)
     return render_api_error(error)
@@ -146,8 +146,8 @@ def _refused(error: Exception, generation: Generation) -> Response[bytes]:
 
 def _cut(generation: Generation, jobs: Sequence[Job], context_length: int) -> dict[str, str]:
     """Report the length to which answers are cut, if a request asked for more tokens than its longest prompt leaves."""
-    most = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
-    return {} if most is None else {"x-max-tokens-cut": str(most)}
+    max_tokens = generation.cut_to(context_length - max(job.prompt_tokens for job in jobs))
+    return {} if max_tokens is None else {"x-max-tokens-cut": str(max_tokens)}
 
 
 def _ignored(names: Sequence[str]) -> dict[str, str]:
@@ -161,41 +161,41 @@ def _body(body: object, ignored: Sequence[str] = ()) -> Response[bytes]:
 # ── routes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _model_routes(door: Door) -> list[HTTPRouteHandler]:
+def _model_routes(api: Api) -> list[HTTPRouteHandler]:
     @get("/v1/models", opt=described(operations.MODELS), sync_to_thread=False)
     def models() -> Response[bytes]:
-        return _body(ModelList(data=[model_card(door.facts, door.model_name, door.created)]))
+        return _body(ModelList(data=[model_card(api.facts, api.model_name, api.created)]))
 
     @get("/v1/models/{model_id:path}", opt=described(operations.MODEL), sync_to_thread=False)
     def model(request: AnyRequest) -> Response[bytes]:
-        """The name may have slashes in it."""
+        """The model, if its name is served here; names may contain slashes."""
         asked = request.scope["path"].removeprefix("/v1/models/").removesuffix("/")
-        if asked != door.model_name:
-            raise UnknownModel(asked, door.model_name)
-        return _body(model_card(door.facts, door.model_name, door.created))
+        if asked != api.model_name:
+            raise UnknownModel(asked, api.model_name)
+        return _body(model_card(api.facts, api.model_name, api.created))
 
     return [models, model]
 
 
-def _generating_routes(door: Door) -> list[HTTPRouteHandler]:
+def _generating_routes(api: Api) -> list[HTTPRouteHandler]:
     @post("/v1/chat/completions", status_code=200, opt=described(operations.CHAT))
     async def chat_completions(request: AnyRequest) -> ASGIResponse:
-        """A conversation's next message, whole or as it is made."""
-        with counted(door.front, request, "chat"):
-            asked = await door.read(request, read_chat)
-            heading = door.heading("chatcmpl")
+        """Answer with a conversation's next message, complete or as a stream."""
+        with counted(api.front, request, "chat"):
+            asked = await api.read(request, read_chat)
+            heading = api.heading("chatcmpl")
             choices = asked.choices(heading)
-            return door.answer(request, asked, heading, kind=chat.CHUNK_OBJECT, prompts=[asked.prompt], choices=choices)
+            return api.answer(request, asked, heading, kind=chat.CHUNK_OBJECT, prompts=[asked.prompt], choices=choices)
 
     @post("/v1/completions", status_code=200, opt=described(operations.COMPLETIONS))
     async def text_completions(request: AnyRequest) -> ASGIResponse:
-        """What follows a text, or several, whole or as it is made."""
-        with counted(door.front, request, "text_completion"):
-            asked = await door.read(request, read_completion)
-            echoed = [await _echoed(door.front, asked, prompt) for prompt in asked.prompts]
-            heading = door.heading("cmpl")
+        """Answer with the continuation of one text or several, complete or as a stream."""
+        with counted(api.front, request, "text_completion"):
+            asked = await api.read(request, read_completion)
+            echoed = [await _echoed(api.front, asked, prompt) for prompt in asked.prompts]
+            heading = api.heading("cmpl")
             choices = asked.choices(heading, [echo for _, echo in echoed])
-            return door.answer(
+            return api.answer(
                 request,
                 asked,
                 heading,
@@ -209,7 +209,7 @@ def _generating_routes(door: Door) -> list[HTTPRouteHandler]:
 
 
 async def _echoed(front: Front, asked: CompletionAsked, prompt: PlainPrompt) -> tuple[PlainPrompt, Echo | None]:
-    """The prompt as it goes to the engine, and what its answer begins with. Raises: as Front.tokenize."""
+    """The prompt for the engine, and the beginning of its answer. Raises: see Front.tokenize."""
     if not asked.is_echo:
         return prompt, None
     if asked.logprobs is None:
@@ -219,33 +219,33 @@ async def _echoed(front: Front, asked: CompletionAsked, prompt: PlainPrompt) -> 
     return ids, Echo(text, ids[0], await front.detokenize(ids[:1]))
 
 
-def _token_routes(door: Door) -> list[HTTPRouteHandler]:
+def _token_routes(api: Api) -> list[HTTPRouteHandler]:
     @post("/tokenize", status_code=200, opt=described(operations.TOKENIZE))
     async def tokenize(request: AnyRequest) -> Response[bytes]:
-        asked = await door.read(request, tokens.read_tokenize)
-        answer = door.front.tokenize(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
-        body = tokens.tokens_body(await _spelled(answer, {"prompt": asked.field}), door.facts)
+        asked = await api.read(request, tokens.read_tokenize)
+        answer = api.front.tokenize(asked.prompt, add_special=asked.add_special, parse_special=asked.parse_special)
+        body = tokens.tokens_body(await _spelled(answer, {"prompt": asked.field}), api.facts)
         return _body(body, asked.ignored)
 
     @post("/detokenize", status_code=200, opt=described(operations.DETOKENIZE))
     async def detokenize(request: AnyRequest) -> Response[bytes]:
-        asked = await door.read(request, tokens.read_detokenize)
-        return _body(tokens.text_body(await door.front.detokenize(asked.tokens)), asked.ignored)
+        asked = await api.read(request, tokens.read_detokenize)
+        return _body(tokens.text_body(await api.front.detokenize(asked.tokens)), asked.ignored)
 
     @get("/tokenizer_info", opt=described(operations.TOKENIZER_INFO), sync_to_thread=False)
     def tokenizer_info() -> Response[bytes]:
-        return _body(tokens.tokenizer_info(door.facts))
+        return _body(tokens.tokenizer_info(api.facts))
 
     @post("/v1/chat/completions/render", status_code=200, opt=described(operations.RENDER_CHAT))
     async def render_chat(request: AnyRequest) -> Response[bytes]:
-        """The tokens of what the template makes of a conversation."""
-        asked = await door.read(request, read_chat)
-        return _body(await _rendered(door.front, asked.prompt, asked.generation), asked.generation.ignored)
+        """Answer with the tokens of the prompt that the template makes of a conversation."""
+        asked = await api.read(request, read_chat)
+        return _body(await _rendered(api.front, asked.prompt, asked.generation), asked.generation.ignored)
 
     @post("/v1/completions/render", status_code=200, opt=described(operations.RENDER_COMPLETION))
     async def render_completion(request: AnyRequest) -> Response[bytes]:
-        asked = await door.read(request, read_completion)
-        rendered = [await _rendered(door.front, prompt, asked.generation) for prompt in asked.prompts]
+        asked = await api.read(request, read_completion)
+        rendered = [await _rendered(api.front, prompt, asked.generation) for prompt in asked.prompts]
         return _body(rendered, asked.generation.ignored)
 
     return [tokenize, detokenize, tokenizer_info, render_chat, render_completion]
@@ -256,7 +256,7 @@ async def _rendered(front: Front, prompt: Prompt, generation: Generation) -> tok
 
 
 async def _spelled(answer: Awaitable[Tokenized], names: Mapping[str, str]) -> Tokenized:
-    """The answer. Raises: as it does, about the fields as the client wrote them."""
+    """The awaited answer. A refusal has the client's names of the fields."""
     try:
         return await answer
     except FieldsRefused as refused:
@@ -270,7 +270,7 @@ def _probe_routes(front: Front) -> list[HTTPRouteHandler]:
 
     @get("/ping", opt=described(operations.PING), sync_to_thread=False)
     def ping() -> Response[bytes]:
-        """As /readyz, under the name that model servers have for it."""
+        """Answer like /readyz; model servers use this name."""
         is_ready = front.phase is Phase.READY
         return text_answer("pong" if is_ready else "not ready", 200 if is_ready else 503)
 

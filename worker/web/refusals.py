@@ -1,7 +1,7 @@
-"""What a refusal looks like on the wire: as docs/protocol.md 3 words it, or in OpenAI's shape on the routes of `/v1`.
+"""The form of a refusal on the wire: the texts of docs/protocol.md 3, or OpenAI's shape on the routes of `/v1`.
 
-Owns: which path speaks which of the two, and that the front is told. Refuses to know: why something is refused. Runs on
-the front's event loop.
+Owns: the choice between the two forms by path, and the report to the front. Refuses to know: the reason of a refusal.
+Runs on the front's event loop.
 """
 
 import re
@@ -33,7 +33,7 @@ _OTHER_API_PATHS = frozenset({"/v1", "/tokenize", "/detokenize", "/tokenizer_inf
 _POOL_MANAGER_PATHS = re.compile(
     "/v1/(health|ready|shutdown|admin/shutdown|(inference|infer|jobs|loading/progress)(/.*)?)/*", re.DOTALL
 )
-"""The pool manager's paths under `/v1` (docs/protocol.md 3): the old ones that are spoken, and those that are not."""
+"""The pool manager's paths under `/v1` (docs/protocol.md 3): the old paths, supported or not."""
 
 _HTTP_ERRORS = {
     404: ("unknown_url", "no route {method} {path}: /docs lists the routes of this worker"),
@@ -41,21 +41,21 @@ _HTTP_ERRORS = {
     413: (
         "body_too_large",
         (
-            "the request body exceeds {most:,} bytes: send a shorter prompt, or start the worker with a larger "
+            "the request body exceeds {limit:,} bytes: send a shorter prompt, or start the worker with a larger "
             "--max-prompt-chars"
         ),
     ),
     415: ("unsupported_media_type", "send a JSON body with content-type: application/json"),
 }
-"""The codes and words of what Litestar refuses."""
+"""The codes and texts of Litestar's own refusals."""
 
-_MOST_OF_A_PATH = 100
-"""Characters that a message shows."""
+_MAX_PATH_CHARS = 100
+"""A message shows this many characters of a path."""
 
 
 @contextmanager
 def counted(front: Front, request: AnyRequest, operation: str | None = None) -> Iterator[None]:
-    """Around the making of a job: what is refused before there is one counts as a rejected request. `operation`: as
+    """Wraps job creation: a refusal before there is a job counts as a rejected request. `operation`: see
     Traces.refused."""
     began_s = time.monotonic()
     try:
@@ -68,13 +68,13 @@ def counted(front: Front, request: AnyRequest, operation: str | None = None) -> 
 
 
 def is_api_path(path: str) -> bool:
-    """True if OpenAI's clients and their like ask for it, or would if it existed."""
+    """True if the path belongs to the API of OpenAI, vLLM or llama-server, also if no such route exists."""
     is_api = path.startswith(_API) or path.rstrip("/") in _OTHER_API_PATHS
     return is_api and not _POOL_MANAGER_PATHS.fullmatch(path)
 
 
 def refusal_of(request: AnyRequest, error: Exception, route_list: str = "") -> Response[bytes]:
-    """The answer that says no; `route_list` is what an unknown path is told."""
+    """The answer to a refused request; an unknown path gets `route_list`."""
     is_api = is_api_path(request.scope["path"])
     if isinstance(error, HTTPException):
         return _api_http_error(request, error) if is_api else _http_error(error, route_list)
@@ -102,7 +102,7 @@ def render_error(error: Exception) -> Response[bytes]:
 
 
 def _http_error(error: HTTPException, route_list: str) -> Response[bytes]:
-    """What Litestar itself refuses: unknown paths and methods, and bodies that are too large."""
+    """The answer to Litestar's own refusals: unknown paths and methods, and bodies that are too large."""
     match error:
         case MethodNotAllowedException():
             return Response(b"", status_code=405, media_type=_TEXT, headers=_allow(error))
@@ -131,9 +131,9 @@ def _api_http_error(request: AnyRequest, error: HTTPException) -> Response[bytes
     headers = _allow(error) if isinstance(error, MethodNotAllowedException) else None
     message = words.format(
         method=request.scope["state"]["method"],
-        path=ascii(request.scope["path"][:_MOST_OF_A_PATH])[1:-1],
+        path=ascii(request.scope["path"][:_MAX_PATH_CHARS])[1:-1],
         allow=(headers or {}).get("allow", "").replace(",", " or "),
-        most=request.app.request_max_body_size,
+        limit=request.app.request_max_body_size,
     )
     if isinstance(error, EncodedBody):
         message, headers = error.detail, error.headers

@@ -1,10 +1,10 @@
-"""httptools' parser of requests, which ignores every offer to go on in another protocol, as RFC 9110 7.8 allows.
+"""httptools' parser of requests. It ignores every offer to switch to another protocol, as RFC 9110 7.8 allows.
 
-Clients make such offers with ordinary requests: the JDK's has `Upgrade: h2c` on each. By itself the parser takes what
-follows the head of such a request for the other protocol's, so that the body is lost. Here the head is parsed once more
-without its Upgrade lines, and the body follows as it does elsewhere.
+Clients make such offers in ordinary requests: the JDK's client sends `Upgrade: h2c` with each. httptools itself treats
+the bytes after the head of such a request as the other protocol's, so the body is lost. This parser parses the head
+again without its Upgrade lines, and then the body as usual.
 
-Refuses to know: what a request asks for. Runs on the front's event loop.
+Refuses to know: the content of a request. Runs on the front's event loop.
 """
 
 from typing import Protocol
@@ -12,11 +12,11 @@ from typing import Protocol
 from httptools import HttpParserUpgrade, HttpRequestParser
 
 _CONNECT = b"CONNECT"
-"""This method is an offer of its own: nothing is left of the request without it."""
+"""This method is itself an offer: the request has no other content."""
 
 
 class Listener(Protocol):
-    """uvicorn's protocol, which is told of what was parsed."""
+    """uvicorn's protocol, which receives the parsed parts."""
 
     def on_message_begin(self) -> None: ...
     def on_url(self, url: bytes) -> None: ...
@@ -27,15 +27,15 @@ class Listener(Protocol):
 
 
 class RequestParser:
-    """All of httptools' parser that uvicorn uses. When an offer is ignored, the listener hears of the beginning and the
-    headers twice, and of their end once."""
+    """The part of httptools' parser that uvicorn uses. If an offer is ignored, the listener gets the beginning and the
+    headers twice, and their end once."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._parser = self._fresh()
         self._url = b""
         self._lines: list[bytes] = []
-        """The headers without what is left out when they are parsed again."""
+        """The headers for parsing again: all except the Upgrade lines."""
 
     def get_method(self) -> bytes:
         return self._parser.get_method()
@@ -61,14 +61,14 @@ class RequestParser:
                 (n_parsed,) = offer.args
                 rest = rest[n_parsed:]
                 head = self._head_without_offer()
-                self._parser = self._fresh()  # the other's state may be that of a connection at its end
+                self._parser = self._fresh()  # the old parser may be in the state of a closed connection
                 self._parser.feed_data(head)
             else:
                 return
 
     def _fresh(self) -> HttpRequestParser:
         parser = HttpRequestParser(self)
-        # uvicorn sets it too: a request pipelined behind one that ends the connection is no error.
+        # uvicorn sets it too: a request pipelined after one that ends the connection is not an error.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
@@ -92,7 +92,8 @@ class RequestParser:
         self._listener.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        value = value.rstrip(b" \t")  # not part of the value (RFC 9110, 5.5), as the spaces before it, which are gone
+        # Trailing spaces are not part of the value (RFC 9110, 5.5); the parser has removed leading ones.
+        value = value.rstrip(b" \t")
         if name.lower() != b"upgrade":
             self._lines.append(b"%b: %b" % (name, value))
         self._listener.on_header(name, value)

@@ -1,4 +1,4 @@
-"""The listening socket and uvicorn on it, each for as long as a `with` lasts. Signals and exit codes are serve.py's."""
+"""The listening socket and uvicorn on it, each for as long as a `with` lasts. serve.py owns signals and exit codes."""
 
 import errno
 import ipaddress
@@ -19,17 +19,17 @@ from worker.web.app import create_app
 from worker.web.connection import BoundedConnection
 from worker.web.crowd import Crowd, affordable_connections
 
-MIN_OPEN_FILES = 4096
+WANTED_OPEN_FILES = 4096
 """1,024 connections, the engine and the log need more than the usual soft limit of 1,024."""
 
-LEAST_OPEN_FILES = 64
-"""The engine, the log and the connections kept for health take about 40; libuv aborts where its own are refused."""
+MIN_OPEN_FILES = 64
+"""The engine, the log and the connections reserved for health need about 40. libuv aborts if it gets none itself."""
 
 
 @contextmanager
 def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket; requests wait in its backlog until uvicorn takes them. `::` is every address, those of IPv4
-    too where the system can. Raises: BindFailed."""
+    """A listening socket; requests wait in its backlog until uvicorn takes them. `::` means every address, including
+    IPv4 if the system supports it. Raises: BindFailed."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         is_every = family == socket.AF_INET6 and ipaddress.ip_address(address[0]).is_unspecified
@@ -50,23 +50,23 @@ class _Server(uvicorn.Server):
         self.server_state = crowd
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Raises: RuntimeError when uvicorn ends by itself: nobody could reach the worker any more."""
+        """Raises: RuntimeError if uvicorn ends by itself, because clients can no longer reach the worker."""
         await super().serve(sockets)
         if self.is_wanted:
             raise RuntimeError("uvicorn has stopped serving")
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are ours: uvicorn would close the listener, and a draining worker still answers."""
+        """Leave signals to serve.py: uvicorn would close the listener, but a draining worker still answers."""
         yield
 
 
 @asynccontextmanager
 async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
-    """HTTP on the socket for as long as the block lasts; the front is told when it ends earlier."""
+    """Serve HTTP on the socket until the block ends. If the server ends earlier, the front gets the error."""
     app = create_app(front)
     config = uvicorn.Config(
-        cast(Any, app),  # its types are Litestar's, and uvicorn has its own
+        cast(Any, app),  # it has Litestar's types, and uvicorn expects its own
         http=partial(BoundedConnection, app.malformed),  # type: ignore[arg-type] # it is only ever called
         ws="none",
         lifespan="off",
@@ -88,18 +88,18 @@ async def served(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         await serving
 
 
-def allow_open_files(n_files: int = MIN_OPEN_FILES) -> None:
-    """Raise the soft limit as far as the hard one allows; a lower one only means fewer connections.
+def allow_open_files(n_files: int = WANTED_OPEN_FILES) -> None:
+    """Raise the soft limit as far as the hard limit allows; a lower limit only means fewer connections.
 
-    Raises: StartupError for so few that no start could succeed.
+    Raises: StartupError if the limit is too low to start.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     goal = n_files if hard == resource.RLIM_INFINITY else min(n_files, hard)
     if soft != resource.RLIM_INFINITY and soft < goal:
         resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
-    if hard != resource.RLIM_INFINITY and hard < LEAST_OPEN_FILES:
+    if hard != resource.RLIM_INFINITY and hard < MIN_OPEN_FILES:
         raise StartupError(
-            f"only {hard} files may be open here and the worker needs {LEAST_OPEN_FILES} or more: raise `ulimit -n`"
+            f"the limit on open files is {hard}, and the worker needs at least {MIN_OPEN_FILES}: raise `ulimit -n`"
         )
 
 

@@ -1,7 +1,7 @@
-"""The responses that jobs make, as a stream or as one answer, and that always let go of their jobs.
+"""The responses that carry the output of jobs, as a stream or as one answer. They always end their jobs.
 
-Litestar's own streams do not close what they opened when the client leaves during a blocked send; these end their jobs
-in a `finally`, and notice a disconnect while they wait for the engine. connection.py bounds every send.
+Litestar's own streams do not close their source if the client disconnects during a blocked send. These responses end
+their jobs in a `finally`, and notice a disconnect while they wait for the engine. connection.py limits every send.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from worker.web.connection import wait_until_taken
 from worker.web.edge import note_refusal
 
 SILENCE_S = 10.0
-"""The longest silence of a stream: proxies cut one after 60 s, some after less."""
+"""The longest silence of a stream: proxies close a silent stream after 60 s, some earlier."""
 
 CHUNKS_PER_TURN = 32
-"""A send that does not block does not yield either, so after this many the loop serves others."""
+"""A send that does not block does not yield either, so the loop serves other tasks after this many chunks."""
 
 
 class Timers(Protocol):
@@ -38,7 +38,7 @@ class Timers(Protocol):
 class SignsOfLife:
     """Inside the `with`, one of the jobs sends a sign of life whenever their stream was silent for SILENCE_S.
 
-    One timer serves the stream, and is set anew only when it has run out: a token costs one look at the clock.
+    One timer serves the stream and is set again only when it has expired, so a token costs one look at the clock.
     """
 
     def __init__(self, jobs: Sequence[Job], timers: Timers) -> None:
@@ -54,7 +54,7 @@ class SignsOfLife:
         self._timer.cancel()
 
     def sent(self) -> None:
-        """Something went to the client just now."""
+        """Note that data was sent to the client."""
         self._due_s = self._timers.time() + SILENCE_S
 
     def _set_timer(self) -> None:
@@ -69,7 +69,7 @@ class SignsOfLife:
 
 
 class JobResponse(ASGIResponse, ABC):
-    """Nothing leaves before the engine has accepted every job; a refusal becomes `render_error`'s answer instead."""
+    """A response that sends nothing before the engine has accepted every job. `render_error` answers a refusal."""
 
     def __init__(
         self,
@@ -77,20 +77,20 @@ class JobResponse(ASGIResponse, ABC):
         jobs: Sequence[Job],
         render_error: Callable[[Exception], Response[bytes]],
         headers: Mapping[str, str],
-        told_when_accepted: Callable[[], Mapping[str, str]],
+        headers_when_accepted: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`told_when_accepted`: further headers, which need the prompts' tokens."""
-        # The media type as a header: ASGIResponse would add a charset to it.
+        """`headers_when_accepted`: further headers, which need the prompts' tokens."""
+        # The media type is set as a header, because ASGIResponse would add a charset to it.
         super().__init__(headers={"content-type": jobs[0].dialect.media_type, **headers})
         del self.headers["content-length"]
         self._front = front
         self._jobs = jobs
         self._render_error = render_error
-        self._told_when_accepted = told_when_accepted
+        self._headers_when_accepted = headers_when_accepted
         self._next_chunk = jobs[0].next_chunk if len(jobs) == 1 else partial(next_chunk_of, jobs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the exchange next to a watch for the client's leaving; whichever ends first ends the other."""
+        """Run the exchange and watch for a disconnect; the first to end ends the other."""
         with self._front.watched():
             await self._converse(scope, receive, send)
 
@@ -100,7 +100,7 @@ class JobResponse(ASGIResponse, ABC):
                 await first_of(exchange, departure)
             finally:
                 for job in self._jobs:
-                    job.fail("CANCELLED", "the client went away")
+                    job.fail("CANCELLED", "the client disconnected")
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         for job in self._jobs:
@@ -111,7 +111,7 @@ class JobResponse(ASGIResponse, ABC):
                 request = Request[Any, Any, Any](scope, receive, send)
                 await answer.to_asgi_response(app=None, request=request)(scope, receive, send)
                 return
-        for name, value in self._told_when_accepted().items():
+        for name, value in self._headers_when_accepted().items():
             self.headers[name] = value
         await self._answer(scope, send)
 
@@ -120,7 +120,7 @@ class JobResponse(ASGIResponse, ABC):
 
 
 class JobStream(JobResponse):
-    """Headers leave at once, then every event as it comes, and at last `ending`'s bytes if no job has failed."""
+    """A stream: headers are sent at once, then every event as it comes, then `ending`'s bytes if no job has failed."""
 
     def __init__(
         self,
@@ -130,15 +130,15 @@ class JobStream(JobResponse):
         headers: Mapping[str, str] | None = None,
         ending: Callable[[], bytes] = bytes,
         *,
-        told_when_accepted: Callable[[], Mapping[str, str]] = dict,
+        headers_when_accepted: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(front, jobs, render_error, unbuffered | dict(headers or {}), told_when_accepted)
+        super().__init__(front, jobs, render_error, unbuffered | dict(headers or {}), headers_when_accepted)
         self._ending = ending
         self._living = () if front.settings.no_keepalive else jobs
 
     async def _answer(self, scope: Scope, send: Send) -> None:
-        await wait_until_taken(scope)  # an answer before this one, on the same connection
+        await wait_until_taken(scope)  # an earlier answer on the same connection may still be unread
         await self.start_response(send)
         with SignsOfLife(self._living, asyncio.get_running_loop()) as signs:
             await self._send_events(scope, send, signs)
@@ -146,7 +146,7 @@ class JobStream(JobResponse):
         await send({"type": "http.response.body", "body": ending, "more_body": False})
 
     async def _send_events(self, scope: Scope, send: Send, signs: SignsOfLife) -> None:
-        """Take from the jobs only what can leave at once: tokens still with them are dropped by a cancel."""
+        """Take only the events from the jobs that can be sent at once, because a cancel drops the others."""
         n_sent = 0
         while chunk := await self._next_chunk():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -158,7 +158,7 @@ class JobStream(JobResponse):
 
 
 class JobAnswer(JobResponse):
-    """One answer, `made` with its status when all jobs have ended, or one has failed."""
+    """One answer. `made` returns its status and body when all jobs have ended or one has failed."""
 
     def __init__(
         self,
@@ -168,9 +168,9 @@ class JobAnswer(JobResponse):
         headers: Mapping[str, str],
         made: Callable[[], tuple[int, bytes]],
         *,
-        told_when_accepted: Callable[[], Mapping[str, str]] = dict,
+        headers_when_accepted: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        super().__init__(front, jobs, render_error, headers, told_when_accepted)
+        super().__init__(front, jobs, render_error, headers, headers_when_accepted)
         self._made = made
 
     async def _answer(self, scope: Scope, send: Send) -> None:

@@ -1,9 +1,10 @@
-// Shows the document that the page holds. No search: it would run in a worker made of a blob, which the policy forbids.
+// Shows the document that the page contains. Search is off: it needs a web worker made from a blob, which the policy
+// forbids.
 "use strict";
 
-const held = document.getElementById("document");
+const embedded = document.getElementById("document");
 Redoc.init(
-  JSON.parse(held.textContent),
-  { disableSearch: true, expandResponses: "200,202", jsonSamplesExpandLevel: 3, nonce: held.nonce, sanitize: true },
+  JSON.parse(embedded.textContent),
+  { disableSearch: true, expandResponses: "200,202", jsonSamplesExpandLevel: 3, nonce: embedded.nonce, sanitize: true },
   document.getElementById("page"),
 );

@@ -1,8 +1,8 @@
-// The page: a conversation, its settings, and what the worker is doing.
+// The page: a conversation, its settings, and the worker's state.
 //
-// Owns the turns and how they look. A turn of the model's: {role, content, entries, usage, firstS, lastS, finish, failure},
-// with `entries` its tokens and their probabilities, and times in seconds since the question. All that is kept lies in this
-// tab's session storage, and goes to this worker only.
+// Owns the turns and their elements. A turn of the model is {role, content, entries, usage, firstS, lastS, finish, failure}:
+// `entries` has its tokens and their probabilities, and times are in seconds since the question. The page stores data in
+// this tab's session storage only, and sends it to this worker only.
 
 import { byId, button, copy, copyButton, make, write } from "./dom.js";
 import { codeBlock, show } from "./markdown.js";
@@ -12,8 +12,8 @@ import { chat, headers } from "./stream.js";
 import { paint } from "./panel.js";
 import { watch } from "./vitals.js";
 
-// One host may have several workers, each below a path of its own.
-const KEPT_AS = `llorch-worker ${location.pathname}`;
+// One host may serve several workers, each below a path of its own.
+const STORAGE_KEY = `llorch-worker ${location.pathname}`;
 const WIDE = matchMedia("(min-width: 62rem)");
 const NEAR_END_PX = 80;
 
@@ -33,7 +33,7 @@ async function send() {
   await answer();
 }
 
-// Asks for an answer to the turns there are. One that never began gives the question back.
+// Requests an answer to the turns. If the answer never begins, the question returns to the box.
 async function answer() {
   const request = requestOf(settings, page.turns, page.model);
   const turn = { role: "assistant", content: "", entries: [], isJson: "response_format" in request };
@@ -115,7 +115,7 @@ function stop() {
   page.answering?.abort();
 }
 
-// ── how it looks ─────────────────────────────────────────────────────────────────────────────────
+// ── elements ─────────────────────────────────────────────────────────────────────────────────
 
 function add(turn) {
   const body = make("div", { class: "body" });
@@ -132,7 +132,7 @@ function add(turn) {
   scroller.scrollTop = scroller.scrollHeight;
 }
 
-// Takes away a turn and all that follow it.
+// Removes a turn and all turns after it.
 function cut(turn) {
   stop();
   for (const gone of page.turns.splice(page.turns.indexOf(turn))) views.get(gone).article.remove();
@@ -141,7 +141,7 @@ function cut(turn) {
   keep();
 }
 
-// Many chunks may come between two frames.
+// Draws with the next frame, because many chunks may come between two frames.
 function drawSoon(turn) {
   const view = views.get(turn);
   view.frame ||= requestAnimationFrame(() => {
@@ -158,22 +158,22 @@ function draw(turn) {
 }
 
 function drawBody(turn, view) {
-  const manner = mannerOf(turn);
-  if (view.manner !== manner) {
-    view.body = replaced(view.body, make("div", { class: `body ${manner}` }));
-    view.manner = manner;
+  const style = styleOf(turn);
+  if (view.style !== style) {
+    view.body = replaced(view.body, make("div", { class: `body ${style}` }));
+    view.style = style;
     view.nShown = 0;
   }
-  if (manner === "said") view.body.textContent = turn.content;
-  else if (manner === "json") view.body.replaceChildren(codeBlock(turn.content, "json"));
-  else if (manner === "written") show(view.body, turn.content);
+  if (style === "said") view.body.textContent = turn.content;
+  else if (style === "json") view.body.replaceChildren(codeBlock(turn.content, "json"));
+  else if (style === "written") show(view.body, turn.content);
   else {
     append(view.body, turn.entries.slice(view.nShown));
     view.nShown = turn.entries.length;
   }
 }
 
-function mannerOf(turn) {
+function styleOf(turn) {
   if (turn.role === "user") return "said";
   if (turn.entries.length > 0 && settings.elements.probabilities.checked) return "tokens";
   return turn.isJson ? "json" : "written";
@@ -213,11 +213,11 @@ function counted(n, noun) {
   return `${n} ${noun}${n === 1 ? "" : "s"}`;
 }
 
-// ── what is told ─────────────────────────────────────────────────────────────────────────────────
+// ── messages ─────────────────────────────────────────────────────────────────────────────────
 
 let countdown = 0;
 
-// Shows a message above the box, or takes it away; with `waitS` it counts down to when another try is welcome.
+// Shows a message above the box, or removes it. With `waitS` it counts down and then enables another try.
 function notice(message = "", waitS = 0) {
   clearInterval(countdown);
   write("notice-text", message);
@@ -237,17 +237,17 @@ function notice(message = "", waitS = 0) {
 }
 
 const BANNERS = {
-  starting: "The model is being loaded. It answers as soon as it is there.",
-  restarting: "The model engine stopped unexpectedly and is restarting. Requests without output yet are retried automatically.",
-  draining: "The worker is shutting down and takes no more messages.",
-  failed: "The worker has failed and is about to exit. Its log has the cause.",
-  unreachable: "The worker cannot be reached. Trying again.",
+  starting: "The model is loading. Messages are answered as soon as it is ready.",
+  restarting: "The model engine stopped unexpectedly and is restarting. Requests without output are retried automatically.",
+  draining: "The worker is shutting down and accepts no new messages.",
+  failed: "The worker has failed and is about to exit. See its log for the cause.",
+  unreachable: "The worker cannot be reached. Retrying…",
 };
 
-function tellState(seen) {
-  const words = BANNERS[seen.state] ?? "";
-  write("banner", words);
-  byId("banner").hidden = words === "";
+function showState(seen) {
+  const text = BANNERS[seen.state] ?? "";
+  write("banner", text);
+  byId("banner").hidden = text === "";
   const isRefused = seen.state === "unauthorized";
   byId("token-form").hidden = !isRefused;
   write("token-wrong", isRefused && page.token !== "" ? "Wrong token." : "");
@@ -259,22 +259,22 @@ function tellState(seen) {
 function changeState(state) {
   page.state = state;
   if (state === "unauthorized") byId("token").focus();
-  if (state === "ready") learnName();
+  if (state === "ready") fetchName();
 }
 
-// The name by which the worker wants to be asked.
-async function learnName() {
+// Reads the model's name, which requests must have with --strict-model.
+async function fetchName() {
   try {
     const response = await fetch("v1/models", { headers: headers(page.token) });
     if (response.ok) page.model = (await response.json()).data[0].id;
   } catch {
-    // The next look at its state tells that the worker cannot be reached.
+    // The next check of the state reports that the worker cannot be reached.
   }
 }
 
-// ── settings, code, what is kept ─────────────────────────────────────────────────────────────────
+// ── settings, code, storage ─────────────────────────────────────────────────────────────────
 
-// Whether the settings can be sent; if not, the first that cannot is shown.
+// True if the settings are valid; else the first invalid one is shown.
 function isSettled() {
   const wrong = checkSchema() ? settings.elements.schema : [...settings.elements].find((each) => !each.validity.valid);
   if (wrong === undefined) return true;
@@ -289,7 +289,7 @@ function checkSchema() {
   try {
     schemaOf(settings);
   } catch (error) {
-    wrong = `This is not JSON. ${error.message}`;
+    wrong = `Invalid JSON: ${error.message}`;
   }
   byId("schema-wrong").textContent = wrong;
   settings.elements.schema.setAttribute("aria-invalid", wrong !== "");
@@ -301,7 +301,7 @@ function openPanel(isOpen) {
   byId("show-panel").setAttribute("aria-expanded", isOpen);
 }
 
-// The request of the last answer, or the one that would be sent now.
+// The request of the last answer, or the request that Send would send now.
 function requestOnScreen() {
   const pending = prompt.value.trim();
   const nAsked = page.turns.findLastIndex((turn) => turn.role === "user") + 1;
@@ -325,14 +325,14 @@ function keep() {
   const turns = page.turns.map(({ entries, ...turn }) => (entries ? { ...turn, entries: [] } : turn));
   const values = [...settings.elements].map((field) => [field.name, field.type === "checkbox" ? field.checked : field.value]);
   try {
-    sessionStorage.setItem(KEPT_AS, JSON.stringify({ token: page.token, turns, settings: Object.fromEntries(values) }));
+    sessionStorage.setItem(STORAGE_KEY, JSON.stringify({ token: page.token, turns, settings: Object.fromEntries(values) }));
   } catch {
-    // What does not fit, or may not be kept, lives as long as the page.
+    // If the browser does not store it, the conversation lasts as long as the page.
   }
 }
 
 function recall() {
-  const kept = JSON.parse(sessionStorage.getItem(KEPT_AS) ?? "null");
+  const kept = JSON.parse(sessionStorage.getItem(STORAGE_KEY) ?? "null");
   if (kept === null) return;
   page.token = kept.token;
   for (const [name, value] of Object.entries(kept.settings)) {
@@ -348,7 +348,7 @@ function fit() {
   prompt.style.height = `${prompt.scrollHeight}px`;
 }
 
-// ── what a person does ───────────────────────────────────────────────────────────────────────────
+// ── events ───────────────────────────────────────────────────────────────────────────
 
 function onSubmit(form, act) {
   form.addEventListener("submit", (event) => {
@@ -393,7 +393,7 @@ byId("code").querySelector("[role=tablist]").addEventListener("keydown", (event)
 
 prompt.addEventListener("input", fit);
 prompt.addEventListener("keydown", (event) => {
-  // On a phone the key that begins a new line is the only one there is.
+  // On a phone Enter is the only key for a new line.
   const isSent = event.key === "Enter" && !event.shiftKey && !event.isComposing && !matchMedia("(pointer: coarse)").matches;
   if (!isSent) return;
   event.preventDefault();
@@ -414,4 +414,4 @@ WIDE.addEventListener("change", () => openPanel(WIDE.matches));
 openPanel(WIDE.matches);
 explain(log, byId("odds"));
 recall();
-const ask = watch(() => page.token, tellState);
+const ask = watch(() => page.token, showState);

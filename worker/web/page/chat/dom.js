@@ -1,8 +1,8 @@
-// Elements from their parts. Strings become text nodes: nothing on this page parses HTML.
+// Creates elements from their parts. Strings become text nodes: nothing on this page parses HTML.
 
 export const byId = (id) => document.getElementById(id);
 
-// Attributes whose value is a function are listeners.
+// An attribute whose value is a function becomes a listener.
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -13,7 +13,7 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Writes only what changed: a live region is read out when it is written to.
+// Writes only changed text, because screen readers read a live region whenever it is written to.
 export function write(id, text) {
   if (byId(id).textContent !== String(text)) byId(id).textContent = text;
 }
@@ -22,7 +22,7 @@ export function button(label, click) {
   return make("button", { type: "button", click }, label);
 }
 
-// A button that copies what `text` gives, and says so.
+// A button that copies the result of `text` and confirms it.
 export function copyButton(text) {
   return button("Copy", (event) => copy(event.currentTarget, text()));
 }
@@ -33,8 +33,8 @@ export async function copy(control, text) {
     await navigator.clipboard.writeText(text);
     control.textContent = "Copied";
   } catch {
-    // A browser has no clipboard for pages that came over plain HTTP from another machine.
-    control.textContent = "Not allowed";
+    // Browsers offer no clipboard to pages that were loaded over plain HTTP from another machine.
+    control.textContent = "Copying not allowed";
   }
   setTimeout(() => { control.textContent = label; }, 1500);
 }

@@ -1,5 +1,5 @@
-// A model's text as elements: the small part of Markdown that models write. Whatever the text is, only the elements below
-// come of it, without attributes but the language of a code block and the address of a link that is http or https.
+// A model's text as elements: the small part of Markdown that models write. Any text becomes only the elements below. Their
+// only attributes are the language of a code block and the address of a link, which is http or https.
 //
 // Every pattern is bounded, because a model may write 100,000 asterisks.
 
@@ -29,7 +29,7 @@ const SPAN = new RegExp(
   "gu",
 );
 
-// Shows `text` in `container` anew, leaving alone the blocks that are as they were: an answer grows at its end.
+// Shows `text` in `container`. Unchanged blocks keep their elements, because an answer grows at its end.
 export function show(container, text) {
   const blocks = split(text);
   const old = container.blocks ?? [];

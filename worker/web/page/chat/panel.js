@@ -1,13 +1,13 @@
-// The worker's figures, painted: its name, its state, meters, and a trace of the last two minutes.
+// Shows the worker's figures: its name, its state, meters, and a trace of the last two minutes.
 
 import { byId, write } from "./dom.js";
 
 const N_TRACED = 60;
-const WORDS = { starting: "loading", unauthorized: "needs its token" };
+const WORDS = { starting: "loading", unauthorized: "token required" };
 
 const traced = [];
 
-// `seen` is what vitals.js found out.
+// `seen` is the result of vitals.js.
 export function paint({ state, health, metrics, speed }) {
   byId("state").dataset.state = state;
   write("state", WORDS[state] ?? state);
@@ -40,19 +40,19 @@ function trace(speed) {
   write("speed", speed === null ? "–" : speed < 10 ? speed.toFixed(1) : Math.round(speed));
   traced.push(speed ?? 0);
   if (traced.length > N_TRACED) traced.shift();
-  const most = Math.max(1, ...traced);
-  const points = traced.map((value, n) => `${2 * (N_TRACED - traced.length + n)},${(23 - (22 * value) / most).toFixed(1)}`);
+  const max = Math.max(1, ...traced);
+  const points = traced.map((value, n) => `${2 * (N_TRACED - traced.length + n)},${(23 - (22 * value) / max).toFixed(1)}`);
   byId("trace").firstElementChild.setAttribute("points", points.join(" "));
 }
 
-function meter(id, value, most) {
+function meter(id, value, max) {
   const bar = byId(id);
-  bar.hidden = !most;
-  if (!most) return;
-  bar.style.setProperty("--p", value / most);
+  bar.hidden = !max;
+  if (!max) return;
+  bar.style.setProperty("--p", value / max);
   bar.setAttribute("aria-valuenow", value);
   bar.setAttribute("aria-valuemin", 0);
-  bar.setAttribute("aria-valuemax", most);
+  bar.setAttribute("aria-valuemax", max);
 }
 
 function number(n) {

@@ -1,14 +1,14 @@
-// An answer token by token, coloured by how probable each was, and what else might have stood there.
+// An answer as tokens, coloured by probability, and the alternatives of each token.
 
 import { make } from "./dom.js";
 
 const N_SHOWN = 5;
 
-// Appends the tokens of a chunk's `logprobs.content` to `container`, which keeps what is not a whole character yet.
+// Appends the tokens of a chunk's `logprobs.content` to `container`, which holds the bytes of an incomplete character.
 export function append(container, entries) {
   container.decoder ??= new TextDecoder();
   for (const entry of entries) {
-    // One character may be several tokens, of which only the last one shows it.
+    // A character may have several tokens; the last one shows it.
     const text = entry.bytes ? container.decoder.decode(Uint8Array.from(entry.bytes), { stream: true }) : entry.token;
     const token = make("span", { class: "token", tabindex: container.firstChild ? "-1" : "0" }, text);
     if (text === "") token.classList.add("part");
@@ -71,9 +71,9 @@ function percent(p) {
   return p >= 0.0005 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %";
 }
 
-// White space has to be seen where it is all there is.
+// Makes white space visible.
 function visible(text) {
-  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ | $/g, "␣") || "(nothing)";
+  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ | $/g, "␣") || "(empty)";
 }
 
 function place(tooltip, at) {

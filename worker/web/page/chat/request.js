@@ -1,12 +1,12 @@
-// What is asked of the worker: the form's settings as fields of a request, and the same request as code.
+// The request to the worker: the form's settings as fields, and the same request as code.
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
 
 const OURS = ["top_k", "min_p", "repetition_penalty"];
-// Fields that are not OpenAI's, for which its package has no arguments.
+// Fields that OpenAI's package has no arguments for.
 
-// The request for `turns`, without what concerns the stream. An empty box leaves its field to the worker.
-// Raises: SyntaxError for a schema that is no JSON.
+// The request for `turns`, without the fields of streaming. An empty box leaves the default to the worker.
+// Raises: SyntaxError for a schema that is not JSON.
 export function requestOf(form, turns, model) {
   const data = new FormData(form);
   const system = data.get("system").trim();
@@ -33,7 +33,7 @@ export function schemaOf(form) {
 
 // ── the same as code ─────────────────────────────────────────────────────────────────────────────
 
-// The token itself is never part of it: code is pasted into places that others read.
+// The code never contains the token itself, because people paste code in public places.
 export function curl(request, base, hasToken) {
   const lines = [
     `curl ${quoted(new URL("v1/chat/completions", base).href)}`,
@@ -65,12 +65,12 @@ export function python(request, base, hasToken) {
   ].join("\n");
 }
 
-// For a POSIX shell.
+// The text as a quoted word of a POSIX shell.
 function quoted(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
-// A JSON value as Python writes it. Its strings are JSON's, but for halves of surrogate pairs, which JSON escapes too.
+// A JSON value in Python's syntax. Strings are the same, because JSON also escapes halves of surrogate pairs.
 function literal(value, indent = 0) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";

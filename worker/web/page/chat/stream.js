@@ -1,4 +1,4 @@
-// What the worker answers: the events of a stream, and refusals as errors with what a person needs to know.
+// The worker's answers: the events of a stream, and refusals as errors with a text for people.
 
 export class Refused extends Error {
   constructor(message, { status = 0, retryAfterS = 0 } = {}) {
@@ -12,7 +12,7 @@ export function headers(token) {
   return token ? { authorization: `Bearer ${token}` } : {};
 }
 
-// The chunks of a streamed chat completion. Raises: Refused, also in mid-stream; AbortError when `signal` says so.
+// The chunks of a streamed chat completion. Raises: Refused, also during the stream; AbortError after `signal`.
 export async function* chat(body, token, signal) {
   const response = await fetch("v1/chat/completions", {
     method: "POST",
@@ -28,10 +28,10 @@ export async function* chat(body, token, signal) {
     if (chunk.error) throw new Refused(chunk.error.message);
     yield chunk;
   }
-  throw new Refused("The connection ended before the answer did.");
+  throw new Refused("The connection closed before the answer was complete.");
 }
 
-// The data of server-sent events, of which each has one line of it. `chunks` are bytes, cut anywhere.
+// The data of server-sent events with one line of data each. `chunks` are bytes, split anywhere.
 export async function* events(chunks) {
   const decoder = new TextDecoder();
   let rest = "";
@@ -44,7 +44,7 @@ export async function* events(chunks) {
   }
 }
 
-// Not every browser lets a stream be iterated.
+// Some browsers cannot iterate over a stream.
 async function* pieces(stream) {
   const reader = stream.getReader();
   try {
@@ -54,7 +54,7 @@ async function* pieces(stream) {
       yield value;
     }
   } finally {
-    // A reader that stops early must not leave the worker computing for nobody.
+    // The worker must stop generating if the reader stops early.
     reader.cancel().catch(() => {});
   }
 }
@@ -62,7 +62,7 @@ async function* pieces(stream) {
 async function refusal(response) {
   const retryAfterS = Number(response.headers.get("retry-after")) || 0;
   const text = await response.text();
-  return new Refused(messageIn(text) || `The worker answered ${response.status}.`, { status: response.status, retryAfterS });
+  return new Refused(messageIn(text) || `The worker returned status ${response.status}.`, { status: response.status, retryAfterS });
 }
 
 function messageIn(text) {

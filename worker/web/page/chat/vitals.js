@@ -1,15 +1,15 @@
-// What the worker is doing: asked of /health, which is open, and of /metrics, which wants the token, while the page is seen.
+// The worker's state, from /health, which is open, and /metrics, which needs the token, while the page is visible.
 
 import { headers } from "./stream.js";
 
 const PERIOD_MS = 2000;
 const HURRIED_MS = 500;
-// While the worker is not ready, somebody waits for it.
+// The shorter period applies while the worker is not ready, because the user waits for it.
 
 const SAMPLE = /^(worker_[a-z_]+)\{worker_id="[^"]*"\} (\S+)$/gm;
 
-// Calls `show` with what was found out: {state, health, metrics, speed}, where `state` is /health's, "unreachable" or
-// "unauthorized", and what is not known is null. Returns a function that asks at once.
+// Calls `show` with {state, health, metrics, speed}: `state` is /health's, "unreachable" or "unauthorized", and unknown
+// values are null. Returns a function that asks at once.
 export function watch(token, show) {
   let timer = 0;
   let before = null;
@@ -17,7 +17,7 @@ export function watch(token, show) {
   const ask = async () => {
     clearTimeout(timer);
     const given = token();
-    // A token that was refused is not tried again and again: each refusal is a line in the worker's log.
+    // A refused token is not tried again, because each refusal is a line in the worker's log.
     const seen = await look(given, given === refused);
     refused = seen.state === "unauthorized" ? given : null;
     const now = seen.metrics && { atS: performance.now() / 1000, drawn: seen.metrics.worker_tokens_generated_total };
@@ -35,11 +35,11 @@ export function watch(token, show) {
 async function look(token, isRefused) {
   const nothing = { health: null, metrics: null };
   try {
-    const [told, counted] = await Promise.all([
+    const [answer, counted] = await Promise.all([
       fetch("health", { cache: "no-store" }),
       isRefused ? null : fetch("metrics", { cache: "no-store", headers: headers(token) }),
     ]);
-    const health = await told.json();
+    const health = await answer.json();
     if (isRefused || counted.status === 401) return { state: "unauthorized", health, metrics: null };
     return { state: health.state, health, metrics: counted.ok ? samples(await counted.text()) : null };
   } catch {
@@ -47,7 +47,7 @@ async function look(token, isRefused) {
   }
 }
 
-// The series without labels of their own.
+// The series that have no labels other than worker_id.
 function samples(text) {
   return Object.fromEntries([...text.matchAll(SAMPLE)].map(([, name, value]) => [name, Number(value)]));
 }
