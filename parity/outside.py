@@ -270,7 +270,7 @@ def _rendered(info: ModelInfo, model: Model) -> Iterator[str | None]:
             info.chat_template_for_tools,
             names=Names(model.controls),
             tokens={f"{kind}_token": model.name_of(kind) or "" for kind in TOKEN_KINDS},
-            told={},
+            variables={},
         )
     except BrokenTemplate:
         yield from [None] * len(CONVERSATIONS)

@@ -58,7 +58,7 @@ class Kind:
     tools: list[Message] | None = None
     is_open: bool = True
     is_continued: bool = False
-    told: Mapping[str, object] | None = None
+    variables: Mapping[str, object] | None = None
 
 
 KINDS = {
@@ -95,6 +95,6 @@ KINDS = {
     "system later": Kind([USER, REPLY, SYSTEM, USER]),
     "parts": Kind([{"role": "user", "content": [{"type": "text", "text": "Hello "}, {"type": "text", "text": "you"}]}]),
     "two users": Kind([USER, USER]),
-    "thinking off": Kind([USER], told={"enable_thinking": False}),
+    "thinking off": Kind([USER], variables={"enable_thinking": False}),
     "a number": Kind([USER, calling(call("get_weather", {"days": 2.0, "n": 10**20, "x": 1e-7})), RESULT], [WEATHER]),
 }

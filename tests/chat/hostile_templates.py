@@ -69,7 +69,7 @@ def limit() -> None:
 def ends(source: str) -> str:
     """How the template ends, in a word or a line."""
     try:
-        chat = ChatTemplates(source, None, names=Names(["<s>"]), tokens={}, told={})
+        chat = ChatTemplates(source, None, names=Names(["<s>"]), tokens={}, variables={})
     except BrokenTemplate as error:
         return f"broken: {error}"
     messages = msgspec.json.encode([{"role": "user", "content": "do it now"}]).decode()

@@ -118,7 +118,7 @@ def has_calls(messages: Iterable[Message]) -> bool:
 @cache
 def loaded(source: str) -> ChatTemplates | None:
     try:
-        return ChatTemplates(source, None, names=Names(["<|im_start|>", "<|im_end|>"]), tokens=TOKENS, told={})
+        return ChatTemplates(source, None, names=Names(["<|im_start|>", "<|im_end|>"]), tokens=TOKENS, variables={})
     except BrokenTemplate:
         return None
 

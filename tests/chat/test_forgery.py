@@ -56,7 +56,7 @@ def rendered(template: ChatTemplate, kind: Kind, said: str) -> Rendered | None:
         return template.render(
             messages,
             tools=copy.deepcopy(kind.tools),  # type: ignore[arg-type]  # JSON
-            told=dict(kind.told or {}),  # type: ignore[arg-type]
+            variables=dict(kind.variables or {}),  # type: ignore[arg-type]
             is_open=kind.is_open,
             is_continued=kind.is_continued,
         )

@@ -117,7 +117,9 @@ def test_conversations_in_forms_that_a_template_knows_are_rendered_as_in_transfo
             continue
         template = ChatTemplate(source, Names(["<|im_end|>", "<｜User｜>", "[INST]", "</s>"]), TOKENS, {})
         messages = deepcopy(asked.messages)
-        found = template.render(messages, tools=None, told={}, is_open=asked.is_open, is_continued=asked.is_continued)
+        found = template.render(
+            messages, tools=None, variables={}, is_open=asked.is_open, is_continued=asked.is_continued
+        )
         assert found.text == expected
         n_compared += 1
     assert n_compared > 60
@@ -154,7 +156,7 @@ def rendered_by_transformers(source: str, kind: Kind) -> str | None:
 def values_of(kind: Kind) -> dict[str, Any]:
     """What transformers gives a template."""
     given = {"messages": kind.messages, "tools": kind.tools, "documents": None, "add_generation_prompt": kind.is_open}
-    return {**TOKENS, **given, **(kind.told or {})}
+    return {**TOKENS, **given, **(kind.variables or {})}
 
 
 # ── harm ─────────────────────────────────────────────────────────────────────────────────────────

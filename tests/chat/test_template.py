@@ -46,16 +46,16 @@ CALLS = (
 NAMES = Names(["<|im_start|>", "<|im_end|>", "<s>", "</s>"])
 
 
-def templates(source: str, tool_use: str | None = None, told: dict[str, Json] | None = None) -> ChatTemplates:
+def templates(source: str, tool_use: str | None = None, variables: dict[str, Json] | None = None) -> ChatTemplates:
     return ChatTemplates(
-        source, tool_use, names=NAMES, tokens={"bos_token": "<s>", "eos_token": "</s>"}, told=told or {}
+        source, tool_use, names=NAMES, tokens={"bos_token": "<s>", "eos_token": "</s>"}, variables=variables or {}
     )
 
 
 def conversation(
-    *messages: Message, tools: list[Message] | None = None, told: dict[str, Json] | None = None
+    *messages: Message, tools: list[Message] | None = None, variables: dict[str, Json] | None = None
 ) -> Conversation:
-    encoded = [msgspec.json.encode(value).decode() for value in (messages, tools, told or {})]
+    encoded = [msgspec.json.encode(value).decode() for value in (messages, tools, variables or {})]
     return Conversation(messages=encoded[0], tools=encoded[1] if tools else None, template_kwargs=encoded[2])
 
 
@@ -69,8 +69,8 @@ def text(source: str, *messages: Message, **more: bool) -> str:
     return rendered(source, *messages, **more).text
 
 
-def refusal(source: str, *messages: Message, told: dict[str, Json] | None = None, **more: bool) -> Violation:
-    found = templates(source).read(msgspec.structs.replace(conversation(*messages, told=told), **more))
+def refusal(source: str, *messages: Message, variables: dict[str, Json] | None = None, **more: bool) -> Violation:
+    found = templates(source).read(msgspec.structs.replace(conversation(*messages, variables=variables), **more))
     assert isinstance(found, Violation), found
     return found
 
@@ -161,7 +161,7 @@ def test_users_and_assistants_take_turns_where_the_template_asks_for_it() -> Non
 
 
 @given(st.data())
-def test_what_the_template_refuses_is_told_in_its_words_with_the_message(data: st.DataObject) -> None:
+def test_a_refusal_by_the_template_names_the_message_and_quotes_the_template(data: st.DataObject) -> None:
     n_messages = data.draw(st.integers(1, 9))
     at = data.draw(st.integers(0, n_messages - 1))
     found = refusal(PICKY, *(says("bad" if n == at else "good") for n in range(n_messages)))
@@ -181,7 +181,7 @@ def test_a_message_that_the_template_leaves_out_is_named(data: st.DataObject) ->
     n_messages = data.draw(st.integers(1, 9))
     at = data.draw(st.integers(0, n_messages - 1))
     found = refusal(CENSOR, *(says("bad one" if n == at else f"good {n}") for n in range(n_messages)))
-    assert found.message == f"messages[{at}]: the chat template leaves out what it says"
+    assert found.message == f"messages[{at}]: the chat template omits its content"
 
 
 def test_a_refusal_holds_nothing_of_the_conversation() -> None:
@@ -336,26 +336,26 @@ def test_a_message_without_text_or_with_calls_behind_it_cannot_go_on(last: Messa
     assert found.message.startswith("messages[1]: the final message")
 
 
-# ── what a template is told ──────────────────────────────────────────────────────────────────────
+# ── the variables of a template ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_template_is_told_what_it_asks_for_and_nothing_else() -> None:
+def test_a_template_gets_the_variables_that_it_reads_and_no_others() -> None:
     source = CHATML + "{% if enable_thinking %}<think>{% endif %}"
-    chat = templates(source, told={"enable_thinking": True})
+    chat = templates(source, variables={"enable_thinking": True})
     assert chat.keys == {"enable_thinking"}
-    for told, is_told in (({}, True), ({"enable_thinking": False}, False)):
-        found = chat.read(conversation(USER, told=dict(told)))
+    for variables, is_thinking in (({}, True), ({"enable_thinking": False}, False)):
+        found = chat.read(conversation(USER, variables=dict(variables)))
         assert isinstance(found, Rendered)
-        assert found.text.endswith("<think>") == is_told
-    found = chat.read(conversation(USER, told={"secret": 1}))
+        assert found.text.endswith("<think>") == is_thinking
+    found = chat.read(conversation(USER, variables={"secret": 1}))
     assert found == Violation("chat_template_kwargs", "known_keys", "the chat template reads enable_thinking")
 
 
-def test_a_template_may_be_of_use_only_with_what_it_is_told() -> None:
+def test_a_template_may_work_only_with_its_variables() -> None:
     source = "{{ 'Today is ' + today }}" + CHATML
     with pytest.raises(BrokenTemplate):
         templates(source)
-    found = templates(source, told={"today": "Monday"}).read(conversation(USER))
+    found = templates(source, variables={"today": "Monday"}).read(conversation(USER))
     assert isinstance(found, Rendered)
     assert found.text.startswith("Today is Monday")
 
@@ -363,7 +363,7 @@ def test_a_template_may_be_of_use_only_with_what_it_is_told() -> None:
 @pytest.mark.parametrize("key", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"])
 def test_nobody_tells_a_template_what_it_is_given(key: str) -> None:
     source = CHATML + "{{ bos_token }}{{ tools }}"
-    assert refusal(source, USER, told={key: "x"}).field == "chat_template_kwargs"
+    assert refusal(source, USER, variables={key: "x"}).field == "chat_template_kwargs"
 
 
 def test_the_template_for_tools_is_for_tools() -> None:
@@ -376,7 +376,7 @@ def test_the_template_for_tools_is_for_tools() -> None:
 
 def test_tools_that_the_template_leaves_out_are_refused() -> None:
     found = templates(CHATML).read(conversation(USER, tools=[WEATHER]))
-    assert found == Violation("messages", "tools", "the chat template knows no tools")
+    assert found == Violation("messages", "tools", "the chat template does not support tools")
 
 
 def test_what_a_template_knows_is_found_out() -> None:
@@ -393,7 +393,7 @@ def test_what_a_template_knows_is_found_out() -> None:
 
 def test_a_template_that_shows_nothing_of_a_conversation_is_none() -> None:
     for source, why in (
-        ("hello", "it leaves out what the user says"),
+        ("hello", "it omits the user's message"),
         ("{{ raise_exception('not for chat') }}", "the chat template refuses the conversation: not for chat"),
         ("{% for %}", "SyntaxError in line 1"),
     ):

@@ -50,7 +50,7 @@ def controls_in(model: Model, tokens: list[TokenId]) -> list[TokenId]:
 
 def prompts_of(model: Model, source: str) -> Prompts:
     tokens = {"bos_token": model.name_of("bos") or "", "eos_token": model.name_of("eos") or ""}
-    return Prompts(model, ChatTemplates(source, None, names=Names(model.controls), tokens=tokens, told={}))
+    return Prompts(model, ChatTemplates(source, None, names=Names(model.controls), tokens=tokens, variables={}))
 
 
 # ── the default model ────────────────────────────────────────────────────────────────────────────
@@ -244,7 +244,7 @@ def test_without_a_template_conversations_alone_are_refused(tmp_path: Path) -> N
     [
         ("{% for %}", "SyntaxError in line 1"),
         ("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "takes too long"),
-        ("hello", "leaves out what the user says"),
+        ("hello", "omits the user's message"),
     ],
 )
 def test_a_template_of_no_use_ends_the_load_where_it_was_asked_for(tmp_path: Path, source: str, why: str) -> None:

@@ -1,7 +1,7 @@
-"""Messages in the forms that a template knows.
+"""Messages in the forms that a template supports.
 
-Owns the forms that docs/chat.md names: what a conversation becomes where its template would refuse a part of it, or
-leave it out. Which forms a template knows is found out by probes.py. Pure; knows no template.
+Owns the forms that docs/chat.md names: the changes to a conversation if its template would refuse or omit a part of it.
+probes.py finds the forms that a template supports. Pure; knows no template.
 """
 
 import json
@@ -20,28 +20,28 @@ from worker.chat.marks import Json
 
 Message = dict[str, Json]
 Way = Literal["own", "split", "text"]
-"""The template writes it itself; it does once the message is several; or it is written as text."""
+"""own: the template writes it. split: it does after the message was split into several. text: it becomes text."""
 Ids = Literal["own", "nine", "named"]
-"""Ids of calls: any, nine letters or digits (Mistral), or `functions.NAME:0` (Kimi)."""
+"""The ids of calls: any, nine letters or digits (Mistral), or `functions.NAME:0` (Kimi)."""
 
 _BETWEEN = "\n\n"
 END_OF_THOUGHT = re.compile(r"</[\w:]{0,20}think[\w:]{0,20}>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>", re.IGNORECASE)
-"""The end of the reasoning in an assistant's content. Templates leave reasoning out of earlier turns, on purpose."""
+"""The end of the reasoning in an assistant's content. Templates deliberately omit reasoning from earlier turns."""
 _SLASH = re.compile(r"</(?=[\w:]{0,20}think)", re.IGNORECASE)
 LEADING = ("system", "developer")
 RESULTS = ("tool", "function")
-"""Roles of what a conversation begins with before anybody speaks, and of what calls gave."""
+"""The roles of instructions at the beginning of a conversation, and of the results of calls."""
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Fields that reasoning is passed in. Source: transformers, _alias_reasoning_fields."""
+"""The fields that contain reasoning. Source: transformers, _alias_reasoning_fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """The forms of a conversation that a template knows."""
+    """The forms of a conversation that a template supports."""
 
     caps: frozenset[str] = frozenset({"developer"})
-    """The parts that show in the text: system, developer, tools, tool_calls, tool_results, reasoning."""
+    """The parts that appear in the text: system, developer, tools, tool_calls, tool_results, reasoning."""
     takes_parts: bool = True
     takes_text: bool = True
     """True if content may be a list of parts; a text."""
@@ -72,13 +72,13 @@ class Forms:
     takes_no_id: bool = True
     ids: Ids = "own"
     beside: Way = "own"
-    """Text beside calls."""
+    """The way of text next to calls."""
     several: Way = "own"
-    """Several calls in one message."""
+    """The way of several calls in one message."""
 
     def plainer(self) -> "tuple[Forms, ...]":
-        """Forms for a conversation that these are not enough for: calls and results are text; also, a system message
-        is at the beginning alone, and then users and assistants take turns; also, there is no system message."""
+        """Simpler forms for a conversation that these do not suffice for. First, calls and results are text. Second, a
+        system message may only come first, and users and assistants alternate. Third, there is no system message."""
         in_text = replace(self, takes_calls=False, takes_results=False)
         in_turns = replace(
             in_text,
@@ -95,7 +95,7 @@ class Forms:
 
 
 def in_forms(messages: list[Message], forms: Forms) -> list[Message]:
-    """The messages in the forms; none is changed itself."""
+    """Copies of the messages in the forms."""
     messages = [_in_known_role(message, forms) for message in messages]
     if not forms.takes_thoughts:
         messages = [_without_thoughts(message) for message in messages]
@@ -109,7 +109,7 @@ def in_forms(messages: list[Message], forms: Forms) -> list[Message]:
 
 
 def object_of(text: str) -> Json:
-    """The object of which this is the JSON text, else the text."""
+    """The object whose JSON text this is, else the text."""
     try:
         return cast(Json, msgspec.json.decode(text, type=dict[str, object]))
     except msgspec.DecodeError:
@@ -188,7 +188,7 @@ def _call_in_form(call: Json, forms: Forms) -> Json:
 
 
 class _Asked:
-    """The calls that results may answer, each once: found by id, by name, or as the first."""
+    """The calls that wait for a result. A result finds its call by id, by name, or as the first; each call once."""
 
     def __init__(self) -> None:
         self.n_calls = 0
@@ -196,13 +196,13 @@ class _Asked:
         self._answered: set[int] = set()
 
     def add(self, sent: Json, name: Json, known: str) -> None:
-        """`sent`: the id that came with the call; `known`: the one that the template is given."""
+        """Add a call. `sent`: the id in the request; `known`: the id that the template gets."""
         for key in (("id", str(sent)), ("name", str(name)), ("any", None)):
             self._waiting.setdefault(key, deque()).append((self.n_calls, known))
         self.n_calls += 1
 
     def answered(self, by: str, value: Json = None) -> str | None:
-        """The id that the template is given of the first call so found that has no answer; it has one then."""
+        """The template's id of the first call found in this way that has no result yet. The call then has one."""
         waiting = self._waiting.get((by, value), deque())
         while waiting:
             n, known = waiting.popleft()
@@ -213,7 +213,7 @@ class _Asked:
 
 
 def _with_ids(messages: list[Message], forms: Forms) -> list[Message]:
-    """Calls and results with ids that the template takes: those of a call and of its result are the same."""
+    """The messages with ids that the template supports; a call and its result have the same id."""
     if forms.ids == "own" and (forms.takes_no_id or not any(map(_lacks_id, messages))):
         return messages
     asked = _Asked()
@@ -248,7 +248,8 @@ def _known_id(sent: Json, name: Json, n_calls: int, ids: Ids) -> str:
 
 
 def _answered(result: Message, asked: _Asked, ids: Ids) -> str:
-    """The id of the call that the result answers: without an id the first of its name, else the first."""
+    """The id of the call that the result answers. A result without an id answers the first call of its name, else the
+    first call."""
     sent, name = result.get("tool_call_id"), result.get("name")
     if sent:
         found = asked.answered("id", str(sent))
@@ -258,7 +259,7 @@ def _answered(result: Message, asked: _Asked, ids: Ids) -> str:
 
 
 def _with_calls(messages: list[Message], forms: Forms) -> list[Message]:
-    """Each calling message as the template takes it, in several where it takes only that."""
+    """The messages with calls in a form that the template supports, which may be several messages."""
     made: list[Message] = []
     waiting = list(messages)
     while waiting:
@@ -295,12 +296,12 @@ def _dumped(function: dict[str, Json]) -> str:
     if isinstance(arguments, str):
         arguments = object_of(arguments or "{}")
     text = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
-    # The same JSON, which no template takes for a thought's end.
+    # This is the same JSON, but no template mistakes it for the end of reasoning.
     return _SLASH.sub(r"<\/", text)
 
 
 def _alone(message: Message, calls: list[dict[str, Json]], waiting: list[Message], forms: Forms) -> Iterator[Message]:
-    """One message for each call, its results behind it, which are taken from those that wait; or the message."""
+    """One message for each call, followed by its results, which are removed from `waiting`; or the message itself."""
     if forms.several != "split" or len(calls) < 2:
         yield message
         return
@@ -320,7 +321,7 @@ def _without(message: Message, *keys: str) -> Message:
 
 
 def _with_results(messages: list[Message], forms: Forms) -> list[Message]:
-    """Results that the template does not take are a user's text."""
+    """The messages; results that the template does not support become a user's text."""
     if forms.takes_results and forms.takes_stray_results:
         return messages
     asked: set[str] = set()
@@ -385,7 +386,7 @@ def _is_empty_reply(message: Message) -> bool:
 
 
 def _merged(messages: list[Message], is_one: Callable[[Message], bool]) -> list[Message]:
-    """Messages of the kind that stand beside each other are one."""
+    """The messages; adjacent messages of this kind become one."""
     made: list[Message] = []
     for is_kind, run in groupby(messages, is_one):
         ran = list(run)
@@ -394,7 +395,7 @@ def _merged(messages: list[Message], is_one: Callable[[Message], bool]) -> list[
 
 
 def _as_one(messages: list[Message]) -> Message:
-    """The first with the contents of all, and with all that they thought."""
+    """The first message with the contents and the reasoning of all."""
     if len(messages) == 1:
         return messages[0]
     one: Message = {}

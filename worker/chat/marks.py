@@ -1,9 +1,9 @@
-"""Telling the words of a conversation from the words of a template, in a text that is made of both.
+"""This module separates the words of a conversation from the words of a template in the rendered text.
 
-Owns the marks: before a template sees a conversation, the characters that names of control tokens begin or end with are
-replaced in it, one for one, by characters of a private use area, and afterwards they are put back. What is a control
-token's name while they are replaced was written by the template. Lengths and places stay as they are, so that trimming,
-cutting, joining and JSON change nothing. Pure; knows no template engine and no tokeniser.
+Owns the marks: before a template renders a conversation, each character that a control token's name begins or ends with
+is replaced in it by a character of a private use area. Afterwards the characters are restored. A control token's name
+in the marked text was written by the template. Lengths and places do not change, so trimming, cutting, joining and JSON
+have no influence. Pure; knows no template engine and no tokeniser.
 """
 
 import re
@@ -11,29 +11,29 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 _FIRST_MARK = 0xF0000
-"""Supplementary Private Use Area-A: nothing of a conversation but what somebody put there on purpose."""
+"""Supplementary Private Use Area-A: conversations contain its characters only on purpose."""
 _WORD, _SIGNS = re.compile(r"\w+"), re.compile(r"[^\s'\"\\]+")
 
 _MAX_WORD_CHARS = 64
 _CORE = re.compile(r"\w.*\w|\w", re.DOTALL)
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-"""Templates put signs around them on purpose."""
+"""Templates deliberately put signs around these words."""
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Span = tuple[int, int]
 
 
 class Names:
-    """The names of a vocabulary's control tokens, as they are found in a text."""
+    """The names of a vocabulary's control tokens, and the search for them in a text."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.all = frozenset(filter(None, names))
-        # As the library looks for them: the longest first.
+        # The library searches in this order: the longest name first.
         longest_first = sorted(self.all, key=lambda name: (-len(name), name))
         self._any = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def spans(self, text: str) -> list[Span]:
-        """Where names stand in the text, in order, none in another."""
+        """The places of names in the text, in order and without overlap."""
         return [found.span() for found in self._any.finditer(text)]
 
     def has_one(self, text: str) -> bool:
@@ -54,7 +54,7 @@ class Names:
 
     @cached_property
     def cores(self) -> frozenset[str]:
-        """What names are without the signs around them: a template may put signs around a word of the conversation."""
+        """The names without the signs around them: a template may put signs around a word of the conversation."""
         cores = {name: core[0] for name in self.all if (core := _CORE.search(name))}
         return frozenset(core for name, core in cores.items() if core != name)
 
@@ -63,10 +63,10 @@ class Marker:
     """Marks conversations for one template and one vocabulary."""
 
     def __init__(self, source: str, names: Names) -> None:
-        """`source`: the template's, whose own words are left as they are where no name could be made of them."""
+        """`source`: the template's. Its own words are not marked if they cannot become part of a name."""
         self.names = names
         self.words = frozenset(_WORD.findall(source))
-        """The template's own."""
+        """The template's own words."""
         self._taken = frozenset(source)
         left = sorted(filter(self._is_harmless, frozenset(_SIGNS.findall(source))), key=len, reverse=True)
         edges = "".join(map(re.escape, sorted(names.edges)))
@@ -74,7 +74,7 @@ class Marker:
         self._characters = names.edges | {core[0] for core in names.cores}
 
     def _is_harmless(self, word: str) -> bool:
-        """Whether it has signs, and no name can begin, end or lie in it, or go beyond it to both sides."""
+        """True if the word has signs, and no name can begin, end or be in it, or contain it."""
         names = self.names
         if len(word) > _MAX_WORD_CHARS or names.edges.isdisjoint(word) or names.has_one(word):
             return False
@@ -84,17 +84,17 @@ class Marker:
         return not begins_one and not any(word[:end] in names.ends for end in range(1, len(word) + 1))
 
     def marks_for(self, conversation: Json) -> "Marks":
-        """Marks that this conversation has not got itself."""
+        """The marks for this conversation, none of which it contains itself."""
         free = self.unused_in(conversation)
         return Marks(self, dict(zip(sorted(self._characters), free, strict=False)), next(free))
 
     def unused_in(self, conversation: Json) -> Iterator[str]:
-        """Characters that stand for nothing: neither this conversation nor the template has them."""
+        """The free characters: neither this conversation nor the template contains them."""
         taken = self._taken.union(*(text for text in texts(conversation) if not text.isascii()))
         return (chr(code) for code in range(_FIRST_MARK, 0x10FFFE) if chr(code) not in taken)
 
     def mark_key(self, key: str, marks: dict[str, str]) -> str:
-        """The key of an object; those that the template asks for by name are its own words."""
+        """The marked key of an object. A key that the template reads by name stays unmarked."""
         return key if key in self.words else self.mark_text(key, marks)
 
     def mark_text(self, text: str, marks: dict[str, str]) -> str:
@@ -105,7 +105,7 @@ class Marker:
 
 
 class Marks:
-    """The characters that stand for others in one conversation."""
+    """The characters that replace others in one conversation."""
 
     def __init__(self, marker: Marker, marks: dict[str, str], cut: str) -> None:
         """`cut`: one more character that is not in the conversation."""
@@ -125,7 +125,7 @@ class Marks:
         return value
 
     def take_off(self, text: str) -> str:
-        """The text as it is without marks; each of its characters stands where it stood."""
+        """The text with its marks replaced by the original characters, all at the same places."""
         return text.translate(self._plain)
 
 

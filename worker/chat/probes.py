@@ -1,7 +1,7 @@
 """Probes of a chat template: it renders conversations of all shapes when it is loaded.
 
-Owns the conversations that are tried, and the order: each form is tried as it is first, and in another way only if
-the template refuses it or leaves a part out. Pure; the template is the caller's.
+Owns the conversations and their order: each form is first tried unchanged, and in another way only if the template
+refuses it or omits a part. Pure; the caller owns the template.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ class Template(Protocol):
     source: str
 
     def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json) -> str:
-        """Raises: Unrendered."""
+        """The prompt with the messages in these forms. Raises: Unrendered."""
 
     def says(self, messages: list[Message], forms: Forms, *, tools: Json) -> bool:
         """True if the rendering contains all of the messages, in their order. Raises: Unrendered."""
@@ -27,7 +27,7 @@ class Template(Protocol):
 _ARGUMENTS = '{"place": "needle-argument"}'
 _OBJECT: Json = {"place": "needle-argument"}
 _NINE = "needle123"
-"""Mistral's templates take no other length."""
+"""Mistral's templates support no other length."""
 _TOOL: Json = {
     "type": "function",
     "function": {
@@ -72,7 +72,7 @@ class _Trial:
     refusals: list[str] = field(default_factory=list)
 
     def text(self, *messages: Message, tools: Json = None) -> str:
-        """Empty where it refuses. Raises: BrokenTemplate."""
+        """The rendered text, empty if the template refuses. Raises: BrokenTemplate."""
         try:
             return self.template.in_forms(list(messages), Forms(), tools=tools)
         except Runaway as error:
@@ -84,14 +84,14 @@ class _Trial:
     def says(self, forms: Forms, *conversations: list[Message]) -> bool:
         """True if each conversation's rendering contains all of it. Raises: BrokenTemplate."""
         try:
-            return all(self.template.says(told, forms, tools=self.tools) for told in conversations)
+            return all(self.template.says(conversation, forms, tools=self.tools) for conversation in conversations)
         except Runaway as error:
             raise BrokenTemplate(str(error)) from None
         except Unrendered:
             return False
 
     def first_that_says(self, forms: Forms, ways: list[dict[str, object]], *conversations: list[Message]) -> Forms:
-        """The forms with the first of these changes that says all of each conversation, else unchanged."""
+        """The forms with the first of these changes that renders all of each conversation, else unchanged."""
         for way in ways:
             changed = replace(forms, **way)  # type: ignore[arg-type]
             if self.says(changed, *conversations):
@@ -105,7 +105,7 @@ class _Trial:
         thinking_call: Message = {**calling, "reasoning_content": "needle-reasoning"}
         shown = {
             "system": "needle-system" in self.text(_SYSTEM, _USER),
-            # A template that writes any role at all knows none.
+            # A template that writes any role supports no particular one.
             "developer": "developer" in source and "needle-developer" in self.text(_DEVELOPER, _USER),
             "tools": "needle_tool" in self.text(_USER, tools=tools),
             "tool_calls": "needle-argument" in self.text(_USER, calling, result, _REPLY, _USER, tools=tools),
@@ -117,12 +117,12 @@ class _Trial:
 
 
 def contents_known(template: Template) -> Forms:
-    """The forms of contents and arguments that the template knows. Raises: BrokenTemplate."""
+    """The forms of contents and arguments that the template supports. Raises: BrokenTemplate."""
     trial = _Trial(template, None)
     parts: Json = [{"type": "text", "text": "needle-user"}]
     of_text, of_parts = trial.text(_USER), trial.text({**_USER, "content": parts})
     if "needle-user" not in of_text + of_parts:
-        raise BrokenTemplate(trial.refusals[0] if trial.refusals else "it leaves out what the user says")
+        raise BrokenTemplate(trial.refusals[0] if trial.refusals else "it omits the user's message")
 
     def calls(arguments: Json, content: Json, *more: Message) -> str:
         return trial.text(_USER, _calling(_call(_NINE, arguments), content=content), *more, tools=[_TOOL])
@@ -141,7 +141,7 @@ def contents_known(template: Template) -> Forms:
 
 
 def forms_known(template: Template, known: Forms, *, has_tools: bool) -> Forms:
-    """`known` with all other forms, in conversations with tools or without. Raises: BrokenTemplate."""
+    """`known` with all other supported forms, for conversations with or without tools. Raises: BrokenTemplate."""
     trial = _Trial(template, [_TOOL] if has_tools else None)
     return _calls_known(trial, _turns_known(trial, known))
 
@@ -178,7 +178,7 @@ def _calls_known(trial: _Trial, forms: Forms) -> Forms:
     ways: list[dict[str, object]] = [
         {"takes_calls": is_own, "takes_results": has_results, "ids": ids, **blank}
         for is_own, has_results in ((True, True), (True, False), (False, True), (False, False))
-        # A template that writes any role at all knows none.
+        # A template that writes any role supports no particular one.
         if not has_results or "tool" in trial.template.source
         for ids in ("own", "nine", "named")
         for blank in blanks

@@ -1,9 +1,9 @@
-"""One Jinja template, compiled and rendered with bounds on all that it may use up.
+"""One Jinja template, compiled and rendered with limits on time, output and memory.
 
 Owns the template engine and makes it render what transformers renders (utils/chat_template_utils.py): whitespace,
 `tojson`, `raise_exception`, `strftime_now`, `{% generation %}`. Knows nothing of conversations. A template comes from
-whoever made the model file: it sees plain values and gets fuel for so many instructions, and what it writes is counted.
-Whatever is left of harm ends this process, which is the engine's. One thread at a time.
+the author of the model file and is not trusted: it gets plain values, fuel for a number of instructions, and a limit on
+its output. In the worst case it ends this process, which is the engine's. One thread at a time.
 """
 
 import json
@@ -16,51 +16,51 @@ from datetime import datetime
 import minijinja
 
 MAX_SOURCE_CHARS = 1 << 18
-"""The longest template that is known has 50,000."""
+"""The longest known template has 50,000 characters."""
 _STACK_BYTES_PER_CHAR = 4096
-"""The parser and the compiler call themselves for each part of an expression, and 50,000 dots end a process whose stack
-has 8 MiB. So a template is compiled on a stack that is deep enough for its length, of which little is touched."""
+"""The parser and the compiler recurse for each part of an expression, and 50,000 dots crash a process with a stack of
+8 MiB. So a template is compiled on a stack that is large enough for its length; little of it is used."""
 MAX_WORDS_CHARS = 300
 _MAX_WIDTH = 1_000
-"""How far something may be indented, and how many characters a number may be filled up to."""
+"""The largest indent of JSON, and the largest width of a formatted value."""
 
 _WIDTH = re.compile(r"\d+")
 _LINE_END = re.compile(r"\r\n?")
 _APPEND = re.compile(r"\{%([-+]?\s*)set\s+_\s*=\s*(\w+\.\w+)\.append\(([^{}%]*)\)(\s*[-+]?)%\}")
 _POP = re.compile(r"\{%([-+]?\s*)set\s+(\w+)\s*=\s*(\w+\.\w+)\.pop\(0\)(\s*[-+]?)%\}")
-"""A `pop` from a list, as Kimi's templates write it; the template engine's lists have none."""
+"""A `pop` from a list, as Kimi's templates write it. The template engine's lists do not have this method."""
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 
 
 class BrokenTemplate(Exception):
-    """The text is no template, or one that is not taken; the message says why."""
+    """The text is not a template, or one that the worker refuses; the message says why."""
 
 
 class Unrendered(Exception):
-    """A conversation that has no rendering. The message says why, in words that hold nothing of what was rendered."""
+    """A conversation cannot be rendered. The message says why and quotes nothing of the conversation."""
 
 
 class Runaway(Unrendered):
-    """The template came to no end, wrote too much, or broke the engine."""
+    """The template did not end, wrote too much, or broke the engine."""
 
 
 class _Raised(Exception):
-    """What `raise_exception` was called with."""
+    """The error that `raise_exception` raises, with its argument."""
 
 
 class Sandbox:
     """A compiled template. Raises: BrokenTemplate."""
 
     def __init__(self, source: str, now: Callable[[], datetime]) -> None:
-        """`now`: what strftime_now tells the time by."""
+        """`now`: the clock of strftime_now."""
         if len(source) > MAX_SOURCE_CHARS:
-            raise BrokenTemplate(f"it has {len(source)} characters; a template may have {MAX_SOURCE_CHARS}")
+            raise BrokenTemplate(f"it has {len(source)} characters; the limit is {MAX_SOURCE_CHARS}")
         self._source = source
         self._now = now
         self._engine, self.variables = self._compile()
 
     def _compile(self) -> tuple[minijinja.Environment, frozenset[str]]:
-        """The engine with the template in it, and the names that the template looks up in what it is given."""
+        """The engine with the template, and the names of the variables that the template reads."""
         engine = minijinja.Environment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -86,8 +86,8 @@ class Sandbox:
         return self._now().strftime(form)
 
     def render(self, values: Mapping[str, object], *, fuel: int, max_chars: int) -> str:
-        """The text that the template makes of the values, which are JSON's. `fuel`: so many instructions, of which one
-        takes some 20 ns.
+        """The text that the template makes from the values, which are JSON values. `fuel`: the number of instructions;
+        one takes about 20 ns.
 
         Raises: Unrendered.
         """
@@ -105,11 +105,11 @@ class Sandbox:
             raise Unrendered(
                 f"the chat template fails on this conversation: {error.kind} in line {error.line}"
             ) from None
-        except Exception as error:  # noqa: BLE001 - a value's own method, called in a way that it does not take
+        except Exception as error:  # noqa: BLE001 - a template calls a value's method with wrong arguments
             raise Unrendered(f"the chat template fails on this conversation: {type(error).__name__}") from None
         except BaseException as error:  # noqa: BLE001 - a panic of the engine is one
             words = _panic(error)
-            # A lock that was held then is of no use any more.
+            # The panic may have left a lock of the engine held.
             self._engine, _ = self._compile()
             raise Runaway(words) from None
         if len(text) > max_chars:
@@ -118,7 +118,7 @@ class Sandbox:
 
 
 def _on_a_stack_for(n_chars: int, compile_: Callable[[], frozenset[str]]) -> frozenset[str]:
-    """What `compile_` gives or raises, on a thread of its own."""
+    """The result of `compile_`, which runs on a thread with a large stack; its errors are raised."""
     before = threading.stack_size(_STACK_BYTES_PER_CHAR * n_chars // 2**20 * 2**20 + 8 * 2**20)
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="template") as thread:
@@ -128,8 +128,8 @@ def _on_a_stack_for(n_chars: int, compile_: Callable[[], frozenset[str]]) -> fro
 
 
 def _adapted(source: str) -> str:
-    """The template in the engine's words: its lines end as Jinja has them, lists in a namespace grow and shrink, and
-    the text of a generation block is told apart in training only."""
+    """The template in the engine's dialect: Jinja's line ends, lists in a namespace that grow and shrink, and no
+    generation blocks, which only training needs."""
     source = _LINE_END.sub("\n", source)
     source = _APPEND.sub(r"{%\1set \2 = \2 + [\3]\4%}", source)
     source = _POP.sub(r"{%\1set \2 = \3[0]\4%}{%- set \3 = \3[1:] -%}", source)
@@ -137,7 +137,7 @@ def _adapted(source: str) -> str:
 
 
 class _Float:
-    """A number that the engine would print otherwise than Python: 1e-07 as 0.0000001, and 2.0 as 2 in JSON."""
+    """A number that the engine would not print like Python: 1e-07 as 0.0000001, and 2.0 as 2 in JSON."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -147,7 +147,7 @@ class _Float:
 
 
 def _adapted_value(value: object) -> object:
-    """A copy of JSON's value, so that a template may do with it what it likes."""
+    """A copy of the JSON value, because the template may change it."""
     if isinstance(value, float):
         return _Float(value) if value.is_integer() or "e" in repr(value) else value
     if isinstance(value, list):
@@ -166,7 +166,7 @@ def _is_float(value: object) -> bool:
 
 
 def _is_iterable(value: object) -> bool:
-    """The engine takes None for an empty list."""
+    """True if Python can iterate over the value; the engine would accept None as an empty list."""
     return isinstance(value, Iterable)
 
 
@@ -196,7 +196,7 @@ def _format(form: str, *values: object) -> str:
 
 
 def _number_of(value: object) -> float:
-    """Raises: TypeError, as JSON does."""
+    """The number of a _Float. Raises: TypeError for other types, like JSON."""
     if not isinstance(value, _Float):
         raise TypeError(type(value).__name__)
     return value.value
@@ -207,7 +207,7 @@ def _raise(message: object) -> None:
 
 
 def _own_words(message: str, source: str) -> str:
-    """As much of the message's beginning as stands in the template: behind it the conversation may begin."""
+    """The longest beginning of the message that is also in the template; text of the conversation may follow it."""
     said = " ".join(message.split())[:MAX_WORDS_CHARS]
     written = " ".join(source.replace("\\n", " ").replace("\\", "").split())
     own = next((said[:n] for n in range(len(said), 0, -1) if said[:n] in written), "")
@@ -215,7 +215,7 @@ def _own_words(message: str, source: str) -> str:
 
 
 def _panic(error: BaseException) -> str:
-    """The words for a panic of the engine, which is no Exception. Raises: any other error again."""
+    """The error text for a panic of the engine, which is not an Exception. Raises: any other error again."""
     if type(error).__name__ != "PanicException":
         raise error
-    return "the template engine breaks on it"
+    return "the template engine fails on it"

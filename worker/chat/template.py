@@ -1,8 +1,8 @@
-"""A conversation and the model's own chat template → the prompt's text, and which of it the template wrote.
+"""A conversation and the model's own chat template become the prompt's text, with the parts that the template wrote.
 
-Owns what is done to a conversation before a template sees it: forms that the template does not know become forms that
-it knows, which is found out by rendering when the template is loaded. Pure but for the clock that templates may ask;
-the template engine is sandbox.py's, the model and its tokens are the caller's. One thread at a time.
+Owns the changes to a conversation before a template renders it: forms that the template does not support become forms
+that it supports. Test renderings find these forms when the template is loaded. Pure except for the clock that templates
+may read; sandbox.py owns the template engine, the caller owns the model and its tokens. One thread at a time.
 """
 
 from collections.abc import Mapping
@@ -19,20 +19,20 @@ from worker.chat.sandbox import Runaway, Sandbox, Unrendered
 from worker.chat.witnesses import Found, Witnesses
 from worker.wire.messages import Conversation, Violation
 
-_LEAST_FUEL, _FUEL_PER_CHAR, _MOST_FUEL = 2_000_000, 200, 10_000_000
-"""Instructions of one rendering: 10 million take 0.3 s. There are two or three of a conversation, up to twelve where
-the template does not know it as it is, and as many again to say what it refuses."""
-_LEAST_CHARS, _CHARS_PER_CHAR = 1 << 16, 16
-"""What a template may write: JSON with indents grows fourfold, and some templates write the tools twice."""
+_MIN_FUEL, _FUEL_PER_CHAR, _MAX_FUEL = 2_000_000, 200, 10_000_000
+"""The instructions of one rendering: 10 million take 0.3 s. A conversation needs two or three renderings, up to twelve
+if the template does not support its form, and the same number again to find the refused message."""
+_MIN_CHARS, _CHARS_PER_CHAR = 1 << 16, 16
+"""The limit on a template's output: JSON with indents grows fourfold, and some templates write the tools twice."""
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
-"""Names that a template is given anyway, or that are functions of its language."""
+"""The names that every template gets, and the functions of the template language."""
 _FUNCTIONS = frozenset({"namespace", "range", "dict", "debug", "lipsum", "cycler", "joiner", "loop", "caller", "self"})
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt. `controls`: where in the text the template wrote names of control tokens, given where the conversation
-    holds such names too, which are mere letters; None: all names in the text are the template's.
+    """A prompt. `controls` has the places in the text where the template wrote names of control tokens, if the
+    conversation contains such names as plain text. None means that the template wrote all names in the text.
     """
 
     text: str
@@ -40,37 +40,37 @@ class Rendered:
 
 
 class ChatTemplate:
-    """One template. Raises: BrokenTemplate, also for one that renders nothing or comes to no end."""
+    """One template. Raises: BrokenTemplate, also if it renders nothing or does not end."""
 
-    def __init__(self, source: str, names: Names, tokens: Mapping[str, str], told: Mapping[str, Json]) -> None:
-        """`names`: the vocabulary's control tokens. `tokens`: what `bos_token` and its like are. `told`: what the
-        template is told where a conversation says nothing else."""
+    def __init__(self, source: str, names: Names, tokens: Mapping[str, str], variables: Mapping[str, Json]) -> None:
+        """`names`: the vocabulary's control tokens. `tokens`: the values of `bos_token` and similar names. `variables`:
+        the template's further variables, unless the conversation overrides them."""
         self.source = source
         self._time = datetime.now()
         self._sandbox = Sandbox(source, lambda: self._time)
         self._marker = Marker(source, names)
         self._tokens = dict(tokens)
         self.keys = self._sandbox.variables - _GIVEN - _FUNCTIONS - self._tokens.keys()
-        """What the template may be told beside the conversation."""
-        self._told = {key: value for key, value in told.items() if key in self.keys}
+        """The variables that the template reads in addition to the conversation."""
+        self._variables = {key: value for key, value in variables.items() if key in self.keys}
         known = contents_known(self)
         self.caps = known.caps
-        """The parts that show in the text: system, developer, tools, tool_calls, tool_results, reasoning."""
+        """The parts that appear in the text: system, developer, tools, tool_calls, tool_results, reasoning."""
         without = forms_known(self, known, has_tools=False)
         self._forms = {False: without, True: without}
         if "tools" in known.caps:
             self._forms[True] = forms_known(self, known, has_tools=True)
 
     def render(
-        self, messages: list[Message], *, tools: Json, told: dict[str, Json], is_open: bool, is_continued: bool
+        self, messages: list[Message], *, tools: Json, variables: dict[str, Json], is_open: bool, is_continued: bool
     ) -> Rendered:
-        """`told`: the template's further variables. `is_open`: the text ends where an answer begins; `is_continued`: it
-        ends in the last message's text. The arguments are the template's own afterwards.
+        """The prompt. `variables`: the template's further variables. `is_open`: the text ends where an answer begins.
+        `is_continued`: it ends in the last message's text. The template may change the arguments.
 
         Raises: Unrendered.
         """
         self._time = datetime.now()
-        given: dict[str, Json] = {"tools": tools, **self._told, **told}
+        given: dict[str, Json] = {"tools": tools, **self._variables, **variables}
         best = self._forms[bool(tools)]
         refusal: Unrendered | None = None
         moved: Rendered | None = None
@@ -88,20 +88,20 @@ class ChatTemplate:
             if found.lost is None:
                 moved = moved or rendered
             else:
-                refusal = refusal or Unrendered(f"messages[{found.lost}]: the chat template leaves out what it says")
+                refusal = refusal or Unrendered(f"messages[{found.lost}]: the chat template omits its content")
         if moved is not None:
             return moved
         assert refusal is not None
         raise refusal
 
     def in_forms(self, messages: list[Message], forms: Forms, *, tools: Json) -> str:
-        """See probes.Template."""
-        given = {"tools": tools, **self._told}
+        """The prompt with the messages in these forms (probes.Template)."""
+        given = {"tools": tools, **self._variables}
         return self._rendered(messages, forms, given, is_open=True, is_continued=False).text
 
     def says(self, messages: list[Message], forms: Forms, *, tools: Json) -> bool:
-        """See probes.Template."""
-        return self._found(messages, forms, {"tools": tools, **self._told}, is_open=True) == Found(None, None)
+        """True if the rendering contains all messages in order (probes.Template)."""
+        return self._found(messages, forms, {"tools": tools, **self._variables}, is_open=True) == Found(None, None)
 
     def _found(self, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool) -> Found:
         """The messages that the rendering lost or moved. Raises: Unrendered."""
@@ -114,7 +114,7 @@ class ChatTemplate:
     def _named(
         self, error: Unrendered, messages: list[Message], forms: Forms, given: dict[str, Json], *, is_open: bool
     ) -> Unrendered:
-        """The refusal with what the template refuses: the tools, or a message, where it takes the messages before it.
+        """The refusal with the cause: the tools, or the first message that the template refuses.
 
         Raises: Runaway.
         """
@@ -152,7 +152,7 @@ class ChatTemplate:
 
         if marked_values == values:
             return Rendered(text_of(values))
-        # Before a template may change them.
+        # This is read before the template may change the values.
         has_names = any(map(self._marker.names.has_one, texts(values)))
         plain = text_of(values)
         try:
@@ -161,11 +161,12 @@ class ChatTemplate:
             if has_names:
                 raise
             return Rendered(plain)
-        return self._told_apart(plain, marked, marks.take_off(marked), has_names=has_names)
+        return self._with_controls(plain, marked, marks.take_off(marked), has_names=has_names)
 
-    def _told_apart(self, plain: str, marked: str, text: str, *, has_names: bool) -> Rendered:
-        """Normally `text`, the marked one without its marks, is the plain one. Where the template looks into its values
-        it need not be: the plain one counts where none of its control tokens can be the conversation's.
+    def _with_controls(self, plain: str, marked: str, text: str, *, has_names: bool) -> Rendered:
+        """The text with the control tokens that the template wrote. Normally `text`, which is `marked` without its
+        marks, equals `plain`. They may differ if the template inspects its values. Then `plain` is the prompt, if none
+        of its control tokens can be from the conversation.
         """
         names = self._marker.names
         controls = names.spans(marked)
@@ -179,8 +180,8 @@ class ChatTemplate:
         n_chars = sum(map(len, texts(dict(values))))
         return self._sandbox.render(
             {"documents": None, **self._tokens, **values, "add_generation_prompt": is_open},
-            fuel=min(_LEAST_FUEL + _FUEL_PER_CHAR * n_chars, _MOST_FUEL),
-            max_chars=_LEAST_CHARS + _CHARS_PER_CHAR * n_chars,
+            fuel=min(_MIN_FUEL + _FUEL_PER_CHAR * n_chars, _MAX_FUEL),
+            max_chars=_MIN_CHARS + _CHARS_PER_CHAR * n_chars,
         )
 
 
@@ -192,17 +193,17 @@ def _chat(messages: list[Message], forms: Forms) -> Json:
 
 
 def _aliased(message: Message) -> Message:
-    """Source: transformers, _alias_reasoning_fields."""
+    """The message with its reasoning under all names. Source: transformers, _alias_reasoning_fields."""
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _appended(chat: list[Message], text: str) -> list[Message]:
-    """The messages with the text behind the last one's own. Raises: Unrendered where it has none."""
+    """The messages with the text appended to the last one's. Raises: Unrendered if it has no text."""
     last = chat[-1] if chat else {}
     content = last.get("content")
     if last.get("tool_calls"):
-        raise Unrendered("the final message ends with calls, so that its text cannot go on")
+        raise Unrendered("the final message ends with calls, so its text cannot be continued")
     if isinstance(content, str):
         return [*chat[:-1], {**last, "content": content + text}]
     parts = list(content) if isinstance(content, list) else []
@@ -219,7 +220,7 @@ def _cut(text: str, cut: str) -> str:
     render_jinja_template. Raises: Unrendered."""
     place = text.rfind(cut)
     if place < 0:
-        raise Unrendered("the chat template leaves the final message's text out, so that it cannot be continued")
+        raise Unrendered("the chat template omits the final message's text, so it cannot be continued")
     return text[:place] if text[place + 1 : place + 2] == " " else text[:place].rstrip()
 
 
@@ -230,43 +231,44 @@ class ChatTemplates:
     """A model's template, and the one it may have for conversations with tools."""
 
     def __init__(
-        self, default: str, tool_use: str | None, *, names: Names, tokens: Mapping[str, str], told: dict[str, Json]
+        self, default: str, tool_use: str | None, *, names: Names, tokens: Mapping[str, str], variables: dict[str, Json]
     ) -> None:
-        """`told`: what the templates are told where the conversation says nothing else.
+        """`variables`: see ChatTemplate.
 
         Raises: BrokenTemplate.
         """
-        self.default = ChatTemplate(default, names, tokens, told)
-        self._for_tools = self.default if tool_use is None else ChatTemplate(tool_use, names, tokens, told)
+        self.default = ChatTemplate(default, names, tokens, variables)
+        self._for_tools = self.default if tool_use is None else ChatTemplate(tool_use, names, tokens, variables)
 
     @property
     def keys(self) -> frozenset[str]:
-        """What the templates may be told beside a conversation."""
+        """The variables that the templates read in addition to a conversation."""
         return self.default.keys | self._for_tools.keys
 
     @property
-    def what_it_can_be_told(self) -> str:
+    def known_variables(self) -> str:
+        """The text that names the variables, for an error."""
         return f"the chat template reads {', '.join(sorted(self.keys)) or 'no variables'}"
 
     @property
     def caps(self) -> tuple[str, ...]:
-        """What the templates know: forms of messages, and `kwargs.NAME` for what they may be told."""
+        """The templates' features: supported forms of messages, and `kwargs.NAME` for each variable."""
         return (*sorted(self.default.caps | self._for_tools.caps), *sorted(f"kwargs.{key}" for key in self.keys))
 
     def read(self, conversation: Conversation) -> Rendered | Violation:
-        """The prompt that the conversation becomes, or why it becomes none."""
+        """The prompt of the conversation, or the reason why there is none."""
         tools = _decoded(conversation.tools) if conversation.tools is not None else None
-        told = cast(dict[str, Json], _decoded(conversation.template_kwargs))
-        if not told.keys() <= self.keys:
-            return Violation("chat_template_kwargs", "known_keys", self.what_it_can_be_told)
+        variables = cast(dict[str, Json], _decoded(conversation.template_kwargs))
+        if not variables.keys() <= self.keys:
+            return Violation("chat_template_kwargs", "known_keys", self.known_variables)
         template = self._for_tools if tools else self.default
         if tools and "tools" not in template.caps:
-            return Violation("messages", "tools", "the chat template knows no tools")
+            return Violation("messages", "tools", "the chat template does not support tools")
         try:
             return template.render(
                 cast(list[Message], _decoded(conversation.messages)),
                 tools=tools or None,
-                told=told,
+                variables=variables,
                 is_open=conversation.add_generation_prompt,
                 is_continued=conversation.continue_final_message,
             )

@@ -1,7 +1,7 @@
 """Check that a rendering contains all of a conversation.
 
-Owns the witnesses: one character more in each text, of a private use area, which no template knows and which goes where
-the text goes, through trimming, cutting and JSON. A text is in a rendering if and where its witness is.
+Owns the witnesses: each text gets one more character, from a private use area. No template knows it, and it stays with
+the text through trimming, cutting and JSON. A text is in a rendering where its witness is.
 Pure; knows no template engine.
 """
 
@@ -18,10 +18,10 @@ from worker.chat.marks import Json
 
 _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 _TAIL_CHARS = 200
-"""The number of characters at a text's end in which a word is looked for."""
+"""The number of characters at a text's end that are searched for a word."""
 _WORD = re.compile(r"\w+")
 _ESCAPED = re.compile(r"\\U([0-9a-f]{8})|\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
-"""A witness where a template writes an object as Python does, or JSON in ASCII."""
+"""The form of a witness if a template writes an object in Python's syntax, or JSON in ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,17 @@ class _Turn:
 
 @dataclass(slots=True)
 class Witnesses:
-    """The messages with witnesses in their contents, in names of functions, and in what these are called with. What an
-    assistant thought has none: templates leave it out on purpose."""
+    """The messages with witnesses in their contents, in names of functions, and in arguments. Reasoning has no witness,
+    because templates deliberately omit it."""
 
     characters: Iterator[str]
-    """Characters that neither the conversation nor the template has."""
+    """The characters that are neither in the conversation nor in the template."""
     words: frozenset[str]
-    """The template's, which it may look for in a text."""
+    """The template's words, which it may search for in a text."""
     _turns: list[_Turn] = field(default_factory=list)
 
     def put_into(self, messages: list[Message]) -> list[Message]:
-        """Copies of the messages."""
+        """Copies of the messages with witnesses."""
         made = []
         for at, message in enumerate(messages):
             turn = _Turn(at, message.get("role"))
@@ -74,11 +74,11 @@ class Witnesses:
         return Found(lost, self._moved(places) if lost is None else lost)
 
     def _moved(self, places: Mapping[str, list[int]]) -> int | None:
-        """A template may have the system messages of the beginning anywhere, and may order results by their calls, or
-        calls by their results."""
+        """The first message that does not follow the one before it. A template may put leading system messages
+        anywhere, and may order results by their calls or calls by their results."""
 
-        def behind(start: int, witnesses: list[str]) -> list[int]:
-            """The first place of each witness; -1 if it has none."""
+        def places_after(start: int, witnesses: list[str]) -> list[int]:
+            """The first place of each witness at or after the start; -1 if there is none."""
             return [next((place for place in places[one] if place >= start), -1) for one in witnesses]
 
         end = end_of_calls = start_of_results = 0
@@ -87,7 +87,7 @@ class Witnesses:
             if not is_result:
                 end = max(end, end_of_calls)
             start = start_of_results if is_result else end
-            said, called = behind(start, turn.said), behind(start, turn.called)
+            said, called = places_after(start, turn.said), places_after(start, turn.called)
             if -1 in said + called:
                 return turn.at
             end, end_of_calls = max([end, *said]), max([end_of_calls, *called])
@@ -134,8 +134,8 @@ class Witnesses:
         return value
 
     def _text(self, text: str, into: list[str], *, is_thought: bool = False) -> str:
-        """The text with a witness behind a letter of its last word that the template does not look for, else behind
-        its last sign. Without one where all is space."""
+        """The text with a witness. It is after the first letter of the last word that the template does not contain, or
+        else after the last sign. A text of spaces gets none."""
         start = 0
         if is_thought:
             start = max((found.end() for found in END_OF_THOUGHT.finditer(text)), default=0)
@@ -145,7 +145,7 @@ class Witnesses:
         if at <= start:
             return text
         if not (witness := next(self.characters, "")):
-            # More texts than characters: the others tell what the template does to such a conversation.
+            # There are more texts than free characters; the other texts suffice for the check.
             return text
         into.append(witness)
         return text[:at] + witness + text[at:]

@@ -27,7 +27,7 @@ def check_given_template(config: Configure) -> None:
             None,
             names=Names(()),
             tokens={f"{kind}_token": "" for kind in TOKEN_KINDS},
-            told=_told(config),
+            variables=_variables(config),
         )
     except BrokenTemplate as error:
         raise ModelLoadFailed(f"--chat-template: {error}; use another file, or leave it out") from None
@@ -37,9 +37,9 @@ def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates |
     """The template of the file that the configuration names, else the model's own; or why there is none. A model that
     is of no use to chat with serves everything else, which is told once.
 
-    Raises: ModelLoadFailed for what no template can be told.
+    Raises: ModelLoadFailed if a variable is not in the template.
     """
-    told = _told(config)
+    variables = _variables(config)
     default = config.chat_template or info.chat_template
     if default is None:
         return _no_chat("the model has no chat template")
@@ -49,18 +49,18 @@ def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates |
             None if config.chat_template else info.chat_template_for_tools,
             names=Names(model.controls),
             tokens={f"{kind}_token": model.name_of(kind) or "" for kind in TOKEN_KINDS},
-            told=told,
+            variables=variables,
         )
     except BrokenTemplate as error:
         sys.stderr.write(f"engine warning: the model's chat template cannot be used: {error}\n")
         sys.stderr.flush()
         return _no_chat(f"the model's chat template cannot be used: {error}")
-    if not told.keys() <= chat.keys:
-        raise ModelLoadFailed(f"--chat-template-kwargs: {chat.what_it_can_be_told}")
+    if not variables.keys() <= chat.keys:
+        raise ModelLoadFailed(f"--chat-template-kwargs: {chat.known_variables}")
     return chat
 
 
-def _told(config: Configure) -> dict[str, Json]:
+def _variables(config: Configure) -> dict[str, Json]:
     return cast(dict[str, Json], msgspec.json.decode(config.chat_template_kwargs, type=dict[str, object]))
 
 

@@ -95,9 +95,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     does not change its tokens."""
 
     type: Annotated[str, doc("Only content is supported.", const="content")]
-    content: Annotated[
-        str | list[Part], doc("The text, or its parts in order.", maxLength=MAX_PREDICTION_CHARS)
-    ]
+    content: Annotated[str | list[Part], doc("The text, or its parts in order.", maxLength=MAX_PREDICTION_CHARS)]
 
 
 class GeneratingRequest(ConstrainedRequest, frozen=True, kw_only=True):
