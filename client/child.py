@@ -111,7 +111,7 @@ class Child:
             if entry.get("event") == event and fields.items() <= entry.items():
                 return entry
         self._lines.put(None)
-        raise NotServed(f"the worker ended before it was {event}: {self._last_words() or 'it said nothing'}")
+        raise NotServed(f"the worker ended before it was {event}: {self._last_words() or 'it wrote nothing'}")
 
     def listening(self) -> Self:
         """Wait until it has an address."""
@@ -134,7 +134,7 @@ class Child:
         try:
             return self._lines.get(timeout=self.patience_s)
         except queue.Empty:
-            raise NotServed(f"the worker was not {event}, and said nothing for {self.patience_s:g} s") from None
+            raise NotServed(f"the worker was not {event}, and wrote nothing for {self.patience_s:g} s") from None
 
     def _note(self, line: str) -> Event:
         self.stderr.append(line)

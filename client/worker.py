@@ -37,15 +37,15 @@ def connect(url: str, token: str | None = None) -> httpx2.Client:
     try:
         return httpx2.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
     except httpx2.InvalidURL as error:
-        raise NotServed(f"{url} is no URL: {error}") from None
+        raise NotServed(f"{url} is not a URL: {error}") from None
 
 
 def decoded(response: httpx2.Response, of: type[_T]) -> _T:
     """The body of an answer. Raises: NotServed for a refusal, msgspec.DecodeError for another body."""
     if response.status_code != httpx2.codes.OK:
         text = response.text[:_N_SHOWN_OF_A_REFUSAL].strip()
-        hint = " (--token, or LLORCH_API_TOKEN, is what it asks for)" if response.status_code == 401 else ""
-        raise NotServed(f"{response.request.url.path} was answered {response.status_code}{hint}: {text}")
+        hint = " (give its token with --token or LLORCH_API_TOKEN)" if response.status_code == 401 else ""
+        raise NotServed(f"{response.request.url.path} returned {response.status_code}{hint}: {text}")
     return msgspec.json.decode(response.content, type=of)
 
 
@@ -109,7 +109,7 @@ class ServedWorker:
                 )
             return self._read_health()
         except (httpx2.HTTPError, msgspec.DecodeError) as error:
-            raise NotServed(f"{self.url} is no worker that can be asked: {error}") from None
+            raise NotServed(f"the worker at {self.url} cannot be reached: {error}") from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

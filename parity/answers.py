@@ -1,4 +1,4 @@
-"""Where two served answers part, and whether a seed drew what was served.
+"""The first difference of two served answers, and the check that a seed drew the served tokens.
 
 Owns the draw of docs/sampling.md from what a stream reports: a request with `top_k` N_DRAWN can draw only the first of
 the reported tokens, so that their log-probabilities, the temperature and the seed give the token. The N_TOP - N_DRAWN
@@ -23,17 +23,16 @@ N_DRAWN = 16
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where two continuations of one prompt first differ."""
+    """The first difference of two continuations of one prompt."""
 
     position: int
     """Generated tokens that are the same."""
     gap: float
-    """By how much the rows say that the two tokens differ, nats, the larger of both rows; inf where a row does not
-    list both."""
+    """The difference of the two tokens in nats, the larger one of both rows; inf if a row does not list both."""
 
 
 def parting(one: Answer, other: Answer, ends: Collection[int] = ()) -> Parting | None:
-    """Where two served answers part; None when they are the same. `ends`: the vocabulary's end tokens."""
+    """The first difference of two served answers; None if they are the same. `ends`: the vocabulary's end tokens."""
     for position, (mine, yours) in enumerate(zip_longest(one.choices, other.choices)):
         if mine != yours:
             rows = [answer.drawn[position] for answer in (one, other) if position < len(answer.drawn)]
@@ -42,7 +41,7 @@ def parting(one: Answer, other: Answer, ends: Collection[int] = ()) -> Parting |
 
 
 def parting_from(answer: Answer, expected: Sequence[int], ends: Collection[int] = ()) -> Parting | None:
-    """Where a served answer leaves the tokens that were to be expected, which may go on after their own end.
+    """The first difference of a served answer from the expected tokens, which may continue after their own end.
 
     Tokens whose text was never shown (half a character at the very end) are not missed.
     """
@@ -57,7 +56,8 @@ def parting_from(answer: Answer, expected: Sequence[int], ends: Collection[int] 
 
 
 def _gap(row: Drawn, one: int | None, other: int | None, ends: Collection[int]) -> float:
-    """Between two choices, by one row. The token's own figure is not trusted: its id is looked up like the other's."""
+    """The difference of two choices in one row. The token's own figure is not trusted: its id is looked up like the
+    other's."""
     difference = abs(_listed(row, one, ends) - _listed(row, other, ends))
     return difference if difference < inf else inf
 
@@ -71,9 +71,9 @@ def _listed(row: Drawn, choice: int | None, ends: Collection[int]) -> float:
 
 
 def worst_draw(answer: Answer, seed: int, temperature: float) -> tuple[float, int]:
-    """How far the draw's number lay from the drawn token's share, at worst, and at which position; (0, 0) for none.
+    """The largest distance of a draw's number from the drawn token's share, and its position; (0, 0) for no draws.
 
-    In probability; 0 where the number falls into the share, as it does when the seed was honoured.
+    The distance is a probability. It is 0 if the number is in the share, as it is if the worker used the seed.
     """
     misses = [
         (miss(row, row.id, uniform(seed, position), temperature), position) for position, row in enumerate(answer.drawn)
@@ -82,10 +82,10 @@ def worst_draw(answer: Answer, seed: int, temperature: float) -> tuple[float, in
 
 
 def miss_at_parting(one: Answer, other: Answer, seed: int, temperature: float, ends: Collection[int]) -> float:
-    """By how much the number of the first differing draw misses the other answer's token, at worst; 0 if none differs.
+    """The largest distance of the first differing draw's number from the other answer's token; 0 if none differs.
 
-    Small where both rows are nearly the same and the number fell near the border of two shares, or the token is a
-    runner-up that nearly took the last place; inf where no row lists the token.
+    The distance is small if both rows are nearly the same and the number is near the border of two shares, or if the
+    token is a runner-up that nearly took the last place. It is inf if no row lists the token.
     """
     for position, (mine, yours) in enumerate(zip_longest(one.choices, other.choices)):
         if mine != yours:
@@ -97,9 +97,9 @@ def miss_at_parting(one: Answer, other: Answer, seed: int, temperature: float, e
 
 
 def miss(row: Drawn, token: int, number: float, temperature: float) -> float:
-    """The distance from `number` to the token's share of [0, 1); inf where it has none.
+    """The distance from `number` to the token's share of [0, 1); inf if it has none.
 
-    Shares lie one after the other, most probable first.
+    Shares are adjacent, most probable first.
     """
     weights = _weights(row, temperature)[:N_DRAWN]
     upper = list(accumulate(weights))
@@ -110,14 +110,14 @@ def miss(row: Drawn, token: int, number: float, temperature: float) -> float:
 
 
 def _miss_of_runner_up(row: Drawn, token: int, number: float, temperature: float) -> float:
-    """As `miss` for a token that was reported but could not be drawn: it must first take the last one's place, for
-    which their weights would have to change by what lies between them; inf where it was not reported."""
+    """The distance for a token that was reported but could not be drawn. It must first take the last token's place, so
+    the difference of their weights is added. It is inf if the token was not reported."""
     weights = _weights(row, temperature)
     for top, weight in list(zip(row.top, weights, strict=True))[N_DRAWN:]:
         if top.id == token:
             last = row.top[N_DRAWN - 1].id
-            behind = (weights[N_DRAWN - 1] - weight) / sum(weights[:N_DRAWN])
-            return max(behind, miss(row, last, number, temperature))
+            gap = (weights[N_DRAWN - 1] - weight) / sum(weights[:N_DRAWN])
+            return max(gap, miss(row, last, number, temperature))
     return inf
 
 

@@ -1,4 +1,4 @@
-"""How far the two sides may be apart: bounds.toml, or the user's own file, as checked values with their reasons.
+"""The allowed differences of the two sides: bounds.toml, or the user's own file, as checked values with their reasons.
 
 Every leaf of the file is a table with `at_most` or `at_least` and a `reason`; its key is the path to it, joined by `.`.
 A user's file replaces the values it names and may name no others. Refuses to know what is measured.
@@ -39,7 +39,7 @@ class Bounds:
             own = dict(_leaves(_read(path), str(path)))
             unknown = sorted(own.keys() - leaves.keys())
             if unknown:
-                raise UsageError(f"{path}: there is no bound {unknown[0]}; `parity bounds` prints those there are")
+                raise UsageError(f"{path}: there is no bound {unknown[0]}; `parity bounds` prints all bounds")
             leaves |= own
         return cls(leaves)
 

@@ -38,7 +38,7 @@ _Q, _K, _V = "Qcur", "Kcur", "Vcur"
 _SCORES, _PROBS = "kq", "kq_soft_max"
 
 STEMS = (*_IN_A_LAYER.values(), _EMBEDDING, _NORM, _LOGITS, _Q, _K, _V, _SCORES, _PROBS)
-"""What a TensorCapture has to take."""
+"""The tensors that a TensorCapture copies."""
 
 
 def capture(model: Model, tokens: Sequence[int], *, n_threads: int, setup: Setup) -> Activations:
@@ -111,11 +111,11 @@ def _last(taken: Taken, name: str) -> Float32s:
     return _all(taken, name, 1)[-1]
 
 
-def _all(taken: Taken, name: str, n_least: int) -> list[Float32s]:
+def _all(taken: Taken, name: str, n_min: int) -> list[Float32s]:
     found = taken.get(name, [])
-    if len(found) < n_least:
+    if len(found) < n_min:
         raise ValueError(
-            f"the graph has {len(found)} tensors {name}, not {n_least}:"
-            " layer by layer only the llama architecture without flash attention can be looked at"
+            f"the graph has {len(found)} tensors {name}, not {n_min}:"
+            " layer by layer only the llama architecture without flash attention can be compared"
         )
     return found

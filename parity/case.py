@@ -1,7 +1,7 @@
-"""What is to be judged, and all that the reference says about it: gathered once, before the levels run.
+"""The judged model and all numbers of the reference, gathered once before the levels run.
 
 Two ways to a case: from a checkpoint, which PyTorch computes now, or from a file of reference logits, which needs
-neither. What a case has not, is None. Owns which tokens are looked at, the intermediate files in the work folder, and
+neither. A part that is missing is None. Owns the choice of tokens, the intermediate files in the work folder, and
 the making of a model's checkpoint and logits file. Refuses to know the levels, and where a checkpoint lies
 (references.py).
 """
@@ -52,10 +52,10 @@ class Case:
     hard_ids: Sequence[Sequence[int]]
     """The reference tokenizer's ids of corpus.hard_texts()."""
     is_source: bool
-    """Whether the reference's weights are this very file's, de-quantised."""
+    """True if the reference's weights are this file's, de-quantised."""
     tensors: Tensors | None = None
     expected: Expected | None = None
-    """What the reference computes in every layer; for the llama family, from a checkpoint."""
+    """The reference's numbers in every layer, for the llama family from a checkpoint."""
     f32_copy: Path | None = None
     """The model with the reference's weights in F32: for an architecture whose tensors' names in a checkpoint are not
     known here it is the model's own file, where that is F32 or the reference was made from it."""
@@ -101,9 +101,10 @@ def from_checkpoint(subject: Subject, folder: Path, name: str, *, n_tokens: int,
 
 
 def from_logits_file(subject: Subject, path: Path, *, say: Say) -> Case:
-    """Without PyTorch and the checkpoint. Where the file was made from this very GGUF, the F32 copy is it de-quantised.
+    """The case from a file of logits, without PyTorch and the checkpoint. If the file was made from this GGUF, the F32
+    copy is the GGUF de-quantised.
 
-    Raises: UsageError for a file that is none, or one of another text or vocabulary.
+    Raises: UsageError if the file holds no logits, or is of another text or vocabulary.
     """
     file = open_logits(path)
     _check_vocabulary(subject, file.provenance.n_vocab)
@@ -134,7 +135,7 @@ def open_logits(path: Path) -> LogitsFile:
 
 
 def compared(case: Case) -> dict[str, str]:
-    """How much of the text the reference has, for the report."""
+    """The part of the text that the reference covers, for the report."""
     n_tokens = dict.fromkeys(get_args(Kind), 0)
     for window in case.reference.windows:
         n_tokens[window.kind] += len(window.tokens)
@@ -187,7 +188,7 @@ def make_logits(checkpoint: Path, folder: Path, *, n_tokens: int, n_threads: int
 
 
 def _serves(path: Path, digest: str, n_tokens: int) -> bool:
-    """Whether the file holds what would be computed now."""
+    """True if the file has the logits that a new run would compute."""
     try:
         file = LogitsFile.open(path)
     except UsageError:
@@ -219,7 +220,7 @@ def plan_windows(
     if len(ids) < n_tokens:
         raise UsageError(f"the text has {len(ids)} tokens in this model's vocabulary; {n_tokens} are needed")
     if n_tokens < SHORT:
-        raise UsageError(f"{n_tokens} tokens are no window: at least {SHORT} are needed")
+        raise UsageError(f"{n_tokens} tokens are too few for a window: at least {SHORT} are needed")
     bos = reference.facts.bos
     short, long = (windows_of(ids[:n_tokens], kind, length, bos) for kind, length in _LENGTHS)
     return [*short, *long, *_continuations(reference, prompts, n_continued)]
@@ -260,7 +261,7 @@ def _hard_ids_of(reference: "Reference") -> list[list[int]]:
 
 
 def _expected(reference: "Reference", full: FullLogits) -> Expected:
-    """Of the beginning of the text: all layers, and what the reference goes on with."""
+    """The expected numbers for the beginning of the text: all layers, and the greedy continuation."""
     tokens = full.windows[0].tokens[: checkpoints.N_TOKENS]
     (continuation,) = reference.greedy([tokens], _N_END_TO_END)
     rows = reference.logits([*tokens, *continuation])[len(tokens) - 1 : -1]

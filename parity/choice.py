@@ -1,4 +1,4 @@
-"""Which of the measured pairs of file type and cache type to serve with, under a limit of memory. Pure."""
+"""The choice among measured pairs of file type and cache type, under a limit of memory. Pure."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -23,7 +23,7 @@ _Option = TypeVar("_Option", bound=Option)
 
 
 def choose(options: Sequence[_Option], limit_bytes: int) -> _Option | None:
-    """The option within the limit that is closest to the reference. If several cannot be told apart, because none is
+    """The option within the limit that is closest to the reference. If several are equally close, because none is
     surely closer than they are, it is the fastest of these. None if no option is within the limit."""
     within = [option for option in options if option.memory_bytes <= limit_bytes]
     if not within:
@@ -34,7 +34,7 @@ def choose(options: Sequence[_Option], limit_bytes: int) -> _Option | None:
 
 
 def frontier(options: Sequence[_Option]) -> list[_Option]:
-    """Those beside which no other takes less memory and is as close, or as much and is closer."""
+    """The pairs that no other pair beats in memory or closeness without being worse in the other."""
 
     def is_beaten(option: _Option) -> bool:
         mine = (option.memory_bytes, option.kl.value)

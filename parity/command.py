@@ -79,14 +79,14 @@ _of_the_text = _options(
 
 _of_a_model = _options(
     click.option(
-        "--model", metavar="REF", help="Take this GGUF, given as --model of serve is. [default: the catalogue's]"
+        "--model", metavar="REF", help="Take this GGUF, given like --model of serve. [default: the catalogue's]"
     ),
     where,
     click.option(
         "--threads",
         type=click.IntRange(1, 512),
         default=cpu_quota,
-        show_default="what this process may use",
+        show_default="all CPUs of this process",
         metavar="N",
         help="Compute with N threads on both sides.",
     ),
@@ -96,7 +96,8 @@ _of_a_model = _options(
 _reference_option = click.option(
     "--reference",
     metavar="DIR|ID|FILE",
-    help="Compare with a SafeTensors checkpoint, a hub id or reference logits. [default: what `parity reference` took]",
+    help="Compare with a SafeTensors checkpoint, a hub id or reference logits. "
+    "[default: the reference of the last `parity reference`]",
 )
 
 _judging_options = _options(
@@ -124,7 +125,7 @@ _judging_options = _options(
 
 
 class ParityFailed(WorkerError):
-    """A level failed, or a bundle is not what it was: one line that says where, exit 1."""
+    """A level failed, or a bundle was changed. The message is one line, the exit code 1."""
 
 
 @click.group("parity", context_settings={"help_option_names": HELP_FLAGS})
@@ -181,7 +182,7 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
 @click.option(
     "--url",
     metavar="URL",
-    help="Judge the worker or llama-server that runs there, over HTTP. The reference is then a file of logits.",
+    help="Judge the worker or llama-server at URL over HTTP. The reference is then a file of logits.",
 )
 @click.option(
     "--token",
@@ -190,7 +191,7 @@ def reference(checkpoint: str | None, output: Path | None, **options: Any) -> No
     envvar="LLORCH_API_TOKEN",
     other_envvar="LLORCH_API_KEY",
     metavar="T",
-    help="Send this bearer token to the server at URL. Better given as LLORCH_API_TOKEN or LLORCH_API_KEY.",
+    help="Send this bearer token to the server at URL. Prefer LLORCH_API_TOKEN or LLORCH_API_KEY.",
 )
 @_judging_options
 @_of_the_text
@@ -262,7 +263,7 @@ run.params.extend(_LOADING_OPTIONS)
 @click.option(
     "--memory-mb",
     type=click.IntRange(1),
-    show_default="what is free",
+    show_default="the free memory",
     metavar="N",
     help="Choose among those that take at most N MiB for weights, KV cache and computing.",
 )
@@ -271,7 +272,7 @@ run.params.extend(_LOADING_OPTIONS)
     "picture",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Draw quality against memory there: .svg, .png or .pdf.",
+    help="Draw quality against memory to FILE: .svg, .png or .pdf.",
 )
 @_judging_options
 @_of_the_text
@@ -290,7 +291,7 @@ def quantisation_matrix(
 ) -> None:
     """Quantise a model to each type, measure it with each cache type, and choose under a limit of memory.
 
-    The choice is the closest to the reference within the limit; of those that cannot be told apart, the fastest.
+    The choice is the closest to the reference within the limit; of those that are equally close, the fastest.
     Memory is what serve plans with the same flags. A proof bundle is written. Measure on an idle machine.
     """
     settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
@@ -323,9 +324,9 @@ def quantisation_matrix(
         click.echo(f"{chosen.file_type}, cache {chosen.cache}")
     _write(report, judging.proof_dir, [matrix.NAME])
     if chosen is None:
-        least = min(each.memory_bytes for each in made)
+        smallest = min(each.memory_bytes for each in made)
         raise ParityFailed(
-            f"no combination fits in {limit_bytes // 2**20} MiB; the smallest needs {-(-least // 2**20)} MiB: lower "
+            f"no combination fits in {limit_bytes // 2**20} MiB; the smallest needs {-(-smallest // 2**20)} MiB: lower "
             "--ctx-size or --parallel"
         )
 
@@ -351,7 +352,7 @@ def show(file: Path) -> None:
         raise UsageError(f"{file} is not the {REPORT_FILE} of a parity run: {error}") from None
     print_table(["what", "value"], [("verdict", report.verdict), ("created", report.created), *facts(report)])
     if report.numerics is None:
-        click.echo("It does not say what the model was computed with, so it covers no worker exactly.")
+        click.echo("The report does not name the settings of the computation, so it covers no worker exactly.")
     _print_levels(report)
 
 
@@ -390,7 +391,7 @@ class Asked:
 
     @classmethod
     def of(cls, settings: Settings, tokens: int, work_dir: Path | None) -> "Asked":
-        """Where the options of serve say which model, and how many threads."""
+        """The model and the threads that the options of serve name."""
         return cls(
             model=settings.model,
             models_dir=settings.models_dir,
@@ -447,7 +448,7 @@ class Judging:
             path = folder_for(subject, _store()) / LOGITS
         if not path.is_file():
             raise UsageError(
-                f"{self.reference or LOGITS} is no file here: with --url the reference is the file of logits that"
+                f"{self.reference or LOGITS} is not a file here: with --url the reference is the file of logits that"
                 " `llorch-worker parity reference` writes and prints"
             )
         return path
@@ -512,7 +513,7 @@ def _refuse_flags_of_a_load(ctx: click.Context) -> None:
         if option.name not in _FILE_OPTIONS and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
             flag = option.opts[0]
             raise UsageError(
-                f"{flag} says how a model is loaded, and the server at --url has loaded its own: leave it out"
+                f"{flag} configures loading a model, but the server at --url has loaded its own: leave it out"
             )
 
 
@@ -527,7 +528,7 @@ def _judging(options: dict[str, Any]) -> Judging:
 
 
 def _store() -> Path:
-    """Where references are kept."""
+    """The folder for references."""
     return Settings().models_dir.parent / "parity"
 
 
@@ -540,7 +541,7 @@ def _bounds_used(path: Path | None) -> BoundsUsed:
 
 
 def _evidence(transcript: Sequence[Record]) -> dict[str, Any]:
-    """What was asked and with which seeds, for the bundle."""
+    """The requests and their seeds, for the bundle."""
     return {
         "seeds": [{"level": "serving", "seed": seed} for seed in SEEDS if transcript],
         "transcript": [msgspec.to_builtins(record) for record in transcript],

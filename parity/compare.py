@@ -1,4 +1,4 @@
-"""From two sides' rows of logits to numbers: what every position differs by, and what a whole text does.
+"""The comparison of two sides' rows of logits: numbers for every position and for a whole text.
 
 Owns the definition of every number, in float64. Rows go in one at a time, so that beside them only a few rows of
 float64 are held. Knows nothing of who made the rows, or of bounds. Pure.
@@ -40,7 +40,7 @@ class Positions:
     mean_error: NDArray[np.float64]
     cosine: NDArray[np.float64]
     top1: NDArray[np.bool_]
-    """Whether both rows have the same highest token."""
+    """True if both rows have the same highest token."""
     top5: NDArray[np.float64]
     """Share of the reference's five highest that are among the candidate's."""
     margin: NDArray[np.float64]
@@ -49,7 +49,7 @@ class Positions:
     """Candidate's -log p of the token that follows in the window; NaN at the last position."""
     reference_nll: NDArray[np.float64]
     is_full: NDArray[np.bool_]
-    """Whether the reference row was known in full."""
+    """True if the reference row is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,19 @@ class KnownRow:
     """Highest logit first, ties by lower id; at least two."""
     logits: NDArray[np.float32]
     logsumexp: float
-    """Over the whole vocabulary."""
+    """The value over the whole vocabulary."""
     next_logit: float
     """The logit of the token that follows; NaN where none does."""
 
     def logprobs(self, target: int | None) -> dict[int, float]:
-        """Of the known tokens and of `target`, the token that follows."""
+        """The log-probabilities of the known tokens and of `target`, the next token."""
         known = dict(zip(self.ids.tolist(), (self.logits.astype(np.float64) - self.logsumexp).tolist(), strict=True))
         return known if target is None else known | {target: self.next_logit - self.logsumexp}
 
 
-ToldRow = Mapping[int, float]
-"""What a server tells of a row: token → log-probability, of the most probable tokens and of the one that follows."""
+ReportedRow = Mapping[int, float]
+"""The part of a row that a server reports: log-probabilities by token, of the most probable tokens and the next
+token."""
 
 
 class _Position(NamedTuple):
@@ -103,10 +104,10 @@ def compare_full(reference: NDArray[np.floating], candidate: NDArray[np.float32]
 
 
 def compare_partial(reference: Sequence[KnownRow], candidate: NDArray[np.float32], targets: Sequence[int]) -> Positions:
-    """As `compare_full`, where each row of the reference is known by its highest logits.
+    """Compare like `compare_full`, with only the highest logits of each row of the reference.
 
-    KL is that of the known tokens and the rest as one, which is never above the full one; errors and cosine are those
-    of the known tokens. The other fields are exact.
+    KL treats the unknown tokens as one and is never above the full KL. Errors and cosine cover the known tokens. The
+    other fields are exact.
     """
     if len(reference) != len(candidate):
         raise ValueError(f"reference has {len(reference)} rows, candidate {len(candidate)}")
@@ -114,16 +115,18 @@ def compare_partial(reference: Sequence[KnownRow], candidate: NDArray[np.float32
     return _positions(_of_known(*row) for row in rows)
 
 
-def compare_told(reference: Sequence[KnownRow], told: Sequence[ToldRow], targets: Sequence[int]) -> Positions:
-    """As `compare_partial`, where the candidate is known by log-probabilities too; at least one for each row.
+def compare_reported(
+    reference: Sequence[KnownRow], reported: Sequence[ReportedRow], targets: Sequence[int]
+) -> Positions:
+    """Compare like `compare_partial`, with only log-probabilities of the candidate, at least one for each row.
 
-    Which token is the most probable one, the five most probable and NLL are exact; the NLL of a token that the
-    candidate does not tell is infinite. KL is that of the tokens that both sides know, and all others as two: those
-    that the candidate alone tells, and the rest. It is never above the full one.
+    The most probable token, the five most probable tokens and NLL are exact; the NLL of a token that the candidate does
+    not report is infinite. KL covers the tokens that both sides know, and treats the others as two: those that only the
+    candidate reports, and the rest. It is never above the full KL.
     Raises: ValueError for another number of rows.
     """
-    followers = [*targets, *[None] * (len(told) - len(targets))]
-    return _positions(_of_told(*row) for row in zip(reference, told, followers, strict=True))
+    followers = [*targets, *[None] * (len(reported) - len(targets))]
+    return _positions(_of_reported(*row) for row in zip(reference, reported, followers, strict=True))
 
 
 def second_half(positions: Positions) -> Positions:
@@ -236,30 +239,30 @@ def _known_kl(logprobs: Reals, ids: NDArray[np.int32], found: _Softmax) -> float
     return kl + rest * math.log(rest / found_rest) if found_rest else math.inf
 
 
-def _of_told(reference: KnownRow, told: ToldRow, target: int | None) -> _Position:
+def _of_reported(reference: KnownRow, reported: ReportedRow, target: int | None) -> _Position:
     """Both rows known in part. `target`: the token that follows."""
     expected = reference.logprobs(target)
-    shared = [token for token in told if token in expected]
-    own, theirs = (np.array([row[token] for token in shared], dtype=np.float64) for row in (told, expected))
-    tops = sorted(told, key=lambda token: (-told[token], token))[:N_TOP]
-    alone = [told[token] for token in told if token not in expected]
+    shared = [token for token in reported if token in expected]
+    own, theirs = (np.array([row[token] for token in shared], dtype=np.float64) for row in (reported, expected))
+    tops = sorted(reported, key=lambda token: (-reported[token], token))[:N_TOP]
+    alone = [reported[token] for token in reported if token not in expected]
     # None of them is more probable than the last of the known ones, and all of them are beside these.
-    least, beside = math.exp(float(reference.logits[-1]) - reference.logsumexp), _sum_of(expected.values())
-    most = max(min(len(alone) * least, 1.0 - beside), 0.0)
+    smallest, known = math.exp(float(reference.logits[-1]) - reference.logsumexp), _sum_of(expected.values())
+    limit = max(min(len(alone) * smallest, 1.0 - known), 0.0)
     return _Position(
-        max(_told_kl(theirs, own, _sum_of(alone), most), 0.0),
+        max(_reported_kl(theirs, own, _sum_of(alone), limit), 0.0),
         *(_errors(theirs - own) if shared else (math.inf, math.inf)),
         _cosine(theirs, own),
         tops[0] == reference.ids[0],
         len(set(tops).intersection(reference.ids[:N_TOP].tolist())) / len(reference.ids[:N_TOP]),
         float(reference.logits[0]) - float(reference.logits[1]),
-        math.nan if target is None else -told.get(target, -math.inf),
+        math.nan if target is None else -reported.get(target, -math.inf),
         math.nan if target is None else -expected[target],
         is_full=False,
     )
 
 
-def _told_kl(expected: Reals, own: Reals, of_alone: float, most: float) -> float:
+def _reported_kl(expected: Reals, own: Reals, of_alone: float, limit: float) -> float:
     """KL where two parts of the vocabulary count as one token each: the tokens that the candidate alone tells, to which
     it gives `of_alone`, and the rest. What the reference gives to the former is not known, but at most `most`; it is
     taken as what makes KL smallest."""
@@ -272,7 +275,7 @@ def _told_kl(expected: Reals, own: Reals, of_alone: float, most: float) -> float
 
 
 def _sum_of(logprobs: Iterable[float]) -> float:
-    """Of the probabilities."""
+    """The sum of the probabilities."""
     return sum(map(math.exp, logprobs))
 
 
@@ -317,9 +320,9 @@ class Summary:
     n_windows: int
     n_positions: int
     n_full: int
-    """Of these: with every logit of the reference known."""
+    """The number of these positions with a complete row of the reference."""
     n_broken: int
-    """Of these: with a candidate's logit that is NaN or infinite."""
+    """The number of these positions with a candidate's logit that is NaN or infinite."""
     max_error: float
     mean_error: float
     cosine_min: float

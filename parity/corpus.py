@@ -14,7 +14,7 @@ from typing import Any
 _FORM = re.compile(
     rb"[\x00-\x7f]|[\xc0-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf7][\x80-\xbf]{3}|[\x80-\xff]"
 )
-"""What llama.cpp takes for one code point: lengths and continuation bytes are looked at, no more."""
+"""The bytes that llama.cpp accepts as one code point: it checks only lengths and continuation bytes."""
 _LEAD_BITS = {1: 0x7F, 2: 0x1F, 3: 0x0F, 4: 0x07}
 _REPLACEMENT = 0xFFFD
 _SURROGATES = range(0xD800, 0xE000)
@@ -36,7 +36,7 @@ def text() -> str:
 
 
 def hard_texts() -> tuple[HardText, ...]:
-    """In the order of the file."""
+    """The hard texts in the order of the file."""
     sections: dict[str, dict[str, Any]] = tomllib.loads(_read("hard_texts.toml"))
     return tuple(
         HardText(f"{section}.{key}", _data(entry))
@@ -74,7 +74,7 @@ def decode(data: bytes) -> str:
 
 
 def has_reference(data: bytes) -> bool:
-    """Whether llama.cpp takes `data` for a text that another tokenizer can be given: one without surrogates."""
+    """True if `data` is a text that another tokenizer accepts, i.e. without surrogates."""
     return not any(point in _SURROGATES for point in _code_points(data))
 
 
@@ -99,4 +99,4 @@ def _data(entry: str | Mapping[str, Any]) -> bytes:
             return bytes.fromhex(digits)
         case {"text": str(part), "times": int(times)}:
             return part.encode() * times
-    raise ValueError(f"hard_texts.toml: {entry!r} is no text")
+    raise ValueError(f"hard_texts.toml: {entry!r} is not a text")

@@ -100,7 +100,7 @@ def _ranked(values: NDArray[np.float64], q: float, side: Literal["lower", "highe
 
 
 def _standard_error(groups: Groups, centre: float) -> float:
-    """Of the mean over all values; infinite where a single value says nothing of it."""
+    """The standard error of the mean; infinite for a single value."""
     n = sum(map(len, groups))
     if len(groups) == 1:
         return math.sqrt(float(np.square(groups[0] - centre).sum()) / (n - 1) / n) if n > 1 else math.inf

@@ -1,9 +1,9 @@
-"""What the reference says about the evaluation text: windows of tokens, and rows of logits at their positions.
+"""The numbers of the reference for the evaluation text: windows of tokens, and rows of logits at their positions.
 
-The seam between making a reference and comparing with it. Two sources of rows: FullLogits here (all of every row in a
-float32 file for each window, mapped rather than read, made in the same run) and logits_file.py (one file that needs
-neither torch nor the checkpoint). Owns which positions stand for the text where only a few can be looked at. Knows
-nothing of who computes the rows.
+This is the seam between making a reference and comparing with it. There are two sources of rows: FullLogits here (all
+of every row in a float32 file for each window, mapped rather than read, made in the same run) and logits_file.py (one
+file that needs neither torch nor the checkpoint). Owns the choice of positions if only a few can be compared. Refuses
+to know how the rows are computed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -66,8 +66,8 @@ class ReferenceLogits(Protocol):
         ...
 
     def gap(self, window: int, position: int, token: int) -> float:
-        """By how much the reference's highest logit at the position exceeds that of `token`; where the row is known in
-        part and the token is not among it, the least it can be."""
+        """The difference between the reference's highest logit at the position and the token's. If the row is known in
+        part and lacks the token, the smallest possible difference."""
         ...
 
     def full_rows(self) -> Sequence[tuple[int, int, NDArray[np.float32]]]:
@@ -158,7 +158,7 @@ class Judged(Protocol):
 
     @property
     def name(self) -> str:
-        """In reports: `F32 copy`."""
+        """The name in reports: `F32 copy`."""
         ...
 
     @property
@@ -178,16 +178,16 @@ class Candidate:
     """`llama.scoring.Scorer` has both functions."""
 
     name: str
-    """In reports: `F32 copy`."""
+    """The name in reports: `F32 copy`."""
     file_type: str
-    """Of the weights, as in the bounds' keys: `Q4_1`."""
+    """The type of the weights, spelled as in the bounds' keys: `Q4_1`."""
     logits: Callable[[Sequence[int]], NDArray[np.float32]]
     """Tokens → float32[n_tokens, n_vocab], from an empty memory."""
     greedy: Greedy
     is_source: bool = False
-    """Whether the reference's weights were made from this very file, so that its weights have no error."""
+    """True if the reference's weights were made from this file, so that its weights have no error."""
     allowed_for: tuple[str, ...] = ()
-    """What it is computed with that has an error of its own, as in the bounds' keys: `q4`, `vulkan`."""
+    """The parts of the computation with an error of their own, spelled as in the bounds' keys: `q4`, `vulkan`."""
 
     def keys(self, level: str, what: str) -> tuple[str, str]:
         """See `keys_of`."""

@@ -22,7 +22,7 @@ from worker.errors import BadModelFile, UsageError, WorkerError
 from worker.model.info import read_info
 
 _AT_ONCE = 1 << 20
-"""How many numbers are de-quantised at once: 4 MB, and the gguf package's own arrays on the way there."""
+"""This many numbers are de-quantised at once: 4 MB, plus temporary arrays of the gguf package."""
 
 _FILE_TYPE, _ALL_F32 = "general.file_type", 0
 """The key that says how a file is quantised, and LLAMA_FTYPE_ALL_F32."""
@@ -117,7 +117,7 @@ def row_blocks(tensor: ReaderTensor) -> Iterator[tuple[slice, NDArray[np.float32
 
 
 def shape_of(tensor: ReaderTensor) -> tuple[int, ...]:
-    """In numpy's order, the row length last; the file has it first."""
+    """The shape in numpy's order, with the row length last; in the file it is first."""
     return tuple(int(size) for size in reversed(tensor.shape))
 
 

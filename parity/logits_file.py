@@ -32,7 +32,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the logits come from. Digests are sha256 in hexadecimal."""
+    """The origin of the logits. Digests are sha256 in hexadecimal."""
 
     made_from: str
     """The name of the GGUF that the checkpoint was made from, or empty."""
@@ -40,9 +40,9 @@ class Provenance:
     """Its digest, or empty."""
     checkpoint_sha256: str
     text_digest: str
-    """Of the evaluation text and prompts."""
+    """The digest of the evaluation text and prompts."""
     dtype: str
-    """What the reference computed in."""
+    """The float type of the reference."""
     n_vocab: int
     model_type: str
     versions: Mapping[str, str]
@@ -84,7 +84,7 @@ class LogitsFile:
         if metadata.get("format") != FORMAT:
             raise UsageError(f"{path}: not reference logits of format {FORMAT}; `parity reference` makes them")
         if metadata.pop(_DIGEST, "") != _digest(arrays, metadata):
-            raise UsageError(f"{path}: damaged: its contents do not have the digest that it names; make it again")
+            raise UsageError(f"{path}: damaged: its contents do not match its digest; make it again")
         return cls(_head(metadata), arrays)
 
     @property
@@ -93,7 +93,7 @@ class LogitsFile:
 
     @property
     def hard_ids(self) -> Sequence[Sequence[int]]:
-        """Of the hard texts, in their order."""
+        """The tokens of the hard texts, in their order."""
         return self._head.hard_ids
 
     @property
@@ -187,11 +187,11 @@ def _read(path: Path) -> tuple[dict[str, str], Arrays]:
         with safe_open(path, framework="numpy") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
     except (OSError, SafetensorError, ValueError) as error:
-        raise UsageError(f"{path}: not a whole .safetensors file: {error}") from None
+        raise UsageError(f"{path}: not a complete .safetensors file: {error}") from None
 
 
 def _head(metadata: Mapping[str, str]) -> _Head:
-    """Of a file whose digest is right, so that what is not understood is a mistake of ours."""
+    """The head of a file with a correct digest, so an error in it is a mistake of this program."""
     of = {
         field.name: msgspec.json.decode(metadata[field.name], type=field.type)
         for field in msgspec.structs.fields(_Head)

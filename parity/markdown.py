@@ -16,7 +16,7 @@ LONGEST_OPEN_TABLE = 25
 """Rows; longer ones are folded, so that the next heading is in sight."""
 
 _MARKUP = re.compile(r"[\\`*{}\[\]<>#|~$&!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_MOST_DIGITS = 17
+_MAX_DIGITS = 17
 """Enough to tell any two floats apart."""
 
 
@@ -110,9 +110,9 @@ def _checks(checks: Sequence[Check]) -> list[str]:
 
 
 def _value_and_bound(check: Check) -> tuple[str, str]:
-    """With as many digits as it takes to see on which side of the bound the value is."""
+    """The value and the bound, with enough digits to see which one is larger."""
     texts = ("", "")
-    for n_digits in range(3, _MOST_DIGITS + 1):
+    for n_digits in range(3, _MAX_DIGITS + 1):
         texts = number(check.value, n_digits), number(check.bound, n_digits)
         if check.value == check.bound or texts[0] != texts[1]:
             break

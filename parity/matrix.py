@@ -35,7 +35,7 @@ from worker.upstream.ggml_types import TYPES_BY_NAME
 
 NAME = "matrix"
 CACHES: Final = {"auto": ("auto", "f16"), "f16": ("f16", "f16"), "q8_0": ("q8_0", "q8_0"), "q4_0": ("q4_0", "q4_0")}
-"""What is asked for → `--cache-type-k` and `--cache-type-v`. `auto` is what `serve` does without flags."""
+"""The values of `--cache-type-k` and `--cache-type-v` by name. `auto` is the default of `serve`."""
 FILE_TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_NL")
 N_DECODED = 48
 """Tokens of one timed continuation."""
@@ -88,7 +88,7 @@ class Made:
     summary: Summary
     tokens_per_s: float
     costs: tuple[str, ...] = ()
-    """What else rounds: words of the bounds' allowances."""
+    """The other parts that round, spelled as in the bounds' allowances."""
 
     @property
     def kl(self) -> Estimate:
@@ -184,7 +184,7 @@ def _planned(placement: Placement) -> int:
 
 
 def closeness_and_rate(scorer: Scorer, reference: ReferenceLogits, numbers: Sequence[int]) -> tuple[Summary, float]:
-    """How close a loaded file is to the reference over the windows of these numbers, and its tokens per second."""
+    """The closeness of a loaded file to the reference over the windows of these numbers, and its tokens per second."""
     windows = [reference.positions(number, scorer.logits(reference.windows[number].tokens)) for number in numbers]
     return summarise(windows), _decode_rate(scorer, reference.windows[numbers[0]].tokens[:1])
 
@@ -201,12 +201,12 @@ def _decode_rate(scorer: Scorer, prompt: Sequence[int]) -> float:
 
 
 def bits_per_weight(info: ModelInfo) -> float:
-    """Over all tensors, vectors among them."""
+    """The average over all tensors, including vectors."""
     return 8 * info.weights_bytes / sum(math.prod(tensor.dims) for tensor in info.tensors)
 
 
 def matrices(info: ModelInfo) -> tuple[Stored, ...]:
-    """What the file really holds, by row length and type."""
+    """The actual types in the file, by row length and type."""
     groups: dict[tuple[int, str], list[Tensor]] = {}
     for tensor in info.tensors:
         if len(tensor.dims) > 1:
@@ -270,7 +270,7 @@ def table(made: Sequence[Made], limit_bytes: int, remark: str = "") -> Table:
 
 
 def contents(made: Sequence[Made]) -> Table:
-    """Which type the matrices of every file have, and for which rows the type that was asked for was no choice."""
+    """The types of the matrices in every file, and the rows that cannot have the requested type."""
     files = list({each.file_type: each for each in made}.values())
     rows = tuple(
         (

@@ -1,4 +1,4 @@
-"""What the tensors of a llama GGUF are called in a checkpoint, and the order of their rows.
+"""The names of the tensors of a llama GGUF in a checkpoint, and the order of their rows.
 
 Owns the two conventions in which such files differ; the names are the gguf package's. Knows no values and no files.
 Only the llama architecture: others rename, merge and rescale tensors in ways of their own.

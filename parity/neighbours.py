@@ -20,10 +20,10 @@ FLAGS = ("--parallel", str(N_NEIGHBOURS + 1))
 """Flags of a worker that has a slot for one job and for each of its neighbours."""
 
 N_WORDS = (3, 24, 8, 60, 4, 40, 12, 150)
-"""Of each neighbour's prompts: some are read in one step, some in many."""
+"""The lengths of each neighbour's prompts: some are read in one step, some in many."""
 N_TOKENS = (64, 24, 96, 40, 80, 32, 48, 20)
 ENDINGS: tuple[Ending, ...] = ("runs to its end", "is cancelled", "runs to its end", "is given up")
-"""In turn, beginning at the neighbour's number."""
+"""The endings in turn, starting at the neighbour's number."""
 N_BEFORE_ENDING = 9
 """Token events before a job is cancelled or given up."""
 _PATIENCE_S = 120.0
@@ -39,7 +39,7 @@ class NeighbourJob:
 
     @property
     def is_right(self) -> bool:
-        """Whether it ended as it should. A client that has left is told nothing."""
+        """True if it ended as expected. A client that has left receives nothing."""
         if self.ending == "is given up":
             return not self.answer.error
         if self.answer.n_terminal != 1:
@@ -56,12 +56,12 @@ class Neighbours:
         self._worker = worker
         self._stop = threading.Event()
         self._begun = threading.Semaphore(0)
-        self._n_told = [0] * N_NEIGHBOURS
+        self._n_received = [0] * N_NEIGHBOURS
         self._jobs: list[list[NeighbourJob]] = [[] for _ in range(N_NEIGHBOURS)]
         self._threads = [threading.Thread(target=self._live, args=(number,)) for number in range(N_NEIGHBOURS)]
 
     def __enter__(self) -> Self:
-        """When this returns, every neighbour has been told a token, or has ended without one."""
+        """Start the neighbours. Every one has received a token, or has ended without one, when this returns."""
         try:
             for thread in self._threads:
                 thread.start()
@@ -82,45 +82,45 @@ class Neighbours:
 
     @property
     def jobs(self) -> tuple[NeighbourJob, ...]:
-        """Those that are over."""
+        """The finished jobs."""
         return tuple(job for jobs in self._jobs for job in jobs)
 
     def beside(self, ask: Callable[[], Answer]) -> tuple[Answer, int]:
-        """An answer, and how many neighbours were told tokens while it was made."""
-        before = list(self._n_told)
+        """An answer, and the number of neighbours that received tokens while it was generated."""
+        before = list(self._n_received)
         answer = ask()
-        return answer, sum(now > then for now, then in zip(self._n_told, before, strict=True))
+        return answer, sum(now > then for now, then in zip(self._n_received, before, strict=True))
 
     def _live(self, number: int) -> None:
-        """One neighbour's thread: one job after another until told to stop, or until one is refused."""
+        """One neighbour's thread: one job after another until it must stop, or until one is refused."""
         for turn in count():
             job = self._job(number, turn)
             self._jobs[number].append(job)
             if self._stop.is_set() or job.answer.seed is None:
                 break
-        if self._n_told[number] == 0:
+        if self._n_received[number] == 0:
             self._begun.release()
 
     def _job(self, number: int, turn: int) -> NeighbourJob:
         request, ending = self._request(number, turn), ENDINGS[(number + turn) % len(ENDINGS)]
-        told: list[Event] = []
+        received: list[Event] = []
         try:
             with self._worker.stream(request) as stream:
                 for event in stream:
-                    told.append(event)
-                    if isinstance(event, Token) and self._has_left(number, request.job_id, ending, told):
+                    received.append(event)
+                    if isinstance(event, Token) and self._has_left(number, request.job_id, ending, received):
                         ending = "is given up"
                         break
         except UNANSWERED as error:
             return NeighbourJob(request, ending, unanswered(request.job_id, error))
-        return NeighbourJob(request, ending, answer_of(request.job_id, told))
+        return NeighbourJob(request, ending, answer_of(request.job_id, received))
 
-    def _has_left(self, number: int, job_id: str, ending: Ending, told: Sequence[Event]) -> bool:
+    def _has_left(self, number: int, job_id: str, ending: Ending, received: Sequence[Event]) -> bool:
         """Count a token and do what ends the job; whether its stream is to be left."""
-        self._n_told[number] += 1
-        if self._n_told[number] == 1:
+        self._n_received[number] += 1
+        if self._n_received[number] == 1:
             self._begun.release()
-        is_time = sum(isinstance(event, Token) for event in told) == N_BEFORE_ENDING
+        is_time = sum(isinstance(event, Token) for event in received) == N_BEFORE_ENDING
         if is_time and ending == "is cancelled":
             self._worker.cancel(job_id)
         return self._stop.is_set() or (is_time and ending == "is given up")

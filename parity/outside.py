@@ -17,7 +17,7 @@ from client.worker import UNANSWERED
 from parity import corpus
 from parity.bounds import Bounds
 from parity.case import Say, open_logits
-from parity.compare import compare_told, side_by_side, summarise
+from parity.compare import compare_reported, side_by_side, summarise
 from parity.corpus import HardText
 from parity.evidence import Greedy, keys_of
 from parity.levels import generation, logits, serving, tokenizer
@@ -58,7 +58,7 @@ CONVERSATIONS: Final[tuple[tuple[Message, ...], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is judged, as an evidence.Judged."""
+    """The judged server, as an evidence.Judged."""
 
     name: str
     file_type: str
@@ -76,10 +76,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class OwnFile:
-    """What the file that is said to be served says itself."""
+    """The facts in the file that is said to be served."""
 
     prompts: tuple[str | None, ...] = (None,) * len(CONVERSATIONS)
-    """What its template makes of CONVERSATIONS; None where it makes nothing, or the file is not here."""
+    """The prompts that its template makes from CONVERSATIONS; None if it fails, or if the file is not here."""
     ends: frozenset[int] = frozenset()
     """The vocabulary's end tokens."""
 
@@ -100,11 +100,11 @@ class Outside:
     bounds: Bounds
     own: OwnFile
     is_source: bool
-    """Whether the reference's weights are those of the file that is said to be served."""
+    """True if the reference's weights are those of the file that is said to be served."""
     n_tokens: int
-    """How much of the evaluation text is asked for."""
+    """The requested number of tokens of the evaluation text."""
     prompts: Sequence[str]
-    """Of the serving level."""
+    """The prompts of the serving level."""
     transcript: tuple[serving.Record, ...] = ()
 
     @classmethod
@@ -143,9 +143,9 @@ class Outside:
 
     @property
     def model(self) -> ModelFile:
-        """As far as the server tells."""
+        """The facts about the model that the server reports."""
         facts = self.server.facts
-        return ModelFile(facts.model, "not told", facts.size_bytes, facts.quant_kind, "not told")
+        return ModelFile(facts.model, "not reported", facts.size_bytes, facts.quant_kind, "not reported")
 
     @property
     def used(self) -> ReferenceUsed:
@@ -153,7 +153,7 @@ class Outside:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """For the report."""
+        """The parameters for the report."""
         weights = "those of the served file" if self.is_source else "others than the served file's"
         return {
             "judged": "from outside, over HTTP; the machine is the one that asked",
@@ -188,7 +188,7 @@ class Outside:
     # ── the levels ───────────────────────────────────────────────────────────────────────────────
 
     def _tokenizer(self) -> Level:
-        """Of the texts those that JSON can carry, and what conversations become."""
+        """The check of the texts that JSON can carry, and of the rendered conversations."""
         sent = [pair for pair in zip(corpus.hard_texts(), self.reference.hard_ids, strict=True) if _is_utf8(pair[0])]
         level = tokenizer.run(
             lambda data: self.server.tokenize(data.decode()),
@@ -220,7 +220,7 @@ class Outside:
         for number in evaluated(self.reference, self.n_tokens):
             tokens = self.reference.windows[number].tokens
             known = [self.reference.known(number, position) for position in range(len(tokens))]
-            windows.append(compare_told(known, self.server.rows(tokens), tokens[1:]))
+            windows.append(compare_reported(known, self.server.rows(tokens), tokens[1:]))
         summary, served = summarise(windows), self._served
         said = (
             f"KL ≥ {summary.kl_mean.value:.2g}, top-1 {summary.top1.value:.2%}, "
@@ -263,7 +263,7 @@ def _is_utf8(text: HardText) -> bool:
 
 
 def _rendered(info: ModelInfo, model: Model) -> Iterator[str | None]:
-    """What the file's own template makes of CONVERSATIONS."""
+    """The prompts that the file's own template makes from CONVERSATIONS."""
     try:
         templates = ChatTemplates(
             info.chat_template or "",

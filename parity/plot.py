@@ -15,11 +15,11 @@ _MARKERS = "osD^v"
 
 
 def check(path: Path) -> None:
-    """Whether `plot` could draw there, before anything is measured. Raises: UsageError."""
+    """Check that `plot` can write this file, before anything is measured. Raises: UsageError."""
     if path.suffix not in _FORMS:
-        raise UsageError(f"{path} is no picture: its name must end in {', '.join(_FORMS[:-1])} or {_FORMS[-1]}")
+        raise UsageError(f"{path} is not a picture: its name must end in {', '.join(_FORMS[:-1])} or {_FORMS[-1]}")
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is no folder")
+        raise UsageError(f"{path.parent} is not a folder")
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("a plot needs matplotlib: pip install -e '.[parity]' in a checkout")
 

@@ -32,7 +32,8 @@ Name = Literal[
     "logits",
 ]
 NAMES: tuple[Name, ...] = get_args(Name)
-"""In the order of computation; `embedding`, `final_norm` and `logits` are there once, the others in every layer."""
+"""The names in the order of computation; `embedding`, `final_norm` and `logits` are there once, the others in every
+layer."""
 
 CHECKPOINT: dict[Name, str] = {
     "embedding": "0",
@@ -68,7 +69,7 @@ class Point:
 
     layer: int
     index: int
-    """Of the name in NAMES."""
+    """The index of the name in NAMES."""
 
     @classmethod
     def of(cls, name: Name, layer: int) -> "Point":

@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, machine, code revision, and the run id made of them.
+"""The origin of a result: versions, machine, code revision, and the run id made from them.
 
 Knows nothing of levels. Names no person, host or folder. Reads installed metadata, so that asking for torch's version
 does not load it.
@@ -26,16 +26,16 @@ _GIT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What computed."""
+    """The machine that computed."""
 
     cpu: str
     """Model name, else the instruction set."""
     n_cores: int
-    """Of the machine."""
+    """The cores of the machine."""
     n_usable: int
-    """Those this process may use."""
+    """The cores that this process may use."""
     n_threads: int
-    """Those it was told to use."""
+    """The threads that it was configured to use."""
     system: str
 
 
@@ -51,7 +51,7 @@ def this_machine(n_threads: int) -> Machine:
 
 
 def versions() -> dict[str, str]:
-    """Of everything whose release may change a number."""
+    """The versions of all software that may change a number."""
     return {
         "worker": worker.__version__,
         "python": platform.python_version(),
@@ -93,7 +93,7 @@ def _version(package: str) -> str:
 
 
 def _cpu_model() -> str | None:
-    """From /proc/cpuinfo; other systems have it elsewhere, or nowhere."""
+    """The model name from /proc/cpuinfo, which only Linux has."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -20,7 +20,7 @@ from worker.host import sha256_of
 
 CHECKPOINT: Final = "checkpoint"
 LOGITS: Final = "logits.safetensors"
-"""What lies in a model's folder: the checkpoint that was made from it, and the reference's logits."""
+"""The files in a model's folder: the checkpoint that was made from it, and the reference's logits."""
 
 _CHOSEN: Final = "reference.json"
 _ORIGIN: Final = "llorch-parity.json"
@@ -43,14 +43,14 @@ class Chosen(msgspec.Struct, frozen=True):
 
     folder: Path
     name: str
-    """For reports: a hub id says more than the name of its snapshot's folder."""
+    """The name for reports: a hub id says more than the name of its snapshot's folder."""
 
 
 # ── one checkpoint ───────────────────────────────────────────────────────────────────────────────
 
 
 def given(reference: str) -> Chosen:
-    """What a user wrote: a file of reference logits, or a checkpoint. Raises: as `checkpoint_folder`."""
+    """The user's reference: a file of logits, or a checkpoint. Raises: see `checkpoint_folder`."""
     path = Path(reference)
     # Of a path only the last part is anyone's business.
     return Chosen(path if path.is_file() else checkpoint_folder(reference), path.name if path.exists() else reference)
@@ -71,7 +71,7 @@ def checkpoint_folder(ref: str) -> Path:
 
 def catalogued(repo: str, models_dir: Path, say: Callable[[str], None]) -> Chosen | None:
     """The original checkpoint that the catalogue names for a model: the folder ORG/REPO in `models_dir`, else what the
-    hub's cache has or the hub gives. None where it cannot be had; then `say` is told why."""
+    hub's cache has or the hub gives. None if neither has it; then `say` gets the reason."""
     folder = models_dir / repo
     try:
         if not folder.is_dir():
@@ -89,7 +89,7 @@ def write_origin(gguf: Path, folder: Path) -> None:
 
 
 def made_from(folder: Path) -> Origin:
-    """What the checkpoint says. Raises: UsageError where its note cannot be read."""
+    """The checkpoint's note of its origin. Raises: UsageError if the note cannot be read."""
     try:
         return msgspec.json.decode((folder / _ORIGIN).read_bytes(), type=Origin)
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def checkpoint_digest(folder: Path) -> str:
 def _fetched(ref: str) -> Path:
     match = _HUB_ID.fullmatch(ref)
     if match is None:
-        raise UsageError(f"{ref!r} is no checkpoint folder and no hub id: write DIR or org/repo[@revision]")
+        raise UsageError(f"{ref!r} is neither a checkpoint folder nor a hub id: write DIR or org/repo[@revision]")
     try:
         return snapshot(match["repo"], match["revision"] or "main", _FILES)
     except SourceFailed as error:
@@ -121,12 +121,12 @@ def _fetched(ref: str) -> Path:
 
 
 def folder_for(subject: Subject, root: Path) -> Path:
-    """Where the references of a model lie: another file of the same name has another folder."""
+    """The folder for the references of a model: another file of the same name has another folder."""
     return root / f"{subject.info.path.stem}-{subject.sha256[:12]}"
 
 
 def is_made_from(checkpoint: Path, subject: Subject) -> bool:
-    """Whether the folder is the model de-quantised."""
+    """True if the folder holds the model de-quantised."""
     return checkpoint.is_dir() and made_from(checkpoint).sha256 == subject.sha256
 
 
@@ -137,7 +137,7 @@ def remember(chosen: Chosen, folder: Path) -> None:
 
 
 def found(subject: Subject, root: Path) -> Chosen:
-    """What the last `parity reference` took for the model. Raises: UsageError that says how to make one."""
+    """The reference of the last `parity reference` for the model. Raises: UsageError that says how to make one."""
     folder = folder_for(subject, root)
     try:
         chosen = msgspec.json.decode((folder / _CHOSEN).read_bytes(), type=Chosen, dec_hook=_path)

@@ -1,7 +1,8 @@
-"""What a parity run found, as values and as report.json: written once, read back strictly, judged again by its numbers.
+"""The results of a parity run, as values and as report.json: written once, read back strictly, judged again by its
+numbers.
 
-Owns: what a level consists of (checks against bounds, tables for people, series to draw), what a report holds, when the
-whole passes, the JSON. Refuses to know: how levels are run (run.py), how a report looks (markdown.py), where it lies
+Owns: the parts of a level (checks against bounds, tables for people, series to draw), the parts of a report, the
+condition for a pass, the JSON. Refuses to know: how levels run (run.py), the look of a report (markdown.py), its folder
 (bundle.py). worker/front/certificate.py reads a few of its keys in the front. Pure.
 """
 
@@ -24,7 +25,7 @@ Verdict = Literal["pass", "fail", "not run"]
 Relation = Literal["at most", "at least"]
 
 LEVELS = ("tokenizer", "weights", "checkpoints", "logits", "generation", "serving", "sampling")
-"""In the order in which they run and are reported."""
+"""The levels in the order in which they run and are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,14 @@ class Check:
     """A measured number against its bound. A value that is not finite holds no bound."""
 
     name: str
-    """What was measured, in words that name the place: `blk.3 attn_norm, relative error`."""
+    """The measured value, named by its place: `blk.3 attn_norm, relative error`."""
     value: float
     relation: Relation
     bound: float
     reason: str
     """Why the bound is where it is; from the bounds file."""
     note: str = ""
-    """Where the value comes from: the tensor, position or text that is worst."""
+    """The origin of the value: the worst tensor, position or text."""
 
     @property
     def holds(self) -> bool:
@@ -142,11 +143,11 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceUsed:
-    """What it was compared with."""
+    """The reference of the comparison."""
 
     kind: Literal["checkpoint", "logits"]
     name: str
-    """Of the folder or file, without what lies above it."""
+    """The name of the folder or file, without its parents."""
     sha256: str
 
 
@@ -172,13 +173,13 @@ class Report:
     reference: ReferenceUsed
     bounds: BoundsUsed
     parameters: Mapping[str, str]
-    """Of the command, without folders."""
+    """The parameters of the command, without folders."""
     versions: Mapping[str, str]
     machine: Machine
     levels: tuple[Level, ...]
-    """Those of LEVELS in their order, then `matrix` where it was asked for."""
+    """The levels in the order of LEVELS, then `matrix` if it was requested."""
     numerics: Numerics | None = None
-    """What the model was computed with; None where no level computed with it, and in reports before there was this."""
+    """The numerics of the model; None if no level computed with it, and in older reports."""
 
 
 def report_of(
@@ -228,7 +229,7 @@ def overall(levels: Iterable[Level]) -> Verdict:
 
 
 def contradictions(report: Report) -> list[str]:
-    """Where a recorded verdict is not the one that values and bounds give; a line each, none for an honest report."""
+    """The recorded verdicts that values and bounds contradict, one line each; none for an honest report."""
     found = list(_missing_or_twice([level.name for level in report.levels]))
     for level in report.levels:
         expected = _verdict_of(level)
@@ -240,7 +241,8 @@ def contradictions(report: Report) -> list[str]:
 
 
 def _verdict_of(level: Level) -> Verdict:
-    """As `judged` and `not_run` make it: a level without checks has compared nothing, which never passes."""
+    """The verdict by the rules of `judged` and `not_run`: a level without checks has compared nothing and never
+    passes."""
     if not level.checks:
         return "fail" if level.verdict == "pass" else level.verdict
     return "pass" if all(check.holds for check in level.checks) else "fail"
@@ -257,9 +259,9 @@ def _missing_or_twice(names: Sequence[str]) -> Iterator[str]:
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""How report.json spells the numbers that JSON does not have."""
+"""The spelling in report.json of numbers that JSON does not have."""
 _NUMBER_KEYS = ("value", "values")
-"""Where such numbers may be measured: there the words are numbers, elsewhere they are text."""
+"""The keys whose values may be such numbers: in them the words are numbers, elsewhere text."""
 
 
 def to_json(report: Report) -> bytes:
@@ -277,7 +279,7 @@ def from_json(data: bytes) -> Report:
     if report.format != REPORT_FORMAT:
         raise ValueError(f"its format is {report.format[:64]!r}; this version reads {REPORT_FORMAT!r}")
     if _plain(report) != {"numerics": None, **found}:
-        raise ValueError("it has keys that no report has, or lacks some")
+        raise ValueError("it has unknown keys, or lacks keys of a report")
     return report
 
 
@@ -291,7 +293,7 @@ def json_document(value: object) -> bytes:
 
 
 def json_lines(records: Iterable[object]) -> bytes:
-    """As `json_document`, a record a line."""
+    """The lines of records like `json_document`, one record per line."""
     return b"".join(msgspec.json.encode(_plain(record)) + b"\n" for record in records)
 
 
@@ -302,7 +304,7 @@ def _plain(value: object) -> Any:
 def _of_numpy(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def _spelled(node: Any) -> Any:

@@ -47,10 +47,10 @@ class Run:
     case: Case
     bounds: Bounds
     settings: Settings
-    """As `serve` would have them; their model is the case's."""
+    """The settings that `serve` would use; their model is the case's."""
     transcript: tuple[serving.Record, ...] = ()
     numerics: Numerics | None = None
-    """What the model file was computed with, once a level has."""
+    """The numerics of the model file, after the first level that computed."""
     _placement: Placement | None = None
 
     def levels(self, names: Sequence[str], say: Say) -> Iterator[Level]:
@@ -131,7 +131,7 @@ class Run:
         return level
 
     def _answers(self, prompts: Sequence[str]) -> serving.Expected:
-        """What the file answers in this process."""
+        """The answers of the file in this process."""
         with opened(self.case.subject.info.path) as model:
             asked = [model.tokenize(prompt) for prompt in prompts]
             ends = frozenset(model.ends.tolist())
@@ -171,14 +171,14 @@ class Run:
 
     @property
     def placement(self) -> Placement:
-        """Where `serve` would have the model; asked once, so that all levels have it there."""
+        """The placement that `serve` would choose; it is chosen once for all levels."""
         if self._placement is None:
             self._placement = placed(self._config, self.case.subject.info)
         return self._placement
 
     @property
     def _beside_a_gpu(self) -> str:
-        """What is said of the F32 copy where the file is on a GPU: bounds for float32 are known for CPUs only."""
+        """The note about the F32 copy if the file is on a GPU: bounds for float32 are known for CPUs only."""
         return " (on the CPU, not on the GPU)" if self.placement.group.is_gpu else ""
 
     @contextmanager

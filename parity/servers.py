@@ -16,22 +16,22 @@ import msgspec
 
 from client.child import NotServed
 from client.worker import ServedWorker, connect, decoded
-from parity.compare import ToldRow
+from parity.compare import ReportedRow
 
 N_TOP: Final = 20
-"""Of a row's tokens: as many as a worker tells."""
+"""The number of a row's tokens: as many as a worker reports."""
 _FORCED: Final = 1e4
 """Added to a logit, it makes its token the most probable one."""
 
 Message = Mapping[str, str]
 _Logprob = Annotated[float, msgspec.Meta(le=1e-3)]
-"""Of a probability that rounding may lift above 1."""
+"""The log of a probability, which rounding may lift above 1."""
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server says of itself and its model."""
+    """The facts that a server reports about itself and its model."""
 
     software: str
     model: str
@@ -91,8 +91,8 @@ class Server(ABC):
         return self._post(self.render_path, {"messages": conversation}, _Rendered).prompt
 
     @abstractmethod
-    def rows(self, tokens: Sequence[int]) -> list[ToldRow]:
-        """What it tells of each token's row, as it serves these tokens: N_TOP and the token that follows."""
+    def rows(self, tokens: Sequence[int]) -> list[ReportedRow]:
+        """The log-probabilities that it reports for each token's row: N_TOP tokens and the next token."""
 
     def greedy(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
         """The most probable continuation; after an end token the server is asked how it would go on."""
@@ -100,13 +100,13 @@ class Server(ABC):
         while len(found) < n_tokens:
             more = self._continued([*prompt, *found], n_tokens - len(found))
             if not more:
-                raise NotServed(f"a prompt of {len(prompt) + len(found)} tokens was continued by none")
+                raise NotServed(f"the server generated no token after a prompt of {len(prompt) + len(found)} tokens")
             found += more
         return found[:n_tokens]
 
     @abstractmethod
     def _continued(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
-        """Greedily; at most up to an end token, which is told."""
+        """Generate greedily, at most up to an end token, which is included."""
 
     def _post(self, path: str, body: Mapping[str, Any], of: type[_T]) -> _T:
         headers = {"content-type": "application/json"}
@@ -152,13 +152,15 @@ class OurWorker(Server):
         card, version = self._card(), decoded(client.get("/version"), _Version).version
         self.facts = Facts(f"llorch-worker {version}", card.id, card.meta.quant_kind, card.meta.size, card.meta.n_vocab)
 
-    def rows(self, tokens: Sequence[int]) -> list[ToldRow]:
+    def rows(self, tokens: Sequence[int]) -> list[ReportedRow]:
         choice = self._complete(tokens, 1, prompt_logprobs=N_TOP, logprobs=N_TOP)
         of_prompt = choice.prompt_logprobs[1:]
-        rows: list[ToldRow] = [{token: told.logprob for token, told in row.items()} for row in of_prompt if row]
+        rows: list[ReportedRow] = [{token: known.logprob for token, known in row.items()} for row in of_prompt if row]
         rows += [{_id(name): value for name, value in row.items()} for row in choice.logprobs.top_logprobs[:1]]
         if len(rows) != len(tokens):
-            raise NotServed(f"log-probabilities of {len(rows)} rows were told for a prompt of {len(tokens)} tokens")
+            raise NotServed(
+                f"the server returned log-probabilities of {len(rows)} rows for a prompt of {len(tokens)} tokens"
+            )
         return rows
 
     def _continued(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
@@ -170,10 +172,10 @@ class OurWorker(Server):
 
 
 def _id(name: str) -> int:
-    """Of a token that is called by its number: `token_id:7`. Raises: NotServed."""
+    """The id of a token that is named by its number: `token_id:7`. Raises: NotServed."""
     kind, _, number = name.partition(":")
     if kind != "token_id" or not number.isdecimal():
-        raise NotServed(f"a token was called {name[:40]!r} where its id was asked for")
+        raise NotServed(f"the server named a token {name[:40]!r} instead of its id")
     return int(number)
 
 
@@ -214,15 +216,15 @@ class LlamaServer(Server):
         name = PurePath(props.model_path).name or PurePath(card.id).name
         self.facts = Facts(f"llama-server {props.build_info}", name, "other", card.meta.size, card.meta.n_vocab)
 
-    def rows(self, tokens: Sequence[int]) -> list[ToldRow]:
+    def rows(self, tokens: Sequence[int]) -> list[ReportedRow]:
         return [self._row(tokens[: at + 1], tokens[at + 1 : at + 2]) for at in range(len(tokens))]
 
-    def _row(self, tokens: Sequence[int], following: Sequence[int]) -> ToldRow:
+    def _row(self, tokens: Sequence[int], following: Sequence[int]) -> ReportedRow:
         drawn = self._drawn(tokens, following, N_TOP)
-        # A token that ends inside a character is not told: then a letter is drawn, and the whole row asked for.
+        # A token that ends inside a character is not reported: then a letter is drawn, and the whole row requested.
         drawn = drawn or self._drawn(tokens, self.tokenize("a")[:1], self.facts.n_vocab)
         if not drawn:
-            raise NotServed(f"the row of a prompt of {len(tokens)} tokens was not told")
+            raise NotServed(f"the server returned no log-probabilities for a prompt of {len(tokens)} tokens")
         known = {top.id: top.logprob for top in drawn[0].top_logprobs} | {drawn[0].id: drawn[0].logprob}
         wanted = [*(top.id for top in drawn[0].top_logprobs[:N_TOP]), *following]
         return {token: known[token] for token in wanted if token in known}
@@ -254,7 +256,7 @@ def opened(url: str, token: str | None = None) -> Iterator[Server]:
         try:
             server = _found(client, closing.enter_context, url, token)
         except (httpx2.HTTPError, msgspec.DecodeError) as error:
-            raise NotServed(f"{url} is no server that can be judged: {error}") from None
+            raise NotServed(f"the server at {url} cannot be judged: {error}") from None
         yield server
 
 

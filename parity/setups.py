@@ -29,7 +29,7 @@ ALL_LAYERS: Final = -1
 """llama.h: a negative n_gpu_layers means all."""
 
 EXACT: Final = Setup("f32", "f32", "off")
-"""As exactly as llama.cpp computes."""
+"""The most exact settings of llama.cpp."""
 
 
 ROUNDED: Final = {"q8_0": "q8", "q5_0": "q5", "q5_1": "q5", "q4_0": "q4", "q4_1": "q4", "iq4_nl": "q4"}
@@ -43,7 +43,7 @@ _N_ROWS = 32
 
 
 def as_served(n_rows: int = _N_ROWS) -> Setup:
-    """What `serve` computes with on any device unless it is told otherwise; chunks of `n_rows` tokens."""
+    """The default settings of `serve` on any device, with chunks of `n_rows` tokens."""
     return Setup(k_type("auto"), "f16", "auto", n_rows)
 
 
@@ -57,7 +57,8 @@ class Served:
 
 
 def costs_of(numerics: Numerics, architecture: str) -> tuple[str, ...]:
-    """What rounds beside the weights, in the words of the bounds' allowances: cache types, the device, the graph."""
+    """The parts other than the weights that round, spelled as in the bounds' allowances: cache types, the device, the
+    graph."""
     rounded = {ROUNDED[each] for each in {numerics.cache_type_k, numerics.cache_type_v} & ROUNDED.keys()}
     return (*sorted(rounded | {numerics.device.partition(" ")[0]}), *costs_of_graph(architecture))
 

@@ -31,11 +31,11 @@ NAME = "checkpoints"
 N_TOP = 5
 
 N_TOKENS = 24
-"""So long a text is meant: llama.cpp's RoPE angles are float32, and their error grows with the position. Over 24 tokens
-K of layer 0 is within 6e-6 of the reference, over 32 within 1.2e-5, where 1e-5 is allowed."""
+"""The bounds are meant for a text of this length: llama.cpp's RoPE angles are float32, and their error grows with the
+position. Over 24 tokens K of layer 0 is within 6e-6 of the reference, over 32 within 1.2e-5, where 1e-5 is allowed."""
 
 N_RUNS = 3
-"""Of the greedy continuation (checkpoint 12)."""
+"""The number of runs of the greedy continuation (checkpoint 12)."""
 
 LINES: tuple[Name, ...] = ("attn_norm", "k_rope", "scores", "attn_out", "ffn_out", "block")
 """Points drawn over the layers."""
@@ -45,7 +45,7 @@ Values = NDArray[np.floating]
 _SHOWN = ("scaled", "spread", "largest")
 
 _STORED: dict[Name, Name] = {"k_cache": "k_rope", "v_cache": "v_proj"}
-"""What the KV memory holds, and what was to be stored there (checkpoint 3)."""
+"""The points in KV memory, and the points that were stored there (checkpoint 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the reference says of a text. Made by `of`."""
+    """The reference's numbers for a text. Made by `of`."""
 
     tokens: tuple[int, ...]
     activations: Activations
     continuation: tuple[int, ...]
-    """Of `tokens`, greedy."""
+    """The greedy continuation of `tokens`."""
     margins: tuple[float, ...]
-    """By how much the reference's highest logit exceeds the next at each token of the continuation."""
+    """The difference of the reference's two highest logits at each token of the continuation."""
 
     @classmethod
     def of(
@@ -104,7 +104,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What llama.cpp says of the same text."""
+    """llama.cpp's numbers for the same text."""
 
     activations: Activations
     logits: NDArray[np.float32]
@@ -157,12 +157,12 @@ def judge(computed: Computed, reference: Expected, bounds: Bounds) -> Level:
 
 
 def deviations(reference: Activations, candidate: Activations) -> list[Deviation]:
-    """Of every point that either side has, in the order of computation."""
+    """The deviation of every point of either side, in the order of computation."""
     return [deviation(point, reference, candidate) for point in sorted(reference.keys() | candidate.keys())]
 
 
 def deviation(point: Point, reference: Activations, candidate: Activations) -> Deviation:
-    """Of one point. Arithmetic is float64."""
+    """The deviation of one point, computed in float64."""
     obstacle = _obstacle(reference.get(point), candidate.get(point))
     if obstacle:
         return Deviation(point, np.nan, np.nan, np.nan, np.nan, np.nan, obstacle)
@@ -218,7 +218,7 @@ def _place(values: NDArray[np.generic]) -> str:
 
 
 def _asked(each: Deviation, activations: Activations, bounds: Bounds) -> Iterator[tuple[str, Check]]:
-    """What is asked of one point, and the kind of each check: of a kind there is one per layer."""
+    """The checks of one point, each with its kind; every layer has one check of a kind."""
     point, name = each.point, each.point.name
     what = f"{point} (checkpoint {CHECKPOINT[name]})"
 
@@ -283,7 +283,7 @@ def _selected(in_graph: Values, given: Values, bounds: Bounds) -> Check:
 
 
 def _highest(reference: Values, given: Values, near: float, bounds: Bounds) -> Check:
-    """Of every position."""
+    """The highest token of every position."""
     wanted, found = reference.argmax(-1), given.argmax(-1)
     places = np.arange(len(reference))
     gaps = reference[places, wanted] - reference[places, found]
@@ -296,7 +296,7 @@ def _highest(reference: Values, given: Values, near: float, bounds: Bounds) -> C
 
 
 def _probabilities(reference: Values, given: Values, near: float, bounds: Bounds) -> Iterator[Check]:
-    """Of the selected row, as the worker's sampler computes them."""
+    """The probabilities of the selected row, computed like the worker's sampler."""
     what = "probabilities (checkpoint 11)"
     ids = np.argsort(-given, kind="stable")
     probs = np.empty(len(given))

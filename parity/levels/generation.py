@@ -25,11 +25,11 @@ class _Step:
     """The first step of a continuation that differs."""
 
     index: int
-    """How many tokens were the same."""
+    """The number of equal tokens before the difference."""
     expected: int
     found: int
     gap: float
-    """By how much the reference's logit of `expected` exceeds that of `found`."""
+    """The reference's logit of `expected` minus that of `found`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Continued:
     """One prompt, continued by a candidate; `step`: None where all tokens are the reference's."""
 
     number: int
-    """Of the prompt, from 1."""
+    """The number of the prompt, from 1."""
     window: Window
     step: _Step | None
 

@@ -24,12 +24,12 @@ class _Measured:
     """A candidate on all windows of one kind."""
 
     numbers: tuple[int, ...]
-    """Of the windows."""
+    """The numbers of the windows."""
     positions: tuple[Positions, ...]
     summary: Summary
 
     def worst(self, values: list[NDArray[np.float64]]) -> str:
-        """Where the highest of the values is, which are one array a window."""
+        """The place of the highest value; the values are one array per window."""
         window = max(range(len(values)), key=lambda number: values[number].max())
         return f"window {self.numbers[window]}, position {int(values[window].argmax())}"
 
@@ -100,7 +100,7 @@ def _of_f32_copy(measured: _Measured, f32_copy: Candidate, kind: Kind, bounds: B
 
 
 def of_file(summary: Summary, file: Judged, bounds: Bounds) -> Iterator[Check]:
-    """What is demanded of a model file as it is served."""
+    """The checks of a model file as it is served."""
 
     def check(what: str, value: float, key: str, note: str = "") -> Check:
         allowances = file.allowances("logits", key)

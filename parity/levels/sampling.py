@@ -27,7 +27,7 @@ Draw = Callable[[Row, Sampling, Sequence[int]], int]
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """What is tested: both take the row, the settings and the tokens generated before."""
+    """A sampler under test; it takes the row, the settings and the tokens generated before."""
 
     candidates: Candidates
     sample: Draw
@@ -188,7 +188,8 @@ def _distance(case: _RowCase, row: Row, settings: Sampling, sampler: Sampler) ->
 
 
 def _is_smooth(settings: Sampling) -> bool:
-    """Whether a small error of a logit makes a small one of a probability: a cut drops or keeps a token whole."""
+    """True if a small error of a logit causes only a small error of a probability. A cut drops or keeps a whole
+    token."""
     return settings.temperature > 0.0 and settings.top_p == 1.0 and not settings.top_k and settings.min_p == 0.0
 
 

@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True):
     """alone, repeated, unseeded, beside; neighbour and what was to become of it."""
     request: Request
     seed: int | None
-    """As the worker reported it."""
+    """The seed that the worker reported."""
     tokens: tuple[int, ...]
     text: str
     stop_reason: str
@@ -72,11 +72,11 @@ class Served:
     unseeded: tuple[tuple[Answer, Answer], ...]
     beside: Answers
     neighbours: tuple[NeighbourJob, ...]
-    n_least_beside: int
-    """The fewest neighbours that were told tokens during one answer."""
+    min_neighbours: int
+    """The fewest neighbours that received tokens during one answer."""
     records: tuple[Record, ...]
     self_test: str
-    """What the worker says of its own test of determinism."""
+    """The worker's report of its self-test of determinism."""
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -86,7 +86,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the same file answers in this process, prompt by prompt; what is None is not compared."""
+    """The same file's answers in this process for each prompt; None is not compared."""
 
     tokens: Sequence[Sequence[int]] | None = None
     """Greedy continuations; they may go on after an end token."""
@@ -155,7 +155,7 @@ class _Asker:
             unseeded=unseeded,
             beside={question: answer for question, (answer, _) in beside.items()},
             neighbours=neighbours.jobs,
-            n_least_beside=min(n_told for _, n_told in beside.values()),
+            min_neighbours=min(n_received for _, n_received in beside.values()),
             records=(*self._records, *of_neighbours),
             self_test=self._worker.self_test(),
         )
@@ -201,7 +201,7 @@ class _Verdicts:
     kind: str
 
     def checks(self) -> Iterator[Check]:
-        """In the order in which they explain each other: what is broken first is the summary."""
+        """The checks in the order in which they explain each other; the first broken check is the summary."""
         yield self._ends()
         yield self._neighbours()
         yield self._highest()
@@ -223,8 +223,8 @@ class _Verdicts:
         return self.bounds.check("jobs that did not end as they should", len(wrong), "serving.wrong_ends", note=note)
 
     def _neighbours(self) -> Check:
-        what = f"neighbours of {N_NEIGHBOURS} that were told tokens during an answer, at least"
-        return self.bounds.check(what, self.served.n_least_beside, "serving.company")
+        what = f"neighbours of {N_NEIGHBOURS} that received tokens during an answer, at least"
+        return self.bounds.check(what, self.served.min_neighbours, "serving.company")
 
     def _highest(self) -> Check:
         answers = [*self._of(None, self.served.alone), *self._of(None, self.served.beside)]
@@ -332,9 +332,9 @@ class _Verdicts:
             self._shown(question.number),
             question.decoding,
             str(len(answer.tokens)),
-            _told(parting_from(answer, tokens[question.number], ends)) if tokens is not None else "",
-            _told(parting(answer, repeated, ends)) if repeated else "",
-            _told(parting(answer, self.served.beside[question], ends)),
+            _described(parting_from(answer, tokens[question.number], ends)) if tokens is not None else "",
+            _described(parting(answer, repeated, ends)) if repeated else "",
+            _described(parting(answer, self.served.beside[question], ends)),
             answer.stop_reason or answer.error,
         )
 
@@ -364,5 +364,5 @@ def _first_row_error(answer: Answer, row: NDArray[np.float32]) -> float:
     return max((abs(top.logprob - (float(row[top.id]) - log_sum)) for top in listed), default=float("inf"))
 
 
-def _told(found: Parting | None) -> str:
+def _described(found: Parting | None) -> str:
     return "the same" if found is None else f"parts at token {found.position}, {found.gap:.3g} nats"

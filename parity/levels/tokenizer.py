@@ -38,7 +38,8 @@ class _Tokenised:
 
     @property
     def is_in_vocabulary(self) -> bool:
-        """Whether every character of it has tokens that give it back. Asked of few texts, since it may take long."""
+        """True if every character of the text has tokens that reproduce it. Call it for few texts, because it may take
+        long."""
         return self.characters.has_all_of(decode(self.text.data))
 
     @property
@@ -101,7 +102,7 @@ def _can_be_compared(data: bytes, tokenize: Tokenize) -> bool:
 
 
 class _Characters:
-    """Which characters the vocabulary has: those that come back from their ids."""
+    """The characters of the vocabulary: those that their own tokens reproduce."""
 
     def __init__(self, tokenize: Tokenize, joined: Joined) -> None:
         self._tokenize = tokenize
@@ -169,7 +170,7 @@ def _sections(compared: Sequence[_Tokenised], *, n_without_reference: int) -> Ta
 
 
 def _round_trips(found: Sequence[_Tokenised], piece: Piece, joined: Joined) -> Table:
-    """What the pieces of llama.cpp's ids are, put together again; not judged."""
+    """The texts of llama.cpp's ids, joined again; they are not judged."""
     outcomes: dict[str, list[str]] = {
         "the text again": [],
         "the text without its control tokens": [],

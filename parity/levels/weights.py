@@ -30,7 +30,7 @@ _N_WORST = 20
 
 @dataclass(frozen=True, slots=True)
 class TensorError:
-    """How far a tensor of the GGUF is from the reference's."""
+    """The difference between a tensor of the GGUF and the reference's."""
 
     name: str
     kind: str
@@ -154,7 +154,7 @@ def _level(
 def _checks(
     kind: str, worst_first: Sequence[TensorError], bounds: Bounds, *, made_from_this_file: bool
 ) -> tuple[Check, Check]:
-    """Of all tensors of one type, the worst by either error."""
+    """The checks of all tensors of one type, with the worst tensor by each error."""
     same = (f"{NAME}.same",) if made_from_this_file else ()
     whole = worst_first[0]
     single = max(worst_first, key=lambda error: _rank(error.of_block))
@@ -226,7 +226,7 @@ def _ratio(error: float, size: float) -> float:
 
 
 def _rank(error: float) -> float:
-    """For sorting: what is no number is worst."""
+    """The key for sorting: NaN is the worst value."""
     return inf if isnan(error) else error
 
 

@@ -1,6 +1,7 @@
-"""What a sequence has in the KV memory: K and V of every layer as numbers, read out of the library's saved state.
+"""A sequence's KV memory: K and V of every layer as numbers, read from the library's saved state.
 
-Owns what the numbers mean; kv_copies.py owns where they lie. Pure of calls; the bytes come from `Scorer.kv`.
+Owns the meaning of the numbers; worker/saved/copies.py owns their places. It calls nothing; the bytes come from
+`Scorer.kv`.
 """
 
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from worker.saved.copies import Block, parse_seq_state
 
 @dataclass(frozen=True, slots=True)
 class KvState:
-    """Of one sequence. `k[layer]` and `v[layer]` are float32[n_cells, features], their numbers as they are stored."""
+    """The KV memory of one sequence. `k[layer]` and `v[layer]` are float32[n_cells, features], their numbers as they
+    are stored."""
 
     positions: tuple[int, ...]
-    """Of the cells, in the order in which they lie."""
+    """The positions of the cells, in the order of the cells."""
     k: tuple[Float32s, ...]
     v: tuple[Float32s, ...]
 

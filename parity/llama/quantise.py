@@ -54,7 +54,7 @@ def quantise(source: Path, target: Path, file_type: str, *, n_threads: int) -> N
 
 def _params(ftype: int, n_threads: int) -> object:
     if n_threads < 1:
-        raise ValueError(f"{n_threads} threads are not possible: at least 1")
+        raise ValueError(f"threads must be at least 1 (got {n_threads})")
     params = capi.llama_model_quantize_default_params()
     params.ftype = ftype
     params.nthread = n_threads

@@ -31,11 +31,11 @@ _SEQ_ID = 0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How attention is computed and how the text is cut."""
+    """The settings of attention, and the cut of the text."""
 
     type_k: str = "f32"
     type_v: str = "f32"
-    """Of the caches; keys of CACHE_TYPE_IDS."""
+    """The types of the caches; keys of CACHE_TYPE_IDS."""
     flash_attn: str = "off"
     """A key of FLASH_ATTENTION; a quantised `type_v` needs `on`."""
     n_rows: int = 512
@@ -55,13 +55,13 @@ class Scorer:
         Raises: ValueError for sizes out of range, ModelLoadFailed, InsufficientMemory, with the library's last error.
         Source: llama_init_from_model.
         """
-        for what, value, most in (
+        for what, value, limit in (
             ("tokens of context", n_ctx, 2**31 - CELL_STEP),
             ("rows", setup.n_rows, 2**31 - 1),
             ("threads", n_threads, MAX_THREADS),
         ):
-            if not 1 <= value <= most:
-                raise ValueError(f"{value} {what} are not possible: 1 to {most}")
+            if not 1 <= value <= limit:
+                raise ValueError(f"{what} must be 1 to {limit} (got {value})")
         self._model = model
         self._tap = tap
         self._n_ctx = n_ctx
@@ -119,7 +119,7 @@ class Scorer:
         return answers
 
     def kv(self) -> KvState:
-        """What the last `logits` or `greedy` has left in the KV memory.
+        """The KV memory after the last `logits` or `greedy`.
 
         Raises: ValueError for a type or kind of memory that cannot be read. Source: llama_state_seq_get_data.
         """
@@ -166,7 +166,7 @@ class Scorer:
 
     @property
     def handle(self) -> int:
-        """For this room only."""
+        """The handle, for this package only."""
         if self._handle is None:
             raise ValueError("the scorer is closed")
         return self._handle

@@ -77,7 +77,7 @@ class TensorCapture:
         size, pointer = ctypes.c_size_t, ctypes.c_void_p
         self._get = library_function("ggml_backend_tensor_get", None, pointer, pointer, size, size)
         self.callback = capi.ggml_backend_sched_eval_callback(self._see)
-        """For this room only; C calls it for as long as the context lives."""
+        """The callback, for this package only; C calls it for as long as the context lives."""
 
     def clear(self) -> None:
         self._copies.clear()

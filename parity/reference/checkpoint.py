@@ -1,4 +1,4 @@
-"""From a GGUF to a SafeTensors checkpoint with the same weights, tokenizer and config.
+"""Conversion of a GGUF to a SafeTensors checkpoint with the same weights, tokenizer and config.
 
 For a model of which only the GGUF is at hand: what is compared then is the running of the model, not its quantisation.
 The reading is transformers' own.
@@ -116,7 +116,7 @@ def _read(info: ModelInfo, kind: Any, **reading: Any) -> Any:
 
 
 def _save_weights(model: Any, info: ModelInfo, folder: Path) -> None:
-    """With safetensors itself: transformers refuses to save a model that it read from a GGUF.
+    """Save with safetensors itself: transformers refuses to save a model that it read from a GGUF.
 
     A tensor that transformers does not know is passed over, and one that it misses is made up: both are refused.
     """

@@ -1,4 +1,4 @@
-"""What PyTorch's modules of a llama model take and give, kept under the points of points.py.
+"""Inputs and outputs of PyTorch's modules of a llama model, stored under the points of points.py.
 
 Owns which module shows which point. One run of one text per Recorder; its hooks are gone when it is closed.
 """
@@ -55,7 +55,7 @@ class Recorder:
             hook.remove()
 
     def attention(self, layer: int, query: Any, key: Any, scores: Any, probs: Any) -> None:
-        """What happens between the projections, each [1, n_heads, n_tokens, …]; `scores` with masked entries 0."""
+        """The values between the projections, each [1, n_heads, n_tokens, …]; `scores` with masked entries 0."""
         self.found[Point.of("q_rope", layer)] = _heads_in_a_row(query)
         self.found[Point.of("k_rope", layer)] = self.found[Point.of("k_cache", layer)] = _heads_in_a_row(key)
         self.found[Point.of("scores", layer)] = scores[0].numpy()

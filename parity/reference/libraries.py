@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
-"""What reading a checkpoint raises where its files are not what transformers expects."""
+"""The errors of reading a checkpoint whose files transformers does not expect."""
 
 
 @contextmanager

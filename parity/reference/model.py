@@ -29,7 +29,7 @@ Dtype = Literal["float64", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFacts:
-    """What config and tokenizer say."""
+    """The facts in config and tokenizer."""
 
     model_type: str
     n_layers: int
@@ -160,7 +160,7 @@ def _whole(folder: Path, dtype: Dtype, attention: str) -> Any:
 
 
 def _reader(folder: Path) -> Any:
-    """What reads the tokenizer: `tokenizer.json` as it stands, where the publisher wrote one.
+    """The class that reads the tokenizer. It reads `tokenizer.json` unchanged if the publisher wrote one.
 
     transformers' own classes make a tokenizer anew from its pieces and merges, with a pre-tokenizer of theirs: a text
     that begins with a space loses it in LlamaTokenizer, and not in the files of Llama 2, TinyLlama or Mistral.

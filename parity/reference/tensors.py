@@ -45,7 +45,7 @@ class _Place:
     file: Path
     entry: _Entry
     offset_bytes: int
-    """From the beginning of the file."""
+    """The offset from the beginning of the file."""
 
 
 class CheckpointTensors:
@@ -72,7 +72,7 @@ class CheckpointTensors:
         return sum(prod(place.entry.shape) for place in self._places.values())
 
     def has(self, name: str) -> bool:
-        """Whether `read` gives it."""
+        """True if `read` can return the tensor."""
         return self._stored_name(name) in self._places
 
     def read(self, name: str) -> NDArray[np.float32]:

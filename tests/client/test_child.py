@@ -45,7 +45,7 @@ def test_a_child_that_ends_before_it_is_ready_is_told_with_its_last_words() -> N
 def test_a_child_that_says_nothing_is_not_waited_for_for_ever() -> None:
     with child("import time; time.sleep(600)") as found:
         found.patience_s = 0.1
-        with pytest.raises(NotServed, match=r"was not ready, and said nothing for 0\.1 s"):
+        with pytest.raises(NotServed, match=r"was not ready, and wrote nothing for 0\.1 s"):
             found.wait_for("ready")
         found.patience_s = 30.0
 

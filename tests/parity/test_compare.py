@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from parity.compare import (
     KnownRow,
     Positions,
-    ToldRow,
+    ReportedRow,
     compare_full,
     compare_partial,
-    compare_told,
+    compare_reported,
     logsumexp,
     second_half,
     side_by_side,
@@ -47,9 +47,9 @@ def known(reference: Rows, targets: list[int], n_known: int) -> list[KnownRow]:
     return rows
 
 
-def told(candidate: Rows, targets: list[int], n_told: int) -> list[ToldRow]:
+def told(candidate: Rows, targets: list[int], n_told: int) -> list[ReportedRow]:
     """As a server does: the highest `n_told` of each row, and the token that follows."""
-    rows: list[ToldRow] = []
+    rows: list[ReportedRow] = []
     for number, row in enumerate(candidate):
         ids = {*highest_first(row, n_told).tolist(), *targets[number : number + 1]}
         rows.append({token: float(row[token]) - logsumexp(row) for token in ids})
@@ -116,7 +116,7 @@ def test_what_a_server_tells_is_exact_but_for_kl_which_it_never_exceeds(
     n_vocab = len(reference[0])
     full = compare_full(reference, candidate, targets)
     rows = known(reference, targets, min(n_known, n_vocab))
-    found = compare_told(rows, told(candidate, targets, min(n_told, n_vocab)), targets)
+    found = compare_reported(rows, told(candidate, targets, min(n_told, n_vocab)), targets)
     assert (found.kl >= 0.0).all()
     assert (found.kl <= full.kl * (1 + 1e-9) + 1e-12).all()
     for name in ("top1", "margin", *(("top5",) if min(n_known, n_told) >= 5 else ())):
@@ -130,16 +130,16 @@ def test_a_server_that_tells_of_quite_other_tokens_is_far_away_and_of_all_tokens
     """Though no token is known of both sides."""
     one, other = np.full((2, 1, 300), -5.0, dtype=np.float32)
     one[0, :20], other[0, 200:220] = 5.0, 5.0
-    apart = compare_told(known(one, [], 20), told(other, [], 20), [])
+    apart = compare_reported(known(one, [], 20), told(other, [], 20), [])
     assert (apart.kl[0] > 4.0, apart.top1[0], apart.top5[0]) == (True, False, 0.0)
-    whole = compare_told(known(one, [], 300), told(other, [], 300), [])
+    whole = compare_reported(known(one, [], 300), told(other, [], 300), [])
     assert whole.kl == pytest.approx(compare_full(one, other, []).kl, rel=1e-9)
 
 
 def test_a_token_that_a_server_does_not_tell_is_infinitely_improbable() -> None:
     rows = np.zeros((1, 50), dtype=np.float32)
     rows[0, 0] = 3.0
-    found = compare_told(known(rows, [7], 50), [{0: -0.1, 1: -4.0}], [7])
+    found = compare_reported(known(rows, [7], 50), [{0: -0.1, 1: -4.0}], [7])
     assert found.nll[0] == math.inf
 
 

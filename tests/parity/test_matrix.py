@@ -84,7 +84,7 @@ def test_the_picture_names_all_that_was_tried(limit: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("plot.txt", r"must end in \.svg, \.png or \.pdf"), ("nowhere/plot.svg", "is no folder")]
+    ("name", "complaint"), [("plot.txt", r"must end in \.svg, \.png or \.pdf"), ("nowhere/plot.svg", "is not a folder")]
 )
 def test_a_picture_that_cannot_be_is_refused_before_anything_is_measured(
     name: str, complaint: str, tmp_path: Path

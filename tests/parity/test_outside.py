@@ -271,7 +271,7 @@ def completion(told: dict[str, float]) -> Event:
         ("tokenizer", {"error": "no"}, "Object missing required field `tokens`"),
         ("logits", completion({"a": -1.0}), "called 'a'"),
         ("logits", completion({"token_id:1": 5.0}), "<= 0.001"),
-        ("logits", completion({"token_id:1": -1.0}), "1 rows were told for a prompt of 64 tokens"),
+        ("logits", completion({"token_id:1": -1.0}), "returned log-probabilities of 1 rows for a prompt of 64 tokens"),
         ("generation", completion({}), "length >= 1"),
     ],
 )
@@ -345,7 +345,7 @@ def test_a_worker_with_a_token_is_judged_with_it_and_refuses_without(
         code, found, folder = judged(
             worker.url, shallow.logits, tmp_path, "--token", "of-the-worker", *levels("tokenizer", "generation")
         )
-    assert "/v1/models was answered 401 (--token, or LLORCH_API_TOKEN, is what it asks for)" in refused.err
+    assert "/v1/models returned 401 (give its token with --token or LLORCH_API_TOKEN)" in refused.err
     assert (len(refused.err.splitlines()), refused.out) == (1, "")
     assert (code, found["tokenizer"].verdict, found["generation"].verdict) == (0, "pass", "pass")
     assert "29 texts that are no UTF-8" in found["tokenizer"].summary
@@ -377,8 +377,8 @@ def test_a_server_of_another_kind_is_one_line(stranger: str, capsys: pytest.Capt
     [
         (("--url", "http://127.0.0.1:1", "--reference", str(GOLDEN)), 1, "http://127.0.0.1:1 is no server"),
         (("--url", "nonsense", "--reference", str(GOLDEN)), 1, "nonsense is no "),
-        (("--url", "http://worker:port", "--reference", str(GOLDEN)), 1, "http://worker:port is no URL"),
-        (("--url", "http://127.0.0.1:1", "--reference", "org/model"), 2, "org/model is no file here"),
+        (("--url", "http://worker:port", "--reference", str(GOLDEN)), 1, "http://worker:port is not a URL"),
+        (("--url", "http://127.0.0.1:1", "--reference", "org/model"), 2, "org/model is not a file here"),
         (("--url", "http://127.0.0.1:1", "--reference", str(GOLDEN), "--token", " "), 2, "the API token is empty"),
         (("--url", "http://127.0.0.1:1", "--reference", str(GOLDEN), "--run-id", "../x"), 2, "run id"),
     ],

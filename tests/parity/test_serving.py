@@ -62,7 +62,7 @@ SERVED = Served(
         neighbour("is cancelled", replace(answer([row(1)]), stop_reason="", error="CANCELLED: by the client")),
         neighbour("is given up", replace(answer([row(1)]), stop_reason="", n_terminal=0)),
     ),
-    n_least_beside=N_NEIGHBOURS,
+    min_neighbours=N_NEIGHBOURS,
     records=(),
     self_test=Health("Q4_1", 0, 0, "differs", ("in one step", "beside 7 others")).self_test,
 )
@@ -180,7 +180,7 @@ def test_an_answer_that_was_refused_fails_the_level(bounds: Bounds) -> None:
 
 
 def test_answers_without_company_prove_nothing(bounds: Bounds) -> None:
-    assert "neighbours" in judged(bounds, replace(SERVED, n_least_beside=1)).summary
+    assert "neighbours" in judged(bounds, replace(SERVED, min_neighbours=1)).summary
 
 
 def test_a_first_row_is_compared_with_the_log_softmax_of_the_one_in_process(bounds: Bounds) -> None:
