@@ -62,7 +62,7 @@ class Child:
     """`python -m worker` with JSON logs. Use as a context manager; `ready()` waits until jobs are taken."""
 
     patience_s = START_S
-    """How long the log may say nothing while something is waited for."""
+    """The longest silence of the log while the caller waits for an event."""
 
     def __init__(
         self,

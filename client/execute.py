@@ -30,7 +30,7 @@ class Drawn(msgspec.Struct, frozen=True):
 
     id: int
     logprob: float
-    """Of the token under the model's raw logits, nats."""
+    """The token's log-probability under the model's raw logits, in nats."""
     top: tuple[Top, ...]
 
 
@@ -81,7 +81,7 @@ class Answer:
 
     job_id: str
     seed: int | None = None
-    """As `started` reports it."""
+    """The seed that `started` reports."""
     drawn: tuple[Drawn, ...] = ()
     """Every sampled token whose text was shown."""
     text: str = ""
@@ -122,5 +122,5 @@ def answer_of(job_id: str, told: Sequence[Event]) -> Answer:
 
 
 def unanswered(job_id: str, error: Exception) -> Answer:
-    """For a job that was refused or whose worker was gone."""
+    """The answer for a job that was refused or whose worker was gone."""
     return Answer(job_id, error=str(error) or type(error).__name__)

@@ -18,7 +18,7 @@ from client.child import Child, NotServed
 from client.execute import Answer, Event, Request, answer_of, events, unanswered
 
 _TIMEOUT_S = 120.0
-"""How long the wire may be silent; a job may wait in the queue."""
+"""The longest silence of the connection; a job may wait in the queue."""
 _SELF_TEST_S = 10.0
 """An idle worker takes up to 5 s for its self-test."""
 _ASK_AGAIN_S = 0.25
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 UNANSWERED = (NotServed, httpx2.HTTPError, msgspec.DecodeError)
-"""What an exchange can fail with: a refusal, the network, bytes that are no event."""
+"""The errors of an exchange: a refusal, the network, bytes that are not an event."""
 
 
 def connect(url: str, token: str | None = None) -> httpx2.Client:
@@ -50,7 +50,7 @@ def decoded(response: httpx2.Response, of: type[_T]) -> _T:
 
 
 class Health(msgspec.Struct, frozen=True):
-    """What `/health` tells that the questions and the report depend on."""
+    """The fields of `/health` that the requests and the report depend on."""
 
     quant_kind: str
     context_length: int
@@ -67,7 +67,7 @@ class Health(msgspec.Struct, frozen=True):
 
     @property
     def self_test(self) -> str:
-        """For people: `same`; `differs beside 7 others`."""
+        """The result for people: `same`; `differs beside 7 others`."""
         return " ".join((self.determinism, ", ".join(self.determinism_differences))).strip()
 
 

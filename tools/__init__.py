@@ -1,4 +1,5 @@
-"""What developers run: measurements, checks of a GPU and of the container images. In no wheel and in no image."""
+"""The tools for developers: measurements, checks of a GPU and of the container images. They are in no wheel and in no
+image."""
 
 from pathlib import Path
 

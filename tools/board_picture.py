@@ -23,7 +23,7 @@ from PIL import Image
 BOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "llorch-worker.json"
 N_POINTS = 120
 N_COLOURS = 128
-"""Of the picture, which then has half its bytes."""
+"""The number of colours of the picture, which halves its size."""
 COLUMNS = 3
 SUFFIXES = {"s": " s", "reqps": " /s", "ops": " /s", "short": ""}
 

@@ -1,4 +1,4 @@
-"""How a developer's command ends: its exit code, and one line on stderr for every mistake."""
+"""The end of a developer's command: its exit code, and one line on stderr for every mistake."""
 
 import sys
 from collections.abc import Sequence

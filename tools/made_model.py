@@ -31,9 +31,9 @@ _SCALE = 16
 _SCALES = bytes([_SCALE | 1 << 6] * 8 + [0] * 4)
 """Eight scales and eight minima, all of them _SCALE. Source: get_scale_min_k4 in ggml-quants.c."""
 _MIDDLE, _LEVEL_SPREAD = 7.5, 4.61
-"""Of 4 bits by chance: their mean, and the root of their variance."""
-_LEAST_BYTE = 0x80
-"""As a signed byte it is further from 0 than all others."""
+"""Statistics of 4 random bits: their mean, and the root of their variance."""
+_MIN_BYTE = 0x80
+"""The signed byte with the largest distance from 0."""
 _BYTE_SPREAD = 73.5
 """The root of the variance of a signed byte by chance."""
 _BLOCKS_AT_ONCE = 2**17
@@ -55,7 +55,7 @@ class Shape:
     n_head_kv: int
     n_vocab: int = 32_000
     is_tied: bool = False
-    """Whether the matrix of the token embeddings is the output's, too."""
+    """True if the matrix of the token embeddings is also the output's."""
     n_ctx_train: int = 4096
     type_id: int = Q4_K
 
@@ -64,7 +64,7 @@ class Shape:
         return f"random-{self.name}.{NAMES[self.type_id]}.gguf"
 
     def tensors(self) -> list[TensorRow]:
-        """In the order of the file."""
+        """The tensors in the order of the file."""
         n_kv = self.n_embd // self.n_head * self.n_head_kv
         matrix = partial(_matrix, self.type_id)
         rows = [matrix("token_embd", self.n_embd, self.n_vocab)]
@@ -161,7 +161,7 @@ def _data(tensor: TensorRow, chance: np.random.Generator) -> Iterator[bytes]:
         head = _head(tensor.type_id, 1 / sqrt(tensor.dims[0]))
         blocks = _blocks(min(_BLOCKS_AT_ONCE, n_blocks - start), block_bytes, head, chance)
         if tensor.type_id == Q8_0:
-            blocks[:, len(head) :][blocks[:, len(head) :] == _LEAST_BYTE] = 0
+            blocks[:, len(head) :][blocks[:, len(head) :] == _MIN_BYTE] = 0
         yield blocks.tobytes()
 
 

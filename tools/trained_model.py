@@ -31,20 +31,20 @@ N_CTX = 512
 _SEED = 16
 _BATCH, _LENGTH = 8, 128
 _PEAK_RATE, _WARM_UP_STEPS, _LAST_SHARE = 2e-3, 60, 0.05
-_MOST_GRADIENT = 1.0
+_MAX_GRADIENT = 1.0
 _WEIGHT_DECAY = 0.05
-_LEAST_DOCSTRING = 200
+_MIN_DOCSTRING = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What `train` leaves."""
+    """The result of `train`."""
 
     checkpoint: Path
     gguf: Path
     """The same weights in F32, by llama.cpp's converter."""
     loss: float
-    """Of the last tenth of the steps, in nats a token."""
+    """The loss over the last tenth of the steps, in nats per token."""
 
 
 def text() -> str:
@@ -53,8 +53,8 @@ def text() -> str:
 
 
 def llama() -> transformers.LlamaConfig:
-    """As Llama 3.x: grouped heads, RoPE scaled by frequency, an output matrix of its own. Rows are multiples of 256, so
-    that every matrix can be a K-quant.
+    """A model like Llama 3.x: grouped heads, RoPE scaled by frequency, an output matrix of its own. Rows are multiples
+    of 256, so that every matrix can be a K-quant.
     """
     return transformers.LlamaConfig(
         vocab_size=N_PIECES,
@@ -78,7 +78,8 @@ def llama() -> transformers.LlamaConfig:
 
 
 def gemma3() -> transformers.Gemma3TextConfig:
-    """As Gemma 3: norms of Q and K, five layers with a window to one without, a RoPE base for each kind, tied output.
+    """A model like Gemma 3: norms of Q and K, five layers with a window to one without, a RoPE base for each kind, tied
+    output.
 
     The rows are multiples of 256 here, too.
     """
@@ -117,12 +118,12 @@ def train(shape: str, folder: Path, *, n_steps: int, say: Callable[[str], None])
 
 
 def _docstrings() -> Iterator[str]:
-    """Those of the standard library that say something."""
+    """The docstrings of the standard library that have enough text."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 said = ast.get_docstring(node)
-                if said is not None and len(said) >= _LEAST_DOCSTRING:
+                if said is not None and len(said) >= _MIN_DOCSTRING:
                     yield said
 
 
@@ -137,7 +138,7 @@ def _tokenizer(shape: str, folder: Path) -> list[int]:
 
 
 def _write_llama_tokenizer(folder: Path) -> None:
-    """As Llama 2's, Mistral's and TinyLlama's: a text gets a space in front, whatever it begins with."""
+    """Write a tokenizer like those of Llama 2, Mistral and TinyLlama: every text gets a space in front."""
     learn_pieces(text(), folder, N_PIECES, add_dummy_prefix=True)
     tokenizer = transformers.LlamaTokenizer.from_pretrained(folder, add_bos_token=True)
     # transformers 5 makes another pre-tokenizer, which puts no space in front of one.
@@ -160,7 +161,7 @@ def _trained(model: Any, ids: torch.Tensor, n_steps: int, say: Callable[[str], N
         batch = torch.stack([ids[start : start + _LENGTH] for start in starts.tolist()])
         loss = model(input_ids=batch, labels=batch).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), _MOST_GRADIENT)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRADIENT)
         optimiser.step()
         schedule.step()
         optimiser.zero_grad()

@@ -33,28 +33,28 @@ from deploy.ray.texts import blocks_of, merged
 
 DRAIN_S = 25
 """--shutdown-timeout-sec of the workers: how long accepted jobs may take to end."""
-MOST_APART = 4
+MAX_APART = 4
 """A worker that has so many jobs more than the one with fewest gets no more, whatever it knows of their prompts."""
-MOST_OPEN = 10_000
+MAX_OPEN = 10_000
 """Requests, of the fleet and of each worker."""
 TRIES, _PAUSE_S = 3, 0.5
 """A job whose worker died before it said anything is given to another one, once Ray knows of that death."""
 
-_MOST_BLOCKS = 500_000
+_MAX_BLOCKS = 500_000
 """Remembered, of the prompts that were sent last: some 16 million tokens."""
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--") if sys.platform == "linux" else ()
-"""What makes the kernel end the worker when its replica is killed."""
+"""The option that makes the kernel end the worker when its replica is killed."""
 _NO_WORKER = ("WORKER_LOADING", "no worker is ready")
 _OF_ONE_HOP = {"connection", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 """Headers that end at each hop. Source: RFC 9110, 7.6.1."""
 _RAYS_OWN = {"date", "server", "x-request-id"}
-"""Of answers: Ray's proxy gives them, too."""
+"""The headers of answers that Ray's proxy also sets."""
 
 Headers = list[tuple[str, str]]
 
 
 class Options(BaseModel, extra="forbid"):
-    """What `serve run deploy.ray.fleet:app name=value …` takes."""
+    """The options of `serve run deploy.ray.fleet:app name=value …`."""
 
     flags: str = Field("", description="Flags of llorch-worker, as one argument.")
     command: str = Field("llorch-worker", description="What starts a worker; may be a path with arguments.")
@@ -67,7 +67,7 @@ class Options(BaseModel, extra="forbid"):
 
 
 def app(options: Options) -> Application:
-    """What `serve run` deploys."""
+    """The application that `serve run` deploys."""
     workers = serve.deployment(
         Worker,
         ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus},
@@ -77,16 +77,16 @@ def app(options: Options) -> Application:
             "max_replicas": max(options.min_workers, options.max_workers),
             "target_ongoing_requests": options.parallel,
         },
-        max_ongoing_requests=MOST_OPEN,
+        max_ongoing_requests=MAX_OPEN,
         max_queued_requests=options.max_queue,
         request_router_config={
             "request_router_class": PrefixRouter,
-            "request_router_kwargs": {"most_jobs": 2 * options.parallel + MOST_APART},
+            "request_router_kwargs": {"max_jobs": 2 * options.parallel + MAX_APART},
         },
         health_check_period_s=5,
         graceful_shutdown_timeout_s=2 * DRAIN_S + 10,
     )
-    door = serve.deployment(Door, max_ongoing_requests=MOST_OPEN, ray_actor_options={"num_cpus": 0})
+    door = serve.deployment(Door, max_ongoing_requests=MAX_OPEN, ray_actor_options={"num_cpus": 0})
     command = [*shlex.split(options.command), *shlex.split(options.flags), "--parallel", str(options.parallel)]
     return door.bind(workers.bind(command))
 
@@ -101,20 +101,20 @@ class Call:
     headers: Headers
     body: bytes = b""
     blocks: tuple[bytes, ...] = ()
-    """Of its prompt, see `blocks_of`."""
+    """The blocks of its prompt, see `blocks_of`."""
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray is not installed where types are checked
-    """A job goes where the longest beginning of its prompt went last, unless that worker has MOST_APART jobs more than
+    """A job goes where the longest beginning of its prompt went last, unless that worker has MAX_APART jobs more than
     another one; else where there are fewest jobs, and of equals where fewest prompts went. It waits while all have as
     many jobs as they may.
 
     What went where is remembered in the process that has the handle, which is the one of `Door`.
     """
 
-    def initialize_state(self, most_jobs: int) -> None:
+    def initialize_state(self, max_jobs: int) -> None:
         """Ray's own limit would hold back questions about a worker's health, too."""
-        self._most_jobs = most_jobs
+        self._max_jobs = max_jobs
         self._running: dict[str, ReplicaID] = {}
         self._places: OrderedDict[bytes, ReplicaID] = OrderedDict()
         self._n_blocks: Counter[ReplicaID] = Counter()
@@ -129,12 +129,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray is not installed 
             """Ray's count has those that are being sent, but is forgotten when it has not changed for ten seconds."""
             return max(running[replica.replica_id], self.replica_queue_len_cache.get(replica.replica_id) or 0)
 
-        free = [one for one in candidate_replicas if n_jobs(one) < self._most_jobs]
+        free = [one for one in candidate_replicas if n_jobs(one) < self._max_jobs]
         ranked = sorted(free, key=lambda one: (n_jobs(one), self._n_blocks[one.replica_id]))
         if pending_request is not None:
             # Else Ray tries again and again without a pause.
             pending_request.routing_context.should_backoff = True
-            near = {one.replica_id: one for one in ranked if n_jobs(one) < n_jobs(ranked[0]) + MOST_APART}
+            near = {one.replica_id: one for one in ranked if n_jobs(one) < n_jobs(ranked[0]) + MAX_APART}
             places = (self._places.get(block) for block in reversed(_blocks(pending_request)))
             if (best := next((near[place] for place in places if place in near), None)) is not None:
                 ranked.sort(key=lambda one: one is not best)
@@ -148,7 +148,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray is not installed 
                 self._forget(block)
             self._places[block] = replica_id
             self._n_blocks[replica_id] += 1
-        while len(self._places) > _MOST_BLOCKS:
+        while len(self._places) > _MAX_BLOCKS:
             self._forget(next(iter(self._places)))
 
     def _forget(self, block: bytes) -> None:
@@ -205,7 +205,7 @@ class Worker:
         await self._process.wait()
 
     async def _until(self, event: str, field: str) -> str:
-        """That field of the first log line of the event; all lines go on to our own log."""
+        """The field of the first log line with the event; all lines are copied to our own log."""
         while line := await self._next_line():
             if line.startswith(b"{") and (entry := json.loads(line)).get("event") == event:
                 return str(entry[field])
@@ -229,13 +229,13 @@ class Worker:
 
 
 class Door:
-    """What clients talk to. One is enough, and it has to be one: it remembers which worker has read what."""
+    """The deployment that clients call. There must be exactly one, because it remembers the prompts of each worker."""
 
     def __init__(self, workers: DeploymentHandle[Any]) -> None:
         self._workers = workers
 
     async def __call__(self, request: Request) -> Response:
-        """What a worker answers; what none can is a 503."""
+        """The answer of a worker; 503 if no worker can answer."""
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         body = await request.body()
         call = Call(request.method, target, _kept(request.headers.items()), body, blocks_of(body))
@@ -261,7 +261,7 @@ class Door:
         return _refused("WORKER_UNHEALTHY", f"{TRIES} workers died over this request, the last with: {error}")
 
     async def _all(self, call: Call) -> Response:
-        """Of what all workers answer the best; a page of metrics is made of all."""
+        """The best of all workers' answers; a page of metrics is merged from all."""
         answers = await self._workers.broadcast("answer", call).results_async(return_exceptions=True)
         found = sorted(
             (one for one in answers if not isinstance(one, BaseException)), key=lambda one: cast(int, one[0])
@@ -291,7 +291,7 @@ def _with_headers(response: Response, headers: Headers) -> Response:
 
 
 def _refused(code: str, message: str) -> Response:
-    """In the words of both doors: `/execute` reads `code`, clients of `/v1` read `error`."""
+    """The refusal in both formats: `/execute` clients read `code`, `/v1` clients read `error`."""
     error = {"message": message, "type": "server_error", "code": code}
     body = {"code": code, "message": message, "retriable": True, "error": error}
     return JSONResponse(body, 503, headers={"Retry-After": "1"})

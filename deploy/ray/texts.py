@@ -1,4 +1,4 @@
-"""What is read of a request, and how the workers' metrics become one page. Pure."""
+"""The fields that are read from a request, and the merged page of the workers' metrics. Pure."""
 
 import hashlib
 import json

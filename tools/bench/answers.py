@@ -1,4 +1,4 @@
-"""What a load asks and what it got: one request, one answer with the time of each token, in no server's words.
+"""The requests of a load and their answers, with the time of each token, independent of any server's format.
 
 Pure data and what follows from it. Refuses to know the wire (dialects.py) and what is good (scenarios.py).
 """
@@ -22,7 +22,7 @@ class Ask:
     phase: int = 0
     """A phase begins when all requests of the one before have ended."""
     at_s: float = 0.0
-    """After the beginning of its phase."""
+    """The time after the beginning of its phase."""
     is_late: bool = False
     """Sent when every other of its phase has been told some tokens."""
 
@@ -33,7 +33,7 @@ class Answer:
 
     sent_s: float
     arrivals_s: tuple[float, ...] = ()
-    """Of each token event; a token without text has none."""
+    """The arrival of each token event; a token without text has none."""
     ended_s: float = 0.0
     n_tokens: int = 0
     """Sampled, as the server counts them."""
@@ -42,21 +42,21 @@ class Answer:
     error: str = ""
     """Why it is no answer; empty for a good one."""
     is_refused: bool = False
-    """Not taken for lack of room (503); then there is an error, too."""
+    """True if the worker refused it because it was full (503); then there is also an error."""
 
     @property
     def ttft_s(self) -> float:
-        """From sending to the first token."""
+        """The time from sending to the first token."""
         return self.arrivals_s[0] - self.sent_s
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between one token event and the next."""
+        """The times between consecutive token events."""
         return [after - before for before, after in pairwise(self.arrivals_s)]
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the tokens after the first."""
+        """The rate of the tokens after the first."""
         return per_s(self.n_tokens - 1, self.ended_s - self.arrivals_s[0])
 
 

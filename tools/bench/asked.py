@@ -26,7 +26,7 @@ OVERLOAD = "overload"
 _N_REFUSALS = 10_000
 NAMES = (*(scenario.name for scenario in ON_GPU), OVERLOAD)
 _ALONE = {OVERLOAD, *(one.name for one in ON_GPU if one.worker_flags or not one.has_drafts)}
-"""Those that need a worker of their own."""
+"""The scenarios that need a worker of their own."""
 LARGE_BYTES = 300_000_000
 """A file of more is asked less, and less often, on a CPU."""
 ROUNDS, ROUNDS_OF_LARGE = 7, 3
@@ -78,7 +78,8 @@ class Asked:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the scenarios. Raises: UsageError for one that is not asked at a URL, or of so large a model."""
+        """The names of the scenarios. Raises: UsageError for one that cannot run at a URL or with such a large
+        model."""
         known = [scenario.name for scenario in self._scenarios] + ([] if self._is_large else [OVERLOAD])
         if self.url and (refused := _ALONE.intersection(self.scenarios)):
             raise UsageError(f"--scenario {min(refused)} needs a worker of its own: leave out --url")

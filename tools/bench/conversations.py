@@ -28,7 +28,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many conversations there are, and of what size."""
+    """The number and size of conversations."""
 
     n_conversations: int = 200
     n_turns: int = 6
@@ -40,12 +40,12 @@ class Shape:
     n_user_words: int = 10
     n_answer_tokens: int = 6
     think_s: float = 15.0
-    """Before each question: half to one and a half times as long, evenly distributed."""
+    """The mean pause before each question; pauses are uniform between half and one and a half times as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is asked, and how long the user thinks before each turn."""
+    """The questions, and the user's pause before each turn."""
 
     system: str
     questions: Sequence[str]
@@ -59,9 +59,9 @@ class Turn:
     conversation: int
     turn: int
     first_s: float
-    """From sending the try that was answered to its first text."""
+    """The time from sending the successful try to its first text."""
     waited_s: float
-    """From sending the first try."""
+    """The time since the first try was sent."""
     n_prompt: int
     n_cached: int
     """Tokens of the prompt, and how many of them the worker knew, by the answer's own account."""
@@ -69,7 +69,7 @@ class Turn:
     """Why it was asked again, once for each time."""
     is_answered: bool = True
     n_hung: int = 0
-    """Tries that said nothing for SILENCE_S."""
+    """The tries that sent nothing for SILENCE_S."""
 
 
 def conversations(shape: Shape, seed: int) -> list[Conversation]:
@@ -182,7 +182,7 @@ async def _connected(address: Address) -> AsyncIterator[Connection]:
 
 @dataclass(slots=True)
 class Read:
-    """What a stream said."""
+    """The content of a stream."""
 
     text: str = ""
     first_s: float = 0.0

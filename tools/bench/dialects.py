@@ -1,4 +1,5 @@
-"""How servers are asked and how their streams are read: `/execute` and chats of ours, `/completion` of llama-server.
+"""The requests to servers and the reading of their streams: `/execute` and chats of ours, `/completion` of
+llama-server.
 
 Owns the requests, and every field of llama-server's wire; client/ has what ours answers. Refuses to know sockets
 (exchange.py) and when a request is due (loading/load.py). Pure.
@@ -24,7 +25,7 @@ _job_numbers = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one event of a stream says, in no server's words."""
+    """The content of one event of a stream, independent of any server's format."""
 
     has_text: bool = False
     n_prompt: int = 0
@@ -160,7 +161,7 @@ class LlamaServer:
 
 
 def answer_of(exchange: Exchange, dialect: Dialect) -> Answer:
-    """What came back; anything but a whole answer has its `error`."""
+    """The answer; an incomplete one has an `error`."""
     if exchange.status == 0:
         return _failed(exchange, f"no answer: {exchange.broken}")
     if exchange.status != OK:

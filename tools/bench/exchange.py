@@ -27,7 +27,7 @@ class NotReached(WorkerError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -59,7 +59,7 @@ class Exchange:
     status: int = 0
     """0: no answer began."""
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    """When some of the body arrived, and it."""
+    """The parts of the body, each with the time of its arrival."""
     broken: str = "no end of the answer"
     """Why the answer is not whole; empty when it is."""
 
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def status(self) -> int:
-        """Of the present answer; 0 before it begins."""
+        """The status of the current answer; 0 before it begins."""
         return self._exchange.status
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> Exchange:

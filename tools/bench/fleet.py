@@ -42,7 +42,7 @@ class RouterChat(Chat):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What fleets are made of."""
+    """The programs and files that fleets need."""
 
     model: Path
     worker_flags: Sequence[str]
@@ -66,7 +66,7 @@ class Fleet:
     """A folder with all that its workers log."""
 
     def n_jobs(self, n_wanted: int) -> int:
-        """How many jobs ended well by its workers' own logs; waits a while for as many as are wanted."""
+        """The number of successful jobs in its workers' own logs; waits a while for the wanted number."""
         give_up_s = time.monotonic() + _LOGGED_S
         while (found := self._n_logged()) < n_wanted and time.monotonic() < give_up_s:
             time.sleep(_LOOK_EVERY_S)
@@ -157,7 +157,7 @@ async def _ray(side: str, means: Means) -> AsyncIterator[Fleet]:
             program=(str(means.ray_serve), "run", str(file)),
             flags=("--address", "local"),
             port=port,
-            is_told_where=False,
+            takes_address=False,
         )
         search = os.pathsep.join([str(_ROOT), *filter(None, [means.environment.get("PYTHONPATH")])])
         environment = {

@@ -32,8 +32,8 @@ from worker.commands.places import present, where
 from worker.commands.tables import print_table
 from worker.errors import UsageError
 
-LEAST_HITS, MOST_FIRST_TOKEN = 2.0, 0.5
-"""Of what round robin has."""
+MIN_HITS, MAX_FIRST_TOKEN = 2.0, 0.5
+"""The bounds as multiples of the numbers of round robin."""
 _JUDGED = (KV_AWARE, RAY)
 _WORKER_FLAGS = "--ctx-size 4096 --prefix-cache-mb 46 --threads 1"
 _USUAL = Shape()
@@ -43,7 +43,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What one fleet did."""
+    """The result of one fleet."""
 
     side: str
     lost_a_worker: bool
@@ -53,9 +53,9 @@ class Played:
     """Answered after it was asked again."""
     n_hung: int
     n_jobs: int
-    """That ended well, by the workers' own logs: one for each answer, unless one was computed twice."""
+    """The successful jobs in the workers' own logs: one for each answer, unless one was computed twice."""
     hit_rate: float
-    """Of all tokens of all prompts, how many the worker knew."""
+    """The share of all prompt tokens that were cached."""
     first_token_ms: float
     """The median, of the tries that were answered."""
     first_token_p95_ms: float
@@ -114,7 +114,7 @@ class Report:
 
     @property
     def bad_news(self) -> list[str]:
-        """What is beyond its bound, and all that was lost."""
+        """The numbers that break a bound, and all lost answers."""
         news = [f"{one.cells[0]}: {fault}" for one in self.played for fault in _faults(one)]
         whole = {one.side: one for one in self.played if not one.lost_a_worker}
         if (base := whole.get(ROUND_ROBIN)) is not None:
@@ -136,10 +136,10 @@ def _faults(one: Played) -> list[str]:
 def _beside(one: Played, base: Played) -> list[str]:
     hits, first = per_s(one.hit_rate, base.hit_rate), per_s(one.first_token_ms, base.first_token_ms)
     return [
-        *([f"{one.side}: hits × {hits:.2f}, wanted × {LEAST_HITS:g}"] if hits < LEAST_HITS else []),
+        *([f"{one.side}: hits × {hits:.2f}, wanted × {MIN_HITS:g}"] if hits < MIN_HITS else []),
         *(
-            [f"{one.side}: first token × {first:.2f}, wanted × {MOST_FIRST_TOKEN:g}"]
-            if first > MOST_FIRST_TOKEN
+            [f"{one.side}: first token × {first:.2f}, wanted × {MAX_FIRST_TOKEN:g}"]
+            if first > MAX_FIRST_TOKEN
             else []
         ),
     ]
@@ -259,7 +259,7 @@ class Asked:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the sides. Raises: UsageError for one whose program was not named."""
+        """The names of the sides. Raises: UsageError for one whose program was not named."""
         if not self.vllm_router and not self.ray_serve:
             raise UsageError("there is no fleet without a program: give --vllm-router, --ray-serve or both")
         there = [

@@ -23,13 +23,13 @@ class Server:
     address: Address
     dialect: Dialect
     version: str = ""
-    """Of llama.cpp, as a llama-server says it."""
+    """The version of llama.cpp that a llama-server reports."""
     pids: Mapping[str, int] = field(default_factory=dict)
     """Its processes by what they are; none where it is somebody else's."""
     allocated_bytes: int = 0
     """Memory that it allocated for the model, as a worker of ours says it; 0 of others."""
     is_on_gpu: bool = False
-    """As a worker of ours says it."""
+    """True if our worker reports a GPU."""
     silence_s: float = SILENCE_S
     """A stream that says nothing for so long is given up."""
 
@@ -57,7 +57,7 @@ async def _play_phase(server: Server, asks: Sequence[Ask]) -> list[Exchange]:
 
 
 async def _send_when_due(server: Server, body: bytes, due: Awaitable[None], stack: AsyncExitStack) -> Exchange:
-    """On a connection that is opened then: servers close one that is idle for long."""
+    """Send the request at its time on a new connection, because servers close idle connections."""
     await due
     return await (await _open(server, stack)).ask("POST", server.dialect.path, body)
 

@@ -114,5 +114,5 @@ def _measured(asked: Asked, seed: int, out: Path | None) -> Report:
 
 
 def tell(number: int, scenario: Scenario) -> None:
-    """What comes next, on stderr."""
+    """Print the next step to stderr."""
     click.echo(f"==> {f'round {number}, ' if number else ''}{scenario.name}", err=True)

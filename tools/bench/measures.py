@@ -1,4 +1,4 @@
-"""What is read from the answers of one scenario in one round, and the bounds that ours must keep.
+"""The numbers of one scenario in one round, and the bounds that our worker must keep.
 
 Pure: answers to numbers, numbers to verdicts. Refuses to know how the answers came about.
 """
@@ -29,12 +29,12 @@ def check(bad_news: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a median may not be beyond."""
+    """A limit on a median."""
 
     sense: Literal["at least", "at most"]
     limit: float
     of: Literal["ratio", "value"] = "ratio"
-    """Of ours to theirs, round by round; or our own number."""
+    """The ratio of our number to theirs, round by round; or our own number."""
     or_value: float | None = None
     """It holds, too, if our own number is not beyond this one, whatever theirs is."""
 
@@ -63,7 +63,7 @@ class Measure:
     bound: Bound | None = None
     """None: told, not judged."""
     speculating_bound: Bound | None = None
-    """Beside a peer that speculates, too."""
+    """The bound against a peer that also speculates."""
     roof: Callable[[Roof, Work], float] | None = None
     """The number that the machine's limits allow with one token of each stream in a step; None where it has none."""
 
@@ -104,7 +104,7 @@ def arriving_rate() -> Measure:
 
 
 def first_token(bound: Bound | None = None) -> Measure:
-    """From sending a request to its first token, the median of the requests."""
+    """The median time from sending a request to its first token."""
     return Measure(
         "first token",
         "ms",
@@ -145,14 +145,14 @@ def gap_at_ends(bound: Bound) -> Measure:
 
 
 def last_end(bound: Bound, *, n_first: int) -> Measure:
-    """When the last of the requests after the first `n_first` ended, as a multiple of the time that their tokens take
-    at the rate of those first ones."""
+    """The end of the last request after the first `n_first`, as a multiple of the time that their tokens take at the
+    rate of the first ones."""
     return Measure("end of the last", "×", lambda answers: _last_end(answers[:n_first], answers[n_first:]), bound)
 
 
 def share_of_the_late(bound: Bound, *, n_long: int) -> Measure:
-    """What the request among `n_long` others takes, from sending to its end, as a multiple of its even share: of the
-    first one's time, which had the machine to itself, as many times as there are requests."""
+    """The time of the request among `n_long` others, from sending to its end, as a multiple of its even share. The
+    share is the number of requests times the time of the first one, which ran alone."""
 
     def of(answers: Answers) -> float:
         alone, late = answers[0], answers[1 + n_long]
@@ -162,8 +162,7 @@ def share_of_the_late(bound: Bound, *, n_long: int) -> Measure:
 
 
 def loss_of_the_long(bound: Bound, *, n_long: int) -> Measure:
-    """When the last of the long requests ended beside the late one, as a multiple of the time that as many take
-    without it."""
+    """The end of the last long request when the late one runs too, as a multiple of the time without it."""
 
     def of(answers: Answers) -> float:
         beside, without = answers[1 : 1 + n_long], answers[2 + n_long :]
@@ -173,7 +172,7 @@ def loss_of_the_long(bound: Bound, *, n_long: int) -> Measure:
 
 
 def numbers_of(measures: Iterable[Measure], answers: Answers) -> dict[str, float]:
-    """By the measure's name."""
+    """The numbers by the measure's name."""
     return {measure.name: measure.of(answers) for measure in measures}
 
 
@@ -189,7 +188,7 @@ USUAL: tuple[Measure, ...] = (
 
 
 def _longest_gap_beside_the_last(answers: Answers) -> float:
-    """Of those that had begun, from the last request on."""
+    """The longest gap of streams that had begun, after the last request was sent."""
     *streams, late = answers
     gaps = [
         after - before

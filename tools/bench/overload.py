@@ -23,7 +23,7 @@ WORKER_FLAGS = ("--parallel", "2", "--max-queue", str(N_PLACES - 2), "--threads"
 """One thread generates, so that the front and the client have a processor where there are two."""
 _N_BURST = 32
 _N_COMPARED = 1000
-"""Of the first and of the last refusals."""
+"""The number of first and of last refusals that are compared."""
 _FILL_S, _RETRY_S = 60.0, 0.05
 _LONG_JOB = Ask(prompt="Once upon a time", n_tokens=7000)
 
@@ -34,7 +34,7 @@ class NotFull(WorkerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overload:
-    """What a full worker does with more."""
+    """The behaviour of a full worker with further requests."""
 
     n_burst: int
     """Jobs sent at once into `n_places` slots and places in the queue."""
@@ -48,7 +48,7 @@ class Overload:
     front_us: float | None
     """Processor time of the front for one; None where it cannot be told."""
     median_us: float
-    """As the client sees it."""
+    """The median time that the client measures."""
     p99_us: float
     first_us: float
     """The median of the first thousand."""
@@ -95,7 +95,7 @@ async def _full(server: Server) -> AsyncIterator[None]:
 
 
 async def _take_place(server: Server, places: AsyncExitStack) -> bool:
-    """Whether a long job was taken. A refusal is none yet: what ended a moment ago may still be counted."""
+    """True if a long job was accepted. A refusal is retried, because jobs that have just ended may still count."""
     connection = await connect(server.address)
     job = asyncio.create_task(connection.ask("POST", server.dialect.path, server.dialect.body(_LONG_JOB)))
     places.push_async_callback(_give_up, connection, job)

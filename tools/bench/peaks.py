@@ -1,4 +1,4 @@
-"""What this machine can do at most: read as many bytes as a model has, and multiply and add 8-bit integers.
+"""The peak rates of this machine: reading as many bytes as a model has, and multiplying and adding 8-bit integers.
 
 Owns the small program that tries it (peaks.c), which the C compiler at hand makes for this processor. Nothing else may
 run meanwhile. Runs on whichever thread calls.
@@ -25,16 +25,16 @@ class Peaks:
     """The best of a few tries, all threads together."""
 
     n_bytes: int
-    """How much was read again and again: what the caches hold of it is read from there, as of a model."""
+    """The bytes that were read repeatedly; part of them is in the caches, as for a model."""
     read_bytes_per_s: float
     multiply_adds_per_s: float
-    """Of 8-bit integers."""
+    """The rate for 8-bit integers."""
     instructions: str
-    """Those that multiply and add fastest: amx, avx512-vnni, …"""
+    """The fastest instructions for multiplying and adding: amx, avx512-vnni, …"""
 
 
 def peaks(n_threads: int, n_bytes: int) -> Peaks | None:
-    """Of `n_bytes` at most a billion are read. None where there is no C compiler for this processor, or none of its
+    """The peak rates; at most a billion bytes are read. None without a C compiler for this processor, or if none of its
     instructions is known."""
     n_bytes = min(n_bytes, _MAX_BYTES)
     with tempfile.TemporaryDirectory(prefix="llorch-peaks-") as folder:
@@ -59,7 +59,7 @@ def _compile(program: Path) -> bool:
 
 
 def _rates(program: Path, n_threads: int, n_bytes: int) -> dict[str, float]:
-    """By name. Raises: CalledProcessError where there is no memory for it."""
+    """The rates by name. Raises: CalledProcessError if there is not enough memory."""
     command = [str(program), str(n_threads), str(n_bytes), str(_TRY_S)]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_END_S)
     return {name: float(rate) for name, _, rate in (line.partition(" ") for line in found.stdout.splitlines())}

@@ -1,4 +1,4 @@
-"""What the kernel tells of processes: their memory, processor time and children.
+"""The data of the kernel about processes: their memory, processor time and children.
 
 Refuses to know which processes they are. Runs on whichever thread calls.
 """
@@ -17,7 +17,8 @@ class Memory:
     resident_bytes: int
     """Shared pages included."""
     anonymous_bytes: int
-    """Of them, without the pages of mapped files, which the kernel can drop; where it does not tell, all of them."""
+    """The resident bytes without the pages of mapped files, which the kernel can drop; all of them if the kernel does
+    not say."""
 
 
 def memory_of(pid: int) -> Memory | None:

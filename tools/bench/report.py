@@ -31,14 +31,14 @@ class Played:
 
     scenario: Scenario
     sides: Sequence[Side] = ()
-    """Those of the last round, ours first."""
+    """The sides of the last round, ours first."""
     turns: dict[str, list[Turn]] = field(default_factory=dict)
-    """By side; round by round."""
+    """The turns by side, round by round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one number over the rounds."""
+    """The spread of one number over the rounds."""
 
     least: float
     median: float
@@ -46,7 +46,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of at least one value."""
+        """The spread of at least one value."""
         return cls(min(values), median(values), max(values))
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Line:
     has_drafts: bool
     measure: str
     is_own: bool
-    """Whether the scenario is there for it; the others are told of every scenario."""
+    """True if the scenario is meant for it; every scenario reports the others."""
     unit: Unit
     peer: str | None
     is_beside: bool
@@ -80,7 +80,7 @@ class Line:
     """Tokens of prompts and answers by processor time, round by round, where it could be told."""
     theirs_per_cpu_s: tuple[float, ...]
     roof: float | None
-    """What the machine allows; None where that is not known."""
+    """The limit of the machine; None if it is unknown."""
 
     @property
     def share_of_roof(self) -> float | None:
@@ -98,13 +98,13 @@ class Resident:
     process: str
     memory: Memory
     limit_bytes: int | None
-    """Of what is resident."""
+    """The limit on resident memory."""
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """Where and with what it was measured."""
+    """The machine and the versions of the measurement."""
 
     created: str
     """RFC 3339."""
@@ -112,15 +112,15 @@ class Circumstances:
     """File name."""
     machine: Machine
     versions: Mapping[str, str]
-    """Of the packages, and of each peer as it says itself."""
+    """The versions of the packages, and of each peer as it reports itself."""
     commands: Mapping[str, str]
-    """By side: the flags it was started with, or that it was running."""
+    """The flags of each side, or a note that it was running already."""
     openmp: Mapping[str, str]
     """OMP_* and GOMP_* of the environment, which all sides were given."""
     n_rounds: int
     """Counted ones; a warm-up came before."""
     seed: int
-    """Of all prompts."""
+    """The seed of all prompts."""
     roof: Roof | None
     """The limits of this machine's processor with this model; None where they were not measured, or on a GPU."""
 
@@ -138,7 +138,7 @@ class Report:
 
 
 def lines_of(played: Played, roof: Roof | None = None) -> list[Line]:
-    """By measure in the scenario's order, then by peer; a measure that no peer has stands alone."""
+    """The lines by measure in the scenario's order, then by peer; a measure that no peer has is a line of its own."""
     _, *peers = played.sides
     found = []
     for measure in played.scenario.measures:

@@ -17,7 +17,7 @@ from worker.model.info import ModelInfo
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _EXPERTS = "_exps."
-"""In the name of a tensor that holds the matrices of all experts, one behind the other."""
+"""The part of the name of a tensor that holds the matrices of all experts in sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def work_of(asks: Sequence[Ask], answers: Sequence[Answer]) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What of a model's file takes part in a step."""
+    """The weights in a model's file that a step reads."""
 
     n_bytes: int
     """All matrices once, of the experts as many as compute a token; the embedding only where it is the output, too."""
@@ -105,5 +105,5 @@ def _matrices(info: ModelInfo) -> Iterable[Tensor]:
 
 
 def _share(tensor: Tensor, info: ModelInfo) -> float:
-    """How much of it computes a token."""
+    """The share of it that one token needs."""
     return info.experts_used / tensor.dims[-1] if _EXPERTS in tensor.name and info.experts_used else 1.0

@@ -110,7 +110,7 @@ class Comparison:
     origin: Origin
     n_vocab: int
     n_kept: int
-    """How many tokens could be drawn from the median row."""
+    """The number of tokens that could be drawn from the median row."""
     ours_us: float
     llama_cpp_us: float
     chain: str
@@ -261,7 +261,7 @@ def _time_ns(draw: Draw, row: int, logits: Logits) -> int:
 
 
 def _added_by_python_us() -> float:
-    """What calling a chain costs where there is nothing to do: a vocabulary of one token."""
+    """The cost of calling a chain with nothing to do: a vocabulary of one token."""
     row = np.zeros(1, dtype=np.float32)
     with Chain(1, [], chain.greedy) as nothing:
         return _medians_us([lambda _: nothing.sample(row)], [row], 200)[0]

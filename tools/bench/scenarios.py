@@ -34,10 +34,10 @@ PROMPT = "prompt"
 N_PROMPT_TOKENS = 512
 """The prompt that every size of a model reads. llama-bench reads as many."""
 _WORDS_OF_THE_PROMPT = 384
-"""With a comma after every third."""
+"""The words of the prompt, with a comma after every third one."""
 
 Role = Literal["judged", "beside", "speculating"]
-"""What a peer is there for: to be kept up with, to be told as a column, or to be kept up with by drafts."""
+"""The role of a peer: a bound for us, a column of the report, or a bound for us with drafts."""
 _USUAL_PEERS, _LOOKUP_PEERS = frozenset[Role]({"judged", "beside"}), frozenset[Role]({"judged", "speculating"})
 _JUDGED_ALONE = frozenset[Role]({"judged"})
 
@@ -52,7 +52,7 @@ class Scenario:
     asks: Callable[[Prompts], list[Ask]]
     """The requests of a round, all sides' the same; sorted by phase."""
     own: tuple[Measure, ...]
-    """What it is for; the headline first."""
+    """The measures that it is for; the headline first."""
     text: Text = WORDS
     """The kind of text of its prompts."""
     has_drafts: bool = True
@@ -91,7 +91,7 @@ def _generating(
 ) -> Scenario:
     """Streams of 64 words. What drafts gain is told beside the one peer that they are judged by."""
     is_alone = n_streams == 1
-    least = _LEAST_OF_ONE_STREAM[text, has_drafts] if is_alone else 1.0
+    minimum = _MIN_OF_ONE_STREAM[text, has_drafts] if is_alone else 1.0
     return Scenario(
         name=_named(f"{n_streams}-stream{'' if is_alone else 's'}", text) + ("" if has_drafts else "-no-drafts"),
         title=f"{n_streams} stream{'' if is_alone else 's'}, 64 / {n_tokens}",
@@ -105,13 +105,13 @@ def _generating(
     )
 
 
-_LEAST_OF_ONE_STREAM = {
+_MIN_OF_ONE_STREAM = {
     (WORDS, True): 1.3,  # a greedy answer to random words repeats itself
     (REAL, True): 1.0,
     (WORDS, False): 0.98,
     (REAL, False): 0.98,
 }
-"""By text, and whether there are drafts."""
+"""The bound by text and by the use of drafts."""
 
 
 def _named(name: str, text: Text) -> str:
@@ -265,7 +265,7 @@ _AGAIN = Scenario(
 )
 
 WARM_UP = Scenario(name="warm-up", title="1 stream, 64 / 48", asks=_alone(64, 48, n_times=1), own=(stream_rate(),))
-"""What every server does first, and nobody looks at."""
+"""The scenario that every server runs first; its numbers are not used."""
 
 SCENARIOS: tuple[Scenario, ...] = (
     *(_generating(n_streams, has_drafts=False) for n_streams in (1, 4, 8, 16)),
@@ -345,7 +345,7 @@ LARGE: tuple[Scenario, ...] = (
     _sampled(48, n_times=1),
     _agent_loop(8),
 )
-"""What a model of half a billion weights or more is asked: the same with fewer tokens, each thing once."""
+"""The scenarios for a model of half a billion weights or more: the same with fewer tokens, each once."""
 
 
 SIZES: tuple[Scenario, ...] = (
@@ -365,5 +365,5 @@ SIZES: tuple[Scenario, ...] = (
         has_llama_bench=True,
     ),
 )
-"""What a model of each size is asked: little, because one of 7 billion weights takes a CPU a minute to read a prompt.
-The 8 streams' prompts are short, so that most of their time goes into their tokens."""
+"""The scenarios for a model of each size. They are short, because one of 7 billion weights takes a CPU a minute to read
+a prompt. The 8 streams' prompts are short, so that most of their time goes into their tokens."""

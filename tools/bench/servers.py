@@ -44,15 +44,15 @@ class Plan:
     name: str
     dialect: Dialect
     program: tuple[str, ...] = ()
-    """What to run, with the model."""
+    """The program to run, with the model."""
     flags: tuple[str, ...] = ()
     url: str = ""
-    """Where it listens already; then there is no program."""
+    """The URL of a running server; then there is no program."""
     token: str | None = None
     port: int = 0
-    """Where it is to listen; 0 is any free one."""
-    is_told_where: bool = True
-    """By --host and --port; else its flags say it in their own way."""
+    """The port to listen on; 0 is any free one."""
+    takes_address: bool = True
+    """True if it takes --host and --port; else its own flags name the address."""
 
     def with_flags(self, flags: Sequence[str]) -> "Plan":
         """The same with more flags, which win over those before."""
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def shown(self) -> str:
-        """How it was started, without what is of this machine only."""
+        """The command line without the parts that are specific to this machine."""
         if self.url:
             return "already running"
         return shlex.join([LLAMA_SERVER if isinstance(self.dialect, LlamaServer) else OURS, *self.flags])
@@ -114,7 +114,7 @@ async def served(plan: Plan, logs: Path, environment: Mapping[str, str]) -> Asyn
 
 
 def _start(plan: Plan, address: Address, log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    where = ["--host", address.host, "--port", str(address.port)] if plan.is_told_where else []
+    where = ["--host", address.host, "--port", str(address.port)] if plan.takes_address else []
     command = [*plan.program, *plan.flags, *where]
     try:
         with log.open("ab") as output:
@@ -152,7 +152,7 @@ async def _check_ready(plan: Plan, address: Address) -> None:
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """What a server says of itself: llama-server its build, ours its memory."""
+    """The facts that a server reports about itself: llama-server its build, our worker its memory."""
 
     build_info: str = ""
     memory_bytes: int = 0

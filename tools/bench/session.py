@@ -29,7 +29,7 @@ Tell = Callable[[int, Scenario], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be measured, on what."""
+    """The scenarios to measure, and the sides."""
 
     sides: Sequence[tuple[Part, Plan]]
     """Ours first. One that plays none of the scenarios is not started."""
@@ -37,7 +37,7 @@ class Wanted:
     batched_bench: LlamaBatchedBench | None
     scenarios: Sequence[Scenario]
     n_refusals: int
-    """How many refusals of a full worker are timed; 0 leaves the overload out."""
+    """The number of refusals of a full worker that are timed; 0 skips the overload."""
     n_rounds: int
     seed: int
     logs: Path
@@ -51,7 +51,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Found:
-    """What a run leaves behind."""
+    """The results of a run."""
 
     wanted: Wanted
     played: list[Played] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Found:
     """Our worker, as it says itself."""
     overload: Overload | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the peers."""
+    """The versions of the peers."""
 
     def report(self, circumstances: Circumstances) -> Report:
         order = {scenario.name: place for place, scenario in enumerate(self.wanted.scenarios)}
@@ -167,7 +167,8 @@ class Rounds:
                     played.turns.setdefault(name, []).append(turn)
 
     async def _turns(self, number: int, scenario: Scenario, sides: Sequence[Side]) -> dict[str, Turn]:
-        """By side. They go forwards and backwards in turn, so that none always comes after the same."""
+        """The turns by side. The order alternates between forwards and backwards, so that no side always follows the
+        same one."""
         self._tell(number, scenario)
         asks = scenario.asks(self._prompts)
         playing = [side for side in sides if side.plays(scenario)]

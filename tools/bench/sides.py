@@ -1,4 +1,4 @@
-"""What a scenario is run on, round by round: a server, or llama.cpp's own tool beside it.
+"""The sides of a scenario, round by round: a server, or llama.cpp's own tool.
 
 Owns: one side's part of one round. Refuses to know the order of sides and rounds (session.py).
 """
@@ -28,7 +28,7 @@ _N_PROMPT = 85
 _LLAMA_BENCH_S = 600.0
 
 Part = Literal["ours", "ours without drafts"] | Role
-"""What a side is in a run: our worker with or without its drafts, or a peer."""
+"""The part of a side in a run: our worker with or without its drafts, or a peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Turn:
     """One side's part of one round."""
 
     numbers: Mapping[str, float]
-    """By measure; empty where anything failed."""
+    """The numbers by measure; empty if anything failed."""
     n_asked: int
     n_failed: int = 0
     error: str = ""
@@ -45,11 +45,11 @@ class Turn:
     """Tokens of prompts and answers by the processor time of all its processes, until they rest again; 0 where it
     cannot be told."""
     work: Work = ()
-    """What was asked; empty where anything failed."""
+    """The requests; empty if anything failed."""
 
 
 class Side(Protocol):
-    """What is measured."""
+    """A measured program."""
 
     @property
     def name(self) -> str: ...
@@ -59,12 +59,12 @@ class Side(Protocol):
 
     @property
     def pids(self) -> Sequence[int]:
-        """Those that must be quiet while another side is measured."""
+        """The processes that must be idle while another side is measured."""
 
     def plays(self, scenario: Scenario) -> bool: ...
 
     def bound(self, measure: Measure) -> Bound | None:
-        """What ours must keep beside it."""
+        """The bound of our worker against this side."""
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
         """Its part of a round. Raises: NotReached where there is nobody any more."""

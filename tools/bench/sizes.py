@@ -148,21 +148,21 @@ def _write(found: "Sequence[Size]", out: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What was found of one file."""
+    """The results for one file."""
 
     name: str
     file_bytes: int
     allocated_bytes: int
-    """By our worker, as its /health says: weights, KV cells, compute buffers."""
+    """The memory of our worker, from its /health: weights, KV cells, compute buffers."""
     report: Report
 
     def line(self, scenario: Scenario, peer: str | None = None) -> Line | None:
-        """Of what the scenario is there for, beside the peer, or beside any; None where that was not measured."""
+        """The line of the scenario's main measure against the peer, or against any; None if it was not measured."""
         lines = (line for line in self.report.lines if line.is_own and line.scenario == scenario.name)
         return next((line for line in lines if peer in (None, line.peer)), None)
 
     def memory(self, side: str) -> Memory | None:
-        """Of all its processes after the warm-up; None where it has none that was started here."""
+        """The memory of all its processes after the warm-up; None if none was started here."""
         parts = [one.memory for one in self.report.resident if one.process.split(",")[0] == side]
         if not parts:
             return None

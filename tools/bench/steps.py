@@ -29,7 +29,7 @@ from worker.wire.messages import Configure, JobKey, Outbound, Sampling, TokenId
 BOUNDS = {1: 0.03, 16: 0.015}
 """streams → the most that the rest of a step may take, as a share of llama_decode."""
 _N_PROMPT, _N_TOKENS = 85, 96
-"""As `llama-bench -d 85 -n 96`."""
+"""The sizes of `llama-bench -d 85 -n 96`."""
 
 
 @click.command("steps")
@@ -59,7 +59,7 @@ class StepCosts:
     n_streams: int
     step_ms: float
     decode_ms: float
-    """Of these, within llama_decode."""
+    """The part of these within llama_decode."""
     rest_us: float
     overhead: float
     """The rest, as a share of llama_decode."""

@@ -16,22 +16,22 @@ from pathlib import Path
 from tools import CHECKOUT
 
 PACKAGES = ("click", "litestar", "uvicorn")
-"""What the worker depends on, under BSD-3-Clause, MIT and BSD-3-Clause."""
+"""Dependencies of the worker, under BSD-3-Clause, MIT and BSD-3-Clause."""
 
 _WORD = re.compile(r"\s*(?:\w+|[^\w\s])")
 """A word or a sign with the space before it: in code as in prose, few more are tokens than these."""
 _HEADING = re.compile(r"#+ +(?P<words>.+)")
 _MIN_WORDS = 20
-"""Of a paragraph: shorter lines of a document are headings, code and remarks."""
+"""The fewest words of a paragraph: shorter lines of a document are headings, code and remarks."""
 _LINE, _QUESTION = re.compile(r"\n+(?=\S)"), re.compile(r"\n+(?=User: )")
-"""Where an excerpt may begin, besides the beginning of a text: behind these."""
+"""An excerpt may begin after these patterns, or at the beginning of a text."""
 _LAST_TURN = "\n\nUser: Say that in other words.\n\nAssistant:"
 
 Kind = Callable[[random.Random, int], str]
 
 
 def code(chance: random.Random, n_words: int) -> str:
-    """From the beginning of a line of some file on."""
+    """An excerpt of code that begins at a line of some file."""
     return _sources().excerpt(chance, n_words)
 
 
@@ -72,7 +72,7 @@ class Corpus:
         return cls(kept, found)
 
     def excerpt(self, chance: random.Random, n_words: int) -> str:
-        """So many words from some beginning on, over the ends of texts where one is too short."""
+        """This number of words from some beginning; if a text is too short, the excerpt continues with the next."""
         number, place = chance.choice(self.beginnings)
         text = self.texts[number][place:]
         while len(words := _WORD.findall(text)) < n_words:

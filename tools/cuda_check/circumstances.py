@@ -1,4 +1,5 @@
-"""What a round is run on: machine, GPU, toolkit, code. Asks nvidia-smi and nvcc where they are; loads no llama.cpp."""
+"""The circumstances of a round: machine, GPU, toolkit, code. It calls nvidia-smi and nvcc if they exist, and does not
+load llama.cpp."""
 
 import hashlib
 import re
@@ -40,7 +41,8 @@ def new_report(device: str, *, is_small: bool, wheel: Path | None = None) -> Rep
 
 
 def parse_gpu(smi: str, nvcc: str) -> Gpu:
-    """From what nvidia-smi and nvcc say; "" for one that is not there. A GPU that tells no memory has 0 bytes."""
+    """The GPU from the output of nvidia-smi and nvcc; "" for a missing one. A GPU that reports no memory has 0
+    bytes."""
     release = re.search(r"release ([\d.]+)", nvcc)
     toolkit = release[1] if release else ""
     values = [value.strip() for value in smi.partition("\n")[0].split(",")]
@@ -52,7 +54,7 @@ def parse_gpu(smi: str, nvcc: str) -> Gpu:
 
 
 def _said(program: str, *arguments: str) -> str:
-    """What it prints; "" where it is missing or fails."""
+    """The output of the command; "" if it is missing or fails."""
     path = shutil.which(program)
     if path is None:
         return ""

@@ -29,11 +29,11 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     unit: Unit = ""
     device: str = ""
-    """As for `--device`; empty for what is of no device."""
+    """The device as for `--device`; empty for a result without a device."""
     model: str = ""
     """File name; empty for what is of no model."""
     at_most: float | None = None
-    """What it is held to; without a bound it is told, not judged."""
+    """The bound; a number without a bound is reported, not judged."""
     at_least: float | None = None
 
     @property
@@ -56,20 +56,20 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     outcome: Outcome
     seconds: float
-    """Of the clock, its processes' start included."""
+    """The wall time, including the start of its processes."""
     summary: str
     """One line; of a failed step, why."""
     figures: tuple[Figure, ...] = ()
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What computed. Names no person, host or folder."""
+    """The machine that computed. It names no person, host or folder."""
 
     cpu: str
     n_cores: int
-    """Of the machine."""
+    """The cores of the machine."""
     n_usable: int
-    """Those the round could use."""
+    """The cores that the round could use."""
     memory_bytes: int
     """Free when the round began."""
     system: str
@@ -84,7 +84,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """`9.0`."""
     memory_bytes: int = 0
     toolkit: str = ""
-    """Of nvcc: `13.0`; empty where there is none, as where the wheel was built elsewhere."""
+    """The version of nvcc: `13.0`; empty without nvcc, e.g. if the wheel was built elsewhere."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -92,11 +92,11 @@ class Report(msgspec.Struct, kw_only=True):
 
     schema: Literal["llorch-worker/device-check/1"] = SCHEMA
     device: str
-    """As asked for with `--device`."""
+    """The device from `--device`."""
     created: str
     """RFC 3339, UTC."""
     commit: str
-    """Of the checkout; empty where it is none."""
+    """The commit of the checkout; empty outside a checkout."""
     wheel: str = ""
     """SHA-256 of the build of llama.cpp; empty where the interpreter had one installed."""
     is_small: bool
@@ -129,7 +129,7 @@ class Report(msgspec.Struct, kw_only=True):
         self.steps = sorted([*others, step], key=lambda one: order.index(one.name))
 
     def is_same_round(self, other: "Report") -> bool:
-        """Whether both would be about the same thing, so that one may go on where the other was broken off."""
+        """True if both rounds have the same subject, so that one may continue the other."""
         mine, yours = (
             (one.device, one.commit, one.wheel, one.is_small, one.machine.cpu, one.gpu, one.versions)
             for one in (self, other)

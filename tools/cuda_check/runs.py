@@ -37,7 +37,8 @@ class Round:
         self._say = say
 
     def run(self, names: Sequence[str], *, again: bool) -> None:
-        """Those that have not passed before, or all of them `again`. Without the device none of the others runs."""
+        """Run the steps that have not passed before, or all of them with `again`. Without the device no other step
+        runs."""
         for name in names:
             if not again and self._has_passed(name):
                 self._say(f"{name}: passed before")
@@ -68,7 +69,7 @@ class Round:
 
 
 def run_apart(name: str, asked: Asked, logs: Path, *, limit_s: float) -> Found | str:
-    """What the step found, or in one line why it found nothing. Its processes are gone when this returns.
+    """The result of the step, or one line that says why there is none. Its processes are gone when this returns.
 
     `logs` is a folder; NAME.log there has all that the step printed.
     """

@@ -1,4 +1,4 @@
-"""Whether a device computes what the CPU does: the same tokens on both, logits against logits.
+"""The check that a device computes the same as the CPU: the same tokens on both, logits against logits.
 
 Where the model is the default one, the golden reference in float64 judges the device too; any other model is given
 tokens by chance. Owns the choice of tokens. Refuses to know how rows are computed and compared (parity), and
@@ -31,12 +31,12 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class _Both:
-    """What is compared: tokens, and the reference that has rows for them, where there is one."""
+    """The compared tokens, and the reference with rows for them, if there is one."""
 
     windows: Sequence[Window]
     reference: LogitsFile | None = None
     numbers: Sequence[int] = ()
-    """Of the reference's windows."""
+    """The numbers of the reference's windows."""
 
 
 def compare(model: Path, asked: str, *, n_tokens: int) -> list[Figure]:

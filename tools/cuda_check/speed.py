@@ -1,4 +1,4 @@
-"""How fast a model is on a device: as a client sees it (reading prompts, one stream, 32 streams), and step by step.
+"""The speed of a model on a device: for a client (reading prompts, one stream, 32 streams), and step by step.
 
 Owns what is asked and which numbers are read off. What a client sees comes from a worker of its own over HTTP
 (tools/bench); greedy, each prompt another one, without prompt lookup: what is measured is the model, not how well its
@@ -29,7 +29,7 @@ N_STREAMS = 32
 _CELLS = 8192
 """Enough for all streams, and half as much memory for them as for a model of 7 billion weights in 4 bits."""
 _STREAM_CELLS = 512
-"""For a stream of `step_figures`: also where prompts are read in the smallest chunks none has to pause."""
+"""The cells for a stream of `step_figures`: no stream has to pause, even with the smallest chunks of prompts."""
 _SEED = 1
 
 
@@ -39,18 +39,19 @@ class FailedRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is asked; words are those of the prompt."""
+    """The amount of work; words are those of the prompt."""
 
     n_times: int = 3
     """One stream after another: a number is their median."""
     n_read_words: int = 400
-    """Of the prompts that are read for their own sake."""
+    """The words of the prompts whose reading is timed."""
     n_words: int = 64
     n_tokens: int = 96
 
 
 USUAL, LARGE, SMALL = Load(), Load(n_times=1, n_tokens=48), Load(n_times=1, n_read_words=32, n_words=8, n_tokens=8)
-"""For the default model, for one that takes a CPU a tenth of a second a token, and to try the round itself."""
+"""The loads for the default model, for one that takes a CPU a tenth of a second per token, and for testing the
+round."""
 
 
 def measure(model: Path, device: str, load: Load) -> list[Figure]:

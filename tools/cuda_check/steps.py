@@ -1,4 +1,4 @@
-"""What a round checks, step by step. Each runs in a process of its own, so that a crash of one is one step's failure.
+"""The steps of a round. Each runs in a process of its own, so that a crash of one is one step's failure.
 
 Owns the steps' names, their order and what each says. Refuses to know processes and the report's file (runs.py).
 """
@@ -26,7 +26,7 @@ from worker.plan.devices import choose_device
 
 CPU = "cpu"
 STREAMS = (1, 8, speed.N_STREAMS)
-"""Of the step `steps`."""
+"""The streams of the step `steps`."""
 _SHOWN_OF_PYTEST = 3
 _CONTROL_LAYERS = 12
 """Enough for errors to add up, few enough for a file that is written in seconds."""
@@ -37,7 +37,7 @@ class StepFailedError(Exception):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round was asked for, as the steps' processes are told it."""
+    """The options of a round, which the steps' processes get."""
 
     device: str
     work: str
@@ -45,13 +45,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     """The small one; None: the catalogue's default."""
     shape: str = "llama-2-7b"
-    """Of the large one."""
+    """The shape of the large model."""
     is_small: bool = False
     """Tiny sizes, to try the round itself."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step that came to its end found."""
+    """The results of a complete step."""
 
     summary: str
     figures: tuple[Figure, ...] = ()
@@ -81,7 +81,7 @@ def tests(asked: Asked) -> Found:
 
 
 def read_results(junit: str, backend: str) -> Found:
-    """From pytest's JUnit file. Raises: StepFailedError where a test failed, or none of a GPU's own ran."""
+    """The results in pytest's JUnit file. Raises: StepFailedError if a test failed, or if no test for GPUs ran."""
     cases = list(ElementTree.fromstring(junit).iter("testcase"))  # noqa: S314 - written by our own pytest just now
     failed = [_name(case) for case in cases if case.find("failure") is not None or case.find("error") is not None]
     passed = [_name(case) for case in cases if _name(case) not in failed and case.find("skipped") is None]
@@ -153,7 +153,7 @@ def large(asked: Asked) -> Found:
 
 
 def steps(asked: Asked) -> Found:
-    """What a decode step of either model takes on the device, and how much of it is llama_decode."""
+    """Time a decode step of either model on the device, and the part of it within llama_decode."""
     figures = [
         figure
         for model in (_small_model(asked), _large_model(asked))
@@ -180,7 +180,7 @@ STEPS: Mapping[str, Callable[[Asked], Found]] = {
     "steps": steps,
     "large-cpu": large_cpu,
 }
-"""In the order in which they run; without the first one none of the others can."""
+"""The steps in the order in which they run; the first one is needed by all others."""
 
 
 def _speed(model: Path, device: str, load: speed.Load) -> Found:

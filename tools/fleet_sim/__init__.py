@@ -1,4 +1,5 @@
-"""How many workers a load needs, and what each way to route it costs: real engines under a clock of events.
+"""A simulation of the number of workers that a load needs, and of the cost of each routing policy. It runs real engines
+under a clock of events.
 
 Never in the wheel. docs/scaling.md says what it found.
 """

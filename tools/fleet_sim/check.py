@@ -1,4 +1,4 @@
-"""Whether the simulation is right: two real workers play a trace, the simulation the same one with their step costs.
+"""The check of the simulation: two real workers play a trace, the simulation the same one with their step costs.
 
 The policy's code is the simulation's; here it runs in the client. Rounds of measuring and of playing alternate, so that
 what else the machine does meets both. Runs on the check's event loop.
@@ -25,7 +25,7 @@ from tools.fleet_sim.workloads import Session, Shape
 
 N_WORKERS = 2
 BOUND = 0.15
-"""How far the simulation may be off."""
+"""The largest allowed error of the simulation."""
 TRACE = Shape(n_openings=2, n_opening_tokens=128, turns=(2, 4), text=(16, 96), answer=(16, 48), mean_pause_s=1.5)
 """Conversations that two small workers play in half a minute."""
 
@@ -44,7 +44,7 @@ class Wanted:
     n_rounds: int
     n_requests: int
     load: float
-    """What share of the time the workers are to compute, roughly."""
+    """The approximate share of the time that the workers compute."""
     seed: int
     logs: Path
     environment: Mapping[str, str]
@@ -60,7 +60,7 @@ class Compared:
 
     @property
     def difference(self) -> float:
-        """Of the medians, as a share of the real one."""
+        """The difference of the medians, as a share of the real one."""
         real = median(self.real)
         return (median(self.simulated) - real) / real
 
@@ -72,7 +72,7 @@ class Compared:
 @dataclass(frozen=True, slots=True)
 class Checked:
     costs: Sequence[StepCosts]
-    """Of each worker."""
+    """The costs of each worker."""
     rate: float
     real: Sequence[Result]
     simulated: Sequence[Result]
@@ -141,7 +141,7 @@ async def play(addresses: Sequence[Address], policy: Policy, sessions: Sequence[
 
 
 def _whole(policy: str, got: Sequence[Served]) -> Result:
-    """From the first request to the last token; how busy the workers were is not compared."""
+    """The result from the first request to the last token; the load of the workers is not compared."""
     whole_s = max(one.ended_s for one in got) - min(one.sent_s for one in got)
     return summary(policy, got, [0.0] * N_WORKERS, whole_s)
 
@@ -152,7 +152,7 @@ async def _measure(probes: Sequence[Probe]) -> list[Waits]:
 
 
 async def _costs(addresses: Sequence[Address], waits: Sequence[Sequence[Waits]]) -> list[StepCosts]:
-    """Of each worker, by all rounds so far."""
+    """The costs of each worker, from all rounds so far."""
     return [await costs_of(address, own) for address, own in zip(addresses, zip(*waits, strict=True), strict=True)]
 
 
@@ -162,7 +162,7 @@ def _policy(name: str, costs: Sequence[StepCosts], seed: int) -> Policy:
 
 
 def _request_s(costs: StepCosts) -> float:
-    """What an ordinary request of the trace takes of a worker that has nothing else: its new text, and its answer."""
+    """The time of an ordinary request of the trace on an idle worker: its new text and its answer."""
     n_new, n_tokens = (sum(between) / 2 for between in (TRACE.text, TRACE.answer))
     token_s = costs.step_s("prefill", costs.widest_step) / costs.widest_step
     return n_new * token_s + n_tokens * costs.step_s("decode", 1)

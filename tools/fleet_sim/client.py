@@ -26,7 +26,7 @@ class Told:
 
     sent_s: float
     arrivals_s: tuple[float, ...]
-    """Of each token."""
+    """The arrival of each token."""
     n_cached: int
 
     @property

@@ -1,4 +1,4 @@
-"""What the steps of one worker cost, as a file of JSON says it (`check` and `measure` write one).
+"""The costs of the steps of one worker, read from a JSON file (`check` and `measure` write one).
 
 Pure. Refuses to know how the costs were measured (measure.py).
 """
@@ -29,19 +29,19 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     widest_step: int
     itl_target_ms: float
     prefix_cache_tokens: int
-    """How many tokens of ended jobs the worker keeps in host memory."""
+    """The number of tokens of finished jobs that the worker caches in host memory."""
     decode_ms: RowsMs
     prefill_ms: RowsMs
     decode_ms_per_1000_cells: float
-    """What each row of a decode step takes more for every 1,000 cells of its own job, because attention reads them."""
+    """The extra time of each row of a decode step per 1,000 cells of its own job, because attention reads them."""
     prefill_ms_per_1000_cells: float
     others_ms_per_1000_cells: float
-    """What each row of any step takes more for every 1,000 cells of others, because attention has to pass them over."""
+    """The extra time of each row of any step per 1,000 cells of other jobs, because attention has to skip them."""
     save_ms_per_1000: float
     """Copying the cells of 1,000 tokens out into host memory."""
     load_ms_per_1000: float
     request_ms: float
-    """What a request takes beside its steps: the connection, HTTP, two processes."""
+    """The time of a request outside its steps: the connection, HTTP, two processes."""
 
     def __post_init__(self) -> None:
         for name, costs in (("decode_ms", self.decode_ms), ("prefill_ms", self.prefill_ms)):
@@ -69,7 +69,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def n_all_slots(self) -> int:
-        """Those for jobs, and those in which ended jobs' cells wait."""
+        """The slots for jobs and the slots that hold the cells of finished jobs."""
         return self.parallel + retained_slots(is_on_gpu=False)
 
     @property

@@ -28,7 +28,7 @@ class Fleet:
         self.window_s = (0.0, 0.0)
         """The later half of the time in which sessions begin: those before have filled the caches."""
         self.busy_s = [0.0] * n_workers
-        """Of each worker, in steps that began in the window."""
+        """The busy time of each worker, in steps that began in the window."""
         self._context_length = min(each.context_length for each in costs)
         self._in_flight = [0] * n_workers
         self._policy: Policy = policy_of(
@@ -41,7 +41,7 @@ class Fleet:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
         self._rest: dict[int, Asks] = {}
-        """What is still to be asked, by session."""
+        """The remaining requests by session."""
 
     def run(self, sessions: Sequence[Session]) -> None:
         """Play the sessions to their ends. Raises: UsageError for one that is longer than a worker's context."""

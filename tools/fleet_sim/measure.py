@@ -1,4 +1,4 @@
-"""What the steps of a running worker cost, found out through its door: each cost is a difference of two waits.
+"""The costs of the steps of a running worker, measured through its API: each cost is a difference of two waits.
 
 What is measured is what clients wait for, so that the engine's and the front's own work is part of it. The worker must
 make no drafts (`--prompt-lookup off`), keep prefixes, and have nothing else to do. Runs on the check's event loop.
@@ -24,7 +24,7 @@ from worker.engine.prefill_budget import LEAST_CHUNK, widest_step_of
 from worker.wire.messages import TokenId
 
 N_DEEP = 512
-"""How many tokens a prompt has behind which costs are measured again, and which is copied out and in."""
+"""The tokens of a prompt after which costs are measured again, and which is copied out and in."""
 _N_DECODED = 24
 
 Waits = Mapping[tuple[str, int], float]
@@ -95,11 +95,11 @@ class Probe:
         return found
 
     async def _step_ms(self, n_rows: int) -> float:
-        """Of a decode step, while all of so many streams generate."""
+        """The time of a decode step while all streams generate."""
         return _step_ms(await asyncio.gather(*(self._told(self._new(8), _N_DECODED + n_rows) for _ in range(n_rows))))
 
     async def _beside_ms(self, deep: Sequence[TokenId]) -> float:
-        """Of a decode step of a long prompt and a short one, which has the other's cells to pass over."""
+        """The time of a decode step of a long prompt and a short one, which has to skip the other's cells."""
         return _step_ms(
             await asyncio.gather(self._told(deep, 2 * _N_DECODED), self._told(self._new(8), 2 * _N_DECODED))
         )
@@ -172,7 +172,7 @@ def _widths(least: int, most: int) -> list[int]:
 
 
 def _step_ms(told: Sequence[Told]) -> float:
-    """Of a step while all of these generate."""
+    """The time of a step while all of these generate."""
     begin_s = max(each.arrivals_s[0] for each in told)
     end_s = min(each.arrivals_s[-1] for each in told)
     return median(_mean_ms([at_s for at_s in each.arrivals_s if begin_s <= at_s <= end_s]) for each in told)
@@ -187,5 +187,5 @@ def _by_rows(medians: Mapping[tuple[str, int], float], wanted: str) -> RowsMs:
 
 
 def _positive(ms: float) -> float:
-    """What comes out below 0 is noise."""
+    """The cost, at least 0: a negative result is noise."""
     return max(0.0, round(ms, 4))

@@ -1,4 +1,4 @@
-"""Which worker gets a request: seven policies, of which a router could run each by what it sees itself.
+"""The choice of a worker for a request: seven policies, each of which a router could run with its own data.
 
 A policy sees the session, the prompt's tokens, and how many requests each worker has been sent that have not ended. One
 of them also hears of every block that a worker keeps (KV events). Pure; chance is the seed's.
@@ -15,18 +15,18 @@ from tools.fleet_sim.workloads import Ask
 from worker.wire.messages import TokenId
 
 BLOCK = 16
-"""How many tokens are known or not known together, as in the KV events of common engines."""
+"""The number of tokens that are cached together, as in the KV events of common engines."""
 
-MOST_SHARE, LEAST_BOUND = 2, 4
-"""A worker that is chosen for its cache has at most so many times the mean number of requests, or LEAST_BOUND requests
+MAX_SHARE, MIN_BOUND = 2, 4
+"""A worker that is chosen for its cache has at most so many times the mean number of requests, or MIN_BOUND requests
 where that is more (consistent hashing with bounded loads, Mirrokni et al. 2016). A popular beginning is then computed
 on several workers; and while there is little to do, nobody is sent away from what is known for one request."""
 
 POINTS = 64
-"""How many places each worker has on the ring of hashes: so many that the shares differ by an eighth."""
+"""The number of places of each worker on the hash ring: with this number the shares differ by an eighth."""
 
 InFlight = Sequence[int]
-"""By worker, how many requests it was sent that have not ended."""
+"""The number of unfinished requests by worker."""
 Held = Callable[[int, Sequence[TokenId]], int]
 """(worker, prompt) → how many of the prompt's first tokens the worker need not compute."""
 
@@ -98,7 +98,7 @@ class PrefixAffinity:
         self._owners: dict[int, dict[int, None]] = {}
         """Workers by the key of a block."""
         self._blocks: list[dict[int, None]] = [{} for _ in range(n_workers)]
-        """Of each worker, the longest unused first."""
+        """The blocks of each worker, least recently used first."""
 
     def choose(self, ask: Ask, in_flight: InFlight) -> int:
         keys = list(_keys(ask.prompt))
@@ -133,8 +133,9 @@ class PrefixAffinity:
 
 
 class KvEvents(PrefixAffinity):
-    """As PrefixAffinity, but by what each worker has, the answers too: it hears of every block that is kept or goes,
-    without delay. What it has sent says only whom to look at, for nobody else can have any of it.
+    """A policy like PrefixAffinity, but with the actual blocks of each worker, including answers: it hears of every
+    stored or removed block without delay. Its own requests only say which workers to look at, because no other can have
+    the blocks.
     """
 
     def __init__(self, n_workers: int, seed: int, held: Held) -> None:
@@ -175,8 +176,8 @@ def policy_of(name: str, *, n_workers: int, seed: int, known_tokens: int, held: 
 
 
 def _n_most(in_flight: InFlight) -> int:
-    """How many requests a worker may have, with the one that is to be sent."""
-    return max(LEAST_BOUND, ceil(MOST_SHARE * (sum(in_flight) + 1) / len(in_flight)))
+    """The most requests that a worker may have, including the new one."""
+    return max(MIN_BOUND, ceil(MAX_SHARE * (sum(in_flight) + 1) / len(in_flight)))
 
 
 def _keys(prompt: Sequence[TokenId]) -> Iterator[int]:

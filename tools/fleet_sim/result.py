@@ -1,4 +1,4 @@
-"""What a run came to: the numbers of a table's line, from the times of all requests. Pure."""
+"""The result of a run: the numbers of a table's line, from the times of all requests. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Result:
     n_requests: int
     requests_per_s: float
     tokens_per_s: float
-    """Of the answers to these requests."""
+    """The rate of the answers to these requests."""
     cached_share: float
     """Tokens of prompts that needed no computing."""
     first_token_s: float
@@ -59,7 +59,7 @@ class Result:
 
 
 def result_of(policy: str, fleet: Fleet) -> Result:
-    """Of the requests that were sent in the window."""
+    """The result of the requests that were sent in the window."""
     begin_s, end_s = fleet.window_s
     inside = [one for one in fleet.served if begin_s <= one.sent_s <= end_s]
     return summary(policy, inside, fleet.busy_s, end_s - begin_s)

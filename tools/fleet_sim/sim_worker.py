@@ -108,7 +108,8 @@ class SimKv:
         self.hold(slot, n_tokens)
 
     def _cut(self, slot: SlotId, n_tokens: int) -> int:
-        """How many of the slot's spans its first tokens are, once one that goes beyond them is two, for all holders."""
+        """The number of the slot's spans that its first tokens fill. A span that goes beyond them is first split, for
+        all holders."""
         n_left = n_tokens
         for at, span in enumerate(self._spans[slot]):
             if n_left == 0:
@@ -161,16 +162,16 @@ class SimRunner:
 
 @dataclass(slots=True)
 class Served:
-    """What became of a request. Times are the simulation's, in seconds."""
+    """The fate of a request. Times are the simulation's, in seconds."""
 
     ask: Ask
     worker: int
     sent_s: float
     first_s: float = -1.0
-    """When its first token was there; -1 before."""
+    """The time of its first token; -1 before."""
     ended_s: float = -1.0
     n_cached: int = 0
-    """How many tokens of its prompt needed no computing."""
+    """The number of cached tokens of its prompt."""
     n_tokens: int = 0
 
 
@@ -181,9 +182,9 @@ class SimWorker:
     costs: StepCosts
     clock: Clock = field(default_factory=Clock)
     inbox: deque[tuple[float, Served]] = field(default_factory=deque)
-    """What has been sent, by the time of its arrival."""
+    """The sent requests by the time of their arrival."""
     is_awake: bool = False
-    """Whether a step of it is due."""
+    """True if one of its steps is due."""
     engine: Engine = field(init=False)
     _jobs: dict[JobKey, Served] = field(default_factory=dict)
     _ended: list[Served] = field(default_factory=list)
@@ -211,7 +212,7 @@ class SimWorker:
         return ended
 
     def n_held(self, prompt: Seq[TokenId]) -> int:
-        """How many of a prompt's first tokens need no computing here: what a router knows that hears of every block."""
+        """The number of a prompt's first tokens that are cached here; a router that hears of every block knows it."""
         tokens = list(prompt)
         cache = self.engine.prefix_cache
         running = [one.tokens[: one.n_computed] for one in self.engine.scheduler.running.values()]

@@ -1,4 +1,5 @@
-"""What a fleet is asked: sessions of requests, each behind the answer to the one before. All chance is the seed's.
+"""The workload of a fleet: sessions of requests, each sent after the answer to the one before. All chance is the
+seed's.
 
 Texts are tokens by chance, so that two of them have a beginning in common only where the workload says so. An answer is
 one token again and again, which a request can make any model say (`Ask.sampling`): so the simulation and real workers
@@ -14,7 +15,7 @@ from math import exp, log
 from worker.wire.messages import Sampling, TokenId
 
 BIAS = 100.0
-"""As much as OpenAI's API takes: no other token is drawn."""
+"""The largest bias that OpenAI's API accepts: no other token is drawn."""
 
 VOCABULARY = tuple(TokenId(token) for token in range(1_000, 30_000))
 """Every common model has more tokens than that, and its special ones elsewhere."""
@@ -31,7 +32,7 @@ class Ask:
     answer: TokenId
     """All tokens of the answer."""
     n_tokens: int
-    """How many they are."""
+    """The number of tokens."""
 
     @property
     def sampling(self) -> Sampling:
@@ -40,10 +41,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is new in a session's next request."""
+    """The new part of a session's next request."""
 
     pause_s: float
-    """How long after the answer before it; after the session's beginning for the first."""
+    """The pause after the previous answer; for the first request after the session's beginning."""
     text: Sequence[TokenId]
     answer: TokenId
     n_tokens: int
@@ -68,7 +69,7 @@ class Session:
 
     @property
     def n_longest(self) -> int:
-        """How many tokens its last request and answer have."""
+        """The number of tokens of its last request and answer."""
         return len(self.opening) + sum(len(turn.text) + turn.n_tokens for turn in self.turns)
 
 
@@ -77,7 +78,8 @@ class Shape:
     """Sizes of a workload, in tokens. Of a range each doubling is drawn as often (log-uniform)."""
 
     n_openings: int
-    """How many texts the first prompts begin with. The second is half as popular as the first, the third a third."""
+    """The number of texts that the first prompts begin with. The second is half as popular as the first, the third a
+    third."""
     n_opening_tokens: int
     turns: Range
     text: Range

@@ -39,7 +39,7 @@ class Stages:
 
     @property
     def images(self) -> list[str]:
-        """What the last stage, the one that is shipped, needs from outside, through whatever stages."""
+        """The external images that the last stage, the shipped one, needs through any stages."""
         wanted = [self.last]
         for name in wanted:
             if name in self.parents:

@@ -23,7 +23,7 @@ from tools.images.images import Image
 from tools.images.store import Store
 
 PIP = Path("/etc/xdg/pip")
-"""Where pip of every distribution looks for the system's configuration, and distributions have nothing."""
+"""The place where pip looks for the system's configuration on every distribution; distributions have no file there."""
 _AUTHORITIES, _CONSTRAINTS = "authorities.pem", "constraints-{}.txt"
 
 _TRUST_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
@@ -59,7 +59,7 @@ class Built:
 
     @property
     def base_bytes(self) -> int:
-        """What of it is the base's."""
+        """The base's part of it."""
         (base,) = json.loads(self.store.ask("podman", "image", "inspect", self.base))
         return int(base["Size"])
 
@@ -125,7 +125,7 @@ def _mounts(folder: Path) -> Iterator[str]:
 
 
 def _pip_settings() -> dict[str, str]:
-    """What `pip config list` says here; the environment's values come after the files' and so win."""
+    """The output of `pip config list` on this machine; the environment's values come after the files' and so win."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout

@@ -19,10 +19,11 @@ HARDENED = ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--secur
 
 PROMPT = "The capital of France is"
 STOP_PATIENCE_S = 35
-"""What docs/images.md tells users to give `docker stop`: the worker's own 25 s, and some."""
+"""The timeout for `docker stop` in docs/images.md: the worker's own 25 s and a margin."""
 
 ONCE_PATIENCE_S = 900.0
-"""For what ends by itself; an emulated answer takes most of a minute, one of a GPU in software minutes."""
+"""The patience for a run that ends by itself; an emulated answer takes most of a minute, one of a GPU in software
+minutes."""
 
 _numbers = itertools.count()
 
@@ -45,7 +46,7 @@ def once(
 
 
 def python(built: Built, script: str, *, options: Sequence[str] = ()) -> str:
-    """What a script prints in the image's own environment."""
+    """The output of a script in the image's own environment."""
     code, out, err = once(built, "-c", script, program="python3", options=options)
     assert code == 0, err
     return out.strip()
@@ -76,20 +77,20 @@ class Container(WorkerProcess):
             _remove(self._store, self.name)
 
     def inside(self, script: str) -> str:
-        """What a Python script prints that runs beside the worker, as its user."""
+        """The output of a Python script that runs next to the worker as the same user."""
         return self._store.ask("podman", "exec", self.name, "python3", "-c", script).strip()
 
     def stop(self) -> int:
-        """As `docker stop`: SIGTERM, patience, SIGKILL. Returns the container's exit code."""
+        """Stop like `docker stop`: SIGTERM, patience, SIGKILL. Returns the container's exit code."""
         self._store.ask("podman", "stop", f"--time={STOP_PATIENCE_S}", self.name)
         return self.exit_code()
 
     def is_healthy(self) -> bool:
-        """Whether the image's own HEALTHCHECK succeeds."""
+        """True if the image's own HEALTHCHECK succeeds."""
         return self._store.run("podman", "healthcheck", "run", self.name).returncode == 0
 
     def changes(self) -> list[str]:
-        """What differs from the image, as `podman diff` has it, without what the runtime itself mounts."""
+        """The differences from the image that `podman diff` lists, without the mounts of the runtime."""
         listed = self._store.ask("podman", "diff", self.name).splitlines()
         return [line for line in listed if line.split(maxsplit=1)[1] not in _RUNTIMES_OWN]
 

@@ -1,4 +1,4 @@
-"""What an image is and holds: user, entry point, labels, size, and what must not be in it."""
+"""The contents of an image: user, entry point, labels, size, and what must not be in it."""
 
 import json
 import platform

@@ -88,7 +88,7 @@ def _is_taken(port: int) -> bool:
 
 @contextmanager
 def _folder_with_models() -> Iterator[Path]:
-    """What the working directory is in the documentation: `models` with the default model."""
+    """The working directory of the documentation: `models` with the default model."""
     with TemporaryDirectory() as name:
         models = Path(name) / "models"
         models.mkdir()

@@ -16,9 +16,9 @@ class Image:
     name: str
     """The tag, and the end of Dockerfile.NAME."""
     wheel: tuple[str, ...]
-    """What scripts/build_llama.sh is told: the backend first."""
+    """The arguments of scripts/build_llama.sh: the backend first."""
     goal_bytes: int
-    """Of what is added to the base; unpacked, as podman and docker show it."""
+    """The largest size added to the base, unpacked, as podman and docker show it."""
     goal_has_base: bool = False
     """The goal is the whole image's, base and all."""
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -26,13 +26,13 @@ class Image:
     here: tuple[str, ...] = ()
     """Podman's options with which it serves without the GPU that it is for."""
     refusal: str = ""
-    """What it says without them; empty: it serves as well."""
+    """The error without devices; empty if the image serves without them."""
     missing: str = ""
     """Why its backend has no device in a container that is given none, by `devices`: nothing that the image lacks."""
     has_software_gpu: bool = False
     """Its driver can compute on the processor, where a variable says so."""
     is_for_every_processor: bool = False
-    """Whether it must run on an x86-64 processor of 2008."""
+    """True if it must run on an x86-64 processor of 2008."""
     wheel_comes_from: Literal["outside", "inside", "before"] = "outside"
     """This machine's build_llama.sh, the Dockerfile's own stage, or somebody who has put it into `wheels` before; where
     it is not built outside, one that lies there is used."""
@@ -47,7 +47,7 @@ class Image:
 
     @property
     def wheels(self) -> Path:
-        """Where the Dockerfile takes a wheel that was built outside."""
+        """The folder from which the Dockerfile takes a wheel that was built outside."""
         return CHECKOUT / "dist" / "wheels" / self.wheel[0]
 
     @property
@@ -65,7 +65,8 @@ _GLIBC_OF_BOOKWORM = (2, 36)
 
 
 def _is_old_enough() -> bool:
-    """Whether what is compiled here runs on Debian 12: with a newer glibc it may ask for what that has not."""
+    """True if programs compiled here run on Debian 12. With a newer glibc they may need symbols that Debian 12
+    lacks."""
     name, version = platform.libc_ver()
     return name == "glibc" and tuple(map(int, version.split("."))) <= _GLIBC_OF_BOOKWORM
 

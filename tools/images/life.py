@@ -1,4 +1,5 @@
-"""What a running image does: serves, calls back, drains, survives its engine, and ends with the right exit code."""
+"""The behaviour of a running image: it serves, calls back, drains, survives its engine, and ends with the right exit
+code."""
 
 import json
 import socket
@@ -37,7 +38,7 @@ def it_serves_after_one_ready_callback(built: Built) -> str:
 
 
 def it_finishes_an_accepted_job_when_stopped(built: Built) -> str:
-    """As PID 1, which no signal ends that it does not handle itself."""
+    """The worker is PID 1, which only ends on signals that it handles itself."""
     with Container(built, "--port", "0") as worker:
         worker.ready()
         with worker.stream(prompt=PROMPT, max_tokens=_LONG, ignore_eos=True) as stream:
@@ -136,7 +137,7 @@ def a_missing_model_is_exit_1_and_one_line(built: Built) -> str:
 
 
 def _only_error(code: int, _: str, err: str) -> dict[str, str]:
-    """Of a worker that does not start: its one line in the log."""
+    """The one line in the log of a worker that does not start."""
     assert code == 1, (code, err)
     (error,) = [line for line in map(json.loads, err.splitlines()) if line["level"] == "error"]
     return dict(error)

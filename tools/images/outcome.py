@@ -1,4 +1,4 @@
-"""What a check of an image says, and how it is run: its claim holds with what was seen, fails, or cannot be tried."""
+"""The result of a check of an image, and its run: its claim holds with what was seen, fails, or cannot be tried."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -51,7 +51,7 @@ def it_answers_on_an_old_processor(built: Built) -> str:
 
 
 def _emulated(built: Built, processor: str, *arguments: str) -> tuple[int, str, str]:
-    """As container.once: exit code, stdout, stderr."""
+    """The exit code, stdout and stderr, like container.once."""
     if platform.machine() != "x86_64":
         raise Skipped("this image is not for x86-64")
     if not built.image.is_for_every_processor:

@@ -1,4 +1,5 @@
-"""What `make images-test` prints: the images, then every claim with what was seen. Markdown, so that it can be kept."""
+"""The report of `make images-test`: the images, then every claim with the observation. It is Markdown, so that it can
+be stored."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,13 +17,13 @@ CLAIM_COLUMNS = ("of", "claim", "verdict", "seen")
 class Report:
     images: tuple[Built, ...]
     outcomes: tuple[tuple[str, Outcome], ...]
-    """What was looked at, and what was found, in order."""
+    """The checks and their outcomes, in order."""
     named: frozenset[str] = frozenset()
     """The names of images without which the run says nothing."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether a claim fails, an image that was named was not built, or none was."""
+        """True if a claim fails, a named image was not built, or no image was built."""
         built = {each.image.name for each in self.images}
         return any(outcome.verdict == "FAILS" for _, outcome in self.outcomes) or not built or not built >= self.named
 

@@ -15,7 +15,7 @@ from pathlib import Path
 PATIENCE_S = 3600.0
 """The longest that one program may take; a build with llama.cpp in it takes most of an hour on two busy processors."""
 
-_MOST_PROCESSES = 4096
+_MAX_PROCESSES = 4096
 """Podman's own default is more than a container without CAP_SYS_RESOURCE may ask for."""
 
 
@@ -27,7 +27,7 @@ class Store:
 
     @cached_property
     def environment(self) -> Mapping[str, str]:
-        """For every podman, buildah and docker that is to see this store; written at the first use."""
+        """The environment for every podman, buildah and docker that uses this store; written at the first use."""
         self.folder.mkdir(parents=True, exist_ok=True)
         storage, containers = self.folder / "storage.conf", self.folder / "containers.conf"
         storage.write_text(self._storage_conf(), encoding="utf-8")
@@ -42,7 +42,7 @@ class Store:
 
     @property
     def socket(self) -> Path:
-        """Where podman answers as a Docker engine would, while docker_cli.py asks it to."""
+        """The socket where podman answers like a Docker engine while docker_cli.py uses it."""
         return self.folder / "podman.sock"
 
     def run(self, *command: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
@@ -52,7 +52,7 @@ class Store:
         )
 
     def ask(self, *command: str) -> str:
-        """What it wrote to stdout. Raises: AssertionError with its stderr when it failed."""
+        """The output on stdout. Raises: AssertionError with its stderr if it failed."""
         done = self.run(*command)
         assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}: {last_lines(done.stderr)}"
         return done.stdout
@@ -70,7 +70,7 @@ class Store:
 
 
 def last_lines(text: str, n: int = 12) -> str:
-    """What a program said at its end, on one line."""
+    """The last lines of a program, on one line."""
     return " | ".join(line.strip() for line in text.strip().splitlines()[-n:])
 
 
@@ -80,11 +80,11 @@ def missing_programs(names: Sequence[str]) -> list[str]:
 
 def _containers_conf() -> str:
     """No systemd, no limits above our own, and the short name of an image means the one that was built here."""
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
     return (
         "[containers]\n"
-        f'default_ulimits = ["nofile={most_files}:{most_files}", "nproc={_MOST_PROCESSES}:{_MOST_PROCESSES}"]\n'
+        f'default_ulimits = ["nofile={max_files}:{max_files}", "nproc={_MAX_PROCESSES}:{_MAX_PROCESSES}"]\n'
         "[engine]\n"
         f"{runtime}"
         'cgroup_manager = "cgroupfs"\n'

@@ -30,21 +30,21 @@ _TEXT = (
     "The harbour was quiet when the last ferry came in. Three people left it: a man with a cello, "
     "a woman who counted her steps aloud, and a child asleep"
 )
-_MOST_TOKENS = 16
-"""Of the text; the beginning of two tokens gives the first row, that of three the next."""
+_MAX_TOKENS = 16
+"""The number of tokens of the text; its first two tokens give the first row, its first three the next."""
 
 Origin = Literal["model", "synthetic"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """At least one row, each float32[n_vocab] without NaN. Those of a context live until it decodes again."""
+    """At least one row, each float32[n_vocab] without NaN. A context's rows are valid until it decodes again."""
 
     origin: Origin
     logits: Sequence[Logits]
     context: Context | None = None
     indexes: Sequence[int] = ()
-    """What the context calls each row."""
+    """The context's index of each row."""
 
     @property
     def n_vocab(self) -> int:
@@ -69,7 +69,7 @@ def model_rows(path: Path) -> Iterator[Rows]:
     info = read_info(path)
     cpu = choose_device("cpu", devices())
     with Model.load(info.path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None) as model:
-        tokens = model.tokenize(_TEXT)[:_MOST_TOKENS]
+        tokens = model.tokenize(_TEXT)[:_MAX_TOKENS]
         beginnings = [tokens[:n_tokens] for n_tokens in range(2, len(tokens) + 1)]
         context = _context(model, n_slots=len(beginnings), n_tokens=sum(map(len, beginnings)))
         wanted = Sampling(seed=0)
