@@ -56,8 +56,8 @@ SOURCES = {
 }
 
 END_THE_PROCESS = frozenset({"an indent", "a deep list", "deep JSON", "itself"})
-"""What cannot be bounded from outside the template engine: the memory that one filter takes, and the stack for values
-within values."""
+"""Templates that cannot be limited from outside the template engine: the memory of one filter, and the stack for nested
+values."""
 
 
 def limit() -> None:
@@ -67,7 +67,7 @@ def limit() -> None:
 
 
 def ends(source: str) -> str:
-    """How the template ends, in a word or a line."""
+    """The end of the template, as a word or a line."""
     try:
         chat = ChatTemplates(source, None, names=Names(["<s>"]), tokens={}, variables={})
     except BrokenTemplate as error:

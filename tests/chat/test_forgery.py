@@ -1,4 +1,4 @@
-"""Nothing that a conversation says adds to the control tokens that llama.cpp's templates write, or takes from them."""
+"""A conversation never adds a control token to those that llama.cpp's templates write, and never removes one."""
 
 import copy
 import re
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.model
 NAME = re.compile(
     r"<\|[^|\s']{1,40}\|>|<｜[^｜]{1,40}｜>|\[/?[A-Z_]+\]|<(?:end|start)_of_[a-z]+>|\]~b\]|<\|turn>|<turn\|>"
 )
-"""What names of control tokens look like."""
+"""The form of control tokens' names."""
 WORD = "zebra"
 
 
@@ -44,7 +44,7 @@ def halves(names: Names) -> list[str]:
 
 
 def rendered(template: ChatTemplate, kind: Kind, said: str) -> Rendered | None:
-    """With the word said at both ends of what everybody says; None where the template refuses."""
+    """The rendering with the word at both ends of every message; None if the template refuses."""
     messages: list[Message] = copy.deepcopy(kind.messages)
     for message in messages:
         content = message["content"]

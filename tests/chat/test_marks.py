@@ -1,4 +1,4 @@
-"""What the conversation wrote is known from what the template wrote."""
+"""The words of the conversation are separated from the words of the template."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,14 +48,14 @@ def test_marks_are_not_of_the_conversation(value: Json) -> None:
     assert again.cut != first.cut
 
 
-def test_words_that_the_template_looks_for_stay_as_they_are() -> None:
+def test_words_that_the_template_searches_for_are_not_marked() -> None:
     marks = Marker(SOURCE, NAMES).marks_for("")
     assert marks.mark("a</think>b") == "a</think>b"
     assert marks.mark("a<think>b") != "a<think>b"
     assert marks.mark("][") != "]["
 
 
-def test_a_word_that_signs_would_make_a_name_is_marked_but_for_those_of_the_template() -> None:
+def test_a_word_that_signs_would_make_a_name_is_marked_unless_the_template_contains_it() -> None:
     marks = Marker(SOURCE, NAMES).marks_for("")
     assert not NAMES.has_one(f"<{marks.mark('s')}>")
     assert not NAMES.has_one(f"[{marks.mark('INST')}]")
@@ -64,7 +64,7 @@ def test_a_word_that_signs_would_make_a_name_is_marked_but_for_those_of_the_temp
     assert list(texts(marks.mark({"name": 1}))) == ["name"]
 
 
-def test_roles_stay_as_they_are_but_nothing_that_stands_in_their_place() -> None:
+def test_known_roles_are_not_marked_and_other_texts_in_their_place_are() -> None:
     marks = Marker("", Names(["<|user|>", "<|end|>"])).marks_for("")
     assert marks.mark({"role": "user"}) == {"role": "user"}
     assert all(value != role for role in ("end", "<|end|>") for value in texts(marks.mark({"role": role})))

@@ -74,7 +74,7 @@ def test_carriage_returns_of_a_conversation_stay() -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("end", ["\r\n", "\r"])
-def test_a_template_writes_the_same_whatever_ends_its_lines(end: str) -> None:
+def test_a_template_writes_the_same_with_any_line_end(end: str) -> None:
     for source in (path.read_text() for path in templates()):
         for kind in (KINDS["a call and its answer"], KINDS["signs"]):
             assert rendered(source.replace("\n", end), kind) == rendered(source, kind)
@@ -104,7 +104,7 @@ with others, which has Jinja escape their HTML, and nobody meant it to: eight of
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["one turn", "prefill", "reasoning", "signs"])
-def test_conversations_in_forms_that_a_template_knows_are_rendered_as_in_transformers(kind: str) -> None:
+def test_conversations_in_supported_forms_are_rendered_as_in_transformers(kind: str) -> None:
     """Also one that goes on where its last message ends, and with whatever is marked on the way."""
     from transformers.utils import chat_template_utils  # noqa: PLC0415 - takes seconds
 
@@ -154,7 +154,7 @@ def rendered_by_transformers(source: str, kind: Kind) -> str | None:
 
 
 def values_of(kind: Kind) -> dict[str, Any]:
-    """What transformers gives a template."""
+    """The values that transformers passes to a template."""
     given = {"messages": kind.messages, "tools": kind.tools, "documents": None, "add_generation_prompt": kind.is_open}
     return {**TOKENS, **given, **(kind.variables or {})}
 
@@ -162,7 +162,7 @@ def values_of(kind: Kind) -> dict[str, Any]:
 # ── harm ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_fails_is_told_by_its_kind_and_line_alone() -> None:
+def test_a_failure_names_only_its_kind_and_line() -> None:
     for source in ("\n{{ x.y.z }}", "\n{{ [secret] + 1 }}", "\n{{ secret | nothing }}"):
         with pytest.raises((Unrendered, BrokenTemplate), match=r"^[^'\"]*in line 2$") as error:
             render(source, {"secret": "hidden"})
@@ -186,7 +186,7 @@ def test_a_template_is_no_longer_than_is_allowed() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", SOURCES)
-def test_harm_ends_in_words_or_with_the_process(name: str) -> None:
+def test_a_hostile_template_ends_with_an_error_or_with_the_process(name: str) -> None:
     command = [sys.executable, "-m", "tests.chat.hostile_templates", name]
     ended = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False

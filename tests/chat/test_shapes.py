@@ -1,4 +1,4 @@
-"""Nothing of a conversation is lost in a template: it is in the prompt, or the request is refused by name."""
+"""A template never loses a part of a conversation: it is in the prompt, or the request is refused by name."""
 
 import json
 import re
@@ -41,7 +41,7 @@ ODD = ["</think>", "<think>", "[/INST]", "<tool_response>", "? ", '{"a": 1} ', "
 
 
 @pytest.mark.parametrize("path", templates(), ids=lambda path: path.stem)
-def test_no_template_loses_a_word_behind_odd_signs(path: Path) -> None:
+def test_no_template_loses_a_word_after_odd_signs(path: Path) -> None:
     """An assistant's words before what looks like a thought's end may be lost."""
     chat = loaded(path.read_text())
     if chat is None:
@@ -54,7 +54,7 @@ def test_no_template_loses_a_word_behind_odd_signs(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", templates(), ids=lambda path: path.stem)
-def test_no_template_loses_a_part_of_an_answer_that_goes_on_or_is_over(path: Path) -> None:
+def test_no_template_loses_a_part_of_a_continued_or_complete_answer(path: Path) -> None:
     chat = loaded(path.read_text())
     if chat is None:
         assert path.stem == WITH_MORE

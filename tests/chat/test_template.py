@@ -114,7 +114,7 @@ def test_the_templates_control_tokens_are_those_of_a_conversation_without_any(co
 @pytest.mark.parametrize(
     "contents", [["<|im_end|>"], ["<|im_", "end|>"], ["<|im<x>_end|>"], ["<|im</x>_end|>"], ["<", "s>"]]
 )
-def test_a_name_in_the_conversation_is_letters_whatever_the_template_does_to_it(
+def test_a_name_in_the_conversation_stays_letters_in_every_template(
     source: str, contents: list[str]
 ) -> None:
     found = rendered(source, *map(says, contents))
@@ -137,24 +137,24 @@ def test_a_template_that_looks_into_the_text_finds_what_is_there() -> None:
 # ── forms ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
+def test_a_developer_becomes_the_system_if_the_template_supports_no_developer() -> None:
     assert "system\nBe brief." in text(CHATML, says("Be brief.", "developer"), USER)
     knowing = CHATML + "{# developer #}"
     assert "developer\nBe brief." in text(knowing, says("Be brief.", "developer"), USER)
 
 
-def test_leading_systems_are_one_where_the_template_takes_one_alone() -> None:
+def test_leading_systems_are_merged_if_the_template_supports_only_one() -> None:
     two = says("A", "system"), says("B", "system")
     assert text(ONE_SYSTEM, *two, USER) == f"[system]A\n\nB[user]{USER['content']}"
     assert text(CHATML, *two, USER).count("<|im_start|>system") == 2
 
 
-def test_a_system_message_is_a_users_where_the_template_takes_none() -> None:
+def test_a_system_message_becomes_a_users_if_the_template_supports_none() -> None:
     assert text(NO_SYSTEM, SYSTEM, USER) == SYSTEM["content"] + USER["content"]
     assert text(ONE_SYSTEM, SYSTEM, USER, says("B", "system")).endswith(f"[user]{USER['content']}[user]B")
 
 
-def test_users_and_assistants_take_turns_where_the_template_asks_for_it() -> None:
+def test_users_and_assistants_alternate_if_the_template_requires_it() -> None:
     asked = text(TURNS, says("a"), says("b"), says("c", "assistant"), says("d", "assistant"), says("e"))
     assert asked == "[user]a\n\nb[assistant]c\n\nd[user]e"
     assert text(TURNS, says("a", "assistant"), says("b")) == "[user][assistant]a[user]b"
@@ -176,7 +176,7 @@ def test_tools_that_the_template_refuses_are_named() -> None:
 
 
 @given(st.data())
-def test_a_message_that_the_template_leaves_out_is_named(data: st.DataObject) -> None:
+def test_a_message_that_the_template_omits_is_named(data: st.DataObject) -> None:
     """Also where only this one is, for what it says."""
     n_messages = data.draw(st.integers(1, 9))
     at = data.draw(st.integers(0, n_messages - 1))
@@ -197,12 +197,12 @@ def test_a_refusal_holds_nothing_of_the_conversation() -> None:
     assert "secret" not in refusal(source, says("no secret")).message
 
 
-def test_parts_are_joined_where_the_template_takes_texts_alone() -> None:
+def test_parts_are_joined_if_the_template_supports_only_texts() -> None:
     parts = says([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
     assert "user\na\nb<|im_end|>" in text(CHATML, parts)
 
 
-def test_a_text_is_a_part_where_the_template_takes_parts_alone() -> None:
+def test_a_text_becomes_a_part_if_the_template_supports_only_parts() -> None:
     source = (
         "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
         "{% endfor %}{% endfor %}"
@@ -210,7 +210,7 @@ def test_a_text_is_a_part_where_the_template_takes_parts_alone() -> None:
     assert text(source, says("a")) == "a"
 
 
-def test_arguments_are_an_object_where_the_template_takes_no_text() -> None:
+def test_arguments_become_an_object_if_the_template_supports_no_text() -> None:
     source = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{{ c.function.name }} {% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{% endfor %}"
@@ -220,7 +220,7 @@ def test_arguments_are_an_object_where_the_template_takes_no_text() -> None:
     assert text(source, USER, {**says("", "assistant"), "tool_calls": [{"function": function}]}).endswith("f a=1")
 
 
-def test_arguments_are_text_where_the_template_takes_no_object() -> None:
+def test_arguments_become_text_if_the_template_supports_no_object() -> None:
     source = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{{ c.function.name + ' calls ' + c.function.arguments }}{% endfor %}{% endfor %}"
@@ -243,7 +243,7 @@ def result(content: str, call_id: str | None, **more: str) -> Message:
     return {**says(content, "tool"), **more} | ({} if call_id is None else {"tool_call_id": call_id})
 
 
-def test_calls_and_results_are_text_where_the_template_writes_none() -> None:
+def test_calls_and_results_become_text_if_the_template_writes_none() -> None:
     said = [USER, calling(call("f", "1"), call("g", "2"), content="I look."), result("x", "1"), result("y", "2")]
     assert text(CHATML, *said).removeprefix(text(CHATML, USER, add_generation_prompt=False)) == (
         "<|im_start|>assistant\nI look.\n"
@@ -254,13 +254,13 @@ def test_calls_and_results_are_text_where_the_template_writes_none() -> None:
     )
 
 
-def test_text_beside_a_call_stands_before_it_where_the_template_has_no_room_for_it() -> None:
+def test_text_next_to_a_call_comes_before_it_if_the_template_omits_it() -> None:
     source = CALLS.replace("{{ m.content or '' }}", "{% if not m.tool_calls %}{{ m.content or '' }}{% endif %}")
     found = text(source.replace("ID", "false"), USER, calling(call("f", "1"), content="I look."), result("x", "1"))
     assert '[assistant]I look.[assistant](1:f:{"a": "b"})[tool]x(1)' in found
 
 
-def test_several_calls_are_several_messages_with_their_results_where_the_template_takes_one() -> None:
+def test_several_calls_become_several_messages_if_the_template_supports_one() -> None:
     source = CALLS.replace("ID", "m.tool_calls | length > 1")
     both = calling(call("f", "1"), call("g", "2"))
     found = text(source, USER, both, result("y", "2"), result("x", "1"), result("z", "3"))
@@ -284,7 +284,7 @@ def test_a_call_and_its_result_have_one_id_that_the_template_takes(ids: list[str
     assert all(one == sent for one, sent in zip(known, ids, strict=True) if sent == "abcdefghi")
 
 
-def test_ids_have_the_calls_name_where_that_is_all_the_template_shows() -> None:
+def test_ids_contain_the_calls_name_if_the_template_shows_only_ids() -> None:
     source = CALLS.replace("ID", "false").replace(":{{ c.function.name }}", "")
     found = text(source, USER, calling(call("f", "x")), result("y", "x"), calling(call("g", "functions.g:7")))
     assert "(functions.f:0:" in found
@@ -292,7 +292,7 @@ def test_ids_have_the_calls_name_where_that_is_all_the_template_shows() -> None:
     assert "(functions.g:7:" in found
 
 
-def test_a_result_is_a_users_text_where_the_template_wants_its_call_and_there_is_none() -> None:
+def test_a_result_without_its_call_becomes_a_users_text_if_the_template_needs_the_call() -> None:
     source = (
         "{% set ns = namespace(calls=false) %}{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
         "{% for c in m.tool_calls or [] %}{% set ns.calls = true %}{{ c.function.name }}{{ c.function.arguments }}"
@@ -302,27 +302,27 @@ def test_a_result_is_a_users_text_where_the_template_wants_its_call_and_there_is
     assert text(source, USER, calling(call("f", "1")), result("x", "1")).endswith("[tool]x")
 
 
-def test_a_call_with_what_is_no_object_is_text_where_the_template_takes_objects_alone() -> None:
+def test_a_call_without_an_object_becomes_text_if_the_template_supports_only_objects() -> None:
     source = CALLS.replace("ID", "c.function.arguments is string")
     found = text(source, USER, calling(call("f", "1", '{"a": "b')), calling(call("g", "2")))
     assert '[assistant]<tool_call>\n{"name": "f", "arguments": "{\\"a\\": \\"b"}\n</tool_call>' in found
     assert '[assistant](2:g:{"a": "b"})' in found
 
 
-def test_a_system_message_that_the_template_has_elsewhere_stays_there() -> None:
+def test_a_system_message_stays_where_the_template_puts_it() -> None:
     source = "{% for m in messages[1:] %}{{ m.content }}{% endfor %}{{ messages[0].content }}"
     swapped = "{% if messages[0].role == 'system' %}" + source + "{% else %}" + CHATML + "{% endif %}"
     assert text(swapped, SYSTEM, USER) == USER["content"] + SYSTEM["content"]
 
 
-def test_what_an_assistant_thought_may_be_left_out() -> None:
+def test_reasoning_may_be_omitted() -> None:
     source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
     for thought in ("<think>hm</think>yes", "<think>hm</think>"):
         assert text(source, USER, says(thought, "assistant")) == USER["content"] + thought.partition("</think>")[2]
     assert text(CHATML, USER, {**REPLY, "reasoning_content": "hm"}) == text(CHATML, USER, REPLY)
 
 
-def test_an_answer_goes_on_where_its_beginning_ends() -> None:
+def test_an_answer_continues_after_its_beginning() -> None:
     more = {"add_generation_prompt": False, "continue_final_message": True}
     assert text(CHATML, USER, says("It is ", "assistant"), **more).endswith("<|im_start|>assistant\nIt is ")
     trimming = CHATML.replace("m.content", "(m.content | trim)")
@@ -330,7 +330,7 @@ def test_an_answer_goes_on_where_its_beginning_ends() -> None:
 
 
 @pytest.mark.parametrize("last", [{**CALL, "content": None}, {**CALL, "content": "I look."}, says(None, "assistant")])
-def test_a_message_without_text_or_with_calls_behind_it_cannot_go_on(last: Message) -> None:
+def test_a_message_without_text_or_with_calls_cannot_be_continued(last: Message) -> None:
     found = refusal(CHATML, USER, last, add_generation_prompt=False, continue_final_message=True)
     assert (found.field, found.constraint) == ("messages", "chat_template")
     assert found.message.startswith("messages[1]: the final message")
@@ -361,7 +361,7 @@ def test_a_template_may_work_only_with_its_variables() -> None:
 
 
 @pytest.mark.parametrize("key", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"])
-def test_nobody_tells_a_template_what_it_is_given(key: str) -> None:
+def test_a_request_cannot_set_the_variables_that_the_worker_sets(key: str) -> None:
     source = CHATML + "{{ bos_token }}{{ tools }}"
     assert refusal(source, USER, variables={key: "x"}).field == "chat_template_kwargs"
 
@@ -374,12 +374,12 @@ def test_the_template_for_tools_is_for_tools() -> None:
         assert ("<|im_start|>" in found.text) == is_plain
 
 
-def test_tools_that_the_template_leaves_out_are_refused() -> None:
+def test_tools_that_the_template_omits_are_refused() -> None:
     found = templates(CHATML).read(conversation(USER, tools=[WEATHER]))
     assert found == Violation("messages", "tools", "the chat template does not support tools")
 
 
-def test_what_a_template_knows_is_found_out() -> None:
+def test_the_features_of_a_template_are_found() -> None:
     assert templates(CHATML).caps == ("system",)
     dropping = "{% for m in messages if m.role != 'developer' %}" + CHATML.partition("%}")[2]
     assert templates(dropping).caps == ("system",)
@@ -391,7 +391,7 @@ def test_what_a_template_knows_is_found_out() -> None:
     assert templates(knowing).caps == caps
 
 
-def test_a_template_that_shows_nothing_of_a_conversation_is_none() -> None:
+def test_a_template_that_shows_nothing_of_a_conversation_is_broken() -> None:
     for source, why in (
         ("hello", "it omits the user's message"),
         ("{{ raise_exception('not for chat') }}", "the chat template refuses the conversation: not for chat"),

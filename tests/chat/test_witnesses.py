@@ -42,7 +42,7 @@ def plain(text: str) -> str:
 
 @LAW
 @given(MESSAGES)
-def test_without_its_witnesses_a_conversation_is_what_it_was(messages: list[Message]) -> None:
+def test_a_conversation_without_its_witnesses_is_unchanged(messages: list[Message]) -> None:
     before = json.dumps(messages)
     witnessed = Witnesses(characters(), WORDS).put_into(messages)
     assert json.loads(plain(json.dumps(witnessed, ensure_ascii=False))) == messages
@@ -51,7 +51,7 @@ def test_without_its_witnesses_a_conversation_is_what_it_was(messages: list[Mess
 
 @LAW
 @given(MESSAGES, st.sampled_from(["as it is", "JSON in ASCII", "Python"]))
-def test_all_that_is_written_is_found_and_what_is_not_is_lost(messages: list[Message], how: str) -> None:
+def test_written_texts_are_found_and_missing_texts_are_lost(messages: list[Message], how: str) -> None:
     witnesses = Witnesses(characters(), WORDS)
     written = [repr(one) if how == "Python" else json.dumps(one, ensure_ascii=how != "as it is") for one in messages]
     witnessed = witnesses.put_into(messages)
@@ -63,7 +63,7 @@ def test_all_that_is_written_is_found_and_what_is_not_is_lost(messages: list[Mes
 
 
 @pytest.mark.parametrize("thought", ["<think>a</think>", "[THINK]a[/THINK]", "<seed:think>a</seed:think>"])
-def test_what_an_assistant_thought_has_no_witness(thought: str) -> None:
+def test_reasoning_has_no_witness(thought: str) -> None:
     for role, is_witnessed in (("assistant", False), ("user", True)):
         messages: list[Message] = [{"role": role, "content": thought}]
         assert (Witnesses(characters(), frozenset()).put_into(messages) != messages) == is_witnessed
@@ -72,7 +72,7 @@ def test_what_an_assistant_thought_has_no_witness(thought: str) -> None:
     assert str(witnessed[0]["content"]).startswith(thought)
 
 
-def test_a_message_that_stands_before_an_earlier_one_is_moved() -> None:
+def test_a_message_before_an_earlier_one_is_moved() -> None:
     said: list[Message] = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
     witnesses = Witnesses(characters(), frozenset())
     system, first, answer, second = (str(one["content"]) for one in witnesses.put_into(said))
@@ -80,7 +80,7 @@ def test_a_message_that_stands_before_an_earlier_one_is_moved() -> None:
     assert witnesses.found_in(system + first + second + answer) == Found(None, 3)
 
 
-def test_results_may_stand_beside_their_calls() -> None:
+def test_results_may_follow_their_calls_directly() -> None:
     calls: list[Message] = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g")]
     said: list[Message] = [
         {"role": "user", "content": "ask"},

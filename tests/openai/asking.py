@@ -55,7 +55,7 @@ def fail(choice: Choice) -> bytes:
 
 
 def objects(stream: bytes) -> list[Any]:
-    """What the frames of a stream hold; `[DONE]` as text."""
+    """The contents of the frames of a stream; `[DONE]` as text."""
     frames = stream.decode().split("\n\n")
     assert frames.pop() == ""
     assert all(frame.startswith("data: ") for frame in frames)

@@ -1,4 +1,4 @@
-"""From a job's events to a message or its chunks."""
+"""A job's events become a message or its chunks."""
 
 import json
 from typing import Any
@@ -42,7 +42,7 @@ def collected(pieces: list[str], found: list[list[Logprob]] | None = None, **fie
 
 
 @given(texts)
-def test_a_stream_and_an_answer_say_the_same(pieces: list[str]) -> None:
+def test_a_stream_and_an_answer_have_the_same_content(pieces: list[str]) -> None:
     chunks = streamed(pieces)[:-1]
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == "".join(pieces) == collected(pieces)["choices"][0]["message"]["content"]
@@ -76,7 +76,7 @@ USAGE = {
 }
 
 
-def test_the_usage_comes_last_and_only_where_it_is_asked_for() -> None:
+def test_the_usage_comes_last_and_only_on_request() -> None:
     *chunks, usage, done = streamed(["a", "b"], stream_options={"include_usage": True})
     assert (usage["choices"], usage["usage"], done) == ([], USAGE, "[DONE]")
     assert [chunk["usage"] for chunk in chunks] == [None] * 4
@@ -110,7 +110,7 @@ def test_an_answer_has_a_message_and_its_usage() -> None:
     }
 
 
-def test_logprobs_have_the_bytes_of_tokens_and_leave_out_what_has_no_text() -> None:
+def test_logprobs_have_the_bytes_of_tokens_and_omit_tokens_without_text() -> None:
     half = entry("\ufffd", 8, -1.0, ("\ufffd", 8, -1.0), raw=b"\xc3")
     other = entry("\ufffd", 9, float("-inf"), raw=b"\xa9")
     found = [[half, other], [entry("", 3)]]
@@ -161,7 +161,7 @@ def test_a_job_that_runs_again_leaves_nothing_of_its_first_run() -> None:
     assert b"lost" not in bytes(made.logprobs.content)
 
 
-def test_what_an_answer_keeps_is_bounded_for_all_its_choices_together() -> None:
+def test_the_bytes_that_an_answer_holds_are_bounded_over_all_choices() -> None:
     allowance = Allowance(10)
     first, second = (CollectedMessage(index, allowance, wants_logprobs=False) for index in range(2))
     first.token("123456", 0)

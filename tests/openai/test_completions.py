@@ -1,4 +1,4 @@
-"""From a body to prompts, and from a job's events to a text or its chunks."""
+"""A body becomes prompts, and a job's events become a text or its chunks."""
 
 import json
 from typing import Any
@@ -51,7 +51,7 @@ def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
         (["a"] * 129, "prompt"),
     ],
 )
-def test_what_is_no_prompt_is_refused_with_its_place(prompt: Any, param: str) -> None:
+def test_a_value_that_is_not_a_prompt_is_refused_with_its_place(prompt: Any, param: str) -> None:
     with pytest.raises(FieldsRefused) as raised:
         asked(prompt=prompt)
     assert error_detail(raised.value).param == param
@@ -93,7 +93,7 @@ def test_a_router_may_send_false_for_logprobs() -> None:
     [({}, None), ({"logprobs": 3}, None), ({"logprobs": 3, "echo": True}, 3), ({"echo": True}, None),
      ({"prompt_logprobs": 0}, 0), ({"prompt_logprobs": 5, "logprobs": 1, "echo": True}, 5)],
 )  # fmt: skip
-def test_the_engine_is_asked_for_no_more_than_is_told(fields: dict[str, Any], needed: int | None) -> None:
+def test_the_engine_reports_no_more_logprobs_than_the_answer_needs(fields: dict[str, Any], needed: int | None) -> None:
     assert asked(**fields).needs_prompt_logprobs == needed
 
 
@@ -147,19 +147,19 @@ def test_without_an_echo_offsets_begin_with_the_answer() -> None:
     assert logprobs["top_logprobs"][0] == {"c": -0.25, "d": -4.0}
 
 
-def test_tokens_can_be_called_by_their_ids() -> None:
+def test_tokens_can_be_named_by_their_ids() -> None:
     logprobs = answered(asked(echo=True, logprobs=1, return_tokens_as_token_ids=True), ECHO)["logprobs"]
     assert logprobs["tokens"] == [f"token_id:{token}" for token in (1, 2, 3, 4, 5, 9)]
     assert logprobs["top_logprobs"][1] == {"token_id:2": -1.0, "token_id:7": -0.1}
 
 
-def test_a_token_before_the_text_takes_no_room_in_it() -> None:
+def test_a_token_before_the_text_has_no_characters_in_it() -> None:
     logprobs = answered(asked(echo=True, logprobs=0), Echo("éb", TokenId(1), "<s>"))["logprobs"]
     assert logprobs["tokens"][0] == "<s>"
     assert logprobs["text_offset"] == [0, 0, 0, 1, 2, 3]
 
 
-def test_a_prompts_logprobs_are_also_told_as_vllm_has_them() -> None:
+def test_a_prompts_logprobs_are_also_reported_in_vllms_form() -> None:
     found = answered(asked(prompt_logprobs=1))
     assert found["logprobs"] is None
     assert found["text"] == "c"
@@ -171,7 +171,7 @@ def test_a_prompts_logprobs_are_also_told_as_vllm_has_them() -> None:
     ]
 
 
-def test_a_stream_tells_what_an_answer_does() -> None:
+def test_a_stream_has_the_content_of_an_answer() -> None:
     request = asked(echo=True, logprobs=1, stream=True)
     (choice,) = request.choices(HEADING, [ECHO])
     assert start(choice) + choice.prompt_logprobs(PROMPT) == b"", "until the first token the job may run again"
@@ -195,7 +195,7 @@ def test_an_echo_without_an_answer_streams_too() -> None:
     assert [(part["text"], part["finish_reason"]) for part in parts] == [("héb", None), ("", "length")]
 
 
-def test_prompts_have_n_choices_each_one_behind_the_other() -> None:
+def test_prompts_have_n_consecutive_choices_each() -> None:
     request = asked(prompt=["a", "b"], n=2)
     choices = request.choices(HEADING, [None, None])
     for choice in choices:

@@ -100,7 +100,7 @@ def test_each_format_is_a_schema(wanted: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize("idle", IDLE)
-def test_what_asks_for_nothing_constrains_nothing(idle: dict[str, Any]) -> None:
+def test_a_field_that_asks_for_nothing_constrains_nothing(idle: dict[str, Any]) -> None:
     assert read(**idle) == read()
 
 

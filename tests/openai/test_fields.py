@@ -1,4 +1,4 @@
-"""From a body in OpenAI's shape to the fields of `/execute`: what is read, refused, and of no consequence."""
+"""A body in OpenAI's shape becomes the fields of `/execute`: fields are read, refused, or ignored."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,13 +29,13 @@ def refused(**fields: Any) -> FieldsRefused:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"nothing", b'{"a":1}x', b"\xff", b'{"a":"\xff"}', b"[" * 100_000])
-def test_what_is_no_json_is_told_so(text: bytes) -> None:
+def test_a_body_that_is_not_json_is_refused_as_such(text: bytes) -> None:
     with pytest.raises(NotAnObject, match=r"^the body is (not JSON: .+|nested too deeply)$"):
         read_chat(text, TERMS)
 
 
 @pytest.mark.parametrize("value", [None, 1, "text", [], [ASKED], True])
-def test_what_is_no_object_is_told_so(value: object) -> None:
+def test_a_body_that_is_not_an_object_is_refused_as_such(value: object) -> None:
     with pytest.raises(NotAnObject, match=r"^the body must be a JSON object$"):
         read_chat(msgspec.json.encode(value), TERMS)
 
@@ -50,12 +50,12 @@ def test_every_sampling_field_of_execute_is_one_here() -> None:
 
 
 @pytest.mark.parametrize("name", [*GIVEN, "n", "seed", "stop", "stream", "stream_options", "max_tokens", "logprobs"])
-def test_null_is_as_absent(name: str) -> None:
+def test_null_counts_as_absent(name: str) -> None:
     assert read(**{name: None}) == read()
 
 
 @pytest.mark.parametrize("name", ["tools", "tool_choice", "response_format", "audio", "store", "functions", "user"])
-def test_null_is_as_absent_also_where_nothing_else_is_taken(name: str) -> None:
+def test_null_counts_as_absent_also_for_unsupported_fields(name: str) -> None:
     assert read(**{name: None}) == read()
 
 
@@ -93,7 +93,7 @@ def test_both_names_of_the_limit_may_be_given_if_they_agree() -> None:
     room=st.integers(1, 2 * TERMS.max_tokens_out),
     name=st.sampled_from(["max_tokens", "max_completion_tokens"]),
 )
-def test_a_larger_limit_than_an_answer_can_have_is_cut_and_told(
+def test_a_limit_larger_than_an_answer_can_have_is_cut_and_reported(
     asked: int, min_tokens: int, room: int, name: str
 ) -> None:
     """The `room` beside the prompt is known only after the engine has tokenized the prompt."""
@@ -106,7 +106,7 @@ def test_a_larger_limit_than_an_answer_can_have_is_cut_and_told(
     assert generation.cut_to(room) == (min(most, room) if asked > min(most, room) else None)
 
 
-def test_who_asks_for_no_number_is_told_of_no_cut() -> None:
+def test_a_request_without_a_limit_reports_no_cut() -> None:
     assert read().generation.cut_to(1) is None
 
 
@@ -164,7 +164,7 @@ def test_a_wrong_value_is_refused_by_its_name(fields: dict[str, Any], param: str
         {"structural_tag": {"type": "structural_tag"}},
     ],
 )
-def test_what_is_known_and_cannot_be_done_is_refused(fields: dict[str, Any]) -> None:
+def test_known_but_unsupported_fields_are_refused(fields: dict[str, Any]) -> None:
     (name,) = fields
     detail = error_detail(refused(**fields))
     assert (detail.param, detail.code) == (name, "unsupported_parameter")
@@ -181,7 +181,7 @@ def test_what_is_known_and_cannot_be_done_is_refused(fields: dict[str, Any]) -> 
         {"guided_decoding_backend": "xgrammar"},
     ],
 )
-def test_what_changes_nothing_is_taken_and_named(fields: dict[str, Any]) -> None:
+def test_a_field_without_effect_is_accepted_and_named(fields: dict[str, Any]) -> None:
     (name,) = fields
     asked = read(**fields)
     assert asked.generation.ignored == (name,)
@@ -189,7 +189,7 @@ def test_what_changes_nothing_is_taken_and_named(fields: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("fields", [{"tools": []}, {"tools": [{"type": "function"}], "tool_choice": "none"}])
-def test_no_tools_are_taken_and_not_named(fields: dict[str, Any]) -> None:
+def test_an_empty_list_of_tools_is_accepted_and_not_named(fields: dict[str, Any]) -> None:
     assert read(**fields) == read()
 
 
@@ -201,7 +201,7 @@ def message(role: str, **rest: Any) -> dict[str, Any]:
 
 
 @given(st.sampled_from(["stream_options", "response_format", "structured_outputs"]), unknown, st.integers() | st.none())
-def test_unknown_members_of_a_field_are_named_where_they_are_not_null(field: str, name: str, value: object) -> None:
+def test_unknown_members_of_a_field_are_named_unless_they_are_null(field: str, name: str, value: object) -> None:
     known = {"type": "text"} if field == "response_format" else {}
     given_fields = {field: {**known, name: value}, "stream": True}
     assert read(**given_fields).generation.ignored == (() if value is None else (f"{field}.{name}",))
@@ -229,7 +229,7 @@ def test_unknown_members_of_messages_parts_and_calls_are_named_once_each(
     assert read_turns.prompt == read(messages=[*plain, message("tool", tool_call_id="1")] * n_turns).prompt
 
 
-def test_a_prefix_is_named_where_it_has_no_effect() -> None:
+def test_a_prefix_is_named_if_it_has_no_effect() -> None:
     begun = message("assistant", prefix=True)
     assert read(messages=[message("user"), begun, message("user")]).generation.ignored == ("messages.prefix",)
     assert read(messages=[message("user"), begun]).generation.ignored == ()
@@ -237,7 +237,7 @@ def test_a_prefix_is_named_where_it_has_no_effect() -> None:
 
 
 @pytest.mark.parametrize("others", [{}, {"continue_final_message": False}, {"add_generation_prompt": False}])
-def test_a_prefix_is_to_go_on_from_the_final_message(others: dict[str, Any]) -> None:
+def test_a_prefix_continues_the_final_message(others: dict[str, Any]) -> None:
     talk = [message("user"), message("assistant")]
     goes_on = read(messages=talk, continue_final_message=True).prompt
     assert read(messages=[message("user"), message("assistant", prefix=True)], **others).prompt == goes_on
@@ -253,13 +253,13 @@ def test_a_prefix_is_to_go_on_from_the_final_message(others: dict[str, Any]) -> 
         ),
     ],
 )
-def test_a_prefix_that_cannot_be_is_refused_by_its_place(fields: dict[str, Any], constraint: str) -> None:
+def test_an_impossible_prefix_is_refused_by_its_place(fields: dict[str, Any], constraint: str) -> None:
     (error,) = refused(**fields).errors
     assert (error.field, error.constraint) == ("messages[0].prefix", constraint)
     assert error.message.startswith("messages[0].prefix ")
 
 
-def test_what_a_router_adds_is_named_and_changes_nothing() -> None:
+def test_a_routers_own_fields_are_named_and_have_no_effect() -> None:
     """The fields that vllm-router 0.1.17 adds to every request."""
     ours = {"ignore_eos": False, "continue_final_message": False, "logprobs": False, "stream": False}
     names = ("no_stop_trim", "skip_special_tokens", "separate_reasoning", "stream_reasoning", "return_hidden_states")
@@ -295,14 +295,14 @@ def test_the_names_of_ignored_fields_fit_into_a_header(names: list[str]) -> None
     assert header.isprintable()
 
 
-def test_all_errors_are_told_at_once_and_no_value_is_quoted() -> None:
+def test_all_errors_are_reported_at_once_and_no_value_is_quoted() -> None:
     secret = "Mellifluous xylophone"
     error = refused(temperature=secret, messages=[{"role": secret, "content": [{"type": secret}]}], stop=[secret] * 17)
     assert len(error.errors) >= 3
     assert secret not in str(error)
 
 
-def test_another_model_is_refused_only_where_the_name_matters() -> None:
+def test_another_model_is_refused_only_with_strict_model() -> None:
     without, other, named = (read(**asked) for asked in ({}, {"model": "gpt-4"}, {"model": "toy"}))
     assert [asked.generation.model for asked in (without, other, named)] == [None, "gpt-4", "toy"]
     for asked in (other, named):
@@ -318,7 +318,7 @@ def test_another_model_is_refused_only_where_the_name_matters() -> None:
 
 
 @given(st.text(max_size=9), st.none() | st.just({"enable_thinking": True}))
-def test_an_effort_that_the_template_does_not_read_is_named_and_changes_nothing(
+def test_an_effort_that_the_template_does_not_read_is_named_and_has_no_effect(
     effort: str, told: dict[str, Any] | None
 ) -> None:
     terms = replace(TERMS, template_keys=TERMS.template_keys - {"reasoning_effort"})
@@ -329,7 +329,7 @@ def test_an_effort_that_the_template_does_not_read_is_named_and_changes_nothing(
     assert read_chat(body(fields | {"reasoning_effort": effort}), TERMS).generation.ignored == ()
 
 
-def test_the_template_is_told_the_effort_and_what_else_it_asks_for() -> None:
+def test_the_template_gets_the_effort_and_its_other_variables() -> None:
     prompt = read(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}).prompt
     assert msgspec.json.decode(prompt.template_kwargs) == {"reasoning_effort": "low", "enable_thinking": False}
     assert prompt.add_generation_prompt
@@ -359,14 +359,14 @@ def test_completions_take_a_prediction_too() -> None:
     assert asked.generation.prediction == "b"
 
 
-def test_a_prediction_is_named_where_nothing_is_drafted_from_texts() -> None:
+def test_a_prediction_is_named_if_nothing_is_drafted_from_texts() -> None:
     terms = replace(TERMS, takes_predictions=False)
     asked = read_chat(body(ASKED | predicted("b")), terms)
     assert (asked.generation.prediction, asked.generation.ignored) == ("", ("prediction",))
     assert read_chat(body(ASKED | predicted("")), terms) == read()
 
 
-def test_what_nobody_reads_of_a_prediction_is_named() -> None:
+def test_unread_members_of_a_prediction_are_named() -> None:
     part = {"type": "text", "text": "b", "cache_control": {}}
     asked = read(prediction={"type": "content", "content": [part], "id": 1})
     assert asked.generation.ignored == ("prediction.content.cache_control", "prediction.id")

@@ -109,7 +109,7 @@ def test_a_stream_lists_the_same_tokens_and_none_before_its_text(
         assert text.startswith(told)
 
 
-def test_a_token_that_a_stop_cuts_in_two_is_listed_as_far_as_it_is_shown() -> None:
+def test_the_shown_part_of_a_token_that_a_stop_cuts_is_listed() -> None:
     told = Told([b"one ", b"two###", b"three"], ["###"], "EOS")
     assert told.collected() == ("one two", [b"one ", b"two"])
     streamed = Told([b"one ", b"two#", b"##x"], ["###"], "MAX_TOKENS", stream=True).chunks()

@@ -1,4 +1,4 @@
-"""What the tests of the HTTP side share: one worker, one that has something to say, a client that keeps nothing."""
+"""The fixtures of the HTTP tests: one worker, one with long answers, and a client without state."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ FLAGS = ("--parallel", "4", "--ctx-size", "4096")
 
 @pytest.fixture(scope="package")
 def worker(any_model: Path) -> Iterator[WorkerProcess]:
-    """For every test that leaves the worker as it found it."""
+    """A worker for every test that leaves it unchanged."""
     with serve_default(any_model, *FLAGS) as worker:
         yield worker.ready()
 

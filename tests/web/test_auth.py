@@ -111,7 +111,7 @@ def test_a_401_carries_the_correlation_id(guarded: WorkerProcess) -> None:
     assert (answer.status, answer.headers["x-correlation-id"]) == (401, KNOWN)
 
 
-def test_what_is_refused_is_not_done(guarded: WorkerProcess, stranger: httpx2.Client) -> None:
+def test_a_refused_request_has_no_effect(guarded: WorkerProcess, stranger: httpx2.Client) -> None:
     """No job starts, none is cancelled, and the worker does not shut down."""
     with Stream(guarded.url, request_of("protected"), GIVEN) as stream:
         stream.until("token")
@@ -124,7 +124,7 @@ def test_what_is_refused_is_not_done(guarded: WorkerProcess, stranger: httpx2.Cl
     eventually(lambda: guarded.health()["slots_busy"] == 0)
 
 
-def test_the_token_is_told_to_nobody(shallow_model: Path) -> None:
+def test_the_token_is_never_disclosed(shallow_model: Path) -> None:
     """Neither the log nor the engine process has it, whoever sends it."""
     with serve_default(shallow_model, "--ctx-size", "1024", environment={"LLORCH_API_TOKEN": TOKEN}) as worker:
         worker.ready()

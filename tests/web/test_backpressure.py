@@ -47,7 +47,7 @@ def check_refused(response: httpx2.Response, status: int, code: str, *, retriabl
     assert body["message"]
 
 
-def test_a_job_beyond_the_queue_is_refused_with_a_time_to_come_back(small: WorkerProcess) -> None:
+def test_a_job_beyond_the_queue_is_refused_with_retry_after(small: WorkerProcess) -> None:
     with full(small):
         response = execute(small, request_of("third"))
         check_refused(response, 503, "WORKER_BUSY", retriable=True)
@@ -59,7 +59,7 @@ def test_a_job_beyond_the_queue_is_refused_with_a_time_to_come_back(small: Worke
         assert small.get("/v1/ready").json()["state"] == "busy"
 
 
-def test_those_accepted_do_not_notice_those_refused(small: WorkerProcess) -> None:
+def test_refused_jobs_do_not_affect_accepted_jobs(small: WorkerProcess) -> None:
     alone = small.text(**request_of("alone", max_tokens=6))
     with full(small) as (first, second):
         for number in range(20):
@@ -71,7 +71,7 @@ def test_those_accepted_do_not_notice_those_refused(small: WorkerProcess) -> Non
     assert text_of(events) == alone
 
 
-def test_room_is_there_again_when_a_job_ends(small: WorkerProcess) -> None:
+def test_a_job_is_accepted_again_when_another_ends(small: WorkerProcess) -> None:
     with full(small) as (first, _):
         assert execute(small, request_of("third")).status_code == 503
         small.post("/cancel/second")
@@ -106,7 +106,7 @@ def test_refusals_never_wait_for_the_engine(small: WorkerProcess) -> None:
             engine.resume()
 
 
-def test_a_job_whose_time_is_up_while_it_waits_sends_started_and_timeout(small: WorkerProcess) -> None:
+def test_a_job_that_times_out_in_the_queue_sends_started_and_timeout(small: WorkerProcess) -> None:
     with Stream(small.url, request_of("first")) as first:
         first.until("token")
         deadline = {"x-deadline": str(int((time.time() + 3) * 1000))}
@@ -117,7 +117,7 @@ def test_a_job_whose_time_is_up_while_it_waits_sends_started_and_timeout(small: 
         first.until("token")
 
 
-def test_a_request_with_several_faults_is_told_the_first_of_the_list(small: WorkerProcess) -> None:
+def test_a_request_with_several_faults_gets_the_first_of_the_list(small: WorkerProcess) -> None:
     """415, 413, 400, 422, fields, deadline, 409, BUSY: each request has every later fault as well."""
     huge = b" " * (2 * 1024 * 1024 + 1)
     too_long = request_of("third", prompt=" hello" * 3000)

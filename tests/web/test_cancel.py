@@ -100,7 +100,7 @@ def test_a_cancelled_job_with_a_constraint_ends_and_frees_its_slot(single: Worke
 
 
 def test_no_token_is_sent_after_the_202(single: WorkerProcess) -> None:
-    """What had arrived when the 202 did may hold tokens; nothing that arrives afterwards does."""
+    """Data that arrived before the 202 may hold tokens; later data does not."""
     with single.connect() as sock:
         sock.sendall(post_json("/execute", request_of("silent")))
         read_until(sock, b'"type":"token"')
@@ -112,7 +112,7 @@ def test_no_token_is_sent_after_the_202(single: WorkerProcess) -> None:
 
 
 def arrived(sock: socket.socket) -> bytes:
-    """What lies in the socket now."""
+    """The data that is in the socket now."""
     received = b""
     sock.setblocking(False)
     try:
@@ -124,7 +124,7 @@ def arrived(sock: socket.socket) -> bytes:
     return received
 
 
-def test_a_job_beside_a_cancelled_one_comes_to_its_end(worker: WorkerProcess) -> None:
+def test_a_job_next_to_a_cancelled_one_completes(worker: WorkerProcess) -> None:
     with Stream(worker.url, request_of("neighbour")) as neighbour, worker.stream(prompt=COUNT, max_tokens=24) as stream:
         events = stream.until("token")
         neighbour.until("token")

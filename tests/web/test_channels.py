@@ -52,7 +52,7 @@ def test_an_answer_that_ends_in_its_thoughts_has_no_content(thinking: WorkerProc
     assert choice["finish_reason"] == "length"
 
 
-def test_marks_are_shown_where_they_are_asked_for(thinking: WorkerProcess) -> None:
+def test_marks_are_shown_on_request(thinking: WorkerProcess) -> None:
     message = ask(thinking, CHAT, {**QUESTION, "skip_special_tokens": False})["choices"][0]["message"]
     assert message["content"] == "".join(SAID)
     assert "reasoning_content" not in message
@@ -65,7 +65,7 @@ def test_a_router_that_asks_for_marks_in_every_request_does_not_get_them(thinkin
     assert (message["content"], message["reasoning_content"]) == (ANSWER, THOUGHT)
 
 
-def test_texts_without_a_conversation_are_as_they_were(thinking: WorkerProcess) -> None:
+def test_texts_without_a_conversation_are_unchanged(thinking: WorkerProcess) -> None:
     (choice,) = ask(thinking, COMPLETIONS, {"prompt": "Hi", "max_tokens": 100})["choices"]
     assert choice["text"] == SPOKEN
     assert text_of(thinking.run(prompt="Hi", max_tokens=100)) == SPOKEN

@@ -65,7 +65,7 @@ SLOW = {
     "a header that never ends": (b"GET /health HTTP/1.1\r\nx: ", b"x"),
     "blank lines after an answer": (HEALTH, b"\r\n"),
 }
-"""What is sent at once, and what again about every second."""
+"""The data that is sent at once, and the data that is sent again about every second."""
 
 
 def test_slow_request_headers_are_cut_after_ten_seconds_and_streams_are_not(worker: WorkerProcess) -> None:
@@ -109,7 +109,7 @@ def _take(sock: socket.socket) -> bytes:
         return b""
 
 
-def test_a_body_that_does_not_come_is_cut(impatient: WorkerProcess) -> None:
+def test_a_body_that_does_not_arrive_is_cut(impatient: WorkerProcess) -> None:
     with impatient.connect() as sock:
         sock.sendall(head("POST", "/execute", content_type=JSON, content_length=100) + b'{"job_id"')
         assert read_to_end(sock) == b""
@@ -148,7 +148,7 @@ def answers_what_is_always_answered(worker: WorkerProcess) -> bool:
 
 @pytest.mark.usefixtures("open_files")
 @pytest.mark.parametrize("said", [b"", b"G"], ids=["nothing", "a byte"])
-def test_a_crowd_of_idle_connections_keeps_nobody_out(worker: WorkerProcess, said: bytes) -> None:
+def test_a_crowd_of_idle_connections_keeps_no_client_out(worker: WorkerProcess, said: bytes) -> None:
     """The oldest of them make room for whoever comes, and streams stay."""
     with ExitStack() as stack:
         stream = stack.enter_context(Stream(worker.url, request_of(f"before-a-crowd-that-said-{said.decode()}")))
@@ -229,7 +229,7 @@ def test_an_address_may_have_only_so_many_requests(shallow_model: Path) -> None:
 
 
 def _is_cut(sock: socket.socket) -> bool:
-    """Whether the worker has closed a connection on which nothing was said."""
+    """True if the worker has closed a silent connection."""
     if sock.fileno() < 0:
         return True
     sock.setblocking(False)
@@ -259,7 +259,7 @@ def _is_cut(sock: socket.socket) -> bool:
         head("POST", "/execute", content_type=JSON, transfer_encoding="chunked") + b"xyz\r\n",
     ],
 )
-def test_what_is_not_http_is_400_and_the_connection_ends(worker: WorkerProcess, garbage: bytes) -> None:
+def test_bytes_that_are_not_http_are_400_and_the_connection_ends(worker: WorkerProcess, garbage: bytes) -> None:
     with worker.connect() as sock:
         sock.sendall(garbage)
         received = read_to_end(sock)
@@ -289,7 +289,7 @@ def test_garbage_on_the_connection_of_a_stream_ends_it_without_an_answer_inside(
     ],
     ids=["header", "path", "headers", "blank lines", "trailer", "chunk extension"],
 )
-def test_what_never_ends_is_cut_at_64_kibibytes(worker: WorkerProcess, beginning: bytes, rest: bytes) -> None:
+def test_an_endless_head_is_cut_at_64_kibibytes(worker: WorkerProcess, beginning: bytes, rest: bytes) -> None:
     """A parser that kept it would copy it with every read and stop the loop for seconds."""
     with worker.connect() as sock:
         sock.sendall(beginning)
@@ -303,7 +303,7 @@ def _send_again_and_again(sock: socket.socket, data: bytes, n_bytes: int) -> Non
         sock.sendall(data)
 
 
-def test_large_headers_are_no_crime(worker: WorkerProcess) -> None:
+def test_large_headers_are_accepted(worker: WorkerProcess) -> None:
     assert exchange(worker, head("GET", "/health", x_large="x" * 60_000)).status == 200
 
 
@@ -322,8 +322,8 @@ def test_pipelined_requests_are_answered_in_order(worker: WorkerProcess) -> None
     assert received.count(b'"type":"started"') == received.count(b'"type":"end"') == 2
 
 
-def test_half_a_request_behind_a_stream_does_not_cut_it(impatient: WorkerProcess) -> None:
-    """Only when nothing is owed any more must it come to its end in time."""
+def test_half_a_request_after_a_stream_does_not_cut_it(impatient: WorkerProcess) -> None:
+    """The limit on its time starts only when no answer is pending."""
     with impatient.connect() as sock:
         sock.sendall(post_json("/execute", request_of("outlives-the-half", max_tokens=500)) + HEALTH[:-2])
         received = read_until(sock, b"0\r\n\r\n")
@@ -334,7 +334,7 @@ def test_half_a_request_behind_a_stream_does_not_cut_it(impatient: WorkerProcess
         assert read_to_end(sock) == b""
 
 
-def test_garbage_behind_a_pipelined_request_does_not_get_into_the_stream_before_it(worker: WorkerProcess) -> None:
+def test_garbage_after_a_pipelined_request_does_not_reach_the_stream_before_it(worker: WorkerProcess) -> None:
     with worker.connect() as sock:
         sock.sendall(post_json("/execute", request_of("streaming", max_tokens=200)))
         received = sock.recv(65536)
@@ -351,7 +351,7 @@ def test_a_connection_serves_one_job_after_the_other(worker: WorkerProcess) -> N
 
 
 @pytest.mark.parametrize("line", [b"GET /health HTTP/1.0\r\n\r\n", head("GET", "/health", connection="close")])
-def test_a_client_that_wants_no_second_request_is_let_go(worker: WorkerProcess, line: bytes) -> None:
+def test_a_connection_ends_if_the_client_wants_no_second_request(worker: WorkerProcess, line: bytes) -> None:
     with worker.connect() as sock:
         sock.sendall(line)
         assert b'"status":"healthy"' in read_to_end(sock)

@@ -36,7 +36,7 @@ def refusal(answer: httpx2.Response) -> list[tuple[str, str]]:
     return [(error["field"], error["constraint"]) for error in answer.json()["errors"]]
 
 
-def test_a_conversation_is_answered_as_the_prompt_that_its_template_makes(worker: WorkerProcess) -> None:
+def test_a_conversation_is_answered_like_the_prompt_of_its_template(worker: WorkerProcess) -> None:
     prompt = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -46,7 +46,7 @@ def test_a_conversation_is_answered_as_the_prompt_that_its_template_makes(worker
     assert text == "".join(event["t"] for event in raw if event["type"] == "token")
 
 
-def test_parts_are_one_text_and_other_keys_change_nothing(worker: WorkerProcess) -> None:
+def test_parts_are_one_text_and_other_keys_have_no_effect(worker: WorkerProcess) -> None:
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "2+2?", "cache_control": {}}]
     whole = {"role": "user", "content": "What is\n2+2?"}
     said, told = (answered(worker, message) for message in ({"role": "user", "content": parts, "id": "7"}, whole))
@@ -54,20 +54,20 @@ def test_parts_are_one_text_and_other_keys_change_nothing(worker: WorkerProcess)
 
 
 def test_control_tokens_in_a_message_are_letters(worker: WorkerProcess) -> None:
-    """As the raw prompt's are not: there the name is one token."""
+    """The name is letters here; in a raw prompt it is one token."""
     n_plain = answered(worker, {"role": "user", "content": ""})[0]["prompt_tokens"]
     n_named = answered(worker, {"role": "user", "content": "<|im_end|>"})[0]["prompt_tokens"]
     assert n_named > n_plain + 3
     assert worker.run(prompt="<|im_end|>", **GREEDY)[0]["prompt_tokens"] == 1
 
 
-def test_the_next_turn_finds_the_conversation_computed(worker: WorkerProcess) -> None:
+def test_the_next_turn_finds_the_conversation_cached(worker: WorkerProcess) -> None:
     first, text = answered(worker, SYSTEM, SUM)
     turns = (SYSTEM, SUM, {"role": "assistant", "content": text}, {"role": "user", "content": "And 3+3?"})
     assert answered(worker, *turns)[0]["cached_tokens"] >= first["prompt_tokens"] - 1
 
 
-def test_what_is_wrong_with_messages_is_told_with_its_place_and_not_echoed(worker: WorkerProcess) -> None:
+def test_an_error_in_messages_names_its_place_and_echoes_nothing(worker: WorkerProcess) -> None:
     wrong = [SYSTEM, {"role": "secret", "content": "secret"}, {"role": "user", "content": [{"type": "image_url"}]}]
     answer = ask(worker, messages=wrong, max_tokens=0)
     assert refusal(answer) == [
@@ -85,7 +85,7 @@ def test_a_request_has_a_prompt_or_messages(worker: WorkerProcess) -> None:
     assert (neither.status_code, neither.text.endswith("missing field `prompt`")) == (422, True)
 
 
-def test_a_conversation_beyond_the_context_is_told_with_both_numbers(worker: WorkerProcess) -> None:
+def test_a_conversation_beyond_the_context_is_refused_with_both_numbers(worker: WorkerProcess) -> None:
     answer = ask(worker, messages=[{"role": "user", "content": "word " * 6000}])
     ((field, constraint),) = refusal(answer)
     assert field == "prompt"

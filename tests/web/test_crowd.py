@@ -1,4 +1,4 @@
-"""Who has to go when room for connections runs out (docs/protocol.md 3). Pure: no socket, no clock."""
+"""The choice of the connection to close when there are too many (docs/protocol.md 3). Pure: no socket, no clock."""
 
 from dataclasses import dataclass, field
 
@@ -33,7 +33,7 @@ moves = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*Standing, "join
 
 @pytest.mark.long
 @given(moves)
-def test_there_are_never_too_many_and_whoever_is_served_stays(moves: list[tuple[int, Standing | str]]) -> None:
+def test_there_are_never_too_many_and_served_connections_stay(moves: list[tuple[int, Standing | str]]) -> None:
     """Whatever comes, moves and goes: only a newcomer that finds all others served is turned away."""
     crowd = Crowd(MAX)
     callers: list[Caller] = []
@@ -56,7 +56,7 @@ def test_there_are_never_too_many_and_whoever_is_served_stays(moves: list[tuple[
         assert not any(caller.is_dropped for caller in served)
 
 
-def test_silent_ones_go_first_and_of_them_the_oldest() -> None:
+def test_the_oldest_silent_connection_is_closed_first() -> None:
     crowd = Crowd(MAX)
     reading, sending = joined(crowd, Standing.NOT_READING) + joined(crowd, Standing.SENDING)
     silent = joined(crowd, Standing.SILENT, 2)
@@ -70,7 +70,7 @@ def test_silent_ones_go_first_and_of_them_the_oldest() -> None:
     assert not any(caller.is_dropped for caller in served)
 
 
-def test_a_connection_grows_old_from_its_last_answer_on_not_from_a_byte_it_sends() -> None:
+def test_a_connections_age_counts_from_its_last_answer_not_from_a_byte_it_sends() -> None:
     crowd = Crowd(MAX)
     first, second, third = joined(crowd, Standing.SILENT, 3)
     crowd.stand(first, Standing.SILENT)  # a byte of a header
@@ -83,8 +83,8 @@ def test_a_connection_grows_old_from_its_last_answer_on_not_from_a_byte_it_sends
         assert expected.is_dropped
 
 
-def test_jobs_may_hold_all_connections_but_sixteen() -> None:
-    """Who has not sent a whole request takes nothing from them."""
+def test_jobs_may_hold_all_connections_except_sixteen() -> None:
+    """A connection without a whole request does not count."""
     crowd = Crowd(MAX)
     joined(crowd, Standing.SERVED, 3)
     joined(crowd, Standing.SENDING, 5)
@@ -98,7 +98,7 @@ def test_jobs_may_hold_all_connections_but_sixteen() -> None:
     assert not last.is_dropped
 
 
-def test_an_address_has_so_many_requests_and_one_connection_more() -> None:
+def test_an_address_has_its_limit_of_requests_and_one_more_connection() -> None:
     """The one more may turn out to ask for health."""
     crowd = Crowd(MAX, max_per_address=2)
     others = joined(crowd, Standing.SILENT, 2, "192.0.2.2")
@@ -123,5 +123,5 @@ def test_clients_without_an_address_are_not_counted_together() -> None:
     ("n_open_files", "n_connections"),
     [(-1, MAX_CONNECTIONS), (4096, MAX_CONNECTIONS), (1024, 960), (64, RESERVED_CONNECTIONS + 1)],
 )
-def test_connections_leave_descriptors_to_the_rest(n_open_files: int, n_connections: int) -> None:
+def test_connections_leave_descriptors_for_other_files(n_open_files: int, n_connections: int) -> None:
     assert affordable_connections(n_open_files) == n_connections

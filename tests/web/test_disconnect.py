@@ -44,7 +44,7 @@ def single(any_model: Path) -> Iterator[WorkerProcess]:
 
 @pytest.fixture(autouse=True)
 def the_next_job_works(single: WorkerProcess) -> Iterator[None]:
-    """What every test here ends with."""
+    """Check that the next job works; every test here ends with this."""
     yield
     eventually(single.is_idle)
     check_order(single.run(prompt="Hello", max_tokens=2))
@@ -69,7 +69,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def half_close(sock: socket.socket) -> None:
-    """What a client does that reads on, and then this one leaves all the same."""
+    """Shut down the sending side, like a client that still reads. This client then leaves."""
     sock.shutdown(socket.SHUT_WR)
     sock.close()
 
@@ -199,7 +199,7 @@ def test_a_client_that_does_not_read_holds_no_more_than_four_mebibytes(single: W
 
 
 def test_a_send_without_progress_ends_the_job(any_model: Path) -> None:
-    """After 30 s; here after 2. The client neither reads nor leaves."""
+    """The limit is 30 s, here 2 s. The client neither reads nor leaves."""
     command = (sys.executable, impatient_worker.__file__)
     with serve_default(any_model, "--ctx-size", "4096", *UNHURRIED, command=command) as worker:
         with dribble(worker.ready()) as sock:
@@ -232,7 +232,7 @@ def test_a_client_that_reads_slowly_keeps_its_job_and_gets_its_whole_answer(any_
         assert counted(worker, "success") == 1
 
 
-def test_an_answer_nobody_reads_costs_nobody_anything(single: WorkerProcess) -> None:
+def test_an_unread_answer_does_not_slow_other_jobs(single: WorkerProcess) -> None:
     """A short one fits the buffers: the job just ends."""
     done = counted(single, "success")
     with single.connect() as sock:
@@ -240,7 +240,7 @@ def test_an_answer_nobody_reads_costs_nobody_anything(single: WorkerProcess) -> 
         eventually(lambda: counted(single, "success") == done + 1)
 
 
-def test_a_half_sent_body_is_no_job(single: WorkerProcess) -> None:
+def test_a_half_sent_body_opens_no_job(single: WorkerProcess) -> None:
     done = {outcome: counted(single, outcome) for outcome in ("success", "error", "cancelled")}
     for end in (20, -1):
         with single.connect() as sock:

@@ -84,7 +84,7 @@ def test_the_policy_allows_the_worker_itself_and_a_nonce_that_is_never_repeated(
     assert len(nonces) == 2
 
 
-def test_the_bundle_is_the_published_one_and_its_licences_lie_beside_it() -> None:
+def test_the_bundle_is_the_published_one_and_has_its_licences() -> None:
     told = re.search(r"sha256 `([0-9a-f]{64})`", (FILES / "README.md").read_text())
     assert told is not None
     assert hashlib.sha256((FILES / "redoc.standalone.js").read_bytes()).hexdigest() == told[1]
@@ -126,7 +126,7 @@ def test_nothing_but_the_token_is_the_password(guarded: WorkerProcess, authoriza
         *(("GET", "/openapi/openapi.json"), ("GET", "/docsx"), ("GET", "//docs"), ("POST", "/docs/../shutdown")),
     ],
 )
-def test_no_other_route_takes_a_password(guarded: WorkerProcess, method: str, path: str) -> None:
+def test_no_other_route_accepts_a_password(guarded: WorkerProcess, method: str, path: str) -> None:
     """A browser sends it along when another site's page makes it ask."""
     answer = exchange(guarded, head(method, path, content_length=0, **basic(f"anyone:{TOKEN}")))
     assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")

@@ -37,7 +37,7 @@ def posted(worker: WorkerProcess, path: str, content: bytes, *codings: str) -> t
     "codings", [("gzip",), ("br",), ("zstd",), ("identity, x-gzip",), ("identity", "GZIP"), ("?",)]
 )
 @pytest.mark.parametrize("path", BODIES)
-def test_a_compressed_body_is_a_415_that_says_so(toy: WorkerProcess, path: str, codings: tuple[str, ...]) -> None:
+def test_a_compressed_body_is_refused_with_415_and_its_encoding(toy: WorkerProcess, path: str, codings: tuple[str, ...]) -> None:
     status, words, headers = posted(toy, path, gzip.compress(json.dumps(BODIES[path]).encode()), *codings)
     coding = codings[-1].removeprefix("identity, ")
     assert (status, headers["accept-encoding"]) == (415, "identity")
@@ -46,7 +46,7 @@ def test_a_compressed_body_is_a_415_that_says_so(toy: WorkerProcess, path: str, 
 
 @pytest.mark.parametrize("codings", [("identity",), ("",), ("Identity, identity",), ("identity", "")])
 @pytest.mark.parametrize("path", BODIES)
-def test_a_body_that_is_said_to_be_itself_is_read(toy: WorkerProcess, path: str, codings: tuple[str, ...]) -> None:
+def test_a_body_with_the_encoding_identity_is_read(toy: WorkerProcess, path: str, codings: tuple[str, ...]) -> None:
     assert posted(toy, path, json.dumps(BODIES[path]).encode(), *codings)[0] in {200, 202}
 
 

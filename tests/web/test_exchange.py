@@ -1,4 +1,4 @@
-"""What is logged and counted of each HTTP exchange: refusals, accesses, and never what a client made up of them.
+"""Each HTTP exchange is logged and counted: refusals, accesses, and never data that a client made up.
 
 The worker has an engine without a model; its API key has the form of a UUID, which a correlation id may have too.
 """
@@ -132,14 +132,14 @@ def samples(worker: WorkerProcess) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def test_a_job_that_the_engine_refuses_is_told_with_the_code_of_its_answer(worker: WorkerProcess) -> None:
+def test_a_job_that_the_engine_refuses_is_logged_with_the_code_of_its_answer(worker: WorkerProcess) -> None:
     answer = worker.post("/execute", json={**JOB, "prompt": SECRET * 200}, headers=GIVEN)
     (end,) = [line for line in lines_of(worker, answer) if line["event"] == "execute_end"]
     assert (end["outcome"], end["code"]) == ("rejected", "INVALID_REQUEST")
     assert (end["queue_time_ms"], end["time_to_first_token_ms"], end["cached_tokens"]) == (None, None, 0)
 
 
-def test_what_is_answered_is_no_refusal(worker: WorkerProcess) -> None:
+def test_an_answered_request_is_not_logged_as_refused(worker: WorkerProcess) -> None:
     answer = worker.post("/cancel", json={"job_id": "nobody"}, headers=GIVEN)
     assert [line["event"] for line in lines_of(worker, answer)] == ["access"]
 
@@ -147,7 +147,7 @@ def test_what_is_answered_is_no_refusal(worker: WorkerProcess) -> None:
 # ── accesses ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_access_tells_method_path_status_bytes_and_time_but_no_query(worker: WorkerProcess) -> None:
+def test_an_access_line_has_method_path_status_bytes_and_time_but_no_query(worker: WorkerProcess) -> None:
     answer = worker.get(f"/health?{SECRET}={SECRET}")
     (access,) = lines_of(worker, answer)
     assert (access["method"], access["path"], access["status"]) == ("GET", "/health", 200)
@@ -156,7 +156,7 @@ def test_an_access_tells_method_path_status_bytes_and_time_but_no_query(worker: 
     assert SECRET not in json.dumps(access)
 
 
-def test_a_stream_is_an_access_when_it_is_over_with_all_its_bytes(worker: WorkerProcess) -> None:
+def test_a_stream_is_logged_at_its_end_with_all_its_bytes(worker: WorkerProcess) -> None:
     answer = worker.post("/execute", json=JOB, headers=GIVEN)
     lines = lines_of(worker, answer)
     events = events_in(answer.text)
@@ -213,7 +213,7 @@ def test_the_key_as_a_correlation_id_stays_out_of_the_log(worker: WorkerProcess)
     assert TOKEN[:8] not in "".join(worker.stderr)
 
 
-def test_what_is_no_http_reaches_no_route_and_is_counted_and_logged(worker: WorkerProcess) -> None:
+def test_bytes_that_are_not_http_reach_no_route_and_are_counted_and_logged(worker: WorkerProcess) -> None:
     before = samples(worker)
     refusal = exchange(worker, b"nonsense\r\n\r\n")
     assert refusal.status == 400

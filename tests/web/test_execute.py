@@ -112,7 +112,7 @@ def test_line_breaks_and_emoji_stay_inside_one_data_line(eloquent: WorkerProcess
 
 
 @pytest.mark.usefixtures("default_model")
-def test_started_tells_the_model_of_health_and_an_rfc_3339_time(worker: WorkerProcess) -> None:
+def test_started_reports_the_model_of_health_and_an_rfc_3339_time(worker: WorkerProcess) -> None:
     before = datetime.now(UTC) - timedelta(seconds=1)
     started = worker.run(prompt=" world" * 13, max_tokens=1)[0]
     assert started["model"] == worker.health()["model"]
@@ -136,7 +136,7 @@ def test_without_a_seed_one_is_drawn_and_reported_and_repeats_the_answer(
     assert worker.text(**creative, seed=first[0]["seed"]) == text_of(first)
 
 
-def test_a_job_longer_than_a_second_tells_its_speed_every_second(eloquent: WorkerProcess) -> None:
+def test_a_job_longer_than_a_second_reports_its_speed_every_second(eloquent: WorkerProcess) -> None:
     """TV-117. `tokens_out` is the number of token events before it."""
     with Stream(eloquent.url, request_of("metrics-job")) as stream:
         events = [*stream.until("metrics"), *stream.until("metrics")]
@@ -171,7 +171,7 @@ def test_the_models_own_end_is_eos(eloquent: WorkerProcess) -> None:
 
 
 @pytest.mark.usefixtures("default_model")
-def test_a_prompt_may_leave_room_for_one_token_and_no_less(worker: WorkerProcess) -> None:
+def test_a_prompt_must_leave_space_for_one_token(worker: WorkerProcess) -> None:
     with Stream(worker.url, request_of("fits", prompt=" hello" * 4095)) as stream:
         assert stream.until("started")[0]["prompt_tokens"] == 4095
     message = "prompt has 4096 tokens and needs room for one more; the context is 4096"
@@ -245,7 +245,7 @@ def test_an_unreadable_deadline_is_400(worker: WorkerProcess, deadline: str) -> 
     assert response.json()["retriable"] is False
 
 
-def test_a_deadline_to_come_changes_nothing_until_it_has(worker: WorkerProcess) -> None:
+def test_a_future_deadline_has_no_effect_until_it_passes(worker: WorkerProcess) -> None:
     for deadline in past_and_future()[1]:
         check_order(events_in(post(worker, short(), **{"x-deadline": deadline}).text))
 

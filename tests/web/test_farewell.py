@@ -20,7 +20,7 @@ class Timer:
 
 
 class Clock:
-    """What a connection needs of an event loop; its timers go off when the test says so."""
+    """The part of an event loop that a connection needs; its timers fire when the test says so."""
 
     def __init__(self) -> None:
         self.timers: list[Timer] = []
@@ -55,7 +55,7 @@ class Wire(asyncio.Transport):
 async def _app(scope: Any, receive: Any, send: Any) -> None: ...
 
 
-def test_a_closed_connection_is_dropped_when_for_a_while_nothing_was_taken_and_not_before() -> None:
+def test_a_closed_connection_is_dropped_after_a_time_without_progress_and_not_before() -> None:
     clock, wire = Clock(), Wire()
     loop = cast(asyncio.AbstractEventLoop, clock)
     connection = BoundedConnection(lambda *_: None, uvicorn.Config(_app), Crowd(max_connections=20), {}, _loop=loop)

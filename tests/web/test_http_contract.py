@@ -32,17 +32,17 @@ ASKED = {
     "/": "text/html; charset=utf-8",
     "/page/chat.js": "text/javascript; charset=utf-8",
 }
-"""What is read, with its content type."""
+"""The routes for reading, with their content types."""
 
 OPENAI = {
     *(("GET", path) for path in ("/v1/models", "/v1/models/{model_id}", "/tokenizer_info", "/version", "/ping")),
     *(("POST", f"/v1/{kind}completions{end}") for kind in ("", "chat/") for end in ("", "/render")),
     *(("POST", path) for path in ("/tokenize", "/detokenize")),
 }
-"""What clients of OpenAI and the like ask for: test_openai_routes.py."""
+"""The routes of test_openai_routes.py."""
 
 ORDERED = ("/execute", "/cancel", "/cancel/some-job", "/shutdown", "/v1/shutdown", "/v1/admin/shutdown")
-"""What is told to do something."""
+"""The routes for commands."""
 
 OTHER_METHODS = ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
@@ -59,7 +59,7 @@ HEALTH_KEYS = (
 
 
 @pytest.mark.parametrize(("path", "content_type"), ASKED.items())
-def test_what_is_read_answers_get_and_head_alike(client: httpx2.Client, path: str, content_type: str) -> None:
+def test_routes_for_reading_answer_get_and_head_alike(client: httpx2.Client, path: str, content_type: str) -> None:
     got, headed = client.get(path), client.head(path)
     assert (got.status_code, headed.status_code) == (200, 200)
     assert got.headers["content-type"] == headed.headers["content-type"] == content_type
@@ -70,7 +70,7 @@ def test_what_is_read_answers_get_and_head_alike(client: httpx2.Client, path: st
 
 @pytest.mark.parametrize("method", ["POST", *OTHER_METHODS])
 @pytest.mark.parametrize("path", ASKED)
-def test_what_is_read_takes_no_other_method(client: httpx2.Client, path: str, method: str) -> None:
+def test_routes_for_reading_support_no_other_method(client: httpx2.Client, path: str, method: str) -> None:
     """TV-074."""
     response = client.request(method, path)
     assert (response.status_code, response.headers["allow"], response.content) == (405, "GET,HEAD", b"")
@@ -78,7 +78,7 @@ def test_what_is_read_takes_no_other_method(client: httpx2.Client, path: str, me
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", *OTHER_METHODS])
 @pytest.mark.parametrize("path", ORDERED)
-def test_what_is_ordered_is_posted(client: httpx2.Client, path: str, method: str) -> None:
+def test_commands_are_posted(client: httpx2.Client, path: str, method: str) -> None:
     """TV-073."""
     response = client.request(method, path)
     assert (response.status_code, response.headers["allow"], response.content) == (405, "POST", b"")
@@ -92,7 +92,7 @@ def test_what_is_ordered_is_posted(client: httpx2.Client, path: str, method: str
         *("/nope", "/page", "/execute/x", "/cancel/a/b", "/healthz", "/schema", "/openapi/swagger"),
     ],
 )
-def test_what_is_not_spoken_is_404_and_told_what_is(client: httpx2.Client, path: str, method: str) -> None:
+def test_an_unknown_path_is_404_with_the_list_of_routes(client: httpx2.Client, path: str, method: str) -> None:
     """TV-075."""
     response = client.request(method, path)
     assert (response.status_code, response.headers["content-type"]) == (404, TEXT)
@@ -118,7 +118,7 @@ def test_shutdown_is_answered_and_ends_the_worker(any_model: Path, path: str) ->
 
 
 @pytest.mark.usefixtures("default_model")
-def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess, any_model: Path) -> None:
+def test_health_has_its_keys_in_order_and_true_values(worker: WorkerProcess, any_model: Path) -> None:
     """TV-144, TV-145."""
     eventually(worker.is_idle)
     health = worker.health()
@@ -167,7 +167,7 @@ def test_health_has_its_keys_in_order_and_tells_the_truth(worker: WorkerProcess,
     }
 
 
-def test_many_may_ask_for_health_at_once(worker: WorkerProcess) -> None:
+def test_many_clients_can_request_health_at_once(worker: WorkerProcess) -> None:
     """TV-146."""
     with ThreadPoolExecutor(10) as pool:
         answers = list(pool.map(lambda _: worker.get("/health"), range(10)))

@@ -34,7 +34,7 @@ def offering(offer: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("offer", OFFERS)
 @pytest.mark.parametrize("path", WORKING)
-def test_a_body_is_read_whatever_is_offered_with_it(toy: WorkerProcess, path: str, offer: str) -> None:
+def test_a_body_is_read_with_any_offered_protocol(toy: WorkerProcess, path: str, offer: str) -> None:
     plain = exchange(toy, post_json(path, WORKING[path]))
     offered = exchange(toy, post_json(path, WORKING[path], **offering(offer)))
     assert offered.status == plain.status in {200, 202}
@@ -97,7 +97,7 @@ def test_a_stream_reaches_an_old_client_without_chunks(toy: WorkerProcess, more:
     check_order(events_in(body.decode()))
 
 
-def test_so_does_one_of_openais(toy: WorkerProcess) -> None:
+def test_an_openai_stream_reaches_an_old_client_without_chunks(toy: WorkerProcess) -> None:
     begun, body = halves(toy, as_old(post_json("/v1/chat/completions", {**CHAT, "stream": True})))
     assert b"transfer-encoding" not in begun
     frames = body.split(b"\n\n")

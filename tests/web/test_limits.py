@@ -74,7 +74,7 @@ def test_characters_are_no_limit_where_tokens_fit(free: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_more_than_the_room_in_the_context_is_cut_and_told(path: str, narrow: WorkerProcess) -> None:
+def test_more_tokens_than_the_context_leaves_are_cut_and_reported(path: str, narrow: WorkerProcess) -> None:
     """A prompt that leaves little room, so that an answer reaches the end."""
     text = " hello" * (NARROW_CONTEXT - 60)
     fields = chat(text, ignore_eos=True) if path == CHAT else {"prompt": text, "ignore_eos": True}
@@ -93,7 +93,7 @@ def test_more_than_the_room_in_the_context_is_cut_and_told(path: str, narrow: Wo
 
 
 @pytest.mark.parametrize("name", LENGTH)
-def test_more_than_the_flag_allows_is_cut_at_v1_and_refused_at_execute(name: str, bounded: WorkerProcess) -> None:
+def test_more_tokens_than_the_flag_allows_are_cut_at_v1_and_refused_at_execute(name: str, bounded: WorkerProcess) -> None:
     asked = chat("Count to one hundred.", ignore_eos=True)
     for more in (MAX_TOKENS_OUT + 1, 32_000, 2**31):
         response = bounded.post(CHAT, json={**asked, name: more})
@@ -109,7 +109,7 @@ def test_more_than_the_flag_allows_is_cut_at_v1_and_refused_at_execute(name: str
     assert "x-max-tokens-cut" not in allowed.headers
 
 
-def test_the_least_room_of_several_prompts_is_told(narrow: WorkerProcess) -> None:
+def test_the_smallest_space_of_several_prompts_is_reported(narrow: WorkerProcess) -> None:
     short, longer = "Hello", "Hello, how are you today?"
     room = NARROW_CONTEXT - n_tokens(narrow, COMPLETIONS, {"prompt": longer})
     response = narrow.post(COMPLETIONS, json={"prompt": [short, longer], "max_tokens": 10**6, "stop": [" ", "."]})
@@ -120,7 +120,7 @@ def test_the_least_room_of_several_prompts_is_told(narrow: WorkerProcess) -> Non
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_an_overflow_is_told_in_the_words_that_agents_know(
+def test_an_overflow_has_the_words_that_agents_search_for(
     path: str, narrow: WorkerProcess, bounded: WorkerProcess
 ) -> None:
     field = "messages" if path == CHAT else "prompt"
@@ -139,7 +139,7 @@ def test_an_overflow_is_told_in_the_words_that_agents_know(
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_stream_at_v1_outlives_what_execute_gives_a_job(default_model: Path) -> None:
+def test_a_stream_at_v1_outlives_the_time_limit_of_execute(default_model: Path) -> None:
     command = (sys.executable, "-m", "tests.web.hasty_worker")
     with serve_default(default_model, "--parallel", "2", command=command) as worker:
         asked = {"prompt": "Once", "ignore_eos": True, "max_tokens": 5000}
@@ -150,7 +150,7 @@ def test_a_stream_at_v1_outlives_what_execute_gives_a_job(default_model: Path) -
             assert "choices" in next(found)
 
 
-def test_a_time_limit_that_is_given_holds_at_both_doors(default_model: Path) -> None:
+def test_a_configured_time_limit_applies_to_both_apis(default_model: Path) -> None:
     with serve_default(default_model, "--parallel", "2", "--inference-timeout-sec", "1") as worker:
         with streamed(worker.ready(), COMPLETIONS, {"prompt": "Once", "ignore_eos": True, "max_tokens": 5000}) as (
             _,

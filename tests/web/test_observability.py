@@ -1,4 +1,4 @@
-"""What an operator sees of served jobs (docs/protocol.md 8): log lines and series that add up, never what was said."""
+"""Operators see served jobs (docs/protocol.md 8) in log lines and series that add up and never contain texts."""
 
 import json
 import time
@@ -110,7 +110,7 @@ def ended(worker: WorkerProcess) -> list[Event]:
     return [entry for entry in worker.log if entry["event"] == "execute_end"]
 
 
-def test_the_life_of_a_worker_is_told_in_order_and_in_json(watched: WorkerProcess) -> None:
+def test_the_life_of_a_worker_is_logged_in_order_and_in_json(watched: WorkerProcess) -> None:
     check_order(watched.run(prompt=COUNT, max_tokens=1))
     ended(watched)
     kinds = [entry["event"] for entry in watched.log if entry["event"] != "model_load_progress"]
@@ -168,7 +168,7 @@ def test_control_characters_of_a_client_stay_inside_their_line(watched: WorkerPr
         assert line.removesuffix("\n").isprintable()
 
 
-def test_neither_prompts_nor_answers_nor_stops_are_ever_told(watched: WorkerProcess) -> None:
+def test_prompts_answers_and_stops_are_never_logged(watched: WorkerProcess) -> None:
     said = watched.text(prompt=f"{SECRET} is", max_tokens=20, stop=[SECRET])
     with Stream(watched.url, request_of("left", prompt=SECRET)) as stream:
         stream.until("token")

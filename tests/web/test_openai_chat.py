@@ -25,7 +25,7 @@ PROMPT = (
 )
 
 
-def test_a_chat_is_the_prompt_that_its_template_makes(eloquent: WorkerProcess) -> None:
+def test_a_chat_becomes_the_prompt_of_its_template(eloquent: WorkerProcess) -> None:
     rendered = ask(eloquent, "/v1/chat/completions/render", QUESTION)
     assert rendered["prompt"] == PROMPT
     (same,) = eloquent.post("/v1/completions/render", json={"prompt": PROMPT}).json()
@@ -38,7 +38,7 @@ def test_a_chat_is_the_prompt_that_its_template_makes(eloquent: WorkerProcess) -
     assert answer["usage"]["prompt_tokens"] == len(rendered["token_ids"])
 
 
-def test_a_stream_says_what_the_answer_says(eloquent: WorkerProcess) -> None:
+def test_a_stream_has_the_text_of_the_answer(eloquent: WorkerProcess) -> None:
     *found, usage, done = chunks(eloquent, CHAT, {**QUESTION, "stream_options": {"include_usage": True}})
     assert done == "[DONE]"
     whole = ask(eloquent, CHAT, QUESTION)
@@ -49,7 +49,7 @@ def test_a_stream_says_what_the_answer_says(eloquent: WorkerProcess) -> None:
     assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
 
-def test_chats_in_company_are_answered_as_alone(eloquent: WorkerProcess) -> None:
+def test_chats_under_load_are_answered_as_alone(eloquent: WorkerProcess) -> None:
     questions = [
         {**QUESTION, "messages": [{"role": "user", "content": f"Count from {n} to {n + 5}."}], "max_tokens": 16}
         for n in range(8)
@@ -69,7 +69,7 @@ def test_control_tokens_in_a_message_are_letters(eloquent: WorkerProcess) -> Non
     assert plain["token_ids"].count(end[0]) == empty["token_ids"].count(end[0])
 
 
-def test_the_answer_has_the_form_that_is_asked_for(eloquent: WorkerProcess) -> None:
+def test_the_answer_has_the_requested_format(eloquent: WorkerProcess) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"enum": ["Paris", "Rome"]}},
@@ -119,7 +119,7 @@ def test_the_answer_follows_a_constraint_in_vllms_spellings(
         ({"structured_outputs": {"json": '{"uniqueItems": true}'}}, "structured_outputs.json"),
     ],
 )
-def test_what_the_engine_refuses_is_named_as_it_was_sent(
+def test_a_refusal_by_the_engine_names_the_field_as_it_was_sent(
     eloquent: WorkerProcess, path: str, sent: Json, param: str
 ) -> None:
     prompt: Json = {"messages": QUESTION["messages"]} if path == CHAT else {"prompt": PROMPT}
@@ -128,7 +128,7 @@ def test_what_the_engine_refuses_is_named_as_it_was_sent(
     assert error["message"].startswith(f"{param}: ")
 
 
-def test_a_prefix_is_gone_on_from_and_what_is_not_read_is_named(eloquent: WorkerProcess) -> None:
+def test_a_prefix_is_continued_and_unread_members_are_named(eloquent: WorkerProcess) -> None:
     asked = QUESTION["messages"]
     begun: Json = {"role": "assistant", "content": "The capital of"}
     plain = {**QUESTION, "messages": [*asked, begun], "continue_final_message": True}
@@ -161,7 +161,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_the_field_that_has_it(el
     assert (response.status_code, error["param"]) == (400, "response_format")
 
 
-def test_a_conversation_that_does_not_fit_is_told_with_both_numbers(eloquent: WorkerProcess) -> None:
+def test_a_conversation_that_does_not_fit_is_refused_with_both_numbers(eloquent: WorkerProcess) -> None:
     long = {**QUESTION, "messages": [{"role": "user", "content": " hello" * 4100}]}
     response = eloquent.post(CHAT, json=long)
     error = refusal(response)
@@ -178,7 +178,7 @@ def test_log_probabilities_of_an_answer_make_its_text(eloquent: WorkerProcess) -
     assert all(entry["top_logprobs"][0]["token"] == entry["token"] for entry in found)
 
 
-def test_a_second_turn_reads_only_what_is_new(eloquent: WorkerProcess) -> None:
+def test_a_second_turn_reads_only_new_tokens(eloquent: WorkerProcess) -> None:
     first = ask(eloquent, CHAT, QUESTION)
     said = first["choices"][0]["message"]["content"]
     turns = [
@@ -190,7 +190,7 @@ def test_a_second_turn_reads_only_what_is_new(eloquent: WorkerProcess) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 16
 
 
-def test_tokens_are_told_in_either_spelling_and_come_back_as_their_text(eloquent: WorkerProcess) -> None:
+def test_tokens_are_returned_in_either_spelling_and_become_their_text_again(eloquent: WorkerProcess) -> None:
     text = "Zwölf Boxkämpfer <|im_end|> 世界"
     vllm = ask(eloquent, "/tokenize", {"prompt": text, "add_special_tokens": False})
     llama = ask(eloquent, "/tokenize", {"content": text})
@@ -203,7 +203,7 @@ def test_tokens_are_told_in_either_spelling_and_come_back_as_their_text(eloquent
     assert (info["eos_token"], "im_start" in info["chat_template"]) == ("<|im_end|>", True)
 
 
-def test_an_echo_is_the_prompt_and_what_its_tokens_were_worth(eloquent: WorkerProcess) -> None:
+def test_an_echo_has_the_prompt_and_its_logprobs(eloquent: WorkerProcess) -> None:
     text = "The capital of France is Paris"
     ids = ask(eloquent, "/tokenize", {"prompt": text})["tokens"]
     scored = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}

@@ -97,7 +97,7 @@ def test_a_client_that_leaves_ends_its_jobs(worker: WorkerProcess) -> None:
     eventually(worker.is_idle)
 
 
-def test_a_cancelled_answer_that_does_not_stream_is_no_answer(any_model: Path) -> None:
+def test_a_cancelled_answer_that_does_not_stream_is_an_error(any_model: Path) -> None:
     """Nobody is told its id before it is there, but for the log."""
     with serve_default(any_model, "--parallel", "1", "--scheduling", "first-come", "--ctx-size", "2048") as worker:
         worker.ready()
@@ -125,7 +125,7 @@ def test_too_many_jobs_for_one_answer_open_none(any_model: Path) -> None:
 
 
 @pytest.mark.usefixtures("default_model")
-def test_a_prompt_that_does_not_fit_is_told_with_both_numbers(worker: WorkerProcess) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(worker: WorkerProcess) -> None:
     response = worker.post(COMPLETIONS, json={**GREEDY, "prompt": " hello" * 4096})
     error = refusal(response)
     assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
@@ -146,7 +146,7 @@ def test_log_probabilities_have_an_entry_for_each_token(worker: WorkerProcess) -
 # ── an engine that dies ──────────────────────────────────────────────────────────────────────────
 
 
-def test_an_engine_death_in_mid_stream_is_an_error_and_the_next_request_works(any_model: Path) -> None:
+def test_an_engine_crash_during_a_stream_is_an_error_and_the_next_request_works(any_model: Path) -> None:
     with crashing_worker(any_model, "--parallel", "2") as crashing:
         worker, gates = crashing.worker.ready(), crashing.gates
         gates.shut("decode")
@@ -162,7 +162,7 @@ def test_an_engine_death_in_mid_stream_is_an_error_and_the_next_request_works(an
         assert ask(worker, COMPLETIONS, {**GREEDY, "prompt": QUESTION})["choices"][0]["text"]
 
 
-def test_an_answer_that_has_not_left_survives_the_engine(any_model: Path) -> None:
+def test_an_answer_that_was_not_sent_survives_an_engine_crash(any_model: Path) -> None:
     """Though its job had drawn tokens, since its client has seen none of them."""
     with crashing_worker(any_model, "--parallel", "2") as crashing:
         worker, gates = crashing.worker.ready(), crashing.gates
@@ -179,7 +179,7 @@ def test_an_answer_that_has_not_left_survives_the_engine(any_model: Path) -> Non
         assert crashing.n_restarts == 1
 
 
-def test_a_job_that_kills_every_engine_is_a_server_error(any_model: Path) -> None:
+def test_a_job_that_crashes_every_engine_is_a_server_error(any_model: Path) -> None:
     with crashing_worker(any_model, "--parallel", "2") as crashing:
         worker = crashing.worker.ready()
         response = worker.post(COMPLETIONS, json={**GREEDY, "prompt": f"{marker('null context')}Hello"})

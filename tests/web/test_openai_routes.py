@@ -75,7 +75,7 @@ def test_probes(worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize("path", POSTED)
-def test_what_is_posted_is_refused_in_one_shape(client: httpx2.Client, path: str) -> None:
+def test_post_requests_are_refused_in_one_shape(client: httpx2.Client, path: str) -> None:
     for response, status in (
         (client.get(path), 405),
         (client.delete(path), 405),
@@ -95,7 +95,7 @@ def test_what_is_posted_is_refused_in_one_shape(client: httpx2.Client, path: str
 
 
 @pytest.mark.parametrize("path", READ)
-def test_what_is_read_is_refused_in_one_shape(client: httpx2.Client, path: str) -> None:
+def test_get_requests_are_refused_in_one_shape(client: httpx2.Client, path: str) -> None:
     response = client.post(path)
     assert (response.status_code, response.headers["allow"]) == (405, "GET,HEAD")
     assert refusal(response)["code"] == "method_not_allowed"
@@ -113,7 +113,7 @@ ACCEPTED = ("application/json", "*/*", "text/event-stream", "text/html")
         *("/v1/jobsite", "/v1/v1/models", "/v1/chat", "/v1/chat/completions/x"),
     ],
 )
-def test_a_route_that_is_none_is_told_in_the_shape_that_clients_show(
+def test_an_unknown_route_is_refused_in_the_shape_that_clients_show(
     client: httpx2.Client, path: str, method: str
 ) -> None:
     for accept in ACCEPTED:
@@ -145,7 +145,7 @@ def test_the_pool_managers_paths_keep_their_refusals(client: httpx2.Client, path
 
 
 @pytest.mark.parametrize("path", [*POSTED, *READ])
-def test_without_the_token_nothing_is_told(named: WorkerProcess, path: str) -> None:
+def test_without_the_token_nothing_is_disclosed(named: WorkerProcess, path: str) -> None:
     response = named.post(path) if path in POSTED else named.get(path)
     error = refusal(response)
     assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
@@ -167,7 +167,7 @@ def test_a_deadline_in_the_past_is_504(client: httpx2.Client, path: str) -> None
 # ── pages from elsewhere ─────────────────────────────────────────────────────────────────────────
 
 
-def test_a_browser_is_told_which_page_may_ask(named: WorkerProcess) -> None:
+def test_a_browser_learns_which_page_is_allowed(named: WorkerProcess) -> None:
     asking = {
         "origin": ORIGIN,
         "access-control-request-method": "POST",
@@ -184,7 +184,7 @@ def test_a_browser_is_told_which_page_may_ask(named: WorkerProcess) -> None:
         assert "x-request-id" in refused.headers["access-control-expose-headers"]
 
 
-def test_any_other_page_is_told_nothing(named: WorkerProcess, worker: WorkerProcess) -> None:
+def test_any_other_page_gets_no_header(named: WorkerProcess, worker: WorkerProcess) -> None:
     asking = {"origin": "http://elsewhere.example", "access-control-request-method": "POST"}
     with named.client() as client:
         assert client.options(CHAT, headers=asking).status_code == 401

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.model]
 
 CONFIG = Path(__file__).parent / "contract" / "schemathesis.toml"
 N_EXAMPLES = 15
-"""Of each route and kind of data, beside every boundary; 300 were tried by hand."""
+"""The number of examples of each route and kind of data, in addition to every boundary; 300 were tried by hand."""
 
 Document = dict[str, Any]
 
@@ -76,7 +76,7 @@ def test_every_event_of_real_streams_is_one_of_the_document(eloquent: WorkerProc
 
 
 @pytest.mark.parametrize(("path", "name"), [("/health", "HealthBody"), ("/v1/ready", "ReadyBody")])
-def test_a_state_is_told_as_the_document_says_and_nothing_is_left_out(
+def test_a_state_is_reported_as_documented_and_completely(
     worker: WorkerProcess, path: str, name: str
 ) -> None:
     document = worker.get("/openapi/openapi.json").json()

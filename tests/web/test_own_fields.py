@@ -56,7 +56,7 @@ def test_without_logprobs_no_event_has_them(worker: WorkerProcess) -> None:
     assert all(list(event) == TOKEN for event in tokens_of(events(worker, max_tokens=4, temperature=0)))
 
 
-def test_fields_at_their_off_values_change_nothing(worker: WorkerProcess) -> None:
+def test_fields_at_their_off_values_have_no_effect(worker: WorkerProcess) -> None:
     plain: Event = {"max_tokens": 24, "temperature": 0.8, "seed": 5}
     off: Event = {
         "logprobs": None,
@@ -109,7 +109,7 @@ def test_a_schema_gives_json_in_the_order_of_its_text(worker: WorkerProcess) -> 
         ({"regex": "("}, "regex"),
     ],
 )
-def test_a_constraint_that_cannot_be_kept_to_is_400(worker: WorkerProcess, fields: Event, field: str) -> None:
+def test_a_constraint_that_cannot_be_enforced_is_400(worker: WorkerProcess, fields: Event, field: str) -> None:
     """The engine finds it out."""
     answer = worker.post("/execute", json=request_of("own", **fields))
     assert answer.status_code == 400

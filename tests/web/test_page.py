@@ -143,7 +143,7 @@ def asked(tab: Tab) -> list[dict[str, Any]]:
 # ── a conversation ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_conversation_streams_and_is_what_the_worker_says(tab: Tab, guarded: Guarded) -> None:
+def test_a_conversation_streams_and_shows_the_workers_text(tab: Tab, guarded: Guarded) -> None:
     settings = {"temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1}
     settings |= {"max_tokens": 40, "seed": -3}
     for name, value in settings.items():
@@ -211,7 +211,7 @@ def test_a_token_s_probability_and_the_likeliest_five_are_shown(tab: Tab) -> Non
     assert tab.text(f"{LAST} .body").strip() != ""
 
 
-def test_what_is_wrong_with_the_settings_is_said_before_anything_is_asked(tab: Tab) -> None:
+def test_invalid_settings_are_shown_before_a_request_is_sent(tab: Tab) -> None:
     for name, value in {"schema": "{", "temperature": "7"}.items():
         set_field(tab, name, value)
         ask(tab, "Hello")
@@ -223,7 +223,7 @@ def test_what_is_wrong_with_the_settings_is_said_before_anything_is_asked(tab: T
 # ── a worker in other states ─────────────────────────────────────────────────────────────────────
 
 
-def test_a_wrong_token_is_told_and_the_right_one_is_kept_for_this_tab(browser: Browser, guarded: Guarded) -> None:
+def test_a_wrong_token_is_reported_and_the_right_one_is_stored_for_this_tab(browser: Browser, guarded: Guarded) -> None:
     with visited(browser, f"{guarded.worker.url}/") as tab:
         give_token(tab, "wrong")
         tab.until("document.querySelector('#token-wrong').innerText !== ''")
@@ -237,7 +237,7 @@ def test_a_wrong_token_is_told_and_the_right_one_is_kept_for_this_tab(browser: B
     assert not any(TOKEN in request["url"] for request in tab.requests)
 
 
-def test_a_full_queue_is_told_with_the_time_to_wait(tab: Tab, guarded: Guarded) -> None:
+def test_a_full_queue_is_shown_with_the_time_to_wait(tab: Tab, guarded: Guarded) -> None:
     with ExitStack() as jobs:
         for job_id in ("runs", "waits"):
             job = jobs.enter_context(Stream(guarded.worker.url, request_of(job_id), GIVEN))
@@ -252,7 +252,7 @@ def test_a_full_queue_is_told_with_the_time_to_wait(tab: Tab, guarded: Guarded) 
         assert turns(tab) == []
 
 
-def test_a_dead_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: Guarded) -> None:
+def test_a_crashed_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: Guarded) -> None:
     set_field(tab, "schema", LONG)
     ask(tab, "Numbers!")
     tab.until("document.querySelector(s)?.innerText.length > 20", s=f"{LAST} pre")
@@ -272,7 +272,7 @@ def test_a_dead_engine_is_shown_and_its_successor_answers(tab: Tab, guarded: Gua
     assert not tab.shows("#notice")
 
 
-def test_a_worker_that_loads_and_one_that_drains_say_so(browser: Browser, any_model: Path, tmp_path: Path) -> None:
+def test_loading_and_draining_workers_are_shown_as_such(browser: Browser, any_model: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     with serve_default(any_model, "--ctx-size", "2048", command=front_command(gate)) as worker:
@@ -368,7 +368,7 @@ def test_events_are_the_same_however_their_bytes_are_cut(tab: Tab) -> None:
 # ── the same as code ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_lines_shown_ask_for_the_conversation_on_screen(tab: Tab, guarded: Guarded) -> None:
+def test_the_shown_code_requests_the_conversation_on_screen(tab: Tab, guarded: Guarded) -> None:
     """Pasted into a shell and into Python they give the answer that the page has."""
     for name, value in {"temperature": 0, "top_k": 3, "repetition_penalty": 1.1, "max_tokens": 12}.items():
         set_field(tab, name, value)
@@ -420,8 +420,8 @@ def test_every_control_has_a_name_and_nothing_is_cut_off_on_a_phone(browser: Bro
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_stands_out_from_what_it_stands_on(browser: Browser, guarded: Guarded, scheme: str) -> None:
-    """By WCAG's measure at least 4.5 to 1."""
+def test_all_text_has_enough_contrast(browser: Browser, guarded: Guarded, scheme: str) -> None:
+    """The contrast is at least 4.5 to 1 by WCAG's measure."""
     with visited(browser, f"{guarded.worker.url}/", scheme=scheme) as tab:
         give_token(tab, "wrong")
         tab.until("document.querySelector('#token-wrong').innerText !== ''")
@@ -454,7 +454,7 @@ _FAINT = """(() => {
 })()"""
 
 
-def test_its_files_are_those_that_are_open_and_name_nothing_elsewhere(guarded: Guarded) -> None:
+def test_exactly_its_files_are_open_and_they_load_nothing_from_other_servers(guarded: Guarded) -> None:
     page = guarded.worker.get("/")
     policy = page.headers["content-security-policy"]
     assert "unsafe" not in policy
@@ -467,7 +467,7 @@ def test_its_files_are_those_that_are_open_and_name_nothing_elsewhere(guarded: G
         assert guarded.worker.get(path, headers=GIVEN).status_code == 404
 
 
-def test_it_can_be_left_out(any_model: Path) -> None:
+def test_it_can_be_turned_off(any_model: Path) -> None:
     environment = {"LLORCH_API_TOKEN": TOKEN}
     with serve_default(any_model, "--no-page", "--ctx-size", "512", environment=environment) as worker:
         worker.listening()

@@ -38,13 +38,13 @@ def test_a_prompt_of_the_limit_passes_also_where_every_character_is_escaped(work
     assert (refusal.status_code, refusal.json()["code"]) == (503, "WORKER_LOADING")
 
 
-def test_one_character_more_is_refused_with_the_limit_that_holds(worker: WorkerProcess) -> None:
+def test_one_more_character_is_refused_with_the_current_limit(worker: WorkerProcess) -> None:
     refusal = ask(worker, LIMIT + 1)
     assert refusal.status_code == 400
     assert [error["constraint"] for error in refusal.json()["errors"]] == [f"length(1..={LIMIT})"]
 
 
-def test_the_openapi_document_tells_the_limit_that_holds(worker: WorkerProcess) -> None:
+def test_the_openapi_document_has_the_current_limit(worker: WorkerProcess) -> None:
     document = worker.get("/openapi/openapi.json").json()
     schema = document["paths"]["/execute"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     name = schema["$ref"].removeprefix("#/components/schemas/")

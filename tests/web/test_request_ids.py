@@ -42,7 +42,7 @@ def answered(worker: WorkerProcess, method: str, path: str, body: object, sent: 
 
 
 @pytest.mark.parametrize("sent", GIVEN)
-def test_the_clients_own_comes_back_and_is_logged(toy: WorkerProcess, sent: str) -> None:
+def test_the_clients_id_is_returned_and_logged(toy: WorkerProcess, sent: str) -> None:
     for method, path, body, status in ASKED:
         found, returned, correlation = answered(toy, method, path, body, sent)
         assert (found, returned) == (status, sent)
@@ -50,7 +50,7 @@ def test_the_clients_own_comes_back_and_is_logged(toy: WorkerProcess, sent: str)
 
 
 @pytest.mark.parametrize("sent", [None, *OTHERS])
-def test_any_other_leaves_the_jobs_or_the_correlation_id(toy: WorkerProcess, sent: str | None) -> None:
+def test_any_other_id_is_replaced_by_the_jobs_or_the_correlation_id(toy: WorkerProcess, sent: str | None) -> None:
     for method, path, body, status in ASKED:
         found, returned, correlation = answered(toy, method, path, body, sent)
         assert found == status

@@ -100,14 +100,14 @@ def test_requests_arrive_as_if_nothing_had_been_offered(sent: list[tuple[bytes, 
 
 
 @pytest.mark.parametrize("offer", [offer for offer in OFFERS if b"close" not in offer])
-def test_what_is_not_http_behind_an_offer_is_refused(offer: bytes) -> None:
+def test_bytes_that_are_not_http_after_an_offer_are_refused(offer: bytes) -> None:
     heard = Heard()
     with pytest.raises(HttpParserError):
         heard.parser.feed_data(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n" + offer + b"\r\n{}\x00 garbage\r\n\r\n")
     assert heard.n_heads == 1
 
 
-def test_a_tunnel_is_answered_and_what_is_meant_for_it_is_no_request() -> None:
+def test_a_tunnel_is_answered_and_its_bytes_are_not_a_request() -> None:
     heard = heard_of(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\nGET /health HTTP/1.1\r\n\r\n")
     assert [method for method, *_ in heard.whole] == [b"CONNECT"]
 
@@ -117,6 +117,6 @@ def test_a_tunnel_is_answered_and_what_is_meant_for_it_is_no_request() -> None:
     st.text(" \t").map(str.encode),
     st.text(" \t").map(str.encode),
 )
-def test_spaces_around_a_value_are_no_part_of_it(value: bytes, before: bytes, behind: bytes) -> None:
+def test_spaces_around_a_value_are_not_part_of_it(value: bytes, before: bytes, behind: bytes) -> None:
     ((_, _, _, headers, _),) = heard_of(b"GET / HTTP/1.1\r\nX: %b%b%b\r\n\r\n" % (before, value, behind)).whole
     assert headers == ((b"X", value),)

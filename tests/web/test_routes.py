@@ -30,7 +30,7 @@ def test_a_path_is_labelled_with_its_route() -> None:
     assert {path: ROUTES.label(path) for path in PATHS} == PATHS
 
 
-def test_what_is_offered_has_the_status_of_success_and_head_beside_get() -> None:
+def test_offered_routes_have_their_success_status_and_head_for_get() -> None:
     assert set(ROUTES.offered()) == {
         ("/health", "GET", 200),
         ("/health", "HEAD", 200),
@@ -48,7 +48,7 @@ def test_no_path_makes_a_new_label(path: str) -> None:
 # ── an exchange without an answer ────────────────────────────────────────────────────────────────
 
 
-def test_a_client_that_leaves_before_it_has_an_answer_is_counted_as_that() -> None:
+def test_a_client_that_leaves_before_its_answer_is_counted_with_499() -> None:
     metrics = Metrics("w-1")
     scope: Any = {"type": "http", "method": "POST", "path": "/cancel/7", "state": {}}
     ExchangeLog(APP, Settings(model="m.gguf"), metrics).begin(scope).end()

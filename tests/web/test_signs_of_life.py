@@ -78,7 +78,7 @@ def test_a_sign_comes_after_a_silence_and_after_every_further_one(before: float)
     rehearse(play)
 
 
-def test_a_stream_that_says_something_needs_no_sign() -> None:
+def test_a_stream_with_events_needs_no_sign() -> None:
     async def play(stage: Stage) -> None:
         job, clock = accepted(stage), Clock()
         stage.begin(job.key)
@@ -93,8 +93,8 @@ def test_a_stream_that_says_something_needs_no_sign() -> None:
     rehearse(play)
 
 
-def test_a_client_that_does_not_read_is_kept_one_sign_and_no_more() -> None:
-    """Nothing was sent meanwhile, because the send waits for the client; events come behind the one sign."""
+def test_a_client_that_does_not_read_has_one_pending_sign() -> None:
+    """No other sign was sent, because the send waits for the client; events follow the one sign."""
 
     async def play(stage: Stage) -> None:
         job, clock = accepted(stage), Clock()
@@ -250,7 +250,7 @@ def test_a_long_prompt_shows_life_while_it_is_read(lively: WorkerProcess) -> Non
 
 @pytest.mark.process
 @pytest.mark.model
-def test_nothing_is_said_before_the_headers_and_in_json_lines(lively: WorkerProcess) -> None:
+def test_no_sign_is_sent_before_the_headers_or_in_json_lines(lively: WorkerProcess) -> None:
     """While the engine is stopped, nobody knows whether the last two prompts fit: the first does, the second not."""
     lines = post_json("/execute", request_of("lines"), accept="application/jsonl")
     too_long = post_json("/execute", request_of("too long", prompt=" hello" * 5000))

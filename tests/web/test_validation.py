@@ -103,7 +103,7 @@ def test_broken_rules_of_our_own_fields_come_back_the_same_way(
     assert response.content == test_rules.errors(expected)
 
 
-def test_the_first_token_id_behind_the_vocabulary_is_refused(worker: WorkerProcess, client: httpx2.Client) -> None:
+def test_the_first_token_id_after_the_vocabulary_is_refused(worker: WorkerProcess, client: httpx2.Client) -> None:
     n_vocab = worker.get("/health").json()["vocab_size"]
     sent = {"max_tokens": 1, "logit_bias": {str(n_vocab - 1): 0}, "stop_token_ids": [n_vocab - 1]}
     assert execute(client, body_of(R0 | sent)).status_code == 200
@@ -162,6 +162,6 @@ def test_no_content_type_is_415(client: httpx2.Client) -> None:
 @pytest.mark.parametrize(
     "content_type", ["application/json; charset=utf-8", "application/vnd.x+json", "APPLICATION/JSON"]
 )
-def test_json_by_another_name_is_accepted(client: httpx2.Client, content_type: str) -> None:
+def test_json_under_another_content_type_is_accepted(client: httpx2.Client, content_type: str) -> None:
     """TV-072."""
     assert execute(client, body_of(R0 | {"max_tokens": 1}), content_type).status_code == 200

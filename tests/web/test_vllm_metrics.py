@@ -119,7 +119,7 @@ def check(found: dict[str, list[Sample]], jobs: list[Job]) -> None:
 
 
 def check_times(found: dict[str, list[Sample]]) -> None:
-    """What is told of times adds up."""
+    """The reported times add up."""
 
     def total(name: str) -> float:
         return value(found, f"{name}_seconds_sum")
@@ -132,7 +132,7 @@ def check_times(found: dict[str, list[Sample]]) -> None:
     assert total("time_to_first_token") + total("request_decode_time") <= total("e2e_request_latency")
 
 
-def test_what_a_router_scrapes_is_what_the_clients_of_both_doors_counted(worker: WorkerProcess) -> None:
+def test_a_router_scrapes_the_numbers_that_clients_of_both_apis_counted(worker: WorkerProcess) -> None:
     before = scraped(worker)
     bare = {name.partition("_bucket")[0].removesuffix("_sum").removesuffix("_count") for name in before}
     assert bare == {name.removeprefix("vllm:") for name in VLLM_SERIES}
@@ -169,7 +169,7 @@ def test_what_a_router_scrapes_is_what_the_clients_of_both_doors_counted(worker:
     )
 
 
-def test_who_runs_who_waits_and_who_was_cancelled_is_what_health_says(worker: WorkerProcess) -> None:
+def test_running_waiting_and_cancelled_jobs_agree_with_health(worker: WorkerProcess) -> None:
     with Stream(worker.url, request_of("runs", max_tokens=900)) as running:
         started, *_ = running.until("token")
         with Stream(worker.url, request_of("waits", max_tokens=900)) as waiting:

@@ -18,7 +18,7 @@ CANCELLED = {
     "message": "Job cancelled by client request",
     "retriable": False,
 }
-"""What a cancelled job's stream ends with."""
+"""The end of a cancelled job's stream."""
 
 LONG_PROMPT = " hello" * 2000
 """2,000 tokens: more than a hundred prefill steps of the smallest chunk."""

@@ -1,4 +1,5 @@
-"""What schemathesis must know of requests for text beside the OpenAPI document; schemathesis.toml has it loaded.
+"""The facts about requests for text that schemathesis needs in addition to the OpenAPI document; schemathesis.toml
+loads it.
 
 A JSON schema does not say how fields depend on each other, on the model's vocabulary, or how many bytes a text has:
 what is generated as valid is made so here. And JSON lines are held to the schema, which schemathesis does for SSE only.
@@ -78,7 +79,7 @@ def _consistent(request: Fields) -> Fields:
 
 
 def _made_valid(request: Fields) -> Fields:
-    """What the two kinds of requests have in common."""
+    """The common part of the two kinds of requests."""
     given = [name for name in VALID_CONSTRAINTS if request.get(name) is not None]
     request |= {name: VALID_CONSTRAINTS[name] if name == given[0] else None for name in given}
     if given:
@@ -150,7 +151,9 @@ def _short(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """For a JSON schema 2.0 is an integer; legacy workers refuse it, and so do we."""
+    """The value with whole floats as integers. In a JSON schema 2.0 is an integer, but legacy workers and ours refuse
+    it.
+    """
     if isinstance(value, list):
         return [_whole(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
