@@ -71,9 +71,9 @@ class Forms:
     """True if a result may answer a call that the conversation does not have."""
     takes_no_id: bool = True
     ids: Ids = "own"
-    beside: Way = "own"
+    text_with_calls: Way = "own"
     """The way of text next to calls."""
-    several: Way = "own"
+    several_calls: Way = "own"
     """The way of several calls in one message."""
 
     def plainer(self) -> "tuple[Forms, ...]":
@@ -269,7 +269,7 @@ def _with_calls(messages: list[Message], forms: Forms) -> list[Message]:
             made.append(message)
         elif _go_as_text(message, calls, forms):
             made.append(_in_text(message, calls))
-        elif forms.beside == "split" and _joined(message.get("content")).strip():
+        elif forms.text_with_calls == "split" and _joined(message.get("content")).strip():
             made += [_without(message, "tool_calls"), *_alone({**message, "content": None}, calls, waiting, forms)]
         else:
             made += _alone(message, calls, waiting, forms)
@@ -277,9 +277,9 @@ def _with_calls(messages: list[Message], forms: Forms) -> list[Message]:
 
 
 def _go_as_text(message: Message, calls: list[dict[str, Json]], forms: Forms) -> bool:
-    if not forms.takes_calls or (len(calls) > 1 and forms.several == "text"):
+    if not forms.takes_calls or (len(calls) > 1 and forms.several_calls == "text"):
         return True
-    if forms.beside == "text" and _joined(message.get("content")).strip():
+    if forms.text_with_calls == "text" and _joined(message.get("content")).strip():
         return True
     return not forms.takes_argument_text and any(isinstance(function_of(call).get("arguments"), str) for call in calls)
 
@@ -302,7 +302,7 @@ def _dumped(function: dict[str, Json]) -> str:
 
 def _alone(message: Message, calls: list[dict[str, Json]], waiting: list[Message], forms: Forms) -> Iterator[Message]:
     """One message for each call, followed by its results, which are removed from `waiting`; or the message itself."""
-    if forms.several != "split" or len(calls) < 2:
+    if forms.several_calls != "split" or len(calls) < 2:
         yield message
         return
     n_results = next((n for n, one in enumerate(waiting) if one.get("role") != "tool"), len(waiting))

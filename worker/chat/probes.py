@@ -186,12 +186,12 @@ def _calls_known(trial: _Trial, forms: Forms) -> Forms:
     ]
     forms = trial.first_that_says(forms, ways, *rounds)
     if forms.takes_calls:
-        beside = _calling(first, content="needle-beside")
-        ways = [{"beside": "own"}, {"beside": "split"}, {"beside": "text"}]
-        forms = trial.first_that_says(forms, ways, [_USER, beside, _result(_FIRST), _REPLY, _AGAIN])
+        text_and_call = _calling(first, content="needle-beside")
+        ways = [{"text_with_calls": "own"}, {"text_with_calls": "split"}, {"text_with_calls": "text"}]
+        forms = trial.first_that_says(forms, ways, [_USER, text_and_call, _result(_FIRST), _REPLY, _AGAIN])
         both = _calling(first, _call(_SECOND, arguments))
         results = [_result(_FIRST), _result(_SECOND, "needle-second")]
-        ways = [{"several": "own"}, {"several": "split"}, {"several": "text"}]
+        ways = [{"several_calls": "own"}, {"several_calls": "split"}, {"several_calls": "text"}]
         forms = trial.first_that_says(forms, ways, [_USER, both, *results, _REPLY, _AGAIN])
     stray = [[_USER, _result(_FIRST)], [_USER, _REPLY, _result(_FIRST), _AGAIN]]
     stray.append([_USER, _calling(first), _result(_SECOND)])

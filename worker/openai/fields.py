@@ -255,17 +255,17 @@ def ignored_fields(
     *,
     known: Collection[str] = (),
     unheeded: Collection[str] = (),
-    beside: Iterable[str] = (),
+    further: Iterable[str] = (),
 ) -> tuple[str, ...]:
     """The members that have no effect, spelled for a header, at most MAX_IGNORED. Members of the request itself come
-    first, then members inside its fields, then the names in `beside`, which the caller has found. `unheeded` names
+    first, then members inside its fields, then the names in `further`, which the caller has found. `unheeded` names
     fields of the shape that count as unknown in this request."""
     fields = {field.name: field.type for field in msgspec.structs.fields(shape) if field.name not in unheeded}
     given = {name: value for name, value in members.items() if value is not None}
     found = chain(
         (name for name in given if not (name in fields or name in known)),
         *(unread(name, value, fields[name]) for name, value in given.items() if name in fields),
-        beside,
+        further,
     )
     return tuple(islice(dict.fromkeys(map(_shown, found)), MAX_IGNORED))
 
@@ -328,7 +328,7 @@ def read_generation(
         options=request.stream_options or StreamOptions(),
         names=spelled,
         ignored=ignored_fields(
-            members, type(request), known=SHARED, unheeded=ROUTED_FIELDS if is_routed else (), beside=ignored
+            members, type(request), known=SHARED, unheeded=ROUTED_FIELDS if is_routed else (), further=ignored
         ),
         prediction=prediction,
         asked_tokens=max_tokens,

@@ -112,7 +112,7 @@ def read_tokenize(body: bytes | bytearray, terms: Terms) -> TextAsked:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
-        ignored = ignored_fields(members, TokenizeRequest, beside=unread_members(members["messages"]))
+        ignored = ignored_fields(members, TokenizeRequest, further=unread_members(members["messages"]))
         return TextAsked(prompt=prompt, field="messages", ignored=ignored)
     return _text_asked(request, given[0], terms, ignored_fields(members, TokenizeRequest))
 
