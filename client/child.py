@@ -41,7 +41,7 @@ def without_settings() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens at now, for a program that does not report which one it has taken."""
+    """A free port of the loopback, for a program that does not report its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port

@@ -103,12 +103,12 @@ class Answer:
         return (*self.tokens, END) if self.stop_reason == "EOS" else self.tokens
 
 
-def answer_of(job_id: str, told: Sequence[Event]) -> Answer:
+def answer_of(job_id: str, events: Sequence[Event]) -> Answer:
     """The answer that a stream's events make, also of a stream that broke off."""
-    started = next((event for event in told if isinstance(event, Started)), None)
-    ended = next((event for event in told if isinstance(event, End)), None)
-    failed = next((event for event in told if isinstance(event, Failed)), None)
-    tokens = [event for event in told if isinstance(event, Token)]
+    started = next((event for event in events if isinstance(event, Started)), None)
+    ended = next((event for event in events if isinstance(event, End)), None)
+    failed = next((event for event in events if isinstance(event, Failed)), None)
+    tokens = [event for event in events if isinstance(event, Token)]
     return Answer(
         job_id=job_id,
         seed=started.seed if started else None,
@@ -117,7 +117,7 @@ def answer_of(job_id: str, told: Sequence[Event]) -> Answer:
         stop_reason=ended.stop_reason if ended else "",
         n_sampled=ended.tokens_sampled if ended else 0,
         error=f"{failed.code}: {failed.message}" if failed else "",
-        n_terminal=sum(isinstance(event, End | Failed) for event in told),
+        n_terminal=sum(isinstance(event, End | Failed) for event in events),
     )
 
 

@@ -62,7 +62,7 @@ class Health(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """`Q4_1_cpu`, `Q8_0_gpu`: what decides whether rows are the same bits in any company."""
+        """The key that decides whether rows have the same bits under load: `Q4_1_cpu`, `Q8_0_gpu`."""
         return f"{self.quant_kind}_{'gpu' if self.vram_bytes else 'cpu'}"
 
     @property
@@ -72,7 +72,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class ServedWorker:
-    """A worker to ask; use as a context manager. Made by `of` (a child process) or `at` (somebody else's worker)."""
+    """A worker for requests; use as a context manager. Made by `of` (a child process) or `at` (a running worker)."""
 
     def __init__(self, child: Child | None, url: str, token: str | None = None) -> None:
         self._child = child

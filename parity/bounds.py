@@ -44,8 +44,8 @@ class Bounds:
         return cls(leaves)
 
     def check(self, what: str, value: float, *keys: str, note: str = "", allowances: Sequence[str] = ()) -> Check:
-        """`value` against the first of `keys` that exists: a special bound before the general one. What the keys of
-        `allowances` say is allowed beside it.
+        """Check `value` against the first of `keys` that exists: a special bound before the general one. The bounds of
+        `allowances` are added to it.
 
         Raises: KeyError when none of `keys` does, which is a mistake of ours.
         """

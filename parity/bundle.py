@@ -373,7 +373,7 @@ def check_clean(files: Mapping[str, bytes], traces: Sequence[Trace] | None = Non
 
 
 def _this_machines() -> tuple[Trace, ...]:
-    """The traces of whoever runs this."""
+    """The traces of the user who runs this."""
     return (*_folders(), *_names(), *_secrets(environment()))
 
 

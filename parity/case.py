@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from parity.reference.model import Reference
 
 Say = Callable[[str], None]
-"""Told what begins now."""
+"""A function that gets the name of each step as it begins."""
 
 _N_END_TO_END = 16
 _LENGTHS: tuple[tuple[Kind, int], ...] = (("short", SHORT), ("long", LONG))

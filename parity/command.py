@@ -428,7 +428,7 @@ class Judging:
     run_id: str | None
 
     def case(self, subject: Subject, n_tokens: int) -> Case:
-        """The subject beside the reference that is named, else the one that `parity reference` took.
+        """The subject and its reference: the named one, else the one of the last `parity reference`.
 
         Raises: UsageError, at once where the run has its bundle already.
         """

@@ -1,6 +1,6 @@
 """The comparison of two sides' rows of logits: numbers for every position and for a whole text.
 
-Owns the definition of every number, in float64. Rows go in one at a time, so that beside them only a few rows of
+Owns the definition of every number, in float64. Rows go in one at a time, so that only a few more rows of
 float64 are held. Knows nothing of who made the rows, or of bounds. Pure.
 """
 
@@ -29,7 +29,7 @@ class Positions:
     """A candidate's rows against the reference's, one entry per position: arrays of one length, float64 unless said.
 
     Where the reference row is known by its highest entries only, `kl` is over these and the rest as one (a lower
-    bound), `cosine` is over these, and errors are over these. Where a candidate tells log-probabilities of some tokens,
+    bound), `cosine` is over these, and errors are over these. If a candidate reports log-probabilities of some tokens,
     the same holds of those that both sides know, and errors and cosines are of log-probabilities.
     """
 
@@ -246,7 +246,7 @@ def _of_reported(reference: KnownRow, reported: ReportedRow, target: int | None)
     own, theirs = (np.array([row[token] for token in shared], dtype=np.float64) for row in (reported, expected))
     tops = sorted(reported, key=lambda token: (-reported[token], token))[:N_TOP]
     alone = [reported[token] for token in reported if token not in expected]
-    # None of them is more probable than the last of the known ones, and all of them are beside these.
+    # None of them is more probable than the last known token, and together they have the rest of the probability.
     smallest, known = math.exp(float(reference.logits[-1]) - reference.logsumexp), _sum_of(expected.values())
     limit = max(min(len(alone) * smallest, 1.0 - known), 0.0)
     return _Position(
@@ -263,9 +263,9 @@ def _of_reported(reference: KnownRow, reported: ReportedRow, target: int | None)
 
 
 def _reported_kl(expected: Reals, own: Reals, of_alone: float, limit: float) -> float:
-    """KL where two parts of the vocabulary count as one token each: the tokens that the candidate alone tells, to which
-    it gives `of_alone`, and the rest. What the reference gives to the former is not known, but at most `most`; it is
-    taken as what makes KL smallest."""
+    """KL where two parts of the vocabulary count as one token each: the tokens that only the candidate reports, to
+    which it gives `of_alone`, and the rest. What the reference gives to the former is not known, but at most `most`; it
+    is taken as what makes KL smallest."""
     probs = np.exp(expected)
     left = 1.0 - float(probs.sum())
     of_rest = max(1.0 - float(np.exp(own).sum()) - of_alone, _NOISE)

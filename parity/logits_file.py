@@ -52,7 +52,7 @@ class Provenance:
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """The metadata beside format and digest, each field as JSON."""
+    """The metadata other than format and digest, each field as JSON."""
 
     windows: tuple[Window, ...]
     hard_ids: tuple[tuple[int, ...], ...]

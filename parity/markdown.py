@@ -17,7 +17,7 @@ LONGEST_OPEN_TABLE = 25
 
 _MARKUP = re.compile(r"[\\`*{}\[\]<>#|~$&!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _MAX_DIGITS = 17
-"""Enough to tell any two floats apart."""
+"""This many digits distinguish any two floats."""
 
 
 def to_markdown(report: Report) -> str:

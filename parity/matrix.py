@@ -225,7 +225,7 @@ def _stored(group: Sequence[Tensor]) -> Stored:
 
 
 def checks(made: Iterable[Made], bounds: Bounds) -> Iterator[Check]:
-    """Three numbers of each pair, against what the file type may lose, and its cache and its device beside it."""
+    """Three numbers of each pair, against the allowance of the file type plus those of its cache and its device."""
     for each in made:
         summary = each.summary
         for what, value, key, note in (

@@ -1,6 +1,7 @@
-"""Eight jobs beside the one that is looked at: streams of different lengths that come, end, are cancelled and given up.
+"""Eight jobs that load the worker during a judged job: streams of different lengths that start, end, are cancelled or
+abandoned.
 
-Owns the neighbours' threads and how each of their jobs ends. Refuses to know what is asked beside them.
+Owns the neighbours' threads and the end of each of their jobs. Refuses to know the judged job.
 """
 
 import threading

@@ -36,9 +36,9 @@ from worker.model.info import ModelInfo
 from worker.wire.messages import Conversation
 
 UNSEEN: Final = {
-    "weights": "no server tells its weights",
-    "checkpoints": "no server tells what it computes inside its layers",
-    "sampling": "no server tells a whole row; level serving judges the draws of its seeds",
+    "weights": "a server does not expose its weights",
+    "checkpoints": "a server does not expose the numbers inside its layers",
+    "sampling": "a server does not report a whole row; level serving judges the draws of its seeds",
 }
 """The levels that are not run, and why they cannot be judged from outside."""
 
@@ -248,9 +248,9 @@ class Outside:
 
 
 _NOTE = (
-    f"A server tells the {N_TOP} most probable tokens of a row and the one that follows. The most probable tokens and "
-    "perplexity are exact. KL divergence, in nats, reference before server, is a lower bound: all tokens that are not "
-    "known of both count as one or two. Errors and cosines are of log-probabilities."
+    f"A server reports the {N_TOP} most probable tokens of a row and the next one. The most probable tokens and "
+    "perplexity are exact. KL divergence, in nats, reference before server, is a lower bound: all tokens that "
+    "are not known on both sides count as one or two. Errors and cosines are of log-probabilities."
 )
 
 

@@ -123,7 +123,7 @@ class Run:
         expected = self._answers(prompts)
         numerics = self.numerics
         assert numerics is not None
-        # Where threads share sums out, or matrices take their place, a row's bits depend on its company on a CPU too.
+        # If threads split sums, or matrices replace rows, a row's bits depend on the other rows on a CPU, too.
         kind = None if numerics.flash_attn and numerics.threads is None else "other"
         flags = flags_of(self.settings, "Device and memory", also=("deterministic",))
         with ServedWorker.of(subject.info.path, *neighbours.FLAGS, *flags) as worker:

@@ -1,4 +1,4 @@
-"""A running server as it is judged from outside: what it tells of tokens, conversations, rows and greedy continuations.
+"""A running server judged from outside: its reports of tokens, conversations, rows and greedy continuations.
 
 Two servers are known by what they answer: a llorch-worker and a llama-server, whose routes for tokens are the same.
 Owns the fields of these routes. Refuses to know what the answers should be, and `/execute` (client/).
@@ -204,8 +204,8 @@ class _Prediction(msgspec.Struct, frozen=True):
 
 
 class LlamaServer(Server):
-    """It tells log-probabilities of drawn tokens alone, so that a prompt is a request for each of its tokens: the token
-    that follows is drawn because its logit is raised, and what is told of it is the row before that."""
+    """It reports only log-probabilities of drawn tokens, so a prompt needs a request for each of its tokens: the next
+    token is drawn because the request raises its logit, and the server reports the row before that."""
 
     render_path = "/apply-template"
 

@@ -34,7 +34,7 @@ from deploy.ray.texts import blocks_of, merged
 DRAIN_S = 25
 """--shutdown-timeout-sec of the workers: how long accepted jobs may take to end."""
 MAX_APART = 4
-"""A worker that has so many jobs more than the one with fewest gets no more, whatever it knows of their prompts."""
+"""A worker with this many jobs more than the least loaded one gets no more, even if their prefixes are cached there."""
 MAX_OPEN = 10_000
 """Requests, of the fleet and of each worker."""
 TRIES, _PAUSE_S = 3, 0.5

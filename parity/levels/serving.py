@@ -1,4 +1,4 @@
-"""Level `serving`: the same prompts through a running worker over HTTP, alone and with eight jobs beside them.
+"""Level `serving`: the same prompts through a running worker over HTTP, alone and under load of eight jobs.
 
 Owns what is asked, in its order, what is demanded of the answers, and the transcript. Refuses to know how a worker is
 started or spoken to (client/), how a seed draws (answers.py), and how the tokens to be expected were made.
@@ -105,8 +105,8 @@ def run(
     n_tokens: int = N_TOKENS,
     kind: str | None = None,
 ) -> tuple[Level, tuple[Record, ...]]:
-    """Ask every prompt greedily and with each of three seeds: alone, again, and beside eight others; judge it all. The
-    records are the transcript.
+    """Ask every prompt greedily and with each of three seeds: alone, again, and under load of eight others; judge all
+    answers. The records are the transcript.
 
     `expected` has an entry for each prompt. `kind`: as for `judge`; None: the worker's, which has the usual caches.
     Raises: ValueError where it has not, and when there are no prompts.
@@ -121,7 +121,7 @@ def run(
 def judge(served: Served, prompts: Sequence[str], expected: Expected, bounds: Bounds, kind: str) -> Level:
     """The level that the answers make; `kind` names the special bounds: `Q4_1_cpu`."""
     n_turned = sum(answer.choices != served.beside[question].choices for question, answer in served.alone.items())
-    same = f"{len(served.alone) - n_turned} of {len(served.alone)} answers are the same alone and beside"
+    same = f"{len(served.alone) - n_turned} of {len(served.alone)} answers are the same alone and under load"
     near = ", the others part no further than is allowed" if n_turned else ""
     summary = f"{same} {N_NEIGHBOURS} other jobs{near}; {len(served.records)} jobs ended as they should"
     verdicts = _Verdicts(served, prompts, expected, bounds, kind)
@@ -141,7 +141,7 @@ class _Asker:
         self._records: list[Record] = []
 
     def ask_all(self) -> Served:
-        """Greedily and with every seed, alone and beside others; with a seed alone once more."""
+        """Ask greedily and with every seed, alone and under load; with a seed once more alone."""
         questions = [Question(number, seed) for number in range(len(self._prompts)) for seed in (None, *SEEDS)]
         alone = self._each(questions, "alone")
         repeated = self._each([question for question in questions if question.seed is not None], "repeated")

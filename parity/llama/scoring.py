@@ -1,4 +1,5 @@
-"""Logits of every position of a text, greedy continuations, and the KV memory behind them: what parity asks of a model.
+"""The calls of parity to a model: logits of every position of a text, greedy continuations, and the KV memory after
+them.
 
 Owns a llama_context of its own, of one sequence. Not on the serving path: context.py reads the last row of a slot,
 this reads all rows, with any cache type and attention. One thread at a time.
@@ -50,7 +51,7 @@ class Scorer:
     def __init__(
         self, model: Model, setup: Setup, *, n_ctx: int, n_threads: int, tap: TensorCapture | None = None
     ) -> None:
-        """`n_ctx` in tokens. Memory: n_rows rows of float32[n_vocab] beside the KV memory.
+        """`n_ctx` in tokens. Memory: n_rows rows of float32[n_vocab] plus the KV memory.
 
         Raises: ValueError for sizes out of range, ModelLoadFailed, InsufficientMemory, with the library's last error.
         Source: llama_init_from_model.
@@ -138,7 +139,7 @@ class Scorer:
             raise ValueError(f"{len(tokens)} tokens that need {n_cells} cells; 1 to {self._n_ctx} are possible")
         if min(tokens) < 0 or max(tokens) >= self._model.n_vocab:
             raise ValueError(f"a token outside the vocabulary of {self._model.n_vocab}")
-        # Zeroed too: padding cells must not be able to tell of an earlier text.
+        # Zeroed too: padding cells must not contain numbers of an earlier text.
         capi.llama_memory_clear(capi.llama_get_memory(self.handle), True)
         if self._tap is not None:
             self._tap.clear()

@@ -1,6 +1,6 @@
 """A llama model with one layer's weights in memory at a time: they are read whenever the layer computes.
 
-For checkpoints that are large beside the machine's memory. Slower by one reading of the checkpoint for each run.
+It is for checkpoints that are large for the machine's memory. Each run reads the checkpoint once more.
 """
 
 from collections import Counter

@@ -82,7 +82,7 @@ class CheckpointTensors:
         return found
 
     def read_into(self, name: str, target: NDArray[np.floating]) -> None:
-        """Write the tensor into `target`, contiguous and of its shape; takes hardly any memory beside it.
+        """Write the tensor into `target`, contiguous and of its shape; this takes hardly any more memory.
 
         Raises: KeyError for a name that there is not, UsageError for a type that is not floating point, ValueError for
         another shape.

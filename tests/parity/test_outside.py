@@ -203,7 +203,7 @@ def test_every_level_that_can_be_seen_passes_on_what_is_served(shallow: Shallow,
 def test_what_no_server_tells_is_named_with_the_reason(shallow: Shallow, shallow_worker: WorkerProcess) -> None:
     found = shallow.judge(shallow_worker.url, "weights", "checkpoints", "sampling")
     assert {level.verdict for level in found.values()} == {"not run"}
-    assert all(level.summary.startswith("cannot be judged from outside: no server tells") for level in found.values())
+    assert all(level.summary.startswith("cannot be judged from outside: a server does not") for level in found.values())
 
 
 def test_another_chat_template_fails_at_the_tokenizer_and_both_prompts_are_shown(
