@@ -24,7 +24,7 @@ class Ask:
     at_s: float = 0.0
     """The time after the beginning of its phase."""
     is_late: bool = False
-    """Sent when every other of its phase has been told some tokens."""
+    """Sent when every other request of its phase has received some tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

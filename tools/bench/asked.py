@@ -91,7 +91,7 @@ class Asked:
 
     @property
     def left_out(self) -> list[str]:
-        """Scenarios that nobody left out by name."""
+        """The scenarios that were not excluded by name."""
         known = [*(scenario.name for scenario in self._scenarios), OVERLOAD]
         return [name for name in known if self.url and not self.scenarios and name in _ALONE]
 
@@ -145,7 +145,7 @@ class Asked:
 
     @property
     def _is_for_gpu(self) -> bool:
-        """True if the worker is told to use a GPU."""
+        """True if the worker is configured to use a GPU."""
         flags = iter(self.worker_flags)
         return any(flag == "--device" and next(flags, "cpu") != "cpu" for flag in flags)
 

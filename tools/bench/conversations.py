@@ -1,7 +1,7 @@
-"""Conversations as a fleet of workers gets them: users in groups with one system prompt each, who answer what they
-were told, several conversations open at once.
+"""Conversations for a fleet of workers: users in groups with one system prompt each reply to the answers, and several
+conversations are open at once.
 
-Owns: what is said (seeded), when the next turn is asked, that a failed turn is asked again. Refuses to know who serves.
+Owns: the texts (seeded), the time of the next turn, the retry of a failed turn. Refuses to know the servers.
 Runs on the load's event loop.
 """
 
@@ -87,8 +87,8 @@ def conversations(shape: Shape, seed: int) -> list[Conversation]:
     ]
 
 
-async def converse(address: Address, shape: Shape, seed: int, tell: Callable[[int], None]) -> list[Turn]:
-    """All turns; `tell` is told how many there are after each."""
+async def converse(address: Address, shape: Shape, seed: int, report: Callable[[int], None]) -> list[Turn]:
+    """All turns; `report` gets their number after each."""
     waiting = list(enumerate(conversations(shape, seed)))[::-1]
     turns: list[Turn] = []
 
@@ -97,7 +97,7 @@ async def converse(address: Address, shape: Shape, seed: int, tell: Callable[[in
             number, conversation = waiting.pop()
             async for turn in _held(address, number, conversation, shape):
                 turns.append(turn)
-                tell(len(turns))
+                report(len(turns))
 
     async with asyncio.TaskGroup() as users:
         for _ in range(shape.n_open):
@@ -194,7 +194,7 @@ class Read:
 
 
 def read(exchange: Exchange) -> Read:
-    """An answer is whole where it ended once, told its usage, and its HTTP did not break off."""
+    """True if the answer ended once, reported its usage, and its HTTP did not break off."""
     if exchange.status != OK:
         shown = exchange.body[:_SHOWN_OF_A_BODY].decode("utf-8", "replace")
         return Read(error=f"{exchange.status} {shown}" if exchange.status else f"no answer: {exchange.broken}")

@@ -55,7 +55,7 @@ class Ours:
     path, health_path = "/execute", "/readyz"
 
     def __init__(self, prefix: str) -> None:
-        """`prefix` of the job ids, which must be nobody else's at that worker."""
+        """`prefix` of the job ids, which must be unique at that worker."""
         self._prefix = prefix
 
     def body(self, ask: Ask) -> bytes:

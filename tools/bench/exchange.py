@@ -22,7 +22,7 @@ _PIECES_OF_A_GOING_STREAM = 24
 
 
 class NotReached(WorkerError):
-    """Nobody answers at the address: one line, exit 1."""
+    """No server answers at the address: one line, exit 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ async def connect(address: Address, silence_s: float = SILENCE_S) -> Connection:
     try:
         _, connection = await loop.create_connection(lambda: Connection(address, silence_s), address.host, address.port)
     except OSError as error:
-        raise NotReached(f"nobody answers at {address}: {error.strerror or error}") from None
+        raise NotReached(f"no server answers at {address}: {error.strerror or error}") from None
     return connection
 
 

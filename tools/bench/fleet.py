@@ -1,4 +1,4 @@
-"""Two workers behind one address: behind vllm-router with one of its policies, or as replicas of Ray Serve.
+"""Two workers behind one address: with vllm-router with one of its policies, or as replicas of Ray Serve.
 
 Owns: what is started, in which order it ends, and how a worker is killed in the middle of it all. Refuses to know what
 is asked (conversations.py). Runs on the load's event loop.
@@ -61,7 +61,7 @@ class Fleet:
 
     address: Address
     lose_a_worker: Callable[[], Coroutine[None, None, None]]
-    """Kills one, and returns when it is back, or somebody else has taken charge of that."""
+    """Kill one, and return when it is back, or when another process restarts it."""
     logs: Path
     """A folder with all that its workers log."""
 
@@ -113,7 +113,7 @@ async def _routed(policy: str, means: Means) -> AsyncIterator[Fleet]:
 
 
 def _workers(policy: str, means: Means) -> tuple[list[Plan], list[str]]:
-    """The workers, and where each tells of its KV blocks; empty where nobody listens."""
+    """The workers, and the address of each one's KV events; empty if there is none."""
     plans, sources = [], []
     for _ in range(N_WORKERS):
         source = f"tcp://{HOST}:{free_port()}" if policy == KV_AWARE else ""

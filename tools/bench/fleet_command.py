@@ -224,12 +224,12 @@ async def _played(side: str, means: Means, shape: Shape, seed: int, *, loses_a_w
     async with fleet(side, means) as found:
         async with asyncio.TaskGroup() as tasks:
 
-            def tell(n_turns: int) -> None:
+            def report(n_turns: int) -> None:
                 if loses_a_worker and n_turns == when:
                     tasks.create_task(found.lose_a_worker())
 
             begun_s = time.perf_counter()
-            turns = await converse(found.address, shape, seed, tell)
+            turns = await converse(found.address, shape, seed, report)
             whole_s = time.perf_counter() - begun_s
         n_answered = sum(turn.is_answered for turn in turns)
         n_jobs = await asyncio.to_thread(found.n_jobs, n_answered)

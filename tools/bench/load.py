@@ -25,7 +25,7 @@ class Server:
     version: str = ""
     """The version of llama.cpp that a llama-server reports."""
     pids: Mapping[str, int] = field(default_factory=dict)
-    """Its processes by what they are; none where it is somebody else's."""
+    """Its processes by their kind; none if it was not started here."""
     allocated_bytes: int = 0
     """Memory that it allocated for the model, as a worker of ours says it; 0 of others."""
     is_on_gpu: bool = False

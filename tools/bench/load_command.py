@@ -75,7 +75,7 @@ def split_flags(context: click.Context, option: click.Parameter, value: str) -> 
     help="Write report.json, report.md and the servers' logs there; of several models in folders.",
 )
 def load(*, models: tuple[str, ...], seed: int | None, out: Path | None, **options: Any) -> None:
-    """Put a worker under load over HTTP, and tell what it does; with a peer also in what relation.
+    """Put a worker under load over HTTP, and report its numbers; with a peer also the ratios.
 
     By default a worker is started, measured and ended. With a peer the sides take turns, round by round, never both at
     once, with the same prompts. Several models are measured one after another; a large one is asked less. Exit 1 when a
@@ -104,7 +104,7 @@ def _measured(asked: Asked, seed: int, out: Path | None) -> Report:
         wanted = asked.wanted(seed, logs)
         logs.mkdir(parents=True, exist_ok=True)
         roof = asked.roof()
-        found = uvloop.run(measure(wanted, tell))
+        found = uvloop.run(measure(wanted, announce))
     report = found.report(asked.circumstances(wanted, found, roof))
     if out is not None:
         data = msgspec.json.format(msgspec.json.encode(report), indent=2)
@@ -113,6 +113,6 @@ def _measured(asked: Asked, seed: int, out: Path | None) -> Report:
     return report
 
 
-def tell(number: int, scenario: Scenario) -> None:
+def announce(number: int, scenario: Scenario) -> None:
     """Print the next step to stderr."""
     click.echo(f"==> {f'round {number}, ' if number else ''}{scenario.name}", err=True)

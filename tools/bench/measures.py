@@ -61,7 +61,7 @@ class Measure:
     unit: Unit
     of: Callable[[Answers], float]
     bound: Bound | None = None
-    """None: told, not judged."""
+    """The bound; None for a number that is reported but not judged."""
     speculating_bound: Bound | None = None
     """The bound against a peer that also speculates."""
     roof: Callable[[Roof, Work], float] | None = None
@@ -184,7 +184,7 @@ USUAL: tuple[Measure, ...] = (
     Measure("between tokens p99", "ms", lambda answers: 1000 * percentile(gaps_of(answers), 99)),
     Measure("between tokens, longest", "ms", lambda answers: 1000 * max(gaps_of(answers), default=0.0)),
 )
-"""Told of every scenario after its own measures, where no measure of its own has the name."""
+"""The measures that every scenario reports after its own, unless one of its own has the name."""
 
 
 def _longest_gap_beside_the_last(answers: Answers) -> float:
@@ -201,7 +201,7 @@ def _longest_gap_beside_the_last(answers: Answers) -> float:
 
 def _delay_at_ends(answers: Answers) -> float:
     """The longest that streams waited beyond an ordinary token when another one ended: of the gaps that the end lies in
-    and those behind them, as the last token of one comes with a token of all.
+    and those after them, as the last token of one comes with a token of all.
     """
     ordinary_s = percentile(gaps_of(answers), 50)
     longest_s = ordinary_s

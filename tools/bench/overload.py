@@ -46,7 +46,7 @@ class Overload:
     n_refusals: int
     """Sent one after another to a full queue; the times are of these."""
     front_us: float | None
-    """Processor time of the front for one; None where it cannot be told."""
+    """Processor time of the front for one; None if it is unknown."""
     median_us: float
     """The median time that the client measures."""
     p99_us: float
@@ -56,7 +56,7 @@ class Overload:
 
 
 async def overload(server: Server, prompts: Prompts, n_refusals: int) -> Overload:
-    """The burst, then so many refusals.
+    """The burst, then this many refusals.
 
     Raises: NotReached; NotFull when something was taken that should have been refused.
     """

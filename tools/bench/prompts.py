@@ -168,14 +168,14 @@ def agent_loop(prompts: Prompts, n_turns: int) -> list[str]:
     """A growing conversation as it is sent again and again: each prompt ends where the agent is to act, and the next
     one has an action like those before in that place, its result and the next task.
 
-    What the agent has done is told, not what a server has answered: both sides get the same prompts. One turn comes
-    before the first prompt, as an example.
+    The prompts contain the agent's scripted actions, not a server's answers: both sides get the same prompts. One turn
+    comes before the first prompt, as an example.
     """
-    told = f"# {prompts.of(4)}\n\n{_INSTRUCTIONS}"
+    history = f"# {prompts.of(4)}\n\n{_INSTRUCTIONS}"
     asked: list[str] = []
     for _ in range(n_turns + 1):
         name, first, second = prompts.words(3)
         turn = _TURN.format(name=name, title=name.title(), first=first, second=second)
-        asked.append(told + turn[: turn.index(_ACTION) + len(_ACTION)])
-        told += turn
+        asked.append(history + turn[: turn.index(_ACTION) + len(_ACTION)])
+        history += turn
     return asked[1:]

@@ -1,6 +1,6 @@
 """All that a run of `load` found: each measure of ours beside each peer's, the spread of their ratio, a verdict.
 
-Pure: turns to lines. Refuses to know how it is measured (session.py) and how it is told (tables.py).
+Pure: turns to lines. Refuses to know the measuring (session.py) and the printing (tables.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ class Line:
     unit: Unit
     peer: str | None
     is_beside: bool
-    """The peer is told only: a column."""
+    """True if the peer is only reported, as a column."""
     ours: tuple[float, ...]
     """Round by round; of a round in which anything failed there is no number."""
     theirs: tuple[float, ...]
@@ -77,7 +77,7 @@ class Line:
     """Empty where there is none; of the ratio where there is a peer, else of our number."""
     verdict: Verdict
     ours_per_cpu_s: tuple[float, ...]
-    """Tokens of prompts and answers by processor time, round by round, where it could be told."""
+    """Tokens of prompts and answers by processor time, round by round, if it is known."""
     theirs_per_cpu_s: tuple[float, ...]
     roof: float | None
     """The limit of the machine; None if it is unknown."""

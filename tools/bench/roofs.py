@@ -35,7 +35,7 @@ Work = tuple[Phase, ...]
 
 
 def work_of(asks: Sequence[Ask], answers: Sequence[Answer]) -> Work:
-    """The share of a prompt that is new is told from its characters."""
+    """The share of a prompt that is new is estimated from its characters."""
     shares: list[float] = []
     for number, ask in enumerate(asks):
         known = (commonprefix([ask.prompt, before.prompt]) for before in asks[:number])  # noqa: RUF071 - of characters

@@ -62,7 +62,7 @@ SYNTHETIC_VOCABULARIES = (49_152, 152_064)
 """The default model's and a large one's."""
 
 _N_PHRASE, _N_BIASED = 250, 16
-"""The generated tokens that penalties look back on are a phrase of so many, twice; so many tokens have a bias."""
+"""The generated tokens that penalties look back on are a phrase of this many, twice; this many tokens have a bias."""
 
 
 @click.command("sampling")

@@ -89,7 +89,7 @@ def _alone(n_words: int, n_tokens: int, *, n_times: int = 3, text: Text = WORDS)
 def _generating(
     n_streams: int, text: Text = WORDS, *, has_drafts: bool, n_tokens: int = 96, n_times: int = 3
 ) -> Scenario:
-    """Streams of 64 words. What drafts gain is told beside the one peer that they are judged by."""
+    """Streams of 64 words. The gain of drafts is reported against the one peer that judges them."""
     is_alone = n_streams == 1
     minimum = _MIN_OF_ONE_STREAM[text, has_drafts] if is_alone else 1.0
     return Scenario(

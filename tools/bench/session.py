@@ -23,8 +23,8 @@ from tools.bench.scenarios import WARM_UP, Scenario
 from tools.bench.servers import Plan, served
 from tools.bench.sides import LlamaBatchedBench, LlamaBench, Part, ServedSide, Side, Turn, plays, until_quiet
 
-Tell = Callable[[int, Scenario], None]
-"""Is told the round (0 is a warm-up) and the scenario before each."""
+Announce = Callable[[int, Scenario], None]
+"""A function that gets the round (0 is a warm-up) and the scenario before each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,25 +76,25 @@ class Found:
         )
 
 
-async def measure(wanted: Wanted, tell: Tell) -> Found:
+async def measure(wanted: Wanted, announce: Announce) -> Found:
     """Everything wanted. Raises: NotReached, NotStarted, NotFull."""
     found = Found(wanted)
     prompts = Prompts(wanted.seed)
-    companies = [Rounds(scenarios, prompts, tell) for scenarios in companies_of(wanted.scenarios)]
+    groups = [Rounds(scenarios, prompts, announce) for scenarios in groups_of(wanted.scenarios)]
     for number in range(1, wanted.n_rounds + 1):
-        for rounds in companies:
+        for rounds in groups:
             async with AsyncExitStack() as stack:
                 sides = await _open_sides(stack, found, rounds.scenarios)
                 await rounds.warm_up(sides)
                 await rounds.play([number], sides)
                 # A model's pages are in memory once they have been computed with.
                 found.resident = found.resident or resident_of(_memory(sides))
-    for rounds in companies:
+    for rounds in groups:
         found.played += rounds.played
     for scenario in wanted.scenarios:
         if scenario.worker_flags:
             async with served(wanted.ours.with_flags(scenario.worker_flags), wanted.logs, wanted.environment) as server:
-                rounds, sides = Rounds([scenario], prompts, tell), [ServedSide(server, "ours")]
+                rounds, sides = Rounds([scenario], prompts, announce), [ServedSide(server, "ours")]
                 await rounds.warm_up(sides)
                 await rounds.play(range(1, wanted.n_rounds + 1), sides)
             found.is_on_gpu = server.is_on_gpu
@@ -105,12 +105,12 @@ async def measure(wanted: Wanted, tell: Tell) -> Found:
     return found
 
 
-def companies_of(scenarios: Iterable[Scenario]) -> list[list[Scenario]]:
+def groups_of(scenarios: Iterable[Scenario]) -> list[list[Scenario]]:
     """The scenarios that are played on the same servers; those on a worker of their own are in none."""
     together = [scenario for scenario in scenarios if not scenario.worker_flags]
     speculative = [scenario for scenario in together if "speculating" in scenario.peers]
     usual = [scenario for scenario in together if scenario not in speculative]
-    return [company for company in (usual, speculative) if company]
+    return [group for group in (usual, speculative) if group]
 
 
 async def _open_sides(stack: AsyncExitStack, found: Found, scenarios: Sequence[Scenario]) -> list[Side]:
@@ -141,15 +141,15 @@ def _memory(sides: Sequence[Side]) -> dict[str, dict[str, Memory | None]]:
 class Rounds:
     """The same scenarios again and again; what was played is in `played`, also when a round breaks off."""
 
-    def __init__(self, scenarios: Sequence[Scenario], prompts: Prompts, tell: Tell) -> None:
+    def __init__(self, scenarios: Sequence[Scenario], prompts: Prompts, announce: Announce) -> None:
         self.scenarios = scenarios
         self._prompts = prompts
-        self._tell = tell
+        self._announce = announce
         self.played = [Played(scenario) for scenario in scenarios]
 
     async def warm_up(self, sides: Sequence[Side]) -> None:
         """One stream on each side; nothing of it is kept. Raises: NotReached."""
-        self._tell(0, WARM_UP)
+        self._announce(0, WARM_UP)
         asks = WARM_UP.asks(self._prompts)
         for side in sides:
             await side.turn(WARM_UP, asks)
@@ -169,7 +169,7 @@ class Rounds:
     async def _turns(self, number: int, scenario: Scenario, sides: Sequence[Side]) -> dict[str, Turn]:
         """The turns by side. The order alternates between forwards and backwards, so that no side always follows the
         same one."""
-        self._tell(number, scenario)
+        self._announce(number, scenario)
         asks = scenario.asks(self._prompts)
         playing = [side for side in sides if side.plays(scenario)]
         turns: dict[str, Turn] = {}

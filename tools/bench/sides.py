@@ -43,7 +43,7 @@ class Turn:
     """The first one."""
     per_cpu_s: float = 0.0
     """Tokens of prompts and answers by the processor time of all its processes, until they rest again; 0 where it
-    cannot be told."""
+    is unknown."""
     work: Work = ()
     """The requests; empty if anything failed."""
 
@@ -67,7 +67,7 @@ class Side(Protocol):
         """The bound of our worker against this side."""
 
     async def turn(self, scenario: Scenario, asks: Sequence[Ask]) -> Turn:
-        """Its part of a round. Raises: NotReached where there is nobody any more."""
+        """Its part of a round. Raises: NotReached if the server is gone."""
 
 
 @dataclass(frozen=True, slots=True)

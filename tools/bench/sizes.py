@@ -20,7 +20,7 @@ import uvloop
 from parity.llama.quantise import FILE_TYPES, quantise
 from tools import CHECKOUT
 from tools.bench.asked import Asked
-from tools.bench.load_command import split_flags, tell
+from tools.bench.load_command import announce, split_flags
 from tools.bench.measures import check
 from tools.bench.processes import Memory
 from tools.bench.report import Line, Report
@@ -128,7 +128,7 @@ def _measured(path: Path, asked: Asked, seed: int, out: Path | None) -> "Size":
         logs.mkdir(parents=True, exist_ok=True)
         wanted = replace(asked.wanted(seed, logs), scenarios=SIZES, n_refusals=0)
         roof = asked.roof()
-        found = uvloop.run(measure(wanted, tell))
+        found = uvloop.run(measure(wanted, announce))
     return Size(
         name=path.stem,
         file_bytes=path.stat().st_size,
@@ -143,7 +143,7 @@ def _write(found: "Sequence[Size]", out: Path) -> None:
     (out / "sizes.md").write_text("\n\n".join(table(*each) for each in tables(found)) + "\n", encoding="utf-8")
 
 
-# ── how it is told ───────────────────────────────────────────────────────────────────────────────
+# ── printing ───────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from tools.markdown import Cells
 
 
 def tables(report: Report) -> Iterator[tuple[Cells, Sequence[Cells]]]:
-    """Columns and rows: what the scenarios are there for, with a column for each peer that is only told; memory, the
-    overload, the circumstances. `>`: aligned to the right."""
+    """Columns and rows: the main measures of the scenarios, with a column for each peer that is only reported; memory,
+    the overload, the circumstances. `>`: aligned to the right."""
     own = [line for line in report.lines if line.is_own]
     beside = list(dict.fromkeys(line.peer for line in own if line.peer and line.is_beside))
     columns = (

@@ -117,7 +117,7 @@ def _prose_of(document: str) -> Iterator[str]:
 
 
 def _turns(document: str) -> Iterator[str]:
-    """A question for each heading, and for each paragraph behind it an answer; questions between the answers."""
+    """A question for each heading, and for each paragraph after it an answer; questions between the answers."""
     question = ""
     for line in document.splitlines():
         if heading := _HEADING.match(line):

@@ -76,7 +76,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """The first one, as nvidia-smi tells it; empty strings and 0 where it does not."""
+    """The first one, as nvidia-smi reports it; empty strings and 0 for missing values."""
 
     name: str = ""
     driver: str = ""

@@ -61,7 +61,8 @@ def measure(model: Path, device: str, load: Load) -> list[Figure]:
 
 
 def step_figures(model: Path, device: str, n_streams: int, *, n_rounds: int) -> list[Figure]:
-    """A decode step of so many streams, and its llama_decode: the rest is the engine's own work. Raises: as loading."""
+    """The time of a decode step of these streams and of its llama_decode: the rest is the engine's work. Raises: see
+    load."""
     config = configure(Settings(device=device, parallel=n_streams, ctx_size=n_streams * _STREAM_CELLS), model)
     costs = step_costs(config, n_streams, n_rounds)
     return [

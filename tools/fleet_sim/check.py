@@ -14,7 +14,7 @@ from statistics import median
 
 from tools.bench.exchange import Address
 from tools.bench.servers import Plan, served
-from tools.fleet_sim.client import tell
+from tools.fleet_sim.client import ask_worker
 from tools.fleet_sim.costs import StepCosts
 from tools.fleet_sim.fleet import Fleet
 from tools.fleet_sim.measure import Probe, Waits, costs_of
@@ -34,7 +34,7 @@ MEASURES: Mapping[str, Callable[[Result], float]] = {
     "tokens/s": lambda result: result.tokens_per_s,
     "cached share of prompts": lambda result: result.cached_share,
 }
-Tell = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Checked:
         ]
 
 
-async def check(wanted: Wanted, say: Tell) -> Checked:
+async def check(wanted: Wanted, say: Say) -> Checked:
     """Raises: NotReached, NotStarted, NoAnswer."""
     async with AsyncExitStack() as stack:
         addresses: list[Address] = []
@@ -131,10 +131,10 @@ async def play(addresses: Sequence[Address], policy: Policy, sessions: Sequence[
             await asyncio.sleep(pause_s)
             worker = policy.choose(ask, in_flight)
             in_flight[worker] += 1
-            told = await tell(addresses[worker], ask)
+            timed = await ask_worker(addresses[worker], ask)
             in_flight[worker] -= 1
-            first_s, ended_s = told.arrivals_s[0], told.arrivals_s[-1]
-            got.append(Served(ask, worker, told.sent_s, first_s, ended_s, told.n_cached, len(told.arrivals_s)))
+            first_s, ended_s = timed.arrivals_s[0], timed.arrivals_s[-1]
+            got.append(Served(ask, worker, timed.sent_s, first_s, ended_s, timed.n_cached, len(timed.arrivals_s)))
 
     await asyncio.gather(*map(live, sessions))
     return got

@@ -21,7 +21,7 @@ class NoAnswer(WorkerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Timed:
     """Times are time.perf_counter(), in seconds."""
 
     sent_s: float
@@ -34,7 +34,7 @@ class Told:
         return self.arrivals_s[0] - self.sent_s
 
 
-async def tell(address: Address, ask: Ask) -> Told:
+async def ask_worker(address: Address, ask: Ask) -> Timed:
     """Send a request and wait for all of its answer. Raises: NotReached, NoAnswer."""
     body = {
         "model": "any",
@@ -55,7 +55,7 @@ async def tell(address: Address, ask: Ask) -> Told:
     return _read(address, ask, exchange)
 
 
-def _read(address: Address, ask: Ask, exchange: Exchange) -> Told:
+def _read(address: Address, ask: Ask, exchange: Exchange) -> Timed:
     if exchange.status != OK or exchange.broken:
         text = exchange.body[:_SHOWN_OF_A_BODY].decode("utf-8", "replace")
         raise NoAnswer(f"{address} answered {exchange.status} {exchange.broken} {text}")
@@ -64,4 +64,4 @@ def _read(address: Address, ask: Ask, exchange: Exchange) -> Told:
     n_cached = sum(chunk.usage.prompt_tokens_details.cached_tokens for _, chunk in chunks if chunk.usage is not None)
     if len(arrivals) != ask.n_tokens:
         raise NoAnswer(f"{address} sent {len(arrivals)} tokens, {ask.n_tokens} were asked for")
-    return Told(exchange.sent_s, arrivals, n_cached)
+    return Timed(exchange.sent_s, arrivals, n_cached)

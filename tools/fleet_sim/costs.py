@@ -50,8 +50,8 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"{name} must have ascending numbers of rows from 1 on, and times above 0")
 
     def step_s(self, kind: StepKind, n_rows: int, n_own: int = 0, n_others: int = 0) -> float:
-        """The seconds of a step of so many rows. `n_own` and `n_others`: for each row the cells that were in use before
-        the step, of its job and of others, all together.
+        """The seconds of a step of this many rows. `n_own` and `n_others`: for each row the cells that were in use
+        before the step, of its job and of others, all together.
         """
         if kind == "decode":
             table, per_1000 = self._decode_table, self.decode_ms_per_1000_cells

@@ -16,7 +16,7 @@ import msgspec
 
 from tools.bench.exchange import Address, ask_once
 from tools.bench.prompts import common_words
-from tools.fleet_sim.client import NoAnswer, Told, tell
+from tools.fleet_sim.client import NoAnswer, Timed, ask_worker
 from tools.fleet_sim.costs import RowsMs, StepCosts
 from tools.fleet_sim.workloads import Ask
 from worker.config.settings import Settings
@@ -66,7 +66,7 @@ class Probe:
         return cls(address, await vocabulary_of(address), chance)
 
     async def waits(self) -> Waits:
-        """One round: first the steps alone, then those behind a long prompt, which is copied out and in meanwhile.
+        """One round: first the steps alone, then those after a long prompt, which is copied out and in meanwhile.
         Raises: NotReached, NoAnswer.
         """
         health = await _health(self.address)
@@ -74,41 +74,41 @@ class Probe:
             raise NoAnswer(f"{self.address} has one slot: start it with --parallel 2 or more to measure it")
         found = {("decode", rows): await self._step_ms(rows) for rows in _widths(1, health.slots_total)}
         step_ms = found["decode", 1]
-        request_ms = max(0.0, 1000 * (await self._told(self._new(1), 2)).first_token_s - step_ms)
+        request_ms = max(0.0, 1000 * (await self._timed(self._new(1), 2)).first_token_s - step_ms)
         found["request", 1] = request_ms
         widest = widest_step_of(health.prefill_chunk, Settings().ubatch_size, can_abort=False)
         for rows in _widths(LEAST_CHUNK, widest):
-            found["prefill", rows] = 1000 * (await self._told(self._new(rows), 2)).first_token_s - request_ms
+            found["prefill", rows] = 1000 * (await self._timed(self._new(rows), 2)).first_token_s - request_ms
         deep = self._new(N_DEEP)
-        await self._told(deep, 4)
-        beside = await self._told(self._new(LEAST_CHUNK), 4)
-        # A part of the copy is made behind each of these tokens.
+        await self._timed(deep, 4)
+        beside = await self._timed(self._new(LEAST_CHUNK), 4)
+        # A part of the copy is made after each of these tokens.
         found["save", 1] = (
             1000 * (beside.arrivals_s[-1] - beside.arrivals_s[0]) - (len(beside.arrivals_s) - 1) * step_ms
         )
-        again = await self._told(deep, _N_DECODED)
+        again = await self._timed(deep, _N_DECODED)
         found["load", 1] = 1000 * again.first_token_s - request_ms - step_ms
         found["deep decode", 1] = _mean_ms(again.arrivals_s[2:]) - step_ms
-        longer = await self._told([*deep, *self._new(widest)], 2)
+        longer = await self._timed([*deep, *self._new(widest)], 2)
         found["deep prefill", widest] = 1000 * longer.first_token_s - request_ms - found["prefill", widest]
         found["beside", 1] = await self._beside_ms(deep) - found["decode", 2] - found["deep decode", 1]
         return found
 
     async def _step_ms(self, n_rows: int) -> float:
         """The time of a decode step while all streams generate."""
-        return _step_ms(await asyncio.gather(*(self._told(self._new(8), _N_DECODED + n_rows) for _ in range(n_rows))))
+        return _step_ms(await asyncio.gather(*(self._timed(self._new(8), _N_DECODED + n_rows) for _ in range(n_rows))))
 
     async def _beside_ms(self, deep: Sequence[TokenId]) -> float:
         """The time of a decode step of a long prompt and a short one, which has to skip the other's cells."""
         return _step_ms(
-            await asyncio.gather(self._told(deep, 2 * _N_DECODED), self._told(self._new(8), 2 * _N_DECODED))
+            await asyncio.gather(self._timed(deep, 2 * _N_DECODED), self._timed(self._new(8), 2 * _N_DECODED))
         )
 
     def _new(self, n_tokens: int) -> list[TokenId]:
         return self.chance.choices(self.vocabulary, k=n_tokens)
 
-    async def _told(self, prompt: Sequence[TokenId], n_tokens: int) -> Told:
-        return await tell(self.address, Ask(0, prompt, self.chance.choice(self.vocabulary), n_tokens))
+    async def _timed(self, prompt: Sequence[TokenId], n_tokens: int) -> Timed:
+        return await ask_worker(self.address, Ask(0, prompt, self.chance.choice(self.vocabulary), n_tokens))
 
 
 async def vocabulary_of(address: Address) -> list[TokenId]:
@@ -123,7 +123,7 @@ async def vocabulary_of(address: Address) -> list[TokenId]:
 
 
 async def costs_of(address: Address, waits: Sequence[Waits]) -> StepCosts:
-    """The medians of all rounds, and the sizes that the worker tells. Raises: NotReached, NoAnswer."""
+    """The medians of all rounds, and the sizes that the worker reports. Raises: NotReached, NoAnswer."""
     health = await _health(address)
     cache = health.prefix_cache
     metrics = (await ask_once(address, "GET", "/metrics")).body.decode()
@@ -171,11 +171,11 @@ def _widths(least: int, most: int) -> list[int]:
     return [*doubled, most]
 
 
-def _step_ms(told: Sequence[Told]) -> float:
+def _step_ms(timed: Sequence[Timed]) -> float:
     """The time of a step while all of these generate."""
-    begin_s = max(each.arrivals_s[0] for each in told)
-    end_s = min(each.arrivals_s[-1] for each in told)
-    return median(_mean_ms([at_s for at_s in each.arrivals_s if begin_s <= at_s <= end_s]) for each in told)
+    begin_s = max(each.arrivals_s[0] for each in timed)
+    end_s = min(each.arrivals_s[-1] for each in timed)
+    return median(_mean_ms([at_s for at_s in each.arrivals_s if begin_s <= at_s <= end_s]) for each in timed)
 
 
 def _mean_ms(arrivals_s: Sequence[float]) -> float:

@@ -18,9 +18,9 @@ BLOCK = 16
 """The number of tokens that are cached together, as in the KV events of common engines."""
 
 MAX_SHARE, MIN_BOUND = 2, 4
-"""A worker that is chosen for its cache has at most so many times the mean number of requests, or MIN_BOUND requests
+"""A worker that is chosen for its cache has at most this many times the mean number of requests, or MIN_BOUND requests
 where that is more (consistent hashing with bounded loads, Mirrokni et al. 2016). A popular beginning is then computed
-on several workers; and while there is little to do, nobody is sent away from what is known for one request."""
+on several workers; and under low load no request is sent away from its cached prefix."""
 
 POINTS = 64
 """The number of places of each worker on the hash ring: with this number the shares differ by an eighth."""

@@ -20,7 +20,7 @@ COLUMNS = (
     ">busy",
     ">busiest / mean",
 )
-"""`first token`, `p90` and `p99` are of the time to the first token, `per token` is the median time of a token behind
+"""`first token`, `p90` and `p99` are of the time to the first token, `per token` is the median time of a token after
 it, `busy` the share of the time in which workers compute, and `busiest / mean` how far the one that computed most is
 above the others."""
 
@@ -40,7 +40,7 @@ class Result:
     first_token_p90_s: float
     first_token_p99_s: float
     token_s: float
-    """The median request's time for a token behind the first."""
+    """The median request's time for a token after the first."""
     busy_share: float
     busiest_to_mean: float
 
@@ -68,7 +68,7 @@ def result_of(policy: str, fleet: Fleet) -> Result:
 def summary(policy: str, served: Sequence[Served], busy_s: Sequence[float], whole_s: float) -> Result:
     """`busy_s`: of each worker, in the time `whole_s` in which the requests were sent."""
     first = [one.first_s - one.sent_s for one in served]
-    behind = [(one.ended_s - one.first_s) / (one.n_tokens - 1) for one in served if one.n_tokens > 1]
+    after_first = [(one.ended_s - one.first_s) / (one.n_tokens - 1) for one in served if one.n_tokens > 1]
     return Result(
         policy=policy,
         n_workers=len(busy_s),
@@ -79,7 +79,7 @@ def summary(policy: str, served: Sequence[Served], busy_s: Sequence[float], whol
         first_token_s=percentile(first, 50),
         first_token_p90_s=percentile(first, 90),
         first_token_p99_s=percentile(first, 99),
-        token_s=percentile(behind, 50),
+        token_s=percentile(after_first, 50),
         busy_share=per_s(sum(busy_s), len(busy_s) * whole_s),
         busiest_to_mean=per_s(max(busy_s) * len(busy_s), sum(busy_s)),
     )

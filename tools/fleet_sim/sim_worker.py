@@ -65,7 +65,7 @@ class SimKv:
         return list(self._n_tokens)
 
     def hold(self, slot: SlotId, n_tokens: int) -> None:
-        """Add cells behind the slot's last one."""
+        """Add cells after the slot's last one."""
         spans = self._spans[slot]
         if spans and spans[-1].n_holders == 1:
             spans[-1].n_cells += n_tokens
@@ -122,7 +122,7 @@ class SimKv:
                         spans[place : place + 1] = halves
                 return at + 1
             n_left -= span.n_cells
-        assert n_left == 0, "the slot has so many"
+        assert n_left == 0, "the slot has enough cells"
         return len(self._spans[slot])
 
 
@@ -132,7 +132,7 @@ class SimRunner:
     n_threads = 1
     is_asynchronous = False
     can_abort = False
-    """The clock stands still between two steps: nobody comes while one runs."""
+    """The clock stands still between two steps: no request arrives while one runs."""
 
     def __init__(self, costs: StepCosts, clock: Clock) -> None:
         self.kv = SimKv(costs, clock)
@@ -154,10 +154,10 @@ class SimRunner:
         raise NotImplementedError("no job of a workload asks for log-probabilities")
 
     def request_abort(self) -> None:
-        """Nobody cancels."""
+        """No request is cancelled."""
 
     def forget_abort(self) -> None:
-        """Nobody cancels."""
+        """No request is cancelled."""
 
 
 @dataclass(slots=True)

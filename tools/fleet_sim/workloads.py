@@ -127,5 +127,5 @@ WORKLOADS = {
         n_openings=50, n_opening_tokens=1_000, turns=(1, 1), text=(16, 100), answer=(16, 128), mean_pause_s=1.0
     ),
 }
-"""Chats with a system prompt, whose users read and think before they go on; and single requests behind long
+"""Chats with a system prompt, whose users read and think before they go on; and single requests after long
 instructions."""

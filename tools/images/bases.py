@@ -109,7 +109,7 @@ def _mirror(store: Store) -> Iterator[str]:
 
 
 def _slim(root: Path) -> None:
-    """Remove what debootstrap downloaded, and now and in later installations what nobody reads in a container."""
+    """Remove what debootstrap downloaded, and now and in later installations files that are not used in a container."""
     rules = [f"path-exclude=/usr/share/{folder}/*" for folder in _SLIM_EXCLUDES]
     rules.append("path-include=/usr/share/doc/*/copyright")
     (root / "etc/dpkg/dpkg.cfg.d/slim").write_text("\n".join(rules) + "\n", encoding="utf-8")

@@ -30,7 +30,7 @@ _TRUST_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 
 class NoWheel(Exception):
-    """The image is made of a wheel that somebody must build first; the text says which."""
+    """The image needs a wheel that must be built first; the text says which."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _pip_settings() -> dict[str, str]:
 
 
 def _authorities(settings: dict[str, str]) -> str | None:
-    """The file of certificate authorities that this machine was told to trust, if it was told of one."""
+    """The file of certificate authorities that this machine is configured to trust, if there is one."""
     named = [settings.get("cert"), *(os.environ.get(name) for name in _TRUST_VARIABLES)]
     return next((path for path in named if path and Path(path).is_file()), None)
 

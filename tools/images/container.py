@@ -15,7 +15,7 @@ from tools.images.building import Built
 from tools.images.store import Store
 
 HARDENED = ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--security-opt=no-new-privileges")
-"""Docker's --read-only gives no writable /tmp; podman's does unless told."""
+"""Docker's --read-only gives no writable /tmp; podman's does by default."""
 
 PROMPT = "The capital of France is"
 STOP_PATIENCE_S = 35
@@ -101,7 +101,7 @@ class Container(WorkerProcess):
         eventually(lambda: self.get("/readyz").status_code == 200)
 
     def zombies(self) -> list[str]:
-        """Processes that ended and that nobody has asked for their exit code."""
+        """The zombie processes: they ended, and no parent has read their exit code."""
         return [line for line in self.inside(_STATES).splitlines() if line.endswith(" Z")]
 
 

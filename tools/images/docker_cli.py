@@ -1,4 +1,4 @@
-"""The line that the documentation tells users to run, word for word, in the real docker client.
+"""The line that the documentation gives users, word for word, in the real docker client.
 
 Podman answers on a socket as Docker's engine would; the engine itself is not what is tried.
 """
@@ -100,7 +100,7 @@ def _folder_with_models() -> Iterator[Path]:
 
 @contextmanager
 def _engine(store: Store) -> Iterator[None]:
-    """Podman behind the socket that the store's DOCKER_HOST names."""
+    """Podman at the socket that the store's DOCKER_HOST names."""
     store.socket.unlink(missing_ok=True)
     podman = shutil.which("podman") or "podman"
     service = subprocess.Popen(

@@ -14,7 +14,7 @@ from tools.images.outcome import Check, Skipped
 
 _N_TOKENS = 8
 _LONG = 120
-"""Tokens; so many that the stop comes before the last one."""
+"""The number of tokens; it is large enough that the stop comes before the last one."""
 
 
 def it_serves_after_one_ready_callback(built: Built) -> str:
@@ -65,7 +65,7 @@ def its_health_check_asks_the_port_that_is_served(built: Built) -> str:
         worker.stop()
     with Container(built, "--port", "0", options=("--read-only", f"--env=LLORCH_PORT={port}")) as worker:
         worker.ready()
-        assert not worker.is_healthy(), "healthy, and nobody listens on that port"
+        assert not worker.is_healthy(), "healthy, but no process listens on that port"
         worker.stop()
     return "healthy on the port served, unhealthy beside it"
 
@@ -81,7 +81,7 @@ def it_replaces_a_killed_engine_and_leaves_no_zombie(built: Built) -> str:
 
 
 def it_writes_nothing_even_where_it_may(built: Built) -> str:
-    # Podman gives the user's number a name in /etc/passwd, unless told not to.
+    # Podman gives the user's number a name in /etc/passwd by default.
     with Container(built, "--port", "0", options=("--passwd=false",)) as worker:
         worker.ready().run(prompt=PROMPT, max_tokens=_N_TOKENS)
         worker.is_healthy()

@@ -86,7 +86,7 @@ def test_silence_ends_a_stream(dialect: Dialect) -> None:
 def test_nobody_at_the_address_is_one_line() -> None:
     with stand_in() as server:
         gone = server.address
-    with pytest.raises(NotReached, match=rf"nobody answers at http://127\.0\.0\.1:{gone.port}: "):
+    with pytest.raises(NotReached, match=rf"no server answers at http://127\.0\.0\.1:{gone.port}: "):
         asyncio.run(ask_once(gone, "GET", "/health"))
 
 

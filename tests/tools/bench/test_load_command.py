@@ -126,7 +126,7 @@ def test_the_load_runs_without_llama_cpp_in_its_process() -> None:
     [
         ([], 1, "llorch-worker models pull smollm2-135m-instruct"),
         (["--model", "no-such-model"], 1, "no-such-model"),
-        (["--url", "http://127.0.0.1:1"], 1, "nobody answers at http://127.0.0.1:1"),
+        (["--url", "http://127.0.0.1:1"], 1, "no server answers at http://127.0.0.1:1"),
         (["--url", "127.0.0.1:1"], 2, "http://HOST:PORT"),
         (["--url", "http://127.0.0.1:1", "--scenario", "64-jobs"], 2, "--scenario 64-jobs needs a worker of its own"),
         (["--url", "http://127.0.0.1:1", "--scenario", "overload"], 2, "--scenario overload needs a worker of its own"),

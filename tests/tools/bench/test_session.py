@@ -12,7 +12,7 @@ from tests.tools.bench.made_report import CIRCUMSTANCES
 from tests.tools.bench.stand_in import DIALECTS, PROGRAM
 from tools.bench.scenarios import SCENARIOS
 from tools.bench.servers import Plan
-from tools.bench.session import Found, Wanted, companies_of, measure
+from tools.bench.session import Found, Wanted, groups_of, measure
 from tools.bench.sides import LlamaBench
 
 pytestmark = pytest.mark.process
@@ -97,12 +97,12 @@ def test_every_round_has_servers_of_its_own_and_none_that_play_nothing(tmp_path:
 
 
 def test_scenarios_for_which_peers_speculate_have_servers_of_their_own() -> None:
-    usual, speculative = companies_of(SCENARIOS)
+    usual, speculative = groups_of(SCENARIOS)
     assert [scenario.name for scenario in speculative] == ["code-edit", "quoting", "agent-loop"]
     assert {scenario.name for scenario in (*usual, *speculative)} == {
         scenario.name for scenario in SCENARIOS if not scenario.worker_flags
     }
-    assert companies_of(usual) == [usual]
+    assert groups_of(usual) == [usual]
 
 
 def test_without_the_scenarios_of_all_sides_no_peer_is_started(tmp_path: Path) -> None:

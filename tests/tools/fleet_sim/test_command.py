@@ -45,7 +45,7 @@ def test_a_comparison_has_all_policies_in_each_size(capsys: pytest.CaptureFixtur
         (["run", *LOAD], 2, "Missing option '--workers'"),
         (["run", "--workers", "1", *LOAD, "--costs", "/nowhere.json"], 2, "--costs /nowhere.json: No such file"),
         (["run", "--workers", "1", *LOAD, "--out", "/nowhere/x.json"], 2, "--out /nowhere/x.json: No such file"),
-        (["measure", "--url", "http://127.0.0.1:1", "--out", "x.json"], 1, "nobody answers at http://127.0.0.1:1"),
+        (["measure", "--url", "http://127.0.0.1:1", "--out", "x.json"], 1, "no server answers at http://127.0.0.1:1"),
         (["check", "--model", "no-such-model"], 1, "no-such-model"),
     ],
 )

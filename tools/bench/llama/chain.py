@@ -116,7 +116,7 @@ class Chain:
         return array
 
     def accept(self, token: TokenId) -> None:
-        """Tell the stages which token was taken; penalties look back on it. Source: llama_sampler_accept."""
+        """Pass the accepted token to the stages; penalties look back on it. Source: llama_sampler_accept."""
         capi.llama_sampler_accept(self.handle, token)
 
     def close(self) -> None:
