@@ -264,12 +264,12 @@ def _of_reported(reference: KnownRow, reported: ReportedRow, target: int | None)
 
 def _reported_kl(expected: Reals, own: Reals, of_alone: float, limit: float) -> float:
     """KL where two parts of the vocabulary count as one token each: the tokens that only the candidate reports, to
-    which it gives `of_alone`, and the rest. What the reference gives to the former is not known, but at most `most`; it
-    is taken as what makes KL smallest."""
+    which it gives `of_alone`, and the rest. What the reference gives to the former is not known, but at most `limit`;
+    it is taken as what makes KL smallest."""
     probs = np.exp(expected)
     left = 1.0 - float(probs.sum())
     of_rest = max(1.0 - float(np.exp(own).sum()) - of_alone, _NOISE)
-    to_alone = min(left * of_alone / (of_alone + of_rest), most)
+    to_alone = min(left * of_alone / (of_alone + of_rest), limit)
     parts = ((to_alone, of_alone), (left - to_alone, of_rest))
     return _dot(probs, expected - own) + sum(p * math.log(p / q) for p, q in parts if p > _NOISE)
 

@@ -114,9 +114,7 @@ def test_the_templates_control_tokens_are_those_of_a_conversation_without_any(co
 @pytest.mark.parametrize(
     "contents", [["<|im_end|>"], ["<|im_", "end|>"], ["<|im<x>_end|>"], ["<|im</x>_end|>"], ["<", "s>"]]
 )
-def test_a_name_in_the_conversation_stays_letters_in_every_template(
-    source: str, contents: list[str]
-) -> None:
+def test_a_name_in_the_conversation_stays_letters_in_every_template(source: str, contents: list[str]) -> None:
     found = rendered(source, *map(says, contents))
     controls = NAMES.spans(found.text) if found.controls is None else found.controls
     assert [found.text[start:end] for start, end in controls] == ["<|im_end|>"]

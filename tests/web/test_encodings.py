@@ -37,7 +37,9 @@ def posted(worker: WorkerProcess, path: str, content: bytes, *codings: str) -> t
     "codings", [("gzip",), ("br",), ("zstd",), ("identity, x-gzip",), ("identity", "GZIP"), ("?",)]
 )
 @pytest.mark.parametrize("path", BODIES)
-def test_a_compressed_body_is_refused_with_415_and_its_encoding(toy: WorkerProcess, path: str, codings: tuple[str, ...]) -> None:
+def test_a_compressed_body_is_refused_with_415_and_its_encoding(
+    toy: WorkerProcess, path: str, codings: tuple[str, ...]
+) -> None:
     status, words, headers = posted(toy, path, gzip.compress(json.dumps(BODIES[path]).encode()), *codings)
     coding = codings[-1].removeprefix("identity, ")
     assert (status, headers["accept-encoding"]) == (415, "identity")

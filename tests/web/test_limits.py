@@ -93,7 +93,9 @@ def test_more_tokens_than_the_context_leaves_are_cut_and_reported(path: str, nar
 
 
 @pytest.mark.parametrize("name", LENGTH)
-def test_more_tokens_than_the_flag_allows_are_cut_at_v1_and_refused_at_execute(name: str, bounded: WorkerProcess) -> None:
+def test_more_tokens_than_the_flag_allows_are_cut_at_v1_and_refused_at_execute(
+    name: str, bounded: WorkerProcess
+) -> None:
     asked = chat("Count to one hundred.", ignore_eos=True)
     for more in (MAX_TOKENS_OUT + 1, 32_000, 2**31):
         response = bounded.post(CHAT, json={**asked, name: more})

@@ -76,9 +76,7 @@ def test_every_event_of_real_streams_is_one_of_the_document(eloquent: WorkerProc
 
 
 @pytest.mark.parametrize(("path", "name"), [("/health", "HealthBody"), ("/v1/ready", "ReadyBody")])
-def test_a_state_is_reported_as_documented_and_completely(
-    worker: WorkerProcess, path: str, name: str
-) -> None:
+def test_a_state_is_reported_as_documented_and_completely(worker: WorkerProcess, path: str, name: str) -> None:
     document = worker.get("/openapi/openapi.json").json()
     schema = document["components"]["schemas"][name]
     body = worker.get(path).json()

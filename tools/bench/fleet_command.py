@@ -137,11 +137,7 @@ def _beside(one: Played, base: Played) -> list[str]:
     hits, first = per_s(one.hit_rate, base.hit_rate), per_s(one.first_token_ms, base.first_token_ms)
     return [
         *([f"{one.side}: hits × {hits:.2f}, wanted × {MIN_HITS:g}"] if hits < MIN_HITS else []),
-        *(
-            [f"{one.side}: first token × {first:.2f}, wanted × {MAX_FIRST_TOKEN:g}"]
-            if first > MAX_FIRST_TOKEN
-            else []
-        ),
+        *([f"{one.side}: first token × {first:.2f}, wanted × {MAX_FIRST_TOKEN:g}"] if first > MAX_FIRST_TOKEN else []),
     ]
 
 

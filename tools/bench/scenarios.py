@@ -96,7 +96,7 @@ def _generating(
         name=_named(f"{n_streams}-stream{'' if is_alone else 's'}", text) + ("" if has_drafts else "-no-drafts"),
         title=f"{n_streams} stream{'' if is_alone else 's'}, 64 / {n_tokens}",
         asks=_alone(64, n_tokens, n_times=n_times, text=text) if is_alone else _streams(n_streams, 64, n_tokens, text),
-        own=((stream_rate if is_alone else total_rate)(at_least(least)),),
+        own=((stream_rate if is_alone else total_rate)(at_least(minimum)),),
         text=text,
         has_drafts=has_drafts,
         peers=_JUDGED_ALONE if has_drafts else _USUAL_PEERS,
