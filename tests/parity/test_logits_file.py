@@ -150,7 +150,7 @@ def refused(path: Path) -> str:
 def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
-    assert "not a whole .safetensors file" in refused(path)
+    assert "not a complete .safetensors file" in refused(path)
 
 
 def test_a_changed_byte_anywhere_is_refused(path: Path) -> None:

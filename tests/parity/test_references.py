@@ -137,7 +137,7 @@ def test_what_is_neither_folder_nor_hub_id_is_refused(
     ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"no checkpoint folder and no hub id"):
+    with pytest.raises(UsageError, match=r"neither a checkpoint folder nor a hub id"):
         checkpoint_folder(ref)
 
 

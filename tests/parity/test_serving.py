@@ -297,5 +297,5 @@ def test_a_worker_that_cannot_start_is_one_line_that_says_why(tmp_path: Path) ->
 
 
 def test_nobody_at_the_url_is_one_line_that_says_so() -> None:
-    with pytest.raises(NotServed, match=r"127\.0\.0\.1:1 is no worker"), ServedWorker.at("http://127.0.0.1:1"):
+    with pytest.raises(NotServed, match=r"127\.0\.0\.1:1 cannot be reached"), ServedWorker.at("http://127.0.0.1:1"):
         pass
