@@ -15,7 +15,7 @@ from typing import NoReturn
 from worker.argv import means_serve
 
 LEAST_ADDRESS_SPACE_BYTES = 56 * 1024 * 1024
-"""With less, what a command imports does not fit; Python then fails with anything, or hangs within an import."""
+"""A command's imports do not fit into less; Python then fails with some error, or hangs within an import."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Which command an argument list is for. Imports nothing: it is asked before the signal handlers are there."""
+"""The choice of the command that an argument list is for. Imports nothing: it runs before the signal handlers exist."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,14 @@ HELP_FLAGS = ("-h", "--help")
 
 
 def means_serve(argv: Sequence[str]) -> bool:
-    """By name, by flags without a command, by a model file in a command's place, or by nothing at all."""
+    """True for `serve` by name, for flags without a command, for a model file in a command's place, and for no
+    arguments at all.
+    """
     if not argv or argv[0] == "serve" or is_model_file(argv[0]):
         return True
     return argv[0].startswith("-") and argv[0] not in {*HELP_FLAGS, "--version"}
 
 
 def is_model_file(argument: str) -> bool:
-    """Whether an argument that follows no flag can only be a model: `./model.gguf`."""
+    """True if an argument that follows no flag can only be a model, as `./model.gguf` can."""
     return argument.lower().endswith(".gguf") and not argument.startswith("-")

@@ -34,7 +34,7 @@ MODEL_FILE = "model_file"
 HF_REPO = "hf_repo"
 """The option that may stand for `--model hf:…`, as llama-server has it."""
 _BROKEN_PIPE = 141
-"""What a shell reports for a command that SIGPIPE ended."""
+"""The exit code that a shell reports for a command that SIGPIPE ended."""
 _INTERRUPTED = 130
 
 _ABOUT = """\
@@ -46,7 +46,7 @@ Flags without a command mean `serve`; `llorch-worker serve --help` explains them
 _ABOUT_SERVE = """\
 Load a model and answer jobs until SIGTERM.
 
-The `listening` log line has the address; /readyz answers 200 once jobs are taken.
+The `listening` log line has the address; /readyz answers 200 once the worker accepts jobs.
 """
 
 _FOOTER = """\
@@ -69,7 +69,7 @@ Where a value comes from:
 
 Exit codes:
   0  graceful end: SIGTERM, SIGINT or /shutdown
-  1  the worker could not start, or not go on
+  1  the worker could not start or could not continue
   2  a flag, a variable or the config file is wrong
 """
 
@@ -83,13 +83,13 @@ _ELSEWHERE = {
     "chat": ("worker.commands.chat:chat", "Talk with a model in the terminal."),
     "models": ("worker.commands.models:models", "List, fetch and verify the models known by name."),
     "inspect": ("worker.commands.inspect_gguf:inspect", "Show what a GGUF file holds and the memory it needs."),
-    "devices": ("worker.commands.devices:devices", "Show the devices llama.cpp can use, with their memory."),
+    "devices": ("worker.commands.devices:devices", "Show the devices that llama.cpp can use, with their memory."),
 }
 """name → (module:attribute, one line of help)"""
 
 ENTRY_POINTS = "llorch_worker.commands"
 """The group of entry points that have the commands of other packages."""
-_OF_PACKAGES = {"parity": "Prove what a model computes, against its reference in PyTorch."}
+_OF_PACKAGES = {"parity": "Compare what a model computes with its reference in PyTorch."}
 """name of an entry point and of the extra that it needs → one line of help"""
 
 

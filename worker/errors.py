@@ -30,7 +30,7 @@ class WorkerError(Exception):
 
     @property
     def reason(self) -> str:
-        """What the log may say of a refusal: never a value of the request."""
+        """The log's text for a refusal; it never quotes the request."""
         return str(self)
 
 
@@ -96,7 +96,7 @@ class InternalError(WorkerError):
 
 
 class InferenceFailed(WorkerError):
-    """What was asked has ended two engines, and is not asked of a third. In a stream this is an event."""
+    """The request has crashed two engines and does not run on a third. In a stream this is an event."""
 
     code, http_status, retriable = "INFERENCE_FAILED", 500, False
 

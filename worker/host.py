@@ -18,7 +18,7 @@ _VM_STAT, _MOST_S = "usr/bin/vm_stat", 10.0
 """macOS's own program; one that does not answer in this time is taken for absent."""
 _PAGE_SIZE = re.compile(r"page size of (\d+) bytes")
 _FREE_PAGES = re.compile(r"^Pages (?:free|speculative|inactive): +(\d+)\.$", re.MULTILINE)
-"""Pages that hold nothing, those that were read ahead, and those that nobody has used of late."""
+"""Pages that hold nothing, those that were read ahead, and those that were not used recently."""
 
 
 def cpu_quota(root: Path = ROOT) -> int:
@@ -42,7 +42,7 @@ def available_memory_bytes(root: Path = ROOT) -> int:
 
 
 def has_amx(root: Path = ROOT) -> bool:
-    """True if this processor has Intel's AMX for bytes, as Linux tells; elsewhere nothing computes with it."""
+    """True if this processor has Intel's AMX for bytes, as Linux reports; elsewhere nothing computes with it."""
     flags = next((line for line in _text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")
     return "amx_int8" in flags.split()
 
@@ -107,7 +107,9 @@ def _system_room(root: Path) -> int:
 
 
 def _macos_room(program: Path) -> int | None:
-    """What vm_stat counts as free or reclaimable; None where there is no such program. Source: vm_stat(1)."""
+    """Return the bytes that vm_stat counts as free or reclaimable; None if there is no such program. Source:
+    vm_stat(1).
+    """
     try:
         output = subprocess.run([program], capture_output=True, timeout=_MOST_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -4,17 +4,18 @@ Owns numbers and the arithmetic that follows from them alone. Pure; imports noth
 """
 
 MAX_DRAFTS = 31
-"""How many draft tokens a step has at most, all its slices together: with one stream's own token it is as wide as the
-widest step that the warm-up measures. So many rows of logits are reserved beyond one for each slot. Prefill steps have
-no drafts; there they are for prompts' log-probabilities."""
+"""The most draft tokens in a step, all its slices together: with one stream's own token the step is as wide as the
+widest that the warm-up measures. As many rows of logits are reserved beyond one for each slot. Prefill steps have no
+drafts and use these rows for prompts' log-probabilities."""
 
 DECODE_MARGIN = 16
-"""How many cells admission leaves free for each running sequence, so that not every newcomer is paused at once."""
+"""The number of cells that admission leaves free for each running sequence, so that not every new job pauses at
+once."""
 
 LEAST_CELLS = 1 + DECODE_MARGIN
-"""How many cells the shortest job needs to be admitted beside others."""
+"""The number of cells that the shortest job needs to be admitted while others run."""
 
 
 def most_jobs(n_cells: int) -> int:
-    """How many jobs can ever run at once over so many cells. The first is admitted into whatever there is."""
+    """Return how many jobs can ever run at once over `n_cells`. The first is admitted however few there are."""
     return max(1, n_cells // LEAST_CELLS)

@@ -53,7 +53,7 @@ T = TypeVar("T")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 FAREWELL_S = 5.0
-"""How long clients may take to read their last event, once the last job has its own."""
+"""The time that clients have to read their last event, once the last job has its own."""
 
 
 class Stopped(Exception):
@@ -120,7 +120,7 @@ async def _run(
 
 
 def _traces(settings: Settings) -> "Traces | None":
-    """Where spans go, if the environment names a collector. Raises: UsageError."""
+    """Return the exporter of spans, if the environment names a collector. Raises: UsageError."""
     asked_by = asks_for_traces(environment())
     if asked_by is None:
         return None
@@ -129,7 +129,7 @@ def _traces(settings: Settings) -> "Traces | None":
     except ImportError as error:
         raise UsageError(
             f"{asked_by} asks for traces, and opentelemetry-sdk is not installed: pip install -e '.[otel]' in a "
-            "checkout, or leave the variable out"
+            "checkout, or unset the variable"
         ) from error
     return Traces(settings.worker_id)
 
@@ -224,7 +224,7 @@ class Service:
             read_info(draft.path)
 
     async def _draft_path(self, front: Front) -> Path | None:
-        """Where the draft model is, which is downloaded where it is missing."""
+        """Return the draft model's path; download the model if it is missing."""
         reference = self._settings.draft_model
         if reference is None:
             return None
@@ -292,7 +292,7 @@ class Service:
                 raise Stopped
             return task.result()
 
-    # ── ready, until told otherwise ──────────────────────────────────────────────────────────────
+    # ── ready, until a stop ──────────────────────────────────────────────────────────────
 
     async def _serve(self, front: Front, port: int) -> int:
         """Announce, serve, drain. Raises: StartupError for what ended it too early, once all jobs have their ends."""

@@ -113,7 +113,7 @@ def test_a_tensor_that_is_added_or_multiplied_must_be_f32(tmp_path: Path, name: 
 def test_a_type_without_a_product_is_refused_for_matrices_and_not_for_tables(tmp_path: Path, type_name: str) -> None:
     type_id = next(number for number, kind in TENSOR_TYPES.items() if kind.name == type_name)
     n_bytes = TENSOR_TYPES[type_id].n_bytes(512)
-    with pytest.raises(BadModelFile, match=f"tensor 'blk.0.attn_q.weight' is {type_name}; llama.cpp has no product"):
+    with pytest.raises(BadModelFile, match=f"tensor 'blk.0.attn_q.weight' is {type_name}; llama.cpp cannot multiply"):
         info_of(tmp_path, {}, TensorRow("blk.0.attn_q.weight", (256, 2), n_bytes, type_id))
     table = TensorRow("blk.0.ffn_gate_tid2eid.weight", (256, 2), n_bytes, type_id)
     assert info_of(tmp_path, {}, table).tensors[-1].type_name == type_name

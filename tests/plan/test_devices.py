@@ -61,7 +61,7 @@ def test_what_is_not_there_is_refused(asked: str) -> None:
 
 
 def test_the_refusal_names_what_there_is() -> None:
-    with pytest.raises(ModelLoadFailed, match=r"--device cuda is not there.*cpu:0 \(a cpu\)"):
+    with pytest.raises(ModelLoadFailed, match=r"no such device: --device cuda;.*cpu:0 \(a cpu\)"):
         choose_device("cuda", [CPU])
 
 

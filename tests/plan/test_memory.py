@@ -241,7 +241,7 @@ def test_a_prefix_cache_beyond_memory_is_refused_with_the_most_there_can_be(left
     assert str(caught.value).startswith(
         f"--prefix-cache-mb 100 is more than the {most} MiB of main memory that the model "
     )
-    assert str(caught.value).endswith(f"give at most {most}, or leave it out")
+    assert str(caught.value).endswith(f"give at most {most}, or remove the flag")
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (100 * MIB, max(0, left_bytes))
 
 

@@ -43,7 +43,7 @@ def test_both_are_in_the_room_there_is_or_refused_with_what_the_draft_model_take
     least = bytes_of(pair([CPU], device="cpu", ctx_size=CELL_STEP, parallel=1))
     fits = pair([CPU], int(least / HOST_SHARE) + MIB, device="cpu", ctx_size=CELL_STEP, parallel=1)
     assert bytes_of(fits) == least
-    with pytest.raises(InsufficientMemory, match=r"beside it the draft model takes .* MiB: leave --draft-model out"):
+    with pytest.raises(InsufficientMemory, match=r"the draft model also needs .* MiB: remove --draft-model"):
         pair([CPU], int(least / HOST_SHARE) - 2 * MIB, device="cpu", ctx_size=CELL_STEP, parallel=1)
 
 

@@ -18,9 +18,9 @@ SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, Fals
     [
         (PLAIN, True, MOST_SLOTS, ""),
         (PLAIN, False, MOST_SLOTS, ""),
-        (PLAIN, True, MOST_SLOTS + 1, "--parallel 256 leaves no sequence to share with: 255 is the most that does"),
+        (PLAIN, True, MOST_SLOTS + 1, "--parallel 256 leaves no sequence id for sharing; use at most 255"),
         (SLIDING, True, MOST_SLOTS_OF_WINDOWS, ""),
-        (SLIDING, True, MOST_SLOTS_OF_WINDOWS + 1, "--parallel 128 leaves no sequence to share with"),
+        (SLIDING, True, MOST_SLOTS_OF_WINDOWS + 1, "--parallel 128 leaves no sequence id for sharing"),
         (SLIDING, False, 8, "2 of 4 layers keep no more than their sliding window of 128 tokens: use --swa-full on"),
         (replace(PLAIN, architecture="mamba"), True, 8, "mamba has recurrent state"),
         (replace(PLAIN, architecture="qwen3next"), True, 8, "qwen3next has recurrent state"),

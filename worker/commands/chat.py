@@ -40,7 +40,7 @@ _QUOTES = '"""'
 
 _HELP = """\
 A line is a question. To enter several lines, end a line with a backslash or put the text between two \"\"\".
-  /system TEXT  begin conversations with this system message; without TEXT with none
+  /system TEXT  begin conversations with this system message; without TEXT, with none
   /retry        ask the last question again
   /new, /clear  begin a new conversation; the system text stays
   /help         show this list
@@ -54,10 +54,10 @@ Ctrl-C stops an answer. On an empty line it leaves."""
 def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
     """Talk with a model in the terminal.
 
-    The model's chat template is applied, and the conversation is sent again with each question; what was computed of it
-    is not computed again. /help lists what can be typed beside questions.
-    Where stdin is no terminal each line of it is a question, and only the answers go to stdout.
-    Without --model the catalogue's default is used, and fetched the first time.
+    The worker applies the model's chat template and sends the whole conversation with each question; its prefix is
+    cached. /help lists the commands.
+    If stdin is not a terminal, each of its lines is a question, and only the answers go to stdout.
+    Without --model, the catalogue's default is used and fetched the first time.
     """
     settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
     check_utf8("--system", system or "")
@@ -125,7 +125,7 @@ class Terminal:
                 import readline  # noqa: F401, PLC0415 - importing it is what gives input() its line editing
 
     def run(self) -> None:
-        """Raises: NotAnsweredError where nobody is there who could ask again; KeyboardInterrupt likewise."""
+        """Raises: NotAnsweredError, KeyboardInterrupt if no person is there to ask again."""
         if self._is_typed:
             _tell("/help says what can be typed here. Ctrl-D leaves.")
         while (typed := self._next()) is not None:
@@ -197,7 +197,7 @@ class Terminal:
         self._ask(self._talk.turns.pop().question)
 
     def _ask(self, question: str) -> None:
-        """Show the answer and keep it. What stops it, or prevents it, is told; the conversation goes on."""
+        """Show the answer and keep it. Reports what stops or prevents it; the conversation continues."""
         turn = Turn(question)
         try:
             check_utf8("the question", question)
@@ -225,7 +225,7 @@ class Terminal:
 
 
 def _line_so_far() -> str:
-    """What stood in the line when Ctrl-C came; empty also where there is no line editing."""
+    """The text in the line when Ctrl-C came; empty also without line editing."""
     editing = sys.modules.get("readline")
     return editing.get_line_buffer() if editing is not None else ""
 

@@ -26,7 +26,7 @@ class DeviceRow:
     type: Kind
     """cpu | gpu | igpu (shares main memory) | accel (helps the CPU, as BLAS does; never chosen by --device)"""
     flag: str | None
-    """What --device says for it, as Device.flag has it."""
+    """The value of --device for it, as Device.flag has it."""
     free_bytes: int
     total_bytes: int
     """0 for an accel device, which has no memory of its own."""
@@ -43,14 +43,14 @@ class BackendRow:
     variant: str | None
     """The processor its code was compiled for, where the build has a module for each: haswell, zen4, armv8.2_1."""
     features: tuple[str, ...]
-    """What its code uses, in ggml's words: AVX2, AVX512, NEON, LLAMAFILE, …"""
+    """The processor features that its code uses, in ggml's words: AVX2, AVX512, NEON, LLAMAFILE, …"""
     reason: str | None
-    """Why there is no device, and what to do; None where there is one."""
+    """The reason why there is no device, and what to do; None if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What --json prints. Fields may be added; these keep their names and meaning. Devices are in ggml's order."""
+    """The output of --json. Fields may be added; these keep their names and meaning. Devices are in ggml's order."""
 
     devices: tuple[DeviceRow, ...]
     backends: tuple[BackendRow, ...]
@@ -59,10 +59,10 @@ class Inventory:
 @click.command
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead: `devices` and `backends`.")
 def devices(*, as_json: bool) -> None:
-    """Show what llama.cpp can compute on here.
+    """Show the devices that llama.cpp can use here.
 
-    First the devices: `flag` is what --device says for one, `free` is of this moment. Then the backends that llama.cpp
-    was compiled with: the processor features that their code uses, or why there is no device, and what to do.
+    The first table has the devices: `flag` is the value of --device, `free` the memory that is free now. The second
+    has the backends of this build: the processor features that they use, or why a backend has no device and what to do.
     """
     inventory = take_inventory(backends(environment()), available_memory_bytes())
     if as_json:

@@ -28,15 +28,15 @@ _MAX_TOKENS = 256
 
 @click.command("generate")
 @click.argument("prompt")
-@click.option("--chat", is_flag=True, help="Apply the model's chat template to PROMPT, as to a question.")
+@click.option("--chat", is_flag=True, help="Apply the model's chat template to PROMPT, as a question.")
 @click.option("--system", help="Put this system message before the question, with --chat.")
 @click.pass_context
 def generate(ctx: click.Context, /, prompt: str, *, chat: bool, system: str | None, **options: Any) -> None:
     """Answer PROMPT in the terminal.
 
-    The text goes to stdout as it is made. PROMPT is raw model input, to which no chat template is applied, unless
-    --chat says that it is a question. As - it is read from stdin, with its line ends.
-    Without --model the catalogue's default is used, and fetched the first time.
+    The text goes to stdout as it is generated. PROMPT is raw model input without a chat template, unless --chat says
+    that it is a question. If PROMPT is -, it is read from stdin, with its line ends.
+    Without --model, the catalogue's default is used and fetched the first time.
     """
     settings = read_settings(ctx, default_model=lambda catalog: load_catalog(catalog).default.name)
     if system is not None and not chat:
@@ -72,7 +72,7 @@ def _read_stdin(settings: Settings) -> str:
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < most_bytes)
     except UnicodeDecodeError as error:
-        raise UsageError(f"the prompt on stdin is not UTF-8: byte {error.start} is no character") from error
+        raise UsageError(f"the prompt on stdin is not UTF-8: byte {error.start} is not a character") from error
 
 
 async def _answer(session: Session, request: ExecuteRequest, prompt: Prompt) -> None:

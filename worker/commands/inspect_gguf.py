@@ -37,14 +37,14 @@ class TypeRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """An estimate for the default settings in this machine's main memory, of which `available_bytes` are free now: they
-    bound the KV cells that nobody asks for, and nothing else here."""
+    """An estimate for the default settings in this machine's main memory. `available_bytes` of it are free now; they
+    bound the default number of KV cells, and nothing else here."""
 
     weights_bytes: int
     repacked_bytes: int
     """The weights that are laid out anew for this processor's kernels."""
     is_mapped: bool
-    """Whether the file is mapped, so that its pages are shared by all workers; else it is read."""
+    """True if the file is mapped, so that all workers share its pages; else it is read."""
     kv_bytes: int
     kv_cells: int
     kv_small_windows_bytes: int | None
@@ -53,15 +53,16 @@ class MemoryUse:
     """The compute buffers, with the logits that are kept to be read."""
     total_bytes: int
     prefix_cache_bytes: int
-    """What is taken beyond the total, where there is room for twice as much; 0 where nothing can be kept."""
+    """The memory for the prefix cache, beyond the total, if there is room for twice as much; 0 if nothing can be
+    cached."""
     prefix_cache_off: str | None
-    """Why nothing can be."""
+    """The reason why nothing can be cached."""
     available_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is shown of one model, in the order of the output."""
+    """The facts that are shown of one model, in the order of the output."""
 
     path: str
     files: int
@@ -74,7 +75,7 @@ class Inspection:
     context_length: int
     layers: int
     window_layers: int
-    """How many of these have a sliding window."""
+    """The number of these layers that have a sliding window."""
     window_length: int
     """Tokens of that window; 0 where no layer has one."""
     embedding_length: int
@@ -94,8 +95,8 @@ class Inspection:
 def inspect(reference: str, models_dir: Path, catalog: Path | None, *, as_json: bool) -> None:
     """Show what the GGUF of MODEL holds and the memory it needs.
 
-    MODEL is what --model of `serve` takes: a file, a name of the catalogue, org/repo:QUANT. Nothing is downloaded.
-    The file is checked as `serve` checks it: a bad one is one line that says why, and exit 1.
+    MODEL has the forms of --model of `serve`: a file, a name in the catalogue, org/repo:QUANT. Nothing is downloaded.
+    The file is checked as `serve` checks it; if it is bad, one line says why, and the exit code is 1.
     """
     info = read_info(present(reference, models_dir, catalog))
     from worker.llama.repack import repacking_of  # noqa: PLC0415 - this loads llama.cpp

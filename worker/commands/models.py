@@ -29,7 +29,7 @@ from worker.host import sha256_of
 def models() -> None:
     """List, download, find and check models.
 
-    A model is a name of the catalogue (`models list` shows them), a file in the models directory, a path, or a
+    MODEL is a name in the catalogue (`models list` shows them), a file in the models directory, a path, or a
     repository of the Hugging Face hub: org/repo:QUANT, hf:org/repo[@revision][:QUANT or ::file=name.gguf].
     """
 
@@ -39,7 +39,7 @@ def models() -> None:
 def list_models(models_dir: Path, catalog: Path | None) -> None:
     """Show the catalogue: name, size, licence, and whether the file is here.
 
-    Piped, it is one line per model with tabs between the four.
+    If stdout is not a terminal, the output is one line per model, with tabs between the four.
     """
     rows = [_row(entry, models_dir) for entry in load_catalog(catalog).entries]
     if not sys.stdout.isatty():
@@ -58,8 +58,8 @@ def list_models(models_dir: Path, catalog: Path | None) -> None:
 def pull(reference: str, models_dir: Path, catalog: Path | None) -> None:
     """Download MODEL unless it is here, check it, and print its path.
 
-    An interrupted download from the hub or a URL goes on where it stopped.
-    HF_ENDPOINT, HF_HOME and HF_TOKEN are honoured.
+    An interrupted download from the hub or a URL continues where it stopped.
+    HF_ENDPOINT, HF_HOME and HF_TOKEN have their usual effect.
     """
     located = locate(reference, models_dir, load_catalog(catalog))
     if located.is_present and isinstance(located.wanted, CatalogEntry):
@@ -76,7 +76,7 @@ def pull(reference: str, models_dir: Path, catalog: Path | None) -> None:
 @click.argument("reference", metavar="MODEL")
 @where
 def print_path(reference: str, models_dir: Path, catalog: Path | None) -> None:
-    """Print where MODEL lies, and nothing else; exit 1 if it is not here."""
+    """Print the path of MODEL and nothing else; exit 1 if it is not here."""
     located = locate(reference, models_dir, load_catalog(catalog))
     if not located.is_present:
         raise not_here(reference)
@@ -87,7 +87,7 @@ def print_path(reference: str, models_dir: Path, catalog: Path | None) -> None:
 @click.argument("name", required=False)
 @where
 def verify_models(name: str | None, models_dir: Path, catalog: Path | None) -> None:
-    """Compare the sha256 of one model, or of all that are here, with the catalogue; exit 1 where one differs."""
+    """Compare the sha256 of one model, or of all that are here, with the catalogue; exit 1 if one differs."""
     entries = _chosen(name, models_dir, load_catalog(catalog))
     if not entries:
         click.echo(f"no model of the catalogue is in {models_dir}", err=True)

@@ -1,4 +1,4 @@
-"""Where the commands look for models: two options that several have, and a model that must be there.
+"""The places in which commands look for models: two options that several have, and a model that must be there.
 
 Refuses to know what a command does with a model.
 """

@@ -39,7 +39,7 @@ _U32 = click.IntRange(0, 2**32 - 1)
 
 
 def sampling_options(max_tokens: int) -> list[click.Option]:
-    """The flags of a request. `max_tokens`: how many tokens are generated at most where nobody says otherwise."""
+    """The flags of a request. `max_tokens`: the default of --max-tokens."""
     return [
         click.Option(
             ["--max-tokens"], type=_U32, default=max_tokens, show_default=True, help="Generate at most N tokens."
@@ -49,7 +49,7 @@ def sampling_options(max_tokens: int) -> list[click.Option]:
             type=float,
             default=0.8,
             show_default=True,
-            help="Draw more evenly above 1 and less below; 0 always takes the most probable token.",
+            help="Draw more evenly above 1 and less evenly below; 0 always takes the most probable token.",
         ),
         click.Option(
             ["--top-p"],
@@ -78,7 +78,7 @@ def sampling_options(max_tokens: int) -> list[click.Option]:
         click.Option(
             ["--seed"], type=click.IntRange(0, 2**64 - 1), help="Repeat the answer with this seed. [default random]"
         ),
-        click.Option(["--stop"], multiple=True, help="End the answer at this text; may be given four times."),
+        click.Option(["--stop"], multiple=True, help="End the answer at this text; can be given up to four times."),
     ]
 
 
@@ -97,7 +97,7 @@ def check_utf8(what: str, text: str) -> None:
 
 
 def prompt_of(request: ExecuteRequest, settings: Settings) -> Prompt:
-    """What the model is to read. Raises: FieldsRefused as /execute would, before any engine has seen it."""
+    """Return what the model is to read. Raises: FieldsRefused as /execute would, before any engine has seen it."""
     return checked_prompt(request, settings.execute_tokens_out, None, max_prompt_chars=settings.max_prompt_chars)
 
 
@@ -171,7 +171,7 @@ class Session:
             while text := await job.next_chunk():
                 write(text)
         finally:
-            job.fail("CANCELLED", "nobody reads the answer")  # which changes nothing once it has ended
+            job.fail("CANCELLED", "the answer has no reader")  # which changes nothing once it has ended
         if job.refusal is not None:
             raise NotAnsweredError(str(job.refusal))
         if job.failure is not None:
@@ -180,7 +180,7 @@ class Session:
 
 
 def summary(job: Job) -> str:
-    """How an answer was made, in one line."""
+    """Describe in one line how an answer was made."""
     # The time is from the first token to the last: one interval less than tokens.
     rate = f", {1000 * (job.tokens_sampled - 1) / job.decode_time_ms:.1f} tokens/s" if job.decode_time_ms else ""
     return f"[{job.tokens_sampled} tokens{rate}, seed {job.request.submit.sampling.seed}]"
@@ -192,7 +192,7 @@ async def _model(settings: Settings, reference: str) -> ModelInfo:
 
 
 class _Terminal(Observer):
-    """What a person who waits is told of the engine."""
+    """The observer that shows a waiting person what the engine does."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)

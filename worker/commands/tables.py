@@ -1,4 +1,4 @@
-"""How the commands print: tables for people, tab-separated lines for pipes, JSON for programs. All on stdout.
+"""The output of commands: tables for people, tab-separated lines for pipes, JSON for programs. All goes to stdout.
 
 Refuses to know: what is printed. A GGUF's own texts pass through here, so nothing in them may steer the terminal.
 """

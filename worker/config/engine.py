@@ -56,6 +56,6 @@ def configure(
 
 
 def _draft(settings: Settings, path: Path) -> DraftModelAsked:
-    """Without a device of its own, a draft model goes where the model may go."""
+    """A draft model without a device of its own goes where the model may go."""
     own = "cpu" if wants_no_layers(settings.gpu_layers) else settings.device_or_auto
     return DraftModelAsked(str(path.absolute()), settings.draft_device or own, settings.draft_max)

@@ -30,7 +30,7 @@ def options() -> list[SettingOption]:
 
 
 def device_asked_for(device: str | None, backend: str | None, numbers: Mapping[str, str]) -> str | None:
-    """What `--device` says, or would have said in today's words; None when no flag chooses a device.
+    """Return the value of `--device`, or the one that today's flags would have; None when no flag chooses a device.
 
     A named device wins. With a backend, an integer numbers that backend's devices (the CPU has no number);
     without one it is a GPU index. `numbers` holds the legacy integer flags that were given.

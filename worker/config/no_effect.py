@@ -1,6 +1,6 @@
-"""Settings that were given and change nothing here: each is one log line that names the flag and says why.
+"""Settings that were given and change nothing: each is one log line that names the flag and says why.
 
-What can be known before the load is told then, the rest when the model is in memory. Refuses to know: settings that
+Reports before the load what is known then, and the rest when the model is in memory. Refuses to know: settings that
 contradict each other (settings.py) or ask for what is not there (plan/placement.py), which are refused.
 """
 
@@ -25,9 +25,9 @@ def tell(idle: Iterable[tuple[str, str]]) -> None:
 
 
 def idle_before_load(settings: Settings) -> Idle:
-    """What the settings alone make idle."""
+    """Yield the flags that have no effect because of other settings."""
     if settings.require_full_offload and settings.device_or_auto == "cpu":
-        yield "--require-full-offload", "--device cpu leaves no layer elsewhere"
+        yield "--require-full-offload", "with --device cpu all layers are on the CPU"
     if settings.deterministic and settings.itl_target_ms != Settings().itl_target_ms:
         yield f"--itl-target-ms {settings.itl_target_ms}", "with --deterministic every prefill step has 64 tokens"
     if settings.deterministic and settings.scheduling != Settings().scheduling:
@@ -50,17 +50,17 @@ def idle_before_load(settings: Settings) -> Idle:
 
 
 def idle_after_load(settings: Settings, facts: Loaded) -> Idle:
-    """What the model and the machine make idle."""
+    """Yield the flags that have no effect with this model on this machine."""
     n_usable = facts.parallel * facts.context_length
     if settings.ctx_size > n_usable:
         yield (
             f"--ctx-size {settings.ctx_size}",
-            f"{facts.parallel} jobs of {facts.context_length} tokens use {n_usable}",
+            f"{facts.parallel} jobs of {facts.context_length} tokens use at most {n_usable}",
         )
     if settings.max_tokens_in >= facts.context_length:
         yield (
             f"--max-tokens-in {settings.max_tokens_in}",
-            f"a context of {facts.context_length} takes prompts of {facts.context_length - 1} tokens at most",
+            f"a context of {facts.context_length} tokens holds prompts of at most {facts.context_length - 1}",
         )
     if settings.max_prompt_chars > max(DEFAULT_PROMPT_CHARS, _MOST_CHARS_PER_TOKEN * facts.context_length):
         n_chars = 4 * facts.context_length
@@ -69,9 +69,9 @@ def idle_after_load(settings: Settings, facts: Loaded) -> Idle:
     if facts.batch_size > settings.batch_size:
         yield f"--batch-size {settings.batch_size}", f"{facts.parallel} slots and their drafts need {facts.batch_size}"
     if settings.prefix_cache_bytes > 0 and not facts.prefix_cache_bytes:
-        yield f"--prefix-cache-mb {settings.prefix_cache_mb}", "this model's memory cannot be cut, so nothing is kept"
+        yield f"--prefix-cache-mb {settings.prefix_cache_mb}", "this model's KV cache cannot be cut, so no prefix is cached"
     if settings.prefix_cache_dir is not None and not facts.prefix_cache_bytes:
-        yield f"--prefix-cache-dir {settings.prefix_cache_dir}", f"nothing is kept: {facts.prefix_cache_off}"
+        yield f"--prefix-cache-dir {settings.prefix_cache_dir}", f"no prefix is cached: {facts.prefix_cache_off}"
     if settings.swa_full != "auto" and facts.swa_full is None:
         yield f"--swa-full {settings.swa_full}", "no layer of this model has a sliding window"
     if settings.split_mode != "none" and facts.backend == "cpu":

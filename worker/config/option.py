@@ -59,20 +59,20 @@ class Url(Text):
         try:
             parts = urlsplit(url)
             if not parts.hostname or parts.port == 0:
-                raise ValueError("it needs a host, and a port above 0 if one is named")
+                raise ValueError("it needs a host, and a port above 0 if it has one")
         except ValueError as error:
             self.fail(f"{url!r} is not a URL that can be called: {error}", param, ctx)
         return url
 
 
 class ZmqEndpoint(Text):
-    """Where ZeroMQ binds two sockets, one at the port and one at the next. It looks up no names."""
+    """An address on which ZeroMQ binds two sockets, one at the port and one at the next. It looks up no names."""
 
     name = "endpoint"
 
     def __init__(self) -> None:
         forms = (
-            "tcp://ADDRESS:PORT, where the address is of IP, in brackets if it is of version 6, and the port 0..65534"
+            "tcp://ADDRESS:PORT with an IP address, in brackets if it is of version 6, and a port of 0..65534"
         )
         super().__init__(r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", forms)
 
@@ -107,13 +107,13 @@ class Origin(Text):
             return self._of_web(found, value, param, ctx)
         if value == "null":
             self.fail(
-                f"{value!r} is what browsers send for every page in a sandboxed frame, so that any site could ask: "
+                f"{value!r} is what browsers send for every page in a sandboxed frame, so any site could send requests: "
                 "serve the page over HTTP and give its origin",
                 param,
                 ctx,
             )
         if not value.isascii():
-            self.fail(f"{value!r} is not what browsers send: write the host's name as xn--…", param, ctx)
+            self.fail(f"{value!r} is not ASCII, which browsers send: write the host's name as xn--…", param, ctx)
         origin = super().convert(value, param, ctx)
         scheme, _, host = origin.partition("://")
         return f"{scheme.lower()}://{host.removesuffix('/')}"
@@ -131,7 +131,7 @@ class Origin(Text):
             if found[4] is not None and not 0 < port < 2**16:
                 raise ValueError("the port is 1..65535")
         except ValueError as error:
-            self.fail(f"{value!r} is no origin: {error}", param, ctx)
+            self.fail(f"{value!r} is not an origin: {error}", param, ctx)
         return f"{scheme}://{host}" + (f":{port}" if port and port != _OWN_PORTS[scheme] else "")
 
 
@@ -142,7 +142,7 @@ class Token(Text):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not value.strip():
-            self.fail("the API token is empty: give it a value, or leave it out to serve without one", param, ctx)
+            self.fail("the API token is empty: give it a value, or remove it to serve without one", param, ctx)
         if not value.isascii() or not value.isprintable() or value != value.strip():
             reason = "use printable ASCII without a space or line break at either end"
             self.fail(f"the API token is not a header value: {reason}", param, ctx)
@@ -176,7 +176,7 @@ class HomePath(click.Path):
 
 
 ANY_PATH = HomePath(path_type=Path, readable=False)
-"""Whether something is there is found out where it is opened."""
+"""Any path; the code that opens it finds out whether something is there."""
 
 
 def is_service_address(name: str, value: str) -> bool:
@@ -252,7 +252,7 @@ class SettingOption(click.RichOption):
         return found
 
     def _range_beside(self, message: str) -> str:
-        """The numbers that are allowed, where click's message, without the value, leaves them out: of text that is no
+        """The allowed numbers, if click's message does not have them, apart from the value: about text that is not a
         number it says nothing else.
         """
         if not isinstance(self.type, click.IntRange | click.FloatRange) or str(self.type.max) in message:

@@ -52,11 +52,12 @@ _LEAST_BODY_BYTES = 2 * 2**20
 """The protocol's limit for a request with the default longest prompt: the rest is for a constraint."""
 
 _LONGEST_ESCAPE_BYTES = 12
-"""Of one character in JSON: beyond U+FFFF it may be written as two escapes of six bytes."""
+"""The longest spelling of one character in JSON: beyond U+FFFF it may be written as two escapes of six bytes."""
 
 
 _MAX_TEMPLATE_BYTES = 2**20
-"""Forty times the longest chat template that a model is known to have. Whoever names the model by mistake is told."""
+"""The largest chat template; the longest that a model is known to have is forty times shorter. A user who gives the
+model file by mistake gets an error."""
 
 _WORKER_IDS = uuid.UUID("6d1f9d0c-3a5e-4a1c-9a3e-0c1f4d2b7e55")
 """The namespace of ids made from names (RFC 9562, version 5); any fixed one."""
@@ -70,7 +71,7 @@ DEVICE = Text(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `serve` runs with. `None` means "not given"; 0 in a size means "decide for me"."""
+    """The settings of `serve`. `None` means "not given"; 0 in a size means "decide for me"."""
 
     model: str | None = setting(
         None,
@@ -97,15 +98,16 @@ class Settings:
     )
     draft_model: str | None = setting(
         None,
-        "Let this smaller model with the same vocabulary guess tokens, of which the model checks several in one step; "
-        "given as --model is. It changes the speed, and the answers only as docs/determinism.md says.",
+        "Draft tokens with this smaller model, which must have the same vocabulary; the model verifies several drafts "
+        "in one step. REF has the forms of --model. Drafts change the speed; docs/determinism.md says when they can "
+        "change an answer.",
         "Model",
         metavar="REF",
         show_default="none",
     )
     draft_max: int = setting(
         16,
-        "Let the draft model guess at most N tokens for one job in one step.",
+        "Draft at most N tokens for one job in one step, with --draft-model.",
         "Model",
         IntRange(1, MAX_DRAFTS),
     )
@@ -114,10 +116,10 @@ class Settings:
         "Call the model NAME on /v1 and in the metrics with vLLM's names.",
         "Model",
         metavar="NAME",
-        show_default="--model-ref, else --model as typed: of a path the file's name, of hf:REPO what follows hf:",
+        show_default="--model-ref, else --model as typed, without its folders or hf:",
     )
     strict_model: bool = setting(
-        False, "Answer 404 to a /v1 request that names another model. Without it any name is accepted.", "Model"
+        False, "Answer 404 to a /v1 request that names another model. By default any name is accepted.", "Model"
     )
     catalog: Path | None = setting(
         None,
@@ -145,7 +147,7 @@ class Settings:
 
     device: str | None = setting(
         None,
-        "Run the model on this device; auto is the first one that has room for the model, GPUs before the CPU.",
+        "Run the model on this device; auto takes the first one with enough memory, GPUs before the CPU.",
         "Device and memory",
         DEVICE,
         metavar="DEVICE",
@@ -153,7 +155,7 @@ class Settings:
     )
     draft_device: str | None = setting(
         None,
-        "Run the draft model on this device; given as --device is.",
+        "Run the draft model on this device; it takes the values of --device.",
         "Device and memory",
         DEVICE,
         metavar="DEVICE",
@@ -169,14 +171,14 @@ class Settings:
     )
     split_mode: SplitMode = setting(
         "none",
-        "Split the model over all GPUs of the device's backend: by layer, or by row where the backend can. none uses "
-        "one GPU; others stay idle.",
+        "Split the model over all GPUs of the device's backend: by layer, or by row if the backend supports it. none "
+        "uses one GPU and leaves the others idle.",
         "Device and memory",
         Choice(get_args(SplitMode)),
     )
     tensor_split: str | None = setting(
         None,
-        "Give each GPU this share with --split-mode layer or row.",
+        "Give each GPU this share of the model, with --split-mode layer or row.",
         "Device and memory",
         Text(SHARES_PATTERN, "up to 64 numbers from 0 to 999999 with commas between them, such as 3,1"),
         metavar="A,B,…",
@@ -184,18 +186,18 @@ class Settings:
     )
     main_gpu: int | None = setting(
         None,
-        "Put all of the model on GPU N with --split-mode none, counted among those of the device's backend.",
+        "Put the whole model on GPU N, with --split-mode none. N counts the GPUs of the device's backend, from 0.",
         "Device and memory",
         IntRange(0, 999),
-        show_default="the one that --device chooses",
+        show_default="chosen by --device",
     )
     require_full_offload: bool = setting(
-        False, "Refuse to start if a layer would stay off the device.", "Device and memory"
+        False, "Refuse to start if any layer would not be on the device.", "Device and memory"
     )
     ctx_size: int = setting(
         0,
         "Share N tokens of KV cache among all jobs. It is not divided by --parallel: one job may use all of it, up to "
-        "the model's trained length. 0 decides by memory.",
+        "the model's trained length. 0 chooses by free memory.",
         "Device and memory",
         IntRange(0, 2**31 - 1),
         show_default="the trained length, or 16384 if that is more; a quarter of the free memory at most",
@@ -210,15 +212,15 @@ class Settings:
     )
     ubatch_size: int = setting(
         0,
-        "Compute at most N tokens at once (n_ubatch). 0 takes 512, and on a GPU up to 2048 where memory allows "
-        "it and tokens take no longer.",
+        "Compute at most N tokens at once (n_ubatch). 0 means 512; on a GPU up to 2048, if memory allows it and a "
+        "token takes no longer.",
         "Device and memory",
         IntRange(0, 2**20),
         show_default="512, on a GPU up to 2048",
     )
     threads: int = setting(
         0,
-        "Generate with N CPU threads; 0 takes the CPU quota.",
+        "Generate with N CPU threads; 0 means the CPU quota.",
         "Device and memory",
         IntRange(0, 512),
         show_default="the CPU quota",
@@ -226,14 +228,14 @@ class Settings:
     )
     threads_batch: int = setting(
         0,
-        "Read prompts with N CPU threads; 0 takes --threads.",
+        "Process prompts with N CPU threads; 0 means --threads.",
         "Device and memory",
         IntRange(0, 512),
         show_default="--threads",
     )
     cache_type_k: str = setting(
         "auto",
-        "Store the K cache as TYPE; auto is f16, or bf16 where --batch-invariant on or --deterministic needs it. "
+        "Store the K cache as TYPE; auto is f16, or bf16 if --batch-invariant on or --deterministic needs it. "
         f"[auto, {_TYPES}]",
         "Device and memory",
         Choice(("auto", *CACHE_TYPES)),
@@ -255,8 +257,8 @@ class Settings:
     )
     swa_full: SwaFull = setting(
         "auto",
-        "Keep as many KV cells in layers with a sliding window as in others, so that cached prompts can be used again; "
-        "auto does if memory allows it.",
+        "Keep as many KV cells in layers with a sliding window as in other layers, so that cached prefixes can be "
+        "reused; auto does so if memory allows it.",
         "Device and memory",
         Choice(get_args(SwaFull)),
     )
@@ -281,10 +283,10 @@ class Settings:
 
     parallel: int = setting(
         0,
-        "Generate for at most N jobs at once; 0 decides by memory.",
+        "Generate for at most N jobs at once; 0 chooses by free memory.",
         "Jobs",
         IntRange(0, MAX_SEQ_IDS),
-        show_default="8, fewer if memory demands",
+        show_default="8, or fewer if memory is short",
         also=("-np",),
     )
     max_queue: int = setting(
@@ -306,23 +308,23 @@ class Settings:
     )
     max_tokens_in: int = setting(
         0,
-        "Refuse a prompt of more than N tokens; 0 allows what fits the context.",
+        "Refuse a prompt of more than N tokens; 0 sets no limit but the context.",
         "Jobs",
         IntRange(0, 2**31 - 1),
         show_default="what fits the context",
     )
     itl_target_ms: int = setting(
         150,
-        "Aim at N milliseconds between two tokens of running jobs while a prompt is read, by reading prompts in small "
-        "chunks; 0 reads prompts as fast as possible.",
+        "Aim at N milliseconds between two tokens of running jobs while a prompt is processed, by splitting prompts "
+        "into small chunks; 0 processes prompts as fast as possible.",
         "Jobs",
         IntRange(0, 10_000),
     )
     prompt_lookup: PromptLookup = setting(
         "on",
-        "Guess tokens from a job's own text and from the answers of other jobs, and check several in one step; own "
-        "guesses from the job's own text only, off not at all. It changes the speed, and the answers only as "
-        "docs/determinism.md says.",
+        "Draft tokens by looking them up, and verify several in one step. on: in the job's own text and in the answers "
+        "of other jobs; own: in the job's own text only; off: never. Drafts change the speed; docs/determinism.md "
+        "says when they can change an answer.",
         "Jobs",
         Choice(get_args(PromptLookup)),
     )
@@ -335,14 +337,14 @@ class Settings:
     )
     deterministic: bool = setting(
         False,
-        "Give each job the answer that it has alone, bit for bit, or refuse to start. Slower: docs/determinism.md has "
-        "the cost.",
+        "Give each job the same answer under load as alone, bit for bit, or refuse to start. This is slower; "
+        "docs/determinism.md has the cost.",
         "Jobs",
     )
     batch_invariant: BatchInvariant = setting(
         "auto",
-        "Compute each job's numbers so that they do not depend on the jobs beside it: on, or refuse to start; off, as "
-        "fast as llama.cpp can; auto, where that costs nothing.",
+        "Compute each job's logits so that they do not depend on other jobs. on: always, or refuse to start; off: never, "
+        "with llama.cpp's fastest kernels; auto: if it costs nothing.",
         "Jobs",
         Choice(get_args(BatchInvariant)),
     )
@@ -358,14 +360,14 @@ class Settings:
     port: int = setting(8080, "Listen on port N; 0 picks a free one.", "Network", IntRange(0, 65_535))
     callback_url: str | None = setting(
         None,
-        "Announce the ready worker to this full URL, the pool manager's.",
+        "Announce the ready worker to the pool manager at this full URL.",
         "Network",
         Url(),
         show_default="stand-alone",
     )
     advertise_url: str | None = setting(
         None,
-        "Report this address of the worker to the pool manager, as uri.",
+        "Report this URL to the pool manager as the worker's uri.",
         "Network",
         Url(),
         show_default="http://localhost:PORT",
@@ -380,7 +382,7 @@ class Settings:
     )
     api_key: str | None = setting(
         None,
-        "Require this bearer token from clients. Better given as LLORCH_API_TOKEN or LLORCH_API_KEY.",
+        "Require this bearer token from clients. Prefer LLORCH_API_TOKEN or LLORCH_API_KEY: process lists show flags.",
         "Network",
         Token(),
         envvar="LLORCH_API_TOKEN",
@@ -389,24 +391,24 @@ class Settings:
     )
     cors_origin: tuple[str, ...] = setting(
         (),
-        "Allow browser requests from web pages of this origin (CORS). May be repeated; in the environment with spaces "
-        "or commas between several.",
+        "Allow browser requests from web pages of this origin (CORS). Can be repeated; in the environment, "
+        "separate several with spaces or commas.",
         "Network",
         Origin(),
         metavar="ORIGIN",
         multiple=True,
         show_default="none",
     )
-    legacy_callback_body: bool = setting(False, "Send the ready callback's three legacy fields only.", "Network")
-    no_page: bool = setting(False, "Leave out the page at /, a chat with the model.", "Network")
-    sse_event_names: bool = setting(False, "Write `event:` lines for old readers.", "Network")
+    legacy_callback_body: bool = setting(False, "Send only the three legacy fields in the ready callback.", "Network")
+    no_page: bool = setting(False, "Do not serve the chat page at /.", "Network")
+    sse_event_names: bool = setting(False, "Write `event:` lines into event streams, for old clients.", "Network")
     no_keepalive: bool = setting(
-        False, "Leave out the comments that break a long silence of server-sent events.", "Network"
+        False, "Do not send comments while an event stream is silent for long.", "Network"
     )
     kv_events: str | None = setting(
         None,
-        "Publish over ZeroMQ, as vLLM does, which blocks of prompts are in this worker's KV cache, for routers. The "
-        "next port replays missed events. Port 0 picks free ones.",
+        "Publish over ZeroMQ which blocks of prompts are in this worker's KV cache, in vLLM's format, for routers. The "
+        "next port replays missed events. Port 0 picks free ports.",
         "Network",
         ZmqEndpoint(),
         metavar="tcp://IP:PORT",
@@ -414,7 +416,7 @@ class Settings:
     )
     kv_events_topic: str | None = setting(
         None,
-        "Publish these events under TOPIC; llm-d asks for kv@POD@MODEL.",
+        "Publish KV events under TOPIC; llm-d expects kv@POD@MODEL.",
         "Network",
         metavar="TOPIC",
         show_default="empty",
@@ -435,7 +437,7 @@ class Settings:
     )
     parity_report: Path | None = setting(
         None,
-        "Show in /health the report.json of a parity run that passed, and whether it covers what runs here.",
+        "Show this report.json of a passed parity run in /health, and whether it covers the model as it runs here.",
         "Operation",
         ANY_PATH,
         metavar="FILE",
@@ -457,7 +459,7 @@ class Settings:
     )
     log_format: str | None = setting(
         None,
-        "Write log lines on stderr as JSON or readable.",
+        "Write log lines on stderr as JSON or as readable text.",
         "Operation",
         Choice(("json", "pretty")),
         show_default="pretty on a terminal",
@@ -618,7 +620,7 @@ def _of_devices(settings: Settings) -> Iterator[str]:
 
 
 def _exposed(settings: Settings) -> Iterator[str]:
-    """What shows the prompts to other machines."""
+    """Yield what would show the prompts to other machines."""
     if settings.kv_events is None or settings.kv_events_public:
         return
     if not ipaddress.ip_address(urlsplit(settings.kv_events).hostname or "").is_loopback:

@@ -1,4 +1,4 @@
-"""What somebody may have meant by a flag or a variable that does not exist here.
+"""Guesses at the flag or variable that a user meant by one that does not exist.
 
 These are hints in an error line, not aliases, which settings.py has. Refuses to know: how arguments are parsed. Pure.
 """
@@ -43,7 +43,7 @@ LLAMA_SERVER: dict[str, tuple[str, ...]] = {
 """Our flags ← llama-server's; of two the one that the command has. Source: common/arg.cpp."""
 
 OF_A_REQUEST = frozenset({"--seed", "--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--stop"})
-"""What `serve` has no flag for, because each request says it."""
+"""Fields for which `serve` has no flag, because each request sets them."""
 
 PREFIX = "LLORCH_"
 READ_ELSEWHERE = {"LLORCH_RUN_ID", "LLORCH_PROOF_DIR", "LLORCH_WHEELS", "LLORCH_CUDA_ARCHITECTURES"}
@@ -56,7 +56,7 @@ _OF_A_SERVICE = (
 
 
 def flag_hint(flag: str, ours: Collection[str]) -> str:
-    """What to say after "no such option": `did you mean --model?`; empty where nothing is near.
+    """The hint that follows "no such option", such as `did you mean --model?`; empty if nothing is near.
 
     `ours` are the flags of the command that may be named.
     """
@@ -68,16 +68,16 @@ def flag_hint(flag: str, ours: Collection[str]) -> str:
         if target.split(maxsplit=1)[0] in ours:
             return f"did you mean {target}?"
     if meant and meant[0] in OF_A_REQUEST:
-        return f"each request says its own {meant[0][2:].replace('-', '_')}"
+        return f"each request sets its own {meant[0][2:].replace('-', '_')}"
     near = difflib.get_close_matches(dashed, ours, n=3, cutoff=0.65)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def unread(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(name, what to say of it) of each variable that looks like one of ours and gives no setting.
+    """Return (name, what to say of it) for each variable that looks like one of ours and gives no setting.
 
     Kubernetes puts the addresses of a service named llorch into every container of its namespace. Of these only the one
-    that has a setting's name is told.
+    that has a setting's name is reported.
     """
     known = ["LLORCH_CONFIG", *(name for option in options() for name in option.variables)]
     return [

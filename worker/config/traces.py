@@ -1,4 +1,4 @@
-"""Whether traces are asked for, by the variables that OpenTelemetry's SDKs share. The SDK reads all the others itself.
+"""The check whether OpenTelemetry's variables ask for traces. Its SDK reads all the other variables itself.
 
 Source: the OpenTelemetry specification, "Environment Variable Specification" and "OTLP Exporter". Pure.
 """
@@ -9,7 +9,7 @@ from worker.errors import UsageError
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-SPOKEN = "http/protobuf"
+SUPPORTED = "http/protobuf"
 
 
 def asks_for_traces(environ: Mapping[str, str]) -> str | None:
@@ -23,9 +23,9 @@ def asks_for_traces(environ: Mapping[str, str]) -> str | None:
     if endpoint is None or is_disabled or "otlp" not in map(str.strip, exporters):
         return None
     protocol = next((name for name in PROTOCOLS if environ.get(name)), None)
-    if protocol is not None and environ[protocol].strip() != SPOKEN:
+    if protocol is not None and environ[protocol].strip() != SUPPORTED:
         raise UsageError(
-            f"{protocol}={environ[protocol]!r} is not spoken: set it to {SPOKEN}, and {endpoint} to a collector that "
-            "speaks it, such as http://localhost:4318; or leave both out to send no traces"
+            f"{protocol}={environ[protocol]!r} is not supported: set it to {SUPPORTED}, and {endpoint} to a collector "
+            "that supports it, such as http://localhost:4318; or unset both to send no traces"
         )
     return endpoint

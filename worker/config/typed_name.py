@@ -1,4 +1,4 @@
-"""The name of a model that nobody has named: what the user typed after --model. Pure: it looks at no disk."""
+"""The name of a model without --served-model-name: the user's text after --model. Pure: it looks at no disk."""
 
 import re
 

@@ -82,7 +82,7 @@ class Closing:
         """The way that was found behind the token at a place."""
 
     def end_within(self, n_tokens: int) -> None:
-        """The text has so many tokens at most."""
+        """Limit the text to `n_tokens`."""
         self._n_most = n_tokens
 
     def went_on(self, tokens: Seq[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a job's text must follow: a grammar, a JSON schema or a regular expression, compiled by llguidance.
+"""Constraints on a job's text: a grammar, a JSON schema or a regular expression, compiled by llguidance.
 
 Owns that library: its tokenizer, its limits, its matchers. `Constraints` is made with the model and compiles on the
 intake thread; each job gets a `Constraint`, a matcher of its own, which is used and closed on the step thread. The
@@ -34,13 +34,14 @@ Notation = Literal["gbnf", "lark", "json_schema", "regex"]
 Mask = NDArray[np.bool_]
 
 MAX_FORCED_BYTES = 65_536
-"""How many bytes a text without a choice in it may have: as many as a request's constraint. A short grammar can repeat
-itself to gigabytes, and to spell a mebibyte takes a second."""
+"""The most bytes of a text without a choice in it: as many as a request's constraint. A short grammar can repeat itself
+to gigabytes, and to spell a mebibyte takes a second."""
 
 
 def limits(initial_lexer_fuel: int, step_max_items: int = 5_000) -> llguidance.LLParserLimits:
-    """What compiling and each mask may cost, as measured: the first fuel of a lexer at 250,000 takes 0.2 s, and so does
-    a step's at 50,000, with 64 MiB, both at worst; 20 items a microsecond; 0.7 KB for each state of the lexer.
+    """Return the limits for compiling and for each mask, as measured: the first fuel of a lexer at 250,000 takes 0.2 s,
+    and so does a step's at 50,000, with 64 MiB, both at worst; 20 items a microsecond; 0.7 KB for each state of the
+    lexer.
 
     Items bound a forced run too, by its lexemes. An object has four at once for each of its optional properties.
     """
@@ -62,26 +63,26 @@ LIMITS_OF: dict[Notation, llguidance.LLParserLimits] = {
     "json_schema": limits(250_000),
     "regex": limits(30_000),
 }
-"""To begin an expression of n parts can take n² steps, where nothing but the fuel bounds n."""
+"""The most parts of an expression: n parts can take n² steps at the start, if nothing but the fuel bounds n."""
 
 _TOO_COSTLY = "the constraint is too costly to follow at this point of the text; make it simpler"
 _LIMIT_MET = re.compile(r"[Tt]oo many|max is|too complex")
-"""What the library says where a limit ends it; its stop reasons do not tell."""
+"""The library's words if a limit ends it; its stop reasons do not say."""
 _NOTHING_FOLLOWS = "NoExtension"
 
 UNTRIED_BYTES = 4096
-"""So short a schema without patterns is compiled at once; others are tried first (trial.py): nothing bounds the product
-of several patterns at one place, or of a thousand alternatives."""
+"""The largest schema without patterns that is compiled at once; others are tried first (trial.py): nothing bounds the
+product of several patterns at one place, or of a thousand alternatives."""
 _LIBRARY: str = llguidance._lib.__file__
 
 _TOKEN_ID = re.compile(r"<\[(\d{1,10})\]>")
 
 _SPECIAL = b"\xff"
-"""Before a token's name: it is no text, and only its name in a grammar allows it."""
+"""The byte before a token's name: the token is not text, and only its name in a grammar allows it."""
 
 
 class Constraints:
-    """What `LoadedModel.constrain` needs."""
+    """The constraints of one model, for `LoadedModel.constrain`."""
 
     def __init__(self, vocabulary: Vocabulary, *, give_back: Callable[[], None]) -> None:
         """This takes some tenths of a second, because the library reads the whole vocabulary. `give_back` returns freed
@@ -205,7 +206,7 @@ def _plain(error: str) -> str:
 class Constraint:
     """A constraint at one point of one job's text: the engine's Constraint, and the sampler's mask.
 
-    A matcher that has met a limit stays in error: it allows nothing more, which `allowed` tells.
+    A matcher that has met a limit stays in error: it allows nothing more, which `allowed` reports.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: "_Vocabulary", closing: Closing | None) -> None:
@@ -215,7 +216,7 @@ class Constraint:
         self._is_run_too_long = False
 
     def end_within(self, n_tokens: int) -> None:
-        """The text has so many tokens at most; JSON comes to its end before, where that is possible (closing.py)."""
+        """Limit the text to `n_tokens`; JSON ends before that, if that is possible (closing.py)."""
         if self._closing is not None:
             self._closing.end_within(n_tokens)
 
@@ -255,14 +256,14 @@ class Constraint:
 
     def forced(self) -> list[int]:
         """The tokens that must come next, as the tokenizer spells them; empty where there is a choice, or an end, or
-        more than MAX_FORCED_BYTES, which `allowed` tells.
+        more than MAX_FORCED_BYTES, which `allowed` reports.
         """
         n_bytes = len(self._open.compute_ff_bytes())
         self._is_run_too_long = n_bytes > MAX_FORCED_BYTES
         return self._open.compute_ff_tokens() if 0 < n_bytes <= MAX_FORCED_BYTES else []
 
     def take_forced(self, n_enough: int) -> list[Forced]:
-        """Go on by the tokens that must come next, and tell them; `n_enough` or more are not looked for further."""
+        """Continue by the tokens that must come next, and return them; the search ends at `n_enough`."""
         run: list[Forced] = []
         while len(run) < n_enough and (tokens := self.forced()) and self._open.consume_tokens(tokens):
             run += [Forced(TokenId(token), self._vocabulary.piece(token)) for token in tokens]
@@ -271,15 +272,15 @@ class Constraint:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may follow but an end."""
+        """True if nothing but an end may follow."""
         return self._open.is_stopped() and not self._open.is_error()
 
     def n_allowed(self, tokens: Seq[TokenId]) -> int:
-        """How many of the tokens, from the first on, the text may go on by."""
+        """Return how many of the tokens, from the first on, may continue the text."""
         return self._open.validate_tokens([*tokens])
 
     def take_back(self, n_tokens: int) -> None:
-        """Undo the last so many tokens."""
+        """Undo the last `n` tokens."""
         self._open.rollback(n_tokens)
         if self._closing is not None:
             self._closing.went_back(n_tokens)
@@ -318,7 +319,7 @@ class _Vocabulary:
         self.eos_token_id = self.ends[0]
         self.token_of_byte = {spelled[0]: token for token, spelled in enumerate(self.tokens) if len(spelled) == 1}
         self.bits = np.zeros(-(-len(self.tokens) // 32), np.int32)
-        """Where masks are written, on the step thread."""
+        """The memory that the step thread writes masks to."""
 
     def piece(self, token: int) -> bytes:
         return self._words.piece(TokenId(token))

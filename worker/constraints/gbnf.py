@@ -32,7 +32,7 @@ letters 1.9 s."""
 MAX_TERMINALS = 8000
 """Characters of Lark that may become one regular expression: to begin one of n parts can take n² steps of work."""
 MAX_REPEATS = 2000
-"""How often one item may be repeated: MAX_REPETITION_THRESHOLD, above which llama.cpp reads {0,3000} as any number."""
+"""The most repetitions of one item: MAX_REPETITION_THRESHOLD, above which llama.cpp reads {0,3000} as any number."""
 
 TokenOf = Callable[[str], TokenId | None]
 """The token written as `<think>` or `<[12]>`; None: the vocabulary has none, or it has no text."""
@@ -72,11 +72,11 @@ _OPTIONAL = re.compile(r"\)(?:[?*]|\{0,)")
 
 
 class BadGrammar(ValueError):
-    """Why a grammar is not taken, and where; the message never quotes it."""
+    """The reason why a grammar is refused, and the place; the message never quotes it."""
 
 
 def is_lark(text: str) -> bool:
-    """Whether a grammar is in Lark already: it begins with `%llguidance`, as no GBNF does."""
+    """True if a grammar is in Lark already: it begins with `%llguidance`, as no GBNF does."""
     return text.lstrip().startswith("%llguidance")
 
 
@@ -106,7 +106,7 @@ class _Level:
     alternatives: list[list[str]] = field(default_factory=lambda: [[]])
     can_repeat: bool = False
     is_repeated: bool = False
-    """Whether the last item is there to repeat, and has been repeated."""
+    """True if the last item can be repeated, and has been repeated."""
 
     def add(self, item: str) -> None:
         """An empty literal or class is nothing at all, as in llama.cpp."""
@@ -219,7 +219,7 @@ class _Reader:
                 self._repeat(level, item)
 
     def _characters(self, one: re.Pattern[str], item: re.Match[str], begin: int) -> list[tuple[str, int]]:
-        """Those between `begin` and the closing quote or bracket, as written and as code points.
+        """Return the characters between `begin` and the closing quote or bracket, as written and as code points.
 
         Raises: BadGrammar for an escape that is no character: no text could have it.
         """
@@ -275,7 +275,8 @@ class _Reader:
         return f"{{{int(low)},{int(high) if high else ''}}}"
 
     def _is_recursive(self) -> bool:
-        """Whether a rule uses itself. Goes through them as llguidance does. Raises: BadGrammar where that is deep."""
+        """Return whether a rule uses itself. Goes through them as llguidance does. Raises: BadGrammar if that is deep.
+        """
         is_recursive, met, path = False, {"start"}, {"start": _USE.finditer(self._rules["start"])}
         while path:
             use = next(path[next(reversed(path))], None)

@@ -1,7 +1,7 @@
 """Keywords of a JSON schema that say nothing: every instance that can stand there satisfies them.
 
 Owns that judgement, and takes such keywords out before the library, which refuses some by their names, sees the schema.
-It is careful: what it cannot tell is taken to say something. Pure functions over a parsed schema.
+It is careful: a keyword that it cannot judge counts as one that says something. Pure functions over a parsed schema.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What llguidance does not hold a JSON schema to without saying so, and its refusals in plain words.
+"""Gaps in llguidance's support of JSON schemas, about which it says nothing, and its refusals in plain words.
 
 Pure functions over a parsed schema, which know nothing of grammars. tests/constraints/test_json_schema.py has a text
 for each gap that the library would let through, so that a release which closes one shows there.
@@ -17,7 +17,7 @@ MAX_EXACT = 2**53
 """The library keeps numbers as 64-bit floats, of which neighbours beyond this are one."""
 
 MAX_REMAINDERS = 20_000
-"""How many remainders the numbers of `multipleOf` may have."""
+"""The most remainders of the numbers of `multipleOf`."""
 
 _WIDEST = {"minimum": (-(2**63),), "maximum": (2**63 - 1, 2**64 - 1)}
 """Common bounds beyond it, which the library at most makes narrower: its integers have 64 bits."""
@@ -44,7 +44,7 @@ _IN_SET = {"s": _SPACE, "S": _NO_SPACE}
 _ALONE = {r"\s": f"[{_SPACE}]", r"\S": f"[^{_SPACE}]", ".": r"[^\n\r\u2028\u2029]"}
 _SET_SYNTAX = re.compile(r"\[|&&|--|~~|^$")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-"""What JSON writes as `\\u` and four digits only, and DEL, which the library counts among them."""
+"""The characters that JSON writes only as `\\u` and four digits, and DEL, which the library counts among them."""
 _CONTROL_ESCAPE = re.compile(r"\\(?:[av0c]|(?:x|u00)(?:0[0-7bBeEfF]|1|7[fF])|[xu]\{)")
 
 
@@ -69,7 +69,7 @@ def gap(schema: object) -> str | None:
 
 
 def has_open_names(schema: Schema) -> bool:
-    r"""Whether an object has names with schemas of their own and also names that the text may choose.
+    r"""Return whether an object has names with schemas of their own and also names that the text may choose.
 
     The library takes the spelling "\u0061" for another name than "a" there, so that `\u` must not be allowed.
     """
@@ -253,7 +253,7 @@ def _faults(part: Schema, *, is_open: bool) -> Iterator[str]:
 
 
 def _unwritable(value: object, *, is_open: bool) -> Iterator[str]:
-    """What in a constant the library would write otherwise."""
+    """Yield what the library would write otherwise in a constant."""
     if _is_inexact(value):
         yield "a number beyond 2^53"
     elif isinstance(value, str) and is_open and _CONTROL.search(value):
@@ -264,7 +264,7 @@ def _unwritable(value: object, *, is_open: bool) -> Iterator[str]:
 
 
 def _misread(pattern: str, *, is_open: bool) -> Iterator[str]:
-    """What in a regular expression means something else to the library than to ECMA-262."""
+    """Yield what in a regular expression means something else to the library than to ECMA-262."""
     sets = [found[0] for found in _CLASS.finditer(pattern) if found[0].startswith("[")]
     if any(_SET_SYNTAX.search(re.sub(r"\\.", ".", each[1:].removesuffix("]").removeprefix("^"))) for each in sets):
         yield 'a set of characters that is empty or has "[", "&&", "--" or "~~" inside'
@@ -277,7 +277,7 @@ def _misread(pattern: str, *, is_open: bool) -> Iterator[str]:
 
 
 def _are_small(multiples: set[Decimal]) -> bool:
-    """Whether the library finds the multiples of these, and of several at once: in 32-bit arithmetic, and fast.
+    """Return whether the library finds the multiples of these, and of several at once: in 32-bit arithmetic, and fast.
 
     Its automaton has a state for each remainder, but few for a power of ten: 0.3 s at the limits, minutes at 2^24.
     """
@@ -333,7 +333,7 @@ def plain(error: str, schema: object) -> str:
 
 
 def _place(error: str, schema: object) -> str:
-    """Where the keywords, the format or the pattern that the error names stand first."""
+    """Return the first place of the keywords, the format or the pattern that the error names."""
     keywords = set(re.findall(r'"([^"]+)"', error)) if error.startswith("Unimplemented") else set()
     for part, place in _parts(schema):
         patterns = [part.get("pattern"), *_as(dict, part.get("patternProperties"))] if "regex" in error else []

@@ -25,7 +25,7 @@ MAX_WALL_S = 10.0
 
 @lru_cache(maxsize=64)
 def survives(library: str, source: str) -> bool:
-    """Whether the library compiles a source, or refuses it, within the limits. `library`: the path of its binary."""
+    """Return whether the library compiles or refuses a source within the limits. `library`: the path of its binary."""
     program = [sys.executable, "-I", "-S", __file__, library]
     try:
         child = subprocess.run(
@@ -56,7 +56,7 @@ class _Bytes:
 
 def _try(path: str) -> None:
     """Compile standard input within the limits."""
-    import resource  # noqa: PLC0415 - there is none on Windows, where nobody runs this
+    import resource  # noqa: PLC0415 - Windows has none, and this does not run there
     import signal  # noqa: PLC0415
 
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
@@ -69,7 +69,7 @@ def _try(path: str) -> None:
     loader.exec_module(library)
     tokenizer = library.LLTokenizer(_Bytes(), n_vocab=len(_Bytes.tokens), slices=[])
     matcher = library.LLMatcher(tokenizer, sys.stdin.buffer.read().decode(), log_level=0)
-    # To tell where it panicked the library reads its own debug information, for 50 MiB that stay.
+    # To report where it panicked the library reads its own debug information, for 50 MiB that stay.
     sys.exit(matcher.get_error().startswith("panic"))
 
 

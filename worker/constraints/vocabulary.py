@@ -21,7 +21,7 @@ class Vocabulary:
     piece: Callable[[TokenId], bytes]
     """The bytes of a token in an answer; empty for a token that is no text."""
     name: Callable[[TokenId], bytes]
-    """How the vocabulary spells a token, those that are no text included."""
+    """The vocabulary's spelling of a token, also of one that is not text."""
     token_of: Callable[[str], TokenId | None]
     """The one token that a text is, control tokens included."""
     spell: Callable[[bytes], Seq[int]]

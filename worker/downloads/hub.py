@@ -122,7 +122,7 @@ def snapshot(repo: str, revision: str, patterns: Sequence[str]) -> Path:
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=list(patterns)))
     except LocalEntryNotFoundError as error:
-        # It tells a programmer what to pass; why the hub did not answer is its cause.
+        # It says to a programmer what to pass; why the hub did not answer is its cause.
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise SourceFailed(_explained(cause, repo, revision, "its checkpoint")) from error
     except _HUB_ERRORS as error:
@@ -130,7 +130,7 @@ def snapshot(repo: str, revision: str, patterns: Sequence[str]) -> Path:
 
 
 def reason(error: Exception) -> str:
-    """What the library said, or the error's name where it said nothing; always one line."""
+    """Return the library's message, or the error's name if it has none; always one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

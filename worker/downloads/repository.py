@@ -15,7 +15,7 @@ _QUANT = re.compile(
     r"(?:^|(?<=[-._ ]))(?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP\d\w*|NVFP\d\w*|BF16|FP?16|FP?32)(?=$|[-._ ])", re.IGNORECASE
 )
 _NO_MODEL = re.compile(r"(^|[-._])(mmproj|imatrix)([-._]|$)", re.IGNORECASE)
-"""A file of numbers for something else: an image projector, what a quantiser was told of activations."""
+"""A file of numbers for something else: an image projector, a quantiser's statistics of activations."""
 
 
 def the_one_meant(reference: HfReference, files: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What llama_decode is given: slices checked, cut into batches, and written into its input arrays.
+"""The input of llama_decode: slices checked, cut into batches, and written into its arrays.
 
 Owns the refusals, because many wrong arguments would abort the process, how the rows of a step are grouped, and the
 memory that the llama_batch struct points at. The step thread's.
@@ -6,7 +6,7 @@ memory that the llama_batch struct points at. The step thread's.
 ggml computes a row of a matrix product with one kernel when it is alone, and with others among two, four or eight rows;
 some of these round otherwise (docs/determinism.md). How a step's rows are grouped decides which kernels
 run: groups of at most `most` rows are decoded one after the other, and each is filled up to a multiple of `multiple`
-with rows that nobody reads. self_test.py measures which grouping gives a row the same bits in any company.
+with rows that are not read. self_test.py measures which grouping gives a row the same bits next to any others.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ _Int32s = ctypes.POINTER(ctypes.c_int32)
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What may be asked of one context."""
+    """The limits of one context."""
 
     n_batch: int
     """Tokens of a batch."""
@@ -46,7 +46,7 @@ class BatchLimits:
     """The cells of a slot: where its next token goes."""
 
     def check(self, slices: Seq[Slice]) -> int:
-        """How many tokens these are. Raises: BadBatch."""
+        """Return how many tokens the slices have. Raises: BadBatch."""
         n_tokens = sum([len(slice_.tokens) for slice_ in slices])
         if not 1 <= n_tokens <= self.n_batch:
             raise BadBatch(f"a batch of {n_tokens} tokens; 1 to {self.n_batch} are possible")
@@ -92,17 +92,17 @@ class RowGroups:
     most: int = 0
     """A multiple of `multiple`; 0: no limit."""
     padded: Mapping[int, int] = field(default_factory=dict)
-    """The number of tokens that a batch of so many is filled up to, because a wider one takes a GPU less time."""
+    """The number of tokens that a batch of `n` is filled up to, because a wider one takes a GPU less time."""
     held: HeldWidth | None = field(default=None, compare=False)
-    """Where a GPU's decode steps keep their width for a while when jobs end."""
+    """The width that a GPU's decode steps keep for a while when jobs end, if there is one."""
 
     def __post_init__(self) -> None:
         assert self.multiple - 1 <= MOST_PADDING
         assert self.most % self.multiple == 0
 
     def n_padding(self, slices: Seq[Slice], n_spare_cells: int) -> int:
-        """How many rows a batch lacks; 0 for any but an ordinary decode step, whose slices have a token each. Rows that
-        only save time must find spare cells. Call it once for each batch, in their order."""
+        """Return how many rows a batch lacks; 0 for any but an ordinary decode step, whose slices have a token each.
+        Rows that only save time must find spare cells. Call it once for each batch, in their order."""
         if self.padded or self.held is not None:
             n_tokens = sum([len(slice_.tokens) for slice_ in slices])
             width = self._width(n_tokens, is_decode=n_tokens == len(slices))
@@ -229,7 +229,7 @@ class Batch:
         return indexes
 
     def pad(self, n_rows: int, slot: SlotId) -> None:
-        """Go on with rows that nobody reads: a sequence of their own, of the first token. Their logits are asked for as
+        """Append rows that are not read: a sequence of their own, of the first token. Their logits are asked for as
         an ordinary row's are, because the last layer computes only such rows.
         """
         begin = self.struct.n_tokens

@@ -1,4 +1,4 @@
-"""What llama.cpp's own log says while it loads: buffer sizes, layers offloaded, the last error.
+"""The facts in llama.cpp's own log while it loads: buffer sizes, layers offloaded, the last error.
 
 Owns the reading of those lines, whose words are in upstream/wording.py: the C API has no other way to ask. No ctypes
 here. Fed on whatever thread loads.
@@ -23,17 +23,17 @@ class LogLine:
 
 @dataclass(slots=True)
 class Watch:
-    """What was said between the begin and the end of one call."""
+    """The log between the begin and the end of one call."""
 
     _buffers: list[Buffer] = field(default_factory=list)
     last_error: str | None = None
     needed_bytes: int | None = None
     """Size of the allocation that failed, if one did."""
     is_without_flash: bool = False
-    """Whether flash attention is not used, though it was not asked to be off."""
+    """True if flash attention is not used, although the caller did not turn it off."""
     n_offloaded: int = 0
     n_layers: int = 0
-    """How many layers the model has, the output layer included; 0 where the build has no GPU backend and says
+    """The number of layers of the model, the output layer included; 0 if the build has no GPU backend and says
     nothing."""
 
     @property

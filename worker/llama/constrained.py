@@ -7,7 +7,7 @@ from worker.llama.model import Model
 
 
 def constraints_of(model: Model) -> Constraints:
-    """What compiles the constraints of jobs; made once for a model, in some tenths of a second."""
+    """Return the compiler of jobs' constraints; made once for a model, in some tenths of a second."""
     vocabulary = Vocabulary(
         pieces=model.pieces,
         ends=model.ends,

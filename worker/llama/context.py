@@ -31,7 +31,7 @@ Logits = NDArray[np.float32]
 _NO_ROWS: Logits = np.empty((0, 0), np.float32)
 
 _get_logits = library_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
-"""As the binding's, but giving an address: a pointer object made of it costs several µs of each step."""
+"""The binding's function, but it returns an address: a pointer object made of it costs several µs of each step."""
 
 
 class Context:
@@ -59,7 +59,7 @@ class Context:
         n_rows: int = 0,
     ) -> None:
         """`n_ctx` in cells, padded to CELL_STEP; `n_batch` is raised to `n_seq_max` where it is less. `has_padding`:
-        rows of `row_groups` that nobody reads get a seq_id where one is left; their cells are the caller's to add.
+        rows of `row_groups` that are not read get a seq_id if one is left; their cells are the caller's to add.
         `n_rows`: the rows of logits that a batch may have, where these are more than the slots and drafts have.
 
         `swa_full`: layers with a sliding window have as many cells as others, so that their memory can be cut.
@@ -113,7 +113,7 @@ class Context:
 
     @property
     def can_pad(self) -> bool:
-        """Whether `row_groups` may fill steps up."""
+        """True if `row_groups` may fill steps up."""
         return self.kv.seq_ids.n_slots > self.n_slots
 
     def _open(self, params: object) -> None:
@@ -129,7 +129,7 @@ class Context:
 
     @property
     def n_threads(self) -> int:
-        """How many threads compute a decode step now."""
+        """The number of threads that compute a decode step now."""
         return self._n_threads if self._threads is None else self._threads.n_now
 
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +184,7 @@ class Context:
         return self._logits_at(n_rows - 1)[:n_rows] if n_rows else _NO_ROWS
 
     def logits(self, index: int) -> Logits:
-        """float32[n_vocab], a view into the library's memory, valid until the next decode; nobody writes into it.
+        """float32[n_vocab], a view into the library's memory, valid until the next decode, and read-only.
 
         It is not marked as read-only, because numpy's argmax copies what it may not write.
         Raises: ValueError for an index the last decode did not return.
@@ -243,7 +243,7 @@ class Context:
 
     @property
     def handle(self) -> int:
-        """For this room only."""
+        """The library's handle, for this room only."""
         if self._handle is None:
             raise ValueError("the context is closed")
         return self._handle
@@ -285,4 +285,4 @@ class AbortFlag:
 
 def _check_range(what: str, value: int, most: int) -> None:
     if not 1 <= value <= most:
-        raise ModelLoadFailed(f"{value} {what} are not possible: 1 to {most}")
+        raise ModelLoadFailed(f"{what} must be 1 to {most} (got {value})")

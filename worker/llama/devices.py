@@ -45,9 +45,9 @@ class CompiledBackend:
     variant: str | None
     """The processor it was compiled for (zen4, haswell), where the build has a module for each and ggml has chosen."""
     features: tuple[str, ...]
-    """What it computes with, in ggml's words: AVX2, LLAMAFILE; empty where the backend does not tell."""
+    """The processor features that it uses, in ggml's words: AVX2, LLAMAFILE; empty if the backend does not say."""
     reason: str | None
-    """Why there is no device, and what to do."""
+    """The reason why there is no device, and what to do."""
 
 
 def devices() -> list[Device]:
@@ -70,8 +70,8 @@ def memory_of(device: Device) -> Memory:
 
 
 def features(device: Device) -> tuple[str, ...]:
-    """What the device's backend computes with, in ggml's words: AVX2, LLAMAFILE, SVE_CNT=32; empty where it does not
-    tell.
+    """Return the processor features that the device's backend uses, in ggml's words: AVX2, LLAMAFILE, SVE_CNT=32; empty
+    if it does not say.
 
     Source: ggml_backend_get_features in ggml-backend.h.
     """
@@ -80,12 +80,12 @@ def features(device: Device) -> tuple[str, ...]:
         return ()
     listed = ctypes.CFUNCTYPE(ctypes.POINTER(_Feature), ctypes.c_void_p)(address)(registry)
     found = itertools.takewhile(lambda feature: feature.name, (listed[at] for at in itertools.count()))
-    told = ((feature.name.decode(), feature.value.decode()) for feature in found)
-    return tuple(name if value == "1" else f"{name}={value}" for name, value in told if value != "0")
+    reported = ((feature.name.decode(), feature.value.decode()) for feature in found)
+    return tuple(name if value == "1" else f"{name}={value}" for name, value in reported if value != "0")
 
 
 def can_split_rows(device: Device) -> bool:
-    """Whether the device's backend can have a part of each matrix on each GPU, as --split-mode row asks."""
+    """Return whether the device's backend can have a part of each matrix on each GPU, as --split-mode row asks."""
     return bool(backend_function(device, b"ggml_backend_split_buffer_type")[1])
 
 
@@ -166,7 +166,7 @@ def loaded_variants(words: Seq[LogLine]) -> Iterator[tuple[str, str]]:
 
 
 def complaint_of(module: Path) -> str:
-    """What is wrong with a module, in ggml's words; empty when nothing is, and then it is loaded.
+    """Return what is wrong with a module, in ggml's words; empty if nothing is, and then it is loaded.
 
     ggml has tried it before, but does not say why one fails when it tries them all. Source: ggml_backend_load.
     """
@@ -188,7 +188,7 @@ def _present(name: str, found: Seq[Device], variant: str | None) -> CompiledBack
 
 
 def _registered() -> set[str]:
-    """Those that began, with or without a device."""
+    """Return the names of the backends that began, with or without a device."""
     n_registries = call_ggml("ggml_backend_reg_count", ctypes.c_size_t)
     registries = (call_ggml("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t(at)) for at in range(n_registries))
     return {

@@ -17,8 +17,8 @@ MOST_THREADS = 4
 
 LEAST_ROWS = 8
 LEAST_VALUES = 200_000
-"""From so many rows, and so many values in all of them, on drawing is shared out: that many take 0.3 ms and, where all
-tokens are about as probable, ten. To wake a thread takes some 50 µs."""
+"""The rows, and the values in all of them, from which on several threads draw: as many values take 0.3 ms, and ten if
+all tokens are about as probable. To wake a thread takes some 50 µs."""
 
 
 class DrawThreads:
@@ -30,11 +30,11 @@ class DrawThreads:
         self._helpers: ThreadPoolExecutor | None = None
 
     def pays(self, n_rows: int, n_values: int) -> bool:
-        """True if drawing from so many rows, which have so many values together, is to be shared out."""
+        """True if several threads are to draw from `n_rows` rows, which have `n_values` values together."""
         return self._n_threads > 1 and n_rows >= self._least_rows and n_values >= self._least_values
 
     def map(self, draw: Callable[[T], R], asked: Seq[T]) -> list[R]:
-        """What `draw` gives for each, in order. Raises: as `draw`."""
+        """Return the results of `draw` for each, in order. Raises: as `draw`."""
         if self._helpers is None:
             self._helpers = ThreadPoolExecutor(self._n_threads - 1, thread_name_prefix="draw")
         n = self._n_threads

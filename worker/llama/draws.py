@@ -1,7 +1,7 @@
-"""From a batch's rows of logits to what its slices draw.
+"""The way from a batch's rows of logits to what its slices draw.
 
 Owns a slice's way through its rows. Knows nothing of decoding or jobs. Each slice has its own rows, settings and
-constraint, and shares nothing with another that changes, so that no company can change a result, nor can the thread
+constraint, and shares nothing with another that changes, so that no other slice can change a result, nor can the thread
 that draws. Used by the step thread, which has others draw along (draw_threads.py).
 """
 
@@ -41,7 +41,7 @@ class Draws:
         self._threads = threads
 
     def of(self, batch: Seq[Slice], rows: Logits) -> list[Sampled]:
-        """What the slices draw, in their order; before that, scores go where they are wanted.
+        """Return what the slices draw, in their order; scores are written to their places first.
 
         `rows`: float32[n_rows, n_vocab], `n_rows` of each slice, only read. What is wrong with a slice's rows or
         constraint is the error of that slice alone.
@@ -62,7 +62,7 @@ class Draws:
         ]
 
     def logprob(self, score: Score, n_top: int) -> Logprob:
-        """What a score says, with so many of the most probable tokens."""
+        """Return the log-probability in a score, with the `n_top` most probable tokens."""
         (token, logprob), *top = _ENTRY.iter_unpack(score[: _ENTRY.size * (1 + n_top)])
         return self._told(TokenId(token), logprob, top)
 

@@ -1,8 +1,8 @@
-"""Whether a GPU computes attention itself, and fast: some types of KV caches, and some heads, it has no kernels for.
+"""The check that a GPU computes attention itself, and fast: it has no kernels for some types of KV caches and some
+heads.
 
-Owns what is refused and what is warned of, by name, and what is told of where attention runs. llama.cpp computes
-attention on the CPU where it was told to use flash attention and the GPU has none, which takes many times as long and
-is told nowhere.
+Owns the refusals and warnings about it, and the report of where attention runs. llama.cpp computes attention on the CPU
+if it was asked to use flash attention and the GPU has none, which takes many times as long and is reported nowhere.
 """
 
 from collections.abc import Sequence as Seq
@@ -39,7 +39,9 @@ def check_cache_types(config: Configure, device: Device, type_k: str) -> str | N
 
 
 def asked_flash(config: Configure, device: Device) -> str:
-    """What the library is told: on a GPU it finds out by itself whether there is flash attention, and says so."""
+    """Return the flash attention to ask of the library: on a GPU it finds out by itself whether there is any, and says
+    so.
+    """
     return "auto" if device.is_gpu and config.flash_attn == "on" else config.flash_attn
 
 

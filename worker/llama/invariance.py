@@ -5,7 +5,7 @@ a restart, an engine after a crash and a second worker decide alike. Whether the
 to find out. Any thread, once the library is open.
 
 `auto` keeps the numbers the same where that costs nothing: where ggml's CPU backend has products and attention that
-give a row the same bits in any company (patches/). Elsewhere ggml's fastest kernels are used. There the same bits cost
+give a row the same bits next to any others (patches/). Elsewhere ggml's fastest kernels are used. There the same bits cost
 a prompt 12 to 26 %, for K in bf16 alone, and where weights would be laid out anew up to half of its speed.
 """
 
@@ -25,7 +25,7 @@ PRODUCT_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K
 MOST_SHARING = 64
 """The number of heads that may share K and V in that attention."""
 REPEATED_PRODUCTS_OFF = ("GGML_CPU_TILED_MM", "0")
-"""With this in its environment, ggml multiplies eight rows of K-quants and more as it does one."""
+"""The environment variable with which ggml multiplies eight rows of K-quants and more as it does one."""
 
 
 def has_own_products() -> bool:
@@ -71,7 +71,7 @@ def invariance_of(
         "the KV cache is not of f16": not {config.cache_type_k, config.cache_type_v} <= {"auto", "f16"},
         "recurrent layers compute several tokens otherwise than one": info.state_length > 0,
         "small memories of sliding windows have an order of their own": info.windows and config.swa_full == "off",
-        "with so many jobs cells are not kept in order": not is_in_order,
+        "with this many jobs cells are not kept in order": not is_in_order,
         "attention with such heads is ggml's own": not _has_own_attention(info),
     }
     for obstacle, is_there in obstacles.items():
@@ -85,7 +85,7 @@ def invariance_of(
 
 
 def _is_computed_otherwise(matrix: Tensor, layout: LayoutOf) -> bool:
-    """True if a row of a product with it has other bits beside others. Those of experts and other stacks are ggml's."""
+    """True if a row of a product with it has other bits next to others. Those of experts and other stacks are ggml's."""
     laid_out = layout(matrix)
     if laid_out is not None and laid_out.buffers == TILES:
         return False

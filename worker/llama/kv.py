@@ -1,4 +1,4 @@
-"""Which KV cells each slot has, and in which order they lie.
+"""The KV cells of each slot, and the order in which they lie.
 
 Owns the counts, the sharing, the forgetting, the compaction, and the copies out and in, and that every argument of the
 engine's is checked; context.py owns the decode that fills cells, seq_ids.py the numbers they go by. One thread, the
@@ -36,7 +36,8 @@ from worker.upstream.numbers import MROPE_TYPES
 from worker.wire.messages import SlotId, TokenId
 
 _SPARE_CELLS = 256
-"""How many forgotten cells are always tolerated: moving costs time, and so does attention that walks past them."""
+"""The number of forgotten cells that are always tolerated: moving costs time, and so does attention that walks past
+them."""
 
 _Uint8s = ctypes.POINTER(ctypes.c_uint8)
 
@@ -67,9 +68,9 @@ class Kv:
         self._n_forgotten = 0
         """Forgotten cells that are still occupied."""
         self.keeper: Keeper | None = None
-        """Who keeps copies beyond this process."""
+        """The keeper of copies beyond this process."""
         self._unproven: list[SavedCells] = []
-        """What was loaded, until a decode with it has returned."""
+        """The copies that were loaded, until a decode with them has returned."""
         self._newest: tuple[SlotId, int] = (SlotId(-1), 0)
         """The slot whose cells are the last of all used ones, as far as is known, and how many of its last positions
         are."""
@@ -80,7 +81,7 @@ class Kv:
 
     @property
     def can_share(self) -> bool:
-        """Whether the memory is of one part and can be cut anywhere; else `share`, `save` and `load` are refused."""
+        """True if the memory has one part and can be cut anywhere; else `share`, `save` and `load` are refused."""
         return self.seq_ids.copy_seq_id is not None
 
     @property
@@ -90,7 +91,7 @@ class Kv:
 
     @property
     def n_free_cells(self) -> int:
-        """Cells that no slot holds; a decode of so many tokens has room."""
+        """The cells that no slot holds; a decode of as many tokens has room."""
         return self._n_ctx - self._spans.n_cells
 
     def n_cells_of(self, slots: Collection[SlotId]) -> int:
@@ -105,7 +106,7 @@ class Kv:
     # ── what a decode does to cells ──────────────────────────────────────────────────────────────
 
     def add(self, slot: SlotId, n_tokens: int) -> None:
-        """A decode has filled so many more; called in the order of its batch."""
+        """A decode has filled `n` more cells; called in the order of its batch."""
         self._count(slot, n_tokens)
         if self._unproven and self.keeper is not None:
             self.keeper.mark(self._unproven, is_in_use=False)
@@ -139,13 +140,14 @@ class Kv:
     # ── our counts and the library's ─────────────────────────────────────────────────────────────
 
     def count_tokens(self) -> list[int]:
-        """How many tokens each slot has, by our count and by the library's; it takes a microsecond for each seq_id.
+        """Return how many tokens each slot has, by our count and by the library's; it takes a microsecond for each
+        seq_id.
 
         Raises: KvMismatch where the two differ, and where a seq_id that is no slot's has cells that it should not have.
         """
         self._check_caller()
         counts = [self._spans.n_held(SlotId(slot)) for slot in range(self._n_slots)]
-        # A slot for rows that nobody reads, and the seq_id for copies, are empty between two calls.
+        # A slot for rows that are not read, and the seq_id for copies, are empty between two calls.
         copy_seq_ids = [] if self.seq_ids.copy_seq_id is None else [self.seq_ids.copy_seq_id]
         empty = [*range(self._n_slots, self.seq_ids.n_slots), *copy_seq_ids]
         for seq_id, n_counted in [*enumerate(counts), *((seq_id, 0) for seq_id in empty)]:
@@ -206,8 +208,8 @@ class Kv:
         self._spans.cut(slot, n_keep)
 
     def _has_window_of(self, slot: SlotId, pos: int) -> bool:
-        """Whether all that a token at `pos` looks back on is there; where cells have no twins, the library may have
-        written over some. Source: llama_memory_seq_pos_min.
+        """Return whether everything that a token at `pos` looks back on is there; if cells have no twins, the library
+        may have written over some. Source: llama_memory_seq_pos_min.
         """
         if not self._n_swa or self.seq_ids.has_twins or not pos:
             return True
@@ -355,7 +357,7 @@ class Kv:
         return self.seq_ids.copy_seq_id
 
     def _add_owner(self, source: int, target: int, begin: int, end: int) -> None:
-        """What `source` has in [begin, end) is the target's, too. Source: llama_memory_seq_cp."""
+        """Give the target the cells of `source` in [begin, end), too. Source: llama_memory_seq_cp."""
         for seq_id in self.seq_ids.both(target):
             capi.llama_memory_seq_cp(self._memory, source, seq_id, begin, end)
 
@@ -414,14 +416,14 @@ class Spans:
         """The slots that were asked for last, and the number of cells that only they have: it is asked for with every
         step, and seldom changes."""
         self.n_cells = 0
-        """How many cells all slots have; one that several have counts once."""
+        """The number of cells of all slots; one that several have counts once."""
 
     def n_held(self, slot: SlotId) -> int:
         spans = self._of[slot]
         return spans[-1].end if spans else 0
 
     def grow(self, slot: SlotId, n_tokens: int) -> None:
-        """The slot alone has so many more."""
+        """Give the slot alone `n` more cells."""
         self.n_cells += n_tokens
         if self._counted is not None and slot in self._counted[0]:
             self._counted = None
@@ -433,7 +435,7 @@ class Spans:
             spans.append(Span(start, start + n_tokens, {slot}))
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
-        """The empty `target` has the first `n_tokens` of `source` too, which has so many."""
+        """Give the empty `target` the first `n_tokens` of `source` too, which has at least as many."""
         self._counted = None
         n_spans = self._split(source, n_tokens)
         self._of[target] = self._of[source][:n_spans]
@@ -481,7 +483,7 @@ class Spans:
         self.n_cells = 0
 
     def _split(self, slot: SlotId, at: int) -> int:
-        """How many spans the slot has before position `at`, where one of them ends from now on."""
+        """Return how many spans the slot has before position `at`; one of them ends there from now on."""
         for index, span in enumerate(self._of[slot]):
             if span.start >= at:
                 return index

@@ -1,4 +1,4 @@
-"""llama.cpp as a process-wide thing: checked, initialised once, its log and its last words caught.
+"""llama.cpp as a process-wide thing: checked, initialised once, its log and its last line caught.
 
 Owns the version and struct-size check, where ggml's backends are loaded from, the log callback and the abort callback.
 Knows nothing of models. The library's state is global to the process, and so is the one `Library`; open it before
@@ -25,7 +25,7 @@ from worker.upstream.numbers import LOG_CONTINUED, LOG_LEVELS
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 LIBRARY_DIR = Path(capi._lib._name).parent
-"""Where libllama lies, and beside it ggml's backends, also when they are modules of their own."""
+"""The folder of libllama and of ggml's backends, also if they are modules of their own."""
 
 OnLog = Callable[[LogLine], None]
 
@@ -35,7 +35,7 @@ class Library:
 
     def __init__(self) -> None:
         self.first_words: list[LogLine] = []
-        """What was said while the backends began: the module that was loaded, the driver that was not there."""
+        """The log while the backends began: the module that was loaded, the driver that was missing."""
         self.on_log: OnLog | None = self.first_words.append
         self._watches: list[Watch] = []
         self._level: Level = "info"
@@ -90,7 +90,7 @@ def open_library(on_log: OnLog | None = None) -> Library:
     library = _open_once()
     if not has_backends():
         raise ModelLoadFailed(
-            f"llama.cpp has nothing in {LIBRARY_DIR} that computes on this processor: "
+            f"llama.cpp has no backend in {LIBRARY_DIR} for this processor: "
             "install llama-cpp-python again, built for this machine"
         )
     if on_log is not None:
@@ -99,7 +99,9 @@ def open_library(on_log: OnLog | None = None) -> Library:
 
 
 def build() -> str:
-    """Which llama.cpp this is: the binding's version, what the processor is used for, and the sizes of its files."""
+    """Return this llama.cpp's identity: the binding's version, the processor features in use, and the sizes of its
+    files.
+    """
     files = sorted((path.name, path.stat().st_size) for path in LIBRARY_DIR.iterdir())
     return f"{PINNED_VERSION} {capi.llama_print_system_info().decode()} {files}"
 
@@ -158,15 +160,15 @@ def give_back_memory() -> None:
 
 
 def has_backends() -> bool:
-    """Whether anything was found to compute with."""
+    """Return whether there is any device to compute with."""
     return bool(call_ggml("ggml_backend_reg_count", ctypes.c_size_t))
 
 
 def _load_backends() -> None:
-    """Where backends are modules, load them from LIBRARY_DIR and from nowhere else; linked-in ones are there already.
+    """Load backends that are modules from LIBRARY_DIR and from nowhere else; linked-in ones are there already.
 
     llama_backend_init would look for missing ones beside the Python executable and in the working directory, and both
-    also load what GGML_BACKEND_PATH names: whoever can write there would run as we do.
+    also load what GGML_BACKEND_PATH names: everyone who can write there could run code as we do.
     Source: ggml_backend_load_all_from_path in ggml-backend-reg.cpp.
     """
     os.unsetenv("GGML_BACKEND_PATH")

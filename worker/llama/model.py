@@ -37,11 +37,11 @@ _PIECE_BYTES = 64
 _NEVER_MERGED = b"\n"
 """A byte of its own in vocabularies that put a space before a text."""
 _CONTROL = capi.LLAMA_TOKEN_ATTR_CONTROL | capi.LLAMA_TOKEN_ATTR_UNKNOWN
-"""What parse_special=False leaves alone. Source: tokenizer_st_partition (llama-vocab.cpp)."""
+"""The tokens that parse_special=False leaves alone. Source: tokenizer_st_partition (llama-vocab.cpp)."""
 _C_SPACES = " \t\n\v\f\r"
 """C's isspace, for tokens that take the space beside them."""
 _BEYOND_UNICODE = re.compile(rb"\xf4[\x90-\xbf][\x80-\xbf]{2}|[\xf5-\xf7][\x80-\xbf]{3}")
-"""What the library's UTF-8 reader takes for a code point, and its writer refuses (unicode_cpt_to_utf8)."""
+"""Bytes that the library's UTF-8 reader takes for a code point and its writer refuses (unicode_cpt_to_utf8)."""
 
 SHALLOW_CHARS = 1024
 STACK_BYTES_PER_CHAR = 1024
@@ -76,7 +76,7 @@ class Model:
         self.sizes: BufferSizes = watch.sizes
         self.n_offloaded = watch.n_offloaded
         self.n_layers = watch.n_layers
-        """How many layers the model has, as Watch has it: 0 where the build has no GPU backend."""
+        """The number of layers of the model, as Watch has it: 0 if the build has no GPU backend."""
         self.n_vocab = int(capi.llama_vocab_n_tokens(self._vocab))
         self._bos = int(capi.llama_vocab_bos(self._vocab))
         self._spelling = None if gaps is None else Spelling(gaps, self._dividers)
@@ -133,7 +133,7 @@ class Model:
 
     @property
     def handle(self) -> int:
-        """For this room only."""
+        """The library's handle, for this room only."""
         if self._handle is None:
             raise ValueError("the model is closed")
         return self._handle
@@ -153,7 +153,7 @@ class Model:
 
     @property
     def vocab(self) -> Any:
-        """For this room only: the vocabulary, which lives and dies with the model. Any: an opaque pointer."""
+        """The vocabulary, for this room only; it lives and dies with the model. Any: an opaque pointer."""
         if self._handle is None:
             raise ValueError("the model is closed")
         return self._vocab
@@ -167,7 +167,7 @@ class Model:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether the end of a sequence can be forgotten alone; recurrent state cannot be unwound."""
+        """True if the end of a sequence can be forgotten alone; recurrent state cannot be unwound."""
         return not (capi.llama_model_is_recurrent(self.handle) or capi.llama_model_is_hybrid(self.handle))
 
     @property
@@ -184,8 +184,8 @@ class Model:
         return self._with_bos(tokens) if add_special else tokens
 
     def tokenize_around(self, text: str, controls: Iterable[tuple[int, int]]) -> list[TokenId]:
-        """As `tokenize`, where control tokens are at the places [start, end) in the text alone, in order, each of which
-        is the name of one. What is between them is read as the library reads it there, names of others as letters.
+        """Tokenize as `tokenize` does, but read control tokens only at the places [start, end) in the text, in order,
+        each of which is the name of one. The library reads what is between them as usual, names of others as letters.
         Raises: Unspellable."""
         tokens: list[TokenId] = []
         at = 0
@@ -229,7 +229,7 @@ class Model:
 
     @functools.cached_property
     def _has_space_before(self) -> bool:
-        """Whether the vocabulary puts a space before a text."""
+        """True if the vocabulary puts a space before a text."""
         try:
             return b"".join(map(self.piece, self._tokens_of("a", parse_special=False))) == b" a"
         except Unspellable:
@@ -256,7 +256,7 @@ class Model:
         return controls
 
     def name_of(self, kind: TokenKind) -> str | None:
-        """What the vocabulary calls one of its tokens; None where it has none."""
+        """Return the vocabulary's name of one of its tokens; None if it has none."""
         find = {"bos": capi.llama_vocab_bos, "eos": capi.llama_vocab_eos, "pad": capi.llama_vocab_pad}
         token = int(find[kind](self.vocab))
         return None if token < 0 else self._named_piece(token).decode(errors="replace")
@@ -359,7 +359,7 @@ class Model:
         return pieces
 
     def _named_piece(self, token: int) -> bytes:
-        """As `piece`, but a control token has its name."""
+        """Return the `piece` of a token, but a control token's name."""
         self._check(token)
         return self._piece(token, _PIECE_BYTES, is_named=True)
 
@@ -369,7 +369,8 @@ class Model:
         return self._piece(token, -n, is_named=is_named) if n < 0 else buffer.raw[:n]
 
     def is_end(self, token: TokenId) -> bool:
-        """Whether the token ends generation, by the vocabulary (EOS, EOT and their like). Raises: as `piece`."""
+        """Return whether the vocabulary says that the token ends generation (EOS, EOT and similar). Raises: as `piece`.
+        """
         self._check(token)
         return token in self._end_ids
 

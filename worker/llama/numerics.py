@@ -1,4 +1,4 @@
-"""What decides a loaded model's numbers (wire/numerics.py), looked up where the model was loaded.
+"""The facts that decide a loaded model's numbers (wire/numerics.py), looked up in the process that loaded it.
 
 Owns what ggml makes of settings, as far as numbers go. The engine and parity both call `numerics_of`, so that a report
 and a worker cannot mean two things by one word. Runs on the thread that loads.
@@ -81,7 +81,9 @@ def _text(name: str) -> str:
 
 @functools.cache
 def _libraries_sha256() -> str:
-    """Over the digest of each file, by name. It takes hundredths of a second; of CUDA's kernels up to a second."""
+    """Return a digest over the digest of each file, by name. It takes hundredths of a second; for CUDA's kernels up to
+    a second.
+    """
     whole = hashlib.sha256()
     for path in sorted(LIBRARY_DIR.glob("lib*")):
         with path.open("rb") as file:

@@ -15,7 +15,7 @@ from worker.wire.messages import Conversation, Prompt, TokenId, Violation
 
 
 class Prompts:
-    """What `LoadedModel.prompts` needs."""
+    """The reader of prompts, for `LoadedModel.prompts`."""
 
     def __init__(self, model: Model, chat: ChatTemplates | Violation) -> None:
         """`chat`: the templates, or why no conversation can be read."""
@@ -49,7 +49,7 @@ class Prompts:
         return self._outside(tokens) or self._model.detokenize(tokens).decode(errors="replace")
 
     def _outside(self, tokens: Sequence[TokenId]) -> Violation | None:
-        """What is wrong with ids that are not in the vocabulary."""
+        """Return what is wrong with ids that are not in the vocabulary."""
         n_vocab = self._model.n_vocab
         place = next((place for place, token in enumerate(tokens) if not 0 <= token < n_vocab), None)
         if place is None:

@@ -1,4 +1,4 @@
-"""Why a backend that llama.cpp was compiled with has nothing to compute on, in plain words and with what to do.
+"""The reasons why a backend that llama.cpp was compiled with has no device, in plain words and with what to do.
 
 Owns the wording of the drivers', the loader's and ggml's own complaints; tests/llama/test_backends.py has the real
 ones that can be had without a GPU. Pure: no ctypes, no environment of its own.
@@ -45,7 +45,7 @@ _CAUSES = (
     _Cause(
         "cuda",
         r"forward compatibility was attempted",
-        "the CUDA compatibility libraries that are installed here do not serve this GPU: update the host's NVIDIA "
+        "the CUDA compatibility libraries that are installed here do not support this GPU: update the host's NVIDIA "
         "driver, or remove them from LD_LIBRARY_PATH",
     ),
     _Cause(
@@ -73,7 +73,7 @@ _CAUSES = (
     _Cause(
         "vulkan",
         "",
-        "GGML_VK_VISIBLE_DEVICES={} names no device that is there: correct or unset it",
+        "GGML_VK_VISIBLE_DEVICES={} names no existing device: correct or unset it",
         "GGML_VK_VISIBLE_DEVICES",
     ),
     _Cause(
@@ -86,14 +86,14 @@ _CAUSES = (
     _Cause(
         "metal",
         "",
-        "macOS gives this process no GPU, which is so in a virtual machine without one: run the worker outside it, "
-        "or use --device cpu",
+        "macOS gives this process no GPU, as in a virtual machine without one: run the worker outside it, or use "
+        "--device cpu",
     ),
     _Cause("", r": cannot open shared object file", "a library it needs is not installed ({said})"),
     _Cause("", r".", "it could not be started ({said})"),
-    _Cause("", "", "llama.cpp gives no reason: see that the device's driver is installed and its own tools find it"),
+    _Cause("", "", "llama.cpp gives no reason: check that the device's driver is installed and that its own tools find the device"),
 )
-"""The first that holds is told; the last always does."""
+"""The causes in order: the first that holds is reported, and the last always holds."""
 
 _PREAMBLE = re.compile(r"^(?:\w+: )?(?:[Ff]ailed to (?:load|initialize) .*?(?:\.so|\.dylib|CUDA)'?: )?")
 _WHOSE = {"cuda": ("libcu", "libnv"), "vulkan": ("libvulkan",)}
@@ -101,7 +101,7 @@ _WHOSE = {"cuda": ("libcu", "libnv"), "vulkan": ("libvulkan",)}
 
 
 def reason(backend: str, said: str, environ: Mapping[str, str]) -> str:
-    """Why `backend` (cuda, vulkan, …) has no device, and what to do.
+    """Return why `backend` (cuda, vulkan, …) has no device, and what to do.
 
     `said`: the last line about it in the library's log, or the loader's error; empty when nothing was said.
     """
@@ -111,7 +111,9 @@ def reason(backend: str, said: str, environ: Mapping[str, str]) -> str:
 
 
 def unloadable(error: str) -> str:
-    """Why llama.cpp as a whole cannot be loaded: a backend that is linked in takes it along. `error`: the loader's."""
+    """Return why llama.cpp as a whole cannot be loaded: a missing library of a linked-in backend prevents it. `error`:
+    the loader's.
+    """
     missing = _PREAMBLE.sub("", error)
     backend = next((name for name, prefixes in _WHOSE.items() if missing.startswith(prefixes)), None)
     if backend is None:

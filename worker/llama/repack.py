@@ -1,4 +1,4 @@
-"""Which weights the CPU's backend lays out anew when they are loaded, and what they take then.
+"""The weights that the CPU's backend repacks when they are loaded, and the memory that they take then.
 
 ggml has matrix kernels that want blocks of several rows interleaved, for some types, on some processors, and others
 that want the tiles of Intel's AMX. Which is asked of the library, in the way in which it decides itself when it loads
@@ -35,9 +35,9 @@ as long as llamafile's, which computes with them as they are. docs/decisions.md 
 _TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
 _F32, _I32 = _TYPE_IDS["F32"], _TYPE_IDS["I32"]
 _N_TENSORS = 8
-"""How many tensors a trial has: a weight, what it is multiplied with, and their product."""
+"""The tensors of a trial: a weight, its factor, and their product."""
 _N_ROWS = 512
-"""How many rows a weight is multiplied with, as when the library tries it."""
+"""The rows of the factor, as when the library tries a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,17 @@ LayoutOf = Callable[[Tensor], LaidOut | None]
 
 
 def repacking_of(models: Seq[ModelInfo], *, keeps_bits: bool = False) -> RepackedBytes:
-    """What the CPU is to lay out anew of these models, which are alike in it: all that the library can, or nothing.
+    """Return the function that says what the CPU is to repack of these models, which are alike in it: all that the
+    library can, or nothing.
 
-    `keeps_bits`: only what gives a row the same bits in any company, as tiles do. Other kernels of several rows do not
+    `keeps_bits`: only what gives a row the same bits next to any others, as tiles do. Other kernels of several rows do not
     for every type, and there is no way to have the library leave out some matrices.
     """
     return decided(models, layout_of, keeps_bits=keeps_bits)
 
 
 def decided(models: Seq[ModelInfo], layout: LayoutOf, *, keeps_bits: bool) -> RepackedBytes:
-    """As `repacking_of`, of a library that lays matrices out so."""
+    """Return `repacking_of` for a library that lays matrices out as `layout` says."""
     found = [
         (matrix, laid_out) for info in models for matrix in multiplied(info) if (laid_out := layout(matrix)) is not None
     ]
@@ -183,7 +184,7 @@ def _extra_buffer_types(cpu: Device) -> Iterator[ctypes.c_void_p]:
 
 
 def _is_computed_in(buffer_type: ctypes.c_void_p, cpu: Device, weight: TensorHead, product: ctypes.c_void_p) -> bool:
-    """Whether the CPU's backend computes a product with a weight that lies in buffers of that type."""
+    """Return whether the CPU's backend computes a product with a weight that lies in buffers of that type."""
     handle = ctypes.c_void_p(device_handle(cpu))
     buffer = call_ggml("ggml_backend_buft_alloc_buffer", ctypes.c_void_p, buffer_type, ctypes.c_size_t(0))
     weight.buffer = buffer

@@ -1,4 +1,4 @@
-"""Whether a decode step's rows have the bits that they have alone, at every width that jobs can make.
+"""The test whether a decode step's rows have the bits that they have alone, at every width that jobs can make.
 
 Owns some short sequences and the steps that they share. Every row is compared, so that all places in a step are looked
 at. Knows neither time nor verdicts: self_test.py runs it, on the step thread.
@@ -35,7 +35,7 @@ _PROMPT_LENGTHS = (9, 6, 12, 10)
 
 
 def widths(n_slots: int) -> tuple[int, ...]:
-    """The widths to try for so many slots."""
+    """The widths to try for `n_slots` slots."""
     return tuple(sorted({*range(1, min(n_slots, _ALL_TO) + 1), *(n for n in _SOME if n < n_slots), n_slots}))
 
 
@@ -47,7 +47,7 @@ def in_words(found: Iterable[int]) -> str:
 
 
 def same_bits(rows: Rows, others: Rows) -> bool:
-    """Whether the rows are equal bit for bit; two that are no numbers count as equal."""
+    """Return whether the rows are equal bit for bit; two values that are not numbers count as equal."""
     return all(np.array_equal(*pair, equal_nan=True) for pair in zip(rows, others, strict=True))
 
 
@@ -55,7 +55,7 @@ class RowWidths:
     """The sequences; each is computed alone first, under the row groups that the context has by then."""
 
     def __init__(self, runner: LlamaRunner, step: Step, *, n_slots: int, chunk: int, n_rounds: int) -> None:
-        """`n_rounds`: how many tokens of each sequence are computed beside others."""
+        """`n_rounds`: how many tokens of each sequence are computed next to others."""
         self._runner = runner
         self._step = step
         self._chunk = chunk
@@ -87,7 +87,7 @@ class RowWidths:
             self._saved.append(self._runner.kv.save(slot, 0) if self._runner.kv.can_share else None)
 
     def is_same_at(self, width: int) -> Generator[None, None, bool]:
-        """Whether every row of steps of `width` rows is the one that was computed alone.
+        """Return whether every row of steps of `width` rows is the one that was computed alone.
 
         Prompts take turns at the places of a step, others at each width and in each round.
         """

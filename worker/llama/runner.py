@@ -64,7 +64,7 @@ class LlamaRunner:
         return self.model.sizes + self.context.sizes
 
     def logprob(self, score: Score, n_top: int) -> Logprob:
-        """What a score of `run` says, with so many of the most probable tokens."""
+        """Return the log-probability in a score of `run`, with the `n_top` most probable tokens."""
         return self._draws.logprob(score, n_top)
 
     def request_abort(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the same tokens give the same logits, bit for bit, however they are computed: measured, not assumed.
+"""The test whether the same tokens give the same logits, bit for bit, in all the ways in which they are computed.
 
 Owns the tokens, the variants of computing them, and the comparison. Knows nothing of jobs; takes the whole memory and
 leaves it empty. Runs on the step thread, one step at a time, so that a job that arrives waits for no more than that.
@@ -27,28 +27,28 @@ from worker.llama.runner import LlamaRunner
 from worker.wire.messages import SelfTested, SlotId, TokenId
 
 MOST_S = 5.0
-"""The seconds of computing that the test may take where nobody asked for it."""
+"""The seconds of computing that the test may take if no setting asked for it."""
 
 MOST_OTHERS = 7
 """Together with the sequence itself they are the default number of slots."""
 
 _N_AFTER = 4
-"""How many tokens are computed after the prompt."""
+"""The number of tokens that are computed after the prompt."""
 _N_DRAFT_ROWS = 9
-"""How many rows a step with drafts has: from eight rows on ggml has other kernels for K-quants."""
+"""The rows of a step with drafts: from eight rows on ggml has other kernels for K-quants."""
 _PART, _MOST_PARTS = 24, 3
-"""A prompt has one to three parts of so many tokens, as time and context allow."""
+"""A prompt has one to three parts of this many tokens, as time and context allow."""
 _MORE_LENGTHS = (65, 3)
-"""How long further prompts are where the answers have to be the same: a chunk and a token more, and hardly any."""
+"""The lengths of further prompts when the answers have to be the same: a chunk and a token more, and hardly any."""
 _N_ROUNDS = 3
-"""How many tokens of each of the widths' sequences are computed where the answers have to be the same."""
+"""The tokens of each of the widths' sequences that are computed when the answers have to be the same."""
 _N_PASSES = 10
-"""The whole test computes about so many times a prompt's tokens."""
+"""The whole test computes a prompt's tokens about this many times."""
 _N_BESIDE = 9
-"""How many tokens each other sequence computes beside the prompt."""
+"""The tokens that each other sequence computes while the prompt is computed."""
 _SMALL = (1, 2, 3, 4, 5, 7, 8, 16, 17)
-"""How many tokens the chunks of a prompt have that is cut small: ggml computes rows one by one, by four, and from eight
-on otherwise again."""
+"""The tokens in the chunks of a prompt that is cut small: ggml computes rows one by one, by four, and from eight on
+otherwise again."""
 
 ROW_GROUPINGS = (
     RowGroups(),
@@ -68,7 +68,7 @@ _SUBJECT = SlotId(0)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How this engine computes; a variant that it never computes is not tested."""
+    """The ways in which this engine computes; a variant that it never computes is not tested."""
 
     chunk: int
     is_fixed: bool
@@ -81,7 +81,7 @@ class Serving:
 
 @dataclass(slots=True)
 class _Findings:
-    """What was tried so far, and what differed."""
+    """The variants that were tried so far, and those that differed."""
 
     groups: RowGroups
     n_prompts: int = 0
@@ -126,8 +126,8 @@ class _TimeIsUp(Exception):
 def self_test(
     runner: LlamaRunner, serving: Serving, *, most_s: float = MOST_S, clock: Callable[[], float] = time.monotonic
 ) -> Generator[SelfTested | None, None, None]:
-    """As LoadedModel.self_test. Ends without a result where that would take more than `most_s`, unless something
-    differed by then, and where the context is too short for the sequence.
+    """Test as LoadedModel.self_test says. Ends without a result if that would take more than `max_s`, unless something
+    differed by then, and if the context is too short for the sequence.
 
     Where chunks are fixed the runner's row groups are set to the first that leave nothing that differs, or to the last
     of all. Bits choose them and not times, so that they are the same again after a restart.
@@ -170,7 +170,7 @@ def _tested(
                         break
                     yield None
                 break
-            except Aborted:  # meant for a step that was over by then: somebody cancelled the last job
+            except Aborted:  # meant for a step that was over by then: a client cancelled the last job
                 runner.forget_abort()
                 findings = _Findings(runner.context.row_groups)
         if findings.n_prompts or findings.differences:
@@ -267,13 +267,15 @@ class _Neighbours:
 
     slots: Seq[SlotId]
     n_each: int
-    """How many tokens each computes in a prefill step."""
+    """The tokens that each computes in a prefill step."""
     n_loaded: int
-    """How many cells each has before, where cells can be loaded: one row over very many is computed otherwise."""
+    """The cells that each has before, if cells can be loaded: one row over very many is computed otherwise."""
 
     @classmethod
     def beside(cls, context: Context, serving: Serving, *, n_steps: int, n_cells: int) -> "_Neighbours":
-        """As many as there are jobs and room for, beside a sequence of `n_cells` and its `n_steps` prefill steps."""
+        """Return as many as there are jobs and room for, next to a sequence of `n_cells` and its `n_steps` prefill
+        steps.
+        """
         n_each = 1 if serving.is_fixed else max(1, _N_BESIDE // n_steps)
         n_own = n_steps * n_each + _N_AFTER
         room = context.n_ctx - n_cells
@@ -303,7 +305,7 @@ class _Variants:
         self._saved: Saved | None = None
 
     def alone(self) -> Steps:
-        """In chunks, as if others were generating. The cells are kept for other variants."""
+        """Compute in chunks, as if others were generating. The cells are kept for other variants."""
         end = self._n_prompt + _n_after_alone(self._serving)
         rows = yield from self._compute(0, [*self._edges(0, self._chunk), *range(self._n_prompt + 1, end + 1)])
         if self._runner.kv.can_share:
@@ -311,7 +313,7 @@ class _Variants:
         return rows
 
     def others(self) -> Iterator[tuple[str, Callable[[], Steps]]]:
-        """What a difference is called, and the variant that shows it."""
+        """Yield the name of a difference, and the variant that shows it."""
         if not self._serving.is_fixed:
             if self._chunk < self._n_prompt:
                 yield "in one step", self._in_one_step
@@ -321,7 +323,7 @@ class _Variants:
         if reused is not None:
             yield "from the prefix cache", partial(self._from_the_cache, reused)
             if self._serving.has_drafts:
-                yield "with guessed tokens", partial(self._with_drafts, reused)
+                yield "with draft tokens", partial(self._with_drafts, reused)
             if self._runner.context.n_slots > 1:
                 yield "sharing another's prefix", partial(self._sharing, reused)
         if n_others:
@@ -348,7 +350,7 @@ class _Variants:
         return rows + (yield from self._step([drafting]))
 
     def _from_the_cache(self, saved: Saved) -> Steps:
-        """In two parts, because a cached prefix is rarely one."""
+        """Load the cells in two parts, because a cached prefix is rarely one."""
         self._runner.kv.load(_SUBJECT, saved.split(self._n_prompt // 3), self._n_reused)
         return self._compute_rest()
 
@@ -383,7 +385,7 @@ class _Variants:
     # ── parts of variants ────────────────────────────────────────────────────────────────────────
 
     def _load_others(self, saved: Saved) -> int:
-        """How many cells each of them has now."""
+        """Return how many cells each of them has now."""
         n_loaded = self._neighbours.n_loaded
         for slot in self._neighbours.slots if n_loaded else ():
             self._runner.kv.load(slot, [saved], n_loaded)

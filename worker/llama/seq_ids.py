@@ -1,4 +1,4 @@
-"""Which seq_ids of the library a context has, and what each is for.
+"""The library's seq_ids in a context, and the use of each.
 
 Owns their numbers. Pure but for what it asks a model about itself.
 
@@ -49,8 +49,8 @@ class SeqIds:
 
 
 def can_be_cut(model: Model, *, swa_full: bool) -> bool:
-    """Whether its memory can forget any part: recurrent state has none, and a sliding window's cells are used again
-    where there are not as many of them as of others.
+    """Return whether a context's memory can forget any part: recurrent state has none, and a sliding window's cells are
+    used again if there are fewer of them than of others.
     """
     return model.can_rewind and (swa_full or not model.n_swa)
 
@@ -68,14 +68,14 @@ def seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
 
 
 def has_room_for_a_slot(model: Model, n_slots: int, *, swa_full: bool) -> bool:
-    """Whether one slot more takes no spare's place."""
+    """Return whether one more slot takes no spare's place."""
     own = seq_ids_for(model, n_slots, swa_full=swa_full)
     wider = seq_ids_for(model, n_slots + 1, swa_full=swa_full)
     return wider.n_all <= MAX_SEQ_IDS and wider.n_spare == own.n_spare
 
 
 def n_retained_for(model: Model, n_slots: int, *, swa_full: bool) -> int:
-    """The number of slots in which ended jobs' cells can stay for later jobs to share; they take no spare's place."""
+    """The number of slots in which finished jobs' cells can stay for later jobs to share; they take no spare's place."""
     n_spare = seq_ids_for(model, n_slots, swa_full=swa_full).n_spare
     if not n_spare:
         return 0
@@ -84,6 +84,6 @@ def n_retained_for(model: Model, n_slots: int, *, swa_full: bool) -> int:
 
 
 def padded_seq_ids_for(model: Model, n_slots: int, *, swa_full: bool) -> SeqIds:
-    """The seq_ids with a slot more, for rows that nobody reads; without it where it would take another's place."""
+    """The seq_ids with one more slot, for rows that are not read; without it if it would take another's place."""
     n_more = has_room_for_a_slot(model, n_slots, swa_full=swa_full)
     return seq_ids_for(model, n_slots + n_more, swa_full=swa_full)

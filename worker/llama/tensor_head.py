@@ -1,4 +1,4 @@
-"""How ggml's tensors begin: the one layout that this room writes to, checked before each write.
+"""The head of ggml's tensors: the one layout that this room writes to, checked before each write.
 
 A release that lays tensors out otherwise would have its memory corrupted in silence. So a head is only given out after
 all of its fields say what the tensor was made with.

@@ -1,4 +1,4 @@
-"""How many threads compute: as many as were asked for, fewer while other processes want their processors.
+"""The number of computing threads: as many as were asked for, fewer while other processes want their processors.
 
 Owns that number and its reasons. Knows nothing of llama.cpp. The step thread's.
 
@@ -6,7 +6,7 @@ The threads of a step meet at some thousand barriers. When one of them waits for
 threads beside one busy process on two processors need 31 ms a token on average (beside two: 3 s), one thread needs 12.4
 (18), and two on an idle machine 8.1. A thread is left out where computing threads were ready but did not run, and other
 processes computed meanwhile: a virtual machine's threads wait, too, for processors that the host has taken away, and
-leaving one out helps nobody then. Nor is it left out for longer than a moment where steps take no less time without it.
+leaving one out helps no process then. Nor is it left out for longer than a moment where steps take no less time without it.
 """
 
 import os
@@ -17,23 +17,23 @@ from pathlib import Path
 from statistics import fmean
 
 WINDOW_S = 0.25
-"""How many seconds of computing lie between two looks."""
+"""The seconds of computing between two looks."""
 N_WINDOWS = 2
-"""How many crowded windows in a row leave a thread out: a burst of requests is no other process."""
+"""The number of crowded windows in a row that leave a thread out: a burst of requests is no other process."""
 MOST_WAITING = 0.4
 """Threads of n_now that may wait for a processor on average, divided by n_now: with many threads it takes little to
 hold all of them up, and leaving one out costs little."""
 LEAST_OTHERS = 0.6
-"""How many processors other processes use at least, on average, where we give way to them. One that never pauses gets
-two thirds of a processor beside two threads of ours on two; this worker's own front and its client, at sixteen streams,
-use less than half of one together."""
+"""The processors that other processes use at least, on average, when we leave one out. A process that never pauses gets
+two thirds of a processor next to two threads of ours on two; this worker's own front and its client, at sixteen
+streams, use less than half of one together."""
 GONE_OTHERS = 0.25
 """Other processes that use fewer processors than this have gone, and all threads compute again at once."""
 PAUSE_S = 1.0
 """After a pause of this many seconds, what was seen before it says nothing about now, and all threads compute."""
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 32.0
-"""How many seconds of computing pass until one more thread is tried, or one less again where that did not help; doubled
-whenever it was too early."""
+"""The seconds of computing until one more thread is tried, or one less again if that did not help; doubled whenever it
+was too early."""
 
 _STAT = Path("/proc/stat")
 _TASKS = Path("/proc/self/task")
@@ -44,7 +44,7 @@ has taken away (steal) is none."""
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What one thread has used and waited for so far."""
+    """The processor time that one thread has used, and the time that it has waited, so far."""
 
     ran_s: float
     waited_s: float
@@ -57,9 +57,9 @@ class Clocks:
 
     at_s: float
     threads: Mapping[int, Times]
-    """Of each thread of this process."""
+    """The times of each thread of this process."""
     others_s: float
-    """How long other processes have computed on the processors that this one may use, all of them together."""
+    """The time that other processes have computed on the processors that this one may use, all of them together."""
 
 
 class Threads:
@@ -82,12 +82,12 @@ class Threads:
         """The same of all crowded windows in a row."""
         self._n_crowded = 0
         self._n_given_up = 0
-        """How many threads were left out at the last look, which is still to be judged."""
+        """The number of threads that were left out at the last look, which is still to be judged."""
         self._calm_s = 0.0
         self._retry_s = FIRST_RETRY_S
         self._is_trying = False
         self._rest_s = 0.0
-        """For how long no thread is left out, because it did not help the last time."""
+        """The time for which no thread is left out, because it did not help the last time."""
         self._next_rest_s = FIRST_RETRY_S
 
     def computed(self, n_rows: int, seconds: float) -> bool:
@@ -163,8 +163,8 @@ class Threads:
 
 
 def _n_waiting(before: Clocks, now: Clocks, window_s: float) -> float:
-    """How many computing threads waited on average. A thread that wanted a processor for less than half of the time
-    does something else."""
+    """Return how many computing threads waited on average. A thread that wanted a processor for less than half of the
+    time does something else."""
     waited_s = 0.0
     for thread, times in now.threads.items():
         was = before.threads.get(thread, times)
@@ -175,12 +175,12 @@ def _n_waiting(before: Clocks, now: Clocks, window_s: float) -> float:
 
 
 def _n_others(before: Clocks, now: Clocks) -> float:
-    """How many processors other processes used on average."""
+    """Return how many processors other processes used on average."""
     return (now.others_s - before.others_s) / max(now.at_s - before.at_s, 1e-6)
 
 
 def _is_faster(steps: Iterable[tuple[int, float]], crowded: Iterable[tuple[int, float]]) -> bool:
-    """Whether steps take less time than those with as many rows in the crowd; also where there are none to compare."""
+    """Return whether steps take less time than crowded ones with as many rows; True if there are none to compare."""
     took: dict[int, list[float]] = {}
     for n_rows, seconds in crowded:
         took.setdefault(n_rows, []).append(seconds)
@@ -204,7 +204,7 @@ def clocks() -> Clocks | None:
 
 
 def _busy_s(lines: Iterable[str]) -> float:
-    """How long the processors that this process may use have worked, from the lines of /proc/stat."""
+    """Return how long the processors that this process may use have worked, from the lines of /proc/stat."""
     ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     fields = (line.split() for line in lines)
     n_ticks = sum(int(each[i]) for each in fields if each and each[0] in ours for i in _BUSY)

@@ -20,28 +20,28 @@ from worker.upstream.numbers import CELL_STEP
 from worker.wire.messages import PaddedWidths, RowCosts, Sampling, SlotId, StepKind, TokenId
 
 _MOST_CHUNK = 512
-"""On a CPU. On a GPU a chunk may be as long as a micro-batch."""
+"""The longest chunk on a CPU. On a GPU a chunk may be as long as a micro-batch."""
 
 WIDTHS = (1, 2, 4, 8, 16, 1 + MAX_DRAFTS)
-"""How many tokens the decode steps have whose costs are measured. No step with drafts is wider than the widest of them,
-nor than the chunk: who waits for one waits no longer than for a part of a prompt."""
+"""The tokens in the decode steps whose costs are measured. No step with drafts is wider than the widest of them, nor
+than the chunk: a job waits for such a step no longer than for a part of a prompt."""
 _GPU_WIDTHS = (*range(1, 13), 16, 24, 1 + MAX_DRAFTS)
-"""On a GPU other kernels compute wider steps, which may take less time than narrower ones."""
+"""The widths on a GPU: other kernels compute wider steps, which may take less time than narrower ones."""
 
 MOST_PADDED = 3
-"""By so many rows a decode step is filled up at most."""
+"""The most rows that fill a decode step up."""
 _LEAST_SAVED = 0.03
 """A decode step is filled up where that saves this share of its time."""
 
 _FAR_TOO_SLOW = 2.0
-"""A chunk that took so many targets is not tried again. A faster one that was too slow is, because another process's
+"""A chunk that took this many targets is not tried again. A faster one that was too slow is, because another process's
 moment must not shape all our steps."""
 _N_TIMES = 3
-"""How often each decode step is taken at most. The shortest time counts: whatever else the machine does only adds to
-it, and a GPU's first step of a width runs without a graph, the second captures one. There each prefill step is taken as
-often, because the first of a size also loads its kernels."""
+"""The most times that each decode step is taken. The shortest time counts: whatever else the machine does only adds to
+it, and a GPU's first step of a width runs without a graph, the second captures one. On a GPU each prefill step is taken
+as often, because the first of a size also loads its kernels."""
 _ALIKE = 0.05
-"""On a CPU two times are enough that differ by at most this share."""
+"""The share by which two times may differ; two such times are enough on a CPU."""
 
 _SWITCHED_WIDTHS = (2, 8)
 """Widths that a step of one token is changed for, to find what a change costs."""
@@ -50,7 +50,7 @@ _N_SETTLING = 4
 captures a graph, the third replays it."""
 
 _N_DEAD = 1024
-"""The number of cells that are filled to measure what ended jobs' cells cost a step, and how long a copy takes."""
+"""The number of cells that are filled to measure what finished jobs' cells cost a step, and how long a copy takes."""
 _BESIDE_DEAD = (1, 16)
 """The numbers of tokens of the steps that are measured beside them."""
 MOST_DEAD_COST = 0.02
@@ -59,19 +59,19 @@ used. An H100 reads those of a 7B model at 0.17 µs each in a step of 3.2 ms, an
 ms."""
 
 _ROW_COSTS_S = 1.0
-"""After so many seconds no wider step is tried: where steps take that long nobody is to wait for more of them."""
+"""The seconds after which no wider step is tried: if steps take that long, no job is to wait for more of them."""
 
 _GREEDY = Sampling(seed=0, temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What the warm-up chose."""
+    """The warm-up's choices."""
 
     chunk: int
-    """How many tokens a prefill step has at first while somebody generates."""
+    """The tokens of a prefill step at first while other jobs generate."""
     chunk_s: float
-    """How many seconds such a step took."""
+    """The seconds that such a step took."""
     row_costs: RowCosts
     """Ascending; empty where no drafts are to be tried."""
     ubatch_size: int
@@ -81,12 +81,12 @@ class Shapes:
     padded_widths: PaddedWidths = ()
     """The widths of decode steps that are filled up."""
     retention: "Retention | None" = None
-    """None on a CPU, where ended jobs' cells are copied out soon."""
+    """None on a CPU, where finished jobs' cells are copied out soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The treatment of ended jobs' cells in a GPU's memory."""
+    """The treatment of finished jobs' cells in a GPU's memory."""
 
     most_dead_cells: int
     """The most cells that may stay while others run."""
@@ -143,7 +143,7 @@ def warm_up(
 
 def chunk_within(target_s: float, n_most: int, step_s: Callable[[int], float]) -> tuple[int, float]:
     """The largest power of two in 16..n_most whose step takes `target_s` seconds at most, and its time; 16 if none
-    does. `step_s`: run a step of so many tokens, in seconds.
+    does. `step_s`: run a step of that many tokens, in seconds.
 
     A token of a wider step costs no more than one of a narrower, so sizes that need not even half of the target by the
     last one's time are passed over. What tokens cost between two sizes that were tried, more of them cost as well: a
@@ -243,7 +243,7 @@ def switch_s_of(runner: LlamaRunner, row_costs: RowCosts) -> float:
 
 
 def _retention(runner: LlamaRunner, chunk: int) -> Retention:
-    """Compare a step in empty memory with one beside ended jobs' cells, and a copy of these with reading them again."""
+    """Compare a step in empty memory with one next to finished jobs' cells, and a copy of these with computing them again."""
     kv, n_dead = runner.kv, min(_N_DEAD, runner.context.n_ctx // 2) // chunk * chunk
     tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_dead)]
     if not n_dead:
@@ -268,7 +268,7 @@ def _retention(runner: LlamaRunner, chunk: int) -> Retention:
 
 
 def _lone_step_s(runner: LlamaRunner, n_tokens: int) -> float:
-    """Seconds of a decode step of so many tokens of the first slot, whatever other slots hold."""
+    """The seconds of a decode step of `n` tokens of the first slot, whatever other slots hold."""
     times = []
     for _ in range(1 + _N_TIMES):
         began_s = time.perf_counter()

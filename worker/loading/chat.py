@@ -1,4 +1,4 @@
-"""Which chat template a model is served with: that of --chat-template, else the model's own, or none and why.
+"""The choice of the chat template: that of --chat-template, else the model's own, or none and why.
 
 Owns the choice and its refusals; the room worker/chat reads templates.
 """
@@ -30,14 +30,14 @@ def check_given_template(config: Configure) -> None:
             variables=_variables(config),
         )
     except BrokenTemplate as error:
-        raise ModelLoadFailed(f"--chat-template: {error}; use another file, or leave it out") from None
+        raise ModelLoadFailed(f"--chat-template: {error}; use another file, or remove the flag") from None
 
 
 def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates | Violation:
     """The template of the file that the configuration names, else the model's own; or why there is none. A model that
-    is of no use to chat with serves everything else, which is told once.
+    cannot be used for chat serves everything else, which is logged once.
 
-    Raises: ModelLoadFailed if a variable is not in the template.
+    Raises: ModelLoadFailed for variables that no template accepts.
     """
     variables = _variables(config)
     default = config.chat_template or info.chat_template

@@ -6,7 +6,7 @@ from worker.plan.buffers import BufferSizes
 
 
 def bytes_beside(served: Model, draft: Model, sizes: BufferSizes) -> int:
-    """How many bytes of a draft model's buffers lie where the served model is."""
+    """Return how many bytes of a draft model's buffers are on the devices of the served model."""
     if served.device.is_gpu:
         return sum(map(sizes.on_device, served.device_names))
     return sizes.total_bytes - sum(sizes.on_device(gpu.name) for gpu in draft.devices if gpu.is_gpu)
@@ -18,7 +18,7 @@ def check_vocabulary(path: str, draft: Model, served: Model) -> None:
     if difference is not None:
         raise ModelLoadFailed(
             f"--draft-model {path}: its vocabulary is not the model's: {difference}; use a draft model of the same "
-            "family, or leave it out"
+            "family, or remove --draft-model"
         )
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to a model that runs: library → info → placement → weights → context → warm-up → facts.
+"""The way from a configuration to a running model: library → info → placement → weights → context → warm-up → facts.
 
 Composition only; every step's knowledge lies in its own module. Runs on the thread that will run the steps.
 """
@@ -64,7 +64,7 @@ from worker.wire.messages import (
 )
 
 COPYING_IS_SLOW = (
-    "on this device a prefix is computed again sooner than a copy of it is loaded from main memory; ended jobs' "
+    "on this device a prefix is computed again sooner than a copy of it is loaded from main memory; finished jobs' "
     "prefixes stay in the device's memory as far as there is room"
 )
 
@@ -79,13 +79,13 @@ class LoadedRunner:
     facts: Loaded
     shapes: Shapes
     widest_step: int
-    """Tokens of a prefill step while nobody generates."""
+    """The tokens of a prefill step while no job generates."""
     draft: LlamaRunner | None = None
     draft_row_costs: RowCosts = ()
 
 
 def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedModel:
-    """What the engine process calls; the library's warnings and errors go to stderr, which the front reads."""
+    """Load a model for the engine process; the library's warnings and errors go to stderr, which the front reads."""
     check_given_template(config)
     loaded = load_runner(config, on_progress, _to_stderr)
     runner, shapes = loaded.runner, loaded.shapes
@@ -122,13 +122,13 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
 
 
 def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
-    """Who keeps ended jobs' cells beyond this process, if anything is kept and the front has memory for it."""
+    """Return the keeper of finished jobs' cells, if anything is kept and the front has memory for it."""
     kv, facts = loaded.runner.kv, loaded.facts
     if config.arena_fd < 0 or not facts.prefix_cache_bytes:
         return None
     context = loaded.runner.context
     # All that decides which bits a cell has, beside the model and its tokens; what the context made of the
-    # configuration counts. Chunks do not: where answers depend on them, they depend on the company too.
+    # configuration counts. Chunks do not: if answers depend on them, they depend on other jobs too.
     made_by = (
         *(build(), facts.backend, facts.device_name, facts.offload.gpu_layers),
         *(facts.offload.tensor_split, config.split_mode, config.cache_type_k, config.cache_type_v, config.flash_attn),
@@ -227,7 +227,7 @@ def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:
 
 
 def placed(config: Configure, info: ModelInfo) -> Placement:
-    """Where a model alone goes on this machine now. Raises: ModelLoadFailed, InsufficientMemory."""
+    """Return the place for a model alone on this machine now. Raises: ModelLoadFailed, InsufficientMemory."""
     return place(config, info, devices(), available_memory_bytes(), _repacking(config, info))
 
 
@@ -258,7 +258,7 @@ class _Beside:
 
 
 def _places(config: Configure, info: ModelInfo, available_bytes: int) -> tuple[Placement, _Beside | None]:
-    """Where the model goes, and the draft model if there is to be one."""
+    """Return the places for the model and, if there is to be one, for the draft model."""
     if config.draft is None:
         return place(config, info, devices(), available_bytes, _repacking(config, info)), None
     draft_info = read_info(Path(config.draft.path))
@@ -276,15 +276,15 @@ def _load_draft(beside: _Beside, served: LlamaRunner, on_progress: Callable[[int
     path = beside.config.model_path
     if not served.kv.can_share:
         raise ModelLoadFailed(
-            f"--draft-model {path}: the memory of the model itself cannot be cut, so that it takes no drafts: leave "
-            "the draft model out"
+            f"--draft-model {path}: the KV cache of the model itself cannot be cut, so it cannot verify drafts: "
+            "remove --draft-model"
         )
     model = load_weights(beside.config, beside.info, beside.placement, lambda _: on_progress(100))
     served.model.close_before(model.close)
     check_vocabulary(path, model, served.model)
     runner = LlamaRunner(model, _context(beside.config, model, beside.placement.plan))
     if not runner.kv.can_share:
-        raise ModelLoadFailed(f"--draft-model {path}: its memory cannot be cut, so it cannot draft: use another one")
+        raise ModelLoadFailed(f"--draft-model {path}: its KV cache cannot be cut, so it cannot draft: use another one")
     return runner
 
 
@@ -343,7 +343,7 @@ def _incomplete(placement: Placement) -> ModelLoadFailed:
     where = ", ".join(device.name for device in placement.group.devices)
     return ModelLoadFailed(
         f"only a part of the model is on {where}: "
-        "use --gpu-layers all, a smaller model, or leave --require-full-offload out"
+        "use --gpu-layers all, a smaller model, or remove --require-full-offload"
     )
 
 
@@ -375,7 +375,7 @@ def _context(config: Configure, model: Model, plan: Plan) -> Context:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is where, once the context is made."""
+    """The buffers and their devices, once the context is made."""
 
     n_vocab: int
     is_resident: bool

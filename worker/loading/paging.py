@@ -1,4 +1,4 @@
-"""How far the model's file is in memory, also while one call of the library maps all of it.
+"""The progress of reading the model's file into memory, also while one call of the library maps all of it.
 
 Linux maps a file by reading it whole (MAP_POPULATE): minutes from a slow disk, before the library's first word of
 progress. Meanwhile a thread of ours, for which that call leaves the interpreter free, counts the pages of files that
@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PERIOD_S = 0.5
-"""How long it is between two counts."""
+"""The time between two counts, in seconds."""
 
 LEAST_BYTES = 1 << 20
-"""What counts as progress: a thread's code and tables also come in page by page, but they are small."""
+"""The least growth that counts as progress: a thread's code and tables also come in page by page, but they are
+small."""
 
 MAPPED_SHARE = 90
 """The percents of the bar for a file that is mapped; the library copies weights to a device, or passes over them, in
@@ -26,22 +27,22 @@ _PAGES_OF_FILES = (b"RssFile:", b"RssShmem:")
 
 
 class Paging:
-    """One rising bar of whole percents from two sources. `tell` is called once for each progress, and may hear the same
+    """One rising bar of whole percents from two sources. `report` is called once for each progress, and may hear the same
     percent again: it is a sign of life too. Called on the thread that loads and on the one that counts, never at once.
     """
 
-    def __init__(self, tell: Callable[[int], None], file_bytes: int, count_bytes: Callable[[], int]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[int], None], file_bytes: int, count_bytes: Callable[[], int]) -> None:
+        self._report = report
         self._file_bytes = file_bytes
         self._count_bytes = count_bytes
         self._lock = threading.Lock()
         self._before_bytes = self._seen_bytes = count_bytes()
         self._percent = 0
         self._base: int | None = None
-        """Where the bar was at the library's first word; from then on the library moves it."""
+        """The bar's position at the library's first progress report; from then on the library moves it."""
 
     def look(self) -> None:
-        """Tell whether pages have come since the last look."""
+        """Return whether pages have come since the last look."""
         with self._lock:
             now_bytes = self._count_bytes()
             if now_bytes < self._seen_bytes + LEAST_BYTES:
@@ -50,7 +51,7 @@ class Paging:
             if self._base is None:
                 share = min(1.0, (now_bytes - self._before_bytes) / self._file_bytes)
                 self._percent = max(self._percent, int(MAPPED_SHARE * share))
-            self._tell(self._percent)
+            self._report(self._percent)
 
     def hear(self, percent: int) -> None:
         """The library's own percents, rising to 100."""
@@ -58,7 +59,7 @@ class Paging:
             if self._base is None:
                 self._base = self._percent
             self._percent = self._base + (100 - self._base) * percent // 100
-            self._tell(self._percent)
+            self._report(self._percent)
 
 
 def mapped_bytes() -> int:
@@ -72,10 +73,10 @@ def mapped_bytes() -> int:
 
 @contextmanager
 def paging(
-    tell: Callable[[int], None], file_bytes: int, *, count_bytes: Callable[[], int] = mapped_bytes
+    report: Callable[[int], None], file_bytes: int, *, count_bytes: Callable[[], int] = mapped_bytes
 ) -> Iterator[Paging]:
     """Count for as long as the block lasts."""
-    progress = Paging(tell, file_bytes, count_bytes)
+    progress = Paging(report, file_bytes, count_bytes)
     is_over = threading.Event()
 
     def watch() -> None:

@@ -1,5 +1,5 @@
-"""Which layers of a model have attention, which of these look back through a sliding window only, and what the layers
-without attention keep of each job instead.
+"""Layers with attention, those of them that look back through a sliding window only, and the state that the others keep
+of each job.
 
 Owns the meaning of a GGUF's keys for these; info.py has the other keys, and upstream/architectures.py llama.cpp's own
 patterns for files that do not say which layers have a window. Pure.
@@ -29,7 +29,7 @@ class Windows:
     """The sliding windows of the layers that have one; at least one layer has."""
 
     length: int
-    """How many tokens these layers look back on."""
+    """The number of tokens that these layers look back on."""
     in_layer: tuple[bool, ...]
     key_length: int
     value_length: int
@@ -59,7 +59,7 @@ def head_counts(metadata: Metadata, architecture: str, n_layers: int) -> tuple[t
 
 
 def _attention_interval(metadata: Metadata, architecture: str, n_layers: int) -> int:
-    """One of so many layers has attention; 0 where the head counts say which."""
+    """One of this many layers has attention; 0 if the head counts say which."""
     if architecture not in HYBRIDS_BY_INTERVAL:
         return 0
     return metadata.number(f"{architecture}.full_attention_interval", n_layers, default=4)
@@ -100,7 +100,7 @@ def windows_of(
 
 
 def n_layers_with_cells(metadata: Metadata, architecture: str, n_layers: int) -> int:
-    """How many layers have KV cells of their own; those behind them use the cells of earlier ones."""
+    """Return how many layers have KV cells of their own; the layers after them use the cells of earlier ones."""
     if architecture == "gemma3n":
         return min(GEMMA3N_CELL_LAYERS, n_layers)
     if architecture == "gemma4":

@@ -1,4 +1,4 @@
-"""Whether llama.cpp can compute with a model: what its code assumes about tensor types and numbers.
+"""The checks that llama.cpp can compute with a model: its assumptions about tensor types and numbers.
 
 A file that breaks one of these passes llama.cpp's own reading and ends the process, in the load or in the first step,
 by an assertion; or every logit is no number. Owns these rules; info.py has those that say what the model is. Pure.
@@ -63,7 +63,7 @@ def check_computable(
 ) -> None:
     """Raises: BadModelFile: what, and why llama.cpp would fail with it."""
     if n_layers > MAX_LAYERS:
-        raise metadata.error(f"metadata key '{architecture}.block_count' is {n_layers}; llama.cpp ends at {MAX_LAYERS}")
+        raise metadata.error(f"metadata key '{architecture}.block_count' is {n_layers}; llama.cpp supports at most {MAX_LAYERS}")
     _check_numbers(metadata, architecture)
     if key_length % 2:
         raise metadata.error(f"its attention heads have {key_length} numbers, must be even: {_PAIRS}")
@@ -72,7 +72,7 @@ def check_computable(
     for tensor in tensors:
         if tensor.type_name in _NO_WEIGHTS and len(tensor.dims) > 1 and not _TABLES.search(tensor.name):
             raise metadata.error(
-                f"tensor {tensor.name!r} is {tensor.type_name}; llama.cpp has no product for that type"
+                f"tensor {tensor.name!r} is {tensor.type_name}; llama.cpp cannot multiply matrices of that type"
             )
         if tensor.type_name != "F32" and _FLOAT_ONLY.search(tensor.name):
             raise metadata.error(

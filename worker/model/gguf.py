@@ -144,7 +144,7 @@ class Metadata:
             raise self.error(f"metadata key {key!r} has {entry.length} {entry.kind}, must have {n_layers} u32 or i32")
         counts = tuple(int(number) for number in entry.numbers)
         if not 0 <= min(counts) <= max(counts) <= high:
-            raise self.error(f"metadata key {key!r} has {min(counts)}..{max(counts)} in it, must be in 0..{high}")
+            raise self.error(f"metadata key {key!r} has values of {min(counts)}..{max(counts)}, must be in 0..{high}")
         return counts
 
     def flags(self, key: str, n_layers: int) -> tuple[bool, ...] | None:
@@ -220,7 +220,7 @@ class Header:
 
 @dataclass(slots=True)
 class Allowance:
-    """What reading the headers of one model may still take; all its parts share it."""
+    """The budget for reading the headers of one model; all its parts share it."""
 
     n_tensors: int = MAX_TENSORS
     n_keys: int = MAX_KEYS
@@ -273,7 +273,7 @@ class _Cursor:
         return BadModelFile(f"{self._path}: {self.inside}: {why}")
 
     def step(self, n_bytes: int) -> int:
-        """Step over so many bytes; returns where they begin."""
+        """Step over `n` bytes; return where they begin."""
         start = self.at
         if n_bytes > self._end - start:
             raise self._beyond(start + n_bytes)
@@ -320,7 +320,7 @@ class _Cursor:
             raise self.error(f"{n_items} elements from byte {self.at} on do not fit a file of {self.size} bytes")
 
     def skip_strings(self, n_strings: int) -> None:
-        """Step over strings without making them, because merges have 10⁵ and nobody here reads one."""
+        """Step over strings without making them, because merges have 10⁵ and none of them is read here."""
         self.allowance.n_strings -= n_strings
         if self.allowance.n_strings < 0:
             raise self.error(f"the arrays up to it hold more than {MAX_ARRAY_STRINGS} strings")
@@ -369,7 +369,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
         raise cursor.error(f"GGUF version {version} at byte 4 is not supported: 2 and 3 are")
     n_tensors, n_keys = cursor.integer(_U64), cursor.integer(_U64)
     if n_tensors > cursor.allowance.n_tensors:
-        raise cursor.error(f"{n_tensors} tensors at byte 8: fewer than {MAX_TENSORS + 1} are accepted in a model")
+        raise cursor.error(f"{n_tensors} tensors at byte 8: at most {MAX_TENSORS} are accepted in a model")
     if n_keys * _LEAST_KEY_BYTES + n_tensors * _LEAST_TENSOR_BYTES > cursor.n_left:
         raise cursor.error(f"{n_keys} metadata keys and {n_tensors} tensors do not fit a file of {cursor.size} bytes")
     if n_keys > cursor.allowance.n_keys:

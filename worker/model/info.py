@@ -56,7 +56,7 @@ _GUESSED = 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a GGUF says about itself, checked."""
+    """The checked facts that a GGUF states about itself."""
 
     path: Path
     part_paths: tuple[Path, ...]
@@ -80,7 +80,7 @@ class ModelInfo:
     value_length: int
     """Numbers per head and token in the K and in the V cache."""
     experts_used: int
-    """How many experts compute each token, in the layer that has most; 0 where there are no experts."""
+    """The number of experts that compute each token, in the layer that has most; 0 if there are no experts."""
     vocab_size: int
     tokenizer_model: str
     license: str | None
@@ -91,10 +91,10 @@ class ModelInfo:
     alignment: int = DEFAULT_ALIGNMENT
     """Tensors begin at multiples of it in all files."""
     n_mtp_blocks: int = 0
-    """How many layers at the end of `block_count` guess the tokens after the next. llama.cpp counts them, but does not
-    load them unless it is asked to."""
+    """The number of layers at the end of `block_count` that predict the tokens after the next. llama.cpp counts them,
+    but does not load them unless it is asked to."""
     state_length: int = 0
-    """How many float32 numbers a layer without attention keeps of each job, in recurrent and hybrid models."""
+    """The float32 numbers that a layer without attention keeps of each job, in recurrent and hybrid models."""
     windows: Windows | None = None
     n_layers_with_cells: int = MAX_BLOCKS
     """The layers behind these use the KV cells of earlier ones."""
@@ -188,7 +188,7 @@ def _part_paths(metadata: Metadata) -> tuple[Path, ...]:
         raise metadata.error(f"part {number} of {count}: name the first one, {parts[0].name}")
     for part in parts:
         if not part.exists():
-            raise metadata.error(f"part 1 of {count}; {part.name} is missing beside it")
+            raise metadata.error(f"part 1 of {count}; {part.name} is missing from the same folder")
     return parts
 
 
@@ -277,7 +277,7 @@ def _architecture(metadata: Metadata) -> str:
         raise metadata.error(f"metadata key 'general.type' is {kind!r}: a part or a by-product of a model, not a model")
     architecture = metadata.required_text("general.architecture")
     if not re.fullmatch(r"[\w.-]{1,64}", architecture, re.ASCII):
-        raise metadata.error(f"metadata key 'general.architecture' is no name: {architecture[:64]!r}")
+        raise metadata.error(f"metadata key 'general.architecture' is not a name: {architecture[:64]!r}")
     return architecture
 
 
@@ -285,7 +285,7 @@ def _check_embedding(metadata: Metadata, tensors: tuple[Tensor, ...], embedding_
     if not tensors:
         raise metadata.error("it has no tensors: a vocabulary alone cannot be served")
     if vocab_size == 0:
-        raise metadata.error("metadata key 'tokenizer.ggml.tokens' has 0 tokens, must have one at least")
+        raise metadata.error("metadata key 'tokenizer.ggml.tokens' has 0 tokens, must have at least 1")
     for tensor in tensors:
         if tensor.name == "token_embd.weight":
             if tensor.dims != (embedding_length, vocab_size):

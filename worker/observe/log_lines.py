@@ -3,7 +3,7 @@
 Owns: the words for events, the form of a line, the escaping of control characters, the routing of other libraries'
 lines through the same form, and the reading of the engine's raw stderr.
 Refuses to know: what a secret is (redaction.py), who waits for a slow reader (log_writer.py), who logs and why.
-Any thread of the front or of a subcommand may log; a failing stderr harms nobody.
+Any thread of the front or of a subcommand may log; a failing stderr does no harm.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ LogEvent = Literal[
 Level = Literal["debug", "info", "warning", "error"]
 
 LAST_WORDS_BYTES: Final = 4096
-"""How much of the engine's stderr is kept for the report of its death."""
+"""The bytes of the engine's stderr that are kept for the report of a crash."""
 
 _DEEPEST_CAUSE = 8
 
@@ -91,7 +91,7 @@ def configure(
     """Send lines from now on to `stream` (None: stderr): those from `level` on, other libraries' from WARNING on.
 
     `log_format` is json, pretty, or None for pretty on a terminal; colours are for terminals only. `secrets` are masked
-    wherever they stand. A LogWriter's lines wait for nobody; when it has dropped some, a line says how many.
+    wherever they stand. A LogWriter's lines never wait; when it has dropped some, a line says how many.
     """
     stream = stream or sys.stderr
     sink = stream if isinstance(stream, LogWriter) else _Sink(stream)
@@ -113,7 +113,7 @@ def configure(
 
 
 def is_pretty(log_format: str | None, stream: TextIO | LogWriter | None = None) -> bool:
-    """Whether a person reads the lines on `stream` (None: stderr)."""
+    """True if a person reads the lines on `stream` (None: stderr)."""
     return log_format == "pretty" or (log_format is None and _is_terminal(stream or sys.stderr))
 
 
@@ -238,7 +238,7 @@ class _PrettyLine:
 
 
 class _Sink:
-    """Where structlog's lines end: a stream that may be closed, broken or absent."""
+    """The end of structlog's chain: a stream that may be closed, broken or absent."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream

@@ -1,6 +1,6 @@
-"""Where the front's log lines leave: a bounded queue, and a thread that may wait for whoever reads stderr.
+"""The writer of the front's log lines: a bounded queue, and a thread that may wait for the reader of stderr.
 
-A pipe that nobody reads blocks its writer after 64 KiB, a terminal after Ctrl-S; the event loop must never be that
+A pipe that is not read blocks its writer after 64 KiB, a terminal after Ctrl-S; the event loop must never be that
 writer. Owns the queue, its bound, and the count of what did not fit.
 Refuses to know: the form of a line, who logs and why. Any thread may write; only the writer's own thread waits.
 """
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
 MOST_CHARACTERS: Final = 4 * 1024 * 1024
-"""How much may wait. At 500 characters a line these are 8,000 lines, enough while a log shipper restarts."""
+"""The most characters that may wait. At 500 characters a line they are 8,000 lines, enough while a log shipper
+restarts."""
 
 RESERVE_CHARACTERS: Final = 256 * 1024
 """Room for errors alone, so that the reason for the worker's end is logged also behind a flood of other lines."""
@@ -23,20 +24,20 @@ RESERVE_CHARACTERS: Final = 256 * 1024
 ERASE_LINE: Final = "\r\x1b[2K"
 
 FLUSH_S: Final = 2.0
-"""How long the exit waits for a reader of stderr, who may never come."""
+"""The longest that the exit waits for a reader of stderr, which may never come."""
 
 
 class LogWriter(io.TextIOBase):
     """A stream whose `write` never waits, and structlog's logger: its `info`, `error` and so on take finished lines.
 
     Once something did not fit, everything but errors is dropped until all that waits has left, so that what is missing
-    is one gap; where it ends, `on_cleared` is told how many lines it had, on the writer's thread.
+    is one gap; when it ends, `on_cleared` gets the number of its lines, on the writer's thread.
     """
 
     def __init__(
         self, stream: TextIO | None, *, most: int = MOST_CHARACTERS, reserve: int = RESERVE_CHARACTERS
     ) -> None:
-        """`stream`: a file with a descriptor, to which nobody else writes from now on; None: everything is lost."""
+        """`stream`: a file with a descriptor, to which nothing else writes from now on; None: everything is lost."""
         self._fd = None if stream is None else stream.fileno()
         self._encoding = (stream.encoding if stream is not None else None) or "utf-8"
         self._is_terminal = stream is not None and stream.isatty()
@@ -49,10 +50,10 @@ class LogWriter(io.TextIOBase):
         """Lines lost and not yet reported."""
         self._is_full = False
         self._has_bar = False
-        """Whether a progress bar was drawn last, in whose line the cursor then is."""
+        """True if a progress bar was drawn last; the cursor is then in its line."""
         self._waiting: deque[str] = deque()
         self._n_waiting = 0
-        """How many characters have not left, with those that are being written."""
+        """The number of characters that have not left, with those that are being written."""
         # Reentrant: a signal handler may log in the middle of a write.
         self._changed = threading.Condition(threading.RLock())
         threading.Thread(target=self._run, name="log writer", daemon=True).start()
@@ -119,7 +120,7 @@ class LogWriter(io.TextIOBase):
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 text = self._waiting.popleft()
-            # OSError: the reader has left, or the disk is full. Nobody is there to be told.
+            # OSError: the reader has left, or the disk is full. There is no place to report it.
             with contextlib.suppress(OSError):
                 self._write_out(text.encode(self._encoding, "backslashreplace"))
             with self._changed:
@@ -140,7 +141,7 @@ class LogWriter(io.TextIOBase):
         while data and self._fd is not None:
             try:
                 data = data[os.write(self._fd, data) :]
-            except BlockingIOError:  # whoever shares the descriptor has made it non-blocking
+            except BlockingIOError:  # another user of the descriptor has made it non-blocking
                 select.select([], [self._fd], [])
 
 

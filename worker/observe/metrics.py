@@ -32,14 +32,15 @@ REFUSAL_CODES = (
     *("DUPLICATE_JOB", "DEADLINE_EXCEEDED", "WORKER_BUSY", "WORKER_LOADING", "WORKER_DRAINING", "WORKER_UNHEALTHY"),
     *("CUDA_ERROR", "VRAM_OOM", "INFERENCE_FAILED", "INTERNAL"),
 )
-"""Why a request was refused: the codes of docs/protocol.md 3, and others for refusals whose bodies have no code."""
+"""The reasons for refusing a request: the codes of docs/protocol.md 3, and others for refusals whose bodies have no
+code."""
 
 _NO_PROCESS = "none"
 """A folder that /proc does not have, for an engine that does not run."""
 
 
 class Metrics:
-    """What `/metrics` shows. `clock` gives seconds and never goes back; the log's writer counts dropped lines."""
+    """The series of `/metrics`. `clock` gives seconds and never goes back; the log's writer counts dropped lines."""
 
     def __init__(
         self,
@@ -57,14 +58,14 @@ class Metrics:
         self._queue_depth = self._gauge("worker_queue_depth", "Accepted jobs that wait for a slot.")
         self._running = self._gauge("worker_requests_running", "Jobs in a slot.")
         self._cells_used = self._gauge("worker_kv_cells_used", "KV cells in use.")
-        self._cells = self._gauge("worker_kv_cells", "KV cells there are.")
+        self._cells = self._gauge("worker_kv_cells", "KV cells in all.")
         self._cells_total = self._gauge("worker_kv_cells_total", "Legacy name of worker_kv_cells.")
         self._prefix_bytes = self._gauge(
             "worker_prefix_cache_bytes", "Main memory that holds KV cells of finished jobs, in bytes."
         )
-        self._prefix_tokens = self._gauge("worker_prefix_cache_tokens", "Tokens whose KV cells it holds.")
+        self._prefix_tokens = self._gauge("worker_prefix_cache_tokens", "Tokens whose KV cells are in main memory for finished jobs.")
         self._threads = self._gauge("worker_compute_threads", "Threads that compute steps; 0 before the first.")
-        self._ready = self._gauge("worker_ready", "1 while jobs are taken, as /readyz says, else 0.")
+        self._ready = self._gauge("worker_ready", "1 while the worker accepts jobs, as /readyz reports, else 0.")
         self._slots = self._gauge("worker_slots", "Jobs that can run at once; 0 until the model is loaded.")
         self._slots_total = self._gauge("worker_slots_total", "Legacy name of worker_slots.")
         self._slots_busy = self._gauge("worker_slots_busy", "Slots with a job.")
@@ -76,10 +77,10 @@ class Metrics:
         self._vllm = VllmMetrics(self._named_as_vllm_does())
         self._registry.register(self._vllm)
 
-        build = Info("worker_build", "What this worker is made of.", ("worker_id",), registry=self._registry)
+        build = Info("worker_build", "Versions of this worker and its parts.", ("worker_id",), registry=self._registry)
         build.labels(worker_id).info(_build())
         self._model = Info("worker_model", "The model, once it is loaded.", ("worker_id",), registry=self._registry)
-        lost = "Log lines lost because nobody read stderr."
+        lost = "Log lines dropped because stderr was not read."
         self._count("worker_log_lines_dropped_total", lost, n_log_lines_dropped)
         self._registry.register(_Process(worker_id))
         self._engine_pid: int | None = None
@@ -121,7 +122,7 @@ class Metrics:
         is_resident: bool = False,
         is_certified: bool = False,
     ) -> None:
-        """What the worker holds and how busy it is now; `step` is the engine's last report."""
+        """Set what the worker holds and how busy it is now; `step` is the engine's last report."""
         self._engine_pid = engine_pid
         self._vram_bytes.set(vram_bytes)
         self._ready.set(is_ready)
@@ -204,7 +205,7 @@ class Metrics:
         return self._n_drawn
 
     def _make_counters(self) -> None:
-        requests = self._labelled("worker_requests_total", "Requests by how they ended.", "outcome")
+        requests = self._labelled("worker_requests_total", "Requests by outcome.", "outcome")
         self._requests = {outcome: requests.labels(self._worker_id, outcome) for outcome in get_args(Outcome)}
         self._tokens_in = self._counter("worker_tokens_in_total", "Prompt tokens of accepted jobs that have ended.")
         self._n_drawn = 0
@@ -219,10 +220,10 @@ class Metrics:
             "worker_prefix_tokens_reused_total", "Prompt tokens served from the KV cache."
         )
         self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
-        self._yields = self._counter("worker_yields_total", "Jobs paused because another had had less.")
-        self._draft_tokens = self._counter("worker_draft_tokens_total", "Tokens guessed and computed.")
+        self._yields = self._counter("worker_yields_total", "Jobs paused to give another job its fair share.")
+        self._draft_tokens = self._counter("worker_draft_tokens_total", "Draft tokens verified.")
         self._draft_tokens_accepted = self._counter(
-            "worker_draft_tokens_accepted_total", "Guessed tokens that were drawn."
+            "worker_draft_tokens_accepted_total", "Draft tokens accepted."
         )
         self._kv_event_batches = self._counter("worker_kv_event_batches_total", "Batches of KV events published.")
         refusals = self._labelled("worker_refusals_total", "HTTP requests refused, by code.", "code")
@@ -234,19 +235,19 @@ class Metrics:
     def _make_histograms(self) -> None:
         self._duration_ms = self._histogram(
             "worker_inference_duration_ms",
-            "From a job's arrival to its end, in milliseconds.",
+            "Time from a job's arrival to its end, in milliseconds.",
             tuple(bound * 1000 for bound in REQUEST_S),
         )
         self._duration_s = self._histogram(
-            "worker_inference_duration_seconds", "From a job's arrival to its end.", REQUEST_S
+            "worker_inference_duration_seconds", "Time from a job's arrival to its end.", REQUEST_S
         )
         self._first_token_s = self._histogram(
-            "worker_time_to_first_token_seconds", "From a job's arrival to its first token.", FIRST_TOKEN_S
+            "worker_time_to_first_token_seconds", "Time from a job's arrival to its first token.", FIRST_TOKEN_S
         )
         self._inter_token_s = self._histogram(
-            "worker_inter_token_latency_seconds", "From one token of a job to its next.", TOKEN_S
+            "worker_inter_token_latency_seconds", "Time from one token of a job to its next.", TOKEN_S
         )
-        self._queue_s = self._histogram("worker_queue_time_seconds", "From a job's arrival to its slot.", REQUEST_S)
+        self._queue_s = self._histogram("worker_queue_time_seconds", "Time from a job's arrival to its slot.", REQUEST_S)
 
     def _named_as_vllm_does(self) -> dict[str, Collector]:
         return {
@@ -288,10 +289,10 @@ class Metrics:
         self._vram_bytes = self._gauge("worker_vram_bytes", "Device memory this worker holds; 0 on a CPU.")
         self._memory_bytes = self._gauge("worker_memory_bytes", "Memory for weights, KV cache and compute buffers.")
         self._off_plan_bytes = self._gauge(
-            "worker_memory_off_plan_bytes", "By how much what devices hold differs from the memory plan."
+            "worker_memory_off_plan_bytes", "Difference between what devices hold and the memory plan, in bytes."
         )
         self._resident = self._gauge("worker_resident", "1 while the whole model is on the device asked for, else 0.")
-        self._certified = self._gauge("worker_parity_certified", "1 where a parity report covers what runs, else 0.")
+        self._certified = self._gauge("worker_parity_certified", "1 if a parity report covers the model as it runs, else 0.")
 
 
 def _build() -> dict[str, str]:

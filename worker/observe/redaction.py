@@ -1,4 +1,4 @@
-"""What must not be in a log line. Secrets are recognised by key and by form; every value becomes plain JSON.
+"""The masking of secrets in log lines. Secrets are recognised by key and by form; every value becomes plain JSON.
 
 Knows nothing of lines, streams or structlog. Pure.
 """
@@ -9,8 +9,8 @@ from typing import Final
 MASK: Final = "[REDACTED]"
 
 SHORTEST_INSIDE_A_TEXT: Final = 6
-"""How many characters a known secret must have to be looked for inside texts. A shorter one, such as "a", would mask
-half of every line and show by that what it is; it is masked where it is all of a value."""
+"""The length that a known secret must have to be looked for inside texts. A shorter one, such as "a", would mask half
+of every line and show by that what it is; it is masked if it is a whole value."""
 
 _SECRET_KEY = re.compile(
     r"(^|[_-])(api[_-]?key|token|secret|password|passwd|authorization|cookie|credentials?)$", re.IGNORECASE
@@ -31,7 +31,9 @@ Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 
 class Secrets:
-    """What is masked: what looks like a secret, and the values that are `known` to be one, whatever they look like."""
+    """The secrets to mask: values that look like secrets, and those that are `known` to be secret, whatever they look
+    like.
+    """
 
     def __init__(self, *known: str | None) -> None:
         self._known = [secret for secret in known if secret]

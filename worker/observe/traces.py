@@ -2,7 +2,7 @@
 
 Owns the SDK and what every span says; front/job_log.py has what is said of a job, which is never a prompt, an output
 or a secret. Needs the extra `otel`. Spans are made on the front's event loop, when all is over; a thread of the SDK
-sends them, and drops them when nobody takes them.
+sends them, and drops them if they are not taken.
 """
 
 import threading
@@ -26,7 +26,7 @@ SPAN: Final = "llm_request"
 PROVIDER: Final = "llama.cpp"
 
 FLUSH_S: Final = 2.0
-"""How long the end of the worker waits for the last spans to leave."""
+"""The longest that the end of the worker waits for the last spans to leave."""
 
 Value = str | int | float | list[str]
 
@@ -80,7 +80,7 @@ class Traces:
     def refused(
         self, trace: Mapping[str, str], correlation_id: str, began_s: float, code: str, operation: str | None
     ) -> None:
-        """A request was refused before it became a job; `operation` is None where only the body would have told."""
+        """A request was refused before it became a job; `operation` is None if only the body could show it."""
         self.add(trace, correlation_id, began_s, code, {"gen_ai.operation.name": operation})
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The worker's figures under vLLM's names (docs/protocol.md 8), for which routers, autoscalers and boards ask.
 
 Owns: these names with their labels, and the figures that have no name of the worker's own. What has one is counted
-once, and gets its second name when somebody asks. Refuses to know: jobs and HTTP. Called on the front's event loop.
+once, and gets its second name at each scrape. Refuses to know: jobs and HTTP. Called on the front's event loop.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,27 +18,27 @@ from worker.observe.buckets import ANSWERS, REQUEST_S, TOKEN_S, TOKENS
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 BLOCK_TOKENS = 16
-"""KV cells have no blocks. Routers reckon in them, and multiply the two figures that they are told."""
+"""The block size to report. KV cells have no blocks, but routers calculate in blocks and multiply the two figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedJob:
-    """What counts of a job that has ended and was not refused."""
+    """The figures of a job that has ended and was not refused."""
 
     reason: FinishReason
     had_slot: bool
     n_answers: int | None
-    """As JobRequest.n_answers."""
+    """The number of answers, as in JobRequest.n_answers."""
     max_tokens: int
     prompt_tokens: int
     cached_tokens: int
     tokens_generated: int
     duration_s: float
-    """From its arrival to its end."""
+    """The time from its arrival to its end."""
     prefill_s: float | None
-    """From its slot to its first token; None without one."""
+    """The time from its slot to its first token; None without one."""
     decode_s: float
-    """From its first token to its last."""
+    """The time from its first token to its last."""
 
 
 class VllmMetrics(Collector):
@@ -55,29 +55,29 @@ class VllmMetrics(Collector):
         self._families.append(("gpu_cache_usage_perc", self._kv_usage))
         self._blocks = self._gauge("cache_config_info", "The KV cells, as blocks.", "block_size", "num_gpu_blocks")
         adapters = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
-        self._gauge("lora_requests_info", "There are no adapters.", *adapters).labels("0", "", "")
-        ended = Counter("request_success", "Jobs that have ended, by why.", ("finished_reason",), registry=None)
+        self._gauge("lora_requests_info", "LoRA adapters; there are none.", *adapters).labels("0", "", "")
+        ended = Counter("request_success", "Jobs that have ended, by finish reason.", ("finished_reason",), registry=None)
         self._families.append(("request_success", ended))
         self._ended = {reason: ended.labels(reason) for reason in get_args(FinishReason)}
         self._prefill_s = self._histogram(
-            "request_prefill_time_seconds", "From a job's slot to its first token.", REQUEST_S
+            "request_prefill_time_seconds", "Time from a job's slot to its first token.", REQUEST_S
         )
         self._decode_s = self._histogram(
-            "request_decode_time_seconds", "From a job's first token to its last.", REQUEST_S
+            "request_decode_time_seconds", "Time from a job's first token to its last.", REQUEST_S
         )
         self._inference_s = self._histogram(
-            "request_inference_time_seconds", "From a job's slot to its last token.", REQUEST_S
+            "request_inference_time_seconds", "Time from a job's slot to its last token.", REQUEST_S
         )
         self._mean_gap_s = self._histogram(
             "request_time_per_output_token_seconds", "A job's mean time from one token to its next.", TOKEN_S
         )
         self._prompt_tokens = self._histogram("request_prompt_tokens", "Tokens of a job's prompt.", TOKENS)
         self._computed_tokens = self._histogram(
-            "request_prefill_kv_computed_tokens", "Tokens of a job's prompt that were not found computed.", TOKENS
+            "request_prefill_kv_computed_tokens", "Tokens of a job's prompt that were not cached.", TOKENS
         )
         self._tokens_generated = self._histogram("request_generation_tokens", "Tokens drawn for a job.", TOKENS)
         self._max_tokens = self._histogram("request_params_max_tokens", "A job's max_tokens.", TOKENS)
-        self._n_answers = self._histogram("request_params_n", "Answers asked for to one prompt.", ANSWERS)
+        self._n_answers = self._histogram("request_params_n", "Number of answers requested for one prompt.", ANSWERS)
 
     def loaded(self, model_name: str, n_cells: int) -> None:
         self._model_name, self._n_cells = model_name, n_cells

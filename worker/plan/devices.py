@@ -1,4 +1,4 @@
-"""Devices as the plan sees them, and the meaning of `--device`.
+"""Devices in the plan's terms, and the meaning of `--device`.
 
 Owns what is said of a device and the choice among several. Pure: llama/devices.py asks the library for them.
 """
@@ -13,7 +13,7 @@ from worker.errors import ModelLoadFailed
 Kind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
 """The kinds of ggml_backend_dev_type, in its order."""
 Backend = Literal["cpu", "cuda", "metal", "vulkan"]
-"""The backends that a worker can be told to run on."""
+"""The backends that a worker can run on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class Device:
 
     @property
     def is_shell(self) -> bool:
-        """A GPU of which the driver tells no memory: there is none behind it, or another process has it to itself."""
+        """A GPU whose driver reports no memory: either no GPU is behind it, or another process has it to itself."""
         return self.kind in ("gpu", "igpu") and not self.total_bytes
 
     @property
     def flag(self) -> str | None:
-        """What `--device` says for it; None where a worker cannot be told to run on it."""
+        """The value of `--device` for it; None if a worker cannot be told to run on it."""
         if self.kind == "cpu":
             return "cpu"
         if not self.is_gpu:
@@ -66,7 +66,7 @@ class Device:
 
     @property
     def title(self) -> str:
-        """What people are told of it."""
+        """The device's name in messages."""
         return f"{self.name} ({self.description})"
 
     @property
@@ -82,7 +82,7 @@ def choose_device(asked: str, available: Seq[Device]) -> Device:
 
 
 def candidates(asked: str, available: Seq[Device]) -> list[Device]:
-    """What `auto`, `cpu`, `cuda[:N]`, `metal`, `vulkan[:N]` or a bare GPU index means, best first.
+    """Return the devices that `auto`, `cpu`, `cuda[:N]`, `metal`, `vulkan[:N]` or a bare GPU index means, best first.
 
     `auto`: the GPUs, integrated ones last, those with most free memory first; then the CPU. All others mean one device.
     Raises: ModelLoadFailed, naming what there is.
@@ -107,5 +107,5 @@ def _some(asked: str, found: list[Device], available: Seq[Device]) -> list[Devic
         return found
     there = ", ".join(f"{device.backend}:{device.index} ({device.description})" for device in available) or "nothing"
     raise ModelLoadFailed(
-        f"--device {asked} is not there; this build of llama.cpp sees {there}; `llorch-worker devices` tells why"
+        f"no such device: --device {asked}; this build of llama.cpp finds {there}; `llorch-worker devices` explains why"
     )

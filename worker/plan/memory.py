@@ -1,4 +1,4 @@
-"""How much memory a model needs, and how large a context fits: model info × settings → plan.
+"""The memory that a model needs, and the largest context that fits: model info × settings → plan.
 
 Owns the arithmetic only: the caller says what is free and where, and after the load the measured figures are compared
 with these. Weights are spread.py's. KV cells are what llama.cpp allocates for unified caches, with full-size sliding
@@ -22,29 +22,29 @@ DEFAULT_PARALLEL = 8
 LEAST_WANTED_CELLS = 16_384
 """A model with a shorter trained length has several jobs' worth of cells, where memory allows it."""
 KV_SHARE = 4
-"""Cells that nobody asked for take at most this part of the memory that is free: the default must leave room for what
-else runs there, and for what ended jobs leave behind."""
+"""The default number of cells takes at most this part of the free memory: it must leave room for other programs, and for
+the cells of finished jobs."""
 
 CELLS_SEQ_IDS = 2
 """The sequence ids for cells that are being copied and for forgotten ones (llama/kv.py)."""
 RETAINED_ON_GPU = 16
-"""The number of ended jobs that keep their cells in a GPU's memory."""
+"""The number of finished jobs that keep their cells in a GPU's memory."""
 RETAINED_ON_CPU = 8
-"""The number of ended jobs whose cells wait for being copied out, and of those that end while a prompt is read
+"""The number of finished jobs whose cells wait to be copied out, and of those that end while a prompt is read
 (engine/prefix_cache.py)."""
 
 
 def retained_slots(*, is_on_gpu: bool) -> int:
-    """The number of sequence ids for cells of ended jobs."""
+    """The number of sequence ids for cells of finished jobs."""
     return RETAINED_ON_GPU if is_on_gpu else RETAINED_ON_CPU
 
 
 MOST_PADDING = 3
-"""Rows that nobody reads in a decode step, and their cells, where a step may be filled up (llama/batch.py)."""
+"""The rows of a decode step that are not read, and their cells, if a step may be filled up (llama/batch.py)."""
 
 DETERMINISTIC_CHUNK = 64
-"""How many tokens a prompt's chunks have where they are fixed. It is the same on every machine, whatever a step takes
-there (docs/determinism.md)."""
+"""The tokens of a prompt's chunk when chunks are fixed. The number is the same on every machine, however long a step
+takes there (docs/determinism.md)."""
 
 DEFAULT_UBATCH = 512
 WIDER_UBATCHES = (2048, 1024)
@@ -56,7 +56,7 @@ _FLOAT_BYTES, _HALF_BYTES = 4, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the settings ask of memory. 0 in the first two means that the plan decides."""
+    """The settings that demand memory. 0 in the first two means that the plan decides."""
 
     ctx_size: int
     """Cells."""
@@ -73,9 +73,9 @@ class Demand:
     """Rows of logits that a prompt's chunk needs where its log-probabilities are wanted and it cannot be made smaller;
     0: those that drafts have elsewhere are enough."""
     free_bytes: int | None = None
-    """The memory that is free where the cells go, of which those that nobody asked for take a part; None: no limit."""
+    """The memory that is free where the cells go, of which the default number takes a part; None: no limit."""
     n_retained: int = 1
-    """Sequence ids for cells of ended jobs."""
+    """Sequence ids for cells of finished jobs."""
 
 
 def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = None) -> Demand:
@@ -98,7 +98,9 @@ def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = No
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What llama.cpp will be asked for, and the memory it takes beside weights when all of it lies in one place."""
+    """The sizes that llama.cpp will be asked for, and the memory that they take without weights when all of it is in
+    one place.
+    """
 
     n_cells: int
     """KV cells shared by all jobs; llama.cpp's context is this, and the padding's, rounded up to CELL_STEP."""
@@ -115,7 +117,7 @@ class Plan:
     n_seq_ids: int = 0
     """Sequence ids of the slots, and those that are needed beside them."""
     swa_full: bool = True
-    """As the demand has it."""
+    """True if layers with a sliding window have as many cells as others."""
     n_padding_cells: int = 0
     n_chunk_rows: int = 0
     n_retained: int = 1
@@ -148,7 +150,7 @@ class Graph:
 
 
 Fits = Callable[[Plan], bool]
-"""Whether there is room for a plan. If there is, there is room for one with fewer cells too."""
+"""A check that there is room for a plan. If there is, there is room for one with fewer cells too."""
 
 
 def plan_memory(info: ModelInfo, demand: Demand, fits: Fits, *, least_cells: int = CELL_STEP) -> Plan | None:
@@ -183,7 +185,7 @@ def most_cells(info: ModelInfo, demand: Demand, fits: Fits) -> int:
 
 
 def plan_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
-    """The plan for exactly so many cells."""
+    """The plan for exactly `n_cells` cells."""
     bare = _cells_of(info, demand, n_cells)
     return replace(
         bare,
@@ -193,7 +195,7 @@ def plan_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
 
 
 def _cells_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
-    """The plan for exactly so many cells, of which only the bytes of these are known."""
+    """The plan for exactly `n_cells` cells, of which only the bytes of these are known."""
     slots = _slots(demand)
     is_scarce = not demand.ctx_size and n_cells < _most_useful_cells(info, demand)
     parallel = demand.parallel or (min(slots, n_cells // CELL_STEP) if is_scarce else slots)
@@ -242,7 +244,7 @@ def planned_graph(demand: Demand, plan: Plan) -> Graph:
 
 
 def _slots(demand: Demand) -> int:
-    """As many slots as were asked for; else the default, or as many as an asked-for context can have."""
+    """Return the number of slots that was asked for; else the default, or as many as an asked-for context can have."""
     most = most_jobs(demand.ctx_size) if demand.ctx_size else DEFAULT_PARALLEL
     return demand.parallel or min(DEFAULT_PARALLEL, most)
 
@@ -260,7 +262,7 @@ def _n_window_cells(info: ModelInfo, demand: Demand, plan: Plan) -> int:
 
 
 def _n_seq_ids(info: ModelInfo, demand: Demand, plan: Plan) -> int:
-    """How many sequence ids llama/seq_ids.py gives out."""
+    """Return how many sequence ids llama/seq_ids.py gives out."""
     n_own = plan.parallel + plan.n_retained + CELLS_SEQ_IDS + (plan.n_padding_cells > 0)
     if info.windows is None:
         return min(n_own, MAX_SEQ_IDS)
@@ -268,7 +270,7 @@ def _n_seq_ids(info: ModelInfo, demand: Demand, plan: Plan) -> int:
 
 
 def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
-    """Most bytes of main memory for ended jobs' KV cells; `left_bytes` is what the plan leaves of it.
+    """The most bytes of main memory for finished jobs' KV cells; `left_bytes` is what the plan leaves of it.
 
     With -1 it is as much as the KV cache takes, at most half of what is left.
     Raises: InsufficientMemory for more than is left.
@@ -279,7 +281,7 @@ def prefix_cache_bytes(asked: int, plan: Plan, left_bytes: int) -> int:
     if asked > left_bytes:
         raise InsufficientMemory(
             f"--prefix-cache-mb {asked // 2**20} is more than the {left_bytes // 2**20} MiB of main memory that the "
-            f"model leaves: give at most {left_bytes // 2**20}, or leave it out",
+            f"model leaves: give at most {left_bytes // 2**20}, or remove the flag",
             needed_bytes=asked,
             available_bytes=left_bytes,
         )
@@ -290,7 +292,7 @@ def k_type(asked: str, *, needs_one_order: bool = False) -> str:
     """The K cache's type for --cache-type-k: `auto` is f16, llama.cpp's own, or bf16 where sums need one order.
 
     ggml's own CPU attention has three ways to sum, chosen by the rows and cells of a whole step; with K and V of two
-    types one of them is left, and a row's result no longer depends on its company. bf16 costs a prompt 12 to 26 %, no
+    types one of them is left, and a row's result no longer depends on others. bf16 costs a prompt 12 to 26 %, no
     memory, and on f16 weights a mean KL divergence of 6e-5. Source: ggml_compute_forward_flash_attn_ext_f16
     (ggml-cpu/ops.cpp).
     """
@@ -347,13 +349,14 @@ def graph_of(
 
 
 def graph_bytes(info: ModelInfo, graph: Graph) -> int:
-    """What the device that computes needs: a layer with its masks, or the logits after the last one if more."""
+    """Return what the computing device needs: a layer with its masks, or the logits after the last one if that is more.
+    """
     last = logits_bytes(info, graph.n_outputs) + _rows_bytes(graph, info.embedding_length)
     return max(_attention_bytes(info, graph), _feed_forward_bytes(info, graph), last)
 
 
 def graph_input_bytes(info: ModelInfo, graph: Graph) -> int:
-    """What main memory holds ready for a GPU that computes: embedded tokens and their mask."""
+    """Return what main memory holds ready for a computing GPU: embedded tokens and their mask."""
     return _mask_bytes(info, graph) + _rows_bytes(graph, 2 * info.embedding_length)
 
 
@@ -362,7 +365,9 @@ def logits_bytes(info: ModelInfo, n_rows: int) -> int:
 
 
 def _attention_bytes(info: ModelInfo, graph: Graph) -> int:
-    """Without flash attention a layer's scores are written out, in float32 as their mask."""
+    """Return the bytes of attention. A layer's scores are written out without flash attention, in float32 as their
+    mask.
+    """
     n_heads, n_heads_kv = max(info.head_counts, default=0), max(info.head_counts_kv, default=0)
     cached = n_heads_kv * (info.key_length + info.value_length)
     rows = _rows_bytes(graph, 3 * info.embedding_length + 2 * n_heads * info.key_length + cached)
@@ -371,8 +376,8 @@ def _attention_bytes(info: ModelInfo, graph: Graph) -> int:
 
 
 def _feed_forward_bytes(info: ModelInfo, graph: Graph) -> int:
-    """What each token needs in each of its experts: gate, up and their product, and the way back where that needs room
-    of its own.
+    """Return what each token needs in each of its experts: gate, up and their product, and the way back if that needs
+    room of its own.
     """
     shapes = [tensor.dims for tensor in info.tensors if ".ffn_up" in tensor.name and len(tensor.dims) > 1]
     n_ff = max((shape[1] for shape in shapes), default=0)
@@ -397,5 +402,5 @@ def _mask_bytes(info: ModelInfo, graph: Graph) -> int:
 
 
 def _rows_bytes(graph: Graph, n_floats: int) -> int:
-    """A row of so many float32 for each token."""
+    """The bytes of a row of `n_floats` float32 for each token."""
     return _FLOAT_BYTES * graph.n_tokens * n_floats

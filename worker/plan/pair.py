@@ -20,14 +20,16 @@ from worker.wire.messages import Configure, DraftModelAsked
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Where the served model goes, and the draft model beside it."""
+    """The places of the served model and of its draft model."""
 
     served: Placement
     draft: Placement
 
 
 def asked_of(config: Configure, draft: DraftModelAsked, n_cells: int, parallel: int) -> Configure:
-    """What a draft model is asked for: a slot for each of the served model's, all else as the served model has it."""
+    """Return the configuration of a draft model: a slot for each of the served model's, and else the served model's
+    settings.
+    """
     return msgspec.structs.replace(
         config,
         model_path=draft.path,
@@ -98,8 +100,7 @@ def _with_draft(error: InsufficientMemory, draft: Placement) -> InsufficientMemo
         if device.memory_architecture == "vram-only"
     )
     return InsufficientMemory(
-        f"{error}; beside it the draft model takes {n_bytes / 2**20:.0f} MiB: leave --draft-model out, or take a "
-        "smaller one",
+        f"{error}; the draft model also needs {n_bytes / 2**20:.0f} MiB: remove --draft-model, or use a smaller one",
         needed_bytes=error.needed_bytes,
         available_bytes=error.available_bytes,
         device=error.device,

@@ -1,4 +1,4 @@
-"""Where a model goes: which device or devices, how many of its layers, and the plan that has room there.
+"""The place of a model: its device or devices, how many of its layers are on each, and the plan that has room there.
 
 Owns the meaning of `--device auto`, `--gpu-layers` and `--split-mode`, and the refusal when there is too little room.
 Decides from model infos and from devices as they describe themselves, and calls no library; spread.py has the sums.
@@ -27,7 +27,7 @@ GPU_SHARE, MOST_LEFT_BYTES = 0.9, 2**30
 they compute. A GiB is what llama.cpp's own fitting leaves."""
 
 LEAST_AUTO_CELLS = 4096
-"""A context that nobody asked for is not cut further for the sake of layers on a GPU, as in llama.cpp's own fitting."""
+"""The default context is not cut further for the sake of layers on a GPU, as in llama.cpp's own fitting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What will be asked of llama.cpp, and what will lie where."""
+    """The numbers that llama.cpp will be asked for, and the place of each part."""
 
     group: Group
     n_gpu_layers: int
@@ -54,9 +54,9 @@ class Placement:
     plan: Plan
     host: Part
     gpus: tuple[Part, ...]
-    """In the order of the group's devices; none for the CPU."""
+    """The parts in the order of the group's devices; none for the CPU."""
     weights_in_main: InMain
-    """How the weights of `host` lie there, which is also how they are to be loaded."""
+    """The layout of the weights in `host`, which is also how they are to be loaded."""
 
     @property
     def device(self) -> Device:
@@ -68,7 +68,7 @@ class Placement:
         return not self.group.is_gpu or self.n_gpu_layers == self.n_layers
 
     def serves_as(self, other: "Placement") -> bool:
-        """Whether as much is where the other has it: cells, slots and layers."""
+        """True if both plans offer the same cells, slots and layers."""
         mine, theirs = self.plan, other.plan
         return (
             self.group == other.group
@@ -167,8 +167,8 @@ def _check_wishes(config: Configure, on_gpus: Seq["Trial"]) -> None:
     for flag, is_wished in wishes.items():
         if is_wished and not on_gpus:
             raise ModelLoadFailed(
-                f"{flag}, but no GPU was found to put the model on; `llorch-worker devices` tells why; leave "
-                f"{flag.split()[0]} out to serve from the CPU"
+                f"{flag}, but no GPU was found to put the model on; `llorch-worker devices` explains why; "
+                f"remove {flag.split()[0]} to serve from the CPU"
             )
     for trial in on_gpus:
         trial.check_full_offload()
@@ -179,7 +179,7 @@ def groups_for(config: Configure, available: Seq[Device]) -> list[Group]:
 
     Raises: ModelLoadFailed for devices that are not there, and for shares that are not one for each GPU.
     """
-    # Nobody's layers would be on a GPU that nobody has named.
+    # Without layers for a GPU, a GPU is used only if a flag names it.
     is_for_cpu = config.device == "auto" and config.main_gpu < 0 and wants_no_layers(config.gpu_layers)
     found = candidates("cpu" if is_for_cpu else config.device, available)
     if config.split_mode == "none" and config.main_gpu < 0:
@@ -200,8 +200,8 @@ def _first_of(backends: Seq[str], config: Configure) -> str:
     if backends:
         return backends[0]
     if config.main_gpu >= 0:
-        raise ModelLoadFailed(f"--main-gpu {config.main_gpu} is not there: no GPU was found")
-    raise ModelLoadFailed("--tensor-split has nothing to split over: no GPU was found")
+        raise ModelLoadFailed(f"--main-gpu {config.main_gpu} does not exist: no GPU was found")
+    raise ModelLoadFailed("--tensor-split needs GPUs, but no GPU was found")
 
 
 def _gpu_group(config: Configure, gpus: Seq[Device]) -> Group:
@@ -209,7 +209,7 @@ def _gpu_group(config: Configure, gpus: Seq[Device]) -> Group:
     names = ", ".join(gpu.name for gpu in gpus)
     if config.split_mode == "none":
         if config.main_gpu >= len(gpus):
-            raise ModelLoadFailed(f"--main-gpu {config.main_gpu} is not there; the {len(gpus)} GPUs are {names}")
+            raise ModelLoadFailed(f"--main-gpu {config.main_gpu} does not exist; the {len(gpus)} GPUs are {names}")
         return Group((gpus[config.main_gpu],), (1.0,))
     if config.tensor_split and len(config.tensor_split) != len(gpus):
         raise ModelLoadFailed(
@@ -243,7 +243,7 @@ class Trial:
 
     @property
     def may_be_partial(self) -> bool:
-        """Whether it is ours to say how many layers are on the GPU."""
+        """True if this room may choose how many layers are on the GPU."""
         return self.group.is_gpu and self._config.gpu_layers == "auto" and not self._config.require_full_offload
 
     def whole(self, least_cells: int) -> Placement | None:
@@ -282,7 +282,9 @@ class Trial:
             )
 
     def refusal(self) -> InsufficientMemory:
-        """What is missing for the asked layers and the asked or else the smallest context, and what would fit."""
+        """Return the error that says what is missing for the asked layers and the asked or else the smallest context,
+        and what would fit.
+        """
         n_gpu_layers = self._asked_layers()
         demand = replace(self._demand, ctx_size=self._demand.ctx_size or CELL_STEP)
         plan = plan_of(self._card, demand, demand.ctx_size)
@@ -351,7 +353,7 @@ class Trial:
 
 
 def gpu_room(device: Device) -> int:
-    """What may be planned of a GPU's free memory, in bytes."""
+    """Return the bytes of a GPU's free memory that the plan may use."""
     return max(int(device.free_bytes * GPU_SHARE), device.free_bytes - MOST_LEFT_BYTES)
 
 

@@ -1,4 +1,5 @@
-"""Whether what jobs have computed of their prompts can be shared and kept, how many bytes of it, and if not, why not.
+"""The conditions for sharing and caching prefixes, the bytes that the cache may take, and the reasons why there is
+none.
 
 Owns the reasons that `inspect`, `/health` and the log give. Pure; it reads the model info alone, so that `inspect` says
 what `serve` will say.
@@ -14,30 +15,29 @@ from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import Configure
 
 MOST_SLOTS, MOST_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
-"""With more slots than these no sequence is left to share with (llama/seq_ids.py)."""
+"""The most slots that leave a sequence id for sharing (llama/seq_ids.py)."""
 
 _NO_LIMIT = 2**63 - 1
 
 
 def obstacle(info: ModelInfo, *, swa_full: bool, parallel: int) -> str | None:
-    """Why every prompt is computed from its beginning; None where what was computed before is used again."""
+    """Return the reason why every prompt is computed from its start; None if cached prefixes are reused."""
     if info.architecture in (*ATTENTION_FREE, *HYBRIDS):
-        return f"{info.architecture} has recurrent state, of which no prefix can be kept"
+        return f"{info.architecture} has recurrent state, which cannot be cached by prefix"
     if info.architecture in OF_SEVERAL_PARTS:
-        return f"{info.architecture} keeps an index beside its KV cells, which cannot be cut"
+        return f"{info.architecture} keeps an index for its KV cells, which cannot be cut"
     if info.windows is None:
         return _too_many(parallel, MOST_SLOTS)
     if not swa_full:
         return (
-            f"{info.windows.n_layers} of {info.block_count} layers keep no more than their sliding window of "
-            f"{info.windows.length} tokens: use --swa-full on, and a smaller --ctx-size where memory is short"
+            f"{info.windows.n_layers} of {info.block_count} layers keep only their sliding window of "
+            f"{info.windows.length} tokens: use --swa-full on, and a smaller --ctx-size if memory is short"
         )
     return _too_many(parallel, MOST_SLOTS_OF_WINDOWS)
 
 
 def prefix_cache_limit(config: Configure, placement: Placement, available_bytes: int) -> int:
-    """How many bytes ended jobs' cells may take, of the `available_bytes` of main memory that there are before the
-    load.
+    """Return how many bytes finished jobs' cells may take, of the `available_bytes` of main memory before the load.
 
     Raises: InsufficientMemory for more than the placement leaves. A successor's limit was checked, as its plan was.
     """
@@ -49,7 +49,7 @@ def prefix_cache_limit(config: Configure, placement: Placement, available_bytes:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many bytes ended jobs' cells may take; why, where it is none."""
+    """The bytes that finished jobs' cells may take; if there are none, the reason."""
 
     limit_bytes: int
     off_because: str | None = None
@@ -68,4 +68,4 @@ def kept_of(info: ModelInfo, plan: Plan, limit_bytes: int, *, can_share: bool) -
 def _too_many(parallel: int, most: int) -> str | None:
     if parallel <= most:
         return None
-    return f"--parallel {parallel} leaves no sequence to share with: {most} is the most that does"
+    return f"--parallel {parallel} leaves no sequence id for sharing; use at most {most}"

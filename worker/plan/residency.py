@@ -1,9 +1,9 @@
-"""What lies where: after a load against what was planned, and later against what was loaded.
+"""The memory that devices hold: after a load against the plan, and later against what was loaded.
 
 After a load the library's own account of its buffers (buffers.py) is compared with the plan (placement.py). Later a
 driver can move or lose memory while the process lives: another process pushed it out, the device was reset or fell off
-its bus. Nobody tells us, but fewer bytes are then in use there than we put. Says of a CPU that all is there, because
-there is nowhere else. Any thread; nothing waits for a step.
+its bus. No call reports it, but fewer bytes are then in use there than we put. Reports that a CPU holds everything, because
+there is no other place. Any thread; nothing waits for a step.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from worker.wire.messages import OffPlan, Residency
 
 TOLERANCE, LEAST_BYTES = 0.1, 16 * 2**20
 """The share of what was planned for a device by which it may differ; more is worth a line in the log, unless it is so
-little that nobody would act."""
+little that no one would act."""
 
 DRIVERS_OWN_BYTES = 2**30
-"""What a driver takes for itself when the first model comes: kernels, workspaces, staging buffers."""
+"""The memory that a driver takes for itself when the first model comes: kernels, workspaces, staging buffers."""
 
 _ROUNDED_BYTES = 2**20 // 100
 """The library prints each buffer's size in hundredths of a MiB."""
 
 
 def is_resident(placement: Placement, n_offloaded: int, sizes: BufferSizes) -> bool:
-    """Whether every layer's weights and cells are on the devices that were chosen.
+    """True if every layer's weights and cells are on the chosen devices.
 
     Weights that a backend cannot compute with stay in main memory although their layer is counted as offloaded.
     """
@@ -66,8 +66,8 @@ def _compared(device: Device, planned: int, allocated: int, taken: int | None) -
 
 
 def _taken_bytes(device: Device, free_bytes: int) -> int | None:
-    """How many bytes have gone since the plan; None where memory is shared with everything else, and where a driver
-    does not count: all stays free.
+    """Return how many bytes have gone since the plan; None if memory is shared with everything else, or if a driver
+    does not count and reports all as free.
     """
     taken_bytes = device.free_bytes - free_bytes
     return taken_bytes if device.memory_architecture == "vram-only" and taken_bytes else None
@@ -81,7 +81,7 @@ MemoryOf = Callable[[Device], Memory]
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What we put on one device: weights, KV cells and compute buffers."""
+    """The bytes that we put on one device: weights, KV cells and compute buffers."""
 
     device: Device
     size_bytes: int
@@ -92,7 +92,7 @@ def residency_on(holdings: Seq[Holding], memory_of: MemoryOf, *, is_resident: bo
     `memory_of` asks a device's driver.
 
     A driver that does not count what we put there, such as one of Vulkan without VK_EXT_memory_budget, which calls all
-    of its memory free, cannot tell that it is gone either: such a device is not asked.
+    of its memory free, cannot show that it is gone either: such a device is not asked.
     """
     telling = [held for held in holdings if is_there(memory_of(held.device), held.size_bytes)]
     silent_bytes = sum(held.size_bytes for held in holdings if held not in telling)
@@ -100,7 +100,7 @@ def residency_on(holdings: Seq[Holding], memory_of: MemoryOf, *, is_resident: bo
 
 
 def is_there(memory: Memory, size_bytes: int) -> bool:
-    """Whether so much can lie there. A device that cannot be asked says 0 of 0: nothing does."""
+    """True if `size_bytes` can be there. A device that does not answer reports 0 of 0: nothing can."""
     return memory.in_use_bytes >= size_bytes
 
 

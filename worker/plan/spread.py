@@ -1,4 +1,4 @@
-"""What lies where when a model is spread over GPUs and main memory, as llama.cpp spreads it.
+"""The place of each part of a model that is spread over GPUs and main memory, as llama.cpp spreads it.
 
     n_gpu_layers = 3 of 5, two GPUs alike:     input, layer 0, layer 1 | layer 2      | layer 3, output
                                                main memory             | first GPU    | second GPU
@@ -41,7 +41,7 @@ def nothing_repacked(_: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What lies in one place, in bytes."""
+    """The bytes in one place."""
 
     weights_bytes: int = 0
     kv_bytes: int = 0
@@ -69,12 +69,12 @@ class InMain:
     repacked: int = 0
     """Weights that are laid out anew."""
     left_in_file: int = 0
-    """What the repacked weights take in the file, where nothing else needs them."""
+    """The bytes of the repacked weights in the file, if nothing else needs them."""
     can_be_mapped: bool = True
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the file should be mapped: its pages are then shared by all workers and can be reclaimed."""
+        """True if the file should be mapped: all workers then share its pages, and the system can reclaim them."""
         return self.can_be_mapped and self.left_in_file <= MOST_TWICE * (self.as_in_file + self.repacked)
 
     @property
@@ -104,8 +104,8 @@ class Layers:
     largest_bytes: tuple[int, ...]
     """The largest tensor of each of these."""
     is_tied: bool
-    """Whether the output layer has no matrix of its own, but the token embedding. That is there once more where the
-    layer is on a GPU, or where it is laid out anew to be multiplied with."""
+    """True if the output layer has no matrix of its own but uses the token embedding. That is in memory a second time
+    if the layer is on a GPU, or if it is repacked for products."""
     embedding_bytes: int
 
     @property
@@ -114,7 +114,8 @@ class Layers:
         return len(self.layer_bytes)
 
     def weights_in_main(self, n_gpu_layers: int) -> InMain:
-        """What lies in main memory while `n_gpu_layers`, counted from the output layer backwards, are on GPUs."""
+        """Return the weights in main memory while `n_gpu_layers`, counted from the output layer backwards, are on GPUs.
+        """
         return sum(self.in_main[: max(0, self.n_layers - n_gpu_layers)], self.input)
 
 
@@ -158,7 +159,7 @@ def spread(
     shares: Seq[float],
     has_rows_split: bool = False,
 ) -> tuple[Part, tuple[Part, ...]]:
-    """What lies in main memory, and what on each of the GPUs that have these `shares` of the GPU layers.
+    """Return what is in main memory, and what on each of the GPUs that have these `shares` of the GPU layers.
 
     `n_gpu_layers`: how many layers, from the output layer backwards, are on a GPU; with 0 of them a GPU still computes
     what is worth its copy. No shares: all lies in main memory.
@@ -189,7 +190,7 @@ def spread(
 
 
 def gpu_of_layers(n_layers: int, n_gpu_layers: int, shares: Seq[float]) -> tuple[int | None, ...]:
-    """Which GPU has each layer, the output layer being the last; None: main memory."""
+    """Return the GPU of each layer, the output layer being the last; None means main memory."""
     n_gpu_layers = min(n_gpu_layers, n_layers)
     first = n_layers - n_gpu_layers
     ends = [end / sum(shares) for end in itertools.accumulate(shares)]
@@ -217,7 +218,8 @@ def _kv_bytes(info: ModelInfo, layers: Layers, demand: Demand, plan: Plan) -> li
 def _gpu_compute_bytes(
     info: ModelInfo, layers: Layers, demand: Demand, plan: Plan, owners: Seq[int | None], *, is_pipeline: bool
 ) -> int:
-    """What each GPU computes with: the graph, copies of weights in main memory for long steps, and what waits for it.
+    """Return the bytes that each GPU computes with: the graph, copies of weights in main memory for long steps, and
+    waiting input.
 
     The copies are one tensor at a time (ggml_backend_sched_split_graph begins a new split for each), and none of the
     output layer's, which computes a few rows only. Several GPUs that have all layers, whole ones, work as a pipeline,

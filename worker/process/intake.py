@@ -57,14 +57,15 @@ class Leaving:
 
 
 Work = Inbound | Queued | Found | Leaving
-"""What the step thread takes between steps."""
+"""The work that the step thread takes between steps."""
 
 _GLANCE_S = 0.1
-"""How long a new job is kept from others that come, until a step runs. Between two steps there are milliseconds; where
-it takes longer, the engine has something else to do and looks into the inbox next."""
+"""The longest that a new job is kept from later ones until a step runs. Between two steps there are milliseconds; if it
+takes longer, the engine has something else to do and looks into the inbox next."""
 
 FAREWELL_S = 1.5
-"""How long the process stays for a step to end, and as long again for files to be written; the front waits for 5 s."""
+"""The longest that the process waits for a step to end, and again as long for files to be written; the front waits for
+5 s."""
 
 
 class Intake:
@@ -115,11 +116,11 @@ class Intake:
         leave("")
 
     def _keep_all(self) -> None:
-        """What is to outlive the worker is written, if that takes no long time."""
+        """Write what is to outlive the worker, if that takes no long time."""
         if self._model is not None and self._model.flush is not None:
             leaving = Leaving(threading.Event())
             self.inbox.put(leaving)
-            # Nobody hears any more what a step would give.
+            # No reader is left for the result of a step.
             self._model.runner.request_abort()
             leaving.is_put_away.wait(FAREWELL_S)
             self._model.flush(FAREWELL_S)
@@ -130,7 +131,7 @@ class Intake:
                 self._examine(message)
             case Cancel():
                 self.inbox.put(message)
-                self._abort_if_nobody_waits(message.job)
+                self._abort_if_no_job_waits(message.job)
             case Configure():
                 self.inbox.put(message)
             case AskResidency():
@@ -211,7 +212,7 @@ class Intake:
             finally:
                 self._between_steps.release()
 
-    def _abort_if_nobody_waits(self, job: JobKey) -> None:
+    def _abort_if_no_job_waits(self, job: JobKey) -> None:
         """Stop the running step when each of its jobs is cancelled; a mistake costs one repeated step (loop.py)."""
         assert self._engine is not None
         assert self._model is not None
@@ -224,8 +225,8 @@ class Intake:
 def prompt_violation(
     n_prompt: int, *, context_length: int, max_tokens_in: int, is_answered: bool = True
 ) -> Violation | None:
-    """Why a prompt of so many tokens is refused, or None where it fits: 1 ≤ n_prompt, n_prompt + 1 ≤ context_length
-    (without the 1 where nothing is generated), and n_prompt ≤ max_tokens_in (0 means no such limit).
+    """Return why a prompt of `n_prompt` tokens is refused, or None if it fits: 1 ≤ n_prompt, n_prompt + 1 ≤
+    context_length (without the 1 if nothing is generated), and n_prompt ≤ max_tokens_in (0 means no such limit).
     """
     if n_prompt == 0:
         return Violation("prompt", "non_empty", "prompt has no tokens for this model")

@@ -30,12 +30,12 @@ from worker.wire.messages import (
 )
 
 CALM_S = 2.0
-"""How many seconds nobody may have wanted the engine before it tests itself: a worker that is asked at once, or again
-and again, has better things to compute, and keeps its last job's cells where they are."""
+"""The seconds without a job before the engine tests itself: a worker with frequent requests has better things to
+compute, and keeps its last job's cells in their place."""
 
 SETTLED_S = 0.1
-"""After so many seconds without a job the last one's cells are copied out, where that outlives the engine. It takes
-milliseconds, and a conversation that goes on at once does not wait for them."""
+"""The seconds without a job before the last one's cells are copied out, if the copy outlives the engine. It takes
+milliseconds, and a conversation that continues at once does not wait for them."""
 
 
 def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
@@ -91,7 +91,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
 def _rest(
     inbox: "queue.SimpleQueue[Work]", engine: Engine, outbox: Outbox, self_test: SelfTest | None, *, is_kept: bool
 ) -> SelfTest | None:
-    """Wait for work, and do meanwhile what nobody waits for. The self-test, if it is still to be run."""
+    """Wait for work, and do meanwhile what no job waits for. Returns the self-test, if it is still to be run."""
     while inbox.empty() and engine.tidy():
         pass
     message = _next(inbox, timeout_s=SETTLED_S) if is_kept else None
@@ -115,7 +115,7 @@ def _warn(warning: str) -> None:
 
 
 def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:
-    """The `is_wanted` of an engine that is not ready: nobody wants it; the front only has to hear that it lives."""
+    """The `is_wanted` of an engine that is not ready: no job wants it; the front only has to hear that it is alive."""
 
     def is_wanted() -> bool:
         outbox.send(Progress(percent=100))
@@ -127,7 +127,7 @@ def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:
 def _test(
     self_test: SelfTest | None, outbox: Outbox, is_wanted: Callable[[], bool]
 ) -> SelfTested | Literal["wanted"] | None:
-    """Run the self-test and send its result, unless somebody wants the engine; None where there is no result."""
+    """Run the self-test and send its result, unless a job wants the engine; None if there is no result."""
     if self_test is None:
         return None
     if is_wanted():
@@ -148,16 +148,16 @@ def _flag(config: Configure) -> str:
 
 def _indeterminate(flag: str, found: SelfTested) -> ModelLoadFailed:
     return ModelLoadFailed(
-        f"{flag}: an answer would depend on the jobs beside it: logits differ {', '.join(found.differences)}. "
+        f"{flag}: an answer would depend on other jobs: logits differ {', '.join(found.differences)}. "
         "Use --device cpu and the defaults of --cache-type-k, --cache-type-v, --flash-attn, --swa-full and "
-        f"--ubatch-size, or another model; or leave {flag} out"
+        f"--ubatch-size, or another model; or remove {flag}"
     )
 
 
 def _untestable(flag: str, context_length: int) -> ModelLoadFailed:
     return ModelLoadFailed(
-        f"{flag}: a context of {context_length} tokens is too short to test that answers do not depend on the "
-        f"jobs beside them. Use --ctx-size 64 or more; or leave {flag} out"
+        f"{flag}: a context of {context_length} tokens is too short to test that answers do not depend on "
+        f"other jobs. Use --ctx-size 64 or more; or remove {flag}"
     )
 
 

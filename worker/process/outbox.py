@@ -1,6 +1,6 @@
-"""What the engine process tells its front: in order, from any thread, without ever waiting.
+"""The outbox of the engine process: its messages to the front, in order, from any thread, without ever waiting.
 
-Owns the socket's writing end, and the end of a process that nobody listens to or nothing can save. Knows nothing of
+Owns the socket's writing end, and the end of a process that has no listener or cannot be saved. Does not know
 what the frames mean.
 """
 
@@ -69,7 +69,7 @@ class Outbox:
 
 
 def leave(reason: str) -> int:
-    """End the process now, from any thread: nobody is left to answer to. An empty reason is the expected one."""
+    """End the process now, from any thread: there is no front to answer. An empty reason is the expected one."""
     try:
         if reason:
             sys.stderr.write(f"engine: {reason}; leaving\n")
@@ -79,7 +79,7 @@ def leave(reason: str) -> int:
 
 
 def die() -> None:
-    """End the process after an exception nothing can recover from; the front reads the last words."""
+    """End the process after an exception nothing can recover from; the front reads the last line."""
     try:
         traceback.print_exc()
         sys.stderr.flush()

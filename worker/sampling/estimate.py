@@ -1,4 +1,4 @@
-"""How much a row weighs, roughly: the sum of exp((logit - shift) / temperature) in float32.
+"""A rough estimate of a row's weight: the sum of exp((logit - shift) / temperature) in float32.
 
 It is most of the cost of a draw over the whole vocabulary, so that there may be faster ways to it than numpy's. It
 says where to cut and what lies beyond; where its error could matter, the draw is decided in float64. Pure; any thread.
@@ -43,7 +43,7 @@ def numpy_estimate(logits: Logits, shift: float, temperature: float) -> float:
 
 @cache
 def _fastest_exp() -> tuple[np.ufunc, float]:
-    """Of exp2 and exp the one that numpy computes faster here, and the 1 of its exponents.
+    """Return the one of exp2 and exp that numpy computes faster here, and the 1 of its exponents.
 
     exp2 takes half the time of exp where it has a kernel for the processor's vectors (AVX-512), and twice that where it
     has none (152,064 values with AVX2: 605 µs and 285).

@@ -1,4 +1,4 @@
-"""What a sampled token was worth to the model itself: log-probabilities of the raw logits.
+"""The log-probabilities of a sampled token, from the model's raw logits.
 
 Owns the log-softmax and the list of the most probable tokens. Knows nothing of settings, text or the wire. Pure; the
 step thread.

@@ -20,7 +20,7 @@ a token hopeless and not impossible."""
 
 
 def are_on(sampling: Sampling) -> bool:
-    """Whether any penalty looks at any token."""
+    """Return whether any penalty looks at any token."""
     is_off = (
         sampling.repetition_penalty == 1.0
         and sampling.frequency_penalty == 0.0

@@ -32,7 +32,7 @@ class Row:
     scores: Reals
     """The touched tokens' scores; -inf is a ban."""
     estimate: Estimate = numpy_estimate
-    """What weighs the logits."""
+    """The function that weighs the logits."""
 
     def bulk(self) -> Logits:
         """The logits with -inf at the touched tokens."""
@@ -67,7 +67,7 @@ class Row:
 
 
 def has_only_bans(sampling: Sampling, n_generated: int) -> bool:
-    """Whether no score but a banned token's is changed."""
+    """Return whether no score but a banned token's is changed."""
     return not sampling.logit_bias and (n_generated == 0 or not penalties.are_on(sampling))
 
 

@@ -1,4 +1,4 @@
-"""From a row of logits to a token: the request's settings in their order, and the draw.
+"""The way from a row of logits to a token: the request's settings in their order, and the draw.
 
 Owns that order, and which way is taken: the cheap one (shortlist.py, unsorted.py) wherever it gives the same answer as
 sorting all tokens (sorted.py). Knows nothing of slots, steps or llama.cpp: a row, a Sampling and the job's own tokens
@@ -44,8 +44,8 @@ def sample(
 
     `logits`: float32[n_vocab], a view that is only read. `generated`: the job's tokens so far, without the prompt;
     their number is the position of the draw. `ends`: the vocabulary's end-of-generation ids. `allowed`: bool[n_vocab],
-    the only tokens that may come; every setting sees a row that has no others. Where only ends may come, min_tokens
-    gives way. `estimate`: what weighs the row; no token depends on it. Raises: ValueError when no distribution exists
+    the only tokens that may come; every setting sees a row that has no others. If only ends may come, min_tokens
+    has no effect. `estimate`: the function that weighs the row; no token depends on it. Raises: ValueError when no distribution exists
     (a NaN, a +inf, or no token that is possible, unbanned and allowed).
     """
     if allowed is None:

@@ -19,17 +19,17 @@ from worker.wire.messages import Sampling
 _ROUNDING = 2.0**-52
 """This times the number of terms bounds the relative difference of two float64 sums of the same weights."""
 _N_OTHER_ROUNDINGS = 16
-"""How many roundings exp, a division and a product make at most; they count like terms."""
+"""The most roundings of exp, a division and a product; they count like terms."""
 _EAGERNESS = (56.0, 28.0, 6.0, 0.5)
 """The weights to cut at, as multiples of the one that always leaves enough; most rows need only the first."""
 _F32_ROUNDING = 2.0**-22
 _LEAST_LOGIT = float(np.finfo(np.float32).min)
 _LEAST_SCORE = float(np.finfo(np.float64).min)
 _LEAST_TOTAL, _MOST_TOTAL = 2.0**-20, 2.0**80
-"""Between them nothing in a float32 sum overflows, what is lost at its other end is 2^-80 of it, and an exponent's
-rounding stays within F32_SLACK."""
+"""The range of totals in which nothing in a float32 sum overflows, what is lost at its other end is 2^-80 of it, and an
+exponent's rounding stays within F32_SLACK."""
 _SAMPLE = 1024
-"""How many values tell where the highest lie."""
+"""The number of sampled values that show where the highest lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Shortlist:
     held: float
     """The sum of these weights."""
     rounding: float
-    """How much the order of additions can change a sum of weights at most, as a share of it."""
+    """The most by which the order of additions can change a sum of weights, as a share of it."""
     rest: float = 0.0
     """The weight of all other tokens that still count."""
     rest_error: float = 0.0
-    """How far `rest` may be off."""
+    """The most by which `rest` may be off."""
 
     @property
     def total(self) -> float:
@@ -55,7 +55,7 @@ class Shortlist:
 
     @property
     def error(self) -> float:
-        """How far `total`, or any sum of weights, may be off from a plain float64 sum in sorted order."""
+        """The most by which `total`, or any sum of weights, may be off from a plain float64 sum in sorted order."""
         return self.rest_error + self.total * self.rounding
 
     def keep(self, chosen: Ids | Mask) -> "Shortlist":
@@ -65,7 +65,8 @@ class Shortlist:
 
 
 def covering(row: Row, sampling: Sampling, share: float) -> Shortlist:
-    """After top_n_sigma and top_k: at least the most probable tokens that together hold `share` of the probability.
+    """Return, after top_n_sigma and top_k, at least the most probable tokens that together hold `share` of the
+    probability.
 
     It has all tokens where typical_p is on, because that does not begin with the most probable ones.
     `share`: 0..1 (0: at least the most probable one). Tokens that min_p removes may be missing from it.
@@ -93,7 +94,7 @@ def covering(row: Row, sampling: Sampling, share: float) -> Shortlist:
 
 
 def whole(row: Row, sampling: Sampling) -> Shortlist:
-    """After top_n_sigma and top_k: every token, with a total that is exact to float64.
+    """Return, after top_n_sigma and top_k, every token, with a total that is exact to float64.
 
     Raises: ValueError when there is no distribution.
     """

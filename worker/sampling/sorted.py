@@ -26,7 +26,7 @@ def softmax(scores: Reals) -> Reals:
 
 
 def truncated(ids: Ids, scores: Reals, sampling: Sampling) -> tuple[Ids, Reals]:
-    """What typical_p, top_p and min_p leave, in this order, each measured on what the one before left."""
+    """Return what typical_p, top_p and min_p leave, in this order, each measured on what the one before left."""
     if sampling.typical_p < 1.0:
         kept = _typical(softmax(scores), sampling.typical_p)
         ids, scores = ids[kept], scores[kept]
@@ -39,7 +39,7 @@ def truncated(ids: Ids, scores: Reals, sampling: Sampling) -> tuple[Ids, Reals]:
 
 
 def without_top_choices(ids: Ids, scores: Reals, threshold: float) -> tuple[Ids, Reals]:
-    """What XTC leaves: all tokens but those of at least this probability, of which the least probable stays.
+    """Return what XTC leaves: all tokens but those of at least this probability, of which the least probable stays.
 
     Source: p-e-w, "Exclude Top Choices (XTC)", text-generation-webui pull request 6335.
     """

@@ -126,7 +126,7 @@ def _check_ratios(ratios: Reals, border: float, error: float = 0.0) -> None:
 
 
 def _up_to(shortlist: Shortlist, last: int) -> Mask:
-    """Which tokens come no later in sorted order than the one at position `last`."""
+    """Return the tokens that come no later in sorted order than the one at position `last`."""
     score = shortlist.scores[last]
     is_kept: Mask = shortlist.scores > score
     is_kept[: last + 1] |= shortlist.scores[: last + 1] == score
@@ -143,7 +143,8 @@ def _reaching(shortlist: Shortlist, target: float, error: float) -> int:
 
 
 def _place(sums: Reals, target: float, error: float, before: float = 0.0) -> int:
-    """Where the running sums reach `target`. `before`: the sum ahead of the first. Raises: Undecided."""
+    """Return the place where the running sums reach `target`. `before`: the sum ahead of the first. Raises: Undecided.
+    """
     place = int(sums.searchsorted(target))
     if place == len(sums) or sums[place] - target <= error:
         raise Undecided
@@ -158,7 +159,7 @@ def _narrowed(shortlist: Shortlist, target: float) -> tuple[Ids, float]:
     """Positions, ascending, of few tokens among which the sum reaches `target`, and the weight of all that are sorted
     before these.
 
-    A histogram of the scores, highest first, tells in which bin that is; equal scores share a bin.
+    A histogram of the scores, highest first, shows in which bin that is; equal scores share a bin.
     """
     positions = np.arange(len(shortlist.ids))
     scores, weights, before = shortlist.scores, shortlist.weights, 0.0

@@ -1,4 +1,4 @@
-"""Memory that the front owns and each of its engines maps: what an engine has put there outlives it.
+"""Memory that the front owns and each of its engines maps: entries that an engine stores there outlive it.
 
 Owns the file's layout, which parts of it are free, and which entries are complete. Knows nothing of what an entry says:
 an engine that dies may have been writing here, so readers check it (records.py). One process at a time; `mark` may
@@ -32,7 +32,7 @@ from worker.saved.records import Buffer
 Bytes = NDArray[np.uint8]
 
 N_ROWS = 2**14
-"""How many entries there may be."""
+"""The most entries that there can be."""
 
 NOTE_BYTES = 128
 
@@ -44,7 +44,7 @@ _FREE = bytes(_ROW.size)
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where an entry is."""
+    """The place of an entry."""
 
     row: int
     offset: int
@@ -52,7 +52,7 @@ class Room:
 
 
 class Extents:
-    """Which parts of [begin, end) are taken. What is freed is taken again, the lowest first that is large enough."""
+    """The parts of [begin, end) that are taken. Freed parts are taken again, the lowest first that is large enough."""
 
     def __init__(self, begin: int, end: int) -> None:
         self._free: list[tuple[int, int]] = []
@@ -148,7 +148,7 @@ class Arena:
         os.pwrite(self._fd, _ROW.pack(room.offset, room.n_bytes, is_in_use), self._at(room.row))
 
     def free(self, room: Room) -> None:
-        """The entry is gone, and nobody looks at it any more."""
+        """Free the entry, which is not read any more."""
         with suppress(OSError):
             os.pwrite(self._fd, _FREE, self._at(room.row))
         self._give_back(room)
@@ -166,7 +166,7 @@ class Arena:
 
     @property
     def note(self) -> bytes:
-        """What a process before this one has noted; zeros where none has."""
+        """The note of an earlier process; zeros if there is none."""
         return os.pread(self._fd, NOTE_BYTES, 0).ljust(NOTE_BYTES, b"\0")
 
     @note.setter

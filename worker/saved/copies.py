@@ -29,10 +29,10 @@ from worker.saved.arena import Bytes, Room
 from worker.upstream.numbers import STATE_MAGIC
 
 Allocate = Callable[[int], Bytes]
-"""Where a copy goes: so many bytes of any content."""
+"""A function that returns memory for a copy: `n` bytes of any content."""
 
 _HEADER_BYTES, _CACHE_BYTES = 8, 8
-"""How long the headers are: of the whole state, and of each cache in it before its first cell."""
+"""The lengths of the headers: of the whole state, and of each cache in it before its first cell."""
 
 _LEAST_MAPPED_BYTES, _LEAST_HUGE_BYTES = 2**17, 2**22
 """The sizes from which malloc maps memory and numpy asks for huge pages. Linux allows a process 65,530 mappings: 8 GiB
@@ -41,7 +41,7 @@ of the least."""
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What differs from one memory to another."""
+    """The properties in which one memory differs from another."""
 
     is_mrope: bool = False
     """A position is several numbers."""
@@ -53,8 +53,8 @@ class Layout:
 
     @property
     def empty_bytes(self) -> int:
-        """How long the state of a sequence without cells is; every kind of memory that we cannot read writes more or
-        less.
+        """Return the length of the state of a sequence without cells; every kind of memory that we cannot read writes
+        more or less.
         """
         return _HEADER_BYTES + self.n_caches * _CACHE_BYTES
 
@@ -86,13 +86,15 @@ class CacheState:
 
     @property
     def cell_bytes(self) -> int:
-        """What one cell takes of the state."""
+        """The bytes that one cell takes in the state."""
         items = [block.items for block in self.k + self.v]
         return 4 * int(self.cells.shape[1]) + sum(int(item.shape[0] * item.shape[2]) for item in items)
 
     @property
     def header_bytes(self) -> int:
-        """What the state takes beside its cells. Each block of K or V has a header of 12 bytes, transposed or not."""
+        """The bytes of the state that are not its cells. Each block of K or V has a header of 12 bytes, transposed or
+        not.
+        """
         return _CACHE_BYTES + 8 + 12 * len(self.k + self.v)
 
     def of(self, which: slice | NDArray[np.intp]) -> Self:
@@ -138,7 +140,7 @@ class SavedCells:
         self, parts: Seq[Bytes], layout: Layout = ORDINARY, tokens: Seq[int] = (), keep: "Keep | None" = None
     ) -> None:
         """`parts`: states of at least one cell, one behind the other; a single one is the copy's own from now on.
-        `tokens`: all from position 0 to the last cell, where they are known. `keep` is told of what this is split into.
+        `tokens`: all from position 0 to the last cell, where they are known. `keep` gets the parts that this is split into.
 
         Raises: ValueError: they are none.
         """
@@ -157,7 +159,7 @@ class SavedCells:
     state: SeqState
     """Views of the copy, for this room only."""
     room: "Room | None"
-    """Where the keeper has it beyond this process."""
+    """The keeper's memory for it, which outlives this process."""
 
     @property
     def start(self) -> int:
@@ -191,7 +193,9 @@ class SavedCells:
         return self._data.data
 
     def move_to(self, room: "Room", data: Bytes) -> None:
-        """From now on the same bytes are read from `data`, in the keeper's room; from any thread, at any time."""
+        """Read the same bytes from `data`, in the keeper's memory, from now on. May be called from any thread at any
+        time.
+        """
         state = parse_seq_state(data, self._layout)
         self._data, self.state, self.room = data, state, room
 

@@ -4,12 +4,12 @@ Owns the check that it can be trusted, its key, its bound, its lock, and the way
 nothing of what is inside a file. The front checks the directory once, before anything runs; the engine reads the key,
 and its keeper's thread reads and writes files, because a disk may take its time.
 
-Saved cells are what prompts were, and a model goes on from them as they are. So nobody else may write here, and each
+Saved cells are what prompts were, and a model continues from them as they are. So no other user may write here, and each
 file carries a code that only the key's holder can make (records.py).
 
 A file appears under its name whole, by a rename. It is not synced: after a power cut its code is wrong or it is not
 there, and either costs a prefill; a sync would cost each write, and every other program on that disk. Workers may share
-a directory: the one that writes holds a lock, and makes room for it by the oldest files, whoever wrote them. Each reads
+a directory: the one that writes holds a lock, and makes room for it by removing the oldest files of all. Each reads
 the files of its own model and settings, and leaves those of others alone.
 """
 
@@ -37,9 +37,9 @@ def prepare_directory(directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()
         if found.st_uid != os.geteuid():
-            raise UsageError(f"{flag} belongs to user {found.st_uid}, not to {os.geteuid()}: name one of your own")
+            raise UsageError(f"{flag} belongs to user {found.st_uid}, not to {os.geteuid()}: give a directory of your own")
         if found.st_mode & stat.S_IWOTH:
-            raise UsageError(f"{flag} can be written by everybody: chmod o-w, or name another one")
+            raise UsageError(f"{flag} is writable by every user: chmod o-w, or give another directory")
         _make_key(directory)
         read_key(directory)
     except OSError as error:
@@ -62,9 +62,9 @@ def read_key(directory: Path) -> bytes:
     finally:
         os.close(fd)
     if not stat.S_ISREG(found.st_mode) or len(key) != KEY_BYTES:
-        raise ValueError(f"{path} is no key, which has {KEY_BYTES} bytes: remove it, and what it keeps is made anew")
+        raise ValueError(f"{path} is not a key of {KEY_BYTES} bytes: remove it, and a new key and cache are made")
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ValueError(f"{path} must be its owner's alone: chmod 600, or remove it")
+        raise ValueError(f"{path} must belong to its owner alone: chmod 600, or remove it")
     return key
 
 

@@ -1,11 +1,11 @@
-"""The keeper: a thread that puts saved cells where an engine's death, and a worker's end, leave them.
+"""The keeper: a thread that saves cells so that they outlive a crash of the engine, and the worker.
 
-Owns what is kept beyond this process, in memory of the front's (arena.py) and in files (kv_files.py), and what is
-believed of it afterwards. The step thread hands copies over, and waits for nothing here: a copy stays its own until it
-has been written, and moves then. What is evicted before its turn is never written.
+Owns the cells kept beyond this process, in memory of the front's (arena.py) and in files (directory.py), and the check
+of what is found later. The step thread hands copies over, and waits for nothing here: a copy stays its own until it has
+been written, and moves then. What is evicted before its turn is never written.
 
-An engine may die of what it was given back. So what is being loaded is marked until a step with it has run, and what is
-found marked is dropped.
+Loading a saved part may crash an engine. So a part that is being loaded is marked until a step with it has run, and a
+part that is found marked is dropped.
 """
 
 import mmap
@@ -30,22 +30,23 @@ from worker.saved.records import CODE_BYTES, Unbelieved, binding_of, code_of, re
 from worker.wire.messages import TokenId
 
 FIND_S = 2.0
-"""How long the first job waits, at most, until what is kept is checked: at about 1 GB/s. The rest is given later."""
+"""The longest that the first job waits until the saved cells are checked, at about 1 GB/s. The rest follow later."""
 
 _NICENESS = 10
 """Steps come first; on one that waits for a thread whose processor is taken, all of its threads wait."""
 
 _SLACK = 2
-"""How many times the limit the memory's address space is, so that holes between entries are no lack of room. Entries
-that are evicted a moment later lie there as well."""
+"""The memory's address space as a multiple of the limit, so that holes between entries do not take its room. Entries
+that are evicted a moment later are in it as well."""
 
 _NO_KEY = b""
-"""Without a directory: the memory is the front's and ours alone, and the code is there for what a death left broken."""
+"""The key without a directory: the memory is the front's and ours alone, and the code finds what a crash left
+broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What is to be kept, and for whom."""
+    """The cells to keep, and the model and settings that they belong to."""
 
     arena_fd: int
     directory: Path | None
@@ -58,7 +59,7 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A copy that nobody has any more."""
+    """A copy that has no user any more."""
 
     room: Room
     code: bytes
@@ -78,13 +79,13 @@ class Keeper:
 
     # ── the step thread ──────────────────────────────────────────────────────────────────────────
 
-    def find(self, tell: Callable[[Found], None]) -> None:
-        """Begin. `tell` is called once, on the keeper's thread, with what is believed of what is there; until then, or
-        FIND_S, this waits.
+    def find(self, report: Callable[[Found], None]) -> None:
+        """Begin. `report` is called once, on the keeper's thread, with the saved cells that can be trusted; until then,
+        or FIND_S, this waits.
         """
-        has_told = threading.Event()
-        threading.Thread(target=self._run, args=(tell, has_told), name="keeper", daemon=True).start()
-        has_told.wait(FIND_S)
+        has_reported = threading.Event()
+        threading.Thread(target=self._run, args=(report, has_reported), name="keeper", daemon=True).start()
+        has_reported.wait(FIND_S)
 
     def take(self, saved: SavedCells) -> None:
         """Keep a copy whose tokens are known, if it is still there when its turn comes."""
@@ -104,23 +105,25 @@ class Keeper:
 
     # ── the keeper's thread ──────────────────────────────────────────────────────────────────────
 
-    def _run(self, tell: Callable[[Found], None], has_told: threading.Event) -> None:
+    def _run(self, report: Callable[[Found], None], has_reported: threading.Event) -> None:
         try:
             self._identify()
-            tell(self._found())
-            has_told.set()
+            report(self._found())
+            has_reported.set()
             if sys.platform == "linux":
                 with suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             while True:
                 self._serve(self._queue.get())
-        except Exception as error:  # noqa: BLE001 - top of a thread: jobs go on without what it does, and somebody is told
-            _warn(f"saved prompts are no longer kept beyond this engine: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - top of a thread: jobs continue without it, and the log says so
+            _warn(f"the prefix cache no longer outlives this engine: {type(error).__name__}: {error}")
         finally:
-            has_told.set()
+            has_reported.set()
 
     def _identify(self) -> None:
-        """Whose cells these are. Of the file a digest is needed only where others may have made what is found."""
+        """Determine the model whose cells these are. A digest of its file is needed only if others may have written
+        what is found.
+        """
         keeping = self._keeping
         stamp = binding_of(*map(_stamp_of, keeping.model_paths))
         model = stamp
@@ -136,7 +139,7 @@ class Keeper:
             self._files = CacheFiles(keeping.directory, self._binding, keeping.limit_bytes)
 
     def _found(self) -> Found:
-        """What is there, beginnings first; what is not believed is removed."""
+        """Return what is there, prefixes first; remove what cannot be trusted."""
         parts: list[tuple[list[TokenId], Saved]] = []
         reasons: list[str] = []
         for found in (*self._in_memory(), *(self._in_files() if self._files is not None else ())):
@@ -155,7 +158,7 @@ class Keeper:
             code = code_of(view.data)
             try:
                 if was_in_use:
-                    raise Unbelieved("the engine before died while it was loaded")
+                    raise Unbelieved("the previous engine crashed while loading it")
                 yield self._believed(view, room)
                 self._codes.add(code)
             except ValueError as error:
@@ -174,7 +177,7 @@ class Keeper:
                 data = self._files.read(name)
                 read_record(data, key=self._key, binding=self._binding)
                 if name != self._files.name(code_of(data)):
-                    raise Unbelieved("it has another's name")
+                    raise Unbelieved("its name belongs to other content")
                 room = self._arena.store([data])
                 view = np.frombuffer(data, np.uint8) if room is None else self._arena.view(room)
                 yield self._believed(view, room)
@@ -231,7 +234,7 @@ class Keeper:
                 self._warn_once(f"--prefix-cache-dir: a file could not be written: {error.strerror}")
 
     def _settle(self, saved: SavedCells, room: Room, state: Bytes, code: bytes) -> None:
-        """The copy lies in the room from now on, which is free again once nobody has the copy."""
+        """Let the copy be in the room from now on, which is free again once the copy has no user."""
         saved.move_to(room, state)
         weakref.finalize(saved, self._queue.put, _Left(room, code)).atexit = False
 
@@ -247,7 +250,7 @@ class Keeper:
 
 
 def _stamp_of(path: Path) -> bytes:
-    """What changes when a file is replaced."""
+    """Return a value that changes when the file is replaced."""
     found = path.stat()
     return f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}".encode(errors="surrogateescape")
 

@@ -1,11 +1,11 @@
 """A saved part as bytes that prove what they are: made by whom, of which tokens, and whole.
 
-Owns the form and the check, which comes before llama.cpp or anything else reads a byte of the cells. Pure: whoever has
-the bytes may ask, from any thread. Little-endian, as all hosts we run on.
+Owns the form and the check, which comes before llama.cpp or anything else reads a byte of the cells. Pure: any
+thread may check bytes that it has. Little-endian, as all hosts we run on.
 
     magic 8 · binding 32 · n_tokens u32 · 0 u32 · n_state_bytes u64 · n_tokens × token i32 · state · code 32
 
-The tokens are all of the beginning that the state is the end of. The binding is a digest of all that decides what
+The tokens are the whole prefix that the state is the end of. The binding is a digest of all that decides what
 cells look like and mean; the code is BLAKE2b, with the key, of everything before it.
 """
 
@@ -26,12 +26,12 @@ BINDING_BYTES = CODE_BYTES = 32
 
 
 class Unbelieved(ValueError):
-    """The bytes are no record, not a whole one, or another's."""
+    """The bytes are not a complete record for this model and key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a record says. `state` is a view of the bytes that were read."""
+    """The content of a record. `state` is a view of the bytes that were read."""
 
     tokens: list[TokenId]
     state: memoryview
@@ -64,13 +64,13 @@ def read_record(data: Buffer, *, key: bytes, binding: bytes) -> Record:
         raise Unbelieved(f"{len(whole)} bytes are too few")
     magic, bound_to, n_tokens, zero, n_state = _HEAD.unpack_from(whole)
     if magic != _MAGIC or zero:
-        raise Unbelieved("it does not begin as saved cells do")
+        raise Unbelieved("it does not begin with the header of saved cells")
     if 4 * n_tokens + n_state != n_most:
-        raise Unbelieved(f"it has {len(whole)} bytes, and its head says {len(whole) - n_most + 4 * n_tokens + n_state}")
+        raise Unbelieved(f"it has {len(whole)} bytes, but its header says {len(whole) - n_most + 4 * n_tokens + n_state}")
     if not hmac.compare_digest(_code(key, whole[:-CODE_BYTES]), whole[-CODE_BYTES:]):
-        raise Unbelieved("its code is wrong: it is damaged, or was made with another key")
+        raise Unbelieved("its authentication code is wrong: it is damaged, or was made with another key")
     if bound_to != binding:
-        raise Unbelieved("it was made by another model, another build or with other settings")
+        raise Unbelieved("it was made by another model or build, or with other settings")
     begin = _HEAD.size + 4 * n_tokens
     tokens = array("i", whole[_HEAD.size : begin].tobytes())
     return Record([TokenId(token) for token in tokens], whole[begin : begin + n_state])

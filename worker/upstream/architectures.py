@@ -13,7 +13,7 @@ HYBRIDS = (
 """Architectures with recurrent state beside attention: llm_arch_is_hybrid (llama-arch.cpp)."""
 
 HYBRIDS_BY_INTERVAL = ("qwen3next", "qwen35", "qwen35moe")
-"""Hybrids whose head counts do not tell which layers have attention; full_attention_interval does."""
+"""Hybrids whose head counts do not say which layers have attention; full_attention_interval does."""
 
 OF_SEVERAL_PARTS = ("deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3")
 """Architectures whose memory has an index beside the cells: llama_model::create_memory (llama-model.cpp)."""
@@ -24,7 +24,7 @@ DENSE_WITH_AN_EXPERT = ("hunyuan-dense", "hunyuan_vl")
 
 @dataclass(frozen=True, slots=True)
 class WindowPattern:
-    """Which layers have a window where the file does not tell: all but one of each `period` layers."""
+    """The layers that have a window if the file does not say: all but one of each `period` layers."""
 
     period: int
     is_first: bool = False
@@ -61,4 +61,4 @@ EXAONE_LAYERS = 64
 SMALLTHINKER_LENGTH, LLAMA_LENGTH = 4096, 8192
 """llama.cpp's own window lengths, whatever length the file has; a length of 0 there means no windows."""
 GEMMA3N_CELL_LAYERS = 20
-"""How many layers of Gemma 3n have KV cells of their own."""
+"""The number of layers of Gemma 3n that have KV cells of their own."""

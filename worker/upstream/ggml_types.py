@@ -1,4 +1,4 @@
-"""What the numbers in a GGUF stand for: tensor types with their block sizes, and file types.
+"""The meaning of the numbers in a GGUF: tensor types with their block sizes, and file types.
 
 Owns the two tables of the llama.cpp release we pin; tests compare them with the library and with the gguf package.
 Knows nothing of files. Pure data, used by both processes.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How ggml stores numbers: `block` elements take `block_bytes` bytes."""
+    """A format in which ggml stores numbers: `block` elements take `block_bytes` bytes."""
 
     name: str
     block: int

@@ -53,4 +53,4 @@ LOG_CONTINUED = 5
 """A text of this level continues the line before it."""
 
 STATE_MAGIC = 0xAF143CD8
-"""How the saved state of a sequence begins (llama-context.cpp)."""
+"""The first number in the saved state of a sequence (llama-context.cpp)."""

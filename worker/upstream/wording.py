@@ -22,7 +22,8 @@ NO_REASON = ": failed to load model"
 """The very last line of a load that failed; the reason is in the one before."""
 
 FALSE_ALARM = "possible training context overflow"
-"""What the library says of more cells than the model was trained on: jobs share them, and none uses more than that."""
+"""The library's warning about more cells than the model was trained on: jobs share them, and none uses more than
+that."""
 
 BACKEND_FILE = re.compile(r"libggml-(?P<backend>[a-z]+)(?:-(?P<variant>.+))?\.(?:so|dylib)")
 """libggml-vulkan.so, libggml-cpu-zen4.so; not libggml-cpu.so.0, which is the same again."""
