@@ -31,7 +31,7 @@ MAX_BYTES = 65_536
 EVERY_NTH_OF_AWS = 8
 N_TRIES, N_INSTANCES = 60, 5
 N_ORDERS = 4
-LEAST_SCHEMAS, LEAST_VALID, MAX_LET_THROUGH = 200, 0.97, 0.002
+MIN_SCHEMAS, MIN_VALID, MAX_LET_THROUGH = 200, 0.97, 0.002
 
 
 MEANINGFUL = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "items", "patternProperties"}
@@ -217,8 +217,8 @@ def report(result: Result) -> str:
 
 def is_good(result: Result) -> bool:
     return (
-        result.n_schemas >= LEAST_SCHEMAS
-        and len(result.turned_down) <= (1 - LEAST_VALID) * result.n_valid
+        result.n_schemas >= MIN_SCHEMAS
+        and len(result.turned_down) <= (1 - MIN_VALID) * result.n_valid
         and len(result.let_through) <= MAX_LET_THROUGH * result.n_broken
     )
 

@@ -225,7 +225,7 @@ MISTAKES: list[tuple[list[str], dict[str, str], str]] = [
     (["-hf", "org/repo", "x.gguf"], {}, "two models: -hf 'org/repo' and 'x.gguf'; give one"),
     (["-hf"], {}, "-hf"),
     (["-np", "many", *MODEL], {}, "--parallel: 'many' is not a valid integer"),
-    ([*MODEL, "--temp", "1"], {}, "--temp; each request says its own temperature"),
+    ([*MODEL, "--temp", "1"], {}, "--temp; each request sets its own temperature"),
     (["generate", "Hi", "--temp", "1"], {}, "did you mean --temperature?"),
     (["generate", "Hi", "--port", "1"], {}, "no such option: --port"),
     (["generate", "Hi", "--parity-repor", "1"], {}, "no such option: --parity-repor\n"),

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.model
 N_SLOTS = 8
 N_CELLS = 4096
 MAX_TOKENS = 96
-LEAST_FINISHED = 0.95
+MIN_FINISHED = 0.95
 MAX_STEP_RATIO = 1.2
 
 PROMPT = "<|im_start|>user\nAnswer with a short JSON value.<|im_end|>\n<|im_start|>assistant\n"
@@ -113,7 +113,7 @@ def check_answers(answers: Answers, schemas: dict[int, Schema]) -> None:
         if end.reason == "EOS":
             n_finished += 1
             jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
-    assert n_finished >= LEAST_FINISHED * len(schemas), f"{n_finished} of {len(schemas)} answers finished"
+    assert n_finished >= MIN_FINISHED * len(schemas), f"{n_finished} of {len(schemas)} answers finished"
 
 
 def test_a_hundred_schemas_are_satisfied(runner: LlamaRunner, constraints: Constraints) -> None:

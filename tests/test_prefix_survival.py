@@ -147,7 +147,7 @@ def test_a_damaged_file_is_one_warning_and_gone_and_the_answer_is_right(
     with serve(any_model, "--prefix-cache-dir", str(folder)) as worker:
         told = logged(worker.ready(), "prefix_cache_dropped")
         assert (told["level"], told["parts"]) == ("warning", len(files))
-        assert "its code is wrong" in told["reason"]
+        assert "its authentication code is wrong" in told["reason"]
         assert not any(path.exists() for path in files)
         assert n_cached(worker, conversation.prompt) == 0
         assert answered(worker, conversation.prompt) == conversation.answers
@@ -180,7 +180,7 @@ def test_an_engine_that_dies_of_what_was_kept_dies_once(
         death = worker.wait_for("engine_restarted")
         assert "bytes of saved cells could be written" in death["last_words"]
         told = worker.wait_for("prefix_cache_dropped")
-        assert told["reason"] == "the engine before died while it was loaded"
+        assert told["reason"] == "the previous engine crashed while loading it"
         assert not any(path.exists() for path in files)
         assert worker.metrics()["worker_engine_restarts_total"] == 1
 
@@ -189,4 +189,4 @@ def test_a_directory_that_everybody_can_write_is_no_start(any_model: Path, tmp_p
     tmp_path.chmod(0o777)
     with serve(any_model, "--prefix-cache-dir", str(tmp_path)) as worker:
         assert worker.exit_code() == 2
-        assert "can be written by everybody: chmod o-w, or name another one" in "".join(worker.stderr)
+        assert "is writable by every user: chmod o-w, or give another directory" in "".join(worker.stderr)

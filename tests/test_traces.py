@@ -234,8 +234,8 @@ def test_traces_that_are_asked_for_without_the_extra_are_one_clear_error() -> No
     assert "pip install -e '.[otel]'" in line
 
 
-def test_a_protocol_that_is_not_spoken_is_one_clear_error() -> None:
-    assert "OTEL_EXPORTER_OTLP_PROTOCOL='grpc' is not spoken" in refused(
+def test_an_unsupported_protocol_is_one_clear_error() -> None:
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL='grpc' is not supported" in refused(
         "-m", "worker", OTEL_EXPORTER_OTLP_PROTOCOL="grpc"
     )
 

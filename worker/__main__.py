@@ -14,15 +14,15 @@ from typing import NoReturn
 
 from worker.argv import means_serve
 
-LEAST_ADDRESS_SPACE_BYTES = 56 * 1024 * 1024
+MIN_ADDRESS_SPACE_BYTES = 56 * 1024 * 1024
 """A command's imports do not fit into less; Python then fails with some error, or hangs within an import."""
 
 
 def main() -> None:
     """Entry of the script `llorch-worker` and of `python -m worker`; exit codes: docs/protocol.md 1."""
     open_standard_descriptors()
-    if _address_space_bytes() < LEAST_ADDRESS_SPACE_BYTES:
-        _refuse_address_space(f"at least {LEAST_ADDRESS_SPACE_BYTES // 1024} KiB are needed")
+    if _address_space_bytes() < MIN_ADDRESS_SPACE_BYTES:
+        _refuse_address_space(f"at least {MIN_ADDRESS_SPACE_BYTES // 1024} KiB are needed")
     arguments = sys.argv[1:]
     _handle_signals(is_serving=means_serve(arguments))
     try:

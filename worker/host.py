@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 
-_VM_STAT, _MOST_S = "usr/bin/vm_stat", 10.0
+_VM_STAT, _MAX_S = "usr/bin/vm_stat", 10.0
 """macOS's own program; one that does not answer in this time is taken for absent."""
 _PAGE_SIZE = re.compile(r"page size of (\d+) bytes")
 _FREE_PAGES = re.compile(r"^Pages (?:free|speculative|inactive): +(\d+)\.$", re.MULTILINE)
@@ -111,7 +111,7 @@ def _macos_room(program: Path) -> int | None:
     vm_stat(1).
     """
     try:
-        output = subprocess.run([program], capture_output=True, timeout=_MOST_S, check=True).stdout
+        output = subprocess.run([program], capture_output=True, timeout=_MAX_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     report = output.decode("ascii", "replace")

@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from worker.config.engine import configure
-from worker.config.no_effect import idle_after_load, idle_before_load, tell
+from worker.config.no_effect import idle_after_load, idle_before_load, report
 from worker.config.settings import Settings, environment, read_chat_template
 from worker.config.traces import asks_for_traces
 from worker.downloads.catalog import Catalog, Located, load_catalog, locate
@@ -91,7 +91,7 @@ def run(
         log.info("startup", model_ref=settings.reported_model_ref, device=settings.device_or_auto)
         if ignored_flags:
             log.warning("startup", ignored_flags=list(ignored_flags))
-        tell([*unread, *idle_before_load(settings)])
+        report([*unread, *idle_before_load(settings)])
         try:
             allow_open_files()
             return uvloop.run(_run(settings, catalog, chat_template, engine_command, writer, traces=traces))
@@ -264,7 +264,7 @@ class Service:
                 finally:
                     front.load_ended()
                 report_loaded(facts, self._settings)
-                tell(idle_after_load(self._settings, facts))
+                report(idle_after_load(self._settings, facts))
                 yield client
             finally:
                 # A worker without an engine takes nothing more, whatever it was that ended it.

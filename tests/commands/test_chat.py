@@ -57,7 +57,7 @@ class TypedAt:
         os.write(self._ours, text.encode())
 
     def until(self, pattern: str) -> str:
-        """What the screen shows up to the end of the pattern's next match; the rest comes next time."""
+        """Return the screen up to the end of the pattern's next match; the rest comes next time."""
         deadline_s = time.monotonic() + PATIENCE_S
         while (found := re.search(pattern, self.screen)) is None:
             ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline_s - time.monotonic()))
@@ -75,7 +75,7 @@ class TypedAt:
         return data.decode(errors="replace")
 
     def is_asleep(self) -> bool:
-        """Whether the program waits; source: proc(5), the state behind the name in /proc/PID/stat."""
+        """Return whether the program waits; source: proc(5), the state behind the name in /proc/PID/stat."""
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What `devices` says, against the library's own list and for devices this machine need not have."""
+"""The output of `devices`, against the library's own list and for devices this machine need not have."""
 
 import json
 from dataclasses import fields, replace

@@ -30,7 +30,7 @@ def generate(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess
 
 
 def answer(*arguments: str) -> str:
-    """What a successful run wrote to stdout."""
+    """Return what a successful run wrote to stdout."""
     result = generate(*arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -54,7 +54,7 @@ def the_line(stdout: str, stderr: str) -> str:
 
 @pytest.mark.model
 def test_the_text_goes_to_stdout_and_a_summary_to_stderr(default_model: Path) -> None:
-    """Without --model the catalogue's default answers, with the same greedy text."""
+    """The catalogue's default answers without --model, with the same greedy text."""
     greedy = (FRANCE, "--max-tokens", "8", "--temperature", "0")
     result = generate(*greedy, "--model", str(default_model))
     assert (result.returncode, result.stdout[:7]) == (0, " Paris."), result.stderr

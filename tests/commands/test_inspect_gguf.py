@@ -1,4 +1,4 @@
-"""What `inspect` says about good files, bad files, and the default model."""
+"""The output of `inspect` for good files, bad files, and the default model."""
 
 import json
 from dataclasses import fields
@@ -64,7 +64,7 @@ def test_the_memory_estimate_adds_up_with_the_cells_that_serve_would_have_here(t
         assert memory.prefix_cache_bytes == memory.kv_bytes
 
 
-def test_weights_that_are_laid_out_anew_are_told(tmp_path: Path) -> None:
+def test_weights_that_are_repacked_are_reported(tmp_path: Path) -> None:
     """A matrix for which the processor has kernels of its own; then the file is read, and all is there once."""
     matrix = TensorRow("output.weight", (32, 8), 32 * 8 * 4)
     info = read_info(tiny_model(tensors=[*TINY_TENSORS, matrix]).write(tmp_path / "tiny.gguf"))
@@ -83,7 +83,9 @@ def test_a_split_model_is_inspected_as_one(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_model_is_named_as_for_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By a name of the catalogue, a file in the models directory, file:/path; what is not here is not fetched."""
+    """The model may be a name in the catalogue, a file in the models directory, file:/path; a missing one is not
+    fetched.
+    """
     entry = load_catalog(None).default
     (there := tmp_path / entry.file).write_bytes(tiny_model().to_bytes())
     for reference in (entry.name, entry.file, f"file:{there}"):
@@ -110,7 +112,7 @@ def test_a_pipe_gets_lines_that_name_everything(tmp_path: Path, capsys: pytest.C
     assert ["weights", "1.2 KiB", "mapped from the file"] in rows
 
 
-def test_what_is_wrong_with_the_vocabulary_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_with_the_vocabulary_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tiny_model({"tokenizer.ggml.eos_token_id": 8}).write(tmp_path / "tiny.gguf")
     outside, gaps = as_json(path, capsys)["vocabulary_remarks"]
     assert outside == "tokenizer.ggml.eos_token_id is 8, outside the vocabulary of 8 tokens, and is ignored"

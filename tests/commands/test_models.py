@@ -70,7 +70,9 @@ def test_list_is_a_table_on_a_terminal(models_dir: Path) -> None:
     assert "┃" in shown
 
 
-def test_list_shows_the_built_in_catalogue_unless_told_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_the_built_in_catalogue_unless_another_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("LLORCH_CATALOG", raising=False)
     lines = run("list", "--models-dir", str(tmp_path)).stdout.splitlines()
     assert lines[0] == "smollm2-135m-instruct\t98.4 MB\tApache-2.0\tno"

@@ -31,7 +31,7 @@ def test_paths_are_absolute_because_the_engine_may_have_another_working_director
     assert [path for path in paths if path is None or not Path(path).is_absolute()] == []
 
 
-def test_a_draft_model_goes_where_the_model_may_go_unless_it_is_told_otherwise() -> None:
+def test_a_draft_model_goes_where_the_model_may_go_unless_a_flag_says_otherwise() -> None:
     found = [
         configure(settings, Path("m.gguf"), draft_path=Path("d.gguf")).draft
         for settings in (
@@ -43,7 +43,7 @@ def test_a_draft_model_goes_where_the_model_may_go_unless_it_is_told_otherwise()
     assert [draft.device for draft in found if draft is not None] == ["cuda", "cpu", "cpu"]
 
 
-def test_an_engine_is_told_the_chat_template_and_what_that_is_told() -> None:
+def test_an_engine_gets_the_chat_template_and_its_variables() -> None:
     told = configure(Settings(chat_template_kwargs='{"a":1}'), Path("m.gguf"), "{{ messages }}")
     assert (told.chat_template, told.chat_template_kwargs) == ("{{ messages }}", '{"a":1}')
     assert configure(Settings(), Path("m.gguf")).chat_template is None

@@ -1,4 +1,4 @@
-"""What the predecessor's spellings mean: the whole table."""
+"""The meaning of the predecessor's spellings: the whole table."""
 
 import pytest
 
@@ -76,6 +76,6 @@ def test_what_cannot_be_meant_is_refused(
         device_asked_for(device, backend, numbers)
 
 
-def test_ignored_flags_are_told_by_name_only() -> None:
+def test_ignored_flags_are_reported_by_name_only() -> None:
     params = {"hive_url": "http://user:secret@hive", "queen_url": None, "kv_cache_size_mb": "-5", "local_mode": True}
     assert ignored(params) == ("--hive-url", "--kv-cache-size-mb", "--local-mode")

@@ -41,7 +41,9 @@ def facts(**changes: Any) -> Loaded:
         ({"draft_device": "cpu", "draft_max": 4}, ["--draft-device cpu", "--draft-max 4"]),
     ],
 )
-def test_what_the_settings_alone_make_idle_is_told_before_the_load(changes: dict[str, Any], told: list[str]) -> None:
+def test_what_the_settings_alone_make_idle_is_reported_before_the_load(
+    changes: dict[str, Any], told: list[str]
+) -> None:
     assert [setting for setting, _ in idle_before_load(replace(Settings(), **changes))] == told
 
 
@@ -73,7 +75,7 @@ def test_what_the_settings_alone_make_idle_is_told_before_the_load(changes: dict
         ({"split_mode": "layer"}, {"backend": "cuda"}, []),
     ],
 )
-def test_what_the_model_and_the_machine_make_idle_is_told_after_the_load(
+def test_what_the_model_and_the_machine_make_idle_is_reported_after_the_load(
     changes: dict[str, Any], found: dict[str, Any], told: list[str]
 ) -> None:
     idle = list(idle_after_load(replace(Settings(), **changes), facts(**found)))

@@ -54,7 +54,7 @@ def test_two_workers_on_one_machine_have_different_ids(other: dict[str, Any]) ->
     assert own_id(**other) != own_id()
 
 
-def test_workers_on_any_free_port_have_ids_that_nobody_else_has() -> None:
+def test_workers_on_any_free_port_have_ids_of_their_own() -> None:
     assert own_id(port=0) != own_id(port=0)
 
 
@@ -104,7 +104,7 @@ def test_a_range_includes_both_its_ends_and_nothing_beyond(option: SettingOption
 
 
 @pytest.mark.parametrize("option", PATTERNED, ids=lambda option: option.name)
-def test_every_pattern_is_told_in_words_where_it_is_broken(option: SettingOption) -> None:
+def test_every_pattern_is_reported_in_words_where_it_is_broken(option: SettingOption) -> None:
     assert isinstance(option.type, Text)
     with pytest.raises(UsageError, match=f"'%%' is not valid; allowed is {re.escape(option.type.forms)}$"):
         given(option.name, "%%")
@@ -255,7 +255,7 @@ def test_in_the_file_every_origin_is_a_text(tmp_path: Path, text: str) -> None:
         parse(["--model", "m.gguf", "--config", str(config)], {})
 
 
-def test_what_is_wrong_with_one_of_several_origins_is_told_of_that_one() -> None:
+def test_a_mistake_in_one_of_several_origins_names_that_one() -> None:
     with pytest.raises(UsageError, match=r"^LLORCH_CORS_ORIGIN: 'a\.b' is not valid; allowed is http") as raised:
         parse(["--model", "m.gguf"], {"LLORCH_CORS_ORIGIN": "http://a, a.b"})
     assert "http://a," not in str(raised.value)
@@ -337,10 +337,10 @@ def test_more_slots_than_can_run_over_the_context_are_refused_with_what_would_wo
         check(asked)
     found = re.search(r"for \d+ jobs is (\d+), the largest --parallel for \d+ cells is (\d+)", str(raised.value))
     assert found is not None
-    least_cells, most_jobs = int(found[1]), int(found[2])
-    check(replace(asked, ctx_size=least_cells))
-    check(replace(asked, parallel=most_jobs))
-    for still_wrong in (replace(asked, ctx_size=least_cells - 1), replace(asked, parallel=most_jobs + 1)):
+    min_cells, max_jobs = int(found[1]), int(found[2])
+    check(replace(asked, ctx_size=min_cells))
+    check(replace(asked, parallel=max_jobs))
+    for still_wrong in (replace(asked, ctx_size=min_cells - 1), replace(asked, parallel=max_jobs + 1)):
         with pytest.raises(UsageError):
             check(still_wrong)
 
@@ -360,7 +360,7 @@ def test_either_size_alone_is_fine() -> None:
         ("é".encode() * 2**20, "more than 1048576 bytes"),
     ],
 )
-def test_a_file_that_is_no_template_is_told(content: bytes | None, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_template_is_reported(content: bytes | None, said: str, tmp_path: Path) -> None:
     path = tmp_path / "template.jinja"
     if content is not None:
         path.write_bytes(content)

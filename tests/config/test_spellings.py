@@ -1,4 +1,4 @@
-"""What an unknown flag or variable may have meant: a hint that names nothing hidden and nothing that is not there."""
+"""Hints for an unknown flag or variable: they name nothing hidden and nothing that does not exist."""
 
 from collections.abc import Collection
 
@@ -81,8 +81,8 @@ def test_underscores_are_taken_for_dashes(name: str) -> None:
         ("-a", "did you mean --served-model-name?"),
         ("--n_gpu_layers", "did you mean --gpu-layers?"),
         ("-hff", "did you mean --model hf:ORG/REPO::file=NAME.gguf?"),
-        ("--temp", "each request says its own temperature"),
-        ("--repeat-penalty", "each request says its own repetition_penalty"),
+        ("--temp", "each request sets its own temperature"),
+        ("--repeat-penalty", "each request sets its own repetition_penalty"),
         ("-n", "did you mean --max-tokens-out?"),
         ("--prot", "did you mean --port or --host?"),
         ("--jinja", ""),
@@ -105,7 +105,7 @@ def test_a_variable_that_is_a_setting_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["LLORCH_CONFIG", *(option.envvar for option in options())])
-def test_a_variable_with_a_letter_too_many_is_told_with_the_likely_name(name: str) -> None:
+def test_a_variable_with_a_letter_too_many_is_reported_with_the_likely_name(name: str) -> None:
     ((told, said),) = unread({f"{name}S": "secret", "PATH": "/bin"})
     assert (told, said) == (f"{name}S", f"no setting has this name; did you mean {name}?")
 
@@ -124,12 +124,12 @@ def test_a_variable_with_a_letter_too_many_is_told_with_the_likely_name(name: st
         ("NOT_LLORCH", "x"),
     ],
 )
-def test_variables_that_others_set_or_read_are_nobodys_mistake(name: str, value: str) -> None:
+def test_variables_that_others_set_or_read_are_no_mistake(name: str, value: str) -> None:
     assert unread({name: value}) == []
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "udp", "sctp"])
-def test_the_variable_of_a_service_with_our_name_is_ignored_and_told_once(scheme: str) -> None:
+def test_the_variable_of_a_service_with_our_name_is_ignored_and_reported_once(scheme: str) -> None:
     service = {
         "LLORCH_PORT": f"{scheme}://10.96.0.7:80",
         "LLORCH_SERVICE_HOST": "10.96.0.7",
@@ -143,5 +143,5 @@ def test_the_variable_of_a_service_with_our_name_is_ignored_and_told_once(scheme
     assert said.startswith("Kubernetes sets it for a service named llorch, so it is ignored: give the port with --port")
 
 
-def test_a_variable_that_resembles_nothing_is_told_too() -> None:
+def test_a_variable_that_resembles_nothing_is_reported_too() -> None:
     assert unread({"LLORCH_XYZZY": "1"}) == [("LLORCH_XYZZY", "no setting has this name")]

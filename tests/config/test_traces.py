@@ -1,4 +1,4 @@
-"""Whether traces are asked for: by OpenTelemetry's own variables, and by none of ours."""
+"""Traces are asked for by OpenTelemetry's own variables, and by none of ours."""
 
 import pytest
 
@@ -25,8 +25,8 @@ def test_without_one_or_when_another_variable_says_no_there_are_none(more: dict[
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_only_the_protocol_that_is_spoken_is_taken(protocol: str) -> None:
+def test_only_the_supported_protocol_is_accepted(protocol: str) -> None:
     assert asks_for_traces({ENDPOINTS[1]: URL, protocol: "http/protobuf"})
     assert asks_for_traces({protocol: "grpc"}) is None, "nobody asks for traces"
-    with pytest.raises(UsageError, match=rf"{protocol}='grpc' is not spoken: set it to http/protobuf"):
+    with pytest.raises(UsageError, match=rf"{protocol}='grpc' is not supported: set it to http/protobuf"):
         asks_for_traces({ENDPOINTS[1]: URL, protocol: "grpc"})

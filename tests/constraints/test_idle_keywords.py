@@ -277,7 +277,7 @@ def test_a_place_that_a_reference_leads_to_stays() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ENFORCED_FORMATS))
-def test_the_formats_that_stay_beside_constants_are_those_that_the_library_knows(name: str) -> None:
+def test_the_formats_that_stay_with_constants_are_those_that_the_library_knows(name: str) -> None:
     assert isinstance(unchecked({"type": "string", "format": name}), Texts)
 
 

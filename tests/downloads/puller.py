@@ -1,4 +1,4 @@
-"""What the tests of downloading share: a small file on a hub, a child process that pulls it, and how it ended."""
+"""The shared parts of the tests of downloading: a small file on a hub, a child process that pulls it, and its end."""
 
 import hashlib
 import os

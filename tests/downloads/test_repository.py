@@ -44,12 +44,12 @@ def test_files_that_are_no_model_are_none() -> None:
         meant("F16", "mmproj-F16.gguf")
 
 
-def test_two_files_of_one_quantisation_are_told_by_name() -> None:
+def test_two_files_of_one_quantisation_are_reported_by_name() -> None:
     with pytest.raises(ModelNotFound, match=r"2 \.gguf files of the quantisation Q8_0: add ::file= and one of a-Q8_0"):
         meant("Q8_0", "a-Q8_0.gguf", "b-Q8_0.gguf")
 
 
-def test_what_there_is_is_told_where_the_quantisation_is_unknown() -> None:
+def test_what_there_is_is_reported_where_the_quantisation_is_unknown() -> None:
     with pytest.raises(ModelNotFound, match=r"no GGUF of the quantisation Q9; it has Q4_0, Q8_0$"):
         meant("Q9", "m-Q8_0.gguf", "m-Q4_0.gguf", "m.gguf")
     with pytest.raises(ModelNotFound, match=r"it has files only: a\.gguf, b\.gguf$"):

@@ -87,7 +87,7 @@ class Front:
         return [delta for frame in self.frames if isinstance(frame, StepDone) for delta in frame.deltas]
 
 
-def test_jobs_beside_others_give_what_they_give_alone(model: Model) -> None:
+def test_jobs_next_to_others_give_what_they_give_alone(model: Model) -> None:
     runner = runner_on(model)
     always = HeldWidth(((1, 1.0), (32, 1.0)), 0.0)
     runner.context.row_groups = replace(PADDED, held=always) if model.device.is_gpu else RowGroups()

@@ -28,7 +28,7 @@ def test_every_library_file_is_a_backend() -> None:
     assert "cpu" in compiled(LIBRARY_DIR)
 
 
-def test_the_cpu_tells_what_its_code_uses() -> None:
+def test_the_cpu_reports_what_its_code_uses() -> None:
     [cpu] = [backend for backend in backends({}) if backend.name == "cpu"]
     assert cpu.features == features(cpu.devices[0])
     modules = {path.name for path in LIBRARY_DIR.iterdir() if path.name.startswith("libggml-cpu-")}
@@ -50,7 +50,7 @@ def test_the_cpu_tells_what_its_code_uses() -> None:
         ([], set()),
     ],
 )
-def test_the_files_beside_the_library_name_its_backends(tmp_path: Path, files: list[str], names: set[str]) -> None:
+def test_the_files_next_to_the_library_name_its_backends(tmp_path: Path, files: list[str], names: set[str]) -> None:
     for name in files:
         (tmp_path / name).touch()
     assert compiled(tmp_path) == names

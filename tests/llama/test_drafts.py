@@ -1,4 +1,4 @@
-"""Guessed tokens: whatever is guessed, the draws are those of one token at a time."""
+"""Draft tokens: whatever is drafted, the draws are those of one token at a time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -110,8 +110,8 @@ def test_guesses_change_no_draw(runner: LlamaRunner, name: str, guess: Guess) ->
         assert n_steps == len(expected) - 1
 
 
-def test_a_stop_token_that_was_guessed_is_the_last(runner: LlamaRunner) -> None:
-    """Though more were guessed rightly: a job that has ended draws nothing."""
+def test_a_stop_token_that_was_drafted_is_the_last(runner: LlamaRunner) -> None:
+    """A job that has ended draws nothing, even if more drafts were right."""
     sampling = SAMPLINGS["seeded"]
     free = [sampled.token for sampled in one_at_a_time(runner, sampling)]
     stop = next(token for token in free[2:7] if token not in free[:2])

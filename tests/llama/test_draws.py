@@ -15,14 +15,14 @@ from worker.engine.backend import Sampled, Score, Scoring, Slice
 from worker.llama.constrained import constraints_of
 from worker.llama.context import Logits
 from worker.llama.devices import devices
-from worker.llama.draw_threads import LEAST_ROWS, LEAST_VALUES, DrawThreads
+from worker.llama.draw_threads import MIN_ROWS, MIN_VALUES, DrawThreads
 from worker.llama.draws import Draws
 from worker.llama.model import Model
 from worker.plan.devices import choose_device
 from worker.wire.messages import Sampling, SlotId, TokenId
 
 LAW = settings(max_examples=40)
-ALONE, THREADS = DrawThreads(1), DrawThreads(3, least_rows=1, least_values=1)
+ALONE, THREADS = DrawThreads(1), DrawThreads(3, min_rows=1, min_values=1)
 N_CHARACTERS = 5_000
 """So many tokens that the samplers cut before they sort."""
 
@@ -106,7 +106,7 @@ def drawn(draws: Draws, slices: list[Slice], rows: Logits) -> tuple[list[Sampled
 
 @LAW
 @given(wants=st.lists(asked, min_size=1, max_size=8))
-def test_company_changes_no_draw(wide: Model, constraints: list[Constraint | None], wants: list[Asked]) -> None:
+def test_other_slices_change_no_draw(wide: Model, constraints: list[Constraint | None], wants: list[Asked]) -> None:
     pairs = [made(slot, want, constraints[slot], wide.n_vocab) for slot, want in enumerate(wants)]
     draws = Draws(wide, ALONE)
     together = drawn(draws, [slice_ for slice_, _ in pairs], np.concatenate([own for _, own in pairs]))
@@ -126,7 +126,7 @@ def test_threads_change_no_draw(wide: Model, constraints: list[Constraint | None
 @given(n_threads=st.integers(1, 9), n_rows=st.integers(0, 64), n_vocab=st.sampled_from((1_000, 32_000, 152_064)))
 def test_drawing_is_shared_out_where_there_are_many_rows_and_values(n_threads: int, n_rows: int, n_vocab: int) -> None:
     pays = DrawThreads(n_threads).pays(n_rows, n_rows * n_vocab)
-    assert pays == (n_threads > 1 and n_rows >= LEAST_ROWS and n_rows * n_vocab >= LEAST_VALUES)
+    assert pays == (n_threads > 1 and n_rows >= MIN_ROWS and n_rows * n_vocab >= MIN_VALUES)
 
 
 @given(asked=st.lists(st.integers()), n_threads=st.integers(2, 9))

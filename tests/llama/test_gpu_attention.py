@@ -26,7 +26,7 @@ def config(**changed: object) -> Configure:
 @pytest.mark.parametrize("type_k", CACHE_TYPES)
 @pytest.mark.parametrize("type_v", CACHE_TYPES)
 @pytest.mark.parametrize("flash_attn", ["auto", "on"])
-def test_every_pair_is_computed_on_the_gpu_or_refused_and_slow_ones_are_told(
+def test_every_pair_is_computed_on_the_gpu_or_refused_and_slow_ones_are_reported(
     type_k: str, type_v: str, flash_attn: str
 ) -> None:
     asked = config(cache_type_v=type_v, flash_attn=flash_attn)
@@ -58,7 +58,7 @@ def test_flash_attention_that_a_gpu_does_not_have_is_refused_where_it_was_asked_
 
 
 @pytest.mark.parametrize("flash_attn", ["auto", "on", "off"])
-def test_a_cpu_is_told_what_was_asked(flash_attn: str) -> None:
+def test_a_cpu_gets_what_was_asked(flash_attn: str) -> None:
     asked = config(flash_attn=flash_attn)
     assert asked_flash(asked, CPU) == flash_attn
     check_flash(asked, CPU, is_without_flash=True)

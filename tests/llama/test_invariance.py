@@ -106,7 +106,7 @@ def test_a_build_or_a_gpu_may_stand_against_it() -> None:
 
 @pytest.mark.parametrize("has_products", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_K", "F16"])
-def test_what_is_asked_for_is_what_is_told(kind: str, *, has_products: bool) -> None:
+def test_what_is_asked_for_is_what_is_reported(kind: str, *, has_products: bool) -> None:
     """The self-test finds out if it holds."""
     for asked in ("on", "off"):
         told = found(kind, config=changed(CONFIG, batch_invariant=asked), has_products=has_products)

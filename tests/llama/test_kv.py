@@ -89,7 +89,7 @@ def in_company(context: Context, waiting: list[Job], chance: Random) -> Iterator
             yield running.pop(slot)
 
 
-def test_a_job_has_the_same_logits_alone_and_in_any_company(make_context: MakeContext, shallow: Model) -> None:
+def test_a_job_has_the_same_logits_alone_and_under_any_load(make_context: MakeContext, shallow: Model) -> None:
     context = make_context(shallow, **COMPANY)
     expected = {tuple(job.prompt): alone(context, job) for job in jobs(shallow.n_vocab)}
     for seed in (1, 2):
@@ -100,7 +100,7 @@ def test_a_job_has_the_same_logits_alone_and_in_any_company(make_context: MakeCo
         assert n_drawn > 40
 
 
-def test_without_a_cache_type_of_its_own_company_shows(make_context: MakeContext, shallow: Model) -> None:
+def test_without_a_cache_type_of_its_own_other_jobs_show(make_context: MakeContext, shallow: Model) -> None:
     """The law above can fail: with llama.cpp's own types its own attention chooses the kernel by the company. Loud when
     that changes. Ours does not."""
     lonely = make_context(shallow, **COMPANY | {"type_k": "f16"})
@@ -138,7 +138,7 @@ def test_a_full_memory_of_forgotten_cells_has_room_for_a_full_one_again(context:
 
 
 @pytest.mark.parametrize("keep", [1, 100, 199])
-def test_a_slot_cut_back_beside_others_goes_on_as_if_it_had_never_been_longer(context: Context, keep: int) -> None:
+def test_a_slot_cut_back_next_to_others_goes_on_as_if_it_had_never_been_longer(context: Context, keep: int) -> None:
     fill(context, 0, keep)
     (index,) = context.decode([slice_of(0, keep, [TokenId(77)])])
     expected = context.logits(index).tobytes()

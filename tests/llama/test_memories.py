@@ -54,7 +54,7 @@ def test_what_cannot_be_cut_is_neither_shared_nor_saved(
 
 
 @UNCUT
-def test_it_is_served_beside_others_and_after_them(
+def test_it_is_served_next_to_others_and_after_them(
     load_random: LoadRandom, make_context: MakeContext, kind: Kind
 ) -> None:
     """Beyond the window, and in a slot that another job had."""

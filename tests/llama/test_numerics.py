@@ -34,7 +34,7 @@ def test_a_cpu_has_no_name_and_a_gpu_has() -> None:
     assert told([L4, H100, CPU], split_mode="layer").device == "cuda NVIDIA L4 + NVIDIA H100"
 
 
-def test_auto_is_told_as_what_it_came_to() -> None:
+def test_auto_is_reported_as_its_result() -> None:
     found = [(each.cache_type_k, each.flash_attn) for each in (told([CPU], cache_type_k="auto"), told([L4, CPU]))]
     assert found == [("f16", True), ("f16", True)]
     in_one_order = told([CPU], cache_type_k="auto", batch_invariant="on")
@@ -57,13 +57,13 @@ def test_layers_on_the_gpu_are_counted() -> None:
         ([L4, H100], "layer", "67 %, 33 %"),
     ],
 )
-def test_shares_are_told_where_numbers_depend_on_them(gpus: list[Device], mode: str, shares: str) -> None:
+def test_shares_are_reported_where_numbers_depend_on_them(gpus: list[Device], mode: str, shares: str) -> None:
     found = told([*gpus, CPU], split_mode=mode)
     assert (found.split_mode, found.gpu_shares) == (mode, shares)
     assert told([*gpus, CPU]).split_mode == "none"
 
 
-def test_threads_are_told_where_a_cpu_adds_attention_up_with_them() -> None:
+def test_threads_are_reported_where_a_cpu_adds_attention_up_with_them() -> None:
     """ggml's own attention does; ours gives the same sums with any number of threads."""
     partly = [with_room_for(needs(5)), CPU]
     assert [told([CPU]).threads, told(partly).threads] == [None if has_own_products() else 3] * 2
@@ -72,7 +72,7 @@ def test_threads_are_told_where_a_cpu_adds_attention_up_with_them() -> None:
     assert [each.threads for each in others] == [None] * 4
 
 
-def test_tiles_are_told_where_a_part_of_the_weights_lies_in_them() -> None:
+def test_tiles_are_reported_where_a_part_of_the_weights_lies_in_them() -> None:
     tiles, ordinary = Buffer("AMX", "model", 1), Buffer("CPU", "model", 1)
     assert told([CPU], BufferSizes((ordinary, tiles))).tiles
     assert not told([CPU], BufferSizes((ordinary, Buffer("CPU_REPACK", "model", 1)))).tiles

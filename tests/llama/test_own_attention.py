@@ -215,7 +215,7 @@ def test_a_row_that_sees_nothing_is_zero_and_what_is_no_number_stays_unseen() ->
     n_threads=st.integers(1, 3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_a_row_has_the_same_bits_in_any_company(
+def test_a_row_has_the_same_bits_under_any_load(
     lengths: list[int], n_rows: int, length: int | None, n_threads: int, seed: int
 ) -> None:
     """Sequences whose cells lie between each other's, each in its own order, and whose rows share a step."""

@@ -13,7 +13,7 @@ from worker.llama.invariance import PRODUCT_TYPES, has_own_products
 from worker.llama.library import open_library
 
 TYPES = sorted(PRODUCT_TYPES)
-MOST_COLUMNS = 40
+MAX_COLUMNS = 40
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def weights(type_name: str, n_rows: int, n_columns: int) -> tuple[bytes, Floats]
 @cache
 def columns(n_columns: int) -> Floats:
     chance = np.random.default_rng(7)
-    return chance.normal(0, 1, (MOST_COLUMNS, n_columns)).astype(np.float32)
+    return chance.normal(0, 1, (MAX_COLUMNS, n_columns)).astype(np.float32)
 
 
 def product(type_name: str, n_rows: int, of: Floats, n_threads: int = 1) -> Floats:
@@ -68,10 +68,10 @@ def test_rows_need_not_be_of_256(type_name: str) -> None:
 @given(
     type_name=st.sampled_from(TYPES),
     n_rows=st.integers(1, 70),
-    chosen=st.lists(st.integers(0, MOST_COLUMNS - 1), min_size=1, max_size=MOST_COLUMNS),
+    chosen=st.lists(st.integers(0, MAX_COLUMNS - 1), min_size=1, max_size=MAX_COLUMNS),
     n_threads=st.integers(1, 3),
 )
-def test_a_column_has_the_same_bits_in_any_company(
+def test_a_column_has_the_same_bits_under_any_load(
     type_name: str, n_rows: int, chosen: list[int], n_threads: int
 ) -> None:
     """Whatever else is multiplied beside it, in whatever order, by however many threads."""

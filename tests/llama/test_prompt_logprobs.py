@@ -100,7 +100,7 @@ def test_they_are_those_of_the_parity_harness(model: Model, served: Served) -> N
 
 
 @pytest.mark.usefixtures("default_model")
-def test_in_any_company_and_from_the_cache_they_are_the_same(
+def test_under_any_load_and_from_the_cache_they_are_the_same(
     model: Model, make_context: MakeContext, served: Served
 ) -> None:
     story = model.tokenize(STORY)

@@ -177,7 +177,7 @@ def test_text_is_read_with_or_without_bos_and_special_tokens(tiny: Model) -> Non
     assert bos not in letters.tokens
 
 
-def test_bos_comes_once_whoever_writes_it(tiny: Model) -> None:
+def test_bos_comes_once_whether_prompt_or_template_writes_it(tiny: Model) -> None:
     bos = tiny.controls["<s>"]
     for source in ("{{ messages[0].content }}", "{{ bos_token }}{{ messages[0].content }}"):
         for said in ("a", "<s>a"):
@@ -252,7 +252,7 @@ def test_a_template_of_no_use_ends_the_load_where_it_was_asked_for(tmp_path: Pat
         loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=source)
 
 
-def test_a_template_of_no_use_in_the_model_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_template_of_no_use_in_the_model_is_reported_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", chat_template="{% for %}")
     loaded = loaded_with(path)
     try:
@@ -265,7 +265,7 @@ def test_a_template_of_no_use_in_the_model_is_told_once(tmp_path: Path, capfd: p
         loaded.runner.close()  # type: ignore[attr-defined]
 
 
-def test_the_template_is_told_what_the_worker_was_told_or_the_load_ends(tmp_path: Path) -> None:
+def test_the_template_gets_the_workers_variables_or_the_load_ends(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf")
     source = CHAT + "{{ day }}"
     loaded = loaded_with(path, chat_template=source, chat_template_kwargs='{"day": "Monday"}')

@@ -51,7 +51,7 @@ def test_steps_are_filled_up_to_the_width_that_takes_less_time_where_there_are_c
 
 
 @pytest.mark.parametrize(("found", "words"), [((8,), "8"), ((2, 3, 4, 8), "2 to 4 and 8"), ((1, 3, 5), "1, 3 and 5")])
-def test_widths_are_told_in_words(found: tuple[int, ...], words: str) -> None:
+def test_widths_are_reported_in_words(found: tuple[int, ...], words: str) -> None:
     assert in_words(found) == words
 
 
@@ -66,7 +66,7 @@ def test_all_small_widths_are_tried_and_the_widest(n_slots: int) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("kind", [PLAIN, SLIDING, RECURRENT], ids=str)
-def test_rows_that_nobody_reads_change_no_others_and_leave_no_cell(
+def test_unread_rows_change_no_others_and_leave_no_cell(
     load_random: LoadRandom, make_context: MakeContext, kind: Kind
 ) -> None:
     """With products row by row; in a memory that is full but for their cells."""
@@ -88,7 +88,7 @@ def test_rows_that_nobody_reads_change_no_others_and_leave_no_cell(
             np.testing.assert_allclose(own, beside, rtol=0, atol=1e-3)
 
 
-def test_a_full_memory_has_cells_for_rows_that_nobody_reads(tiny: Model) -> None:
+def test_a_full_memory_has_cells_for_unread_rows(tiny: Model) -> None:
     context = Context(
         tiny, n_ctx=256, n_batch=256, n_ubatch=64, n_seq_max=1, n_threads=1, n_threads_batch=1, has_padding=True
     )

@@ -59,7 +59,7 @@ def test_a_chat_ends_by_itself(runner: LlamaRunner) -> None:
 
 
 @pytest.mark.model
-def test_alone_and_beside_another_a_job_draws_the_same(runner: LlamaRunner) -> None:
+def test_alone_and_next_to_another_a_job_draws_the_same(runner: LlamaRunner) -> None:
     sampling = Sampling(seed=7, temperature=0.8, top_p=0.95)
     prompts = [CHAT, "Once upon a time"]
     alone = [generate(runner, [prompt], 12, sampling)[0] for prompt in prompts]
@@ -169,7 +169,7 @@ def test_a_complete_text_ends_where_the_vocabulary_has_no_end_token(tmp_path: Pa
 
 
 @pytest.mark.model
-def test_a_token_that_is_forced_is_told_with_the_log_probability_it_has(runner: LlamaRunner) -> None:
+def test_a_token_that_is_forced_is_reported_with_the_log_probability_it_has(runner: LlamaRunner) -> None:
     sampling = replace(GREEDY, logprobs=0)
     tokens = runner.model.tokenize(CHAT)
     forced = Forced(TokenId(5), runner.model.piece(TokenId(5)))

@@ -23,7 +23,7 @@ from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.self_test import Serving, self_test
 from worker.plan.devices import choose_device
-from worker.plan.memory import MOST_PADDING
+from worker.plan.memory import MAX_PADDING
 from worker.wire.messages import SelfTested, SlotId
 
 SERVING = Serving(chunk=16, is_fixed=False, n_parallel=8, has_drafts=True, context_length=64)
@@ -55,7 +55,7 @@ def verdict(runner: LlamaRunner, serving: Serving = SERVING) -> Verdict | None:
 
 def outcome(runner: LlamaRunner, serving: Serving = SERVING) -> SelfTested | None:
     """The result; the memory is empty afterwards."""
-    results = [result for result in self_test(runner, serving, most_s=600.0) if result is not None]
+    results = [result for result in self_test(runner, serving, max_s=600.0) if result is not None]
     assert runner.kv.n_cells_used == 0
     assert runner.kv.n_free_cells == runner.context.n_ctx
     assert len(results) <= 1
@@ -269,7 +269,7 @@ def wide_runner(folder: Path, family: str, name: str, *, is_fixed: bool) -> Iter
     with Model.load(path, device=cpu, n_gpu_layers=0, on_progress=lambda _: None, may_repack=may_repack) as model:
         context = Context(
             model,
-            n_ctx=1024 + MOST_PADDING,
+            n_ctx=1024 + MAX_PADDING,
             n_batch=512,
             n_ubatch=512,
             n_seq_max=9,
@@ -329,7 +329,7 @@ def test_without_a_memory_that_can_be_cut_nothing_is_reused(tiny: Model) -> None
     assert verdict(uncut, serving) == Verdict(is_same=False, differences=names)
 
 
-def test_a_single_slot_has_no_company(tiny: Model) -> None:
+def test_a_single_slot_has_no_neighbours(tiny: Model) -> None:
     runner = tainted(tiny, "share", "crowded True", n_slots=1)
     assert verdict(runner, replace(SERVING, n_parallel=1)) == SAME
 
@@ -376,25 +376,25 @@ def ticking() -> Callable[[], float]:
     return map(float, count()).__next__
 
 
-@pytest.mark.parametrize(("most_s", "is_done"), [(0.0, False), (5.0, False), (20.0, False), (600.0, True)])
-def test_without_the_time_there_is_no_verdict(tiny: Model, most_s: float, *, is_done: bool) -> None:
-    results = list(self_test(tainted(tiny), SERVING, most_s=most_s, clock=ticking()))
-    assert len(results) - 2 <= most_s
+@pytest.mark.parametrize(("max_s", "is_done"), [(0.0, False), (5.0, False), (20.0, False), (600.0, True)])
+def test_without_the_time_there_is_no_verdict(tiny: Model, max_s: float, *, is_done: bool) -> None:
+    results = list(self_test(tainted(tiny), SERVING, max_s=max_s, clock=ticking()))
+    assert len(results) - 2 <= max_s
     assert (results[-1] is not None) == is_done
 
 
-def test_what_was_found_before_the_time_was_up_is_told(tiny: Model) -> None:
+def test_what_was_found_before_the_time_was_up_is_reported(tiny: Model) -> None:
     """A step to see how long it takes, 16 for the widths, eleven alone, five in one step: one part of a prompt."""
     serving = replace(SERVING, context_length=40)
-    *steps, found = self_test(tainted(tiny, "tokens 24", "load 2"), serving, most_s=32.0, clock=ticking())
+    *steps, found = self_test(tainted(tiny, "tokens 24", "load 2"), serving, max_s=32.0, clock=ticking())
     assert len(steps) == 33
     assert found is not None
     assert (found.differences, found.ways) == (("in one step",), ("in one step",))
     assert found.widths == tuple(range(1, 9))
 
 
-def test_before_the_widths_are_through_those_that_differ_are_told(tiny: Model) -> None:
-    *_, found = self_test(tainted(tiny, "slices 3"), SERVING, most_s=14.0, clock=ticking())
+def test_before_the_widths_are_through_those_that_differ_are_reported(tiny: Model) -> None:
+    *_, found = self_test(tainted(tiny, "slices 3"), SERVING, max_s=14.0, clock=ticking())
     assert found is not None
     assert (found.differences, found.ways) == (("in decode steps of 3 rows",), ())
     assert found.widths[0] == 1

@@ -36,7 +36,7 @@ def company_of(
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_nobody_notices_what_others_share_save_load_and_forget(
+def test_no_slot_notices_what_others_share_save_load_and_forget(
     load_random: LoadRandom, make_context: MakeContext, seed: int
 ) -> None:
     company = company_of(load_random(PLAIN), make_context, seed)

@@ -47,7 +47,7 @@ def check(spans: Spans, plain: PlainCells) -> None:
 
 @settings(max_examples=100)
 @given(ops=OPS)
-def test_every_cell_is_counted_once_whoever_shares_it(ops: list[Op]) -> None:
+def test_every_cell_is_counted_once_however_many_share_it(ops: list[Op]) -> None:
     spans, plain = Spans(N_SLOTS), PlainCells(N_SLOTS)
     for op in ops:
         apply(op, spans, plain)

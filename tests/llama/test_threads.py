@@ -115,7 +115,7 @@ def test_where_it_does_not_help_it_is_tried_for_a_moment_and_ever_more_seldom(n_
     assert n_less * WINDOW_S < 0.02 * 400
 
 
-def test_where_nobody_knows_the_number_never_changes() -> None:
+def test_without_clocks_the_number_never_changes() -> None:
     threads = Threads(4, lambda: None)
     assert not any(threads.computed(ROWS, WINDOW_S) for _ in range(100))
     assert threads.n_now == 4
@@ -132,7 +132,7 @@ def test_threads_that_wait_for_something_else_to_do_are_not_counted() -> None:
     assert machine.threads.n_now == 2
 
 
-def test_linux_tells_how_long_threads_have_run_and_waited_and_others_have_computed() -> None:
+def test_linux_reports_how_long_threads_have_run_and_waited_and_others_have_computed() -> None:
     before = clocks()
     assert before is not None
     assert before.threads

@@ -41,5 +41,5 @@ def test_the_library_takes_what_is_served(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SentencePiece without a space"])
-def test_gaps_are_what_the_library_dies_of(kind: str, tmp_path: Path) -> None:
+def test_gaps_are_what_crashes_the_library(kind: str, tmp_path: Path) -> None:
     assert not is_survived(GAPPED[kind], tmp_path)

@@ -12,7 +12,7 @@ from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.runner import LlamaRunner
 from worker.llama.warm_up import (
-    MOST_PADDED,
+    MAX_PADDED,
     WIDTHS,
     Shapes,
     chunk_within,
@@ -70,7 +70,7 @@ def test_the_chunk_is_the_largest_that_keeps_the_target_within_a_micro_batch(
 @pytest.mark.parametrize(
     ("first_s", "token_s", "chunk"), [(0.002, 0.0004, 256), (0.05, 0.003, 32), (0.0, 0.0001, 512), (0.2, 0.01, 16)]
 )
-def test_the_chunk_is_found_with_no_step_far_beyond_the_target_and_beside_others(
+def test_the_chunk_is_found_with_no_step_far_beyond_the_target_and_next_to_others(
     first_s: float, token_s: float, chunk: int, disturbed: tuple[int, ...]
 ) -> None:
     """`disturbed`: steps that take half as long again when they are run for the first time."""
@@ -106,7 +106,7 @@ def test_what_a_step_of_the_chunk_takes_is_measured_also_when_the_chunk_is_given
 
 
 @pytest.mark.parametrize(("target_s", "n_slots", "widest"), [(FAST, 16, 32), (FAST, 1, 32), (SLOW, 16, 16)])
-def test_steps_of_every_width_are_measured_where_tokens_will_be_guessed(
+def test_steps_of_every_width_are_measured_where_tokens_will_be_drafted(
     tiny: Model, target_s: float, n_slots: int, widest: int
 ) -> None:
     """As wide as a prefill step that holds up others may be, and as a step with drafts may be."""
@@ -115,7 +115,7 @@ def test_steps_of_every_width_are_measured_where_tokens_will_be_guessed(
     assert all(cost_s > 0 for _, cost_s in shapes.row_costs)
 
 
-def test_nothing_is_measured_where_nothing_will_be_guessed(tiny: Model) -> None:
+def test_nothing_is_measured_where_nothing_will_be_drafted(tiny: Model) -> None:
     runner = runner_of(tiny)
     assert warmed(runner, looks_up=False).row_costs == ()
     runner.kv.seq_ids = runner.kv.seq_ids.without_spares()
@@ -127,7 +127,7 @@ def test_what_a_predecessor_measured_is_kept(tiny: Model) -> None:
     shapes = warm_up(runner, chunk=32, row_costs=costs, target_s=FAST, is_deterministic=False, wants_drafts=True)
     assert (shapes.chunk, shapes.row_costs) == (32, costs)
     fixed = warm_up(runner, row_costs=costs, target_s=FAST, is_deterministic=True, wants_drafts=True)
-    assert fixed.row_costs == (), "guessed tokens have no place in fixed chunks"
+    assert fixed.row_costs == (), "draft tokens have no place in fixed chunks"
 
 
 def test_logits_that_are_no_numbers_do_not_stop_the_warm_up(model_of_nan: Model) -> None:
@@ -150,7 +150,7 @@ def test_a_width_is_filled_up_only_to_one_that_takes_less(times: list[float]) ->
     padded = dict(padded_widths_of(measured))
     costs = dict(padded_costs(measured, tuple(padded.items())))
     for width, taken_s in measured:
-        assert width <= padded.get(width, width) <= width + MOST_PADDED
+        assert width <= padded.get(width, width) <= width + MAX_PADDED
         assert costs[width] == times[padded.get(width, width) - 1] <= taken_s
     assert len(costs) == len(times)
 
@@ -158,17 +158,17 @@ def test_a_width_is_filled_up_only_to_one_that_takes_less(times: list[float]) ->
 @given(
     token_s=st.lists(st.floats(1e-6, 1e-2), min_size=4, max_size=4),
     n_most=st.sampled_from((64, 512, 1000, 1024, 2048)),
-    most_s=st.sampled_from((1e-3, 0.6, math.inf)),
+    max_s=st.sampled_from((1e-3, 0.6, math.inf)),
 )
 def test_prefill_steps_are_as_wide_as_each_token_takes_no_longer(
-    token_s: list[float], n_most: int, most_s: float
+    token_s: list[float], n_most: int, max_s: float
 ) -> None:
     each_s = dict(zip((64, 512, 1024, 2048), token_s, strict=True))
-    found = widest_within(most_s, n_most, lambda size: size * each_s.get(size, 1.0))
+    found = widest_within(max_s, n_most, lambda size: size * each_s.get(size, 1.0))
     assert min(512, n_most) <= found <= n_most
     sizes = [size for size in (512, 1024, 2048) if size <= found]
     assert all(each_s[wider] <= 1.05 * each_s[size] * (1 + 1e-9) for size, wider in pairwise(sizes))
-    assert found <= 512 or found * each_s[found] <= 1.05 * most_s * (1 + 1e-9)
+    assert found <= 512 or found * each_s[found] <= 1.05 * max_s * (1 + 1e-9)
 
 
 class SlowGpu:

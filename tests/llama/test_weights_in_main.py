@@ -121,7 +121,7 @@ print(json.dumps([facts.memory_bytes, rss_after - rss, anonymous_after - anonymo
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["Q4_K", "Q4_0", "IQ4_NL", "Q8_0", "Q4_K_M", "Q8_0 with some Q4_0"])
-def test_what_is_planned_and_told_is_what_the_process_holds(tmp_path: Path, kind: str) -> None:
+def test_what_is_planned_and_reported_is_what_the_process_holds(tmp_path: Path, kind: str) -> None:
     shape, type_of = MODELS[kind]
     path = write_shape(tmp_path / "m.gguf", shape, type_of)
     plan = placement_of(path)
@@ -159,7 +159,7 @@ def test_shapes_that_ggml_has_no_product_for_are_asked_without_harm(name: str, d
     assert layout_of(Tensor(name, dims, "Q4_0", 0)) is None
 
 
-def test_what_is_not_laid_out_anew_stays_mapped_in_the_file(tmp_path: Path) -> None:
+def test_what_is_not_repacked_stays_mapped_in_the_file(tmp_path: Path) -> None:
     path = write_shape(tmp_path / "m.gguf", WIDE, all_of("Q5_0"))
     planned = placement_of(path).weights_in_main
     assert (planned.is_mapped, planned.repacked) == (True, 0)

@@ -64,8 +64,8 @@ def test_a_model_is_loaded_measured_and_empty(default_model: Path, model: Model,
     assert percents[-1] == 100
     assert any("buffer size" in line.text for line in lines)
     # Weights and 768 cells (700 padded) of 23,040 bytes, and some compute buffers.
-    least_bytes = info.weights_bytes + 768 * 23_040
-    assert least_bytes < facts.memory_bytes < least_bytes + 64 * 2**20
+    min_bytes = info.weights_bytes + 768 * 23_040
+    assert min_bytes < facts.memory_bytes < min_bytes + 64 * 2**20
     assert runner.kv.n_cells_used == 0
     # The warm-up changes no answer: bit for bit what a context gives that never saw one.
     prompt = loaded.model.tokenize("The capital of France is")
@@ -157,7 +157,7 @@ def test_the_limit_of_the_prefix_cache_is_settled_by_the_load(tmp_path: Path, as
     [
         (SLIDING, "auto", True, None),
         (SLIDING, "on", True, None),
-        (SLIDING, "off", False, "1 of 2 layers keep no more than their sliding window of 8 tokens"),
+        (SLIDING, "off", False, "1 of 2 layers keep only their sliding window of 8 tokens"),
         (RECURRENT, "auto", None, "mamba has recurrent state"),
         (PLAIN, "off", None, None),
     ],

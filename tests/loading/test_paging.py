@@ -1,4 +1,4 @@
-"""How far a file is in memory while the library says nothing: pages that came are told, and nothing else is."""
+"""Progress while the library reports none: pages of the file that arrive are reported, and nothing else is."""
 
 import mmap
 import sys
@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.loading.paging import LEAST_BYTES, MAPPED_SHARE, Paging, mapped_bytes, paging
+from worker.loading.paging import MAPPED_SHARE, MIN_BYTES, Paging, mapped_bytes, paging
 
 PATIENCE_S = 60.0
-FILE_BYTES = 100 * LEAST_BYTES
+FILE_BYTES = 100 * MIN_BYTES
 
 
 class Machine:
     """Its memory has what the test puts there; `told` is what the front hears."""
 
-    def __init__(self, before_bytes: int = 5 * LEAST_BYTES) -> None:
+    def __init__(self, before_bytes: int = 5 * MIN_BYTES) -> None:
         self.mapped_bytes = before_bytes
         self.told: list[int] = []
         self.progress = Paging(self.told.append, FILE_BYTES, lambda: self.mapped_bytes)
@@ -41,14 +41,14 @@ def test_a_disk_that_hangs_is_no_progress() -> None:
     machine.page_in(0.5)
     for _ in range(100):
         machine.progress.look()
-    machine.mapped_bytes += LEAST_BYTES - 1
+    machine.mapped_bytes += MIN_BYTES - 1
     machine.progress.look()
     assert len(machine.told) == 1
 
 
 def test_pages_of_a_very_large_file_are_progress_before_they_are_a_percent() -> None:
     told: list[int] = []
-    mapped = iter(range(0, 10 * LEAST_BYTES, LEAST_BYTES))
+    mapped = iter(range(0, 10 * MIN_BYTES, MIN_BYTES))
     progress = Paging(told.append, 1000 * FILE_BYTES, lambda: next(mapped))
     for _ in range(5):
         progress.look()
@@ -87,7 +87,7 @@ def test_the_bar_never_falls_and_ends_with_100(shares: list[float], percents: li
     assert machine.told[-1] == 100
 
 
-def test_pages_are_told_from_another_thread_for_as_long_as_the_block_lasts() -> None:
+def test_pages_are_reported_from_another_thread_for_as_long_as_the_block_lasts() -> None:
     """The thread that loads is inside the library meanwhile."""
     told: list[int] = []
     is_told = threading.Event()
@@ -96,7 +96,7 @@ def test_pages_are_told_from_another_thread_for_as_long_as_the_block_lasts() -> 
         told.append(threading.get_ident())
         is_told.set()
 
-    n_bytes = iter(range(0, 10**15, LEAST_BYTES))
+    n_bytes = iter(range(0, 10**15, MIN_BYTES))
     with paging(tell, FILE_BYTES, count_bytes=lambda: next(n_bytes)):
         assert is_told.wait(PATIENCE_S)
     assert threading.get_ident() not in told
@@ -106,7 +106,7 @@ def test_pages_are_told_from_another_thread_for_as_long_as_the_block_lasts() -> 
 @pytest.fixture
 def sparse(tmp_path: Path) -> Iterator[int]:
     with (tmp_path / "weights").open("wb+") as file:
-        file.truncate(32 * LEAST_BYTES)
+        file.truncate(32 * MIN_BYTES)
         yield file.fileno()
 
 
@@ -115,4 +115,4 @@ def test_a_map_that_is_populated_is_counted(sparse: int) -> None:
     before_bytes = mapped_bytes()
     with mmap.mmap(sparse, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ):
         grown_bytes = mapped_bytes() - before_bytes
-    assert 31 * LEAST_BYTES < grown_bytes < 40 * LEAST_BYTES
+    assert 31 * MIN_BYTES < grown_bytes < 40 * MIN_BYTES

@@ -1,4 +1,4 @@
-"""Which layers have a sliding window: as the file says, else as llama.cpp has it for the architecture."""
+"""The layers with a sliding window: as the file says, else as llama.cpp has it for the architecture."""
 
 from pathlib import Path
 

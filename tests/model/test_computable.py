@@ -31,7 +31,7 @@ BAD_NUMBERS: list[tuple[str, Value, str]] = [
     ("rope.dimension_count", 7, "is 7, must be even"),
     ("attention.key_length", 63, "have 63 numbers, must be even"),
     ("attention.head_count", 32, "have 1 numbers, must be even"),
-    ("block_count", 513, "is 513; llama.cpp ends at 512"),
+    ("block_count", 513, "is 513; llama.cpp supports at most 512"),
     ("expert_count", 1025, "is 1025, must be in 0..1024"),
     ("expert_count", 4, "is 0, must be in 1..4"),
     ("expert_used_count", 1, "is 1, must be in 0..0"),

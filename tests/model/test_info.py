@@ -82,7 +82,7 @@ def test_the_file_type_names_the_quantisation(tmp_path: Path, file_type: int, na
     assert read_info(tiny_model({"general.file_type": file_type}).write(tmp_path / "m.gguf")).quant_kind == name
 
 
-def test_an_unknown_file_type_gives_way_to_the_type_with_most_bytes(tmp_path: Path) -> None:
+def test_an_unknown_file_type_is_replaced_by_the_type_with_most_bytes(tmp_path: Path) -> None:
     large = TensorRow("blk.0.ffn_up.weight", (3200, 2), 4000, Q4_1)
     info = read_info(tiny_model({"general.file_type": 999}, [*TINY_TENSORS, large]).write(tmp_path / "m.gguf"))
     assert info.quant_kind == "Q4_1"
@@ -119,7 +119,7 @@ REQUIRED = (
 )
 BAD_VALUES: list[tuple[str, Value, str]] = [
     ("general.architecture", "", "empty"),
-    ("general.architecture", "ll ama\n", "is no name: 'll ama\\n'"),
+    ("general.architecture", "ll ama\n", "is not a name: 'll ama\\n'"),
     ("general.architecture", 3, "type u32, must be string"),
     ("general.architecture", ["llama"], "an array of string, must be string"),
     ("general.type", "adapter", "'adapter'"),
@@ -140,7 +140,7 @@ BAD_VALUES: list[tuple[str, Value, str]] = [
     ("llama.attention.head_count", 2**32 - 1, f"is {2**32 - 1}, must be in 0..65536"),
     ("llama.attention.head_count", 64, "64 attention heads for an embedding length of 32"),
     ("llama.attention.head_count", [4, 4, 4], "has 3 i32, must have 2"),
-    ("llama.attention.head_count", [4, -4], "has -4..4 in it"),
+    ("llama.attention.head_count", [4, -4], "has values of -4..4"),
     ("llama.attention.head_count", Typed("f32", [4.0, 4.0]), "has 2 f32, must have 2 u32 or i32"),
     ("llama.attention.head_count", Typed("u32", [4] * 2000), "has 2000 u32, must have 2"),
     ("llama.attention.head_count_kv", 3, "3 KV heads for 4 heads in layer 0"),

@@ -36,7 +36,7 @@ def test_the_least_alignment_of_all_parts_is_the_model_s(tmp_path: Path) -> None
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     paths = tiny_split(tmp_path)
     paths[1].unlink()
-    assert refusal(paths[0]) == "part 1 of 3; tiny-00002-of-00003.gguf is missing beside it"
+    assert refusal(paths[0]) == "part 1 of 3; tiny-00002-of-00003.gguf is missing from the same folder"
 
 
 def test_a_later_part_says_which_to_name(tmp_path: Path) -> None:

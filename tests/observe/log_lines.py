@@ -1,4 +1,6 @@
-"""What tests of log lines share: a logger that writes to a stream, and the process's logging put back afterwards."""
+"""The shared parts of tests of log lines: a logger that writes to a stream, and the process's logging put back
+afterwards.
+"""
 
 import io
 import logging

@@ -163,7 +163,7 @@ def test_escape_gives_printable_text_and_leaves_printable_text_alone(text: str) 
     assert logs.escape(logs.escape(text)) == logs.escape(text)
 
 
-def test_an_exception_is_told_with_its_cause_and_frames_but_without_local_values() -> None:
+def test_an_exception_is_reported_with_its_cause_and_frames_but_without_local_values() -> None:
     stream = io.StringIO()
     prompt = "a confidential prompt"
     try:
@@ -181,7 +181,7 @@ def test_an_exception_is_told_with_its_cause_and_frames_but_without_local_values
     assert only_line(stream)["level"] == "error"
 
 
-def test_every_member_of_an_exception_group_is_told() -> None:
+def test_every_member_of_an_exception_group_is_reported() -> None:
     stream = io.StringIO()
     group = ExceptionGroup("tasks", [ValueError("one"), KeyError("two")])
     to(stream).error("error", exc_info=group)

@@ -1,4 +1,4 @@
-"""Where log lines come from and go to: other libraries, a stderr that fails, the engine's stderr."""
+"""The sources and ends of log lines: other libraries, a stderr that fails, the engine's stderr."""
 
 import asyncio
 import io

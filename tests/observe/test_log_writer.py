@@ -83,7 +83,7 @@ def fill(writer: LogWriter, *, at_least: int = 1) -> int:
 
 
 def read_of(controller: int, end: bytes) -> bytes:
-    """What a terminal shows up to `end`; the kernel hands it over in pieces, and later than it was written."""
+    """Return what a terminal shows up to `end`; the kernel hands it over in pieces, and later than it was written."""
     shown = b""
     while not shown.endswith(end):
         shown += os.read(controller, 4096)
@@ -97,7 +97,7 @@ def numbers(lines: list[str]) -> list[int]:
 # ── full ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_reader_that_never_reads_holds_nobody_up_and_the_end_not_for_long() -> None:
+def test_a_reader_that_never_reads_delays_no_line_and_the_end_not_for_long() -> None:
     with unread() as (_, writer):
         assert fill(writer, at_least=1000) == 1000 + MOST // len(LINE)
         assert not writer.drain(0.01)
@@ -166,7 +166,7 @@ def test_a_descriptor_that_another_made_non_blocking_loses_nothing() -> None:
     pipe.close(writer)
 
 
-def test_a_reader_that_has_left_harms_nobody() -> None:
+def test_a_reader_that_has_left_does_no_harm() -> None:
     pipe = Pipe()
     os.close(pipe.reader)
     writer = LogWriter(pipe.stream)
@@ -234,7 +234,7 @@ def test_a_line_takes_the_place_of_a_bar_and_a_bar_that_is_gone_is_not_missed() 
 
 
 @pytest.mark.parametrize("level", ["info", "warning"])
-def test_the_gap_is_told_in_the_form_of_all_lines(level: logs.Level) -> None:
+def test_the_gap_is_reported_in_the_form_of_all_lines(level: logs.Level) -> None:
     with unread() as (pipe, writer):
         logs.configure("json", "w-1", writer, level=level)
         while not writer.n_dropped:

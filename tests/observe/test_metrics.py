@@ -60,7 +60,7 @@ OWN_SERIES = {
     "worker_kv_event_batches_total": ("counter", WORKER),
 }
 LATER_SERIES = {"worker_http_requests_total": "counter", "worker_build_info": "gauge", "worker_model_info": "gauge"}
-"""Not at zero from the start: what there is to ask for is told by the web side, and an info is always 1."""
+"""These are not at zero from the start: the web side registers its routes, and an info is always 1."""
 
 OF_A_PROCESS = (
     *("cpu_seconds_total", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds"),
@@ -126,7 +126,7 @@ def test_all_outcomes_exist_at_zero(metrics: Metrics) -> None:
 
 
 @pytest.mark.parametrize("accept", [None, "application/openmetrics-text"])
-def test_no_series_tells_when_it_was_created(metrics: Metrics, accept: str | None) -> None:
+def test_no_series_reports_when_it_was_created(metrics: Metrics, accept: str | None) -> None:
     assert "_created" not in text(metrics, accept)
 
 
@@ -204,7 +204,7 @@ def test_gauges_show_the_last_state_and_restarts_add_up(metrics: Metrics) -> Non
     )
 
 
-def test_what_need_not_be_computed_what_was_guessed_and_who_was_paused_add_up(metrics: Metrics) -> None:
+def test_what_need_not_be_computed_what_was_drafted_and_who_was_paused_add_up(metrics: Metrics) -> None:
     for n_cached in (0, 300, 12):
         metrics.started(queued_s=0.0, n_prompt=300, n_cached=n_cached)
     for step in (
@@ -290,7 +290,7 @@ def info(metrics: Metrics, name: str) -> list[dict[str, str]]:
     return [sample.labels for sample in samples(metrics) if sample.name == name and sample.value == 1]
 
 
-def test_the_build_is_told_from_the_start_and_the_model_once_it_is_loaded(metrics: Metrics) -> None:
+def test_the_build_is_reported_from_the_start_and_the_model_once_it_is_loaded(metrics: Metrics) -> None:
     (build,) = info(metrics, "worker_build_info")
     assert (build["worker_id"], build["version"]) == ("w-1", __version__)
     assert {"llama_cpp_python", "python"} < set(build)
@@ -340,7 +340,7 @@ def test_lost_log_lines_are_asked_for_at_every_scrape() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the figures come from /proc")
-def test_the_front_and_the_engine_are_told_as_processes_with_our_label(metrics: Metrics) -> None:
+def test_the_front_and_the_engine_are_reported_as_processes_with_our_label(metrics: Metrics) -> None:
     def processes() -> set[str]:
         return {s.name for s in samples(metrics) if s.name in PROCESS_SERIES and s.labels == {"worker_id": "w-1"}}
 

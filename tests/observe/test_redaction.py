@@ -1,4 +1,4 @@
-"""What counts as a secret in a log line, and what does not."""
+"""The values that count as secrets in a log line, and those that do not."""
 
 from decimal import Decimal
 from pathlib import Path

@@ -42,7 +42,7 @@ VLLM_SERIES = {
     ),
     "vllm:gpu_cache_usage_perc": "gauge",
 }
-"""What llm-d's router, production-stack's, GPUStack and KEDA ask for."""
+"""The series that llm-d's router, production-stack's, GPUStack and KEDA ask for."""
 
 SAME = {
     "vllm:num_requests_running": "worker_requests_running",
@@ -108,7 +108,7 @@ def test_nothing_has_a_value_before_the_model_has_a_name() -> None:
     ],
 )
 def test_every_sample_has_the_models_name_and_the_engines_number(metrics: Metrics, accept: str | None) -> None:
-    """Whatever format is asked for: Prometheus' own wishes, of now and of before, are among these."""
+    """This holds in every format: Prometheus' own wishes, of now and of before, are among these."""
     lines = [line for line in metrics.render(accept)[0].decode().splitlines() if line.startswith("vllm:")]
     assert len(lines) > len(VLLM_SERIES)
     assert all('engine="0"' in line and 'model_name="toy"' in line and "worker_id" not in line for line in lines)
@@ -157,7 +157,7 @@ def test_prompts_count_in_tokens_when_their_jobs_get_slots(metrics: Metrics) -> 
         assert value(metrics, f"{name}_total") == 290
 
 
-def test_the_usage_of_the_cache_is_a_part_of_its_cells_which_are_told_as_blocks(metrics: Metrics) -> None:
+def test_the_usage_of_the_cache_is_a_part_of_its_cells_which_are_reported_as_blocks(metrics: Metrics) -> None:
     work(metrics)
     assert value(metrics, "kv_cache_usage_perc") == value(metrics, "gpu_cache_usage_perc") == 1024 / FACTS.n_cells
     assert shown(metrics)["vllm:cache_config_info"] == {

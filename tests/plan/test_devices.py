@@ -1,4 +1,4 @@
-"""What `--device` means where there are several devices."""
+"""The meaning of `--device` if there are several devices."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def test_auto_without_a_gpu_is_the_cpu() -> None:
     assert choose_device("auto", [BLAS, CPU]) is CPU
 
 
-def test_auto_passes_by_a_gpu_of_which_the_driver_tells_no_memory_and_its_name_still_means_it() -> None:
+def test_auto_passes_by_a_gpu_of_which_the_driver_reports_no_memory_and_its_name_still_means_it() -> None:
     shell = replace(CUDA0, free_bytes=0, total_bytes=0)
     assert candidates("auto", [shell, CPU]) == [CPU]
     assert candidates("auto", [shell, CUDA1, CPU]) == [CUDA1, CPU]

@@ -14,11 +14,11 @@ from worker.model.info import ModelInfo
 from worker.plan.memory import (
     DEFAULT_PARALLEL,
     KV_SHARE,
-    LEAST_WANTED_CELLS,
+    MIN_WANTED_CELLS,
     Demand,
     Plan,
     kv_layer_bytes,
-    most_cells,
+    max_cells,
     plan_memory,
     plan_of,
     prefix_cache_bytes,
@@ -69,7 +69,7 @@ def demand(ctx_size: int = 0, parallel: int = 0, ubatch_size: int = 512, *, has_
 
 
 def total_bytes(made: Plan) -> int:
-    """Of all that a plan takes, with the weights as the file has them."""
+    """Return the bytes of all that a plan takes, with the weights as the file has them."""
     return WEIGHTS_BYTES + made.kv_bytes + made.compute_bytes + made.output_bytes
 
 
@@ -86,8 +86,8 @@ def bytes_for(n_cells: int, parallel: int = 0) -> int:
 
 def test_with_memory_to_spare_the_defaults_hold() -> None:
     made = plan(info())
-    assert (made.n_cells, made.parallel, made.context_length) == (LEAST_WANTED_CELLS, DEFAULT_PARALLEL, 8192)
-    assert made.kv_bytes == LEAST_WANTED_CELLS * CELL_BYTES
+    assert (made.n_cells, made.parallel, made.context_length) == (MIN_WANTED_CELLS, DEFAULT_PARALLEL, 8192)
+    assert made.kv_bytes == MIN_WANTED_CELLS * CELL_BYTES
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_default_context_holds_the_trained_length_and_is_at_most_parallel_ti
     trained=st.integers(1, 200_000),
     heads_kv=st.sampled_from([(2, 2, 2, 2), (0, 8), (0, 0)]),
 )
-def test_cells_that_nobody_asked_for_take_a_part_of_the_free_memory_and_no_less_than_that(
+def test_default_cells_take_a_part_of_the_free_memory_and_no_less_than_that(
     free_bytes: int, parallel: int, trained: int, heads_kv: tuple[int, ...]
 ) -> None:
     model, wish = info(trained, heads_kv), replace(demand(parallel=parallel), free_bytes=free_bytes)
@@ -126,7 +126,7 @@ def test_cells_that_nobody_asked_for_take_a_part_of_the_free_memory_and_no_less_
 
 def test_few_cells_are_few_slots_also_where_the_part_of_memory_is_what_limits_them() -> None:
     wish = replace(demand(), free_bytes=KV_SHARE * 1024 * CELL_BYTES)
-    made = plan_memory(info(), wish, lambda _: True, least_cells=4096)
+    made = plan_memory(info(), wish, lambda _: True, min_cells=4096)
     assert made is not None, "layers stay where they are: there is room for more cells, and they are not wanted"
     assert (made.n_cells, made.parallel) == (1024, 4)
 
@@ -147,16 +147,16 @@ def test_asked_for_slots_are_kept_when_memory_is_little() -> None:
     assert (made.n_cells, made.parallel) == (512, 8)
 
 
-def test_a_context_that_nobody_asked_for_is_not_cut_below_the_least_that_is_wanted() -> None:
+def test_the_default_context_is_not_cut_below_the_least_that_is_wanted() -> None:
     room = bytes_for(2048)
 
     def fits(made: Plan) -> bool:
         return total_bytes(made) <= room
 
-    for least_cells, is_kept in ((2048, True), (4096, False)):
-        assert (plan_memory(info(), demand(), fits, least_cells=least_cells) is not None) == is_kept
+    for min_cells, is_kept in ((2048, True), (4096, False)):
+        assert (plan_memory(info(), demand(), fits, min_cells=min_cells) is not None) == is_kept
     short = info(trained=100)
-    assert plan_memory(short, demand(), fits, least_cells=4096) is not None, "it never wanted more"
+    assert plan_memory(short, demand(), fits, min_cells=4096) is not None, "it never wanted more"
 
 
 @pytest.mark.parametrize("ctx_size", [1, 100, 256, 300, 20_000, 100_000])
@@ -180,10 +180,10 @@ def test_what_does_not_fit_is_no_plan() -> None:
     asked = demand(ctx_size=4000)
     room = total_bytes(plan_of(info(), asked, 2048)) + 5
     assert plan_memory(info(), asked, lambda made: total_bytes(made) <= room) is None
-    assert most_cells(info(), asked, lambda made: total_bytes(made) <= room) == 2048
+    assert max_cells(info(), asked, lambda made: total_bytes(made) <= room) == 2048
     for wish in (demand(), demand(ctx_size=1)):
         assert plan_memory(info(), wish, lambda made: total_bytes(made) <= WEIGHTS_BYTES) is None
-        assert most_cells(info(), wish, lambda made: total_bytes(made) <= WEIGHTS_BYTES) == 0
+        assert max_cells(info(), wish, lambda made: total_bytes(made) <= WEIGHTS_BYTES) == 0
 
 
 @given(
@@ -203,7 +203,7 @@ def test_a_plan_fits_or_the_largest_context_that_does_is_known(
 
     made = plan_memory(model, wish, fits)
     if made is None:
-        largest = most_cells(model, wish, fits)
+        largest = max_cells(model, wish, fits)
         assert plan_memory(model, replace(wish, ctx_size=largest + 1), fits) is None
         if not largest:
             return
@@ -220,7 +220,7 @@ def test_a_plan_fits_or_the_largest_context_that_does_is_known(
 # ── what ended jobs leave ────────────────────────────────────────────────────────────────────────
 
 
-def test_ended_jobs_may_leave_as_much_as_the_kv_cache_but_half_of_what_is_left_at_most() -> None:
+def test_finished_jobs_may_leave_as_much_as_the_kv_cache_but_half_of_what_is_left_at_most() -> None:
     made = plan(info(), ctx_size=1024)
     assert prefix_cache_bytes(-1, made, 1 << 40) == made.kv_bytes
     assert prefix_cache_bytes(-1, made, 2 * made.kv_bytes) == made.kv_bytes
@@ -264,4 +264,4 @@ def test_every_cache_type_setting_has_a_size(name: str) -> None:
 
 def test_a_model_without_attention_needs_no_cells() -> None:
     made = plan(info(heads_kv=(0, 0)))
-    assert (made.n_cells, made.kv_bytes) == (LEAST_WANTED_CELLS, 0)
+    assert (made.n_cells, made.kv_bytes) == (MIN_WANTED_CELLS, 0)

@@ -47,7 +47,7 @@ def test_both_are_in_the_room_there_is_or_refused_with_what_the_draft_model_take
         pair([CPU], int(least / HOST_SHARE) - 2 * MIB, device="cpu", ctx_size=CELL_STEP, parallel=1)
 
 
-def test_a_context_that_nobody_asked_for_is_made_smaller_for_both() -> None:
+def test_the_default_context_is_made_smaller_for_both() -> None:
     roomy = pair([CPU], device="cpu", ctx_size=0)
     least = bytes_of(pair([CPU], device="cpu", ctx_size=CELL_STEP, parallel=1))
     scarce = pair([CPU], int((least + bytes_of(roomy)) / 2 / HOST_SHARE), device="cpu", ctx_size=0)

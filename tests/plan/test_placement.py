@@ -1,4 +1,4 @@
-"""Where a model goes, on made-up devices: the best that has room for it, as many layers as fit, or a plain refusal."""
+"""The place of a model on made-up devices: the best that has room for it, as many layers as fit, or a plain refusal."""
 
 import math
 import re
@@ -24,8 +24,8 @@ from worker.plan.memory import DEFAULT_UBATCH, KV_SHARE, demand_of, plan_of
 from worker.plan.placement import (
     GPU_SHARE,
     HOST_SHARE,
-    LEAST_AUTO_CELLS,
-    MOST_LEFT_BYTES,
+    MAX_LEFT_BYTES,
+    MIN_AUTO_CELLS,
     Placement,
     gpu_room,
     groups_for,
@@ -76,7 +76,7 @@ def needs(n_gpu_layers: int = N_LAYERS, **changes: Any) -> int:
 
 def with_room_for(n_bytes: int, index: int = 0, backend: str = "cuda", kind: Kind = "gpu") -> Device:
     """A GPU that has room for so much and no more."""
-    return gpu(min(math.ceil(n_bytes / GPU_SHARE), n_bytes + MOST_LEFT_BYTES), index, backend, kind)
+    return gpu(min(math.ceil(n_bytes / GPU_SHARE), n_bytes + MAX_LEFT_BYTES), index, backend, kind)
 
 
 # ── which device ─────────────────────────────────────────────────────────────────────────────────
@@ -206,7 +206,9 @@ def test_full_offload_by_auto_needs_a_gpu() -> None:
     ],
 )
 def test_a_flag_that_asks_for_gpus_is_refused_where_there_are_none(flag: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(ModelLoadFailed, match=f"^{flag}, but no GPU was found .*remove --[a-z-]+ to serve from the CPU"):
+    with pytest.raises(
+        ModelLoadFailed, match=f"^{flag}, but no GPU was found .*remove --[a-z-]+ to serve from the CPU"
+    ):
         placed([CPU], **changes)
 
 
@@ -215,7 +217,7 @@ def test_no_gpu_is_needed_where_none_is_asked_for(changes: dict[str, Any]) -> No
     assert placed([CPU], **changes).device == CPU
 
 
-def test_no_layers_on_a_gpu_that_nobody_named_is_the_cpu() -> None:
+def test_no_layers_on_an_unnamed_gpu_is_the_cpu() -> None:
     """Otherwise the GPU would be reported as the device of a model that is not there."""
     assert placed([gpu(80 * GIB), CPU], gpu_layers="0").device == CPU
     assert placed([gpu(80 * GIB), CPU], gpu_layers="0", device="cuda").device == gpu(80 * GIB)
@@ -235,13 +237,13 @@ def test_a_successor_on_the_cpu_keeps_the_wishes_that_its_predecessor_could_not_
     assert placed([CPU], **successor).device == CPU
 
 
-def test_a_context_that_nobody_asked_for_gives_way_to_layers_but_not_all_of_it() -> None:
+def test_the_default_context_shrinks_for_layers_but_not_below_its_minimum() -> None:
     """8 slots of up to 8192 cells would be 16384."""
     assert placed([gpu(80 * GIB)], ctx_size=0).plan.n_cells == 16_384
-    tight = placed([with_room_for(needs(ctx_size=LEAST_AUTO_CELLS))], ctx_size=0)
-    assert (tight.plan.n_cells, tight.n_gpu_layers) == (LEAST_AUTO_CELLS, N_LAYERS)
-    partial = placed([with_room_for(needs(ctx_size=LEAST_AUTO_CELLS) - MIB)], ctx_size=0)
-    assert (partial.plan.n_cells, partial.is_complete) == (LEAST_AUTO_CELLS, False)
+    tight = placed([with_room_for(needs(ctx_size=MIN_AUTO_CELLS))], ctx_size=0)
+    assert (tight.plan.n_cells, tight.n_gpu_layers) == (MIN_AUTO_CELLS, N_LAYERS)
+    partial = placed([with_room_for(needs(ctx_size=MIN_AUTO_CELLS) - MIB)], ctx_size=0)
+    assert (partial.plan.n_cells, partial.is_complete) == (MIN_AUTO_CELLS, False)
     forced = placed([with_room_for(needs(ctx_size=1024))], ctx_size=0, gpu_layers="all")
     assert (forced.plan.n_cells, forced.is_complete) == (1024, True)
 
@@ -249,7 +251,7 @@ def test_a_context_that_nobody_asked_for_gives_way_to_layers_but_not_all_of_it()
 @given(
     free_bytes=FREE_BYTES, main_memory_bytes=st.integers(0, 12 * GIB), n_layers=st.sampled_from(["auto", "all", "0"])
 )
-def test_cells_that_nobody_asked_for_take_a_part_of_what_is_free_where_the_model_goes(
+def test_default_cells_take_a_part_of_what_is_free_where_the_model_goes(
     free_bytes: int, main_memory_bytes: int, n_layers: str
 ) -> None:
     model, available = replace(MODEL, context_length=131_072), [gpu(free_bytes), CPU]
@@ -260,31 +262,29 @@ def test_cells_that_nobody_asked_for_take_a_part_of_what_is_free_where_the_model
         assert found.plan.kv_bytes <= free // KV_SHARE or found.plan.n_cells == CELL_STEP
 
 
-def test_a_model_is_not_split_for_cells_that_nobody_asked_for() -> None:
+def test_a_model_is_not_split_for_default_cells() -> None:
     """Whole on a card of which a quarter holds less than the least context for which layers would leave it."""
     heavy = replace(MODEL, key_length=MODEL.key_length * 200, value_length=MODEL.value_length * 200)
     free_bytes = int(needs(ctx_size=CELL_STEP) * 1.6)
     found = placed([gpu(free_bytes), CPU], model=heavy, ctx_size=0)
-    assert found.plan.n_cells < LEAST_AUTO_CELLS
+    assert found.plan.n_cells < MIN_AUTO_CELLS
     assert (found.group.is_gpu, found.is_complete) == (True, True)
 
 
 def test_a_small_context_on_the_gpu_is_better_than_none() -> None:
-    """What does not go to the GPU has no room anywhere."""
+    """The layers that do not go to the GPU have no room anywhere."""
     tight = with_room_for(needs(ctx_size=1024))
     found = placed([tight], 1300 * MIB, ctx_size=0)
     assert (found.plan.n_cells, found.is_complete) == (1024, True)
 
 
 @given(free_bytes=FREE_BYTES, main_memory_bytes=st.integers(0, 12 * GIB), device=st.sampled_from(["auto", "cuda"]))
-def test_a_context_that_nobody_asked_for_fits_or_is_refused(
-    free_bytes: int, main_memory_bytes: int, device: str
-) -> None:
+def test_the_default_context_fits_or_is_refused(free_bytes: int, main_memory_bytes: int, device: str) -> None:
     available = [gpu(free_bytes), CPU]
     try:
         found = placed(available, main_memory_bytes, device=device, ctx_size=0)
     except InsufficientMemory:
-        for ctx_size in (CELL_STEP, LEAST_AUTO_CELLS):
+        for ctx_size in (CELL_STEP, MIN_AUTO_CELLS):
             with pytest.raises(InsufficientMemory):
                 placed(available, main_memory_bytes, device=device, ctx_size=ctx_size)
         return
@@ -357,7 +357,7 @@ def test_a_cpu_is_refused_with_the_context_that_would_fit() -> None:
     assert error.needed_bytes > error.available_bytes
 
 
-def test_too_little_main_memory_beside_a_gpu_is_named_as_such() -> None:
+def test_too_little_main_memory_next_to_a_gpu_is_named_as_such() -> None:
     """The embedding stays there."""
     error = refusal([gpu(80 * GIB)], 900 * MIB, device="cuda")
     assert error.device == "main memory"
@@ -386,7 +386,7 @@ def in_main(available: list[Device], **changes: object) -> InMain:
     return found.weights_in_main
 
 
-def test_layers_in_main_memory_are_laid_out_anew_unless_a_gpu_reads_them_there() -> None:
+def test_layers_in_main_memory_are_repacked_unless_a_gpu_reads_them_there() -> None:
     pinning = replace(gpu(80 * GIB), has_host_buffers=True)
     sharing = gpu(80 * GIB, backend="metal")
     assert in_main([CPU]).repacked > in_main([sharing], device="metal", gpu_layers="5").repacked > 0
@@ -455,7 +455,7 @@ def test_shares_are_one_for_each_gpu(n_shares: int) -> None:
 
 
 def test_shares_and_a_main_gpu_need_gpus() -> None:
-    with pytest.raises(ModelLoadFailed, match="--tensor-split has nothing to split over"):
+    with pytest.raises(ModelLoadFailed, match="--tensor-split needs GPUs, but no GPU was found"):
         placed([CPU], split_mode="layer", tensor_split=(1.0,))
     with pytest.raises(ModelLoadFailed, match="--main-gpu 0 does not exist"):
         placed([CPU], main_gpu=0)

@@ -1,4 +1,4 @@
-"""Why nothing is kept of prompts: said of every kind of model that it is true of, and of no other."""
+"""The reasons why no prefix is cached: each for the kinds of model for which it is true, and for no other."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from tests.plan.test_memory import info
 from worker.model.attention import Windows
 from worker.model.info import ModelInfo
-from worker.plan.prefix_support import MOST_SLOTS, MOST_SLOTS_OF_WINDOWS, obstacle
+from worker.plan.prefix_support import MAX_SLOTS, MAX_SLOTS_OF_WINDOWS, obstacle
 
 PLAIN = info()
 SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, False) * 2, 64, 64))
@@ -16,15 +16,15 @@ SLIDING = replace(PLAIN, architecture="gemma3", windows=Windows(128, (True, Fals
 @pytest.mark.parametrize(
     ("model", "swa_full", "parallel", "expected"),
     [
-        (PLAIN, True, MOST_SLOTS, ""),
-        (PLAIN, False, MOST_SLOTS, ""),
-        (PLAIN, True, MOST_SLOTS + 1, "--parallel 256 leaves no sequence id for sharing; use at most 255"),
-        (SLIDING, True, MOST_SLOTS_OF_WINDOWS, ""),
-        (SLIDING, True, MOST_SLOTS_OF_WINDOWS + 1, "--parallel 128 leaves no sequence id for sharing"),
-        (SLIDING, False, 8, "2 of 4 layers keep no more than their sliding window of 128 tokens: use --swa-full on"),
+        (PLAIN, True, MAX_SLOTS, ""),
+        (PLAIN, False, MAX_SLOTS, ""),
+        (PLAIN, True, MAX_SLOTS + 1, "--parallel 256 leaves no sequence id for sharing; use at most 255"),
+        (SLIDING, True, MAX_SLOTS_OF_WINDOWS, ""),
+        (SLIDING, True, MAX_SLOTS_OF_WINDOWS + 1, "--parallel 128 leaves no sequence id for sharing"),
+        (SLIDING, False, 8, "2 of 4 layers keep only their sliding window of 128 tokens: use --swa-full on"),
         (replace(PLAIN, architecture="mamba"), True, 8, "mamba has recurrent state"),
         (replace(PLAIN, architecture="qwen3next"), True, 8, "qwen3next has recurrent state"),
-        (replace(PLAIN, architecture="glm-dsa"), True, 8, "glm-dsa keeps an index beside its KV cells"),
+        (replace(PLAIN, architecture="glm-dsa"), True, 8, "glm-dsa keeps an index for its KV cells"),
     ],
 )
 def test_the_reason_is_the_model_s_own(model: ModelInfo, swa_full: bool, parallel: int, expected: str) -> None:

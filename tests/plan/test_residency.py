@@ -1,4 +1,4 @@
-"""What is said of where a model lies, after a load and later, by the library, the plan and the devices' figures."""
+"""The reported place of a model, after a load and later, by the library, the plan and the devices' figures."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from worker.plan.devices import Device, Memory, choose_device
 from worker.plan.placement import Placement
 from worker.plan.residency import (
     DRIVERS_OWN_BYTES,
-    LEAST_BYTES,
+    MIN_BYTES,
     TOLERANCE,
     Holding,
     is_resident,
@@ -88,7 +88,7 @@ def test_a_model_on_two_gpus_is_resident_on_both() -> None:
 
 
 def told(placement: Placement, factor: float, taken_bytes: int | None = None) -> tuple[OffPlan, ...]:
-    """With a driver that says as much was taken as was allocated, or something else."""
+    """Return the report with a driver that says as much was taken as was allocated, or something else."""
     sizes = as_planned(placement, factor)
     free_after = [
         device.free_bytes - (sizes.on_device(device.name) if taken_bytes is None else taken_bytes)
@@ -103,7 +103,7 @@ def test_a_tenth_is_no_news(factor: float) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.89, 1.11])
-def test_more_than_a_tenth_is_told_with_both_figures(factor: float) -> None:
+def test_more_than_a_tenth_is_reported_with_both_figures(factor: float) -> None:
     whole = placed([CARD])
     [found] = told(whole, factor)
     allocated = as_planned(whole, factor).on_device("CUDA0")
@@ -117,10 +117,10 @@ def test_a_cpu_is_judged_by_all_its_buffers() -> None:
     assert (found.device, found.allocated_bytes, found.taken_bytes) == ("CPU (a processor)", GIB, None)
 
 
-def test_a_difference_nobody_would_act_on_is_not_told() -> None:
+def test_a_small_difference_is_not_reported() -> None:
     small = placed([CPU], ctx_size=256)
     small = replace(small, host=replace(small.host, weights_bytes=0, kv_bytes=MIB))
-    assert off_plan(small, BufferSizes((Buffer("CPU", "KV", LEAST_BYTES // 2),)), [0]) == ()
+    assert off_plan(small, BufferSizes((Buffer("CPU", "KV", MIN_BYTES // 2),)), [0]) == ()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_difference_nobody_would_act_on_is_not_told() -> None:
     [
         (0, False),
         (3 * GIB, True),
-        (int(4410 * MIB * (1 - TOLERANCE)) - LEAST_BYTES - MIB, True),
+        (int(4410 * MIB * (1 - TOLERANCE)) - MIN_BYTES - MIB, True),
         (4410 * MIB, False),
         (4410 * MIB + DRIVERS_OWN_BYTES, False),
         (5000 * MIB + DRIVERS_OWN_BYTES, True),
@@ -188,7 +188,7 @@ def test_nothing_makes_a_model_resident_that_was_not_when_it_was_loaded() -> Non
 
 
 @given(figures=FIGURES, silent_bytes=BYTES)
-def test_no_more_is_told_than_was_put_there_and_all_of_it_while_it_is_there(
+def test_no_more_is_reported_than_was_put_there_and_all_of_it_while_it_is_there(
     figures: list[tuple[Memory, int]], silent_bytes: int
 ) -> None:
     answer = judged(figures, silent_bytes)
@@ -204,7 +204,7 @@ def test_memory_that_others_take_never_makes_ours_leave(memory: Memory, size_byt
     assert judged([(fuller, size_bytes)]).is_resident >= judged([(memory, size_bytes)]).is_resident
 
 
-def test_a_device_that_calls_all_its_memory_free_is_not_believed() -> None:
+def test_a_device_that_calls_all_its_memory_free_is_not_trusted() -> None:
     """ggml's CPU is such a one, and so stands here for a GPU without a memory budget."""
     cpu = choose_device("cpu", devices())
     assert memory_of(cpu).in_use_bytes == 0

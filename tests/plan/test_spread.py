@@ -84,7 +84,7 @@ def matrices(*, has_output: bool = True) -> ModelInfo:
     )
 
 
-def test_only_matrices_that_are_multiplied_are_laid_out_anew() -> None:
+def test_only_matrices_that_are_multiplied_are_repacked() -> None:
     found = layers_of(matrices(), grown).weights_in_main(0)
     n_norms = NORM + 4 * 10
     assert found == InMain(as_in_file=EMBEDDING + n_norms, repacked=2 * (OUTPUT + 4 * 290), left_in_file=OUTPUT + 1160)
@@ -103,7 +103,7 @@ def test_weights_are_there_once_where_the_file_is_read_and_twice_in_part_where_i
     assert read.total_bytes == model.weights_bytes
 
 
-def test_an_embedding_that_is_the_output_too_is_there_once_more_laid_out_anew() -> None:
+def test_an_embedding_that_is_the_output_too_is_there_once_more_repacked() -> None:
     """Its rows are still looked up in the file's layout."""
     model = matrices(has_output=False)
     found = layers_of(model, only("token_embd.weight")).weights_in_main(0)
@@ -113,7 +113,7 @@ def test_an_embedding_that_is_the_output_too_is_there_once_more_laid_out_anew() 
 
 
 @pytest.mark.parametrize("n_gpu_layers", range(6))
-def test_layers_on_a_gpu_are_not_laid_out_anew(n_gpu_layers: int) -> None:
+def test_layers_on_a_gpu_are_not_repacked(n_gpu_layers: int) -> None:
     model = matrices()
     plan = plan_of(model, demand(), 1024)
     layers = layers_of(model, grown)
@@ -168,7 +168,7 @@ def test_a_layer_more_on_the_gpu_is_a_layer_less_in_main_memory(n_gpu_layers: in
 
 
 def plan_kv(model: ModelInfo) -> int:
-    """Of one layer."""
+    """Return the bytes of one layer's cells."""
     return plan_of(model, demand(), 1024).kv_bytes // model.block_count
 
 

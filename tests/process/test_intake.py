@@ -1,4 +1,4 @@
-"""Which prompts are refused, and in which words."""
+"""The prompts that are refused, and the words of the refusals."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

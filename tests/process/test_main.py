@@ -73,7 +73,7 @@ class EngineProcess:
         self._command = (sys.executable, *command)
         self._environ = os.environ | environ
         self.frames = self._receive()
-        """What the engine says, until it closes its socket."""
+        """The messages of the engine, until it closes its socket."""
 
     def __enter__(self) -> Self:
         self.front, theirs = socket.socketpair()
@@ -217,7 +217,7 @@ def test_cancels_of_jobs_it_does_not_know_are_ignored() -> None:
         assert engine.story()[-1].finished[0].job == 2
 
 
-def test_where_the_model_is_is_told_at_any_time_also_in_the_middle_of_a_job() -> None:
+def test_where_the_model_is_is_reported_at_any_time_also_in_the_middle_of_a_job() -> None:
     with toy_engine(LEAVING) as engine:
         engine.next(Loaded)
         engine.send(AskResidency())
@@ -282,7 +282,7 @@ def test_where_answers_are_to_be_the_same_and_that_cannot_be_tested_the_engine_d
         assert engine.end() == (0, "")
 
 
-def test_where_nobody_asked_for_it_the_engine_serves_and_says_what_differs() -> None:
+def test_unless_a_setting_asks_for_it_the_engine_serves_and_says_what_differs() -> None:
     with toy_engine(DIFFERING) as engine:
         engine.next(Loaded)
         assert engine.next(SelfTested) == FOUND
@@ -321,7 +321,7 @@ def test_a_front_that_sends_garbage_ends_the_process() -> None:
 # ── what outlives the engine ─────────────────────────────────────────────────────────────────────
 
 
-def test_an_engine_tells_what_it_has_found_before_it_takes_jobs() -> None:
+def test_an_engine_reports_what_it_has_found_before_it_takes_jobs() -> None:
     with toy_engine(KEEPING) as engine:
         found = engine.next(PrefixCacheFound)
         assert (found.n_parts, found.n_dropped, found.dropped_because) == (0, 3, "they were broken")
@@ -345,7 +345,7 @@ def test_an_engine_copies_out_the_last_jobs_cells_once_before_it_leaves(is_settl
 # ── a front that does not read ───────────────────────────────────────────────────────────────────
 
 
-def test_an_engine_that_nobody_reads_leaves_and_its_steps_have_not_waited() -> None:
+def test_an_engine_without_a_reader_leaves_and_its_steps_have_not_waited() -> None:
     """The socket takes a few hundred KiB; had a step waited for more, the process would be there for ever."""
     with toy_engine(LOUD) as engine:
         engine.next(Loaded)

@@ -64,7 +64,7 @@ def test_a_question_is_answered_with_the_tokens_and_the_text() -> None:
         (Detokenize(question=KEY, tokens=OUTSIDE), NO_TOKEN),
     ],
 )
-def test_a_question_without_an_answer_is_told_why(question: Tokenize | Detokenize, why: Violation) -> None:
+def test_an_unanswerable_question_gets_a_reason(question: Tokenize | Detokenize, why: Violation) -> None:
     with toy_engine(TOY) as engine:
         engine.next(Loaded)
         engine.send(question)
@@ -89,7 +89,7 @@ def test_a_prompt_that_cannot_be_read_is_refused(prompt: Prompt, why: Violation)
         assert engine.next(Refused) == Refused(job=JobKey(1), violations=(why,))
 
 
-def test_a_prediction_that_cannot_be_read_is_refused_beside_the_prompt() -> None:
+def test_a_prediction_that_cannot_be_read_is_refused_with_the_prompt() -> None:
     with toy_engine(TOY) as engine:
         engine.next(Loaded)
         engine.send(replace(job("unreadable"), prediction="unreadable"))

@@ -213,7 +213,7 @@ def test_the_row_is_only_read_and_masked_in_a_copy() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_min_tokens_gives_way_where_only_ends_are_allowed(temperature: float) -> None:
+def test_min_tokens_has_no_effect_where_only_ends_are_allowed(temperature: float) -> None:
     """Of an end and another token the other one comes."""
     sampling = Sampling(seed=1, temperature=temperature, min_tokens=9, stop_token_ids=(TokenId(5),))
     zeros = row(*[0.0] * 12)

@@ -104,7 +104,7 @@ def test_rows_that_make_no_sense_are_cleared_and_harm_no_other(fd: int, row: tup
         assert [room for room, _ in Arena(fd, SIZE).found] == rooms
 
 
-def test_rows_that_overlap_are_told_apart_by_who_was_first(fd: int) -> None:
+def test_rows_that_overlap_belong_to_the_first(fd: int) -> None:
     arena = Arena(fd, SIZE)
     room = arena.store([b"a" * 40_000])
     assert room is not None

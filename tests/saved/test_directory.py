@@ -80,11 +80,11 @@ def key_of_a_pipe(folder: Path) -> None:
     [
         (a_file, "cannot be used: .*File exists"),
         (below_a_file, "cannot be used: .*Not a directory"),
-        (everybodys, "can be written by everybody: chmod o-w"),
-        (short_key, "is no key, which has 32 bytes: remove it"),
-        (open_key, "must be its owner's alone: chmod 600"),
+        (everybodys, "is writable by every user: chmod o-w"),
+        (short_key, "is not a key of 32 bytes: remove it"),
+        (open_key, "must belong to its owner alone: chmod 600"),
         (linked_key, "cannot be used: .*key: "),
-        (key_of_a_pipe, "is no key"),
+        (key_of_a_pipe, "is not a key"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_flag_and_a_way_out(
@@ -105,7 +105,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, -1)
-    with pytest.raises(UsageError, match="belongs to user 12345, not to 0: name one of your own"):
+    with pytest.raises(UsageError, match="belongs to user 12345, not to 0: give a directory of your own"):
         prepare_directory(tmp_path)

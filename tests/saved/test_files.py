@@ -58,7 +58,7 @@ def test_in_any_order_the_bound_holds_and_what_is_read_is_what_was_written(order
                     assert whose.read(found) == known[found]
 
 
-def test_the_oldest_goes_first_whoever_wrote_it(tmp_path: Path) -> None:
+def test_the_oldest_goes_first_regardless_of_its_writer(tmp_path: Path) -> None:
     ours, others = made(tmp_path), made(tmp_path, OTHERS)
     for age, (files, letter) in enumerate([(ours, b"1"), (others, b"2"), (ours, b"3")]):
         files.write(files.name(letter * 32), bytes(300))
@@ -83,7 +83,7 @@ def test_what_is_not_ours_is_left_alone_and_what_a_dead_writer_left_is_not(tmp_p
 
 
 def test_a_writer_waits_for_another_one(tmp_path: Path) -> None:
-    """Without the lock both would find room for their own file only."""
+    """Both would find room for their own file only without the lock."""
     both = [made(tmp_path), made(tmp_path, OTHERS)]
     start = threading.Barrier(2)
 

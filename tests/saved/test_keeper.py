@@ -1,4 +1,4 @@
-"""What one engine keeps, the next finds; and nothing that it cannot believe, or that an engine has died of."""
+"""An engine finds what an earlier one kept, but nothing that it cannot trust or that crashed an engine."""
 
 import gc
 import os
@@ -26,7 +26,7 @@ TOKENS = [TokenId(token) for token in (9, 8, 7, 6, 5, 4)]
 
 @pytest.fixture
 def keeping(tmp_path: Path) -> Iterator[Keeping]:
-    """Without a directory."""
+    """A keeper's job without a directory."""
     model = tmp_path / "model.gguf"
     model.write_bytes(b"weights")
     with shared_memory() as fd:
@@ -108,7 +108,7 @@ def test_halves_are_kept_in_place_of_the_whole(lasting_keeping: Keeping) -> None
     del halves
 
 
-def test_what_nobody_has_any_more_is_not_kept_either(lasting_keeping: Keeping) -> None:
+def test_a_copy_without_a_user_is_not_kept_either(lasting_keeping: Keeping) -> None:
     keeper, copies = kept(lasting_keeping)
     copies.clear()
     gc.collect()
@@ -117,24 +117,24 @@ def test_what_nobody_has_any_more_is_not_kept_either(lasting_keeping: Keeping) -
     assert begun(lasting_keeping)[1] == Found((), 0, None)
 
 
-def test_what_an_engine_died_of_is_dropped_with_its_file(lasting_keeping: Keeping) -> None:
+def test_what_crashed_an_engine_is_dropped_with_its_file(lasting_keeping: Keeping) -> None:
     keeper, copies = kept(lasting_keeping)
     keeper.mark(copies, is_in_use=True)
     keeper.mark(copies[:1], is_in_use=False)
     _, found = begun(lasting_keeping)
     assert tokens_in(found) == [TOKENS[:4]]
-    assert (found.n_dropped, found.dropped_because) == (1, "the engine before died while it was loaded")
+    assert (found.n_dropped, found.dropped_because) == (1, "the previous engine crashed while loading it")
     for keeping in in_a_new_worker(lasting_keeping):
         assert tokens_in(begun(keeping)[1]) == [TOKENS[:4]]
 
 
-def test_memory_that_a_dying_engine_has_spoilt_is_not_believed(keeping: Keeping) -> None:
+def test_memory_that_a_crashing_engine_has_spoilt_is_not_trusted(keeping: Keeping) -> None:
     _, copies = kept(keeping)
     (room, _), _ = Arena(keeping.arena_fd).found
     os.pwrite(keeping.arena_fd, b"\x55", room.offset + room.n_bytes // 2)
     _, found = begun(keeping)
     assert (len(found.parts), found.n_dropped) == (1, 1)
-    assert "its code is wrong" in (found.dropped_because or "")
+    assert "its authentication code is wrong" in (found.dropped_because or "")
     assert begun(keeping)[1].n_dropped == 0, "it is gone"
     del copies
 
@@ -217,7 +217,7 @@ def test_a_directory_that_has_gone_is_one_warning_and_the_engine_goes_on(
     assert len(Arena(lasting_keeping.arena_fd).found) == 4
 
 
-def test_a_record_whose_cells_are_not_of_its_last_tokens_is_not_believed(keeping: Keeping) -> None:
+def test_a_record_whose_cells_are_not_of_its_last_tokens_is_not_trusted(keeping: Keeping) -> None:
     keeper, _ = begun(keeping)
     saved = SavedCells([state_of([3, 4], is_transposed=False).copy()], ORDINARY, TOKENS, keeper.take)
     keeper.take(saved)

@@ -1,4 +1,4 @@
-"""A record is believed as it was made, and never otherwise."""
+"""A record is trusted as it was made, and never otherwise."""
 
 import random
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.saved.records import Unbelieved, binding_of, code_of, read_record, record_of
+from worker.saved.records import Untrusted, binding_of, code_of, read_record, record_of
 
 KEY, BINDING = b"k" * 32, binding_of(b"a model", b"its settings")
 TOKENS = [7, 1, 2**31 - 1, 0, 5]
@@ -48,7 +48,7 @@ def lengthened(chance: random.Random) -> bytes:
 
 
 def with_another_head(chance: random.Random) -> bytes:
-    """Of a record with other tokens, a shorter or a longer state, or of another binding."""
+    """Return the head of a record with other tokens, a shorter or a longer state, or of another binding."""
     other = b"".join(
         record_of(
             chance.choices(TOKENS, k=chance.randrange(8)),
@@ -85,13 +85,13 @@ MUTATIONS: tuple[Callable[[random.Random], bytes], ...] = (
 )
 
 
-def test_of_ten_thousand_mutants_none_is_believed() -> None:
+def test_of_ten_thousand_mutants_none_is_trusted() -> None:
     chance, n_tried = random.Random(1), 0
     while n_tried < N_MUTANTS:
         mutant = chance.choice(MUTATIONS)(chance)
         if mutant != WHOLE:
             n_tried += 1
-            with pytest.raises(Unbelieved):
+            with pytest.raises(Untrusted):
                 read_record(mutant, key=KEY, binding=BINDING)
 
 
@@ -99,16 +99,16 @@ def test_every_single_bit_counts() -> None:
     for bit in range(8 * len(WHOLE)):
         mutant = bytearray(WHOLE)
         mutant[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(Unbelieved):
+        with pytest.raises(Untrusted):
             read_record(bytes(mutant), key=KEY, binding=BINDING)
 
 
 @pytest.mark.parametrize(
     ("key", "binding", "reason"),
-    [(b"j" * 32, BINDING, "another key"), (KEY, binding_of(b"a model", b"others"), "another model, another build or")],
+    [(b"j" * 32, BINDING, "another key"), (KEY, binding_of(b"a model", b"others"), "another model or build")],
 )
 def test_the_reason_says_whose_it_is(key: bytes, binding: bytes, reason: str) -> None:
-    with pytest.raises(Unbelieved, match=reason):
+    with pytest.raises(Untrusted, match=reason):
         read_record(WHOLE, key=key, binding=binding)
 
 

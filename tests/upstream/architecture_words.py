@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def memory_of(path: Path) -> list[bool] | None:
-    """Whether the library calls the architecture recurrent, and hybrid; None where it does not know it."""
+    """Return whether the library calls the architecture recurrent, and hybrid; None if it does not know it."""
     params = capi.llama_model_default_params()
     params.vocab_only = True
     model = capi.llama_model_load_from_file(str(path).encode(), params)
@@ -119,7 +119,7 @@ def memory_of(path: Path) -> list[bool] | None:
 
 
 def window_of(path: Path) -> int | None:
-    """How far layers with a sliding window look back, 0 where there are none; None where no model can be made."""
+    """Return how far layers with a sliding window look back, 0 if there are none; None if no model can be made."""
     metadata = call_ggml(
         "gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p(str(path).encode()), _InitParams(True, None)
     )

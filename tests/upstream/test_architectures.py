@@ -52,13 +52,13 @@ def memories() -> dict[str, Any]:
 
 @cache
 def windows() -> dict[str, Any]:
-    """How long each architecture's window is: of a dense model or, where there is none, of one with experts."""
+    """The length of each architecture's window: of a dense model or, if there is none, of one with experts."""
     dense = told("dense", architectures().values())
     return dense | told("experts", [name for name, window in dense.items() if window is None])
 
 
 def told(asked: str, names: Iterable[str]) -> dict[str, Any]:
-    """What the library says of each, None where it makes no model: also of those that end the process."""
+    """Return what the library says of each, None if it makes no model: also of those that end the process."""
     found: dict[str, Any] = {}
     left = list(names)
     while left:
@@ -94,7 +94,7 @@ def test_a_model_is_made_of_every_other_architecture() -> None:
     assert {name for name, window in windows().items() if window is None} == NOT_MADE
 
 
-def test_the_memories_of_several_parts_are_those_that_the_library_makes_beside_cells() -> None:
+def test_the_memories_of_several_parts_are_those_that_the_library_makes_next_to_cells() -> None:
     """The library does not tell them, so its source does: an index beside the cells is a memory of its own kind."""
     body = source("llama-model.cpp").split("llama_memory_i * llama_model::create_memory", 1)[1].split("\n}\n", 1)[0]
     cases = re.split(r"\} break;\n|\n        default:\n", body)

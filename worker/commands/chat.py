@@ -25,7 +25,7 @@ from worker.commands.session import (
     sampling_options,
     summary,
 )
-from worker.config.no_effect import tell
+from worker.config.no_effect import report
 from worker.config.settings import Settings, environment
 from worker.config.spellings import unread
 from worker.downloads.catalog import load_catalog
@@ -68,7 +68,7 @@ def chat(ctx: click.Context, /, *, system: str | None, **options: Any) -> None:
         raise UsageError(str(refused)) from None
     session = Session(settings)
     logs.configure("pretty", settings.worker_id, level="warning")
-    tell(unread(environment()))
+    report(unread(environment()))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(session.start())

@@ -12,7 +12,7 @@ import uvloop
 
 from worker.cli import read_settings, setting_options
 from worker.commands.session import Session, check_utf8, prompt_of, sampling_of, sampling_options, summary
-from worker.config.no_effect import tell
+from worker.config.no_effect import report
 from worker.config.settings import Settings, environment
 from worker.config.spellings import unread
 from worker.downloads.catalog import load_catalog
@@ -56,7 +56,7 @@ def generate(ctx: click.Context, /, prompt: str, *, chat: bool, system: str | No
         raise UsageError(str(refused)) from None
     session = Session(settings)
     logs.configure("pretty", settings.worker_id, level="warning")
-    tell(unread(environment()))
+    report(unread(environment()))
     uvloop.run(_answer(session, request, read))
 
 
@@ -67,10 +67,10 @@ generate.params.extend(
 
 def _read_stdin(settings: Settings) -> str:
     """All of stdin, or as much as shows that it is too long. Raises: UsageError."""
-    most_bytes = 4 * (settings.max_prompt_chars + 1)
-    data = sys.stdin.buffer.read(most_bytes)
+    max_bytes = 4 * (settings.max_prompt_chars + 1)
+    data = sys.stdin.buffer.read(max_bytes)
     try:
-        return codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < most_bytes)
+        return codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < max_bytes)
     except UnicodeDecodeError as error:
         raise UsageError(f"the prompt on stdin is not UTF-8: byte {error.start} is not a character") from error
 

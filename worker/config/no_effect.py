@@ -15,11 +15,11 @@ log = get_logger()
 Idle = Iterator[tuple[str, str]]
 """(the flag as it was given, why it changes nothing)"""
 
-_MOST_CHARS_PER_TOKEN = 16
+_MAX_CHARS_PER_TOKEN = 16
 """English has about four; a prompt with more on the average is one of blanks, or of a few long words."""
 
 
-def tell(idle: Iterable[tuple[str, str]]) -> None:
+def report(idle: Iterable[tuple[str, str]]) -> None:
     for setting, reason in idle:
         log.warning("no_effect", setting=setting, reason=reason)
 
@@ -62,14 +62,17 @@ def idle_after_load(settings: Settings, facts: Loaded) -> Idle:
             f"--max-tokens-in {settings.max_tokens_in}",
             f"a context of {facts.context_length} tokens holds prompts of at most {facts.context_length - 1}",
         )
-    if settings.max_prompt_chars > max(DEFAULT_PROMPT_CHARS, _MOST_CHARS_PER_TOKEN * facts.context_length):
+    if settings.max_prompt_chars > max(DEFAULT_PROMPT_CHARS, _MAX_CHARS_PER_TOKEN * facts.context_length):
         n_chars = 4 * facts.context_length
         reason = f"a context of {facts.context_length} tokens ends after about {n_chars} characters of English"
         yield f"--max-prompt-chars {settings.max_prompt_chars}", reason
     if facts.batch_size > settings.batch_size:
         yield f"--batch-size {settings.batch_size}", f"{facts.parallel} slots and their drafts need {facts.batch_size}"
     if settings.prefix_cache_bytes > 0 and not facts.prefix_cache_bytes:
-        yield f"--prefix-cache-mb {settings.prefix_cache_mb}", "this model's KV cache cannot be cut, so no prefix is cached"
+        yield (
+            f"--prefix-cache-mb {settings.prefix_cache_mb}",
+            "this model's KV cache cannot be cut, so no prefix is cached",
+        )
     if settings.prefix_cache_dir is not None and not facts.prefix_cache_bytes:
         yield f"--prefix-cache-dir {settings.prefix_cache_dir}", f"no prefix is cached: {facts.prefix_cache_off}"
     if settings.swa_full != "auto" and facts.swa_full is None:

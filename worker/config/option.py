@@ -71,9 +71,7 @@ class ZmqEndpoint(Text):
     name = "endpoint"
 
     def __init__(self) -> None:
-        forms = (
-            "tcp://ADDRESS:PORT with an IP address, in brackets if it is of version 6, and a port of 0..65534"
-        )
+        forms = "tcp://ADDRESS:PORT with an IP address, in brackets if it is of version 6, and a port of 0..65534"
         super().__init__(r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", forms)
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -107,7 +105,7 @@ class Origin(Text):
             return self._of_web(found, value, param, ctx)
         if value == "null":
             self.fail(
-                f"{value!r} is what browsers send for every page in a sandboxed frame, so any site could send requests: "
+                f"{value!r} is what browsers send for every page in a sandboxed frame, so any site could ask: "
                 "serve the page over HTTP and give its origin",
                 param,
                 ctx,

@@ -34,7 +34,7 @@ from worker.config.option import (
 )
 from worker.config.typed_name import typed_name
 from worker.errors import UsageError
-from worker.limits import LEAST_CELLS, MAX_DRAFTS, most_jobs
+from worker.limits import MAX_DRAFTS, MIN_CELLS, max_jobs
 from worker.upstream.numbers import CACHE_TYPE_IDS, MAX_SEQ_IDS
 from worker.wire.messages import BatchInvariant, PromptLookup, Scheduling, SplitMode, SwaFull
 
@@ -48,7 +48,7 @@ DEFAULT_PROMPT_CHARS, DEFAULT_TOKENS_OUT, DEFAULT_TIMEOUT_SEC = 32_768, 2048, 30
 MAX_PROMPT_CHARS = 2**21
 """The longest prompt that a frame to the engine, and its answer, have room for in any API (wire/frames.py)."""
 
-_LEAST_BODY_BYTES = 2 * 2**20
+_MIN_BODY_BYTES = 2 * 2**20
 """The protocol's limit for a request with the default longest prompt: the rest is for a constraint."""
 
 _LONGEST_ESCAPE_BYTES = 12
@@ -343,8 +343,8 @@ class Settings:
     )
     batch_invariant: BatchInvariant = setting(
         "auto",
-        "Compute each job's logits so that they do not depend on other jobs. on: always, or refuse to start; off: never, "
-        "with llama.cpp's fastest kernels; auto: if it costs nothing.",
+        "Compute each job's logits so that they do not depend on other jobs. on: always, or refuse to start; off: no "
+        "guarantee, with llama.cpp's fastest kernels; auto: if it costs nothing.",
         "Jobs",
         Choice(get_args(BatchInvariant)),
     )
@@ -402,9 +402,7 @@ class Settings:
     legacy_callback_body: bool = setting(False, "Send only the three legacy fields in the ready callback.", "Network")
     no_page: bool = setting(False, "Do not serve the chat page at /.", "Network")
     sse_event_names: bool = setting(False, "Write `event:` lines into event streams, for old clients.", "Network")
-    no_keepalive: bool = setting(
-        False, "Do not send comments while an event stream is silent for long.", "Network"
-    )
+    no_keepalive: bool = setting(False, "Do not send comments while an event stream is silent for long.", "Network")
     kv_events: str | None = setting(
         None,
         "Publish over ZeroMQ which blocks of prompts are in this worker's KV cache, in vLLM's format, for routers. The "
@@ -496,7 +494,7 @@ class Settings:
     def max_body_bytes(self) -> int:
         """The largest request body: a prompt of --max-prompt-chars fits however its characters are escaped."""
         more_chars = max(0, self.max_prompt_chars - DEFAULT_PROMPT_CHARS)
-        return _LEAST_BODY_BYTES + more_chars * _LONGEST_ESCAPE_BYTES
+        return _MIN_BODY_BYTES + more_chars * _LONGEST_ESCAPE_BYTES
 
     @property
     def prefix_cache_bytes(self) -> int:
@@ -567,11 +565,11 @@ def check(settings: Settings, given: Collection[str] = ()) -> Settings:
 
 def _contradictions(settings: Settings, given: Collection[str]) -> Iterator[str]:
     parallel, ctx_size = settings.parallel, settings.ctx_size
-    if parallel and ctx_size and parallel > most_jobs(ctx_size):
+    if parallel and ctx_size and parallel > max_jobs(ctx_size):
         yield (
-            f"--parallel {parallel} needs {LEAST_CELLS} cells for each job, and --ctx-size is {ctx_size}: the smallest "
-            f"--ctx-size for {parallel} jobs is {parallel * LEAST_CELLS}, the largest --parallel for {ctx_size} cells "
-            f"is {most_jobs(ctx_size)}"
+            f"--parallel {parallel} needs {MIN_CELLS} cells for each job, and --ctx-size is {ctx_size}: the smallest "
+            f"--ctx-size for {parallel} jobs is {parallel * MIN_CELLS}, the largest --parallel for {ctx_size} cells "
+            f"is {max_jobs(ctx_size)}"
         )
     if "ubatch_size" in given and settings.ubatch_size > settings.batch_size:
         yield (

@@ -275,8 +275,7 @@ class _Reader:
         return f"{{{int(low)},{int(high) if high else ''}}}"
 
     def _is_recursive(self) -> bool:
-        """Return whether a rule uses itself. Goes through them as llguidance does. Raises: BadGrammar if that is deep.
-        """
+        """Return whether a rule uses itself, by llguidance's own search. Raises: BadGrammar if that is deep."""
         is_recursive, met, path = False, {"start"}, {"start": _USE.finditer(self._rules["start"])}
         while path:
             use = next(path[next(reversed(path))], None)

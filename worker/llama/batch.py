@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from worker.engine.backend import BadBatch, Scoring, Slice
 from worker.llama.held_width import HeldWidth
 from worker.llama.seq_ids import SeqIds
-from worker.plan.memory import MOST_PADDING
+from worker.plan.memory import MAX_PADDING
 from worker.wire.messages import SlotId, TokenId
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
@@ -97,7 +97,7 @@ class RowGroups:
     """The width that a GPU's decode steps keep for a while when jobs end, if there is one."""
 
     def __post_init__(self) -> None:
-        assert self.multiple - 1 <= MOST_PADDING
+        assert self.multiple - 1 <= MAX_PADDING
         assert self.most % self.multiple == 0
 
     def n_padding(self, slices: Seq[Slice], n_spare_cells: int) -> int:

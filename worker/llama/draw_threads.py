@@ -12,11 +12,11 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-MOST_THREADS = 4
+MAX_DRAW_THREADS = 4
 """More gain little: about a third of a draw needs the interpreter, which one thread at a time has."""
 
-LEAST_ROWS = 8
-LEAST_VALUES = 200_000
+MIN_ROWS = 8
+MIN_VALUES = 200_000
 """The rows, and the values in all of them, from which on several threads draw: as many values take 0.3 ms, and ten if
 all tokens are about as probable. To wake a thread takes some 50 µs."""
 
@@ -24,14 +24,14 @@ all tokens are about as probable. To wake a thread takes some 50 µs."""
 class DrawThreads:
     """`n_threads` at most, the step thread among them."""
 
-    def __init__(self, n_threads: int, *, least_rows: int = LEAST_ROWS, least_values: int = LEAST_VALUES) -> None:
-        self._n_threads = min(n_threads, MOST_THREADS)
-        self._least_rows, self._least_values = least_rows, least_values
+    def __init__(self, n_threads: int, *, min_rows: int = MIN_ROWS, min_values: int = MIN_VALUES) -> None:
+        self._n_threads = min(n_threads, MAX_DRAW_THREADS)
+        self._min_rows, self._min_values = min_rows, min_values
         self._helpers: ThreadPoolExecutor | None = None
 
     def pays(self, n_rows: int, n_values: int) -> bool:
         """True if several threads are to draw from `n_rows` rows, which have `n_values` values together."""
-        return self._n_threads > 1 and n_rows >= self._least_rows and n_values >= self._least_values
+        return self._n_threads > 1 and n_rows >= self._min_rows and n_values >= self._min_values
 
     def map(self, draw: Callable[[T], R], asked: Seq[T]) -> list[R]:
         """Return the results of `draw` for each, in order. Raises: as `draw`."""

@@ -4,9 +4,9 @@ Owns the decision, which is made of the file, the build, the processor and the s
 a restart, an engine after a crash and a second worker decide alike. Whether the bits are the same is for self_test.py
 to find out. Any thread, once the library is open.
 
-`auto` keeps the numbers the same where that costs nothing: where ggml's CPU backend has products and attention that
-give a row the same bits next to any others (patches/). Elsewhere ggml's fastest kernels are used. There the same bits cost
-a prompt 12 to 26 %, for K in bf16 alone, and where weights would be laid out anew up to half of its speed.
+`auto` keeps the numbers the same if that costs nothing, which is so if ggml's CPU backend has products and attention
+that give a row the same bits next to any others (patches/). Otherwise ggml's fastest kernels are used. There the same
+bits cost a prompt 12 to 26 %, for K in bf16 alone, and up to half of its speed if weights would be repacked.
 """
 
 import math
@@ -22,7 +22,7 @@ OWN_PRODUCTS = "ROWS16"
 """The name of our products and attention among the features of ggml's CPU backend (patches/rows16.patch)."""
 PRODUCT_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """The types of weights they are for (ggml_rows16_has in patches/ggml-cpu/rows16.cpp)."""
-MOST_SHARING = 64
+MAX_SHARING = 64
 """The number of heads that may share K and V in that attention."""
 REPEATED_PRODUCTS_OFF = ("GGML_CPU_TILED_MM", "0")
 """The environment variable with which ggml multiplies eight rows of K-quants and more as it does one."""
@@ -85,7 +85,7 @@ def invariance_of(
 
 
 def _is_computed_otherwise(matrix: Tensor, layout: LayoutOf) -> bool:
-    """True if a row of a product with it has other bits next to others. Those of experts and other stacks are ggml's."""
+    """True if a row of a product with it has other bits next to others. Those of stacks, as of experts, are ggml's."""
     laid_out = layout(matrix)
     if laid_out is not None and laid_out.buffers == TILES:
         return False
@@ -99,5 +99,5 @@ def _has_own_attention(info: ModelInfo) -> bool:
     if info.windows:
         lengths.add((info.windows.key_length, info.windows.value_length))
     heads = zip(info.head_counts, info.head_counts_kv, strict=True)
-    can_share = all(not n_kv or n // n_kv <= MOST_SHARING for n, n_kv in heads)
+    can_share = all(not n_kv or n // n_kv <= MAX_SHARING for n, n_kv in heads)
     return can_share and all(k % 8 == 0 and v % 16 == 0 for k, v in lengths)

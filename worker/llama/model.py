@@ -369,8 +369,7 @@ class Model:
         return self._piece(token, -n, is_named=is_named) if n < 0 else buffer.raw[:n]
 
     def is_end(self, token: TokenId) -> bool:
-        """Return whether the vocabulary says that the token ends generation (EOS, EOT and similar). Raises: as `piece`.
-        """
+        """Return whether the vocabulary's token ends generation, as EOS and EOT do. Raises: as `piece`."""
         self._check(token)
         return token in self._end_ids
 

@@ -91,7 +91,11 @@ _CAUSES = (
     ),
     _Cause("", r": cannot open shared object file", "a library it needs is not installed ({said})"),
     _Cause("", r".", "it could not be started ({said})"),
-    _Cause("", "", "llama.cpp gives no reason: check that the device's driver is installed and that its own tools find the device"),
+    _Cause(
+        "",
+        "",
+        "llama.cpp gives no reason: check that the device's driver is installed and that its own tools find the device",
+    ),
 )
 """The causes in order: the first that holds is reported, and the last always holds."""
 

@@ -56,8 +56,8 @@ def repacking_of(models: Seq[ModelInfo], *, keeps_bits: bool = False) -> Repacke
     """Return the function that says what the CPU is to repack of these models, which are alike in it: all that the
     library can, or nothing.
 
-    `keeps_bits`: only what gives a row the same bits next to any others, as tiles do. Other kernels of several rows do not
-    for every type, and there is no way to have the library leave out some matrices.
+    `keeps_bits`: only what gives a row the same bits next to any others, as tiles do. Other kernels of several rows do
+    not for every type, and the library cannot be made to leave out some matrices.
     """
     return decided(models, layout_of, keeps_bits=keeps_bits)
 

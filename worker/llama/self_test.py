@@ -26,17 +26,17 @@ from worker.llama.row_widths import DRAWN, Rows, RowWidths, Steps, in_words, sam
 from worker.llama.runner import LlamaRunner
 from worker.wire.messages import SelfTested, SlotId, TokenId
 
-MOST_S = 5.0
+MAX_S = 5.0
 """The seconds of computing that the test may take if no setting asked for it."""
 
-MOST_OTHERS = 7
+MAX_OTHERS = 7
 """Together with the sequence itself they are the default number of slots."""
 
 _N_AFTER = 4
 """The number of tokens that are computed after the prompt."""
 _N_DRAFT_ROWS = 9
 """The rows of a step with drafts: from eight rows on ggml has other kernels for K-quants."""
-_PART, _MOST_PARTS = 24, 3
+_PART, _MAX_PARTS = 24, 3
 """A prompt has one to three parts of this many tokens, as time and context allow."""
 _MORE_LENGTHS = (65, 3)
 """The lengths of further prompts when the answers have to be the same: a chunk and a token more, and hardly any."""
@@ -124,7 +124,7 @@ class _TimeIsUp(Exception):
 
 
 def self_test(
-    runner: LlamaRunner, serving: Serving, *, most_s: float = MOST_S, clock: Callable[[], float] = time.monotonic
+    runner: LlamaRunner, serving: Serving, *, max_s: float = MAX_S, clock: Callable[[], float] = time.monotonic
 ) -> Generator[SelfTested | None, None, None]:
     """Test as LoadedModel.self_test says. Ends without a result if that would take more than `max_s`, unless something
     differed by then, and if the context is too short for the sequence.
@@ -132,7 +132,7 @@ def self_test(
     Where chunks are fixed the runner's row groups are set to the first that leave nothing that differs, or to the last
     of all. Bits choose them and not times, so that they are the same again after a restart.
     """
-    stepper = _Stepper(runner, most_s, clock)
+    stepper = _Stepper(runner, max_s, clock)
     *trials, last = _choices(runner, serving)
     for groups in trials:
         runner.context.row_groups = groups
@@ -215,24 +215,24 @@ def _compare_widths(
 class _Stepper:
     """Decodes, copies the first slice's rows, and watches the time."""
 
-    def __init__(self, runner: LlamaRunner, most_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, runner: LlamaRunner, max_s: float, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._context = runner.context
         self._clock = clock
-        self._most_s = most_s
+        self._max_s = max_s
         self._spent_s = 0.0
 
     def affordable(self, serving: Serving) -> Generator[None, None, int]:
         """Compute one part of a prompt to see how long a prompt may be, in tokens; 0: not even that."""
-        most_parts = min(_MOST_PARTS, (serving.context_length - _n_after_alone(serving)) // _PART)
-        if most_parts < 1:
+        max_parts = min(_MAX_PARTS, (serving.context_length - _n_after_alone(serving)) // _PART)
+        if max_parts < 1:
             return 0
         n_vocab = self._runner.model.n_vocab
         tokens = [TokenId(i % n_vocab) for i in range(_PART)]
         before_s = self._spent_s
         yield from self.step([Slice(_SUBJECT, 0, tokens, DRAWN)])
-        part_s, left_s = self._spent_s - before_s, self._most_s - self._spent_s
-        fitting = [n_parts for n_parts in range(1, most_parts + 1) if n_parts * _N_PASSES * part_s <= left_s]
+        part_s, left_s = self._spent_s - before_s, self._max_s - self._spent_s
+        fitting = [n_parts for n_parts in range(1, max_parts + 1) if n_parts * _N_PASSES * part_s <= left_s]
         return max(fitting, default=1) * _PART
 
     def step(self, slices: Seq[Slice]) -> Steps:
@@ -244,7 +244,7 @@ class _Stepper:
         return self._decode(slices, sum(1 + one.n_drafts for one in slices if one.sampling is not None))
 
     def _decode(self, slices: Seq[Slice], n_rows: int) -> Steps:
-        if self._spent_s > self._most_s:
+        if self._spent_s > self._max_s:
             raise _TimeIsUp
         began_s = self._clock()
         rows: Rows = []
@@ -279,7 +279,7 @@ class _Neighbours:
         n_each = 1 if serving.is_fixed else max(1, _N_BESIDE // n_steps)
         n_own = n_steps * n_each + _N_AFTER
         room = context.n_ctx - n_cells
-        n_others = min(MOST_OTHERS, serving.n_parallel - 1, room // n_own)
+        n_others = min(MAX_OTHERS, serving.n_parallel - 1, room // n_own)
         n_loaded = min(n_cells, room // n_others - n_own, serving.context_length - n_own) if n_others else 0
         return cls([SlotId(1 + i) for i in range(n_others)], n_each, n_loaded)
 
@@ -297,7 +297,7 @@ class _Variants:
         self._n_prompt = n_prompt
         self._end = n_prompt + _N_AFTER
         self._after = range(n_prompt + 1, self._end + 1)
-        self._beside = self._edges(0, serving.chunk if serving.is_fixed else n_prompt // _MOST_PARTS)
+        self._beside = self._edges(0, serving.chunk if serving.is_fixed else n_prompt // _MAX_PARTS)
         self._neighbours = _Neighbours.beside(runner.context, serving, n_steps=len(self._beside), n_cells=self._end)
         size = (2, 2 * (n_prompt + _N_DRAFT_ROWS))
         self._subject, self._other = np.random.default_rng(seed).integers(runner.model.n_vocab, size=size).tolist()

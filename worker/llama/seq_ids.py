@@ -75,7 +75,7 @@ def has_room_for_a_slot(model: Model, n_slots: int, *, swa_full: bool) -> bool:
 
 
 def n_retained_for(model: Model, n_slots: int, *, swa_full: bool) -> int:
-    """The number of slots in which finished jobs' cells can stay for later jobs to share; they take no spare's place."""
+    """Return how many slots can keep finished jobs' cells for later jobs to share; they take no spare's place."""
     n_spare = seq_ids_for(model, n_slots, swa_full=swa_full).n_spare
     if not n_spare:
         return 0

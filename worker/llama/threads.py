@@ -6,7 +6,7 @@ The threads of a step meet at some thousand barriers. When one of them waits for
 threads beside one busy process on two processors need 31 ms a token on average (beside two: 3 s), one thread needs 12.4
 (18), and two on an idle machine 8.1. A thread is left out where computing threads were ready but did not run, and other
 processes computed meanwhile: a virtual machine's threads wait, too, for processors that the host has taken away, and
-leaving one out helps no process then. Nor is it left out for longer than a moment where steps take no less time without it.
+leaving one out is no help then. Nor is it left out for longer than a moment if steps take no less time without it.
 """
 
 import os
@@ -20,10 +20,10 @@ WINDOW_S = 0.25
 """The seconds of computing between two looks."""
 N_WINDOWS = 2
 """The number of crowded windows in a row that leave a thread out: a burst of requests is no other process."""
-MOST_WAITING = 0.4
+MAX_WAITING = 0.4
 """Threads of n_now that may wait for a processor on average, divided by n_now: with many threads it takes little to
 hold all of them up, and leaving one out costs little."""
-LEAST_OTHERS = 0.6
+MIN_OTHERS = 0.6
 """The processors that other processes use at least, on average, when we leave one out. A process that never pauses gets
 two thirds of a processor next to two threads of ours on two; this worker's own front and its client, at sixteen
 streams, use less than half of one together."""
@@ -73,7 +73,7 @@ class Threads:
         self._read = read
         self._clock = clock
         self._ended_s = clock()
-        """When the last step ended."""
+        """The time at which the last step ended."""
         self._before = read()
         self._window_s = 0.0
         self._steps: list[tuple[int, float]] = []
@@ -130,7 +130,7 @@ class Threads:
         n_waiting, n_others = _n_waiting(before, now, self._window_s), _n_others(before, now)
         if self.n_now < self._n_most and n_others < GONE_OTHERS:
             self._all_compute()
-        elif n_waiting <= MOST_WAITING / self.n_now or n_others < LEAST_OTHERS:
+        elif n_waiting <= MAX_WAITING / self.n_now or n_others < MIN_OTHERS:
             self._stay_calm()
         elif self.n_now > 1 and not self._rest_s:
             self._n_crowded += 1

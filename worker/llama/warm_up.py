@@ -19,7 +19,7 @@ from worker.plan.memory import DEFAULT_UBATCH, DETERMINISTIC_CHUNK
 from worker.upstream.numbers import CELL_STEP
 from worker.wire.messages import PaddedWidths, RowCosts, Sampling, SlotId, StepKind, TokenId
 
-_MOST_CHUNK = 512
+_MAX_CHUNK = 512
 """The longest chunk on a CPU. On a GPU a chunk may be as long as a micro-batch."""
 
 WIDTHS = (1, 2, 4, 8, 16, 1 + MAX_DRAFTS)
@@ -28,9 +28,9 @@ than the chunk: a job waits for such a step no longer than for a part of a promp
 _GPU_WIDTHS = (*range(1, 13), 16, 24, 1 + MAX_DRAFTS)
 """The widths on a GPU: other kernels compute wider steps, which may take less time than narrower ones."""
 
-MOST_PADDED = 3
+MAX_PADDED = 3
 """The most rows that fill a decode step up."""
-_LEAST_SAVED = 0.03
+_MIN_SAVED = 0.03
 """A decode step is filled up where that saves this share of its time."""
 
 _FAR_TOO_SLOW = 2.0
@@ -53,10 +53,10 @@ _N_DEAD = 1024
 """The number of cells that are filled to measure what finished jobs' cells cost a step, and how long a copy takes."""
 _BESIDE_DEAD = (1, 16)
 """The numbers of tokens of the steps that are measured beside them."""
-MOST_DEAD_COST = 0.02
-"""Ended jobs' cells in a GPU's memory may cost a step this share of its time: attention reads along all cells that are
-used. An H100 reads those of a 7B model at 0.17 µs each in a step of 3.2 ms, and 16 rows at 0.2 to 0.5 µs in one of 7.4
-ms."""
+MAX_DEAD_COST = 0.02
+"""Finished jobs' cells in a GPU's memory may cost a step this share of its time: attention reads along all cells that
+are used. An H100 reads those of a 7B model at 0.17 µs each in a step of 3.2 ms, and 16 rows at 0.2 to 0.5 µs in one of
+7.4 ms."""
 
 _ROW_COSTS_S = 1.0
 """The seconds after which no wider step is tried: if steps take that long, no job is to wait for more of them."""
@@ -115,7 +115,7 @@ def warm_up(
     chosen, chunk_s = (
         (fixed, prefill_s(fixed))
         if fixed
-        else chunk_within(target_s, n_most if is_on_gpu else min(_MOST_CHUNK, n_most), prefill_s)
+        else chunk_within(target_s, n_most if is_on_gpu else min(_MAX_CHUNK, n_most), prefill_s)
     )
     ubatch_size = context.n_ubatch
     if is_on_gpu and not fixed:
@@ -170,27 +170,27 @@ def chunk_within(target_s: float, n_most: int, step_s: Callable[[int], float]) -
     return chunk, chunk_s
 
 
-def widest_within(most_s: float, n_most: int, step_s: Callable[[int], float]) -> int:
-    """The size of the widest prefill step that takes `most_s` seconds at most: DEFAULT_UBATCH, or twice as many tokens
+def widest_within(max_s: float, n_most: int, step_s: Callable[[int], float]) -> int:
+    """The size of the widest prefill step that takes `max_s` seconds at most: DEFAULT_UBATCH, or twice as many tokens
     again and again where each takes no longer than before; `n_most` at most.
     """
     size = min(DEFAULT_UBATCH, n_most)
     while 2 * size <= n_most:
         taken_s = step_s(size)
-        if 2 * taken_s > most_s or step_s(2 * size) > 2 * (1 + _ALIKE) * taken_s:
+        if 2 * taken_s > max_s or step_s(2 * size) > 2 * (1 + _ALIKE) * taken_s:
             break
         size *= 2
     return size
 
 
 def padded_widths_of(row_costs: RowCosts) -> PaddedWidths:
-    """The widths for which a step of up to MOST_PADDED more tokens takes less time, each with the best of these."""
+    """The widths for which a step of up to MAX_PADDED more tokens takes less time, each with the best of these."""
     costs = dict(row_costs)
     found = []
     for width, cost_s in row_costs:
-        wider = [(costs[n], n) for n in range(width + 1, width + MOST_PADDED + 1) if n in costs]
-        least_s, best = min(wider, default=(cost_s, width))
-        if least_s <= (1 - _LEAST_SAVED) * cost_s:
+        wider = [(costs[n], n) for n in range(width + 1, width + MAX_PADDED + 1) if n in costs]
+        min_s, best = min(wider, default=(cost_s, width))
+        if min_s <= (1 - _MIN_SAVED) * cost_s:
             found.append((width, best))
     return tuple(found)
 
@@ -243,7 +243,7 @@ def switch_s_of(runner: LlamaRunner, row_costs: RowCosts) -> float:
 
 
 def _retention(runner: LlamaRunner, chunk: int) -> Retention:
-    """Compare a step in empty memory with one next to finished jobs' cells, and a copy of these with computing them again."""
+    """Compare a step in empty memory with one next to finished jobs' cells, and copying these with reading them."""
     kv, n_dead = runner.kv, min(_N_DEAD, runner.context.n_ctx // 2) // chunk * chunk
     tokens = [TokenId(i % runner.model.n_vocab) for i in range(n_dead)]
     if not n_dead:
@@ -254,7 +254,7 @@ def _retention(runner: LlamaRunner, chunk: int) -> Retention:
         runner.run(Step("prefill", (Slice(SlotId(1), start, tokens[start : start + chunk]),)))
     read_s = time.perf_counter() - began_s
     n_cheap = min(
-        MOST_DEAD_COST * before_s * n_dead / max(1e-9, _lone_step_s(runner, n) - before_s)
+        MAX_DEAD_COST * before_s * n_dead / max(1e-9, _lone_step_s(runner, n) - before_s)
         for n, before_s in zip(_BESIDE_DEAD, plain_s, strict=True)
     )
     saved = kv.save(SlotId(1), 0)

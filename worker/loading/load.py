@@ -33,7 +33,7 @@ from worker.llama.numerics import numerics_of
 from worker.llama.prompts import Prompts
 from worker.llama.repack import amx_of, layout_of, repacking_of
 from worker.llama.runner import LlamaRunner
-from worker.llama.self_test import MOST_S, Serving, self_test
+from worker.llama.self_test import MAX_S, Serving, self_test
 from worker.llama.seq_ids import n_retained_for
 from worker.llama.threads import Threads, clocks
 from worker.llama.warm_up import Shapes, row_costs_of, warm_up
@@ -113,7 +113,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
         most_dead_cells=0 if shapes.retention is None else shapes.retention.most_dead_cells,
-        self_test=partial(self_test, runner, serving, most_s=math.inf if config.must_be_invariant else MOST_S),
+        self_test=partial(self_test, runner, serving, max_s=math.inf if config.must_be_invariant else MAX_S),
         draft=None if loaded.draft is None else LoadedDraft(loaded.draft, loaded.draft_row_costs),
         residency=residency_on(on_gpus, memory_of, is_resident=loaded.facts.resident) if on_gpus else None,
         find=None if keeper is None else keeper.find,

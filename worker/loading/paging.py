@@ -13,7 +13,7 @@ from pathlib import Path
 PERIOD_S = 0.5
 """The time between two counts, in seconds."""
 
-LEAST_BYTES = 1 << 20
+MIN_BYTES = 1 << 20
 """The least growth that counts as progress: a thread's code and tables also come in page by page, but they are
 small."""
 
@@ -27,8 +27,8 @@ _PAGES_OF_FILES = (b"RssFile:", b"RssShmem:")
 
 
 class Paging:
-    """One rising bar of whole percents from two sources. `report` is called once for each progress, and may hear the same
-    percent again: it is a sign of life too. Called on the thread that loads and on the one that counts, never at once.
+    """One rising bar of whole percents from two sources. `report` is called once for each progress, and may get the
+    same percent again as a sign of life. Called on the thread that loads and on the one that counts, never at once.
     """
 
     def __init__(self, report: Callable[[int], None], file_bytes: int, count_bytes: Callable[[], int]) -> None:
@@ -45,7 +45,7 @@ class Paging:
         """Return whether pages have come since the last look."""
         with self._lock:
             now_bytes = self._count_bytes()
-            if now_bytes < self._seen_bytes + LEAST_BYTES:
+            if now_bytes < self._seen_bytes + MIN_BYTES:
                 return
             self._seen_bytes = now_bytes
             if self._base is None:

@@ -63,7 +63,9 @@ def check_computable(
 ) -> None:
     """Raises: BadModelFile: what, and why llama.cpp would fail with it."""
     if n_layers > MAX_LAYERS:
-        raise metadata.error(f"metadata key '{architecture}.block_count' is {n_layers}; llama.cpp supports at most {MAX_LAYERS}")
+        raise metadata.error(
+            f"metadata key '{architecture}.block_count' is {n_layers}; llama.cpp supports at most {MAX_LAYERS}"
+        )
     _check_numbers(metadata, architecture)
     if key_length % 2:
         raise metadata.error(f"its attention heads have {key_length} numbers, must be even: {_PAIRS}")

@@ -42,9 +42,9 @@ DEFAULT_ALIGNMENT = 32
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_LEAST_KEY_BYTES = 14
+_MIN_KEY_BYTES = 14
 """Length and one byte of name, type, one byte of value."""
-_LEAST_TENSOR_BYTES = 33
+_MIN_TENSOR_BYTES = 33
 """Length and one byte of name, one dimension, type, offset."""
 
 _STRING, _ARRAY = 8, 9
@@ -370,7 +370,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int, int]:
     n_tensors, n_keys = cursor.integer(_U64), cursor.integer(_U64)
     if n_tensors > cursor.allowance.n_tensors:
         raise cursor.error(f"{n_tensors} tensors at byte 8: at most {MAX_TENSORS} are accepted in a model")
-    if n_keys * _LEAST_KEY_BYTES + n_tensors * _LEAST_TENSOR_BYTES > cursor.n_left:
+    if n_keys * _MIN_KEY_BYTES + n_tensors * _MIN_TENSOR_BYTES > cursor.n_left:
         raise cursor.error(f"{n_keys} metadata keys and {n_tensors} tensors do not fit a file of {cursor.size} bytes")
     if n_keys > cursor.allowance.n_keys:
         raise cursor.error(f"{n_keys} metadata keys at byte 16: at most {MAX_KEYS} are accepted in a model")

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
-MOST_CHARACTERS: Final = 4 * 1024 * 1024
+MAX_CHARACTERS: Final = 4 * 1024 * 1024
 """The most characters that may wait. At 500 characters a line they are 8,000 lines, enough while a log shipper
 restarts."""
 
@@ -34,9 +34,7 @@ class LogWriter(io.TextIOBase):
     is one gap; when it ends, `on_cleared` gets the number of its lines, on the writer's thread.
     """
 
-    def __init__(
-        self, stream: TextIO | None, *, most: int = MOST_CHARACTERS, reserve: int = RESERVE_CHARACTERS
-    ) -> None:
+    def __init__(self, stream: TextIO | None, *, most: int = MAX_CHARACTERS, reserve: int = RESERVE_CHARACTERS) -> None:
         """`stream`: a file with a descriptor, to which nothing else writes from now on; None: everything is lost."""
         self._fd = None if stream is None else stream.fileno()
         self._encoding = (stream.encoding if stream is not None else None) or "utf-8"

@@ -63,7 +63,9 @@ class Metrics:
         self._prefix_bytes = self._gauge(
             "worker_prefix_cache_bytes", "Main memory that holds KV cells of finished jobs, in bytes."
         )
-        self._prefix_tokens = self._gauge("worker_prefix_cache_tokens", "Tokens whose KV cells are in main memory for finished jobs.")
+        self._prefix_tokens = self._gauge(
+            "worker_prefix_cache_tokens", "Tokens whose KV cells are in main memory for finished jobs."
+        )
         self._threads = self._gauge("worker_compute_threads", "Threads that compute steps; 0 before the first.")
         self._ready = self._gauge("worker_ready", "1 while the worker accepts jobs, as /readyz reports, else 0.")
         self._slots = self._gauge("worker_slots", "Jobs that can run at once; 0 until the model is loaded.")
@@ -222,9 +224,7 @@ class Metrics:
         self._preemptions = self._counter("worker_preemptions_total", "Jobs paused because the KV cache was full.")
         self._yields = self._counter("worker_yields_total", "Jobs paused to give another job its fair share.")
         self._draft_tokens = self._counter("worker_draft_tokens_total", "Draft tokens verified.")
-        self._draft_tokens_accepted = self._counter(
-            "worker_draft_tokens_accepted_total", "Draft tokens accepted."
-        )
+        self._draft_tokens_accepted = self._counter("worker_draft_tokens_accepted_total", "Draft tokens accepted.")
         self._kv_event_batches = self._counter("worker_kv_event_batches_total", "Batches of KV events published.")
         refusals = self._labelled("worker_refusals_total", "HTTP requests refused, by code.", "code")
         self._refusals = {code: refusals.labels(self._worker_id, code) for code in REFUSAL_CODES}
@@ -247,7 +247,9 @@ class Metrics:
         self._inter_token_s = self._histogram(
             "worker_inter_token_latency_seconds", "Time from one token of a job to its next.", TOKEN_S
         )
-        self._queue_s = self._histogram("worker_queue_time_seconds", "Time from a job's arrival to its slot.", REQUEST_S)
+        self._queue_s = self._histogram(
+            "worker_queue_time_seconds", "Time from a job's arrival to its slot.", REQUEST_S
+        )
 
     def _named_as_vllm_does(self) -> dict[str, Collector]:
         return {
@@ -292,7 +294,9 @@ class Metrics:
             "worker_memory_off_plan_bytes", "Difference between what devices hold and the memory plan, in bytes."
         )
         self._resident = self._gauge("worker_resident", "1 while the whole model is on the device asked for, else 0.")
-        self._certified = self._gauge("worker_parity_certified", "1 if a parity report covers the model as it runs, else 0.")
+        self._certified = self._gauge(
+            "worker_parity_certified", "1 if a parity report covers the model as it runs, else 0."
+        )
 
 
 def _build() -> dict[str, str]:

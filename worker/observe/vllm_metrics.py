@@ -56,7 +56,9 @@ class VllmMetrics(Collector):
         self._blocks = self._gauge("cache_config_info", "The KV cells, as blocks.", "block_size", "num_gpu_blocks")
         adapters = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
         self._gauge("lora_requests_info", "LoRA adapters; there are none.", *adapters).labels("0", "", "")
-        ended = Counter("request_success", "Jobs that have ended, by finish reason.", ("finished_reason",), registry=None)
+        ended = Counter(
+            "request_success", "Jobs that have ended, by finish reason.", ("finished_reason",), registry=None
+        )
         self._families.append(("request_success", ended))
         self._ended = {reason: ended.labels(reason) for reason in get_args(FinishReason)}
         self._prefill_s = self._histogram(

@@ -57,7 +57,7 @@ class Device:
 
     @property
     def flag(self) -> str | None:
-        """The value of `--device` for it; None if a worker cannot be told to run on it."""
+        """The value of `--device` for it; None if a worker cannot run on it."""
         if self.kind == "cpu":
             return "cpu"
         if not self.is_gpu:

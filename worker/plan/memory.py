@@ -12,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.errors import InsufficientMemory
-from worker.limits import MAX_DRAFTS, most_jobs
+from worker.limits import MAX_DRAFTS, max_jobs
 from worker.model.info import ModelInfo
 from worker.upstream.ggml_types import TYPES_BY_NAME
 from worker.upstream.numbers import CELL_STEP, MAX_SEQ_IDS
 from worker.wire.messages import Configure
 
 DEFAULT_PARALLEL = 8
-LEAST_WANTED_CELLS = 16_384
+MIN_WANTED_CELLS = 16_384
 """A model with a shorter trained length has several jobs' worth of cells, where memory allows it."""
 KV_SHARE = 4
-"""The default number of cells takes at most this part of the free memory: it must leave room for other programs, and for
-the cells of finished jobs."""
+"""The default number of cells takes at most this part of the free memory: it must leave room for other programs, and
+for the cells of finished jobs."""
 
 CELLS_SEQ_IDS = 2
 """The sequence ids for cells that are being copied and for forgotten ones (llama/kv.py)."""
@@ -39,7 +39,7 @@ def retained_slots(*, is_on_gpu: bool) -> int:
     return RETAINED_ON_GPU if is_on_gpu else RETAINED_ON_CPU
 
 
-MOST_PADDING = 3
+MAX_PADDING = 3
 """The rows of a decode step that are not read, and their cells, if a step may be filled up (llama/batch.py)."""
 
 DETERMINISTIC_CHUNK = 64
@@ -89,7 +89,7 @@ def demand_of(config: Configure, *, is_on_gpu: bool, free_bytes: int | None = No
         ubatch_size=config.ubatch_size or DEFAULT_UBATCH,
         has_flash_attention=config.flash_attn != "off",
         swa_full=config.swa_full != "off",
-        n_padding_cells=MOST_PADDING if config.is_deterministic else 0,
+        n_padding_cells=MAX_PADDING if config.is_deterministic else 0,
         n_chunk_rows=min(DETERMINISTIC_CHUNK, config.ubatch_size or DEFAULT_UBATCH) if config.is_deterministic else 0,
         free_bytes=free_bytes,
         n_retained=retained_slots(is_on_gpu=is_on_gpu),
@@ -153,24 +153,24 @@ Fits = Callable[[Plan], bool]
 """A check that there is room for a plan. If there is, there is room for one with fewer cells too."""
 
 
-def plan_memory(info: ModelInfo, demand: Demand, fits: Fits, *, least_cells: int = CELL_STEP) -> Plan | None:
+def plan_memory(info: ModelInfo, demand: Demand, fits: Fits, *, min_cells: int = CELL_STEP) -> Plan | None:
     """The plan for a model where `fits` says what there is room for; None where there is too little.
 
     An asked-for context is kept as it is. Otherwise as many cells as fit, in steps of CELL_STEP, up to those that are
-    wanted, and not fewer than `least_cells` of them; where memory is what limits them and `parallel` is free, there are
+    wanted, and not fewer than `min_cells` of them; where memory is what limits them and `parallel` is free, there are
     fewer slots, so that each can have CELL_STEP cells.
     """
     wanted = wanted_cells(info, demand)
     if demand.ctx_size:
         plan = plan_of(info, demand, wanted)
         return plan if fits(plan) else None
-    n_cells = most_cells(info, demand, fits)
-    return plan_of(info, demand, n_cells) if n_cells >= min(least_cells, wanted) else None
+    n_cells = max_cells(info, demand, fits)
+    return plan_of(info, demand, n_cells) if n_cells >= min(min_cells, wanted) else None
 
 
 def wanted_cells(info: ModelInfo, demand: Demand) -> int:
     """The number of cells of a model if the whole plan fits: the number that was asked for; else a job's longest
-    context, or LEAST_WANTED_CELLS if that is more, within 1 / KV_SHARE of the free memory.
+    context, or MIN_WANTED_CELLS if that is more, within 1 / KV_SHARE of the free memory.
     """
     most = demand.ctx_size or _most_useful_cells(info, demand)
     if demand.ctx_size or demand.free_bytes is None:
@@ -179,7 +179,7 @@ def wanted_cells(info: ModelInfo, demand: Demand) -> int:
     return max(CELL_STEP, _largest(most, lambda n_cells: _cells_of(info, demand, n_cells).kv_bytes <= limit_bytes))
 
 
-def most_cells(info: ModelInfo, demand: Demand, fits: Fits) -> int:
+def max_cells(info: ModelInfo, demand: Demand, fits: Fits) -> int:
     """The largest multiple of CELL_STEP that fits, at most the wanted cells; 0 where none does."""
     return _largest(wanted_cells(info, demand), lambda n_cells: fits(plan_of(info, demand, n_cells)))
 
@@ -213,7 +213,7 @@ def _cells_of(info: ModelInfo, demand: Demand, n_cells: int) -> Plan:
 
 def _most_useful_cells(info: ModelInfo, demand: Demand) -> int:
     """The number of cells of a model if memory is no limit and no number was asked for."""
-    most = min(_slots(demand) * info.context_length, max(info.context_length, LEAST_WANTED_CELLS))
+    most = min(_slots(demand) * info.context_length, max(info.context_length, MIN_WANTED_CELLS))
     return max(CELL_STEP, most // CELL_STEP * CELL_STEP)
 
 
@@ -245,7 +245,7 @@ def planned_graph(demand: Demand, plan: Plan) -> Graph:
 
 def _slots(demand: Demand) -> int:
     """Return the number of slots that was asked for; else the default, or as many as an asked-for context can have."""
-    most = most_jobs(demand.ctx_size) if demand.ctx_size else DEFAULT_PARALLEL
+    most = max_jobs(demand.ctx_size) if demand.ctx_size else DEFAULT_PARALLEL
     return demand.parallel or min(DEFAULT_PARALLEL, most)
 
 
@@ -349,8 +349,7 @@ def graph_of(
 
 
 def graph_bytes(info: ModelInfo, graph: Graph) -> int:
-    """Return what the computing device needs: a layer with its masks, or the logits after the last one if that is more.
-    """
+    """Return what the computing device needs: a layer with its masks, or the last one's logits if they are more."""
     last = logits_bytes(info, graph.n_outputs) + _rows_bytes(graph, info.embedding_length)
     return max(_attention_bytes(info, graph), _feed_forward_bytes(info, graph), last)
 

@@ -13,7 +13,7 @@ from worker.config.gpu_flags import wants_layers, wants_no_layers
 from worker.errors import InsufficientMemory, ModelLoadFailed
 from worker.model.info import ModelInfo
 from worker.plan.devices import Device, candidates
-from worker.plan.memory import WIDER_UBATCHES, Demand, Plan, demand_of, most_cells, plan_memory, plan_of, wanted_cells
+from worker.plan.memory import WIDER_UBATCHES, Demand, Plan, demand_of, max_cells, plan_memory, plan_of, wanted_cells
 from worker.plan.spread import InMain, Layers, Part, RepackedBytes, layers_of, nothing_repacked, spread
 from worker.upstream.numbers import CELL_STEP
 from worker.wire.messages import Configure, SwaFull
@@ -22,11 +22,11 @@ HOST_SHARE = 0.9
 """The share of the host's available memory that is planned with; the rest is left to the front and to everything else
 that grows."""
 
-GPU_SHARE, MOST_LEFT_BYTES = 0.9, 2**30
+GPU_SHARE, MAX_LEFT_BYTES = 0.9, 2**30
 """The share of a GPU's free memory that is planned with, and the most that is left: drivers and kernels allocate while
 they compute. A GiB is what llama.cpp's own fitting leaves."""
 
-LEAST_AUTO_CELLS = 4096
+MIN_AUTO_CELLS = 4096
 """The default context is not cut further for the sake of layers on a GPU, as in llama.cpp's own fitting."""
 
 
@@ -140,7 +140,7 @@ def _place(
     if not config.prefill_chunk:
         _check_wishes(config, on_gpus)
     for trial in on_gpus:
-        if found := trial.whole(LEAST_AUTO_CELLS if trial.may_be_partial else CELL_STEP):
+        if found := trial.whole(MIN_AUTO_CELLS if trial.may_be_partial else CELL_STEP):
             return found
     if on_gpus and not on_gpus[0].may_be_partial:
         raise on_gpus[0].refusal()
@@ -246,12 +246,10 @@ class Trial:
         """True if this room may choose how many layers are on the GPU."""
         return self.group.is_gpu and self._config.gpu_layers == "auto" and not self._config.require_full_offload
 
-    def whole(self, least_cells: int) -> Placement | None:
+    def whole(self, min_cells: int) -> Placement | None:
         """The plan with the asked layers, where there is room for them; without a number, with all of them."""
         n_gpu_layers = self._asked_layers()
-        plan = plan_memory(
-            self._card, self._demand, lambda plan: self._fits(plan, n_gpu_layers), least_cells=least_cells
-        )
+        plan = plan_memory(self._card, self._demand, lambda plan: self._fits(plan, n_gpu_layers), min_cells=min_cells)
         return self._placement(self._widened(plan, n_gpu_layers), n_gpu_layers) if plan is not None else None
 
     def _widened(self, plan: Plan, n_gpu_layers: int) -> Plan:
@@ -267,7 +265,7 @@ class Trial:
 
     def most_layers(self) -> Placement | None:
         """The plan with as many layers as there is room for; None for none."""
-        n_cells = self._demand.ctx_size or min(LEAST_AUTO_CELLS, wanted_cells(self._card, self._demand))
+        n_cells = self._demand.ctx_size or min(MIN_AUTO_CELLS, wanted_cells(self._card, self._demand))
         plan = plan_of(self._card, self._demand, n_cells)
         n_gpu_layers = self._most_layers(plan, self._layers.n_layers)
         return self._placement(plan, n_gpu_layers) if n_gpu_layers else None
@@ -302,7 +300,7 @@ class Trial:
         )
 
     def _advice(self, demand: Demand, plan: Plan, n_gpu_layers: int) -> str:
-        n_cells = most_cells(self._card, demand, lambda smaller: self._fits(smaller, n_gpu_layers))
+        n_cells = max_cells(self._card, demand, lambda smaller: self._fits(smaller, n_gpu_layers))
         n_fitting = 0
         if not self._config.require_full_offload:
             n_fitting = self._most_layers(plan, n_gpu_layers)
@@ -354,7 +352,7 @@ class Trial:
 
 def gpu_room(device: Device) -> int:
     """Return the bytes of a GPU's free memory that the plan may use."""
-    return max(int(device.free_bytes * GPU_SHARE), device.free_bytes - MOST_LEFT_BYTES)
+    return max(int(device.free_bytes * GPU_SHARE), device.free_bytes - MAX_LEFT_BYTES)
 
 
 def _mib(n_bytes: int) -> str:

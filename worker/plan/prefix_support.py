@@ -14,7 +14,7 @@ from worker.upstream.architectures import ATTENTION_FREE, HYBRIDS, OF_SEVERAL_PA
 from worker.upstream.numbers import MAX_SEQ_IDS
 from worker.wire.messages import Configure
 
-MOST_SLOTS, MOST_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
+MAX_SLOTS, MAX_SLOTS_OF_WINDOWS = MAX_SEQ_IDS - 1, MAX_SEQ_IDS // 2 - 1
 """The most slots that leave a sequence id for sharing (llama/seq_ids.py)."""
 
 _NO_LIMIT = 2**63 - 1
@@ -27,13 +27,13 @@ def obstacle(info: ModelInfo, *, swa_full: bool, parallel: int) -> str | None:
     if info.architecture in OF_SEVERAL_PARTS:
         return f"{info.architecture} keeps an index for its KV cells, which cannot be cut"
     if info.windows is None:
-        return _too_many(parallel, MOST_SLOTS)
+        return _too_many(parallel, MAX_SLOTS)
     if not swa_full:
         return (
             f"{info.windows.n_layers} of {info.block_count} layers keep only their sliding window of "
             f"{info.windows.length} tokens: use --swa-full on, and a smaller --ctx-size if memory is short"
         )
-    return _too_many(parallel, MOST_SLOTS_OF_WINDOWS)
+    return _too_many(parallel, MAX_SLOTS_OF_WINDOWS)
 
 
 def prefix_cache_limit(config: Configure, placement: Placement, available_bytes: int) -> int:

@@ -2,8 +2,8 @@
 
 After a load the library's own account of its buffers (buffers.py) is compared with the plan (placement.py). Later a
 driver can move or lose memory while the process lives: another process pushed it out, the device was reset or fell off
-its bus. No call reports it, but fewer bytes are then in use there than we put. Reports that a CPU holds everything, because
-there is no other place. Any thread; nothing waits for a step.
+its bus. No call reports it, but fewer bytes are then in use there than we put. Reports that a CPU holds everything,
+because there is no other place. Any thread; nothing waits for a step.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from worker.plan.devices import Device, Memory
 from worker.plan.placement import Placement
 from worker.wire.messages import OffPlan, Residency
 
-TOLERANCE, LEAST_BYTES = 0.1, 16 * 2**20
+TOLERANCE, MIN_BYTES = 0.1, 16 * 2**20
 """The share of what was planned for a device by which it may differ; more is worth a line in the log, unless it is so
 little that no one would act."""
 
@@ -35,11 +35,11 @@ def is_resident(placement: Placement, n_offloaded: int, sizes: BufferSizes) -> b
     if not placement.group.is_gpu:
         return True
     names = [device.name for device in placement.group.devices]
-    least_bytes = sum(max(0, part.weights_bytes - _ROUNDED_BYTES) for part in placement.gpus)
+    min_bytes = sum(max(0, part.weights_bytes - _ROUNDED_BYTES) for part in placement.gpus)
     return (
         placement.is_complete
         and n_offloaded == placement.n_layers
-        and sizes.of_kind("model", names) >= least_bytes
+        and sizes.of_kind("model", names) >= min_bytes
         and sum(map(sizes.of_kind, ("KV", "RS"))) == sum(sizes.of_kind(kind, names) for kind in ("KV", "RS"))
     )
 
@@ -58,8 +58,8 @@ def off_plan(placement: Placement, sizes: BufferSizes, free_after: Seq[int]) -> 
 
 
 def _compared(device: Device, planned: int, allocated: int, taken: int | None) -> tuple[OffPlan, ...]:
-    is_as_planned = abs(allocated - planned) <= max(TOLERANCE * planned, LEAST_BYTES)
-    least, most = (1 - TOLERANCE) * allocated - LEAST_BYTES, (1 + TOLERANCE) * allocated + DRIVERS_OWN_BYTES
+    is_as_planned = abs(allocated - planned) <= max(TOLERANCE * planned, MIN_BYTES)
+    least, most = (1 - TOLERANCE) * allocated - MIN_BYTES, (1 + TOLERANCE) * allocated + DRIVERS_OWN_BYTES
     if is_as_planned and (taken is None or least <= taken <= most):
         return ()
     return (OffPlan(device=device.title, planned_bytes=planned, allocated_bytes=allocated, taken_bytes=taken),)

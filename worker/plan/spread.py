@@ -23,7 +23,7 @@ _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_emb
 """Tensors whose rows are looked up, which the CPU does wherever the layers are."""
 _FIRST_LAYER = ("token_embd_norm.", "rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
-MOST_TWICE = 0.1
+MAX_TWICE = 0.1
 """A share of the weights in main memory. A mapped file lies there as a whole, so that weights which are laid out anew
 beside it are there twice; where they are more than this, the file is read and not mapped, and all weights are there
 once."""
@@ -75,7 +75,7 @@ class InMain:
     @property
     def is_mapped(self) -> bool:
         """True if the file should be mapped: all workers then share its pages, and the system can reclaim them."""
-        return self.can_be_mapped and self.left_in_file <= MOST_TWICE * (self.as_in_file + self.repacked)
+        return self.can_be_mapped and self.left_in_file <= MAX_TWICE * (self.as_in_file + self.repacked)
 
     @property
     def total_bytes(self) -> int:
@@ -114,8 +114,7 @@ class Layers:
         return len(self.layer_bytes)
 
     def weights_in_main(self, n_gpu_layers: int) -> InMain:
-        """Return the weights in main memory while `n_gpu_layers`, counted from the output layer backwards, are on GPUs.
-        """
+        """Return the weights in main memory while `n_gpu_layers`, from the output layer backwards, are on GPUs."""
         return sum(self.in_main[: max(0, self.n_layers - n_gpu_layers)], self.input)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from worker.sampling.arrays import Ids, Reals
 from worker.wire.messages import Sampling
 
-_LEAST_PENALTY = 1e-6
+_MIN_PENALTY = 1e-6
 """docs/protocol.md 5: penalty 0 acts as this; used as a floor, so that a smaller penalty is never a stronger one."""
 
-_MOST_DRY = 1e100
+_MAX_DRY = 1e100
 """DRY subtracts at most this. It is beyond any score, and its square is still a number, so that a long repetition makes
 a token hopeless and not impossible."""
 
@@ -61,7 +61,7 @@ def penalise(ids: Ids, scores: Reals, sampling: Sampling, tokens: Seq[int], coun
 
 def _repeated(scores: Reals, penalty: float) -> Reals:
     """The scores after the repetition penalty: tokens become less likely for a penalty above 1, more likely below."""
-    penalty = max(penalty, _LEAST_PENALTY)
+    penalty = max(penalty, _MIN_PENALTY)
     return np.where(scores > 0.0, scores / penalty, scores * penalty)
 
 
@@ -69,7 +69,7 @@ def dry(lengths: Reals, sampling: Sampling) -> Reals:
     """DRY's penalties for repetitions of these lengths: multiplier * base^(length - allowed_length), at most 1e100."""
     with np.errstate(over="ignore"):
         sizes: Reals = sampling.dry_multiplier * sampling.dry_base ** (lengths - sampling.dry_allowed_length)
-    return np.minimum(sizes, _MOST_DRY)
+    return np.minimum(sizes, _MAX_DRY)
 
 
 def repetitions(tokens: Seq[int], shortest: int) -> dict[int, int]:

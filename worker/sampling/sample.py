@@ -45,8 +45,8 @@ def sample(
     `logits`: float32[n_vocab], a view that is only read. `generated`: the job's tokens so far, without the prompt;
     their number is the position of the draw. `ends`: the vocabulary's end-of-generation ids. `allowed`: bool[n_vocab],
     the only tokens that may come; every setting sees a row that has no others. If only ends may come, min_tokens
-    has no effect. `estimate`: the function that weighs the row; no token depends on it. Raises: ValueError when no distribution exists
-    (a NaN, a +inf, or no token that is possible, unbanned and allowed).
+    has no effect. `estimate`: the function that weighs the row; no token depends on it. Raises: ValueError when no
+    distribution exists (a NaN, a +inf, or no token that is possible, unbanned and allowed).
     """
     if allowed is None:
         return TokenId(_drawn(logits, sampling, generated, ends, estimate))

@@ -23,9 +23,9 @@ _N_OTHER_ROUNDINGS = 16
 _EAGERNESS = (56.0, 28.0, 6.0, 0.5)
 """The weights to cut at, as multiples of the one that always leaves enough; most rows need only the first."""
 _F32_ROUNDING = 2.0**-22
-_LEAST_LOGIT = float(np.finfo(np.float32).min)
-_LEAST_SCORE = float(np.finfo(np.float64).min)
-_LEAST_TOTAL, _MOST_TOTAL = 2.0**-20, 2.0**80
+_MIN_LOGIT = float(np.finfo(np.float32).min)
+_MIN_SCORE = float(np.finfo(np.float64).min)
+_MIN_TOTAL, _MAX_TOTAL = 2.0**-20, 2.0**80
 """The range of totals in which nothing in a float32 sum overflows, what is lost at its other end is 2^-80 of it, and an
 exponent's rounding stays within F32_SLACK."""
 _SAMPLE = 1024
@@ -170,7 +170,7 @@ def _shortlist(row: Row, ids: Ids, cut: float = -math.inf, rest: _Rest = _NOTHIN
         scores /= row.temperature
     if not row.touched.size:
         return _of(row, ids, scores, rest)
-    is_low = row.scores < max(cut / row.temperature, _LEAST_SCORE)
+    is_low = row.scores < max(cut / row.temperature, _MIN_SCORE)
     ids = np.concatenate([ids, row.touched[~is_low]])
     order = ids.argsort(kind="stable")
     scores = np.concatenate([scores, row.scores[~is_low]])[order]
@@ -200,7 +200,7 @@ def _total(row: Row, bulk: Logits) -> tuple[float, float]:
     That logit is 0, which saves two passes over the row, unless the sum would leave float32's range.
     """
     total = row.estimate(bulk, 0.0, row.temperature)
-    if _LEAST_TOTAL <= total <= _MOST_TOTAL:
+    if _MIN_TOTAL <= total <= _MAX_TOTAL:
         return 0.0, total
     highest = float(bulk.max())
     if not math.isfinite(highest):
@@ -231,7 +231,7 @@ def _lowest_needed(row: Row, bulk: Logits, min_p: float) -> float:
     lead = max(0.0, float(row.scores.max(initial=-np.inf)) - highest / row.temperature)
     below_highest = row.temperature * max(-math.log(min_p) - lead, 0.0)
     cut = highest - below_highest - _F32_ROUNDING * (abs(highest) + below_highest)
-    return float(np.float32(max(cut, _LEAST_LOGIT)))
+    return float(np.float32(max(cut, _MIN_LOGIT)))
 
 
 def _above_sigma(row: Row, n_sigma: float) -> tuple[Ids, Reals]:

@@ -143,8 +143,7 @@ def _reaching(shortlist: Shortlist, target: float, error: float) -> int:
 
 
 def _place(sums: Reals, target: float, error: float, before: float = 0.0) -> int:
-    """Return the place where the running sums reach `target`. `before`: the sum ahead of the first. Raises: Undecided.
-    """
+    """Return where the running sums reach `target`. `before`: the sum ahead of the first. Raises: Undecided."""
     place = int(sums.searchsorted(target))
     if place == len(sums) or sums[place] - target <= error:
         raise Undecided

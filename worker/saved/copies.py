@@ -34,7 +34,7 @@ Allocate = Callable[[int], Bytes]
 _HEADER_BYTES, _CACHE_BYTES = 8, 8
 """The lengths of the headers: of the whole state, and of each cache in it before its first cell."""
 
-_LEAST_MAPPED_BYTES, _LEAST_HUGE_BYTES = 2**17, 2**22
+_MIN_MAPPED_BYTES, _MIN_HUGE_BYTES = 2**17, 2**22
 """The sizes from which malloc maps memory and numpy asks for huge pages. Linux allows a process 65,530 mappings: 8 GiB
 of the least."""
 
@@ -140,7 +140,8 @@ class SavedCells:
         self, parts: Seq[Bytes], layout: Layout = ORDINARY, tokens: Seq[int] = (), keep: "Keep | None" = None
     ) -> None:
         """`parts`: states of at least one cell, one behind the other; a single one is the copy's own from now on.
-        `tokens`: all from position 0 to the last cell, where they are known. `keep` gets the parts that this is split into.
+        `tokens`: all from position 0 to the last cell, if they are known. `keep` gets the parts that this is split
+        into.
 
         Raises: ValueError: they are none.
         """
@@ -233,13 +234,13 @@ def lasting(n_bytes: int) -> Bytes:
 
     Copies of all sizes that come and go in malloc's heap leave holes between them, a sixth of what they take.
     """
-    if n_bytes < _LEAST_MAPPED_BYTES:
+    if n_bytes < _MIN_MAPPED_BYTES:
         return passing(n_bytes)
     try:
         room = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:  # no mapping more; the heap may have room
         return passing(n_bytes)
-    if n_bytes >= _LEAST_HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+    if n_bytes >= _MIN_HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             room.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(room, np.uint8)

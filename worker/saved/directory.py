@@ -4,8 +4,8 @@ Owns the check that it can be trusted, its key, its bound, its lock, and the way
 nothing of what is inside a file. The front checks the directory once, before anything runs; the engine reads the key,
 and its keeper's thread reads and writes files, because a disk may take its time.
 
-Saved cells are what prompts were, and a model continues from them as they are. So no other user may write here, and each
-file carries a code that only the key's holder can make (records.py).
+Saved cells are what prompts were, and a model continues from them as they are. So no other user may write here, and
+each file carries a code that only the key's holder can make (records.py).
 
 A file appears under its name whole, by a rename. It is not synced: after a power cut its code is wrong or it is not
 there, and either costs a prefill; a sync would cost each write, and every other program on that disk. Workers may share
@@ -37,7 +37,9 @@ def prepare_directory(directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()
         if found.st_uid != os.geteuid():
-            raise UsageError(f"{flag} belongs to user {found.st_uid}, not to {os.geteuid()}: give a directory of your own")
+            raise UsageError(
+                f"{flag} belongs to user {found.st_uid}, not to {os.geteuid()}: give a directory of your own"
+            )
         if found.st_mode & stat.S_IWOTH:
             raise UsageError(f"{flag} is writable by every user: chmod o-w, or give another directory")
         _make_key(directory)

@@ -26,7 +26,7 @@ from worker.host import sha256_of
 from worker.saved.arena import Arena, Bytes, Room
 from worker.saved.copies import Layout, SavedCells
 from worker.saved.directory import CacheFiles, read_key
-from worker.saved.records import CODE_BYTES, Unbelieved, binding_of, code_of, read_record, record_of
+from worker.saved.records import CODE_BYTES, Untrusted, binding_of, code_of, read_record, record_of
 from worker.wire.messages import TokenId
 
 FIND_S = 2.0
@@ -158,8 +158,8 @@ class Keeper:
             code = code_of(view.data)
             try:
                 if was_in_use:
-                    raise Unbelieved("the previous engine crashed while loading it")
-                yield self._believed(view, room)
+                    raise Untrusted("the previous engine crashed while loading it")
+                yield self._trusted(view, room)
                 self._codes.add(code)
             except ValueError as error:
                 self._forget(_Left(room, code))
@@ -177,10 +177,10 @@ class Keeper:
                 data = self._files.read(name)
                 read_record(data, key=self._key, binding=self._binding)
                 if name != self._files.name(code_of(data)):
-                    raise Unbelieved("its name belongs to other content")
+                    raise Untrusted("its name belongs to other content")
                 room = self._arena.store([data])
                 view = np.frombuffer(data, np.uint8) if room is None else self._arena.view(room)
-                yield self._believed(view, room)
+                yield self._trusted(view, room)
             except FileNotFoundError:  # another worker has just removed it
                 continue
             except OSError as error:
@@ -191,14 +191,14 @@ class Keeper:
                     self._arena.free(room)
                 yield f"{name}: {error}"
 
-    def _believed(self, view: Bytes, room: Room | None) -> SavedCells:
-        """Raises: Unbelieved, ValueError."""
+    def _trusted(self, view: Bytes, room: Room | None) -> SavedCells:
+        """Raises: Untrusted, ValueError."""
         record = read_record(view.data, key=self._key, binding=self._binding)
         end = len(view) - CODE_BYTES
         state = view[end - len(record.state) : end]
         saved = SavedCells([state], self._keeping.layout, record.tokens, self.take)
         if saved.start + saved.n_tokens != len(record.tokens):
-            raise Unbelieved(
+            raise Untrusted(
                 f"its {saved.n_tokens} cells from {saved.start} on are not the last of {len(record.tokens)}"
             )
         if room is not None:

@@ -25,7 +25,7 @@ _HEAD = struct.Struct("<8s32sIIQ")
 BINDING_BYTES = CODE_BYTES = 32
 
 
-class Unbelieved(ValueError):
+class Untrusted(ValueError):
     """The bytes are not a complete record for this model and key."""
 
 
@@ -57,20 +57,22 @@ def code_of(record: Buffer) -> bytes:
 
 
 def read_record(data: Buffer, *, key: bytes, binding: bytes) -> Record:
-    """Raises: Unbelieved for bytes that were not made with this key, by this binding, or are not as they were made."""
+    """Raises: Untrusted for bytes that were not made with this key, by this binding, or are not as they were made."""
     whole = memoryview(data)
     n_most = len(whole) - _HEAD.size - CODE_BYTES
     if n_most < 0:
-        raise Unbelieved(f"{len(whole)} bytes are too few")
+        raise Untrusted(f"{len(whole)} bytes are too few")
     magic, bound_to, n_tokens, zero, n_state = _HEAD.unpack_from(whole)
     if magic != _MAGIC or zero:
-        raise Unbelieved("it does not begin with the header of saved cells")
+        raise Untrusted("it does not begin with the header of saved cells")
     if 4 * n_tokens + n_state != n_most:
-        raise Unbelieved(f"it has {len(whole)} bytes, but its header says {len(whole) - n_most + 4 * n_tokens + n_state}")
+        raise Untrusted(
+            f"it has {len(whole)} bytes, but its header says {len(whole) - n_most + 4 * n_tokens + n_state}"
+        )
     if not hmac.compare_digest(_code(key, whole[:-CODE_BYTES]), whole[-CODE_BYTES:]):
-        raise Unbelieved("its authentication code is wrong: it is damaged, or was made with another key")
+        raise Untrusted("its authentication code is wrong: it is damaged, or was made with another key")
     if bound_to != binding:
-        raise Unbelieved("it was made by another model or build, or with other settings")
+        raise Untrusted("it was made by another model or build, or with other settings")
     begin = _HEAD.size + 4 * n_tokens
     tokens = array("i", whole[_HEAD.size : begin].tobytes())
     return Record([TokenId(token) for token in tokens], whole[begin : begin + n_state])
