@@ -40,7 +40,7 @@ PHRASES = {
     r"(?-i:MOST_)|most_(s|bytes|cells|jobs|parts)\b": "MAX_, max_",
     r"so many (cells|jobs|rows|slots|tokens|of)": "n, this many, as many",
     r"somebody": "a client, a job, another process",
-    r"\btold\b(?!=)": "reported, asked, given",
+    r"\btold\b": "reported, asked, given",
     r"(?<!\.)\btells?\b": "says, reports, shows",
     r"\bwhoever": "the user, the operator, the caller",
 }

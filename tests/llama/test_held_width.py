@@ -10,7 +10,7 @@ from tests.llama.conftest import GREEDY
 from worker.engine.backend import Slice
 from worker.engine.drafting.step_costs import interpolated
 from worker.llama.batch import RowGroups
-from worker.llama.held_width import MOST_SURPLUS, HeldWidth
+from worker.llama.held_width import MAX_SURPLUS, HeldWidth
 from worker.wire.messages import RowCosts, SlotId, TokenId
 
 WIDEST = 12
@@ -50,7 +50,7 @@ def test_no_step_is_much_longer_and_all_together_by_no_more_than_changes_that_ca
     surplus = [seconds[width] - seconds[n] for width, n in zip(widths, steps, strict=True)]
     for before, width, n_rows, more_s in zip([0, *widths], widths, steps, surplus, strict=False):
         assert width in (n_rows, max(n_rows, before)), "only the width of the step before is kept"
-        assert 0 <= more_s <= MOST_SURPLUS * seconds[n_rows] + 1e-9
+        assert 0 <= more_s <= MAX_SURPLUS * seconds[n_rows] + 1e-9
     assert sum(surplus) <= change_s * n_changes(steps) + 1e-9
     assert n_changes(widths) <= n_changes(steps)
 

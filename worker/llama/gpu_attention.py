@@ -55,7 +55,7 @@ def check_flash(config: Configure, device: Device, *, is_without_flash: bool) ->
 
 
 def attention_at(gpu_names: Seq[str], sizes: BufferSizes) -> Attention | None:
-    """Where attention is computed; None where no layer has cells for it. `gpu_names`: none for a CPU.
+    """Return where attention is computed; None if no layer has cells for it. `gpu_names`: none for a CPU.
 
     The library computes a layer's attention where its KV cells lie, and says where these are. What would be computed
     elsewhere has been refused by the functions above.

@@ -1,7 +1,7 @@
 """The width of a GPU's decode steps while jobs end: it stays for a while, because a change of width takes time.
 
 A step of another width is handed over anew, and its graph is captured anew: milliseconds in which no stream has a
-token. So a step with fewer jobs keeps its width, filled up with rows that nobody reads, while those cost next to
+token. So a step with fewer jobs keeps its width, filled up with unread rows, while those cost next to
 nothing, and until they have cost together as much as a change. Whatever comes, that is the price of one change at most;
 and where another job ends or a prompt is read before, a change is saved. Pure; step thread.
 """
@@ -9,8 +9,8 @@ and where another job ends or a prompt is read before, a change is saved. Pure; 
 from worker.engine.drafting.step_costs import interpolated
 from worker.wire.messages import RowCosts
 
-MOST_SURPLUS = 0.1
-"""The share of its time by which a step may be longer than one without the rows that nobody reads."""
+MAX_SURPLUS = 0.1
+"""The share of its time by which a step may be longer than one without the unread rows."""
 
 
 class HeldWidth:
@@ -22,7 +22,7 @@ class HeldWidth:
         self._width, self._lost_s = 0, 0.0
 
     def of(self, n_rows: int) -> int:
-        """The width of the next step, which has a row for each of so many jobs."""
+        """Return the width of the next step, which has `n_rows` rows, one for each job."""
         surplus_s = self._surplus_s(n_rows)
         if surplus_s is None or self._lost_s + surplus_s > self._change_s:
             self._width, self._lost_s = n_rows, 0.0
@@ -35,9 +35,9 @@ class HeldWidth:
         self._width, self._lost_s = 0, 0.0
 
     def _surplus_s(self, n_rows: int) -> float | None:
-        """What the last width costs beyond the step's own; None where it is not to be kept."""
+        """Return what the last width costs beyond the step's own; None if it is not to be kept."""
         if not n_rows < self._width <= len(self._seconds):
             return None
         own_s = self._seconds[n_rows - 1]
         surplus_s = self._seconds[self._width - 1] - own_s
-        return surplus_s if surplus_s <= MOST_SURPLUS * own_s else None
+        return surplus_s if surplus_s <= MAX_SURPLUS * own_s else None
