@@ -340,7 +340,7 @@ def test_too_few_open_files_are_one_error_line_and_exit_1(most: int, tmp_path: P
     events = [json.loads(line) for line in ended.stderr.splitlines()]
     assert (ended.returncode, ended.stdout) == (1, "")
     assert [event["event"] for event in events] == ["startup", "error", "shutdown"]
-    assert f"only {most} files may be open here" in events[1]["message"]
+    assert f"the limit on open files is {most}" in events[1]["message"]
 
 
 @pytest.mark.process

@@ -269,7 +269,7 @@ def completion(told: dict[str, float]) -> Event:
     ("level", "answer", "says"),
     [
         ("tokenizer", {"error": "no"}, "Object missing required field `tokens`"),
-        ("logits", completion({"a": -1.0}), "called 'a'"),
+        ("logits", completion({"a": -1.0}), "named a token 'a'"),
         ("logits", completion({"token_id:1": 5.0}), "<= 0.001"),
         ("logits", completion({"token_id:1": -1.0}), "returned log-probabilities of 1 rows for a prompt of 64 tokens"),
         ("generation", completion({}), "length >= 1"),
@@ -375,8 +375,12 @@ def test_a_server_of_another_kind_is_one_line(stranger: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--url", "http://127.0.0.1:1", "--reference", str(GOLDEN)), 1, "http://127.0.0.1:1 is no server"),
-        (("--url", "nonsense", "--reference", str(GOLDEN)), 1, "nonsense is no "),
+        (
+            ("--url", "http://127.0.0.1:1", "--reference", str(GOLDEN)),
+            1,
+            "the server at http://127.0.0.1:1 cannot be judged",
+        ),
+        (("--url", "nonsense", "--reference", str(GOLDEN)), 1, "the server at nonsense cannot be judged"),
         (("--url", "http://worker:port", "--reference", str(GOLDEN)), 1, "http://worker:port is not a URL"),
         (("--url", "http://127.0.0.1:1", "--reference", "org/model"), 2, "org/model is not a file here"),
         (("--url", "http://127.0.0.1:1", "--reference", str(GOLDEN), "--token", " "), 2, "the API token is empty"),

@@ -43,7 +43,7 @@ def test_a_compressed_body_is_refused_with_415_and_its_encoding(
     status, words, headers = posted(toy, path, gzip.compress(json.dumps(BODIES[path]).encode()), *codings)
     coding = codings[-1].removeprefix("identity, ")
     assert (status, headers["accept-encoding"]) == (415, "identity")
-    assert words == f"Content-Encoding '{coding}' is not read: send the body as it is"
+    assert words == f"Content-Encoding '{coding}' is not supported: send the body unencoded"
 
 
 @pytest.mark.parametrize("codings", [("identity",), ("",), ("Identity, identity",), ("identity", "")])

@@ -143,7 +143,7 @@ _LONGEST_GAP_MS = 1.5 * Settings().itl_target_ms
 
 
 def _late_prompt(text: Text = WORDS) -> Scenario:
-    """Without drafts, with which the streams may have ended before the late prompt is read."""
+    """The late prompt is measured without drafts, because with drafts the streams may end before it is read."""
 
     def asks(prompts: Prompts) -> list[Ask]:
         late = Ask(prompt=prompts.of(900, text), n_tokens=8, is_late=True)
