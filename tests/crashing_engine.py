@@ -130,7 +130,7 @@ def _garbage_to_the_front(_raw: Raw) -> None:
 
 def _frames_of_the_past(_raw: Raw) -> None:
     """Ends every job of the front, if it were this generation's."""
-    ends = tuple(Finished(JobKey(key), "EOS") for key in range(1, 500))
+    ends = [Finished(JobKey(key), "EOS") for key in range(1, 500)]
     os.write(int(sys.argv[1]), encode_frame(int(sys.argv[2]) - 1, StepDone(finished=ends)))
 
 

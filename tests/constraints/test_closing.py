@@ -81,7 +81,7 @@ def answer(
     so many tokens are drawn before they are taken, as where they were drafted."""
     constraint = constrain(constraints, json_schema=json.dumps(schema))
     constraint.end_within(n_tokens)
-    tokens = [each.token for each in constraint.take_forced(n_tokens)]
+    tokens = [each.id for each in constraint.take_forced(n_tokens)]
     while len(tokens) < n_tokens and not constraint.is_over:
         drawn: list[TokenId] = []
         for _ in range(1 + min(ahead, n_tokens - len(tokens) - 1)):
@@ -97,7 +97,7 @@ def answer(
                 return text_of(tokens, model), len(tokens), True
             constraint.accept(token)
             tokens.append(token)
-        tokens += [each.token for each in constraint.take_forced(n_tokens - len(tokens))][: n_tokens - len(tokens)]
+        tokens += [each.id for each in constraint.take_forced(n_tokens - len(tokens))][: n_tokens - len(tokens)]
     is_whole = constraint.is_over or bool(constraint.allowed()[model.ends].all())
     return text_of(tokens, model), len(tokens), is_whole
 
@@ -145,7 +145,7 @@ def test_with_time_to_spare_nothing_is_changed(constraints: Constraints, bytewis
     constraint = constrain(constraints, json_schema=json.dumps(TREE))
     constraint.end_within(1000)
     text = b'{"name": "a quote \\" and a brace }", "children": [{"name": "x", "children": []}]}'
-    tokens = [each.token for each in constraint.take_forced(100)]
+    tokens = [each.id for each in constraint.take_forced(100)]
     for value in text[len(tokens) :]:
         assert constraint.settled(TokenId(3 + value)) == 3 + value
         constraint.accept(TokenId(3 + value))

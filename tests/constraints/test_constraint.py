@@ -19,7 +19,7 @@ from tests.llama.tiny import END, write_tiny
 from tests.openai.asking import TERMS
 from tests.vocabularies import VOCABULARIES
 from worker.constraints.constraint import MAX_FORCED_BYTES, Constraint, Constraints
-from worker.engine.backend import Forced
+from worker.engine.backend import Token
 from worker.llama.constrained import constraints_of
 from worker.llama.devices import devices
 from worker.llama.model import Model
@@ -83,7 +83,7 @@ def walk(constraint: Constraint, numbers: list[int], model: Model) -> Iterator[b
         yield text
 
 
-def texts_of(run: list[Forced]) -> bytes:
+def texts_of(run: list[Token]) -> bytes:
     return b"".join(each.piece for each in run)
 
 
@@ -373,7 +373,7 @@ def test_there_is_one_spelling_of_nothing(real: Loaded) -> None:
 @given(text=some_text)
 def test_a_text_that_is_forced_as_a_whole_is_spelled_as_the_tokenizer_spells_it(real: Loaded, text: str) -> None:
     constraint = constrain(real.constraints, grammar=f"%llguidance {{}}\nstart: {lark_literal(text)}")
-    tokens = [each.token for each in constraint.take_forced(999)]
+    tokens = [each.id for each in constraint.take_forced(999)]
     assert tokens == real.model.spell(text.encode())
     assert constraint.is_over or not text
 

@@ -99,7 +99,7 @@ def alone(model: ToyModel, request: Request, context_length: int) -> Outcome:
             return Outcome(text, n_drawn, "INFERENCE_FAILED")
         if forced:
             known = forced.pop(0)
-            drawn = Sampled(SlotId(0), known.token, known.piece, is_end=False)
+            drawn = Sampled(SlotId(0), known.id, known.piece, is_end=False)
         else:
             drawn = model.draw(SlotId(0), held, request.seed, constraint)
             if model.poison.intersection(held) or drawn.error is not None:
@@ -310,7 +310,7 @@ class FakeRunner:
         draft = slice_.tokens[len(slice_.tokens) - slice_.n_drafts :]
         assert list(slice_.generated) == held[len(held) - len(slice_.generated) :], "the penalty would see other tokens"
         if slice_.forced is not None:
-            yield Sampled(slice_.slot, slice_.forced.token, slice_.forced.piece, is_end=False)
+            yield Sampled(slice_.slot, slice_.forced.id, slice_.forced.piece, is_end=False)
             return
         constraint = slice_.constraint
         assert constraint is None or isinstance(constraint, ToyConstraint)

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from worker.engine.backend import Forced
+from worker.engine.backend import Token
 from worker.wire.messages import TokenId
 
 N_VOCAB = 64
@@ -49,11 +49,11 @@ class ToyConstraint:
         assert self.n_allowed([token]) == 1, "only what is allowed is drawn"
         self.said.append(token)
 
-    def take_forced(self, n_enough: int) -> list[Forced]:
-        run: list[Forced] = []
+    def take_forced(self, n_enough: int) -> list[Token]:
+        run: list[Token] = []
         while len(run) < n_enough and (token := self.forced) is not None:
             self.said.append(token)
-            run.append(Forced(token, letters_of(token)))
+            run.append(Token(token, letters_of(token)))
         return run
 
     def n_allowed(self, tokens: Seq[TokenId]) -> int:

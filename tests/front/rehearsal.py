@@ -239,18 +239,18 @@ class Stage(Observer):
         """A step with these jobs runs."""
         first = [key for key in keys if key not in self.engine.started]
         self.engine.started.update(first)
-        self.say(StepDone(started=tuple(Started(key, n_cached) for key in first)))
+        self.say(StepDone(started=[Started(key, n_cached) for key in first]))
         self.say(StepBegun(jobs=keys))
 
     def draw(self, *keys: JobKey, text: str = "x") -> None:
-        self.say(StepDone(deltas=tuple(Delta(key, text) for key in keys), kind="decode"))
+        self.say(StepDone(deltas=[Delta(key, text) for key in keys], kind="decode"))
 
     def finish(self, *keys: JobKey) -> None:
         """Their last token, and their ends."""
         for key in keys:
             self.engine.forget(key)
-        deltas = tuple(Delta(key, "x") for key in keys)
-        self.say(StepDone(deltas=deltas, finished=tuple(Finished(key, "EOS") for key in keys), kind="decode"))
+        deltas = [Delta(key, "x") for key in keys]
+        self.say(StepDone(deltas=deltas, finished=[Finished(key, "EOS") for key in keys], kind="decode"))
 
     def let_time_pass(self, seconds: float) -> None:
         """While the front's loop turns and nobody says anything. The watchdog's own timer is too slow to matter."""

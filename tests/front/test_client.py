@@ -138,7 +138,7 @@ def test_what_an_older_engine_says_is_dropped_and_its_end_is_no_death() -> None:
         await stage.die_and_reload()
         job = stage.submit()
         stage.client.on_message(1, Refused(job=job, violations=(Violation("prompt", "non_empty", "no"),)))
-        stage.client.on_message(1, StepDone(started=(Started(job),), failed=(Failed(job, "VRAM_OOM", "no"),)))
+        stage.client.on_message(1, StepDone(started=[Started(job)], failed=[Failed(job, "VRAM_OOM", "no")]))
         stage.client.on_exit(1, "it was ended by SIGKILL", "")
         assert not stage.jobs[job].is_ended
         assert not stage.jobs[job].is_running
@@ -155,9 +155,9 @@ def test_several_tokens_of_one_step_are_events_of_their_own() -> None:
         job = stage.submit()
         stage.accept(job)
         stage.begin(job, n_cached=3)
-        deltas = tuple(Delta(job, text) for text in "abc")
+        deltas = [Delta(job, text) for text in "abc"]
         stage.say(StepDone(deltas=deltas[:1], kind="prefill", sampled_at_s=1.0))
-        stage.say(StepDone(deltas=deltas, finished=(Finished(job, "EOS"),), kind="decode", sampled_at_s=1.5))
+        stage.say(StepDone(deltas=deltas, finished=[Finished(job, "EOS")], kind="decode", sampled_at_s=1.5))
         started, *tokens, end = await stage.events(job)
         assert started["cached_tokens"] == 3
         assert [(token["t"], token["i"]) for token in tokens] == [("a", 0), ("a", 1), ("b", 2), ("c", 3)]
@@ -200,7 +200,7 @@ def test_a_job_that_ended_in_the_engine_is_not_cancelled_there() -> None:
         stage.say(Refused(job=refused, violations=(Violation("prompt", "context_length(8)", "too long"),)))
         stage.begin(finished, failed)
         stage.finish(finished)
-        stage.say(StepDone(failed=(Failed(failed, "INFERENCE_FAILED", "no"),)))
+        stage.say(StepDone(failed=[Failed(failed, "INFERENCE_FAILED", "no")]))
         assert sorted(stage.ended) == [finished, failed, refused]
         assert not [message for message in stage.engine.sent if isinstance(message, Cancel)]
 

@@ -124,7 +124,7 @@ class Improvisation:
             case "fail":
                 for key in chosen:
                     self.stage.engine.forget(key)
-                self.stage.say(StepDone(failed=tuple(Failed(key, "VRAM_OOM", "no room") for key in chosen)))
+                self.stage.say(StepDone(failed=[Failed(key, "VRAM_OOM", "no room") for key in chosen]))
 
     async def _die(self) -> None:
         jobs, questions = self.stage.jobs, self.stage.questions

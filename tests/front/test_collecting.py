@@ -76,7 +76,7 @@ def test_what_a_prompt_was_worth_reaches_the_jobs_dialect() -> None:
         job.dialect = text
         stage.accept(job.key)
         stage.begin(job.key)
-        stage.say(StepDone(prompt_logprobs=(PromptLogprobs(job.key, 1, (entry("b", 2, -1.0),)),)))
+        stage.say(StepDone(prompt_logprobs=[PromptLogprobs(job.key, 1, (entry("b", 2, -1.0),))]))
         stage.finish(job.key)
         made = text.made()
         assert made.logprobs is not None

@@ -14,7 +14,7 @@ from tests.constraints.bytewise import constrain
 from tests.llama.conftest import GREEDY, MakeContext, slice_of
 from tests.llama.tiny import END, write_tiny
 from worker.constraints.constraint import Constraint
-from worker.engine.backend import BadBatch, Forced, NoRoom, Sampled, Slice, Step
+from worker.engine.backend import BadBatch, NoRoom, Sampled, Slice, Step, Token
 from worker.llama.batch import batches
 from worker.llama.constrained import constraints_of
 from worker.llama.devices import devices
@@ -172,12 +172,12 @@ def test_a_complete_text_ends_where_the_vocabulary_has_no_end_token(tmp_path: Pa
 def test_a_token_that_is_forced_is_reported_with_the_log_probability_it_has(runner: LlamaRunner) -> None:
     sampling = replace(GREEDY, logprobs=0)
     tokens = runner.model.tokenize(CHAT)
-    forced = Forced(TokenId(5), runner.model.piece(TokenId(5)))
+    forced = Token(TokenId(5), runner.model.piece(TokenId(5)))
     [sampled] = runner.run(Step("prefill", (Slice(SlotId(0), 0, tokens, sampling, forced=forced),)))
     [free] = [each for each in [sampled.logprob] if each is not None]
     logits = runner.context.logits(len(tokens) - 1).astype(np.float64)
     expected = logits[5] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
-    assert (sampled.token, sampled.piece) == (forced.token, forced.piece)
+    assert (sampled.token, sampled.piece) == (forced.id, forced.piece)
     assert free.token.logprob == pytest.approx(expected)
 
 

@@ -152,7 +152,7 @@ def test_it_loads_answers_and_leaves_when_its_socket_closes() -> None:
         engine.send(job(1))
         assert engine.next(Accepted) == Accepted(job=JobKey(1), prompt_tokens=5)
         steps = engine.story()
-        assert steps[0].started == (Started(JobKey(1)),)
+        assert steps[0].started == [Started(JobKey(1))]
         assert sum(len(step.deltas) for step in steps) == 4
         engine.front.close()
         assert engine.end() == (0, "")
@@ -167,7 +167,7 @@ def test_a_job_may_want_no_more_than_its_prompts_log_probabilities() -> None:
         told = [logprob for part in parts for logprob in part.tokens]
         assert parts[0].start == 1
         assert (len(told), {len(one.top) for one in told}) == (10, {2})
-        assert steps[-1].finished == (Finished(JobKey(1), "MAX_TOKENS"),)
+        assert steps[-1].finished == [Finished(JobKey(1), "MAX_TOKENS")]
         assert not any(step.deltas for step in steps)
 
 
@@ -206,8 +206,8 @@ def test_a_step_that_reads_a_long_prompt_is_stopped_for_a_short_one_that_comes()
         engine.send(job(1, max_tokens=1, prompt="x" * (LONG + 40)))
         assert engine.next(StepBegun).jobs == (JobKey(1),)
         engine.send(job(2, max_tokens=1))
-        assert engine.story()[-1].finished == (Finished(JobKey(2), "MAX_TOKENS"),)
-        assert engine.story()[-1].finished == (Finished(JobKey(1), "MAX_TOKENS"),)
+        assert engine.story()[-1].finished == [Finished(JobKey(2), "MAX_TOKENS")]
+        assert engine.story()[-1].finished == [Finished(JobKey(1), "MAX_TOKENS")]
 
 
 def test_cancels_of_jobs_it_does_not_know_are_ignored() -> None:
@@ -364,7 +364,7 @@ from worker.process.outbox import Outbox
 
 outbox = Outbox(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
 for key in range({N_FRAMES}):
-    outbox.send(StepDone(deltas=(Delta(key, str(key) * 1500),)))
+    outbox.send(StepDone(deltas=[Delta(key, str(key) * 1500)]))
 print("sent", flush=True)
 threading.Event().wait()
 """

@@ -23,6 +23,8 @@ def values_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.one_of(*map(values_of, types))
         case inspect.VarTupleType(item_type=item):
             return st.lists(values_of(item), max_size=4).map(tuple)
+        case inspect.ListType(item_type=item):
+            return st.lists(values_of(item), max_size=4)
         case inspect.TupleType(item_types=items):
             return st.tuples(*map(values_of, items))
         case inspect.LiteralType(values=values):

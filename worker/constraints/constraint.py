@@ -23,7 +23,7 @@ from worker.constraints.idle_keywords import without_idle_keywords
 from worker.constraints.schema_gaps import gap, has_open_names, plain, readable
 from worker.constraints.trial import survives
 from worker.constraints.vocabulary import Vocabulary
-from worker.engine.backend import Forced
+from worker.engine.backend import Token
 from worker.wire.messages import Submit, TokenId, Violation
 
 if TYPE_CHECKING:
@@ -262,11 +262,11 @@ class Constraint:
         self._is_run_too_long = n_bytes > MAX_FORCED_BYTES
         return self._open.compute_ff_tokens() if 0 < n_bytes <= MAX_FORCED_BYTES else []
 
-    def take_forced(self, n_enough: int) -> list[Forced]:
+    def take_forced(self, n_enough: int) -> list[Token]:
         """Continue by the tokens that must come next, and return them; the search ends at `n_enough`."""
-        run: list[Forced] = []
+        run: list[Token] = []
         while len(run) < n_enough and (tokens := self.forced()) and self._open.consume_tokens(tokens):
-            run += [Forced(TokenId(token), self._vocabulary.piece(token)) for token in tokens]
+            run += [Token(TokenId(token), self._vocabulary.piece(token)) for token in tokens]
             self._went_on(tokens)
         return run
 

@@ -32,10 +32,10 @@ MAX_TOPS = 20
 """How many of the most probable tokens each score has, however many the job wants: later jobs may want more."""
 
 
-class Forced(msgspec.Struct, frozen=True):
-    """A token that comes next whatever the logits are, and its raw bytes."""
+class Token(msgspec.Struct, frozen=True):
+    """A token and its raw bytes."""
 
-    token: TokenId
+    id: TokenId
     piece: bytes
 
 
@@ -50,7 +50,7 @@ class Constraint(Protocol):
         """Go on by a token that was drawn under this constraint and does not end the job."""
         ...
 
-    def take_forced(self, n_enough: int) -> Seq[Forced]:
+    def take_forced(self, n_enough: int) -> Seq[Token]:
         """Go on by the tokens that must come next, and return them; empty where there is a choice, or an end. There may
         be no last one, so the search ends with `n_enough` tokens or a few more.
         """
@@ -101,7 +101,7 @@ class Slice(msgspec.Struct, frozen=True):
     generated: Seq[TokenId] = ()
     constraint: Constraint | None = None
     n_drafts: int = 0
-    forced: Forced | None = None
+    forced: Token | None = None
     scoring: Scoring | None = None
 
     @property

@@ -7,14 +7,12 @@ Finished, Failed or cancelled.
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from itertools import groupby
 
 from worker.engine.backend import (
     Aborted,
     BadBatch,
     Constraint,
-    Forced,
     Found,
     KvMismatch,
     LoadedDraft,
@@ -22,6 +20,7 @@ from worker.engine.backend import (
     Runner,
     Sampled,
     Step,
+    Token,
 )
 from worker.engine.channels import NO_MARKS, Channel, ChannelText, Marks
 from worker.engine.config import EngineConfig
@@ -64,21 +63,6 @@ MOST_HEADROOM = 512
 MOST_TOLD = 4096
 """How many log-probabilities of known prompts, those of the most probable tokens included, are told with one step. Each
 takes a microsecond or two here, where others wait for their next token, and as much to read; all are some 100 KB."""
-
-
-@dataclass(slots=True)
-class StepReport:
-    """What the front is told with the next StepDone."""
-
-    started: list[Started] = field(default_factory=list)
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    deltas: list[Delta] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
-    failed: list[Failed] = field(default_factory=list)
-    n_preempted: int = 0
-    n_yielded: int = 0
-    n_drafted: int = 0
-    n_accepted: int = 0
 
 
 def _keep_quiet(_warning: str) -> None:
@@ -159,7 +143,8 @@ class Engine:
         self._run_now: tuple[Step, float] | None = None
         """The prefill step that runs now and may be stopped for a newcomer, and when it should end."""
         self._announced: tuple[JobKey, ...] = ()
-        self._step_report = StepReport()
+        self._step_report = StepDone()
+        """The next frame, in which what happens until then is collected."""
         self._unsent: list[Outbound] = []
         """Frames that are sent while a device computes the next step; on a CPU none waits."""
         self._shape: tuple[StepKind, int] = ("prefill", 0)
@@ -530,7 +515,7 @@ class Engine:
         for i, drawn in enumerate(draws):
             # The token before was a draft, so that its cell is there.
             sequence.n_computed += i > 0
-            token = Forced(drawn.token, drawn.piece)
+            token = Token(drawn.token, drawn.piece)
             if drawn.error is not None:
                 self._fail(sequence, "INFERENCE_FAILED", drawn.error)
             elif drawn.is_end or sequence.constraint is None:
@@ -540,7 +525,7 @@ class Engine:
             if sequence.state is State.DONE:
                 return
 
-    def _go_on(self, sequence: Sequence, drawn: Seq[Forced], logprob: Logprob | None = None) -> None:
+    def _go_on(self, sequence: Sequence, drawn: Seq[Token], logprob: Logprob | None = None) -> None:
         """Append what was drawn and what the sequence's constraint forces behind it, until the job ends."""
         tokens = sequence.followed(drawn)
         for n_left, each in zip(reversed(range(len(tokens))), tokens, strict=True):
@@ -549,11 +534,11 @@ class Engine:
                 return
 
     def _append(
-        self, sequence: Sequence, each: Forced, logprob: Logprob | None, *, is_end: bool = False, is_over: bool = False
+        self, sequence: Sequence, each: Token, logprob: Logprob | None, *, is_end: bool = False, is_over: bool = False
     ) -> None:
-        sequence.append(each.token)
-        is_stop_token = each.token in sequence.sampling.stop_token_ids
-        text = "" if is_end or is_stop_token else sequence.text.push(each.token, each.piece)
+        sequence.append(each.id)
+        is_stop_token = each.id in sequence.sampling.stop_token_ids
+        text = "" if is_end or is_stop_token else sequence.text.push(each.id, each.piece)
         reason = sequence.stop_reason(is_end=is_end, is_stop_token=is_stop_token, is_over=is_over)
         if reason is not None:
             text += sequence.text.flush()
@@ -625,25 +610,13 @@ class Engine:
         self._send_all()
 
     def _report(self, kind: StepKind | None) -> None:
-        """Tell the front, in one frame, all that has happened since the last one. `kind`: of the step that ran."""
-        report, self._step_report = self._step_report, StepReport()
-        self._send(
-            StepDone(
-                started=tuple(report.started),
-                prompt_logprobs=tuple(report.prompt_logprobs),
-                deltas=tuple(report.deltas),
-                finished=tuple(report.finished),
-                failed=tuple(report.failed),
-                kind=kind,
-                n_threads=self._runner.n_threads,
-                cells_used=self.n_cells_used,
-                prefix_tokens=self.prefix_cache.index.n_tokens,
-                prefix_bytes=self.prefix_cache.index.n_bytes,
-                n_preempted=report.n_preempted,
-                n_yielded=report.n_yielded,
-                n_paused=sum(sequence.is_begun for sequence in self.scheduler.waiting),
-                n_drafted=report.n_drafted,
-                n_accepted=report.n_accepted,
-                sampled_at_s=self._clock(),
-            )
-        )
+        """Send the front, in one frame, all that has happened since the last one. `kind`: that of the step that ran."""
+        report, self._step_report = self._step_report, StepDone()
+        report.kind = kind
+        report.n_threads = self._runner.n_threads
+        report.cells_used = self.n_cells_used
+        report.prefix_tokens = self.prefix_cache.index.n_tokens
+        report.prefix_bytes = self.prefix_cache.index.n_bytes
+        report.n_paused = sum(sequence.is_begun for sequence in self.scheduler.waiting)
+        report.sampled_at_s = self._clock()
+        self._send(report)

@@ -16,7 +16,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from worker.engine.backend import Constraint, Forced, Score, Scoring, Slice
+from worker.engine.backend import Constraint, Score, Scoring, Slice, Token
 from worker.engine.channels import ChannelText
 from worker.engine.drafting.acceptance import Acceptance, Account
 from worker.engine.drafting.history import Match
@@ -98,7 +98,7 @@ class Sequence:
     """In FOLLOW: the sequence that is computing its beginning."""
     n_awaited: int = 0
     """How many of the leader's cells this sequence waits for."""
-    forced: deque[Forced] = field(default_factory=deque)
+    forced: deque[Token] = field(default_factory=deque)
     """Tokens that come next without a choice; each waits here until a step gives its log-probability."""
     untold: list[Delta] = field(default_factory=list)
     """The deltas of forced tokens that the text begins with. They are told with the first drawn token: until then
@@ -178,7 +178,7 @@ class Sequence:
         self.generated.append(token)
         self.tokens.append(token)
 
-    def followed(self, drawn: Seq[Forced]) -> Seq[Forced]:
+    def followed(self, drawn: Seq[Token]) -> Seq[Token]:
         """What was drawn, if anything was, and behind it the tokens that the constraint leaves no choice about.
 
         Where log-probabilities are wanted, the forced tokens wait in `forced` instead, and come back through later
@@ -190,7 +190,7 @@ class Sequence:
             self.forced.popleft()
             return drawn
         for each in drawn:
-            self.constraint.accept(each.token)
+            self.constraint.accept(each.id)
         run = self.constraint.take_forced(self.max_tokens - len(self.generated))
         if self.sampling.logprobs is None and self.n_top is None:
             return [*drawn, *run]

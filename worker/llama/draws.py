@@ -105,7 +105,7 @@ class Draws:
         constraint = _constraint_of(slice_)
         try:
             if slice_.forced is not None:
-                token = slice_.forced.token
+                token = slice_.forced.id
             else:
                 allowed = None if constraint is None else constraint.allowed()
                 token = sample(logits, sampling, generated, self._model.ends, allowed, estimate=self._estimate)

@@ -116,7 +116,7 @@ PaddedWidths = tuple[tuple[int, int], ...]
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
-    """Base of every frame; the tag is the class name."""
+    """Base of every frame but StepDone; the tag is the class name."""
 
 
 # ── front → engine ───────────────────────────────────────────────────────────────────────────────
@@ -588,15 +588,18 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     """How many prompt tokens were found in the prefix cache or in another job's cells."""
 
 
-class StepDone(_Frame, frozen=True, kw_only=True):
-    """What a step did for all its jobs, in one frame, which is also the heartbeat. Fields are applied in this order."""
+class StepDone(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    """What a step did for all its jobs, in one frame, which is also the heartbeat. Fields are applied in this order.
 
-    started: tuple[Started, ...] = ()
+    The engine collects the results of a step in it, so it is the one frame that can change, until it is sent.
+    """
+
+    started: list[Started] = []
     """Jobs that began since the last frame."""
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-    deltas: tuple[Delta, ...] = ()
-    finished: tuple[Finished, ...] = ()
-    failed: tuple[Failed, ...] = ()
+    prompt_logprobs: list[PromptLogprobs] = []
+    deltas: list[Delta] = []
+    finished: list[Finished] = []
+    failed: list[Failed] = []
     kind: StepKind | None = None
     """None where no step ran and only the lists or counts changed."""
     n_threads: int = 0
