@@ -214,17 +214,17 @@ class Stage(Observer):
         dialect = choose_dialect("application/jsonl", sse_event_names=False)
         deps = JobDeps(dialect=dialect, model="toy", vram_bytes=0, metrics=self.metrics)
         self.jobs[key] = Job(request, deps, self._on_end)
-        self.client.submit(self.jobs[key])
+        self.client.jobs.submit(self.jobs[key])
         return key
 
     def _on_end(self, job: Job) -> None:
         self.ended.append(job.key)
-        self.client.release(job)
+        self.client.jobs.release(job)
 
     def ask(self) -> QuestionKey:
         key = QuestionKey(len(self.questions) + 1)
         self.questions[key] = Question(Tokenize(question=key, prompt="x"))
-        self.client.ask(self.questions[key])
+        self.client.jobs.ask(self.questions[key])
         return key
 
     def answer(self, key: QuestionKey) -> None:

@@ -187,7 +187,7 @@ def test_a_job_that_ends_in_the_front_is_cancelled_in_the_engine_once() -> None:
         job = stage.submit()
         stage.accept(job)
         stage.jobs[job].fail("CANCELLED", "enough")
-        stage.client.release(stage.jobs[job])
+        stage.client.jobs.release(stage.jobs[job])
         assert stage.engine.sent.count(Cancel(job=job)) == 1
 
     rehearse(play)
@@ -359,11 +359,11 @@ def test_a_timer_of_the_client_that_fails_is_fatal() -> None:
 def test_a_job_cancelled_before_its_answer_takes_room_until_the_engine_answers() -> None:
     async def play(stage: Stage) -> None:
         hasty, patient = stage.submit(), stage.submit()
-        assert stage.client.n_leaving == 0
+        assert stage.client.jobs.n_leaving == 0
         stage.jobs[hasty].fail("CANCELLED", "changed its mind")
-        assert stage.client.n_leaving == 1
+        assert stage.client.jobs.n_leaving == 1
         stage.accept(hasty, patient)
-        assert stage.client.n_leaving == 0
+        assert stage.client.jobs.n_leaving == 0
         assert stage.jobs[patient].decided.is_set()
 
     rehearse(play)

@@ -84,7 +84,7 @@ class Improvisation:
     def _leave(self, key: QuestionKey) -> None:
         """As an asker that is cancelled does."""
         self.stage.questions[key].answer.cancel()
-        self.stage.client.drop(self.stage.questions[key])
+        self.stage.client.jobs.drop(self.stage.questions[key])
 
     def _running_or_queued(self) -> list[JobKey]:
         return [key for key in self.accepted if key in self.stage.engine.submitted]

@@ -87,7 +87,7 @@ def test_a_prompt_becomes_tokens_and_tokens_text() -> None:
         answer(stage, first)
         assert (await tokenizing).tokens == TOKENS
         assert await detokenizing == "hi"
-        assert stage.client.n_questions == 0
+        assert stage.client.jobs.n_questions == 0
 
     rehearse_asking(play)
 
@@ -114,7 +114,7 @@ def test_a_question_is_refused_by_the_state_as_a_job_is() -> None:
         front.drain()
         with pytest.raises(WorkerDraining):
             await front.tokenize("hi")
-        assert stage.client.n_questions == 0
+        assert stage.client.jobs.n_questions == 0
 
     rehearse_asking(play)
 
@@ -133,7 +133,7 @@ def test_only_so_many_questions_are_open_and_those_left_behind_count_until_the_i
         for key in [*keys[1:], (await asked(stage, MAX_QUESTIONS + 1))[-1]]:
             answer(stage, key)
         await asyncio.gather(*asking)
-        assert stage.client.n_questions == 0
+        assert stage.client.jobs.n_questions == 0
 
     rehearse_asking(play)
 
@@ -171,7 +171,7 @@ def test_a_question_that_nobody_waits_for_is_not_asked_again() -> None:
             await asking
         await stage.die_and_reload()
         assert await asked(stage, 0) == []
-        assert stage.client.n_questions == 0
+        assert stage.client.jobs.n_questions == 0
 
     rehearse_asking(play)
 

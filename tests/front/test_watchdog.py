@@ -27,7 +27,7 @@ class Watched:
         self.watchdog = Watchdog(self.kills.append, floor_s=FLOOR_S, model_bytes=model_bytes, clock=lambda: self.now_s)
         if is_loaded:
             self.watchdog.loaded(step_s)
-        self.watchdog.expect_work(is_expected=is_working)
+        self.watchdog.expect_work(int(is_working))
 
     def stop_front(self, seconds: float) -> None:
         """The front's loop stands still, and goes on."""
@@ -68,14 +68,14 @@ def test_a_silent_engine_is_killed_once_soon_after_the_floor() -> None:
 def test_silence_counts_from_the_moment_there_is_work() -> None:
     watched = Watched(is_working=False)
     watched.turn(5 * FLOOR_S)
-    watched.watchdog.expect_work(is_expected=True)
+    watched.watchdog.expect_work(1)
     assert watched.silence_until_kill_s(2 * FLOOR_S) > FLOOR_S
 
 
 def test_more_work_is_no_sign_of_life() -> None:
     watched = Watched()
     watched.turn(FLOOR_S / 2)
-    watched.watchdog.expect_work(is_expected=True)
+    watched.watchdog.expect_work(1)
     assert watched.silence_until_kill_s(FLOOR_S) < FLOOR_S
 
 
@@ -94,7 +94,7 @@ def test_a_loading_engine_has_longer_and_each_progress_begins_it_anew() -> None:
     assert watched.silence_until_kill_s(2 * LOAD_SILENCE_S) > LOAD_SILENCE_S
     watched.watchdog.expect_load()
     watched.watchdog.loaded(0.0)
-    watched.watchdog.expect_work(is_expected=True)
+    watched.watchdog.expect_work(1)
     assert watched.silence_until_kill_s(2 * FLOOR_S) < 2 * FLOOR_S, "loading is no slow step"
 
 
@@ -137,7 +137,7 @@ def test_no_engine_is_killed_that_rests_or_has_spoken_within_the_floor(acts: lis
             case "heartbeat":
                 watched.watchdog.heartbeat()
             case _:
-                watched.watchdog.expect_work(is_expected=name == "work")
+                watched.watchdog.expect_work(int(name == "work"))
         if watched.kills:
             assert name == "tick"
             assert owes

@@ -165,8 +165,8 @@ class Session:
         key, now_s = JobKey(self._n_jobs), time.monotonic()
         complete = checked(key, request, prompt, correlation_id="", arrived_s=now_s, expires_s=now_s + _LONGEST_S)
         deps = JobDeps(dialect=TEXT_ONLY, model=self._facts.name, vram_bytes=0, metrics=Metrics("terminal"))
-        job = Job(complete, deps, self._client.release)
-        self._client.submit(job)
+        job = Job(complete, deps, self._client.jobs.release)
+        self._client.jobs.submit(job)
         try:
             while text := await job.next_chunk():
                 write(text)

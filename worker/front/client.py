@@ -20,11 +20,9 @@ from typing import Protocol
 
 import msgspec
 
-from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerError, WorkerUnhealthy
+from worker.errors import EngineCrashed, InsufficientMemory, ModelLoadFailed, StartupError, WorkerUnhealthy
 from worker.front.dispatch import Charge, Dispatch
-from worker.front.job import Job
 from worker.front.link import EngineLink, LinkOwner
-from worker.front.questions import Question
 from worker.front.supervision import ended, every, supervised
 from worker.front.watchdog import Watchdog
 from worker.wire.messages import (
@@ -84,6 +82,9 @@ LEGAL_MOVES: dict[EngineState, frozenset[EngineState]] = {
 }
 
 _OVER = (EngineState.FAILED, EngineState.CLOSED)
+
+_SIGNS_OF_LIFE = (StepDone, StepBegun, Progress, Loaded, LoadFailed, SelfTested)
+"""Frames of the thread that loads and steps. The intake thread's answers do not show that this thread is alive."""
 
 
 class Observer:
@@ -161,7 +162,7 @@ class Deaths:
 
 
 class EngineClient:
-    """Call `start` once; then `submit` and `release` until `close`."""
+    """Call `start` once; then submit to `jobs` until `close`."""
 
     def __init__(
         self,
@@ -192,7 +193,8 @@ class EngineClient:
         self._spawning: asyncio.Task[None] | None = None
         self.state = EngineState.LOADING
         self.facts: Loaded | None = None
-        self._jobs = Dispatch(self._send)
+        self.jobs = Dispatch(self._send, self._watchdog.expect_work)
+        """The jobs and questions that this client is responsible for."""
         self._deaths = Deaths()
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
@@ -244,40 +246,6 @@ class EngineClient:
         if self.state is EngineState.RUNNING and self.facts is not None and self.facts.backend != "cpu":
             self._send(AskResidency())
 
-    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
-
-    def submit(self, job: Job) -> None:
-        """Take responsibility for a job until its terminal event."""
-        self._jobs.submit(job)
-        self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
-
-    def release(self, job: Job) -> None:
-        """A job has its terminal event, whoever gave it. Idempotent."""
-        self._jobs.release(job)
-        self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
-
-    def ask(self, question: Question) -> None:
-        """Take responsibility for a question until it is answered, or dropped."""
-        self._jobs.ask(question)
-
-    def drop(self, question: Question) -> None:
-        """Nobody waits for the answer any more. Idempotent."""
-        self._jobs.drop(question)
-
-    def fail_questions(self, error: WorkerError) -> None:
-        """There will be no answers."""
-        self._jobs.fail_questions(error)
-
-    @property
-    def n_questions(self) -> int:
-        """How many questions are open, those included that nobody waits for and the intake has not come to."""
-        return self._jobs.n_questions
-
-    @property
-    def n_leaving(self) -> int:
-        """How many jobs have ended and still take room in the engine's intake."""
-        return self._jobs.n_leaving
-
     @property
     def pid(self) -> int | None:
         """The process id of the engine of the moment, or of the one that has just died."""
@@ -292,27 +260,24 @@ class EngineClient:
     def on_message(self, generation: int, message: Outbound) -> None:
         if generation != self._generation or self.state in _OVER:
             return
+        if isinstance(message, _SIGNS_OF_LIFE):
+            self._watchdog.heartbeat()
         match message:
+            case StepDone():
+                if message.finished:
+                    self._deaths.clear()
+                self.jobs.step_done(message)
+                self._observer.on_step(message)
+            case StepBegun(jobs=jobs):
+                self.jobs.step_begun(jobs)
             case Accepted(job=key, prompt_tokens=prompt_tokens):
-                self._jobs.accepted(key, prompt_tokens)
+                self.jobs.accepted(key, prompt_tokens)
             case Refused():
-                self._jobs.refused(message)
+                self.jobs.refused(message)
             case Tokenized() | Untokenized() | Detokenized():
-                self._jobs.answered(message)
-            case Residency():
-                self._observer.on_residency(message)
+                self.jobs.answered(message)
             case BlocksChanged():
                 self._observer.on_blocks_changed(message)
-            case PrefixCacheFound():
-                self._observer.on_prefix_cache_found(message)
-            case Progress() | Loaded() | LoadFailed() | SelfTested() | StepBegun() | StepDone():
-                # The intake thread's answers do not show that the thread that loads and steps is alive.
-                self._watchdog.heartbeat()
-                self._handle(message)
-        self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
-
-    def _handle(self, message: Progress | Loaded | LoadFailed | SelfTested | StepBegun | StepDone) -> None:
-        match message:
             case Progress(percent=percent):
                 self._observer.on_progress(percent)
             case Loaded():
@@ -321,13 +286,10 @@ class EngineClient:
                 self._load_failure = _load_error(message)
             case SelfTested():
                 self._observer.on_self_tested(message)
-            case StepBegun(jobs=jobs):
-                self._jobs.step_begun(jobs)
-            case StepDone():
-                if message.finished:
-                    self._deaths.clear()
-                self._jobs.step_done(message)
-                self._observer.on_step(message)
+            case Residency():
+                self._observer.on_residency(message)
+            case PrefixCacheFound():
+                self._observer.on_prefix_cache_found(message)
 
     def on_line(self, line: str) -> None:
         self._observer.on_engine_line(line)
@@ -361,7 +323,7 @@ class EngineClient:
         else:
             self._observer.on_restarted(facts)
         if self.state is EngineState.RUNNING:  # the observer may have refused the successor
-            self._jobs.open_gate()
+            self.jobs.open_gate()
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────
 
@@ -373,7 +335,7 @@ class EngineClient:
             what = "the engine died while loading the model"
             self.on_fatal(self._load_failure or EngineCrashed(what, cause, last_words))
             return
-        match self._jobs.close_gate():
+        match self.jobs.close_gate():
             case Charge.WORKER:
                 # Deaths that no job is blamed for count too: a worker that only ever dies must not stay in the pool.
                 self._deaths.add(self._clock())
@@ -381,7 +343,6 @@ class EngineClient:
                 pass
             case Charge.WORK_TWICE:
                 self._deaths.withdraw()
-        self._watchdog.expect_work(is_expected=self._jobs.are_in_flight)
         if self._deaths.are_too_many:
             what = f"the engine died {MAX_DEATHS} times without finishing a job"
             self.on_fatal(EngineCrashed(what, cause, last_words))
@@ -404,8 +365,8 @@ class EngineClient:
             self._first_load.set_exception(error)
         else:
             self._observer.on_fatal(error)
-        self._jobs.end_all("INFERENCE_FAILED", "the worker has failed and is about to exit")
-        self._jobs.fail_questions(WorkerUnhealthy("the worker has failed and is about to exit"))
+        self.jobs.end_all("INFERENCE_FAILED", "the worker has failed and is about to exit")
+        self.jobs.fail_questions(WorkerUnhealthy("the worker has failed and is about to exit"))
 
 
 def _placed(asked: DraftModelAsked | None, facts: DraftModelFacts | None) -> DraftModelAsked | None:

@@ -80,10 +80,16 @@ def judge(works: Iterable[Work], *, present: AbstractSet[Work], suspects: Abstra
 
 
 class Dispatch:
-    """`send` gives a frame to the engine of the moment; nothing is sent between `close_gate` and `open_gate`."""
+    """`send` gives a frame to the current engine; nothing is sent between `close_gate` and `open_gate`.
 
-    def __init__(self, send: Callable[[Submit | Cancel | Tokenize | Detokenize], None]) -> None:
+    `expect_work` is called whenever jobs come or leave: it is given how many are in flight now.
+    """
+
+    def __init__(
+        self, send: Callable[[Submit | Cancel | Tokenize | Detokenize], None], expect_work: Callable[[int], None]
+    ) -> None:
         self._send_frame = send
+        self._expect_work = expect_work
         self._is_open = False
         self._in_flight: dict[JobKey, Job] = {}
         """Every job without its terminal event, in order of arrival."""
@@ -103,11 +109,6 @@ class Dispatch:
         """The work that was being read at the last crash. Jobs ran too, so the crash was charged to the worker."""
 
     @property
-    def are_in_flight(self) -> bool:
-        """Whether the engine's step thread has something to do, or will have."""
-        return bool(self._in_flight)
-
-    @property
     def n_leaving(self) -> int:
         """How many jobs have ended here and are still in the engine's intake, where they take room and time."""
         return sum(isinstance(work, Job) and work.is_ended for work in self._undecided)
@@ -124,10 +125,11 @@ class Dispatch:
         self._in_flight[job.key] = job
         self._held[job] = None
         self._pump()
+        self._expect_work(len(self._in_flight))
 
     def release(self, job: Job) -> None:
         """A job has its terminal event: the engine may forget it, and the next may go. Idempotent."""
-        if self._in_flight.pop(job.key, None) is None:
+        if self._leave(job.key) is None:
             return
         self._held.pop(job, None)
         if job in self._submitted:
@@ -280,8 +282,10 @@ class Dispatch:
         return None
 
     def _leave(self, key: JobKey) -> Job | None:
-        """The engine has forgotten this job, so that no Cancel is sent for it."""
-        return self._in_flight.pop(key, None)
+        """Take a job out of those in flight; None if it has left before."""
+        job = self._in_flight.pop(key, None)
+        self._expect_work(len(self._in_flight))
+        return job
 
     def _settle(self, job: Job) -> None:
         self._submitted.discard(job)
@@ -293,7 +297,7 @@ class Dispatch:
             del self._questions[work.key]
             work.fail(InferenceFailed(message))
         else:
-            del self._in_flight[work.key]
+            self._leave(work.key)
             work.fail(code, message)
 
 

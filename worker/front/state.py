@@ -168,7 +168,7 @@ class Front(Observer):
         for job in list(self.jobs.values()):
             job.fail("CANCELLED", message, is_retriable=True)
         if self._client is not None:
-            self._client.fail_questions(WorkerDraining(message))
+            self._client.jobs.fail_questions(WorkerDraining(message))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -298,7 +298,7 @@ class Front(Observer):
 
     def _check_room(self, facts: Loaded, n_more: int) -> None:
         assert self._client is not None
-        if len(self.jobs) + self._client.n_leaving + n_more <= facts.parallel + self.settings.max_queue:
+        if len(self.jobs) + self._client.jobs.n_leaving + n_more <= facts.parallel + self.settings.max_queue:
             return
         there = f"{facts.parallel} jobs are running and {self.settings.max_queue} waiting"
         raise WorkerBusy(
@@ -316,7 +316,7 @@ class Front(Observer):
             left_s = request.expires_s - time.monotonic()
             self._timers[job.key] = asyncio.get_running_loop().call_later(left_s, self._time_is_up, job)
         self._job_log.began(job, facts)
-        self._client.submit(job)
+        self._client.jobs.submit(job)
         return job
 
     def _time_is_up(self, job: Job) -> None:
@@ -334,7 +334,7 @@ class Front(Observer):
         if timer := self._timers.pop(job.key, None):
             timer.cancel()
         assert self._client is not None
-        self._client.release(job)
+        self._client.jobs.release(job)
         self._job_log.ended(job, self.facts)
         if not self.jobs:
             self.idle.set()
@@ -363,11 +363,11 @@ class Front(Observer):
         """Ask the engine, or its successor if it dies meanwhile. An asker that is cancelled takes the question back."""
         self._check_state()
         assert self._client is not None
-        if self._client.n_questions >= MAX_QUESTIONS:
+        if self._client.jobs.n_questions >= MAX_QUESTIONS:
             raise WorkerBusy(f"{MAX_QUESTIONS} tokenize requests are in progress; try again in 1 s", retry_after_s=1)
         self._n_questions += 1
         question = Question(ask(QuestionKey(self._n_questions)))
-        self._client.ask(question)
+        self._client.jobs.ask(question)
         try:
             async with asyncio.timeout(self.settings.execute_timeout_s):
                 return await question.answer
@@ -375,7 +375,7 @@ class Front(Observer):
             limit_s = self.settings.execute_timeout_s
             raise DeadlineExceeded(f"the request exceeded --inference-timeout-sec ({limit_s:g} s)") from error
         finally:
-            self._client.drop(question)
+            self._client.jobs.drop(question)
 
     # ── the engine client's Observer ─────────────────────────────────────────────────────────────
 

@@ -40,11 +40,12 @@ class Watchdog:
         self._is_loading = True
         self._is_working = False
 
-    def expect_work(self, *, is_expected: bool) -> None:
-        """Whether the engine owes a sign of life from now on. Its silence counts from the moment it begins to."""
-        if is_expected and not self._is_working:
+    def expect_work(self, n_jobs: int) -> None:
+        """Say how many jobs the engine has from now on. If it has any, it owes signs of life, and its silence counts
+        from the moment when it got the first."""
+        if n_jobs and not self._is_working:
             self._end_silence()
-        self._is_working = is_expected
+        self._is_working = n_jobs > 0
 
     @property
     def limit_s(self) -> float:
