@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from worker.errors import StartupError
-from worker.front.checked_request import CheckedRequest
 from worker.front.client import RESIDENCY_PERIOD_S, EngineClient, EngineState, Observer
-from worker.front.job import Job, JobDeps
+from worker.front.job import Admission, Job
 from worker.front.link import LinkOwner
 from worker.front.questions import Question
 from worker.observe.metrics import Metrics
 from worker.protocol.events import choose_dialect
+from worker.protocol.execute import GenerationFields
+from worker.protocol.job_request import JobRequest
 from worker.wire.messages import (
     Accepted,
     Cancel,
@@ -27,7 +28,6 @@ from worker.wire.messages import (
     Outbound,
     QuestionKey,
     Residency,
-    Sampling,
     SelfTested,
     Started,
     StepBegun,
@@ -204,16 +204,16 @@ class Stage(Observer):
 
     def submit(self) -> JobKey:
         key = JobKey(len(self.jobs) + 1)
-        request = CheckedRequest(
+        request = JobRequest(
             job_id=f"job-{key}",
-            submit=Submit(job=key, prompt="x", max_tokens=100, sampling=Sampling(seed=key)),
-            correlation_id="",
-            arrived_s=0.0,
-            expires_s=1e9,
+            fields=GenerationFields(max_tokens=100, seed=key),
+            prompt="x",
+            dialect=choose_dialect("application/jsonl", sse_event_names=False),
         )
-        dialect = choose_dialect("application/jsonl", sse_event_names=False)
-        deps = JobDeps(dialect=dialect, model="toy", vram_bytes=0, metrics=self.metrics)
-        self.jobs[key] = Job(request, deps, self._on_end)
+        admission = Admission(
+            correlation_id="", arrived_s=0.0, expires_s=1e9, model="toy", vram_bytes=0, metrics=self.metrics
+        )
+        self.jobs[key] = Job(key, request, admission, self._on_end)
         self.client.jobs.submit(self.jobs[key])
         return key
 

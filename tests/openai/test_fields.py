@@ -62,11 +62,11 @@ def test_null_counts_as_absent_also_for_unsupported_fields(name: str) -> None:
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 15))
 def test_a_signed_seed_keeps_its_bits_and_each_choice_adds_its_index(seed: int, index: int) -> None:
     generation = read(seed=seed, n=16).generation
-    assert generation.choice(index, "a").seed == (seed + index) % 2**64
+    assert generation.choice(index).seed == (seed + index) % 2**64
 
 
 def test_without_a_seed_every_choice_draws_its_own() -> None:
-    assert read(n=2).generation.choice(1, "a").seed is None
+    assert read(n=2).generation.choice(1).seed is None
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])

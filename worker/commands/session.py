@@ -17,10 +17,9 @@ from worker.config.engine import configure
 from worker.config.settings import Settings, read_chat_template
 from worker.downloads.catalog import load_catalog, locate
 from worker.errors import StartupError, UsageError, WorkerError
-from worker.front.checked_request import checked
 from worker.front.client import EngineClient, Observer
 from worker.front.fetch_child import fetch_in_child
-from worker.front.job import Job, JobDeps
+from worker.front.job import Admission, Job
 from worker.front.link import engine_environment
 from worker.front.progress import LoadProgress
 from worker.front.supervision import first_of, running
@@ -28,6 +27,7 @@ from worker.model.info import ModelInfo, read_info
 from worker.observe.metrics import Metrics
 from worker.protocol.events import TEXT_ONLY
 from worker.protocol.execute import ExecuteRequest, narrow
+from worker.protocol.job_request import JobRequest
 from worker.protocol.rules import checked_prompt
 from worker.wire.messages import JobKey, Loaded, Prompt
 
@@ -162,10 +162,17 @@ class Session:
         assert self._client is not None
         assert self._facts is not None
         self._n_jobs += 1
-        key, now_s = JobKey(self._n_jobs), time.monotonic()
-        complete = checked(key, request, prompt, correlation_id="", arrived_s=now_s, expires_s=now_s + _LONGEST_S)
-        deps = JobDeps(dialect=TEXT_ONLY, model=self._facts.name, vram_bytes=0, metrics=Metrics("terminal"))
-        job = Job(complete, deps, self._client.jobs.release)
+        now_s = time.monotonic()
+        admission = Admission(
+            correlation_id="",
+            arrived_s=now_s,
+            expires_s=now_s + _LONGEST_S,
+            model=self._facts.name,
+            vram_bytes=0,
+            metrics=Metrics("terminal"),
+        )
+        asked = JobRequest(job_id=request.job_id, fields=request, prompt=prompt, dialect=TEXT_ONLY)
+        job = Job(JobKey(self._n_jobs), asked, admission, self._client.jobs.release)
         self._client.jobs.submit(job)
         try:
             while text := await job.next_chunk():
@@ -183,7 +190,7 @@ def summary(job: Job) -> str:
     """Describe in one line how an answer was made."""
     # The time is from the first token to the last: one interval less than tokens.
     rate = f", {1000 * (job.tokens_sampled - 1) / job.decode_time_ms:.1f} tokens/s" if job.decode_time_ms else ""
-    return f"[{job.tokens_sampled} tokens{rate}, seed {job.request.submit.sampling.seed}]"
+    return f"[{job.tokens_sampled} tokens{rate}, seed {job.submit.sampling.seed}]"
 
 
 async def _model(settings: Settings, reference: str) -> ModelInfo:

@@ -271,7 +271,7 @@ class Dispatch:
             self._send_frame(work.frame)
         else:
             self._submitted.add(work)
-            self._send_frame(work.request.submit)
+            self._send_frame(work.submit)
 
     def _decided(self, key: JobKey) -> Job | None:
         """The job that the intake has answered. It answers in order, so the first one is meant, or nearly."""

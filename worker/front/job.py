@@ -14,7 +14,7 @@ terminal event leaves whatever races.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
@@ -22,12 +22,12 @@ from enum import Enum, auto
 import msgspec
 
 from worker.errors import DeadlineExceeded, WorkerError
-from worker.front.checked_request import CheckedRequest
 from worker.observe.metrics import Metrics, Outcome
 from worker.observe.vllm_metrics import FinishReason
 from worker.protocol.bodies import refused_by_engine
-from worker.protocol.events import Dialect, EndEvent, ErrorEvent, MetricsEvent, StartedEvent, StreamCode
-from worker.wire.messages import Finished, Logprob, PromptLogprobs, Refused, StopReason
+from worker.protocol.events import EndEvent, ErrorEvent, MetricsEvent, StartedEvent, StreamCode
+from worker.protocol.job_request import JobRequest
+from worker.wire.messages import Finished, JobKey, Logprob, PromptLogprobs, Refused, StopReason
 
 RETRIABLE: dict[StreamCode, bool] = {
     "CANCELLED": False,
@@ -79,10 +79,16 @@ LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobDeps:
-    """What every job's events and counters need of the worker."""
+class Admission:
+    """What the jobs of one answer have in common once the front has admitted them."""
 
-    dialect: Dialect
+    correlation_id: str
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """The trace that the request belongs to, as headers.trace_context found it."""
+    arrived_s: float
+    """time.monotonic() at arrival; all limits count from here."""
+    expires_s: float
+    """The end of the jobs' time: the earlier of the API's time limit and X-Deadline; infinite without either."""
     model: str
     vram_bytes: int
     metrics: Metrics
@@ -93,10 +99,15 @@ class JobDeps:
 class Job:
     """`on_end(job)` is called once, synchronously, when the terminal event has been queued."""
 
-    def __init__(self, request: CheckedRequest, deps: JobDeps, on_end: Callable[["Job"], None]) -> None:
-        self.key = request.submit.job
+    def __init__(
+        self, key: JobKey, request: JobRequest, admission: Admission, on_end: Callable[["Job"], None]
+    ) -> None:
+        self.key = key
         self.request = request
-        self.dialect = deps.dialect
+        self.admission = admission
+        self.submit = request.submit(key)
+        """The frame that gives it to an engine."""
+        self.dialect = request.dialect
         self.state = JobState.ARRIVED
         self.outcome: Outcome | None = None
         """How it ended; None before its end."""
@@ -114,7 +125,6 @@ class Job:
         """How many engines died while this job was running or being tokenised."""
         self.decided = asyncio.Event()
         """Set once the job has left ARRIVED: headers may leave, or `refusal` says why not."""
-        self._deps = deps
         self._on_end = on_end
         self._started_event: bytes | None = None
         self._slot_since_s: float | None = None
@@ -126,7 +136,7 @@ class Job:
         """The log-probabilities of sampled tokens that no token event has covered yet."""
         self._events: deque[bytes] = deque()
         self._n_buffered_bytes = 0
-        self.woken = deps.woken
+        self.woken = admission.woken
 
     # ── what others ask ──────────────────────────────────────────────────────────────────────────
 
@@ -152,7 +162,7 @@ class Job:
     @property
     def age_s(self) -> float:
         """How long ago it arrived."""
-        return time.monotonic() - self.request.arrived_s
+        return time.monotonic() - self.admission.arrived_s
 
     @property
     def queue_time_ms(self) -> int | None:
@@ -177,7 +187,7 @@ class Job:
     @property
     def time_to_first_token_s(self) -> float | None:
         """The time from its arrival to its first token; None before that."""
-        return None if self._first_sampled_s is None else self._first_sampled_s - self.request.arrived_s
+        return None if self._first_sampled_s is None else self._first_sampled_s - self.admission.arrived_s
 
     @property
     def time_to_first_token_ms(self) -> int | None:
@@ -227,8 +237,8 @@ class Job:
         self._move(JobState.RUNNING)
         self._slot_since_s = at_s
         if self._started_event is None:
-            self.queue_time_s, self.cached_tokens = at_s - self.request.arrived_s, n_cached
-            self._deps.metrics.started(queued_s=self.queue_time_s, n_prompt=self.prompt_tokens, n_cached=n_cached)
+            self.queue_time_s, self.cached_tokens = at_s - self.admission.arrived_s, n_cached
+            self.admission.metrics.started(queued_s=self.queue_time_s, n_prompt=self.prompt_tokens, n_cached=n_cached)
             self._push_started(n_cached)
 
     def prompt_logprobs(self, part: PromptLogprobs) -> None:
@@ -337,16 +347,16 @@ class Job:
         self.tokens_sampled += 1
         if self._first_sampled_s is None:
             self._first_sampled_s = self._metrics_sent_s = sampled_at_s
-            self._deps.metrics.first_token(waited_s=sampled_at_s - self.request.arrived_s)
+            self.admission.metrics.first_token(waited_s=sampled_at_s - self.admission.arrived_s)
         else:
-            self._deps.metrics.next_token(gap_s=sampled_at_s - self._last_sampled_s)
+            self.admission.metrics.next_token(gap_s=sampled_at_s - self._last_sampled_s)
         self._last_sampled_s = sampled_at_s
 
     def _metrics_event(self) -> bytes:
         decode_ms = self.decode_time_ms
         event = MetricsEvent(
             tokens_per_sec=1000 * (self.tokens_sampled - 1) / decode_ms if decode_ms else 0.0,
-            vram_bytes=self._deps.vram_bytes,
+            vram_bytes=self.admission.vram_bytes,
             job_id=self.request.job_id,
             tokens_out=self.tokens_out,
             decode_time_ms=decode_ms,
@@ -356,9 +366,9 @@ class Job:
     def _push_started(self, n_cached: int) -> None:
         event = StartedEvent(
             job_id=self.request.job_id,
-            model=self._deps.model,
+            model=self.admission.model,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            seed=self.request.submit.sampling.seed,
+            seed=self.submit.sampling.seed,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=n_cached,
         )

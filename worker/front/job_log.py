@@ -65,9 +65,8 @@ class JobLog:
             self._metrics.finished(job.outcome, _counted(job, job.finish_reason))
         if self._traces is not None:
             served = self._settings.served_name(facts.name if facts is not None else "")
-            request = job.request
-            attributes = self._span_of(job, served)
-            self._traces.add(request.trace, request.correlation_id, request.arrived_s, job.code, attributes)
+            attributes, admission = self._span_of(job, served), job.admission
+            self._traces.add(admission.trace, admission.correlation_id, admission.arrived_s, job.code, attributes)
         log.info(
             "execute_end",
             **self._fields(job, facts),
@@ -82,14 +81,14 @@ class JobLog:
         )
 
     def _span_of(self, job: Job, served: str) -> "dict[str, Value | None]":
-        request, sampling = job.request, job.request.submit.sampling
+        request, submit, sampling = job.request, job.submit, job.submit.sampling
         has_token = job.time_to_first_token_s is not None
         decode_s = job.decode_time_s if has_token else None
         return {
-            "gen_ai.operation.name": "chat" if isinstance(request.submit.prompt, Conversation) else "text_completion",
+            "gen_ai.operation.name": "chat" if isinstance(submit.prompt, Conversation) else "text_completion",
             "gen_ai.request.id": self._shown(request.job_id),
             "gen_ai.request.model": self._shown(request.model or served),
-            "gen_ai.request.max_tokens": request.submit.max_tokens,
+            "gen_ai.request.max_tokens": submit.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.response.model": served,
@@ -113,7 +112,7 @@ class JobLog:
     def _fields(self, job: Job, facts: Loaded | None) -> dict[str, object]:
         return {
             "job_id": self._shown(job.request.job_id),
-            "correlation_id": job.request.correlation_id,
+            "correlation_id": job.admission.correlation_id,
             "model_ref": self._model_ref,
             "device": facts.device_name if facts is not None else None,
         }
@@ -124,7 +123,7 @@ def _counted(job: Job, reason: FinishReason) -> EndedJob:
         reason=reason,
         had_slot=job.queue_time_s is not None,
         n_answers=job.request.n_answers,
-        max_tokens=job.request.submit.max_tokens,
+        max_tokens=job.submit.max_tokens,
         prompt_tokens=job.prompt_tokens,
         cached_tokens=job.cached_tokens,
         tokens_generated=job.tokens_sampled,

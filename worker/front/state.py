@@ -23,10 +23,9 @@ from worker.errors import (
     WorkerUnhealthy,
 )
 from worker.front.certificate import Examined, uncovered
-from worker.front.checked_request import CheckedRequest, checked
 from worker.front.client import EngineClient, EngineState, Observer
 from worker.front.health import LEGAL_MOVES, READY_WORDS, EngineStatus, FrontStatus, Phase, health_body
-from worker.front.job import Job, JobDeps
+from worker.front.job import Admission, Job
 from worker.front.job_log import JobLog
 from worker.front.kv_events import KvEvents
 from worker.front.progress import LoadProgress, report_loaded
@@ -35,7 +34,6 @@ from worker.front.supervision import failures_to
 from worker.observe.log_lines import get_logger
 from worker.observe.metrics import Metrics
 from worker.protocol.bodies import HealthBody, ParityBody, ReadyBody
-from worker.protocol.events import Dialect
 from worker.protocol.headers import parse_deadline
 from worker.protocol.job_request import JobRequest
 from worker.wire.messages import (
@@ -228,7 +226,7 @@ class Front(Observer):
     ) -> list[Job]:
         """Admit the jobs of one answer, all or none. They wake whoever waits for any of them.
 
-        `timeout_s`: their longest life; None: as long as it takes. `trace`: as CheckedRequest.trace. `is_crowded`: only
+        `timeout_s`: their longest life; None: as long as it takes. `trace`: as Admission.trace. `is_crowded`: only
         the reserved connections are left.
         Raises: WorkerError in docs/protocol.md 3's order: state, deadline, duplicate, busy.
         """
@@ -240,32 +238,21 @@ class Front(Observer):
             if left_s <= 0:
                 raise DeadlineExceeded(f"X-Deadline passed {-left_s:.3f} s before the request arrived")
             expires_s = min(expires_s, arrived_s + left_s)
-        if any(request.fields.job_id in self.jobs for request in requests):
+        if any(request.job_id in self.jobs for request in requests):
             raise DuplicateJob("a job with this job_id is in flight; wait for its terminal event or choose another id")
         if is_crowded:
             raise WorkerBusy("too many connections are open; try again later", retry_after_s=1)
         self._check_room(facts, len(requests))
-        woken = asyncio.Event()
-        jobs = []
-        for asked in requests:
-            self._n_jobs += 1
-            complete = checked(
-                JobKey(self._n_jobs),
-                asked.fields,
-                asked.prompt,
-                correlation_id=correlation_id,
-                arrived_s=arrived_s,
-                expires_s=expires_s,
-                prompt_logprobs=asked.prompt_logprobs,
-                prediction=asked.prediction,
-                marks=asked.marks,
-                answer_id=asked.answer_id,
-                model=asked.model,
-                n_answers=asked.n_answers,
-                trace=trace,
-            )
-            jobs.append(self._begin(complete, asked.dialect, facts, woken))
-        return jobs
+        admission = Admission(
+            correlation_id=correlation_id,
+            trace=trace,
+            arrived_s=arrived_s,
+            expires_s=expires_s,
+            model=facts.name,
+            vram_bytes=self.vram_bytes,
+            metrics=self.metrics,
+        )
+        return [self._begin(request, admission, facts) for request in requests]
 
     def refused(
         self, trace: Mapping[str, str], correlation_id: str, began_s: float, code: str, operation: str | None
@@ -306,14 +293,14 @@ class Front(Observer):
             self._job_log.throughput.wait_s(n_waiting=self.n_waiting, n_slots=facts.parallel),
         )
 
-    def _begin(self, request: CheckedRequest, dialect: Dialect, facts: Loaded, woken: asyncio.Event) -> Job:
+    def _begin(self, request: JobRequest, admission: Admission, facts: Loaded) -> Job:
         assert self._client is not None
-        deps = JobDeps(dialect=dialect, model=facts.name, vram_bytes=self.vram_bytes, metrics=self.metrics, woken=woken)
-        job = Job(request, deps, self._on_job_end)
+        self._n_jobs += 1
+        job = Job(JobKey(self._n_jobs), request, admission, self._on_job_end)
         self.jobs[request.job_id] = job
         self.idle.clear()
-        if request.expires_s < inf:
-            left_s = request.expires_s - time.monotonic()
+        if admission.expires_s < inf:
+            left_s = admission.expires_s - time.monotonic()
             self._timers[job.key] = asyncio.get_running_loop().call_later(left_s, self._time_is_up, job)
         self._job_log.began(job, facts)
         self._client.jobs.submit(job)
@@ -321,7 +308,7 @@ class Front(Observer):
 
     def _time_is_up(self, job: Job) -> None:
         with failures_to(self.on_fatal, "a job's time-out"):
-            limit_s, had_s = self.settings.execute_timeout_s, job.request.expires_s - job.request.arrived_s
+            limit_s, had_s = self.settings.execute_timeout_s, job.admission.expires_s - job.admission.arrived_s
             is_own = isclose(had_s, limit_s, abs_tol=1e-6)
             job.fail(
                 "TIMEOUT",

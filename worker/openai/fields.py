@@ -18,7 +18,7 @@ from worker.openai.constraints import ConstrainedRequest, constraint_of
 from worker.openai.errors import NotAnObject, UnknownModel, respelled
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused, doc
 from worker.protocol.conversation import Part, conversation, part_errors
-from worker.protocol.execute import ExecuteRequest, narrow
+from worker.protocol.execute import GenerationFields, narrow
 from worker.protocol.json_bytes import fault_of, without_mark
 from worker.protocol.rules import int_range, sampling_violations
 from worker.protocol.unread import unread
@@ -57,13 +57,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """The fields that the worker does not support, and their values that ask for nothing, which are ignored."""
 
-_OWN_READING = frozenset(
-    {
-        *("job_id", "prompt", "messages", "chat_template_kwargs", "max_tokens", "seed", "stop", "logprobs"),
-        "json_schema",
-    }
-)
-SHARED = {field.name: field.type for field in msgspec.structs.fields(ExecuteRequest) if field.name not in _OWN_READING}
+_OWN_READING = frozenset({"max_tokens", "seed", "stop", "logprobs", "json_schema"})
+SHARED = {
+    field.name: field.type for field in msgspec.structs.fields(GenerationFields) if field.name not in _OWN_READING
+}
 """The fields that have the same name, type and meaning in `/execute`, with their types."""
 
 ROUTED_FIELDS = (
@@ -144,8 +141,8 @@ class Terms:
 class Generation:
     """The fields of a request that do not depend on its prompt."""
 
-    fields: ExecuteRequest
-    """The fields without prompt and job_id; `seed` is the first choice's."""
+    fields: GenerationFields
+    """The fields of the first choice."""
     model: str | None
     """The client's name for the model."""
     n: int
@@ -168,10 +165,10 @@ class Generation:
         limit = min(self.fields.max_tokens, room)
         return limit if self.asked_tokens is not None and self.asked_tokens > limit else None
 
-    def choice(self, index: int, job_id: str) -> ExecuteRequest:
+    def choice(self, index: int) -> GenerationFields:
         """The fields of one of n answers to a prompt."""
         seed = self.fields.seed
-        return msgspec.structs.replace(self.fields, job_id=job_id, seed=None if seed is None else (seed + index) % _U64)
+        return msgspec.structs.replace(self.fields, seed=None if seed is None else (seed + index) % _U64)
 
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
@@ -303,10 +300,10 @@ def read_generation(
     prediction = _predicted_text(request.prediction, errors)
     if prediction and not terms.takes_predictions:
         prediction, ignored = "", chain(("prediction",), ignored)
-    values |= {"job_id": "", "prompt": "", "logprobs": logprobs, **wanted.fields}
+    values |= {"logprobs": logprobs, **wanted.fields}
     max_tokens_out = terms.max_tokens_out
     values["max_tokens"] = (default_tokens or max_tokens_out) if max_tokens is None else max_tokens
-    fields = msgspec.structs.replace(_NOTHING, **values)
+    fields = GenerationFields(**values)
     broken = [
         *int_range("max_tokens", max_tokens, min_max_tokens),
         *int_range("n", request.n, 1, MAX_CHOICES),
@@ -334,9 +331,6 @@ def read_generation(
         asked_tokens=max_tokens,
         shows_marks=request.skip_special_tokens is False and not is_routed,
     )
-
-
-_NOTHING = ExecuteRequest(job_id="", prompt="", max_tokens=1)
 
 
 def _is_routed(members: Members) -> bool:

@@ -57,14 +57,10 @@ def narrow(value: float) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `POST /execute`. Floats hold f32 values, possibly infinite; ranges are the rules' business."""
+class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that say how an answer is made, whatever its prompt: `/execute` and `/v1` have them in common. Floats
+    hold f32 values, possibly infinite; ranges are the rules' business."""
 
-    job_id: Annotated[str, doc("The client's name for the job; unique among those in flight.", minLength=1)]
-    prompt: Annotated[
-        str | UnsetType,
-        doc("Raw model input: special tokens are parsed, no template is applied. --max-prompt-chars.", minLength=1),
-    ] = UNSET
     max_tokens: Annotated[
         U32, doc("Most tokens to generate; the upper limit is --max-tokens-out. Cut to the context's room.", minimum=1)
     ]
@@ -151,6 +147,25 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         doc("The whole text matches this expression; at most 65536 bytes. Not with grammar or json_schema."),
     ] = None
+    def __post_init__(self) -> None:
+        # msgspec's own bounds end at 2**63 - 1.
+        if self.seed is not None and self.seed > U64_MAX:
+            raise ValueError(f"seed: Expected `int` <= {U64_MAX}")
+
+
+class _Prompted(GenerationFields, frozen=True):
+    """A job's name and its prompt. They are not keyword-only, so that they stand before the fields of the base."""
+
+    job_id: Annotated[str, doc("The client's name for the job; unique among those in flight.", minLength=1)]
+    prompt: Annotated[
+        str | UnsetType,
+        doc("Raw model input: special tokens are parsed, no template is applied. --max-prompt-chars.", minLength=1),
+    ] = UNSET
+
+
+class ExecuteRequest(_Prompted, frozen=True, kw_only=True):
+    """The body of `POST /execute`."""
+
     messages: Annotated[
         Any,
         doc(
@@ -169,11 +184,6 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
     def conversation(self, *, max_chars: int) -> Conversation:
         """The messages, which are there, as the engine gets them. Raises: FieldsRefused."""
         return conversation(self.messages, template_kwargs=self.chat_template_kwargs, max_chars=max_chars)
-
-    def __post_init__(self) -> None:
-        # msgspec's own bounds end at 2**63 - 1.
-        if self.seed is not None and self.seed > U64_MAX:
-            raise ValueError(f"seed: Expected `int` <= {U64_MAX}")
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):

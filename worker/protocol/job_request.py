@@ -1,30 +1,86 @@
-"""What a door asks of the front, whichever door it is: `/execute` or `/v1`. Pure data."""
+"""One job as a door asks the front for it, whichever door it is: `/execute`, `/v1` or a terminal. Pure data.
 
+Owns: what becomes of a request's fields in the frame that the engine gets. The only thing drawn here is a seed.
+"""
+
+import secrets
 from dataclasses import dataclass
+from math import inf
 
 from worker.protocol.events import Dialect
-from worker.protocol.execute import ExecuteRequest
-from worker.wire.messages import MarkUse, Prompt
+from worker.protocol.execute import GenerationFields
+from worker.protocol.rules import MAX_BIAS
+from worker.wire.messages import JobKey, MarkUse, Prompt, Sampling, Submit, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """One job. Whoever makes it has checked every rule that does not need the tokens."""
+    """One job, from the door to its end. Whoever makes it has checked every rule that does not need the tokens."""
 
-    fields: ExecuteRequest
+    job_id: str
+    """The client's name for it, or the name of the choice of an answer."""
+    fields: GenerationFields
     prompt: Prompt
-    """What the model is to read; the fields' own prompt and messages are not looked at again."""
     dialect: Dialect
-    """What its client is told of it; this job's own."""
+    """The form of its events; this job's own."""
     prompt_logprobs: int | None = None
     """As Submit.prompt_logprobs."""
     prediction: str = ""
-    """Submit's."""
+    """As Submit.prediction."""
     marks: MarkUse = "hidden"
-    """Submit's."""
+    """As Submit.marks."""
     answer_id: str | None = None
-    """The answer that it is a part of, whose id cancels it too; None where it is the whole."""
+    """The answer that it is a part of, whose id cancels it too; None if it is the whole."""
     model: str | None = None
     """The name that the client has for the model."""
     n_answers: int | None = 1
-    """How many answers to its prompt are asked for; None of all of them but the first."""
+    """The number of answers that are asked for to its prompt; None for all of them but the first."""
+
+    def submit(self, key: JobKey) -> Submit:
+        """The frame that gives the job to the engine. If the client sent no seed, one is drawn here, once, so that it
+        can be reported and repeated."""
+        fields = self.fields
+        return Submit(
+            job=key,
+            prompt=self.prompt,
+            max_tokens=fields.max_tokens,
+            sampling=_sampling_of(fields),
+            stop=fields.stop,
+            grammar=fields.grammar,
+            json_schema=fields.json_schema,
+            regex=fields.regex,
+            prompt_logprobs=self.prompt_logprobs,
+            prediction=self.prediction,
+            marks=self.marks,
+        )
+
+
+def _sampling_of(fields: GenerationFields) -> Sampling:
+    return Sampling(
+        seed=fields.seed if fields.seed is not None else secrets.randbits(64),
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
+        repetition_penalty=fields.repetition_penalty,
+        min_p=fields.min_p,
+        frequency_penalty=fields.frequency_penalty,
+        presence_penalty=fields.presence_penalty,
+        repeat_last_n=fields.repeat_last_n,
+        typical_p=fields.typical_p,
+        top_n_sigma=fields.top_n_sigma,
+        xtc_probability=fields.xtc_probability,
+        xtc_threshold=fields.xtc_threshold,
+        dry_multiplier=fields.dry_multiplier,
+        dry_base=fields.dry_base,
+        dry_allowed_length=fields.dry_allowed_length,
+        logit_bias=tuple((TokenId(int(token)), _bias(value)) for token, value in fields.logit_bias.items()),
+        ignore_eos=fields.ignore_eos,
+        min_tokens=fields.min_tokens,
+        stop_token_ids=tuple(map(TokenId, fields.stop_token_ids)),
+        logprobs=fields.logprobs,
+    )
+
+
+def _bias(value: float) -> float:
+    """The lowest bias that may be sent bans the token."""
+    return -inf if value == -MAX_BIAS else value

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from worker.protocol.bodies import MAX_ERRORS, FieldError, FieldsRefused
 from worker.protocol.constraints import constraint_errors
-from worker.protocol.execute import ExecuteRequest, narrow
+from worker.protocol.execute import ExecuteRequest, GenerationFields, narrow
 from worker.wire.messages import Prompt
 
 MAX_STOPS = 4
@@ -75,9 +75,9 @@ def checked_prompt(
 
 
 def sampling_violations(
-    request: ExecuteRequest, max_tokens_out: int, vocab_size: int | None, *, max_stops: int = MAX_STOPS
+    request: GenerationFields, max_tokens_out: int, vocab_size: int | None, *, max_stops: int = MAX_STOPS
 ) -> list[FieldError]:
-    """Those of the rules that are about how tokens are drawn and where the answer ends, with as many stops as given."""
+    """The broken rules about how tokens are drawn and where the answer ends; there may be `max_stops` stops."""
     return [
         *float_range("temperature", request.temperature, 0, 2),
         *float_range("top_p", request.top_p, 0, 1),
@@ -200,7 +200,7 @@ def _bias(index: int, token: str, bias: float, vocab_size: int | None) -> Iterat
     yield from float_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS, subject=subject)
 
 
-def _ignore_eos(request: ExecuteRequest) -> Iterator[FieldError]:
+def _ignore_eos(request: GenerationFields) -> Iterator[FieldError]:
     if not request.ignore_eos:
         return
     for other in ("grammar", "json_schema", "regex"):
@@ -209,7 +209,7 @@ def _ignore_eos(request: ExecuteRequest) -> Iterator[FieldError]:
             yield FieldError(field="ignore_eos", constraint=f"exclusive({other})", message=message)
 
 
-def _min_tokens(request: ExecuteRequest, max_tokens_out: int) -> Iterator[FieldError]:
+def _min_tokens(request: GenerationFields, max_tokens_out: int) -> Iterator[FieldError]:
     """A max_tokens out of range is reported once, and does not make a min_tokens wrong."""
     is_limit = 1 <= request.max_tokens <= max_tokens_out
     yield from int_range("min_tokens", request.min_tokens, 0, request.max_tokens if is_limit else max_tokens_out)

@@ -131,7 +131,7 @@ def _read_execute(body: bytearray, front: Front, dialect: Dialect) -> JobRequest
     prompt = checked_prompt(
         request, settings.execute_tokens_out, vocab_size, max_prompt_chars=settings.max_prompt_chars
     )
-    return JobRequest(fields=request, prompt=prompt, dialect=dialect)
+    return JobRequest(job_id=request.job_id, fields=request, prompt=prompt, dialect=dialect)
 
 
 def _control_routes(front: Front, bodies: Bodies) -> list[HTTPRouteHandler]:

@@ -109,7 +109,8 @@ class Api:
         jobs = self.front.open_jobs(
             [
                 JobRequest(
-                    fields=generation.choice(number, heading.id if len(choices) == 1 else f"{heading.id}-{at}"),
+                    job_id=heading.id if len(choices) == 1 else f"{heading.id}-{at}",
+                    fields=generation.choice(number),
                     prompt=prompt,
                     dialect=choice,
                     prompt_logprobs=prompt_logprobs,

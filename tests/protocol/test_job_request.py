@@ -1,18 +1,22 @@
-"""From a checked request to what the engine is given."""
+"""A request becomes the frame that the engine is given."""
 
 from dataclasses import asdict, fields
 from math import inf
 from typing import Any
 
 from tests.protocol.vectors import OTHER_THAN_DEFAULTS, R0, body_of
-from worker.front.checked_request import checked
-from worker.protocol.execute import ExecuteRequest, parse_execute
+from worker.protocol.events import TEXT_ONLY
+from worker.protocol.execute import GenerationFields, parse_execute
+from worker.protocol.job_request import JobRequest
 from worker.wire.messages import JobKey, Sampling, Submit, TokenId
 
 
+def submit_of(fields: GenerationFields) -> Submit:
+    return JobRequest(job_id="a", fields=fields, prompt="Hello", dialect=TEXT_ONLY).submit(JobKey(1))
+
+
 def submitted(**sent: Any) -> Submit:
-    request = parse_execute(body_of(R0 | sent))
-    return checked(JobKey(1), request, "Hello", correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
+    return submit_of(parse_execute(body_of(R0 | sent)))
 
 
 def test_every_field_of_sampling_is_the_requests() -> None:
@@ -24,9 +28,9 @@ def test_every_field_of_sampling_is_the_requests() -> None:
 
 
 def test_defaults_are_off() -> None:
-    request = ExecuteRequest(job_id="a", prompt="b", max_tokens=1, seed=7)
-    made = checked(JobKey(1), request, "Hello", correlation_id="c", arrived_s=1.0, expires_s=2.0).submit
-    assert made.sampling == Sampling(seed=7, xtc_threshold=request.xtc_threshold)
+    fields = GenerationFields(max_tokens=1, seed=7)
+    made = submit_of(fields)
+    assert made.sampling == Sampling(seed=7, xtc_threshold=fields.xtc_threshold)
     assert (made.grammar, made.json_schema, made.regex) == (None, None, None)
 
 
