@@ -4,7 +4,7 @@
 
 KIND, else `Configure.model_path`, says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text;
 BROKEN: its first step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG,
-STARVED: it cannot be loaded; DIFFERING: its self-test finds that answers depend on the jobs beside them; UNTESTABLE:
+STARVED: it cannot be loaded, and UNLOADABLE warns of that before; DIFFERING: its self-test finds that answers depend on the jobs beside them; UNTESTABLE:
 its self-test finds nothing out; KEEPING: what it keeps outlives it, and it has found something; SLOW: steps that read a
 long prompt go on until one is stopped; HOSTILE: each job is told ANSWER again and again, a few bytes with each token;
 TALKATIVE: its library has a mebibyte to say at every step, more than anybody reads; THINKING: its model thinks before
@@ -12,6 +12,7 @@ it answers, as gpt-oss does, by SCRIPT; FRAGILE: it dies of POISON in a text tha
 and of POISON_TOKEN when that becomes text.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -47,6 +48,7 @@ from worker.wire.messages import (
 
 TOY, LOUD, BROKEN, LEAVING, UNLOADABLE, TOO_BIG = "toy", "loud", "broken", "leaving", "unloadable", "too big"
 STARVED, DIFFERING, UNTESTABLE, KEEPING, SLOW = "starved", "differing", "untestable", "keeping", "slow"
+WARNING = "the toy is 100% tin"
 HOSTILE, TALKATIVE, THINKING, FRAGILE = "hostile", "talkative", "thinking", "fragile"
 FOUND = SelfTested(is_same=False, differences=("in decode steps of 2 to 8 rows", "beside 7 others"))
 
@@ -146,6 +148,7 @@ def load(config: Configure, on_progress: Callable[[int], None], kind: str | None
     kind = kind or config.model_path
     on_progress(0)
     if kind == UNLOADABLE:
+        logging.getLogger("worker.loading").warning(WARNING)
         raise ModelLoadFailed("the toy is unloadable")
     if kind == TOO_BIG:
         raise InsufficientMemory("the toy is too big", needed_bytes=8, available_bytes=4)

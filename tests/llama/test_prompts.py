@@ -252,11 +252,11 @@ def test_a_template_of_no_use_ends_the_load_where_it_was_asked_for(tmp_path: Pat
         loaded_with(write_tiny(tmp_path / "tiny.gguf"), chat_template=source)
 
 
-def test_a_template_of_no_use_in_the_model_is_reported_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_template_of_no_use_in_the_model_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", chat_template="{% for %}")
     loaded = loaded_with(path)
     try:
-        assert capfd.readouterr().err.count("engine warning: the model's chat template cannot be used") == 1
+        assert caplog.text.count("the model's chat template cannot be used") == 1
         refusal = loaded.prompts.read(conversation("a"))
         assert isinstance(refusal, Violation)
         assert "SyntaxError in line 1" in refusal.message

@@ -23,6 +23,7 @@ from worker.front import pool_manager as pool
 from worker.front.state import Front
 from worker.observe import log_lines as logs
 from worker.observe.metrics import Metrics
+from worker.wire.messages import Warned
 
 STDLIB_LOGGERS = ("uvicorn.error", "httpx2", "huggingface_hub.file_download", "litestar")
 
@@ -162,6 +163,18 @@ def test_the_librarys_warnings_and_errors_are_for_operators_and_other_lines_for_
     asyncio.run(play())
     told = only_line(stream)
     assert (told["event"], told["level"], told["line"]) == ("engine", level, line)
+
+
+def test_what_the_engine_warns_of_is_for_operators() -> None:
+    stream = io.StringIO()
+    logs.configure("json", "worker-1", stream, level="info")
+
+    async def play() -> None:
+        Front(Settings(model="m.gguf"), Metrics("worker-1")).on_warned(Warned(text="the cells are not kept"))
+
+    asyncio.run(play())
+    told = only_line(stream)
+    assert (told["event"], told["level"], told["line"]) == ("engine", "warning", "the cells are not kept")
 
 
 def test_last_words_keep_the_last_4_kib_and_no_half_character() -> None:

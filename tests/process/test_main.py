@@ -33,6 +33,7 @@ from tests.toy_engine import (
     TOY,
     UNLOADABLE,
     UNTESTABLE,
+    WARNING,
 )
 from worker.process.outbox import MAX_OUTSTANDING_BYTES
 from worker.wire.frames import FrameBuffer, encode_frame, outbound_decoder
@@ -56,6 +57,7 @@ from worker.wire.messages import (
     StepBegun,
     StepDone,
     Submit,
+    Warned,
 )
 
 pytestmark = pytest.mark.process
@@ -297,6 +299,13 @@ def test_a_library_that_cannot_be_loaded_is_reported_as_a_model_is(tmp_path: Pat
         failed = engine.next(LoadFailed)
         assert failed.code == "MODEL_LOAD_FAILED"
         assert failed.message.startswith("llama.cpp cannot be loaded")
+        assert engine.end() == (0, "")
+
+
+def test_what_the_engine_warns_of_is_a_frame_and_no_line() -> None:
+    with toy_engine(UNLOADABLE) as engine:
+        assert engine.next(Warned) == Warned(text=WARNING)
+        engine.next(LoadFailed)
         assert engine.end() == (0, "")
 
 

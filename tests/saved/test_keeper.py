@@ -205,7 +205,7 @@ def test_files_of_another_key_are_removed(lasting_keeping: Keeping) -> None:
 
 
 def test_a_directory_that_has_gone_is_one_warning_and_the_engine_goes_on(
-    lasting_keeping: Keeping, capfd: pytest.CaptureFixture[str]
+    lasting_keeping: Keeping, caplog: pytest.LogCaptureFixture
 ) -> None:
     keeper, copies = kept(lasting_keeping)
     assert lasting_keeping.directory is not None
@@ -213,7 +213,7 @@ def test_a_directory_that_has_gone_is_one_warning_and_the_engine_goes_on(
         path.unlink()
     copies += [copy_of(keeper, 2, 3), copy_of(keeper, 3, 4)]
     keeper.flush(PATIENCE_S)
-    assert capfd.readouterr().err.count("engine warning: --prefix-cache-dir: a file could not be written") == 1
+    assert caplog.text.count("--prefix-cache-dir: a file could not be written") == 1
     assert len(Arena(lasting_keeping.arena_fd).found) == 4
 
 

@@ -50,6 +50,7 @@ from worker.wire.messages import (
     Tokenize,
     Tokenized,
     Untokenized,
+    Warned,
 )
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "worker.process.main")
@@ -107,6 +108,9 @@ class Observer:
 
     def on_prefix_cache_found(self, found: PrefixCacheFound) -> None:
         """The engine has looked for what others before it have kept."""
+
+    def on_warned(self, warned: Warned) -> None:
+        """Something has failed in the engine that ends no job."""
 
     def on_engine_line(self, line: str) -> None:
         """The engine has written a line to its stderr."""
@@ -282,6 +286,8 @@ class EngineClient:
                 self._observer.on_progress(percent)
             case Loaded():
                 self._loaded(message)
+            case Warned():
+                self._observer.on_warned(message)
             case LoadFailed():
                 self._load_failure = _load_error(message)
             case SelfTested():

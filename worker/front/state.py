@@ -51,6 +51,7 @@ from worker.wire.messages import (
     TokenId,
     Tokenize,
     Tokenized,
+    Warned,
 )
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ log = get_logger()
 
 LOADING_RETRY_S = 5
 
-LIBRARY_LINES = ("llama.cpp warning: ", "llama.cpp error: ", "engine warning: ")
-"""How lines begin that loading/load.py writes to the engine's stderr; its other lines have no level."""
+LIBRARY_LINES = ("llama.cpp warning: ", "llama.cpp error: ")
+"""The beginnings of lines that loading/load.py writes to the engine's stderr; its other lines have no level."""
 
 
 class Front(Observer):
@@ -408,8 +409,11 @@ class Front(Observer):
         if found.n_dropped:
             log.warning("prefix_cache_dropped", parts=found.n_dropped, reason=found.dropped_because)
 
+    def on_warned(self, warned: Warned) -> None:
+        log.warning("engine", line=warned.text)
+
     def on_engine_line(self, line: str) -> None:
-        """llama.cpp's warnings and errors and our own are for operators; whatever else the process writes is not."""
+        """llama.cpp's warnings and errors are for operators; whatever else the process writes is not."""
         if line.startswith(LIBRARY_LINES):
             log.warning("engine", line=line)
         else:

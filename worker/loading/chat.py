@@ -3,7 +3,7 @@
 Owns the choice and its refusals; the room worker/chat reads templates.
 """
 
-import sys
+import logging
 from typing import cast
 
 import msgspec
@@ -15,6 +15,9 @@ from worker.errors import ModelLoadFailed
 from worker.llama.model import TOKEN_KINDS, Model
 from worker.model.info import ModelInfo
 from worker.wire.messages import Configure, Violation
+
+log = logging.getLogger(__name__)
+"""What it warns of goes to the front, which logs it (process/main.py)."""
 
 
 def check_given_template(config: Configure) -> None:
@@ -52,8 +55,7 @@ def chat_of(config: Configure, info: ModelInfo, model: Model) -> ChatTemplates |
             variables=variables,
         )
     except BrokenTemplate as error:
-        sys.stderr.write(f"engine warning: the model's chat template cannot be used: {error}\n")
-        sys.stderr.flush()
+        log.warning("the model's chat template cannot be used: %s", error)
         return _no_chat(f"the model's chat template cannot be used: {error}")
     if not variables.keys() <= chat.keys:
         raise ModelLoadFailed(f"--chat-template-kwargs: {chat.known_variables}")

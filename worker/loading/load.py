@@ -3,6 +3,7 @@
 Composition only; every step's knowledge lies in its own module. Runs on the thread that will run the steps.
 """
 
+import logging
 import math
 import os
 import sys
@@ -62,6 +63,9 @@ from worker.wire.messages import (
     SlotId,
     Violation,
 )
+
+log = logging.getLogger(__name__)
+"""What it warns of goes to the front, which logs it (process/main.py)."""
 
 COPYING_IS_SLOW = (
     "on this device a prefix is computed again sooner than a copy of it is loaded from main memory; finished jobs' "
@@ -146,8 +150,7 @@ def _keeper(config: Configure, loaded: LoadedRunner) -> Keeper | None:
     try:
         kv.keeper = Keeper(keeping)
     except OSError as error:
-        sys.stderr.write(f"engine warning: what jobs compute is not kept beyond the engine: {error.strerror}\n")
-        sys.stderr.flush()
+        log.warning("what jobs compute is not kept beyond the engine: %s", error.strerror)
     return kv.keeper
 
 
@@ -216,8 +219,7 @@ def _check_cache_types(config: Configure, placement: Placement) -> None:
     """Raises: ModelLoadFailed."""
     type_k = type_k_of(config, is_on_gpu=placement.group.is_gpu)
     if warning := check_cache_types(config, placement.device, type_k):
-        sys.stderr.write(f"engine warning: {warning}\n")
-        sys.stderr.flush()
+        log.warning(warning)
 
 
 def _widest_step(config: Configure, shapes: Shapes, runner: LlamaRunner) -> int:

@@ -6,6 +6,7 @@ lives in its own session, ignores SIGTERM and SIGINT (the front decides), and ex
 """
 
 import gc
+import logging
 import queue
 import signal
 import socket
@@ -27,7 +28,10 @@ from worker.wire.messages import (
     LoadFailed,
     Progress,
     SelfTested,
+    Warned,
 )
+
+log = logging.getLogger("worker.process")
 
 CALM_S = 2.0
 """The seconds without a job before the engine tests itself: a worker with frequent requests has better things to
@@ -41,6 +45,7 @@ milliseconds, and a conversation that continues at once does not wait for them."
 def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
     """Load, report, and run steps until the socket closes. Returns only when loading failed."""
     outbox = Outbox(sock, generation)
+    logging.getLogger("worker").addHandler(_Warnings(outbox))
     intake = Intake(sock, outbox)
     config = intake.inbox.get()
     assert isinstance(config, Configure)
@@ -60,7 +65,7 @@ def run_engine(sock: socket.socket, generation: int, load: Load) -> None:
         clock=time.monotonic,
         draft=model.draft,
         marks=model.marks,
-        warn=_warn,
+        warn=log.warning,
         while_running=intake.while_running,
     )
     intake.take_turns()
@@ -108,10 +113,15 @@ def _rest(
     return self_test if found == "wanted" else None
 
 
-def _warn(warning: str) -> None:
-    """The front logs it, because of its first words (front/state.py)."""
-    sys.stderr.write(f"engine warning: {warning}\n")
-    sys.stderr.flush()
+class _Warnings(logging.Handler):
+    """Sends what the rooms of this process warn of to the front, which logs it."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(logging.WARNING)
+        self._outbox = outbox
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._outbox.send(Warned(text=record.getMessage()))
 
 
 def _keep_waiting(outbox: Outbox) -> Callable[[], bool]:

@@ -8,6 +8,7 @@ Loading a saved part may crash an engine. So a part that is being loaded is mark
 part that is found marked is dropped.
 """
 
+import logging
 import mmap
 import os
 import queue
@@ -28,6 +29,9 @@ from worker.saved.copies import Layout, SavedCells
 from worker.saved.directory import CacheFiles, read_key
 from worker.saved.records import CODE_BYTES, Untrusted, binding_of, code_of, read_record, record_of
 from worker.wire.messages import TokenId
+
+log = logging.getLogger(__name__)
+"""What it warns of goes to the front, which logs it (process/main.py)."""
 
 FIND_S = 2.0
 """The longest that the first job waits until the saved cells are checked, at about 1 GB/s. The rest follow later."""
@@ -116,7 +120,7 @@ class Keeper:
             while True:
                 self._serve(self._queue.get())
         except Exception as error:  # noqa: BLE001 - top of a thread: jobs continue without it, and the log says so
-            _warn(f"the prefix cache no longer outlives this engine: {type(error).__name__}: {error}")
+            log.warning("the prefix cache no longer outlives this engine: %s: %s", type(error).__name__, error)
         finally:
             has_reported.set()
 
@@ -246,7 +250,7 @@ class Keeper:
     def _warn_once(self, warning: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            _warn(warning)
+            log.warning(warning)
 
 
 def _stamp_of(path: Path) -> bytes:
@@ -257,9 +261,3 @@ def _stamp_of(path: Path) -> bytes:
 
 def _digest_of(paths: Iterable[Path]) -> bytes:
     return binding_of(*(sha256_of(path).encode() for path in paths))
-
-
-def _warn(warning: str) -> None:
-    """The front logs it, because of its first words (front/state.py)."""
-    sys.stderr.write(f"engine warning: {warning}\n")
-    sys.stderr.flush()

@@ -3,7 +3,7 @@
 Owns the frames on the socketpair (msgspec structs, tagged, array-like). Knows nothing of HTTP, llama.cpp or numpy.
 
     front  ── Configure, Submit, Cancel, AskResidency, Tokenize, Detokenize ──▶  engine
-    front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
+    front  ◀── Progress, Warned, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
     front  ◀── Tokenized, Untokenized, Detokenized, BlocksChanged, PrefixCacheFound ──  engine
 """
 
@@ -264,6 +264,12 @@ class Progress(_Frame, frozen=True, kw_only=True):
     still moves."""
 
     percent: int
+
+
+class Warned(_Frame, frozen=True, kw_only=True):
+    """Something has failed in the engine that ends no job; operators read it in the log."""
+
+    text: str
 
 
 class OffPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -651,6 +657,7 @@ class BlocksChanged(_Frame, frozen=True, kw_only=True):
 Inbound = Configure | Submit | Cancel | AskResidency | Tokenize | Detokenize
 Outbound = (
     Progress
+    | Warned
     | Loaded
     | LoadFailed
     | SelfTested
