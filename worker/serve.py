@@ -15,7 +15,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import uvloop
@@ -84,7 +84,7 @@ def run(
             settings.log_format,
             settings.worker_id,
             writer,
-            level=cast(logs.Level, settings.log_level),  # check() lets no other pass
+            level=settings.log_level,
             secrets=Secrets(settings.api_key),
         )
         traces = _traces(settings)

@@ -22,6 +22,7 @@ from worker.config.settings import (
     read_chat_template,
 )
 from worker.errors import UsageError
+from worker.wire.messages import FlashAttn
 
 RANGED = [option for option in options() if isinstance(option.type, click.IntRange | click.FloatRange)]
 PATTERNED = [option for option in options() if isinstance(option.type, Text) and option.type.forms]
@@ -282,7 +283,7 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 @pytest.mark.parametrize("flash_attn", ["auto", "on", "off"])
-def test_a_quantised_v_cache_needs_flash_attention(cache_type: str, flash_attn: str) -> None:
+def test_a_quantised_v_cache_needs_flash_attention(cache_type: str, flash_attn: FlashAttn) -> None:
     settings = replace(Settings(), cache_type_v=cache_type, flash_attn=flash_attn)
     if flash_attn == "off" and cache_type not in {"f32", "f16", "bf16"}:
         with pytest.raises(UsageError, match="--flash-attn"):

@@ -103,6 +103,7 @@ def test_a_successor_is_told_the_shape_of_the_first_engine() -> None:
         assert first == CONFIG
         assert isinstance(second, Configure)
         assert (second.ctx_size, second.parallel) == (FACTS.n_cells, FACTS.parallel)
+        assert second.is_successor
         assert (second.prefill_chunk, second.row_costs) == (FACTS.prefill_chunk, FACTS.row_costs)
         assert (second.device, second.gpu_layers) == ("cpu:0", "0")
         assert (second.tensor_split, second.main_gpu) == ((), -1)

@@ -186,7 +186,7 @@ def test_a_prefix_cache_beyond_memory_is_refused_but_to_a_successor(tmp_path: Pa
     config = configuration(write_tiny(tmp_path / "tiny.gguf"), prefix_cache_bytes=2**50)
     with pytest.raises(InsufficientMemory, match="--prefix-cache-mb 1073741824 is more than the"):
         load_runner(config, lambda _: None)
-    loaded = load_runner(msgspec.structs.replace(config, prefill_chunk=32), lambda _: None)
+    loaded = load_runner(msgspec.structs.replace(config, is_successor=True, prefill_chunk=32), lambda _: None)
     assert (loaded.facts.prefill_chunk, loaded.facts.prefix_cache_bytes) == (32, 2**50)
     loaded.runner.close()
 

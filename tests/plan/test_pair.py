@@ -72,5 +72,5 @@ def test_a_draft_model_leaves_the_model_what_is_left_of_a_gpu() -> None:
 
 
 def test_a_successor_has_its_draft_model_where_its_predecessor_had_it() -> None:
-    found = pair([CPU], 1, DraftModelAsked("d.gguf", "cpu:0", 16, 512), device="cpu:0", prefill_chunk=64)
+    found = pair([CPU], 1, DraftModelAsked("d.gguf", "cpu:0", 16, 512), device="cpu:0", is_successor=True)
     assert (found.served.plan.n_cells, found.draft.plan.n_cells) == (4096, 512)

@@ -233,7 +233,7 @@ def test_full_offload_and_fewer_layers_contradict_each_other(n_layers: int) -> N
 
 def test_a_successor_on_the_cpu_keeps_the_wishes_that_its_predecessor_could_not_fulfil() -> None:
     """They were told once; a restarted engine must not fail for them."""
-    successor: dict[str, Any] = {"device": "cpu:0", "gpu_layers": "0", "split_mode": "layer", "prefill_chunk": 64}
+    successor: dict[str, Any] = {"device": "cpu:0", "gpu_layers": "0", "split_mode": "layer", "is_successor": True}
     assert placed([CPU], **successor).device == CPU
 
 
@@ -293,9 +293,9 @@ def test_the_default_context_fits_or_is_refused(free_bytes: int, main_memory_byt
 
 
 def test_a_successor_gets_its_predecessors_plan_whatever_memory_looks_like_by_then() -> None:
-    found = placed([gpu(0), CPU], 0, device="cuda:0", gpu_layers="5", prefill_chunk=64)
+    found = placed([gpu(0), CPU], 0, device="cuda:0", gpu_layers="5", is_successor=True)
     assert (found.device, found.n_gpu_layers, found.plan.n_cells) == (gpu(0), 5, 4096)
-    assert placed([gpu(0), CPU], 0, device="cpu:0", gpu_layers="0", prefill_chunk=64).device == CPU
+    assert placed([gpu(0), CPU], 0, device="cpu:0", gpu_layers="0", is_successor=True).device == CPU
 
 
 # ── the refusal ──────────────────────────────────────────────────────────────────────────────────
@@ -554,4 +554,4 @@ def test_full_windows_never_cost_cells_slots_or_layers(free: list[int], main_mem
 
 def test_a_successor_has_its_predecessor_s_windows_whatever_memory_looks_like() -> None:
     for swa_full in ("on", "off"):
-        assert placed([CPU], MIB, SLIDING, swa_full=swa_full, prefill_chunk=64).plan.swa_full is (swa_full == "on")
+        assert placed([CPU], MIB, SLIDING, swa_full=swa_full, is_successor=True).plan.swa_full is (swa_full == "on")

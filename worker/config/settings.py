@@ -35,8 +35,9 @@ from worker.config.option import (
 from worker.config.typed_name import typed_name
 from worker.errors import UsageError
 from worker.limits import MAX_DRAFTS, MIN_CELLS, max_jobs
+from worker.observe.log_lines import Format, Level
 from worker.upstream.numbers import CACHE_TYPE_IDS, MAX_SEQ_IDS
-from worker.wire.messages import BatchInvariant, PromptLookup, Scheduling, SplitMode, SwaFull
+from worker.wire.messages import BatchInvariant, FlashAttn, PromptLookup, Scheduling, SplitMode, SwaFull
 
 CACHE_TYPES = tuple(CACHE_TYPE_IDS)
 """llama.cpp's KV cache types; the first three are not quantised."""
@@ -248,11 +249,11 @@ class Settings:
         Choice(CACHE_TYPES),
         metavar="TYPE",
     )
-    flash_attn: str = setting(
+    flash_attn: FlashAttn = setting(
         "auto",
         "Compute attention with llama.cpp's flash attention; auto uses it if the device can.",
         "Device and memory",
-        Choice(("auto", "on", "off")),
+        Choice(get_args(FlashAttn)),
         also=("-fa",),
     )
     swa_full: SwaFull = setting(
@@ -455,18 +456,18 @@ class Settings:
         "Operation",
         FloatRange(0.1, 86_400),
     )
-    log_format: str | None = setting(
+    log_format: Format | None = setting(
         None,
         "Write log lines on stderr as JSON or as readable text.",
         "Operation",
-        Choice(("json", "pretty")),
+        Choice(get_args(Format)),
         show_default="pretty on a terminal",
     )
-    log_level: str = setting(
+    log_level: Level = setting(
         "info",
         "Write log lines of this level and above; debug includes every line of the engine's stderr.",
         "Operation",
-        Choice(("debug", "info", "warning", "error")),
+        Choice(get_args(Level)),
     )
     access_log: bool = setting(False, "Log a line for every HTTP request once it has been answered.", "Operation")
 

@@ -309,6 +309,7 @@ class EngineClient:
         # what steps cost, which takes up to a second to measure.
         self._config = msgspec.structs.replace(
             self._config,
+            is_successor=True,
             ctx_size=facts.n_cells,
             parallel=facts.parallel,
             prefill_chunk=facts.prefill_chunk,

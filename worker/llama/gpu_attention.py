@@ -11,7 +11,7 @@ from worker.errors import ModelLoadFailed
 from worker.plan.buffers import BufferSizes
 from worker.plan.devices import Device
 from worker.upstream.numbers import CUDA_ATTENTION_PAIRS, CUDA_ATTENTION_TYPES
-from worker.wire.messages import Attention, Configure
+from worker.wire.messages import Attention, Configure, FlashAttn
 
 _ANY_PAIR = f"{', '.join(CUDA_ATTENTION_PAIRS[:-1])} or {CUDA_ATTENTION_PAIRS[-1]}"
 
@@ -38,7 +38,7 @@ def check_cache_types(config: Configure, device: Device, type_k: str) -> str | N
     )
 
 
-def asked_flash(config: Configure, device: Device) -> str:
+def asked_flash(config: Configure, device: Device) -> FlashAttn:
     """Return the flash attention to ask of the library: on a GPU it finds out by itself whether there is any, and says
     so.
     """

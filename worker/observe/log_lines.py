@@ -56,6 +56,7 @@ LogEvent = Literal[
 """The events of docs/protocol.md 8. Only debug lines may have other words."""
 
 Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["json", "pretty"]
 
 LAST_WORDS_BYTES: Final = 4096
 """The bytes of the engine's stderr that are kept for the report of a crash."""

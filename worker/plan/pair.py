@@ -63,7 +63,7 @@ def place_pair(
     while True:
         asked = asked_of(config, config.draft, n_cells, config.parallel)
         draft = place(asked, draft_info, available, main_memory_bytes, repacked_bytes)
-        is_least = n_cells <= CELL_STEP or bool(config.prefill_chunk)
+        is_least = n_cells <= CELL_STEP or config.is_successor
         n_served = 0
         try:
             rest = left_beside(draft, available)

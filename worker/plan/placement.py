@@ -137,7 +137,7 @@ def _place(
     groups = groups_for(config, available)
     trials = [Trial(config, info, group, main_memory_bytes, repacked_bytes) for group in groups]
     on_gpus = [trial for trial in trials if trial.group.is_gpu]
-    if not config.prefill_chunk:
+    if not config.is_successor:
         _check_wishes(config, on_gpus)
     for trial in on_gpus:
         if found := trial.whole(MIN_AUTO_CELLS if trial.may_be_partial else CELL_STEP):
@@ -239,7 +239,7 @@ class Trial:
         free_bytes = sum(device.free_bytes for device in group.devices) if group.is_gpu else main_memory_bytes
         self._demand = demand_of(config, is_on_gpu=group.is_gpu, free_bytes=free_bytes)
         self._main_room = int(main_memory_bytes * HOST_SHARE)
-        self._is_checked = bool(config.prefill_chunk)
+        self._is_checked = config.is_successor
 
     @property
     def may_be_partial(self) -> bool:

@@ -43,7 +43,7 @@ def prefix_cache_limit(config: Configure, placement: Placement, available_bytes:
     """
     left_bytes = int(available_bytes * HOST_SHARE) - placement.main_memory.total_bytes
     return prefix_cache_bytes(
-        config.prefix_cache_bytes, placement.plan, _NO_LIMIT if config.prefill_chunk else left_bytes
+        config.prefix_cache_bytes, placement.plan, _NO_LIMIT if config.is_successor else left_bytes
     )
 
 

@@ -32,9 +32,11 @@ Scheduling = Literal["fair", "first-come"]
 """Who waits when jobs need more slots or cells than there are: those that have had most, or the youngest."""
 SwaFull = Literal["auto", "on", "off"]
 """Whether layers with a sliding window have as many KV cells as others, so that prefixes can be shared and kept."""
+FlashAttn = Literal["auto", "on", "off"]
 PromptLookup = Literal["on", "own", "off"]
+"""The texts that drafts are read from: a job's own and other jobs' answers, its own only, or none."""
 BatchInvariant = Literal["auto", "on", "off"]
-"""What drafts are read from: a job's own text and other jobs' answers, its own text only, or nothing."""
+"""Whether numbers must not depend on the jobs that are computed alongside."""
 SplitMode = Literal["none", "layer", "row"]
 """llama.cpp's words: all layers on one GPU; whole layers over all GPUs; each layer's rows over all GPUs."""
 Medium = Literal["GPU", "CPU"]
@@ -152,13 +154,15 @@ class Configure(_Frame, frozen=True, kw_only=True):
     threads_batch: int
     cache_type_k: str
     cache_type_v: str
-    flash_attn: str
-    """auto | on | off"""
+    flash_attn: FlashAttn
     max_tokens_in: int
     """0 means whatever fits the context."""
+    is_successor: bool = False
+    """True if an engine before this one has had the model, and this one is to have it in the same shape: what was
+    checked and planned then is not checked and planned again."""
     prefill_chunk: int = 0
-    """0 means that it is measured at warm-up. A restarted engine is given its predecessor's, so that its steps have the
-    same shapes."""
+    """0 means that it is measured at warm-up. A successor is given its predecessor's, so that its steps have the same
+    shapes."""
     row_costs: RowCosts = ()
     """As Loaded.row_costs, of a predecessor; empty: they are measured at warm-up."""
     switch_s: float = 0.0
