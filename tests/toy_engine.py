@@ -4,12 +4,12 @@
 
 KIND, else `Configure.model_path`, says what it is like: TOY, as any file is; LOUD: each token is 64 KiB of text;
 BROKEN: its first step raises; LEAVING: it lies on a GPU, and no more from the second question on; UNLOADABLE, TOO_BIG,
-STARVED: it cannot be loaded, and UNLOADABLE warns of that before; DIFFERING: its self-test finds that answers depend on the jobs beside them; UNTESTABLE:
-its self-test finds nothing out; KEEPING: what it keeps outlives it, and it has found something; SLOW: steps that read a
-long prompt go on until one is stopped; HOSTILE: each job is told ANSWER again and again, a few bytes with each token;
-TALKATIVE: its library has a mebibyte to say at every step, more than anybody reads; THINKING: its model thinks before
-it answers, as gpt-oss does, by SCRIPT; FRAGILE: it dies of POISON in a text that is read or a schema that is compiled,
-and of POISON_TOKEN when that becomes text.
+STARVED: it cannot be loaded, and UNLOADABLE warns of that before; DIFFERING: its self-test finds that answers depend on
+the jobs beside them; UNTESTABLE: its self-test finds nothing out; KEEPING: what it keeps outlives it, and it has found
+something; SLOW: steps that read a long prompt go on until one is stopped; HOSTILE: each job is told ANSWER again and
+again, a few bytes with each token; TALKATIVE: its library has a mebibyte to say at every step, more than anybody reads;
+THINKING: its model thinks before it answers, as gpt-oss does, by SCRIPT; FRAGILE: it dies of POISON in a text that is
+read or a schema that is compiled, and of POISON_TOKEN when that becomes text.
 """
 
 import logging

@@ -74,9 +74,9 @@ class Rig:
         history_bytes: int = 0,
         is_deterministic: bool = False,
         n_retained: int = 1,
-        most_dead_cells: int = 0,
+        max_dead_cells: int = 0,
         scheduling: Scheduling = "fair",
-        tells_blocks: bool = False,
+        reports_blocks: bool = False,
         is_asynchronous: bool = False,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -91,7 +91,7 @@ class Rig:
             is_asynchronous=is_asynchronous,
         )
         self.n_slots = n_slots
-        self.most_dead_cells = most_dead_cells
+        self.max_dead_cells = max_dead_cells
         self.runner.before_run = self._at_run
         self.context_length = context_length
         config = EngineConfig(
@@ -102,14 +102,14 @@ class Rig:
             widest_step=widest_step,
             prefix_cache_bytes=prefix_cache_bytes,
             retained_slots=tuple(SlotId(n_slots + i) for i in range(n_retained)),
-            most_dead_cells=most_dead_cells,
+            max_dead_cells=max_dead_cells,
             row_costs=row_costs,
             history_bytes=history_bytes,
             is_deterministic=is_deterministic,
             scheduling=scheduling,
-            tells_blocks=tells_blocks,
+            reports_blocks=reports_blocks,
         )
-        self.mirror = Mirror() if tells_blocks else None
+        self.mirror = Mirror() if reports_blocks else None
         """What a router knows of the blocks."""
         self._tokens: list[list[TokenId]] = []
         """Of all jobs there were; the lists grow with what is drawn."""
@@ -124,7 +124,7 @@ class Rig:
         """One for each step that ran, however often it was split."""
         self.started: list[JobKey] = []
         self.next_misfortune: Misfortune | None = None
-        self.is_on_device = most_dead_cells > 0
+        self.is_on_device = max_dead_cells > 0
         self.policy = config.policy(can_keep=can_share and (prefix_cache_bytes > 0 or self.is_on_device))
         self.n_preempted = self.n_yielded = 0
         self.n_cached: dict[JobKey, int] = {}
@@ -178,7 +178,7 @@ class Rig:
         if self.is_on_device:
             assert self.runner.kv.n_saved == n_saved, "a device copies nothing out for a step"
         if self.is_on_device and self.engine.scheduler.running and len(self.kinds) > n_steps:
-            assert self.engine.prefix_cache.n_dead_cells <= self.most_dead_cells, "no more than the budget"
+            assert self.engine.prefix_cache.n_dead_cells <= self.max_dead_cells, "no more than the budget"
         assert self.engine.step_jobs == frozenset()
         self.check()
 
@@ -332,8 +332,8 @@ class Rig:
         assert sequence.tokens == tokens
         assert self.runner.kv.held[sequence.slot] == tokens[: sequence.n_computed], "no token lost, doubled or leaked"
         n_told = len(self.stories[sequence.job].texts)
-        assert n_told + len(sequence.untold) == len(sequence.generated), "one Delta per token"
-        assert n_told == 0 or not sequence.untold, "what is forced before the first draw is told with it"
+        assert n_told + len(sequence.unreported) == len(sequence.generated), "one Delta per token"
+        assert n_told == 0 or not sequence.unreported, "what is forced before the first draw is told with it"
         for i, score in enumerate(sequence.scores[1:], 1):
             assert score == self.model.score(tokens[:i], tokens[i]), "no score of another prompt"
         if sequence.is_scoring:

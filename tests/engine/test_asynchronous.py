@@ -38,9 +38,9 @@ class Timed(Rig):
             n_cells=40 + n_spare_cells,
             prefix_cache_bytes=500 * CELL_BYTES,
             n_retained=3,
-            most_dead_cells=60,
+            max_dead_cells=60,
             row_costs=CHEAP_ROWS if has_drafts else (),
-            tells_blocks=True,
+            reports_blocks=True,
             is_asynchronous=is_asynchronous,
             clock=lambda: float(next(reads)),
         )

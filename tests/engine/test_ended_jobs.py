@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.engine.fake_runner import CELL_BYTES, Request
 from tests.engine.rig import Rig
-from worker.engine.prefix_cache import MOST_DEAD, PART
+from worker.engine.prefix_cache import MAX_DEAD, PART
 from worker.engine.sequence import State
 from worker.wire.messages import JobKey, Outbound, StepDone
 
@@ -64,7 +64,7 @@ def test_a_steps_results_are_told_before_anything_is_copied(jobs: list[tuple[int
             if (
                 was_waiting
                 and waits_for_first_token(rig)
-                and max(n_dead, rig.engine.prefix_cache.n_dead_cells) < MOST_DEAD
+                and max(n_dead, rig.engine.prefix_cache.n_dead_cells) < MAX_DEAD
             ):
                 assert rig.runner.kv.n_saved == n_saved, "somebody waits for his first token"
     rig.run_until_idle()
@@ -105,7 +105,7 @@ def test_cells_wait_for_their_copies_while_somebody_waits_for_a_token_and_no_lon
 
 def test_more_cells_than_attention_should_walk_past_do_not_wait() -> None:
     rig = Watched()
-    rig.submit(request(0, MOST_DEAD + 100, max_tokens=2))
+    rig.submit(request(0, MAX_DEAD + 100, max_tokens=2))
     rig.step()
     rig.submit(request(1, 9_000, max_tokens=1))
     while rig.stories[0].end is None:

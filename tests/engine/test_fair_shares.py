@@ -12,7 +12,7 @@ from tests.engine.fake_runner import CELL_BYTES, FakeRunner, ToyModel
 from worker.engine.backend import Step
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.shares import MOST_PAUSES
+from worker.engine.shares import MAX_PAUSES
 from worker.wire.messages import JobKey, Outbound, Sampling, Scheduling, SlotId, StepDone, TokenId
 
 STEP_S, DECODED_S, READ_S, COPIED_S = 3.6e-3, 3.9e-3, 3.1e-3, 12e-6
@@ -97,10 +97,10 @@ class Run:
         scheduler = self.engine.scheduler
         if any(one.n_pauses > self.n_pauses[one.job] for one in scheduler.waiting):
             return False
-        n_promised = sum(self.policy.n_to_come(one) for one in scheduler.running.values())
+        n_promised = sum(self.policy.cells_to_reserve(one) for one in scheduler.running.values())
         n_spare = self._runner.kv.n_free_cells - n_promised
         waiting, has_slot = scheduler.waiting, bool(scheduler.free_slots)
-        return has_slot and bool(waiting) and self.policy.n_to_come(waiting[0]) <= n_spare
+        return has_slot and bool(waiting) and self.policy.cells_to_reserve(waiting[0]) <= n_spare
 
     def _hear(self, frame: Outbound) -> None:
         if isinstance(frame, StepDone):
@@ -159,7 +159,7 @@ def test_small_jobs_without_end_do_not_keep_a_long_one_waiting() -> None:
     small = [Asked(8, 12, at_s=0.3 + 0.08 * i) for i in range(120)]
     run = Run(Setup(n_slots=2), [Asked(40, 120), Asked(40, 120), *small])
     assert last_s(run, 2) < run.ended_s[90]
-    assert max(run.n_pauses.values()) <= MOST_PAUSES
+    assert max(run.n_pauses.values()) <= MAX_PAUSES
 
 
 # ── random traces ────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +170,7 @@ JOBS = st.builds(
     n_prompt=LENGTHS,
     n_tokens=LENGTHS,
     at_s=st.integers(0, 60).map(lambda i: i / 20),
-    n_pauses=st.sampled_from((0, 0, MOST_PAUSES - 1, MOST_PAUSES)),
+    n_pauses=st.sampled_from((0, 0, MAX_PAUSES - 1, MAX_PAUSES)),
 )
 
 
@@ -190,4 +190,4 @@ def test_every_job_ends_once_with_all_its_tokens_after_a_bounded_number_of_pause
     assert run.n_told == {job: each.n_tokens for job, each in enumerate(asked)}
     assert run.ended_s.keys() == run.n_told.keys()
     if scheduling == "fair":
-        assert max(run.n_pauses.values()) <= MOST_PAUSES
+        assert max(run.n_pauses.values()) <= MAX_PAUSES

@@ -129,7 +129,7 @@ def run_all(rig: Rig) -> Mirror:
 
 
 def test_what_jobs_have_computed_is_told_wherever_it_lies() -> None:
-    rig = Rig(tells_blocks=True, context_length=80, prefix_cache_bytes=10**6)
+    rig = Rig(reports_blocks=True, context_length=80, prefix_cache_bytes=10**6)
     mirror = run_all(rig)
     assert mirror.blocks("GPU") == blocks_of(rig.engine.prefix_cache.retained[-1])
     assert len(mirror.blocks("GPU")) == 4
@@ -139,13 +139,13 @@ def test_what_jobs_have_computed_is_told_wherever_it_lies() -> None:
 
 
 def test_with_fixed_steps_answers_are_no_blocks() -> None:
-    rig = Rig(tells_blocks=True, context_length=80, prefix_cache_bytes=10**6, is_deterministic=True)
+    rig = Rig(reports_blocks=True, context_length=80, prefix_cache_bytes=10**6, is_deterministic=True)
     mirror = run_all(rig)
     assert mirror.blocks("GPU") | mirror.blocks("CPU") == set().union(*(blocks_of(each.prompt) for each in OTHERS))
 
 
 def test_a_memory_that_cannot_be_cut_has_no_blocks() -> None:
-    mirror = run_all(Rig(tells_blocks=True, context_length=80, prefix_cache_bytes=10**6, can_share=False))
+    mirror = run_all(Rig(reports_blocks=True, context_length=80, prefix_cache_bytes=10**6, can_share=False))
     assert not mirror.blocks("GPU") | mirror.blocks("CPU")
 
 
@@ -190,8 +190,8 @@ class AnyBlocks(Anything):
             history_bytes=SMALL_HISTORY if how == "alike" else 0,
             is_deterministic=how == "deterministic",
             n_retained={"no retained slot": 0, "on a device": 3}.get(how, 1),
-            most_dead_cells=60 if how == "on a device" else 0,
-            tells_blocks=True,
+            max_dead_cells=60 if how == "on a device" else 0,
+            reports_blocks=True,
         )
 
     @rule(wanted=st.lists(requests(), min_size=1, max_size=4))

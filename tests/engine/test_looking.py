@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.engine.drafting.step_costs import GPU, cost
 from worker.engine.backend import Step
 from worker.engine.channels import ChannelText
-from worker.engine.drafting.drafts import LOOKING_SHARE, MOST_RESTING, Drafts
+from worker.engine.drafting.drafts import LOOKING_SHARE, MAX_RESTING, Drafts
 from worker.engine.drafting.history import HISTORY_BYTES
 from worker.engine.drafting.ngram import NgramLookup
 from worker.engine.sequence import Sequence, State
@@ -68,8 +68,8 @@ def test_looks_that_cost_next_to_nothing_are_made_in_every_step() -> None:
 def test_after_a_look_that_took_for_ever_drafts_are_found_again() -> None:
     looks = Looks(1e6, 1)
     assert not looks.step(5)
-    had_drafts = [looks.step(7) for _ in range(3 * MOST_RESTING)]
-    assert any(had_drafts[: 2 * MOST_RESTING])
+    had_drafts = [looks.step(7) for _ in range(3 * MAX_RESTING)]
+    assert any(had_drafts[: 2 * MAX_RESTING])
 
 
 @given(tokens=st.lists(st.integers(0, 5), min_size=1, max_size=60), cuts=st.lists(st.integers(1, 9), min_size=1))

@@ -17,7 +17,7 @@ from worker.engine.backend import KvMismatch, Step
 from worker.engine.channels import Marks, Turn
 from worker.engine.config import EngineConfig
 from worker.engine.loop import Engine
-from worker.engine.prefix_cache import LEAST_KEPT
+from worker.engine.prefix_cache import MIN_KEPT
 from worker.wire.messages import (
     Delta,
     Failed,
@@ -326,7 +326,7 @@ def test_what_a_paused_job_had_computed_is_not_computed_again_while_there_is_roo
         n_computed.append(rig.runner.n_computed)
         n_preempted = rig.n_preempted
     n_needed = 3 * (20 + 60 - 1)
-    assert n_computed[1] <= n_needed + n_preempted * (LEAST_KEPT + 1) < n_computed[0]
+    assert n_computed[1] <= n_needed + n_preempted * (MIN_KEPT + 1) < n_computed[0]
 
 
 # ── prefixes ─────────────────────────────────────────────────────────────────────────────────────

@@ -97,7 +97,7 @@ class Anything(RuleBasedStateMachine):
             history_bytes=SMALL_HISTORY if how == "alike" else 0,
             is_deterministic=how == "deterministic",
             n_retained={"no retained slot": 0, "on a device": 3}.get(how, 1),
-            most_dead_cells=60 if how == "on a device" else 0,
+            max_dead_cells=60 if how == "on a device" else 0,
         )
 
     @rule(wanted=st.lists(requests(), min_size=1, max_size=4))

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from worker.engine.prefill_budget import (
     EARNED_SHARE,
     GRAIN,
-    LEAST_CHUNK,
-    LEAST_DECODES,
     LONGEST_GAP,
-    MOST_GAP,
+    MAX_GAP,
+    MIN_CHUNK,
+    MIN_DECODES,
     PROMPTS_SHARE,
     TILE,
     WHOLE_SHARE,
@@ -67,9 +67,9 @@ def test_steps_are_as_long_as_the_gap_has_room_for_whatever_they_took_before(
     for cost in costs:
         prefill(budget, cost, base_s=base_s)
     size = [prefill(budget, token_s, n_whole, base_s) for _ in range(60)][-1]
-    least_s = max(MOST_GAP * TARGET_S - decode_s, LEAST_DECODES * decode_s)
+    least_s = max(MAX_GAP * TARGET_S - decode_s, MIN_DECODES * decode_s)
     most_s = max(least_s, LONGEST_GAP * TARGET_S - decode_s)
-    assert budget.grain <= size <= max(LEAST_CHUNK, 1.01 * (most_s - base_s) / token_s)
+    assert budget.grain <= size <= max(MIN_CHUNK, 1.01 * (most_s - base_s) / token_s)
     n_fitting = min(WIDEST, 0.9 * (least_s - base_s) / token_s)
     assert size > min(n_fitting, TILE if n_fitting < 1.5 * TILE else WIDEST) - 2 * budget.grain
 
@@ -87,10 +87,10 @@ def test_a_gap_is_longer_than_the_target_allows_only_for_long_prompts_and_long_d
     size = [prefill(budget, token_s, n_whole, base_s) for _ in range(40)][-1]
     gap_s = base_s + size * token_s + decode_s
     longest_s = max(
-        MOST_GAP * TARGET_S,
+        MAX_GAP * TARGET_S,
         min(0.1 * (base_s + 2 * n_whole * token_s), LONGEST_GAP * TARGET_S),
-        (1 + LEAST_DECODES) * decode_s,
-        base_s + LEAST_CHUNK * token_s + decode_s,
+        (1 + MIN_DECODES) * decode_s,
+        base_s + MIN_CHUNK * token_s + decode_s,
     )
     assert gap_s <= 1.01 * longest_s
 
@@ -137,7 +137,7 @@ def test_a_few_tokens_more_than_a_tile_are_left_for_the_next_step() -> None:
     for token_s in sizes:
         for _ in range(40):
             sizes[token_s] = prefill(budget, token_s)
-    n_fitting = [MOST_GAP * 0.2 / token_s for token_s in sizes]
+    n_fitting = [MAX_GAP * 0.2 / token_s for token_s in sizes]
     assert [round(n) for n in n_fitting] == [260, 104, 90, 72, 52]
     assert [size // GRAIN for size in sizes.values()] == [32, 13, 8, 8, 6]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.engine.fake_runner import CELL_BYTES, Request
 from tests.engine.rig import Rig
 from worker.engine.backend import Found, Saved
-from worker.engine.prefix_cache import LEAST_KEPT
+from worker.engine.prefix_cache import MIN_KEPT
 from worker.wire.messages import PrefixCacheFound, StepDone, TokenId
 
 Part = tuple[list[TokenId], Saved]
@@ -93,7 +93,7 @@ def test_a_longer_part_than_was_known_is_kept_behind_what_is_known() -> None:
 
 def test_the_last_jobs_cells_are_copied_out_and_stay_where_they_are() -> None:
     engine = rig()
-    prompt = tuple(range(1, LEAST_KEPT + 9))
+    prompt = tuple(range(1, MIN_KEPT + 9))
     answer(engine, prompt)
     n_retained = sum(map(len, engine.engine.prefix_cache.retained))
     engine.engine.back_up()
@@ -108,14 +108,14 @@ def test_the_last_jobs_cells_are_copied_out_and_stay_where_they_are() -> None:
 
 
 @given(
-    lengths=st.lists(st.integers(LEAST_KEPT, 60), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(MIN_KEPT, 60), min_size=1, max_size=4),
     n_kept=st.integers(0, 250),
 )
 def test_a_backup_of_several_prompts_comes_to_an_end_with_the_last_used_whatever_there_is_room_for(
     lengths: list[int], n_kept: int
 ) -> None:
     """On a GPU, where each of them has a slot of its own."""
-    engine = Rig(n_retained=4, most_dead_cells=400, prefix_cache_bytes=n_kept * CELL_BYTES)
+    engine = Rig(n_retained=4, max_dead_cells=400, prefix_cache_bytes=n_kept * CELL_BYTES)
     prompts = [tuple((job * 7 + at) % 50 + 4 for at in range(n)) for job, n in enumerate(lengths)]
     for prompt in prompts:
         answer(engine, prompt)

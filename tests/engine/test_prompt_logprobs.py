@@ -8,7 +8,7 @@ import pytest
 from tests.engine.fake_runner import CELL_BYTES, Request, ToyModel
 from tests.engine.rig import Rig
 from worker.engine.backend import MAX_TOPS, Step
-from worker.engine.loop import MOST_TOLD
+from worker.engine.loop import MAX_REPORTED
 from worker.engine.prefill_budget import GRAIN
 from worker.engine.prefix_tree import SCORE_BYTES
 from worker.limits import MAX_DRAFTS
@@ -169,8 +169,8 @@ def test_what_is_found_is_told_a_part_with_each_step_while_others_go_on() -> Non
         if isinstance(frame, StepDone)
     ]
     n_parts = sum(size > 0 for size in sizes)
-    assert max(sizes) <= MOST_TOLD
-    assert n_parts >= 1499 * (1 + MAX_TOPS) // MOST_TOLD
+    assert max(sizes) <= MAX_REPORTED
+    assert n_parts >= 1499 * (1 + MAX_TOPS) // MAX_REPORTED
     assert len(rig.stories[talker].texts) > n_texts + n_parts
 
 

@@ -2,7 +2,7 @@
 
 from worker.engine.channels import ChannelText
 from worker.engine.sequence import Sequence
-from worker.engine.shares import CELLS_PER_ROW, MOST_PASSED, MOST_PAUSES, QUANTUM, FairShares, FirstCome
+from worker.engine.shares import CELLS_PER_ROW, MAX_PASSED, MAX_PAUSES, QUANTUM, FairShares, FirstCome
 from worker.limits import DECODE_MARGIN
 from worker.wire.messages import JobKey, Sampling, TokenId
 
@@ -32,37 +32,37 @@ def test_who_needs_little_does_not_wait_for_one_that_needs_much() -> None:
 
 def test_who_was_passed_comes_first_whatever_it_has_had() -> None:
     passed = sequence(3, 400, 400, n_served=700)
-    passed.n_passed = MOST_PASSED
+    passed.n_passed = MAX_PASSED
     assert in_order(sequence(0), sequence(1), passed) == [3, 0, 1]
 
 
 def test_a_running_job_gives_way_when_it_has_had_twice_as_much_and_a_quantum() -> None:
     waiting = sequence(1, 1000, 1000, n_served=100)
-    assert FAIR.gives_way(sequence(0, n_served=2 * 100 + QUANTUM), waiting)
-    assert not FAIR.gives_way(sequence(0, n_served=2 * 100 + QUANTUM - 1), waiting)
+    assert FAIR.may_be_preempted(sequence(0, n_served=2 * 100 + QUANTUM), waiting)
+    assert not FAIR.may_be_preempted(sequence(0, n_served=2 * 100 + QUANTUM - 1), waiting)
 
 
 def test_the_quantum_is_what_the_waiting_job_may_need() -> None:
-    assert FAIR.gives_way(sequence(0, n_served=30), sequence(1, 10, 20))
-    assert not FAIR.gives_way(sequence(0, n_served=29), sequence(1, 10, 20))
+    assert FAIR.may_be_preempted(sequence(0, n_served=30), sequence(1, 10, 20))
+    assert not FAIR.may_be_preempted(sequence(0, n_served=29), sequence(1, 10, 20))
 
 
 def test_a_job_with_many_cells_has_a_longer_turn() -> None:
     running = sequence(0, n_served=MUCH)
     running.n_computed = 100 * CELLS_PER_ROW
-    for running.n_turn, gives_way in ((99, False), (100, True)):
-        assert FAIR.gives_way(running, sequence(1)) is gives_way
+    for running.n_turn, may_be_preempted in ((99, False), (100, True)):
+        assert FAIR.may_be_preempted(running, sequence(1)) is may_be_preempted
 
 
 def test_a_job_that_was_paused_often_enough_stays_and_has_room_to_its_end() -> None:
-    stays, other = sequence(0, 10, 500, n_served=MUCH, n_pauses=MOST_PAUSES), sequence(1, n_served=1)
-    assert not FAIR.gives_way(stays, sequence(2))
+    stays, other = sequence(0, 10, 500, n_served=MUCH, n_pauses=MAX_PAUSES), sequence(1, n_served=1)
+    assert not FAIR.may_be_preempted(stays, sequence(2))
     assert FAIR.victim([stays, other]) is other
-    assert FAIR.n_to_come(stays) == stays.n_most
+    assert FAIR.cells_to_reserve(stays) == stays.n_most
 
 
 def test_each_pause_doubles_the_margin_as_far_as_it_may_be_used() -> None:
-    margins = [FAIR.n_to_come(sequence(0, 10, 60, n_pauses=n_pauses)) - 10 for n_pauses in range(4)]
+    margins = [FAIR.cells_to_reserve(sequence(0, 10, 60, n_pauses=n_pauses)) - 10 for n_pauses in range(4)]
     assert margins == [DECODE_MARGIN, 2 * DECODE_MARGIN, 60, 60]
 
 
@@ -71,6 +71,6 @@ def test_first_come_knows_nothing_of_service() -> None:
     policy = FirstCome()
     assert policy.rank(old) < policy.rank(young)
     assert policy.victim([old, young]) is young
-    assert not policy.gives_way(old, young)
-    assert policy.n_to_come(old) == 10 + DECODE_MARGIN
-    assert FirstCome(is_reserving=True).n_to_come(old) == old.n_most
+    assert not policy.may_be_preempted(old, young)
+    assert policy.cells_to_reserve(old) == 10 + DECODE_MARGIN
+    assert FirstCome(is_reserving=True).cells_to_reserve(old) == old.n_most

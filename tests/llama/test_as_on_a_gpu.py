@@ -108,7 +108,7 @@ def _answers(model: Model, runner: LlamaRunner, prompts: list[list[TokenId]]) ->
         chunk=64,
         widest_step=512,
         retained_slots=tuple(SlotId(slot) for slot in range(N_SLOTS, runner.context.n_slots)),
-        most_dead_cells=512 if model.device.is_gpu else 0,
+        max_dead_cells=512 if model.device.is_gpu else 0,
     )
     engine = Engine(runner, config, emit=front.frames.append, clock=monotonic)
     for job, prompt in enumerate(prompts):

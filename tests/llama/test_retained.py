@@ -20,7 +20,7 @@ GREEDY = Sampling(seed=0, temperature=0.0, ignore_eos=True, logprobs=0)
 class Served:
     """An engine over the real library, and which tokens its jobs have had."""
 
-    def __init__(self, runner: LlamaRunner, *, most_dead_cells: int = 200) -> None:
+    def __init__(self, runner: LlamaRunner, *, max_dead_cells: int = 200) -> None:
         self.runner = runner
         self.answers: dict[JobKey, list[TokenId]] = {}
         self.n_cached: dict[JobKey, int] = {}
@@ -30,7 +30,7 @@ class Served:
             context_length=N_CELLS,
             chunk=32,
             retained_slots=tuple(SlotId(N_SLOTS + i) for i in range(N_RETAINED)),
-            most_dead_cells=most_dead_cells,
+            max_dead_cells=max_dead_cells,
         )
         self.engine = Engine(runner, config, emit=self._hear, clock=lambda: 0.0)
 
@@ -82,7 +82,7 @@ def test_answers_are_those_of_a_memory_that_keeps_nothing(
     jobs = [served.run(*prompts[at : at + 3]) for at in (0, 3, 6)]
     for job, prompt in zip((job for some in jobs for job in some), prompts, strict=True):
         context.kv.clear()
-        alone = Served(LlamaRunner(shallow, context), most_dead_cells=0)
+        alone = Served(LlamaRunner(shallow, context), max_dead_cells=0)
         assert served.answers[job] == alone.answers[alone.run(prompt)[0]]
 
 

@@ -10,7 +10,7 @@ from tests.llama.random_models import PLAIN, RECURRENT, SLIDING, Kind, write_ran
 from tests.llama.tiny import write_tiny
 from worker.commands.inspect_gguf import inspection_of
 from worker.engine.backend import Read, Slice, Step
-from worker.engine.prefill_budget import LEAST_CHUNK
+from worker.engine.prefill_budget import MIN_CHUNK
 from worker.errors import BadModelFile, InsufficientMemory, ModelLoadFailed
 from worker.front.state import LIBRARY_LINES
 from worker.llama.buffers import LogLine
@@ -83,7 +83,7 @@ def test_small_batches_do_not_stop_the_warm_up(tmp_path: Path) -> None:
     loaded = load_runner(configuration(path, batch_size=1, ubatch_size=1, ctx_size=1), lambda _: None)
     assert loaded.facts.prefill_chunk == 16
     assert loaded.facts.n_cells == 1
-    assert [n_tokens for n_tokens, _ in loaded.shapes.row_costs] == [1, 2, 4, 8, LEAST_CHUNK]
+    assert [n_tokens for n_tokens, _ in loaded.shapes.row_costs] == [1, 2, 4, 8, MIN_CHUNK]
     loaded.runner.close()
 
 

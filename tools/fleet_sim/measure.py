@@ -20,7 +20,7 @@ from tools.fleet_sim.client import NoAnswer, Timed, ask_worker
 from tools.fleet_sim.costs import RowsMs, StepCosts
 from tools.fleet_sim.workloads import Ask
 from worker.config.settings import Settings
-from worker.engine.prefill_budget import LEAST_CHUNK, widest_step_of
+from worker.engine.prefill_budget import MIN_CHUNK, widest_step_of
 from worker.wire.messages import TokenId
 
 N_DEEP = 512
@@ -77,11 +77,11 @@ class Probe:
         request_ms = max(0.0, 1000 * (await self._timed(self._new(1), 2)).first_token_s - step_ms)
         found["request", 1] = request_ms
         widest = widest_step_of(health.prefill_chunk, Settings().ubatch_size, can_abort=False)
-        for rows in _widths(LEAST_CHUNK, widest):
+        for rows in _widths(MIN_CHUNK, widest):
             found["prefill", rows] = 1000 * (await self._timed(self._new(rows), 2)).first_token_s - request_ms
         deep = self._new(N_DEEP)
         await self._timed(deep, 4)
-        beside = await self._timed(self._new(LEAST_CHUNK), 4)
+        beside = await self._timed(self._new(MIN_CHUNK), 4)
         # A part of the copy is made after each of these tokens.
         found["save", 1] = (
             1000 * (beside.arrivals_s[-1] - beside.arrivals_s[0]) - (len(beside.arrivals_s) - 1) * step_ms

@@ -48,7 +48,7 @@ def configure(
         main_gpu=-1 if settings.main_gpu is None else settings.main_gpu,
         chat_template=chat_template,
         chat_template_kwargs=settings.chat_template_kwargs,
-        tells_blocks=settings.kv_events is not None,
+        reports_blocks=settings.kv_events is not None,
         arena_fd=arena_fd,
         prefix_cache_dir=None if kept_in is None else str(kept_in.absolute()),
         wants_numerics=settings.parity_report is not None,

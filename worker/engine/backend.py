@@ -1,7 +1,7 @@
-"""What the engine asks of a backend: steps in, drawn tokens out; and what loading one gives.
+"""The interface between the engine and a backend: steps go in, drawn tokens come out; and what loading one gives.
 
-Owns the step vocabulary and the `Runner` seam. Knows nothing of frames' bytes, llama.cpp or numpy. Two backends:
-llama/runner.py and the tests' readable fake.
+This module owns the step vocabulary and the `Runner` protocol. It knows nothing of frames' bytes, llama.cpp or numpy.
+There are two backends: llama/runner.py and the tests' readable fake.
 """
 
 from collections.abc import Callable, Collection, Generator
@@ -29,7 +29,7 @@ from worker.wire.messages import (
 )
 
 MAX_TOPS = 20
-"""How many of the most probable tokens each score has, however many the job wants: later jobs may want more."""
+"""The number of most probable tokens in each score, however many the job wants, because later jobs may want more."""
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -40,29 +40,29 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class Constraint(Protocol):
-    """A grammar at one point of one job's text. Who holds it closes it; the runner knows what else it can do."""
+    """A grammar at one point of one job's text. Its owner closes it. The runner knows what else it can do."""
 
     def end_within(self, n_tokens: int) -> None:
-        """The text has so many tokens at most. Told once, before the first."""
+        """Limit the text to `n_tokens`. This is called once, before the first token."""
         ...
 
     def accept(self, token: TokenId) -> None:
-        """Go on by a token that was drawn under this constraint and does not end the job."""
+        """Advance by a token that was drawn under this constraint and does not end the job."""
         ...
 
     def take_forced(self, n_enough: int) -> Seq[Token]:
-        """Go on by the tokens that must come next, and return them; empty where there is a choice, or an end. There may
-        be no last one, so the search ends with `n_enough` tokens or a few more.
+        """Advance by the tokens that must come next, and return them; none if there is a choice, or an end. The search
+        stops at `n_enough` tokens or a few more, because there may be no last one.
         """
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may follow but an end."""
+        """Return True if only an end may follow."""
         ...
 
     def n_allowed(self, tokens: Seq[TokenId]) -> int:
-        """How many of the tokens, from the first on, the text may go on by."""
+        """Return how many of the tokens, from the first on, the constraint allows."""
         ...
 
     def close(self) -> None:
@@ -71,27 +71,27 @@ class Constraint(Protocol):
 
 
 Score = NewType("Score", bytes)
-"""What a token of a prompt was worth to the model, and which tokens were worth most: what `Runner.logprob` reads."""
+"""The log-probability of a prompt's token and of the most probable tokens there, in the form that `Runner.logprob`
+reads."""
 
 
 class Scoring(msgspec.Struct, frozen=True):
-    """The log-probabilities that a slice is to give."""
+    """A request for the log-probabilities of a slice."""
 
     targets: Seq[TokenId]
-    """The tokens that follow the slice's first ones: as many as the slice has, or one less where it ends the prompt."""
+    """The tokens after each of the slice's: as many as the slice has, or one less if it ends the prompt."""
     scores: list[Score]
-    """The sequence's own, by position; the step replaces what it has behind the slice's first token."""
+    """The sequence's own scores, by position; the step replaces those after the slice's first token."""
 
 
 class Slice(msgspec.Struct, frozen=True):
     """A slot's part of a step: `tokens` go to positions [start, start + len(tokens)).
 
-    `sampling` is set when a token is to be drawn after the last of them; `generated` is then the job's
-    tokens so far (owned by the sequence, read during the step only), and `constraint` filters the draw.
-    The last `n_drafts` tokens are a draft: a token is drawn after the one before them, and after each of them for as
-    long as the draws agree with the draft. `forced` is the token that comes next whatever the logits are, where only
-    its log-probability is wanted. `scoring` is set where log-probabilities of the prompt are wanted; the slice then has
-    no drafts.
+    `sampling` is set if a token is to be drawn after the last of them. Then `generated` is the job's tokens so far,
+    which the sequence owns and the step only reads, and `constraint` filters the draw. The last `n_drafts` tokens are a
+    draft: a token is drawn after the one before them, and after each of them for as long as the draws agree with the
+    draft. `forced` is set if the next token does not depend on the logits and only its log-probability is wanted.
+    `scoring` is set if log-probabilities of the prompt are wanted; the slice has no drafts then.
     """
 
     slot: SlotId
@@ -106,8 +106,9 @@ class Slice(msgspec.Struct, frozen=True):
 
     @property
     def n_rows(self) -> int:
-        """How many rows of logits it needs, of its last tokens. Where it scores, all of them, also one that nobody
-        reads: how a row is computed may depend on their number, and that is to depend on the prompt alone.
+        """The number of rows of logits that it needs, of its last tokens. If it scores, it needs all rows, even one
+        that is not read: a row may be computed differently with another number of rows, and that number must depend on
+        the prompt alone.
         """
         if self.scoring is not None:
             return len(self.tokens)
@@ -115,7 +116,7 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class Saved(Protocol):
-    """KV cells of consecutive positions, copied out of the slots' memory; one owner. Freed with its last reference."""
+    """KV cells of consecutive positions, copied out of the slots' memory. It is freed with its last reference."""
 
     @property
     def n_tokens(self) -> int: ...
@@ -124,12 +125,12 @@ class Saved(Protocol):
     def n_bytes(self) -> int: ...
 
     def split(self, n_tokens: int) -> tuple["Saved", "Saved"]:
-        """The first `n_tokens` and the rest, 0 < n_tokens < its own, as copies that can be freed apart."""
+        """Return the first `n_tokens` and the rest as two copies that are freed separately; 0 < n_tokens < its own."""
         ...
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One llama_decode: either prefill slices or decoding slots' tokens, never mixed (stable shapes)."""
+    """One llama_decode. It has either prefill slices or decode slices, never both, so that shapes are stable."""
 
     kind: StepKind
     slices: tuple[Slice, ...]
@@ -140,38 +141,38 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def depth(self) -> float:
-        """How many cells of its own slot a token has before it, on average."""
+        """The average number of cells before a token in its own slot."""
         looks = sum(len(slice_.tokens) * (slice_.start + len(slice_.tokens) / 2) for slice_ in self.slices)
         return looks / self.n_tokens
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """What a slot drew: the token, its raw bytes (control tokens: empty), and whether it ends generation."""
+    """A draw of a slot: the token, its raw bytes (none for control tokens), and whether it ends generation."""
 
     slot: SlotId
     token: TokenId
     piece: bytes
     is_end: bool
     error: str | None = None
-    """Why nothing could be drawn (the logits are not numbers); the token means nothing then."""
+    """The reason if nothing could be drawn because the logits are not numbers; the token means nothing then."""
     logprob: Logprob | None = None
 
 
 class Kv(Protocol):
-    """The slots' memory of computed tokens. Two implementations: llama/kv.py and the tests' readable fake."""
+    """The slots' memory of computed tokens. llama/kv.py and the tests' readable fake implement it."""
 
     def trim(self, slot: SlotId, n_keep: int) -> None:
-        """Forget the slot's cells from position n_keep on; 0 empties it. What other slots share stays theirs."""
+        """Free the slot's cells from position n_keep on; 0 empties it. Other slots keep cells that they share."""
         ...
 
     @property
     def n_free_cells(self) -> int:
-        """Cells that no slot holds."""
+        """The number of cells that no slot holds."""
         ...
 
     @property
     def can_share(self) -> bool:
-        """Whether the model's memory can be cut at any position; without it `share`, `save` and `load` are refused."""
+        """Return True if the model's memory can be cut anywhere. If not, `share`, `save` and `load` are refused."""
         ...
 
     def share(self, source: SlotId, target: SlotId, n_tokens: int) -> None:
@@ -179,37 +180,37 @@ class Kv(Protocol):
         ...
 
     def n_cells_of(self, slots: Collection[SlotId]) -> int:
-        """Cells that these slots hold and no other does; one that several of them share counts once."""
+        """Return how many cells these slots hold and no other does; a cell that several of them share counts once."""
         ...
 
     def save(self, slot: SlotId, start: int, tokens: Seq[TokenId] = (), *, end: int | None = None) -> Saved:
-        """A copy of the slot's cells [start, end), of which there are some; without `end` to its last. `tokens`: what
-        the cells [0, end) are of, where the copy is to outlive this process.
+        """Copy the slot's cells [start, end), which are not empty; without `end` up to its last. `tokens` are those of
+        the cells [0, end), if the copy is to outlive this process.
         """
         ...
 
     def load(self, slot: SlotId, parts: Seq[Saved], n_tokens: int) -> None:
-        """Fill the empty slot with the first n_tokens of what the parts, one behind the other, hold.
+        """Fill the empty slot with the first n_tokens of the parts, in order.
 
-        There are `n_free_cells` enough. The parts stay their owner's.
+        The caller has checked `n_free_cells`. The parts stay their owner's.
         """
         ...
 
     def count_tokens(self) -> list[int]:
-        """How many tokens each slot has, by all who keep count of them. Raises: KvMismatch where they do not agree."""
+        """Return how many tokens each slot has. Raises: KvMismatch if the counts that are kept of them differ."""
         ...
 
 
 Meanwhile = Callable[[], None]
-"""What is done while a device computes a step."""
+"""The work that is done while a device computes a step."""
 
 
 def do_nothing() -> None:
-    """There is nothing to do while a step runs."""
+    """Do nothing while a step runs."""
 
 
 class Runner(Protocol):
-    """Runs steps. Two implementations: llama/runner.py and the tests' readable fake."""
+    """Runs steps. llama/runner.py and the tests' readable fake implement it."""
 
     @property
     def kv(self) -> Kv:
@@ -218,7 +219,7 @@ class Runner(Protocol):
 
     @property
     def n_threads(self) -> int:
-        """How many threads compute now."""
+        """The number of threads that compute now."""
         ...
 
     @property
@@ -232,37 +233,37 @@ class Runner(Protocol):
         ...
 
     def run(self, step: Step, meanwhile: Meanwhile = do_nothing) -> list[Sampled]:
-        """Decode the step and draw for every slice that has `sampling`, in slice order: one token, and one more for
-        each draft token that was drawn. All of a slice's tokens are kept, also wrong drafts: `kv.trim` these. A slice
-        with `scoring` is scored before it draws; where that is impossible, it gives one Sampled with the error.
+        """Decode the step and draw for every slice that has `sampling`, in the order of slices: one token, and one more
+        for each draft token that was drawn. All of a slice's tokens are kept, wrong drafts too; the caller trims these.
+        A slice with `scoring` is scored before it draws; if it cannot be, it gives one Sampled with the error.
 
-        `meanwhile` is called once the device computes, if it `is_asynchronous`; not where the step fails before that.
+        `meanwhile` is called once the device computes, if it `is_asynchronous`, unless the step fails before that.
 
-        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: part may be kept; `kv.trim` first. Scores may
-        be there in any case; they are right, whatever becomes of the cells.
-        Any other exception is fatal for the process.
+        Raises: NoRoom, BadBatch: nothing of the step was kept. Aborted: a part may be kept; call `kv.trim` first.
+        Scores may be there in any case, and are right even if the cells are not kept. Any other exception is fatal for
+        the process.
         """
         ...
 
     def logprob(self, score: Score, n_top: int) -> Logprob:
-        """What a score says, with so many of the most probable tokens, at most MAX_TOPS."""
+        """Return the log-probability of a score, with the `n_top` ≤ MAX_TOPS most probable tokens."""
         ...
 
     def request_abort(self) -> None:
-        """Ask a running step to stop early; from any thread. Has no effect where it cannot."""
+        """Ask a running step to stop early, from any thread. This has no effect if it cannot."""
         ...
 
     def forget_abort(self) -> None:
-        """Withdraw `request_abort`; called before each step."""
+        """Withdraw `request_abort`. This is called before each step."""
         ...
 
 
 class KvMismatch(Exception):
-    """Two who keep count of the same cells have different numbers. Fatal for the process: answers would be wrong."""
+    """Two counts of the same cells differ. This is fatal for the process, because answers would be wrong."""
 
 
 class StepFailed(Exception):
-    """Base of the outcomes of a step that did not happen."""
+    """The base of all reasons why a step did not happen."""
 
 
 class NoRoom(StepFailed):
@@ -279,43 +280,43 @@ class BadBatch(StepFailed):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What engines before this one have left of ended jobs."""
+    """The saved cells of ended jobs that earlier engines have left."""
 
     parts: Seq[tuple[list[TokenId], Saved]]
-    """Cells, and all tokens from position 0 to their last; those of a beginning come before what follows it."""
+    """Cells, and all tokens from position 0 to their last; a prefix comes before its continuation."""
     n_dropped: int = 0
-    """How many more were there and cannot be believed."""
+    """The number of further parts that were there and cannot be trusted."""
     dropped_because: str | None = None
-    """Of the first of these."""
+    """The reason for the first of these."""
 
 
 SelfTest = Callable[[], Generator[SelfTested | None, None, None]]
 
 
 class Read(msgspec.Struct, frozen=True):
-    """What a prompt is to the model."""
+    """A prompt as the model reads it."""
 
     tokens: list[TokenId]
     text: str | None
-    """What was read; None where it was tokens."""
+    """The text that was read; None if the prompt was tokens."""
 
 
 class Prompts(Protocol):
-    """Prompts to tokens and back, called on the intake thread. Two implementations: llama/prompts.py and the tests'
-    readable fake."""
+    """Turns prompts into tokens and back, on the intake thread. llama/prompts.py and the tests' readable fake implement
+    it."""
 
     def read(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> Read | Violation:
-        """The tokens of a prompt of any length, or why it has none. The flags are Tokenize's."""
+        """Return the tokens of a prompt of any length, or why it has none. The flags are those of Tokenize."""
         ...
 
     def detokenize(self, tokens: Seq[TokenId]) -> str | Violation:
-        """The text of the tokens, special ones by their names; U+FFFD for bytes that are no whole character."""
+        """Return the text of the tokens, special ones by their names; U+FFFD stands for bytes of no whole character."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft model: its steps, with a slot for each of the jobs', and what those of decoding cost, ascending."""
+    """A draft model: its runner, with a slot for each slot of jobs, and the costs of its decode steps, ascending."""
 
     runner: Runner
     row_costs: RowCosts
@@ -323,32 +324,33 @@ class LoadedDraft:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What loading gives: steps, prompts, constraints, and the facts to report."""
+    """A loaded model: its runner, prompts, constraints, and the facts to report."""
 
     runner: Runner
     prompts: Prompts
     constrain: Callable[[Submit], Constraint | Violation | None]
-    """A fresh constraint for a job that asks for one, or why there is none. Called on the intake thread."""
+    """It returns a fresh constraint for a job that asks for one, or why there is none. The intake thread calls it."""
     facts: Loaded
     marks: Marks = NO_MARKS
     """The vocabulary's control tokens."""
     widest_step: int = 0
-    """How many tokens a prefill step has while nobody generates; 0 means the chunk."""
+    """The number of tokens of a prefill step while no job generates; 0 means the chunk."""
     retained_slots: tuple[SlotId, ...] = ()
-    """Slots beyond those for jobs, where ended jobs' cells stay: on a CPU until they are copied out."""
-    most_dead_cells: int = 0
+    """Slots beyond those for jobs, which keep the cells of ended jobs; on a CPU until they are copied out."""
+    max_dead_cells: int = 0
     """The most cells that retained slots alone may hold while jobs run; 0 on a CPU."""
     self_test: SelfTest | None = None
-    """Runs on the step thread while no slot holds a cell. Each `next` runs a part and gives None, the last one the
-    result. Closed early or not, it leaves the memory as new."""
+    """It runs on the step thread while no slot holds a cell. Each `next` runs a part and gives None; the last one gives
+    the result. It leaves the memory empty, even if it is closed early."""
     draft: LoadedDraft | None = None
     residency: Callable[[], Residency] | None = None
-    """Where the model is now, from any thread; None on a CPU, whose memory it cannot leave."""
+    """It reports where the model is now, from any thread; None on a CPU, whose memory a model cannot leave."""
     find: Callable[[Callable[[Found], None]], None] | None = None
-    """Called once: tells what engines before this one have kept, on a thread of its own, and waits a moment for that.
-    None: nothing outlives this one."""
+    """It is called once. It reports what earlier engines have saved, on a thread of its own, and waits a moment for
+    that. None: nothing outlives this engine."""
     flush: Callable[[float], None] | None = None
-    """Waits so many seconds until all that is to outlive the worker is written; None: nothing is. From any thread."""
+    """It waits at most so many seconds until everything that is to outlive the worker is written, from any thread.
+    None: nothing outlives it."""
 
 
 Load = Callable[[Configure, Callable[[int], None]], LoadedModel]

@@ -32,7 +32,7 @@ class EngineConfig:
     """How many bytes of ended sequences' cells host memory keeps at most."""
     retained_slots: tuple[SlotId, ...] = ()
     """LoadedModel's. If there are none, ended sequences' cells are copied out at once."""
-    most_dead_cells: int = 0
+    max_dead_cells: int = 0
     """LoadedModel's."""
     row_costs: RowCosts = ()
     """As Loaded.row_costs."""
@@ -46,7 +46,7 @@ class EngineConfig:
     """How many bytes the memory of earlier answers takes, from which drafts are read; 0: there is none."""
     draft_max: int = MAX_DRAFTS
     """How many draft tokens of a draft model a job has in a step at most."""
-    tells_blocks: bool = False
+    reports_blocks: bool = False
     """Changes of what prompts may find computed are sent as BlocksChanged."""
 
     @classmethod
@@ -63,14 +63,14 @@ class EngineConfig:
             is_deterministic=asked.is_deterministic,
             prefix_cache_bytes=facts.prefix_cache_bytes,
             retained_slots=model.retained_slots,
-            most_dead_cells=model.most_dead_cells,
+            max_dead_cells=model.max_dead_cells,
             row_costs=facts.row_costs,
             switch_s=facts.switch_s,
             scheduling=asked.scheduling,
             has_own_drafts=asked.prompt_lookup != "off",
             history_bytes=HISTORY_BYTES if asked.prompt_lookup == "on" else 0,
             draft_max=asked.draft.n_most if asked.draft is not None else MAX_DRAFTS,
-            tells_blocks=asked.tells_blocks,
+            reports_blocks=asked.reports_blocks,
         )
 
     def prefill_budget(self, *, can_abort: bool) -> PrefillBudget:

@@ -1,7 +1,8 @@
-"""One step after the other: admit, choose, run, apply, report. A reader who finds `Engine.step` has found the program.
+"""The engine runs one step after the other: it admits, chooses, runs, applies and reports. `Engine.step` is the
+program.
 
-Runs on the step thread; pure (the runner and the way out are passed in). Every job it accepts leaves exactly once, as
-Finished, Failed or cancelled.
+This runs on the step thread and is pure: the runner and the way out are passed in. Every accepted job leaves exactly
+once: finished, failed or cancelled.
 """
 
 from collections.abc import Callable, Iterable
@@ -54,15 +55,17 @@ from worker.wire.messages import (
     TokenId,
 )
 
-MOST_WORTHWHILE = 256
-"""A sequence waits for so many tokens that another one is computing, however many a chunk has."""
+MAX_TOKENS_TO_WAIT_FOR = 256
+"""A sequence waits if another one is computing at least this many tokens of its prefix, or a chunk if that is less."""
 
-MOST_HEADROOM = 512
-"""So many cells are kept free for the next step. One that needs more gets them when it is chosen."""
+MAX_HEADROOM = 512
+"""The largest number of cells that are kept free for the next step. A step that needs more gets them when it is chosen.
+"""
 
-MOST_TOLD = 4096
-"""How many log-probabilities of known prompts, those of the most probable tokens included, are told with one step. Each
-takes a microsecond or two here, where others wait for their next token, and as much to read; all are some 100 KB."""
+MAX_REPORTED = 4096
+"""The largest number of log-probabilities of cached prompts in one report, those of the most probable tokens included.
+Each takes a microsecond or two here, while other jobs wait for their next token, and as much to read; all of them are
+some 100 KB."""
 
 
 def _keep_quiet(_warning: str) -> None:
@@ -85,10 +88,10 @@ def _draft_model(
 
 
 class Engine:
-    """Continuous batching over one runner, as `config` says.
+    """Continuous batching over one runner, configured by `config`.
 
-    `emit` takes frames in order and never blocks; `clock` gives the monotonic seconds that frames carry. `warn` is told
-    of what has failed and ends no job. `while_running`: entered while a step runs, and nothing here changes.
+    `emit` takes frames in order and never blocks. `clock` gives the monotonic seconds that frames carry. `warn` gets
+    failures that end no job. `while_running` is entered while a step runs; nothing here changes then.
     """
 
     def __init__(
@@ -107,21 +110,21 @@ class Engine:
         self._while_running = while_running
         self._itl_target_s = config.itl_target_s
         self._context_length = config.context_length
-        self._n_headroom = min(max(config.chunk, config.widest_step), MOST_HEADROOM) + MAX_DRAFTS
+        self._n_headroom = min(max(config.chunk, config.widest_step), MAX_HEADROOM) + MAX_DRAFTS
         """The number of cells that are kept free for the next step."""
         self._emit = emit
         self._clock = clock
         self._marks = marks
         self._n_unpromised_cells = runner.kv.n_free_cells - config.n_cells
-        """The library rounds a context up; these cells are nobody's."""
-        self._journal = BlockJournal() if config.tells_blocks else None
+        """Cells that the library has added because it rounds a context up; no job may use them."""
+        self._journal = BlockJournal() if config.reports_blocks else None
         self.prefix_cache = PrefixCache(
             runner.kv,
             limit_bytes=config.prefix_cache_bytes,
             grain=config.chunk if config.is_deterministic else 1,
-            worthwhile=min(config.chunk, MOST_WORTHWHILE),
+            min_tokens_to_wait_for=min(config.chunk, MAX_TOKENS_TO_WAIT_FOR),
             retained_slots=config.retained_slots,
-            most_dead_cells=config.most_dead_cells,
+            max_dead_cells=config.max_dead_cells,
             journal=self._journal,
         )
         self.scheduler = Scheduler(
@@ -139,14 +142,14 @@ class Engine:
             clock=clock,
         )
         self.step_jobs: frozenset[JobKey] = frozenset()
-        """Jobs of the step that runs now; read by the intake thread to decide whether to abort it."""
+        """The jobs of the current step; the intake thread reads them to decide whether to abort it."""
         self._run_now: tuple[Step, float] | None = None
-        """The prefill step that runs now and may be stopped for a newcomer, and when it should end."""
+        """The current prefill step, if it may be stopped for a new job, and when it should end."""
         self._announced: tuple[JobKey, ...] = ()
         self._step_report = StepDone()
         """The next frame, in which what happens until then is collected."""
         self._unsent: list[Outbound] = []
-        """Frames that are sent while a device computes the next step; on a CPU none waits."""
+        """Frames that wait until a device computes the next step; on a CPU no frame waits."""
         self._shape: tuple[StepKind, int] = ("prefill", 0)
         """The kind of the last step and the number of its tokens."""
 
@@ -156,7 +159,7 @@ class Engine:
 
     @property
     def n_cells_used(self) -> int:
-        """Cells that running jobs hold. What is retained does not count, because it gives way to any job."""
+        """The cells that running jobs hold. Retained cells do not count, because any job may take them."""
         return self.scheduler.n_cells - self._n_spare_cells if self.scheduler.running else 0
 
     @property
@@ -165,7 +168,7 @@ class Engine:
 
     @property
     def _n_spare_cells(self) -> int:
-        """Cells that no job holds."""
+        """The cells that no job holds."""
         return self._n_free_cells + self.prefix_cache.n_dead_cells
 
     def submit(
@@ -181,10 +184,10 @@ class Engine:
         prediction: Seq[TokenId] = (),
         marks: MarkUse = "hidden",
     ) -> None:
-        """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length, or ≤ where max_tokens is 0 and nothing is to
-        be generated. max_tokens is cut to the room left. `prompt_logprobs`: how many of the most probable tokens are
-        told beside each of the prompt's, at most MAX_TOPS; None: the prompt's log-probabilities are not.
-        `prediction`: a text that the answer will probably repeat, which changes no token of it.
+        """Queue a job whose prompt fits: 1 ≤ len(prompt) < context_length, or ≤ if max_tokens is 0, because nothing is
+        generated then. max_tokens is cut to the room left. `prompt_logprobs` is the number of most probable tokens to
+        report with each token of the prompt, at most MAX_TOPS; None reports no log-probabilities of the prompt.
+        `prediction` is a text that the answer will probably repeat; it changes no token of the answer.
 
         The engine owns the constraint from here on.
         """
@@ -209,8 +212,8 @@ class Engine:
         self.scheduler.add(sequence)
 
     def is_in_the_way(self, prompt: list[TokenId]) -> bool:
-        """True if the step that runs is to be stopped for a job with this prompt, which has just come: its prompt would
-        be read first, and it would wait for longer than a target. Asked on any thread, but only while a step runs.
+        """Return True if the current step should be stopped for a new job with this prompt: its prompt would be read
+        first, and it would wait for longer than the target. Any thread may ask, but only while a step runs.
         """
         if self._run_now is None:
             return False
@@ -222,7 +225,7 @@ class Engine:
         return n_tokens is not None and self.scheduler.is_first(n_tokens, self._n_spare_cells, step)
 
     def cancel(self, job: JobKey) -> None:
-        """Forget a job; its slot and cells are free before the next step. Unknown jobs are ignored."""
+        """Drop a job; its slot and cells are free before the next step. Unknown jobs are ignored."""
         sequence = self.scheduler.find(job)
         if sequence is not None:
             self._leave(sequence)
@@ -230,13 +233,13 @@ class Engine:
             self._report_changes()
 
     def put_away(self) -> None:
-        """Empty the retained slots; what no running job goes on from is copied out first."""
+        """Empty the retained slots. Cells that no running job shares are copied out first."""
         if self.prefix_cache.put_away(self.scheduler.running.values()):
             self._report_changes()
 
     def back_up(self) -> bool:
-        """Copy out what one retained slot has, so that it outlives this process; it stays there, too. False where all
-        is copied.
+        """Copy out one retained slot, so that its cells outlive this process; they stay in the slot, too. Return False
+        if all slots are copied.
         """
         is_copied = self.prefix_cache.back_up()
         if is_copied:
@@ -244,7 +247,7 @@ class Engine:
         return is_copied
 
     def restore(self, found: Found) -> None:
-        """Take over what engines before this one have kept."""
+        """Take over the cells that earlier engines have saved."""
         index = self.prefix_cache.index
         n_tokens, n_bytes = index.n_tokens, index.n_bytes
         n_parts = sum(self.prefix_cache.restore(tokens, saved) for tokens, saved in found.parts)
@@ -260,16 +263,16 @@ class Engine:
         self._report_changes()
 
     def step(self) -> None:
-        """Admit, choose, run, apply, report; where nothing is left to do, compare what is in the memory.
+        """Admit, choose, run, apply and report; if nothing is left to do, check the counts of the KV memory.
 
-        What the last step gave is sent before the next one runs. Only where a device computes decode steps that are
-        all alike, which it is given in a tenth of a millisecond, it is sent as soon as the device has the next one.
+        The results of a step are sent before the next one runs. If a device computes decode steps of one shape, it gets
+        the next step within a tenth of a millisecond, and the results are sent after that.
         """
         self._admit()
         step = self._choose()
         if step is not None:
             self._take_step(step)
-        self._tell_blocks()
+        self._report_blocks()
         if step is None or self.is_idle:
             self._send_all()
         if self.is_idle:
@@ -285,31 +288,31 @@ class Engine:
             self._drafts.learn(is_idle=self.is_idle)
 
     def tidy(self) -> bool:
-        """Put away a part of what ended jobs have left in the KV memory, while nothing runs. False where all is tidy,
-        or that has to wait.
+        """Put away a part of the cells that ended jobs have left in the KV memory, while nothing runs. Return False if
+        there are none, or if they have to wait.
         """
         is_changed = self._tidy()
         self._send_all()
         return is_changed
 
     def _tidy(self) -> bool:
-        """Only behind the report: a copy takes milliseconds."""
+        """Tidy up after the report, because a copy takes milliseconds."""
         is_changed = self.prefix_cache.tidy(self.scheduler.running.values(), self._n_headroom)
         if is_changed:
             self._report(None)
-            self._tell_blocks()
+            self._report_blocks()
         return is_changed
 
-    def _tell_blocks(self) -> None:
+    def _report_blocks(self) -> None:
         if self._journal is not None:
             changes = self._journal.take(self.prefix_cache.in_memory(self.scheduler.running.values()))
             if changes:
                 self._send(BlocksChanged(changes=changes))
 
     def _check_memory(self) -> None:
-        """Compare all counts of what is in the memory, now that the last job has left and its end was told.
+        """Compare all counts of the KV memory after the last job has left and its end was reported.
 
-        No slot holds a token but those that retain ended jobs'. Raises: KvMismatch, with both numbers.
+        Only retained slots may hold tokens now. Raises: KvMismatch, with both numbers.
         """
         for slot, n_tokens in enumerate(self._runner.kv.count_tokens()):
             n_known = self.prefix_cache.n_retained(SlotId(slot))
@@ -321,14 +324,14 @@ class Engine:
             self.scheduler.n_cells - self._n_free_cells,
             [len(each) for each in self.prefix_cache.retained],
         )
-        # Retained sequences may share their beginnings.
+        # Retained sequences may share prefixes.
         if not max(lengths, default=0) <= n_used <= sum(lengths):
             raise KvMismatch(f"{n_used} cells are in use while nothing runs; the engine knows of {sum(lengths)}")
 
     # ── admit ────────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self) -> None:
-        """Give slots to those that come next, and to each what the prefix cache has of its beginning."""
+        """Give slots to the next sequences, and to each of them the cached cells of its prefix."""
         running = self.scheduler.running.values()
         if self.scheduler.waiting:
             self._give_slots()
@@ -341,51 +344,51 @@ class Engine:
         for sequence in begun:
             if sequence.max_tokens:
                 self._go_on(sequence, ())
-        self._tell_found()
+        self._report_found()
         if self._step_report.started or self._step_report.prompt_logprobs:
             self._report(None)
 
     def _give_slots(self) -> None:
-        """Admit the queue's head for as long as there is room, or those that run give way to it."""
+        """Admit the head of the queue for as long as there is room, or running sequences can be preempted for it."""
         running = self.scheduler.running.values()
 
         def n_shared(sequence: Sequence) -> int:
             return self.prefix_cache.n_shared(sequence, running)
 
         self.scheduler.admit(self._n_spare_cells, n_shared)
-        while giving_way := self.scheduler.give_way(self._n_spare_cells, n_shared):
-            for sequence in giving_way:
+        while preempted := self.scheduler.choose_preemptions(self._n_spare_cells, n_shared):
+            for sequence in preempted:
                 self._pause(sequence)
                 self._step_report.n_yielded += sequence.is_begun
             self.scheduler.admit(self._n_spare_cells, n_shared)
 
-    def _tell_found(self) -> None:
-        """Tell the log-probabilities that sequences have found with their beginning, MOST_TOLD of all with a step."""
-        n_left = MOST_TOLD
+    def _report_found(self) -> None:
+        """Report log-probabilities that sequences have found with cached prefixes, at most MAX_REPORTED in a step."""
+        n_left = MAX_REPORTED
         for sequence in self.scheduler.running.values():
-            if sequence.state is State.TELL:
-                n_left -= self._tell(sequence, n_left)
-                if not sequence.has_untold:
+            if sequence.state is State.REPORT:
+                n_left -= self._report_logprobs(sequence, n_left)
+                if not sequence.has_unreported:
                     sequence.move(State.PREFILL)
 
-    def _tell(self, sequence: Sequence, n_most: int = MOST_TOLD) -> int:
-        """Tell the next log-probabilities of a sequence's prompt, at most so many with those of the most probable
-        tokens; how many that were.
+    def _report_logprobs(self, sequence: Sequence, n_most: int = MAX_REPORTED) -> int:
+        """Report the next log-probabilities of a sequence's prompt, at most `n_most` of them, those of the most
+        probable tokens included. Return how many were reported.
         """
         assert sequence.n_top is not None
         n_each = 1 + sequence.n_top
-        start, end = sequence.n_told, min(sequence.n_told + n_most // n_each, sequence.n_tellable)
+        start, end = sequence.n_reported, min(sequence.n_reported + n_most // n_each, sequence.n_reportable)
         if start >= end:
             return 0
         logprobs = tuple(self._runner.logprob(score, sequence.n_top) for score in sequence.scores[start:end])
         self._step_report.prompt_logprobs.append(PromptLogprobs(sequence.job, start, logprobs))
-        sequence.n_told = end
+        sequence.n_reported = end
         return n_each * len(logprobs)
 
     # ── choose ───────────────────────────────────────────────────────────────────────────────────
 
     def _choose(self) -> Step | None:
-        """The next step, with drafts where they pay. Sequences are paused until it has room."""
+        """Return the next step, with drafts if they pay. Sequences are paused until it has room."""
         while (step := self.scheduler.next_step()) is not None and step.n_tokens > self._n_free_cells:
             if self.prefix_cache.give_up(self.scheduler.running.values()):
                 continue
@@ -404,7 +407,7 @@ class Engine:
         self._step_report.n_preempted += sequence.is_begun
 
     def _pause(self, sequence: Sequence) -> None:
-        """Pause a sequence and its stream. What it computed is kept, so that going on costs little."""
+        """Pause a sequence and its stream. Its computed cells are kept, so that it can continue cheaply."""
         assert sequence.slot is not None
         self.prefix_cache.keep(sequence)
         self._runner.kv.trim(sequence.slot, 0)
@@ -417,20 +420,21 @@ class Engine:
         jobs = tuple(self.scheduler.running[slice_.slot].job for slice_ in step.slices)
         self._runner.forget_abort()
         self.step_jobs = frozenset(jobs)
-        told = self._announced
-        if jobs != told:
+        announced = self._announced
+        if jobs != announced:
             self._announced = jobs
             self._send(StepBegun(jobs=jobs))
         before, self._shape = self._shape, (step.kind, step.n_tokens)
-        if before != self._shape or jobs != told:
-            # Whom to blame is known before anything can happen; and to prepare another graph takes a device long.
+        if before != self._shape or jobs != announced:
+            # The front must know which jobs to blame before anything can happen; and a device takes long to prepare
+            # another graph.
             self._send_all()
         sampled = self._attempt(step)
         self.step_jobs = frozenset()
         return sampled
 
     def _attempt(self, step: Step) -> list[Sampled]:
-        """What the step drew. Jobs that it cannot go on with are paused or failed, and an aborted step drew nothing."""
+        """Run a step and return its draws. Jobs that cannot go on are paused or fail; an aborted step drew nothing."""
         began_s = self._clock()
         may_lose = self.scheduler.may_lose(step)
         expected_s = self.scheduler.expected_s(step) if may_lose else 0.0
@@ -460,20 +464,20 @@ class Engine:
         return sampled
 
     def _bisect(self, step: Step, error: BadBatch) -> list[Sampled]:
-        """Nothing of a bad batch was kept: run its halves, until the slice at fault stands alone and fails alone."""
+        """Run the halves of a bad batch, of which nothing was kept, until the slice at fault is alone and fails."""
         if len(step.slices) == 1:
             sequence = self.scheduler.running[step.slices[0].slot]
             self._fail(sequence, "INFERENCE_FAILED", f"the model refused this job's tokens: {error}")
             return []
         half = len(step.slices) // 2
         sampled = self._attempt(Step(step.kind, step.slices[:half]))
-        # A job may have been paused for the first half, or is for the second: then it has no turn in this step.
+        # A job may have been paused for either half; it has no turn in this step then.
         rest = tuple(slice_ for slice_ in step.slices[half:] if slice_.slot in self.scheduler.running)
         sampled += self._attempt(Step(step.kind, rest)) if rest else []
         return [each for each in sampled if each.slot in self.scheduler.running]
 
     def _yield_to_others(self) -> None:
-        """The library found no room where the engine counted some: pause a job, or fail one that is alone."""
+        """Pause a job, or fail one that is alone, because the library found less room than the engine had counted."""
         victim = self.scheduler.victim()
         if victim is not None:
             self._preempt(victim)
@@ -486,10 +490,10 @@ class Engine:
     # ── apply ────────────────────────────────────────────────────────────────────────────────────
 
     def _apply(self, step: Step, sampled: list[Sampled]) -> None:
-        """Draws come in the order of the slices; a slice whose drafts were right has several."""
+        """Apply draws, which come in the order of the slices; a slice whose drafts were right has several."""
         running = self.scheduler.running
         if step.kind == "prefill":
-            self._tell_scored(step)
+            self._report_scored(step)
         for slot, draws in groupby(sampled, key=lambda each: each.slot):
             self._take(running[slot], draws)
         for slice_ in step.slices:
@@ -498,22 +502,22 @@ class Engine:
         if step.kind == "prefill":
             self._finish_without_tokens(step)
 
-    def _tell_scored(self, step: Step) -> None:
+    def _report_scored(self, step: Step) -> None:
         for slice_ in step.slices:
             if slice_.scoring is not None and slice_.slot in self.scheduler.running:
-                self._tell(self.scheduler.running[slice_.slot])
+                self._report_logprobs(self.scheduler.running[slice_.slot])
 
     def _finish_without_tokens(self, step: Step) -> None:
-        """End the jobs whose prompt is computed now and that want nothing generated."""
+        """End the jobs that generate nothing and whose prompt is computed now."""
         for slice_ in step.slices:
             sequence = self.scheduler.running.get(slice_.slot)
             if sequence is not None and sequence.state is State.DECODE and sequence.is_out_of_tokens:
                 self._finish(sequence, "MAX_TOKENS")
 
     def _take(self, sequence: Sequence, draws: Iterable[Sampled]) -> None:
-        """Go on by the tokens that one slice drew. The job may end at any of them; those behind it do not count."""
+        """Append the tokens that one slice drew. The job may end at any of them; later ones do not count."""
         for i, drawn in enumerate(draws):
-            # The token before was a draft, so that its cell is there.
+            # The token before was a draft, so its cell is computed.
             sequence.n_computed += i > 0
             token = Token(drawn.token, drawn.piece)
             if drawn.error is not None:
@@ -526,7 +530,7 @@ class Engine:
                 return
 
     def _go_on(self, sequence: Sequence, drawn: Seq[Token], logprob: Logprob | None = None) -> None:
-        """Append what was drawn and what the sequence's constraint forces behind it, until the job ends."""
+        """Append drawn tokens and the tokens that the sequence's constraint forces after them, until the job ends."""
         tokens = sequence.followed(drawn)
         for n_left, each in zip(reversed(range(len(tokens))), tokens, strict=True):
             self._append(sequence, each, logprob, is_over=n_left == 0 and sequence.is_over)
@@ -542,12 +546,12 @@ class Engine:
         reason = sequence.stop_reason(is_end=is_end, is_stop_token=is_stop_token, is_over=is_over)
         if reason is not None:
             text += sequence.text.flush()
-        sequence.untold.append(
+        sequence.unreported.append(
             Delta(sequence.job, text, logprob if sequence.text.is_answer else None, sequence.text.is_reasoning)
         )
         if reason is not None or sequence.state is State.DECODE:
-            self._step_report.deltas += sequence.untold
-            sequence.untold.clear()
+            self._step_report.deltas += sequence.unreported
+            sequence.unreported.clear()
         if reason is not None:
             self._finish(sequence, reason)
 
@@ -571,7 +575,7 @@ class Engine:
         self._release(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """End a sequence and keep what it computed for later prompts."""
+        """End a sequence and keep its computed cells for later prompts."""
         self.prefix_cache.keep(sequence)
         self._drafts.remember(sequence)
         self._release(sequence)
@@ -587,7 +591,8 @@ class Engine:
     # ── report ───────────────────────────────────────────────────────────────────────────────────
 
     def _send(self, frame: Outbound) -> None:
-        """Send a frame at once or, where a device computes, with the next step: until that has work it would wait."""
+        """Send a frame at once. If a device computes, send it after the device has the next step, so that it never
+        waits."""
         self._unsent.append(frame)
         if not self._runner.is_asynchronous:
             self._send_all()
@@ -597,16 +602,16 @@ class Engine:
             self._emit(self._unsent.pop(0))
 
     def _catch_up(self) -> None:
-        """Do what was put off until a device computes the next step."""
+        """Do the work that was put off until a device computes the next step."""
         self._send_all()
         self._drafts.learn(is_idle=False)
         kind, n_tokens = self._shape
         self._drafts.catch_up(self.scheduler.running, N_READ + (2 * n_tokens if kind == "prefill" else 0))
 
     def _report_changes(self) -> None:
-        """Tell, at once, what has changed between steps."""
+        """Report at once what has changed between steps."""
         self._report(None)
-        self._tell_blocks()
+        self._report_blocks()
         self._send_all()
 
     def _report(self, kind: StepKind | None) -> None:

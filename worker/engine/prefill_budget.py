@@ -13,7 +13,7 @@ from math import inf
 from worker.engine.prefill_times import PrefillTimes
 from worker.limits import MAX_DRAFTS
 
-LEAST_CHUNK = 16
+MIN_CHUNK = 16
 """Steps have at least so many tokens, as far as there are so many; a large model would be read in crumbs else."""
 
 WIDENING = 4
@@ -27,16 +27,16 @@ TILE = 64
 """From so many tokens on llama.cpp may compute attention in tiles, each of so many. A few tokens more cost as much as
 half a tile: behind 600 cells a token of a step of 56 takes 8.2 ms, of 64 6.9, of 72 7.6, of 96 7.1 and of 128 6.6."""
 
-MOST_GROWTH = 1.5
+MAX_GROWTH = 1.5
 """A step is at most this many times as large as one that has run lately, or one grain larger: what a much larger step
 costs is only known when it has run."""
 
-MOST_GAP = 1.3
+MAX_GAP = 1.3
 """How many ITL targets a prefill and a decode step take together, which is the gap between two tokens of a stream while
 prompts are read. Single steps take a tenth longer than those like them before, and gaps are to stay under 1.5 targets.
 """
 
-LEAST_DECODES = 3
+MIN_DECODES = 3
 """A prefill step may take as long as so many decode steps, however long these are. In the time of one it would read the
 weights again for a handful of tokens: of 7B parameters a decode step takes 175 ms on two cores, and 150 of them for the
 weights."""
@@ -60,7 +60,7 @@ def widest_step_of(chunk: int, n_ubatch: int, *, can_abort: bool) -> int:
     """
     if can_abort:
         return n_ubatch
-    return min(n_ubatch, WIDENING * chunk) if chunk > LEAST_CHUNK else chunk
+    return min(n_ubatch, WIDENING * chunk) if chunk > MIN_CHUNK else chunk
 
 
 class PrefillBudget:
@@ -110,7 +110,7 @@ class PrefillBudget:
         if self.is_fixed:
             return self._chunk
         n_fitting = self._beside.n_within(self._room_s(n_whole), depth)
-        self._asked = self._whole(n_fitting, max(MOST_GROWTH * self._largest, self._largest + self.grain))
+        self._asked = self._whole(n_fitting, max(MAX_GROWTH * self._largest, self._largest + self.grain))
         return self._asked
 
     def size_within(self, n_targets: float, depth: int) -> int:
@@ -120,15 +120,15 @@ class PrefillBudget:
     def _whole(self, n_fitting: float, n_most: float) -> int:
         if TILE < n_fitting < 1.5 * TILE:
             n_fitting = TILE
-        least = min(LEAST_CHUNK, self._chunk) // self.grain * self.grain
+        least = min(MIN_CHUNK, self._chunk) // self.grain * self.grain
         return max(least, int(min(n_fitting, n_most, self.widest)) // self.grain * self.grain)
 
     def _room_s(self, n_whole: int) -> float:
         """The seconds that a prefill step may take between two decode steps."""
-        least_gap_s = MOST_GAP * self.target_s
+        least_gap_s = MAX_GAP * self.target_s
         whole_s = self._beside.seconds_of(n_whole, n_whole / 2)
         wanted_s = min(self._decode_s / (1 - PROMPTS_SHARE), WHOLE_SHARE * whole_s, LONGEST_GAP * self.target_s)
-        return max(max(least_gap_s, wanted_s) - self._decode_s, LEAST_DECODES * self._decode_s)
+        return max(max(least_gap_s, wanted_s) - self._decode_s, MIN_DECODES * self._decode_s)
 
     # ── stopping ─────────────────────────────────────────────────────────────────────────────────
 
@@ -154,7 +154,7 @@ class PrefillBudget:
         """A prefill step that held up others took so long. The end of a prompt says little: a few tokens take long for
         their number, because the weights are read once all the same.
         """
-        if 2 * n_tokens >= self._asked or seconds > MOST_GAP * self.target_s:
+        if 2 * n_tokens >= self._asked or seconds > MAX_GAP * self.target_s:
             self._beside.took(n_tokens, depth, seconds)
             self._largest = max(n_tokens, self._largest)
 

@@ -23,7 +23,7 @@ _DOUBT_CELLS = 60.0
 """How many cells apart two steps are whose times say as much about that share as the usual one: with a spread of 6 % in
 single steps' times."""
 
-_LEAST_SHARE = 0.1
+_MIN_SHARE = 0.1
 """Tokens take at least this share of a step's time, and one at the beginning of a prompt at least this share of what
 one has taken on average."""
 
@@ -55,11 +55,11 @@ class PrefillTimes:
         """The seconds of a token there as the last steps had it, and what each cell more adds. Where the machine has
         become slower, that is believed at once: a single step that was held up makes one other step shorter.
         """
-        seen = [(at, max(seconds - self.base_s, _LEAST_SHARE * seconds) / n) for n, at, seconds in self._seen]
+        seen = [(at, max(seconds - self.base_s, _MIN_SHARE * seconds) / n) for n, at, seconds in self._seen]
         slope_s = _slope(seen)
         last = [token_s + slope_s * (depth - at) for at, token_s in seen[-_N_LAST:]]
         usual_s = median(last)
-        least_s = _LEAST_SHARE * fmean(token_s for _, token_s in seen)
+        least_s = _MIN_SHARE * fmean(token_s for _, token_s in seen)
         return max(last[-1] if last[-1] > _NOISE * usual_s else usual_s, least_s), slope_s
 
 

@@ -34,13 +34,13 @@ from worker.wire.messages import SlotId, TokenId
 
 T = TypeVar("T")
 
-LEAST_KEPT = 16
+MIN_KEPT = 16
 """How many tokens are worth the calls of copying them out, or in again."""
 
 PART = 256
 """Copies are made of so many tokens at a time: 1 to 2 ms, and 15 where the system has to find the memory first."""
 
-MOST_DEAD = 1024
+MAX_DEAD = 1024
 """On a CPU retained slots alone may hold so many cells for as long as somebody waits for his first token. Attention
 walks past them; copying them takes 3 ms, or 50."""
 
@@ -68,7 +68,7 @@ class _Retained:
 class PrefixCache:
     """`grain`: found prefixes are cut to a multiple of so many tokens, 1 for no cut; `worthwhile`: how many tokens of a
     prefix are worth waiting for until another sequence has computed them; `retained_slots`: the slots where cells of
-    sequences that have lost theirs may stay; `most_dead_cells`: how many cells these may hold alone while others run,
+    sequences that have lost theirs may stay; `max_dead_cells`: how many cells these may hold alone while others run,
     0 for none (a CPU's way); `journal` is told what the index keeps.
     """
 
@@ -78,19 +78,19 @@ class PrefixCache:
         *,
         limit_bytes: int,
         grain: int,
-        worthwhile: int,
+        min_tokens_to_wait_for: int,
         retained_slots: Collection[SlotId],
-        most_dead_cells: int = 0,
+        max_dead_cells: int = 0,
         journal: BlockJournal | None = None,
     ) -> None:
         self._kv = kv
         self._grain = grain
-        self._worthwhile = worthwhile
+        self._min_tokens_to_wait_for = min_tokens_to_wait_for
         self._free_slots = list(retained_slots)
-        self._most_dead_cells = most_dead_cells
+        self._max_dead_cells = max_dead_cells
         self._token_bytes = 0.0
         """How many bytes of a copy each token takes; 0 before the first copy."""
-        self._is_on_device = bool(self._free_slots) and most_dead_cells > 0
+        self._is_on_device = bool(self._free_slots) and max_dead_cells > 0
         self.is_keeping = kv.can_share and (limit_bytes > 0 or self._is_on_device)
         """Whether anything is kept of sequences that lose their slot."""
         self.index = PrefixIndex(limit_bytes, journal)
@@ -136,11 +136,11 @@ class PrefixCache:
         source, n_shared = self._nearest(sequence, running)
         n_kept = self._n_kept(sequence)
         sequence.leader, sequence.n_awaited = self._on_its_way(sequence, running)
-        if sequence.n_awaited >= max(n_shared, n_kept) + self._worthwhile:
+        if sequence.n_awaited >= max(n_shared, n_kept) + self._min_tokens_to_wait_for:
             return False
         sequence.leader = None
         self._fill(sequence, source, n_shared, n_kept)
-        sequence.move(State.TELL if sequence.has_untold else State.PREFILL)
+        sequence.move(State.REPORT if sequence.has_unreported else State.PREFILL)
         return True
 
     def n_missing(self, prompt: list[TokenId], running: Iterable[Sequence]) -> int | None:
@@ -153,7 +153,7 @@ class PrefixCache:
         known += [(one.tokens, self._n_worth(one)) for one in running]
         n_found = max([self.index.match(prompt), *(min(n_common(prompt, tokens), n) for tokens, n in known)])
         coming = [n_common(prompt, one.tokens) for one in running if one.state is State.PREFILL]
-        if max(coming, default=0) >= n_found + self._worthwhile:
+        if max(coming, default=0) >= n_found + self._min_tokens_to_wait_for:
             return None
         return max(1, len(prompt) - n_found)
 
@@ -161,7 +161,7 @@ class PrefixCache:
         """Keep what a sequence that is about to lose its slot has computed, in a retained slot. Where there is none for
         it, what the index does not have is copied out.
         """
-        if sequence.slot is None or not self.is_keeping or sequence.n_computed < LEAST_KEPT:
+        if sequence.slot is None or not self.is_keeping or sequence.n_computed < MIN_KEPT:
             return
         tokens = sequence.tokens[: self._n_worth(sequence)]
         kept = _Retained(sequence.slot, tokens, sequence.scores[: len(tokens)], len(sequence.prompt))
@@ -195,12 +195,12 @@ class PrefixCache:
         return len(self._retained) < n_before
 
     def _is_too_full(self, n_headroom: int) -> bool:
-        return self._kv.n_free_cells < n_headroom or self.n_dead_cells > self._most_dead_cells
+        return self._kv.n_free_cells < n_headroom or self.n_dead_cells > self._max_dead_cells
 
     def _put_part_away(self, running: Collection[Sequence]) -> bool:
         if len(self._retained) <= (0 if running else 1):
             return False
-        if any(map(_awaits_first_token, running)) and self.n_dead_cells <= MOST_DEAD:
+        if any(map(_awaits_first_token, running)) and self.n_dead_cells <= MAX_DEAD:
             return False
         oldest = next(iter(self._retained.values()))
         if not self._is_worth_copying(oldest, running) or not self._copy_out(oldest, n_most=PART):
@@ -221,7 +221,7 @@ class PrefixCache:
     def _is_worth_copying(self, kept: _Retained, running: Iterable[Sequence]) -> bool:
         """True if the running sequences have left enough of it unused."""
         n_alive = max((min(n_common(kept.tokens, one.tokens), one.n_computed) for one in running), default=0)
-        return len(kept.tokens) - n_alive >= LEAST_KEPT
+        return len(kept.tokens) - n_alive >= MIN_KEPT
 
     def back_up(self) -> bool:
         """Copy out what one of the retained slots has and the index has not, and leave it there too. False where there
@@ -279,7 +279,7 @@ class PrefixCache:
         n_known = self.index.match(tokens)
         end = len(tokens) if n_most is None else min(n_known + n_most, len(tokens))
         n_bytes, limit_bytes = len(tokens) * self._token_bytes, self.index.limit_bytes
-        if len(tokens) - n_known >= LEAST_KEPT and n_bytes <= limit_bytes and limit_bytes:
+        if len(tokens) - n_known >= MIN_KEPT and n_bytes <= limit_bytes and limit_bytes:
             with suppress(MemoryError):
                 saved = self._kv.save(kept.slot, n_known, tokens[:end], end=end)
                 self._token_bytes = saved.n_bytes / saved.n_tokens
@@ -300,7 +300,7 @@ class PrefixCache:
         n_kept = self._cut(
             len(self.index.scores(tokens)) if sequence.is_scoring else self.index.match(tokens), sequence
         )
-        return n_kept if n_kept >= LEAST_KEPT else 0
+        return n_kept if n_kept >= MIN_KEPT else 0
 
     def _fill(self, sequence: Sequence, source: _Source | None, n_shared: int, n_kept: int) -> None:
         """Fill the sequence's empty slot from the index or, where that has no more tokens or no room, from `source`."""

@@ -78,13 +78,13 @@ class Scheduler:
         n_spare = self._n_spare(n_free_cells)
         while self.waiting and self.free_slots:
             sequence = self.waiting[0]
-            n_needed = self._policy.n_to_come(sequence)
+            n_needed = self._policy.cells_to_reserve(sequence)
             if self.running and n_needed > n_spare and n_needed - n_shared(sequence) > n_spare:
                 break
             self._give_slot(sequence)
             n_spare -= n_needed
 
-    def give_way(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> list[Sequence]:
+    def choose_preemptions(self, n_free_cells: int, n_shared: Callable[[Sequence], int]) -> list[Sequence]:
         """The running sequences to pause so that the head of the queue has a slot and room; none if it waits on.
 
         The arguments are those of `admit`, which has been called.
@@ -92,21 +92,21 @@ class Scheduler:
         if not self.waiting:
             return []
         head = self.waiting[0]
-        able = [one for one in self.running.values() if self._policy.gives_way(one, head)]
-        n_missing = self._policy.n_to_come(head) - self._n_spare(n_free_cells)
+        able = [one for one in self.running.values() if self._policy.may_be_preempted(one, head)]
+        n_missing = self._policy.cells_to_reserve(head) - self._n_spare(n_free_cells)
         n_missing_slots = 0 if self.free_slots else 1
         chosen: list[Sequence] = []
         for one in sorted(able, key=lambda each: each.n_served, reverse=True):
             if len(chosen) >= n_missing_slots and n_missing <= 0:
                 break
             chosen.append(one)
-            n_missing -= one.n_computed - n_shared(one) + self._policy.n_to_come(one)
+            n_missing -= one.n_computed - n_shared(one) + self._policy.cells_to_reserve(one)
         has_room = n_missing <= 0 or len(chosen) == len(self.running)
         return chosen if has_room and len(chosen) >= n_missing_slots else []
 
     def _n_spare(self, n_free_cells: int) -> int:
         """How many of the free cells are promised to nobody."""
-        return n_free_cells - sum(self._policy.n_to_come(one) for one in self.running.values())
+        return n_free_cells - sum(self._policy.cells_to_reserve(one) for one in self.running.values())
 
     def _give_slot(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)

@@ -33,7 +33,7 @@ class State(Enum):
     """It waits for a slot and for room in the KV cache."""
     FOLLOW = auto()
     """It has a slot; perhaps another sequence is computing what this one begins with."""
-    TELL = auto()
+    REPORT = auto()
     """The log-probabilities that were found with its beginning are told, a part with each step."""
     PREFILL = auto()
     DECODE = auto()
@@ -42,8 +42,8 @@ class State(Enum):
 
 LEGAL_MOVES: dict[State, frozenset[State]] = {
     State.WAITING: frozenset({State.FOLLOW, State.DONE}),
-    State.FOLLOW: frozenset({State.TELL, State.PREFILL, State.WAITING, State.DONE}),
-    State.TELL: frozenset({State.PREFILL, State.WAITING, State.DONE}),
+    State.FOLLOW: frozenset({State.REPORT, State.PREFILL, State.WAITING, State.DONE}),
+    State.REPORT: frozenset({State.PREFILL, State.WAITING, State.DONE}),
     State.PREFILL: frozenset({State.DECODE, State.WAITING, State.DONE}),
     State.DECODE: frozenset({State.WAITING, State.DONE}),
     State.DONE: frozenset(),
@@ -80,7 +80,7 @@ class Sequence:
     """What is known of its first tokens, by position, whether it is wanted or not: others may want it. The first of all
     has none. Where it is wanted, the token behind the last computed one has its own. After a pause or a failed step it
     may know more, and computes that again unless it knows all."""
-    n_told: int = 1
+    n_reported: int = 1
     """The position of the prompt's next token whose log-probability is to be told."""
     is_begun: bool = False
     """Whether the front was told that it started; a preempted sequence that gets a slot again is not told of twice."""
@@ -100,7 +100,7 @@ class Sequence:
     """How many of the leader's cells this sequence waits for."""
     forced: deque[Token] = field(default_factory=deque)
     """Tokens that come next without a choice; each waits here until a step gives its log-probability."""
-    untold: list[Delta] = field(default_factory=list)
+    unreported: list[Delta] = field(default_factory=list)
     """The deltas of forced tokens that the text begins with. They are told with the first drawn token: until then
     nothing that depends on the prompt was shown, and the job can begin anew."""
     ngram_lookup: NgramLookup = field(init=False)
@@ -141,13 +141,13 @@ class Sequence:
         return self.n_top is not None and len(self.scores) < len(self.prompt)
 
     @property
-    def n_tellable(self) -> int:
+    def n_reportable(self) -> int:
         """The position behind the last token of the prompt whose log-probability can be told."""
         return min(len(self.scores), len(self.prompt))
 
     @property
-    def has_untold(self) -> bool:
-        return self.n_top is not None and self.n_told < self.n_tellable
+    def has_unreported(self) -> bool:
+        return self.n_top is not None and self.n_reported < self.n_reportable
 
     @property
     def is_out_of_tokens(self) -> bool:

@@ -8,8 +8,8 @@ twice as much and a quantum more. So while a job has had S rows, none of the oth
 and as the quantum is never more than the waiting job may still need, a job that names its length has its end within
 twice the time that an even division of the machine gives it. Equal jobs run one after another, as ever.
 
-Nobody waits for ever. A sequence that MOST_PASSED younger ones have passed comes before all others, as one that has had
-nothing, and of several the oldest is first. One that was paused MOST_PAUSES times is admitted once all the cells that
+Nobody waits for ever. A sequence that MAX_PASSED younger ones have passed comes before all others, as one that has had
+nothing, and of several the oldest is first. One that was paused MAX_PAUSES times is admitted once all the cells that
 it may need are there, and stays until its end.
 """
 
@@ -24,17 +24,17 @@ QUANTUM = 256
 """How many rows a sequence has in its slot before another that needs as many takes its place: less than a second or
 two of a small model on two cores, where copying its cells out and in again takes some milliseconds."""
 
-LEAST_QUANTUM = 16
-"""How many rows it has at least: fewer cells are not copied but computed again (prefix_cache.LEAST_KEPT)."""
+MIN_QUANTUM = 16
+"""How many rows it has at least: fewer cells are not copied but computed again (prefix_cache.MIN_KEPT)."""
 
 CELLS_PER_ROW = 16
 """How many cells a sequence that gives way may hold for each row that it was in its slot for. On two cores 1,000 cells
 take up to 12 ms out and in, and the 62 rows that they wait for at least 250 ms: 5 %."""
 
-MOST_PAUSES = 16
+MAX_PAUSES = 16
 """How often a job is paused at most."""
 
-MOST_PASSED = 4
+MAX_PASSED = 4
 """How many younger sequences get a slot before a waiting one that has had more, or needs more."""
 
 Rank = tuple[int, JobKey]
@@ -47,11 +47,11 @@ class Policy(Protocol):
         """A waiting sequence's place in the queue, the lowest first."""
         ...
 
-    def n_to_come(self, sequence: Sequence) -> int:
+    def cells_to_reserve(self, sequence: Sequence) -> int:
         """How many cells a sequence is given room for, beyond those it has."""
         ...
 
-    def gives_way(self, running: Sequence, waiting: Sequence, /) -> bool:
+    def may_be_preempted(self, running: Sequence, waiting: Sequence, /) -> bool:
         """Whether the running sequence is paused if that gives the waiting one its slot and its cells."""
         ...
 
@@ -73,10 +73,10 @@ class FirstCome:
     def rank(self, sequence: Sequence) -> Rank:
         return 0, sequence.job
 
-    def n_to_come(self, sequence: Sequence) -> int:
+    def cells_to_reserve(self, sequence: Sequence) -> int:
         return sequence.n_cells_left if self._is_reserving else sequence.n_to_compute + DECODE_MARGIN
 
-    def gives_way(self, _running: Sequence, _waiting: Sequence) -> bool:
+    def may_be_preempted(self, _running: Sequence, _waiting: Sequence) -> bool:
         return False
 
     def victim(self, running: Collection[Sequence]) -> Sequence:
@@ -94,14 +94,14 @@ class FairShares:
             return 0, sequence.job
         return (sequence.n_served + _wanted(sequence)).bit_length(), sequence.job
 
-    def n_to_come(self, sequence: Sequence) -> int:
+    def cells_to_reserve(self, sequence: Sequence) -> int:
         """Twice the margin after each pause: one that was paused for want of cells would else be paused again soon."""
         if _stays(sequence):
             return sequence.n_cells_left
         return min(sequence.n_cells_left, sequence.n_to_compute + (DECODE_MARGIN << sequence.n_pauses))
 
-    def gives_way(self, running: Sequence, waiting: Sequence, /) -> bool:
-        quantum = max(LEAST_QUANTUM, _wanted(waiting), running.n_computed // CELLS_PER_ROW)
+    def may_be_preempted(self, running: Sequence, waiting: Sequence, /) -> bool:
+        quantum = max(MIN_QUANTUM, _wanted(waiting), running.n_computed // CELLS_PER_ROW)
         is_due = running.n_turn >= quantum and running.n_served >= 2 * _claim(waiting) + quantum
         return is_due and not _stays(running)
 
@@ -124,8 +124,8 @@ def _claim(sequence: Sequence) -> int:
 
 
 def _is_overdue(sequence: Sequence) -> bool:
-    return sequence.n_passed >= MOST_PASSED
+    return sequence.n_passed >= MAX_PASSED
 
 
 def _stays(sequence: Sequence) -> bool:
-    return sequence.n_pauses >= MOST_PAUSES
+    return sequence.n_pauses >= MAX_PAUSES

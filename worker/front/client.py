@@ -261,7 +261,7 @@ class EngineClient:
 
     # ── what the engine says (LinkOwner) ─────────────────────────────────────────────────────────
 
-    def on_message(self, generation: int, message: Outbound) -> None:
+    def on_message(self, generation: int, message: Outbound) -> None:  # noqa: PLR0912 - a case for each frame
         if generation != self._generation or self.state in _OVER:
             return
         if isinstance(message, _SIGNS_OF_LIFE):

@@ -99,9 +99,7 @@ class Admission:
 class Job:
     """`on_end(job)` is called once, synchronously, when the terminal event has been queued."""
 
-    def __init__(
-        self, key: JobKey, request: JobRequest, admission: Admission, on_end: Callable[["Job"], None]
-    ) -> None:
+    def __init__(self, key: JobKey, request: JobRequest, admission: Admission, on_end: Callable[["Job"], None]) -> None:
         self.key = key
         self.request = request
         self.admission = admission

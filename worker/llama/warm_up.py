@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from worker.engine.backend import Slice, Step
-from worker.engine.prefill_budget import LEAST_CHUNK, WIDENING
+from worker.engine.prefill_budget import MIN_CHUNK, WIDENING
 from worker.limits import MAX_DRAFTS
 from worker.llama.batch import RowGroups
 from worker.llama.held_width import HeldWidth
@@ -88,7 +88,7 @@ class Shapes:
 class Retention:
     """The treatment of finished jobs' cells in a GPU's memory."""
 
-    most_dead_cells: int
+    max_dead_cells: int
     """The most cells that may stay while others run."""
     is_copying_worthwhile: bool
     """True if a copy in main memory is loaded sooner than its tokens are computed again."""
@@ -107,7 +107,7 @@ def warm_up(
 ) -> Shapes:
     """Choose the shapes; a `chunk` other than 0 is kept, and so are `row_costs` with `switch_s` and `padded_widths`
     where there are some. Wrong drafts need a memory that can be cut anywhere."""
-    _time_step(runner, "prefill", LEAST_CHUNK)
+    _time_step(runner, "prefill", MIN_CHUNK)
     is_on_gpu, context = runner.model.device.is_gpu, runner.context
     fixed = chunk or (min(DETERMINISTIC_CHUNK, context.n_ubatch) if is_deterministic else 0)
     prefill_s = cache(partial(_prefill_s, runner)) if is_on_gpu else partial(_prefill_s, runner)
@@ -150,7 +150,7 @@ def chunk_within(target_s: float, n_most: int, step_s: Callable[[int], float]) -
     size that would need more than the target by that is not tried. Where these do not hold something else took time,
     and the step is tried again.
     """
-    chunk, chunk_s = LEAST_CHUNK, step_s(LEAST_CHUNK)
+    chunk, chunk_s = MIN_CHUNK, step_s(MIN_CHUNK)
     token_s = 0.0
     while 2 * chunk <= n_most:
         size = 2 * chunk

@@ -116,7 +116,7 @@ def load_model(config: Configure, on_progress: Callable[[int], None]) -> LoadedM
         marks=Marks.of(loaded.model.controls),
         widest_step=loaded.widest_step,
         retained_slots=tuple(map(SlotId, range(loaded.facts.parallel, runner.context.n_slots))),
-        most_dead_cells=0 if shapes.retention is None else shapes.retention.most_dead_cells,
+        max_dead_cells=0 if shapes.retention is None else shapes.retention.max_dead_cells,
         self_test=partial(self_test, runner, serving, max_s=math.inf if config.must_be_invariant else MAX_S),
         draft=None if loaded.draft is None else LoadedDraft(loaded.draft, loaded.draft_row_costs),
         residency=residency_on(on_gpus, memory_of, is_resident=loaded.facts.resident) if on_gpus else None,

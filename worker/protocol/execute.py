@@ -147,6 +147,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         doc("The whole text matches this expression; at most 65536 bytes. Not with grammar or json_schema."),
     ] = None
+
     def __post_init__(self) -> None:
         # msgspec's own bounds end at 2**63 - 1.
         if self.seed is not None and self.seed > U64_MAX:

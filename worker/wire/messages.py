@@ -3,8 +3,8 @@
 Owns the frames on the socketpair (msgspec structs, tagged, array-like). Knows nothing of HTTP, llama.cpp or numpy.
 
     front  ── Configure, Submit, Cancel, AskResidency, Tokenize, Detokenize ──▶  engine
-    front  ◀── Progress, Warned, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
-    front  ◀── Tokenized, Untokenized, Detokenized, BlocksChanged, PrefixCacheFound ──  engine
+    front  ◀── Progress, Loaded, LoadFailed, SelfTested, Accepted, Refused, StepBegun, StepDone, Residency ──  engine
+    front  ◀── Warned, Tokenized, Untokenized, Detokenized, BlocksChanged, PrefixCacheFound ──  engine
 """
 
 import math
@@ -191,7 +191,7 @@ class Configure(_Frame, frozen=True, kw_only=True):
     """A Jinja template instead of the model's own."""
     chat_template_kwargs: str = "{}"
     """A JSON object: what the template is told beside each conversation, where that says nothing else."""
-    tells_blocks: bool = False
+    reports_blocks: bool = False
     """Whether the engine sends BlocksChanged."""
     arena_fd: int = -1
     """Memory of the front's, inherited under this number: what is put there outlives the engine. -1: there is none."""

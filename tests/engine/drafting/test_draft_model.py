@@ -11,7 +11,7 @@ from tests.engine.drafting.draft_rig import ITL_TARGET_S, DraftRig, Guesser
 from tests.engine.drafting.step_costs import CPU, GPU, Costs, cost
 from tests.engine.fake_runner import Request
 from worker.engine.drafting.draft_model import CATCH_UP_SHARE
-from worker.engine.drafting.drafts import MOST_LOST, N_INVESTED
+from worker.engine.drafting.drafts import MAX_LOST, N_INVESTED
 from worker.limits import MAX_DRAFTS
 from worker.wire.messages import JobKey
 
@@ -78,7 +78,7 @@ def test_a_draft_model_never_costs_more_than_a_fiftieth_and_a_trial(case: Case) 
     plain_s = seconds(case.share, case.costs, None, requests)
     widest = min(1 + MAX_DRAFTS, case.costs[-1][0])
     trial_s = case.n_jobs * cost(case.costs, widest) + N_INVESTED * case.costs[0][1]
-    assert seconds(case.share, case.costs, draft_costs, requests) <= (1 + MOST_LOST) * plain_s + trial_s
+    assert seconds(case.share, case.costs, draft_costs, requests) <= (1 + MAX_LOST) * plain_s + trial_s
 
 
 @pytest.mark.parametrize("costs", [QUICK, SLOW])
@@ -91,7 +91,7 @@ def test_a_draft_model_that_does_not_pay_costs_nearly_nothing_over_many_jobs(sha
             rig.submit(request)
             rig.run()
         rig.check()
-    assert drafting.now_s <= (1 + MOST_LOST) * plain.now_s
+    assert drafting.now_s <= (1 + MAX_LOST) * plain.now_s
 
 
 def test_a_draft_model_that_cannot_pay_is_never_asked() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
 from worker.engine.drafting.acceptance import Acceptance, Account
-from worker.engine.drafting.drafts import MOST_LOST, Proposal, Speculation
+from worker.engine.drafting.drafts import MAX_LOST, Proposal, Speculation
 from worker.engine.drafting.history import HISTORY_BYTES, History, Match
 from worker.engine.drafting.ngram import NgramLookup
 from worker.wire.messages import TokenId
@@ -21,7 +21,7 @@ def worst_stretch_s(spent_s: list[float], plain_s: list[float]) -> float:
     """By how many seconds the worst stretch of the run exceeded what it may cost."""
     worst = lowest = excess = 0.0
     for spent, plain in zip(spent_s, plain_s, strict=True):
-        excess += spent - (1 + MOST_LOST) * plain
+        excess += spent - (1 + MAX_LOST) * plain
         lowest = min(lowest, excess)
         worst = max(worst, excess - lowest)
     return worst
@@ -74,7 +74,7 @@ def worst_case(
 def test_no_stretch_of_a_run_is_slowed_whatever_is_accepted(
     costs: Costs, n_jobs: int, n_most: int, fates: list[int], matches: list[int], *, switch: float
 ) -> None:
-    """Even where the draws are chosen to mislead, it costs (1 + MOST_LOST) times as much and one widest step a job,
+    """Even where the draws are chosen to mislead, it costs (1 + MAX_LOST) times as much and one widest step a job,
     from however many sources the drafts come. `switch`: what a change of width costs, in steps of one token."""
     switch_s = switch * costs[0][1]
     allowed_s = n_jobs * (cost(costs, min(1 + n_most, costs[-1][0])) + switch_s)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.drafting.step_costs import CPU, GPU, MATCHES, N_MOST, RIGHT, WRONG, Costs, cost, draft_of, row_costs
 from worker.engine.drafting.acceptance import Acceptance, Account, Draft
-from worker.engine.drafting.drafts import LEAST_GAIN, MOST_HELD_UP, Proposal, Speculation
+from worker.engine.drafting.drafts import MAX_HELD_UP, MIN_GAIN, Proposal, Speculation
 from worker.engine.drafting.step_costs import N_TIMED
 from worker.wire.messages import TokenId
 
@@ -133,7 +133,7 @@ def test_on_a_gpu_nobody_is_much_slower_for_the_drafts_of_others(proposals: list
     for each, count in zip(proposals, counts, strict=True) if any(counts) else ():
         first = each.draft.n_matched
         chances = accumulate((each.acceptance.rate(n) for n in range(first, first + count)), lambda a, b: a * b)
-        assert (1 + sum(chances)) * (1 + MOST_HELD_UP) >= slower * (1 - 1e-9)
+        assert (1 + sum(chances)) * (1 + MAX_HELD_UP) >= slower * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(("switch_s", "n_drafts"), [(0.0, N_MOST), (2e-3, N_MOST), (100e-3, 0)])
@@ -188,7 +188,7 @@ def test_a_plan_is_the_best_of_all(costs: Costs, proposals: list[Proposal]) -> N
     splits = product(*(range(len(c.draft.tokens) + 1) for c in proposals))
     best = max(net(costs, proposals, split) for split in splits)
     planned = net(costs, proposals, tuple(Speculation(costs, N_MOST).plan(proposals)))
-    assert planned == pytest.approx(best if best > len(proposals) * log(LEAST_GAIN) else 0.0)
+    assert planned == pytest.approx(best if best > len(proposals) * log(MIN_GAIN) else 0.0)
 
 
 @pytest.mark.long
@@ -203,7 +203,7 @@ def test_a_step_with_drafts_is_expected_to_give_more_tokens_a_second(costs: Cost
         rates = [c.acceptance.rate(c.draft.n_matched + i) for i in range(n_taken)]
         n_expected += sum(accumulate(rates, lambda a, b: a * b))
     n = len(proposals)
-    assert n_expected / cost(costs, n + sum(counts)) > LEAST_GAIN * n / cost(costs, n)
+    assert n_expected / cost(costs, n + sum(counts)) > MIN_GAIN * n / cost(costs, n)
 
 
 HISTORY = st.lists(st.booleans(), min_size=20, max_size=20)

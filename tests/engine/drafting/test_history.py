@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from worker.engine.drafting.acceptance import NO_DRAFT, Draft
 from worker.engine.drafting.history import HISTORY_BYTES, NGRAM_SIZES, History, Match
-from worker.engine.drafting.ngram import MOST_COUNTED
+from worker.engine.drafting.ngram import MAX_COUNTED
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=300)
@@ -48,7 +48,7 @@ def test_a_draft_is_what_followed_the_last_tokens_in_an_earlier_job(
     draft = remembered(History(limit_bytes), jobs).propose(tokens, Match(), n_most)
     if draft is NO_DRAFT:
         return
-    assert min(NGRAM_SIZES) <= draft.n_matched <= MOST_COUNTED
+    assert min(NGRAM_SIZES) <= draft.n_matched <= MAX_COUNTED
     assert len(draft.tokens) <= n_most
     assert any(is_told_by(job, tokens, draft) for job in jobs)
 
@@ -90,7 +90,7 @@ def test_an_answer_is_found_by_the_end_of_its_prompt_and_followed_to_its_end(job
         tokens = [TokenId(7), *prompt, *answer[:n_told]]
         draft = history.propose(tokens, match, n_most)
         assert draft == Draft(
-            tuple(answer[n_told : n_told + n_most]), min(len(prompt) + n_told, MOST_COUNTED, 8 + n_told)
+            tuple(answer[n_told : n_told + n_most]), min(len(prompt) + n_told, MAX_COUNTED, 8 + n_told)
         )
     assert history.propose([TokenId(7), *prompt, *answer], match, n_most) is NO_DRAFT
 

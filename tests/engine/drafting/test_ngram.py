@@ -4,7 +4,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from worker.engine.drafting.acceptance import NO_DRAFT, Draft
-from worker.engine.drafting.ngram import MOST_COUNTED, TRUST_BEHIND_A_CHANGE, NgramLookup
+from worker.engine.drafting.ngram import MAX_COUNTED, TRUST_BEHIND_A_CHANGE, NgramLookup
 from worker.wire.messages import TokenId
 
 LAW = settings(max_examples=300)
@@ -137,8 +137,8 @@ def test_a_match_is_counted_while_it_is_followed() -> None:
 
 def test_a_match_that_is_found_is_counted_back_only_so_far() -> None:
     """Behind the third copy 77 was expected, as behind the second; with 99 it is the first that fits, all along."""
-    passage = [TokenId(i) for i in range(MOST_COUNTED + 4)]
+    passage = [TokenId(i) for i in range(MAX_COUNTED + 4)]
     text = passage + tokens(99) + passage + tokens(77) + passage
     n_trusted = len(passage) // TRUST_BEHIND_A_CHANGE
     assert asked_once(text, 1) == Draft((TokenId(77),), n_matched=n_trusted + len(passage))
-    assert asked_once([*text, TokenId(99)], 1) == Draft((TokenId(0),), n_matched=MOST_COUNTED)
+    assert asked_once([*text, TokenId(99)], 1) == Draft((TokenId(0),), n_matched=MAX_COUNTED)

@@ -18,16 +18,16 @@ from worker.engine.drafting.step_costs import StepCosts
 from worker.engine.sequence import Sequence
 from worker.wire.messages import RowCosts, Sampling, SlotId, TokenId
 
-LEAST_PROBABILITY = 0.5
+MIN_PROBABILITY = 0.5
 """A draft ends before a token that the draft model itself finds less likely than this. On two cores a further row costs
 half a step, and so does drafting it; a token that is more often wrong than right costs more than it wins there."""
 
-MOST_LACKING = 8
+MAX_LACKING = 8
 """So many tokens that it lacks are computed with the first draft token. After a step it lacks one or two; more of them,
 as of a prompt, are caught up with in steps of their own."""
 CATCH_UP_SHARE = 0.5
 """Catching up takes at most this share of the ITL target between two steps."""
-MOST_AT_ONCE = 512
+MAX_AT_ONCE = 512
 """How many tokens are caught up with between two steps at most, however little time they take."""
 LIKELY_TOKENS = 64
 """A job is taken to generate as many tokens more as it has, and at least so many, if it may."""
@@ -89,7 +89,7 @@ class Followed:
 
     @property
     def is_ready(self) -> bool:
-        return self.n_lacking <= MOST_LACKING
+        return self.n_lacking <= MAX_LACKING
 
     def agree(self) -> bool:
         """Compare what is held with the sequence's tokens, from where they last agreed; whether any of it is wrong."""
@@ -120,7 +120,7 @@ class _Growing:
 
     def take(self, drawn: Sampled) -> bool:
         """Go on by a token if it is likely enough; whether another one may follow."""
-        if drawn.error is not None or drawn.logprob is None or exp(drawn.logprob.token.logprob) < LEAST_PROBABILITY:
+        if drawn.error is not None or drawn.logprob is None or exp(drawn.logprob.token.logprob) < MIN_PROBABILITY:
             return False
         self.tokens.append(drawn.token)
         return not drawn.is_end and len(self.tokens) < self.n_most
@@ -195,7 +195,7 @@ class DraftModel:
 
         The part is as long as the ITL target allows, because others wait for their next tokens.
         """
-        n_at_once = max(1, int(min(MOST_AT_ONCE, self._most_s / self.catch_up_s(1))))
+        n_at_once = max(1, int(min(MAX_AT_ONCE, self._most_s / self.catch_up_s(1))))
         tokens = followed.sequence.tokens[followed.n_agreed : -1][:n_at_once]
         began_s = self._clock()
         self._unless_it_fails(lambda: self._read(followed, tokens), None)

@@ -27,10 +27,10 @@ from worker.engine.sequence import Sequence, State
 from worker.limits import MAX_DRAFTS
 from worker.wire.messages import SlotId, TokenId
 
-LEAST_GAIN = 1.03
+MIN_GAIN = 1.03
 """A step takes drafts where it is expected to be at least this many times as fast; measured costs are no more precise
 than that."""
-MOST_LOST = 0.02
+MAX_LOST = 0.02
 """Wrong drafts may cost this share of a job's time."""
 
 N_INVESTED = 64
@@ -41,13 +41,13 @@ PAYBACK = 2.0
 """Reading along must be expected to win this many times what it costs: an answer may be shorter than was expected, and
 drafts be wrong more often."""
 
-MOST_HELD_UP = 0.05
+MAX_HELD_UP = 0.05
 """On a GPU a sequence may be slower by this share for others' drafts."""
 
 LOOKING_SHARE = 0.01
 """The share of the steps' time that may go into looking for drafts that then do not pay. On a CPU it never takes as
 much; on a GPU 16 jobs' lookups take 0.25 ms of a step of 7."""
-MOST_RESTING = 16
+MAX_RESTING = 16
 """The most steps in a row without a look: one that was held up by something else must not end all drafts."""
 
 N_READ = 256
@@ -175,7 +175,7 @@ class Drafts:
         drafted = self._with_drafts(step, running)
         if drafted is step and self._model is None:
             spent_s, step_s = self._clock() - began_s, self._speculation.cost_s(len(step.slices))
-            self._n_resting = min(MOST_RESTING, int(spent_s / (LOOKING_SHARE * step_s))) if step_s else 0
+            self._n_resting = min(MAX_RESTING, int(spent_s / (LOOKING_SHARE * step_s))) if step_s else 0
         return drafted
 
     def catch_up(self, running: Running, n_most: int) -> None:
@@ -323,7 +323,7 @@ class Speculation:
     second; in a batch one sequence's draft must win more than it costs all the others, and then the batch's tokens
     per second rise as well.
 
-    Law: whatever is accepted, any stretch of a job costs at most 1 + MOST_LOST times what it costs without drafts, plus
+    Law: whatever is accepted, any stretch of a job costs at most 1 + MAX_LOST times what it costs without drafts, plus
     one step of a single sequence with n_most draft tokens and one change of width. A job that has used this up has
     drafts again when it is forgiven: soon a short one, and what that wins lets it go on. Where drafts take time to
     make, that time counts too; all jobs together then lose at most the time of N_INVESTED tokens more.
@@ -353,7 +353,7 @@ class Speculation:
     def most_drafts(self, n_rows: int) -> int:
         """How many draft tokens would pay with n_rows ≥ 1 sequences if all were right; 0: no need to look for any."""
         gains = (log(1 + 1 / n) for n in range(1, self._n_most + 1) for _ in range(n_rows))
-        return self._n_worthwhile(n_rows, gains)
+        return self._n_paying(n_rows, gains)
 
     def best(self, proposals: Seq[Proposal], n_rows: int) -> Proposal:
         """The proposal, of those for one of n_rows sequences, that makes the step fastest if the others have none."""
@@ -376,11 +376,11 @@ class Speculation:
         for proposal in proposals:
             account = proposal.account
             account.token_s = token_s
-            lost_s = account.lost_s - MOST_LOST * token_s
+            lost_s = account.lost_s - MAX_LOST * token_s
             account.lost_s = max(0.0, lost_s)
             self.spare_s = min(self._most_spare_s, self.spare_s + max(0.0, -lost_s))
         best = self._best(proposals)
-        n_taken = self._n_worthwhile(n_rows, (gain for _, gain in best), made_s)
+        n_taken = self._n_paying(n_rows, (gain for _, gain in best), made_s)
         if self._holds_up(best[:n_taken], n_rows):
             return counts
         for n_before, (i, _) in enumerate(best[:n_taken], n_rows):
@@ -401,7 +401,7 @@ class Speculation:
         for i, gain in taken:
             gained[i] += gain
         slower = self._with_drafts_s(n_rows + len(taken)) / self.costs.of(n_rows)
-        return exp(min(gained)) * (1 + MOST_HELD_UP) < slower
+        return exp(min(gained)) * (1 + MAX_HELD_UP) < slower
 
     # ── drafts that take time to make ────────────────────────────────────────────────────────────
 
@@ -421,7 +421,7 @@ class Speculation:
 
         `hopes`: how many tokens of each sequence's drafts are right, by their place; the best sequence first.
         """
-        best = max(gained, n_rows * log(LEAST_GAIN)), 0, 0
+        best = max(gained, n_rows * log(MIN_GAIN)), 0, 0
         for n_asked in range(1, len(hopes) + 1):
             net, depth = self._deepest(hopes[:n_asked], n_rows, maker)
             best = max(best, (net, n_asked, depth))
@@ -431,7 +431,7 @@ class Speculation:
         """How many seconds of a step of n_rows sequences drafts for one of them are expected to save; 0 where they are
         not worth making."""
         net, _ = self._deepest([hope], n_rows, maker)
-        return self.costs.of(n_rows) * (1 - exp(-net / n_rows)) if net > n_rows * log(LEAST_GAIN) else 0.0
+        return self.costs.of(n_rows) * (1 - exp(-net / n_rows)) if net > n_rows * log(MIN_GAIN) else 0.0
 
     def _deepest(self, hopes: Seq[Acceptance], n_rows: int, maker: Maker) -> tuple[float, int]:
         """What drafts for these sequences gain at most, with the time that it takes to make them, and of how many
@@ -470,10 +470,10 @@ class Speculation:
                 heappush(heap, (-gain, i))
         return best
 
-    def _n_worthwhile(self, n_rows: int, gains: Iterable[float], made_s: float = 0.0) -> int:
+    def _n_paying(self, n_rows: int, gains: Iterable[float], made_s: float = 0.0) -> int:
         """How many draft tokens make the step fastest, if that is fast enough; else 0."""
         n_best, best = self._most_gained(n_rows, gains, made_s)
-        return n_best if best > n_rows * log(LEAST_GAIN) else 0
+        return n_best if best > n_rows * log(MIN_GAIN) else 0
 
     def _most_gained(self, n_rows: int, gains: Iterable[float], made_s: float = 0.0) -> tuple[int, float]:
         """How many draft tokens make the step fastest, and what that adds to the sum of the logarithms of all n_rows

@@ -13,7 +13,7 @@ NGRAM_SIZES = (4, 2, 1)
 """How many last tokens to look for, in this order: long n-grams find the right place, short ones find it soon after an
 edit. What a short match is worth is learned apart (`Acceptance`), so that it does not spoil the long ones."""
 
-MOST_COUNTED = 16
+MAX_COUNTED = 16
 """How far back a match that was just found is counted; beyond that it is simply long."""
 
 TRUST_BEHIND_A_CHANGE = 4
@@ -22,8 +22,8 @@ drafts behind names are too long, with more than any match has had those behind 
 
 
 def n_common(one: Seq[int], end: int, other: Seq[int], other_end: int) -> int:
-    """How many tokens before the two positions are the same, up to MOST_COUNTED."""
-    most = min(end, other_end, MOST_COUNTED)
+    """How many tokens before the two positions are the same, up to MAX_COUNTED."""
+    most = min(end, other_end, MAX_COUNTED)
     return next((n for n in range(most) if one[end - 1 - n] != other[other_end - 1 - n]), most)
 
 
